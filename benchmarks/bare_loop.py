@@ -64,13 +64,13 @@ def main() -> None:
     """Under torchrun: one step of the default model on every rank, then the time on standard output."""
     import time
 
-    from gangline.config.defaults import default_run
+    from gangline.config.defaults import build_default_run
     from gangline.plugin.registry import build
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         torch.distributed.init_process_group("gloo")
-    run = default_run()
+    run = build_default_run()
     bare = BareLoop(run, build(run.data, run, "train"), build(run.schedule, run))
     bare.train(1)
     print(f"first step done at {time.time()}", flush=True)

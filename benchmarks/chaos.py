@@ -74,7 +74,7 @@ def main() -> None:
                 given = [word.format(seed=number) for word in words]
                 starts = supervised(runs, run_dir, given, agents=2 if "launch=elastic" in words else 1)
                 found = list(judged(runs.directory / run_dir))
-                curve = same(runs.curve(run_dir), runs.curve("calm"))
+                curve = same(runs.read_curve(run_dir), runs.read_curve("calm"))
                 print(f"{run_dir}: curve {curve}, {starts} starts of the command", flush=True)
                 for one in found:
                     every[one.kind].append(one)

@@ -46,7 +46,7 @@ from checkpoint_ways import (
 )
 
 from gangline_testkit import rank
-from gangline_testkit.pool import close_all, pool
+from gangline_testkit.pool import close_all, get_pool
 
 WRITERS = 2
 LOADS = {"same layout": (2, 0), "2 to 1": (1, 0), "2 to 4": (4, 0), "rows to columns": (2, 1)}  # ranks, dim cut
@@ -83,7 +83,7 @@ def save_ranks(gib: float, count: int, folder: str) -> Taken:
 
 
 def save(options: argparse.Namespace, folder: str) -> None:
-    found = merged(pool(WRITERS).run(save_ranks, options.gib, options.rounds, folder, timeout=3600))
+    found = merged(get_pool(WRITERS).run(save_ranks, options.gib, options.rounds, folder, timeout=3600))
     show("durable save", found, "raw write, O_DIRECT", "DCP", options.gib)
 
 
@@ -143,7 +143,7 @@ def blocked_ranks(gib: float, count: int, folder: str) -> dict[str, list[float]]
 
 
 def blocked(options: argparse.Namespace, folder: str) -> None:
-    ranks = pool(WRITERS).run(blocked_ranks, options.gib, options.rounds, folder, timeout=3600)
+    ranks = get_pool(WRITERS).run(blocked_ranks, options.gib, options.rounds, folder, timeout=3600)
     middle = {
         name: statistics.median(max(of) for of in zip(*(found[name] for found in ranks), strict=True))
         for name in ranks[0]
@@ -198,11 +198,11 @@ def peak(reset: bool = False) -> int:
 
 
 def loads(options: argparse.Namespace, folder: str) -> None:
-    pool(WRITERS).run(stored_ranks, options.gib, folder, timeout=3600)
+    get_pool(WRITERS).run(stored_ranks, options.gib, folder, timeout=3600)
     for title, (readers, dim) in LOADS.items():
         if options.loads and title not in options.loads:
             continue
-        ranks = pool(readers).run(load_ranks, options.gib, options.rounds, folder, dim, timeout=3600)
+        ranks = get_pool(readers).run(load_ranks, options.gib, options.rounds, folder, dim, timeout=3600)
         show(f"load, {title}", merged([taken for taken, _ in ranks]), "raw read", "DCP", options.gib)
         extra = {name: max(found[name] for _, found in ranks) for name in ranks[0][1]}
         print("  memory beside the rank's own bytes: " + ", ".join(f"{n} {x:.2f}" for n, x in extra.items()))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gangline.checkpoint.id import CheckpointId
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
@@ -39,7 +39,7 @@ MODERATE = {"pp": 4, "dp_shard": 32, "tp": 8}  # 1,024 ranks
 def registry_of(config: Callable[[], DecoderConfig], axes: dict[str, int]) -> Registry:
     """Weights and both moments of AdamW, cut as the strategy `3d` with zero=1 cuts them."""
     mesh, model = Mesh.of(axes), config()
-    tree, plan = compose_model(default_run(model=model))
+    tree, plan = compose_model(build_default_run(model=model))
     shapes = {name: tuple(parameter.shape) for name, parameter in construct(tree).named_parameters()}
     blocks, stages = model.layers, mesh.size("pp")
     homes = [block * stages // blocks for block in range(blocks)]
@@ -48,7 +48,7 @@ def registry_of(config: Callable[[], DecoderConfig], axes: dict[str, int]) -> Re
         plan, mesh, given, (0, *homes, stages - 1), zero=1, sequence_parallel=True, dtype="float32"
     ).registry
     names = list(found)
-    return found | found.like("optimizer/exp_avg", names) | found.like("optimizer/exp_avg_sq", names)
+    return found | found.add_like("optimizer/exp_avg", names) | found.add_like("optimizer/exp_avg_sq", names)
 
 
 def llama() -> None:
@@ -105,7 +105,7 @@ def dry_run() -> None:
 def latest_of_many(folder: str, count: int) -> None:
     """A run with so many checkpoints of a small model."""
     registry = registry_of(DecoderConfig, {})
-    run = default_run(run={"dir": f"{folder}/run"}, checkpoint=ZarrCheckpoint())
+    run = build_default_run(run={"dir": f"{folder}/run"}, checkpoint=ZarrCheckpoint())
     files, directory = PackedFiles(registry), RunDirectory.create(run).path
     for step in range(count):
         document = {"step": step, "attempt": 1, "model": "small"}
@@ -116,8 +116,8 @@ def latest_of_many(folder: str, count: int) -> None:
     checkpointer = build(run.checkpoint, run, None)
     listing, found = _timed(checkpointer.list)
     assert len(found) == count
-    latest, id = _timed(checkpointer.latest)
-    opening, _ = _timed(lambda: checkpointer.document(id))
+    latest, id = _timed(checkpointer.find_latest)
+    opening, _ = _timed(lambda: checkpointer.read_document(id))
     print(f"\n{count:,} checkpoints, {len(registry.layouts)} arrays each")
     print(f"  list() {listing:.3f} s, latest() {latest:.3f} s, its document {opening:.3f} s more")
     for verb in ("show", "ls"):

@@ -19,7 +19,7 @@ from torch.distributed import checkpoint as dcp
 
 from gangline.checkpoint.base import SaveHandle, SaveRequest
 from gangline.checkpoint.id import CheckpointId
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.mesh import Mesh
 from gangline.shard import Shard
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build as build_checkpointer
@@ -142,8 +142,8 @@ class Ours:
 def checkpointer(folder: str, verify: bool = True) -> ZarrCheckpointer:
     """A run's own checkpointer, on this rank."""
     config = ZarrCheckpoint(path=f"{folder}/ours", verify=verify)
-    run = default_run(run={"dir": folder, "steps": 1 << 30}, checkpoint=config)
-    store = rank.comms(Mesh.of({"dp_shard": rank.world})).store if rank.world > 1 else None
+    run = build_default_run(run={"dir": folder, "steps": 1 << 30}, checkpoint=config)
+    store = rank.make_comms(Mesh.of({"dp_shard": rank.world})).store if rank.world > 1 else None
     return build_checkpointer(config, run, store)
 
 

@@ -37,7 +37,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from gangline.batch import Batch
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.schema import Run
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
@@ -46,12 +46,12 @@ from gangline.model.init import initialise, make_whole_model
 from gangline.model.linear import Linear
 from gangline.plugin.registry import build
 from gangline.runtime import Job
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.decoder import Decoder
 from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
-from gangline_testkit.pool import close_all, pool
+from gangline_testkit.pool import close_all, get_pool
 
 VOCABULARY, LAYERS, WARM, MICROS, DATA = 256, 4, 2, 4, 2  # MICROS microbatches of each of DATA data ranks
 
@@ -60,7 +60,7 @@ def run_of(width: int, rows: int, length: int, parallel: str) -> Run:
     """The run that both train: `rows` sequences a microbatch."""
     model = DecoderConfig(vocab_size=VOCABULARY, dim=width, layers=LAYERS, heads=8, hidden=3 * width)
     batch = {"global_size": rows * MICROS * DATA, "micro_size": rows, "sequence_length": length}
-    return default_run(model=model, parallel=parallel, batch=batch, optimizer="adamw", checkpoint="off")
+    return build_default_run(model=model, parallel=parallel, batch=batch, optimizer="adamw", checkpoint="off")
 
 
 def batch_of(step: int, number: int, rows: int, length: int) -> Batch:
@@ -75,9 +75,9 @@ def batch_of(step: int, number: int, rows: int, length: int) -> Batch:
 def ours(run: Run) -> Callable[[int], float]:
     """A step of gangline under the run's strategy; gives the loss a token."""
     tree, plan = compose_model(run)
-    mesh = Mesh.of(run.parallel.axes(rank.world))
+    mesh = Mesh.of(run.parallel.size_axes(rank.world))
     precision = Plain(torch.float32, torch.float32)
-    comms, finish = rank.comms(mesh, False), finisher(Recompute.none, False)
+    comms, finish = rank.make_comms(mesh, False), make_finish(Recompute.none, False)
     runtime = build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
     initialise(runtime.shards(), plan, run.seed)
     optimizer = build(run.optimizer, run, runtime)
@@ -238,7 +238,7 @@ def main() -> None:
     chosen = parser.parse_args()
     print(f"{'width':>5} {'ours':>9} {'torch':>9} {'wall':>6} {'CPU':>6}   (2 x 2 x 2, medians, ratios)")
     for width in chosen.width:
-        ranks = pool(8).run(compared, width, chosen.rows, chosen.length, chosen.steps, timeout=1800)
+        ranks = get_pool(8).run(compared, width, chosen.rows, chosen.length, chosen.steps, timeout=1800)
         wall, cpu = {}, {}
         for name in ("ours", "torch"):
             by_step = list(zip(*(found[name] for found in ranks), strict=True))
@@ -253,7 +253,7 @@ def main() -> None:
         for parallel, world, threads in (("3d", 8, 1), ("single", 1, cores)):
             numbers = [3 * turn + 1, 3 * turn + 2, 3 * turn + 3]
             arguments = chosen.wide, 2, 2 * chosen.length, parallel, numbers, threads
-            seconds[parallel].append(max(pool(world).run(timed, *arguments, timeout=1800)))
+            seconds[parallel].append(max(get_pool(world).run(timed, *arguments, timeout=1800)))
     both = {name: statistics.median(found) / 3 for name, found in seconds.items()}
     speed = both["single"] / both["3d"]
     print(f"width {chosen.wide}: a step {both['3d']:.3f} s on 2 x 2 x 2, {both['single']:.3f} s on one process", end="")

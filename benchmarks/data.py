@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from bare_loop import BareLoop
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.schema import Run
 from gangline.data.reader import ReadPlace
 from gangline.plugin.registry import build
@@ -37,14 +37,14 @@ def vocabulary(size: int = 1024) -> str:
     """A tokenizer.json, trained on a part of the standard library."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    from gangline_basics.data.corpus import listing
+    from gangline_basics.data.corpus import list_corpus
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    tokenizer.train([file.path for file in listing(None)[:60]], trainer)
+    tokenizer.train([file.path for file in list_corpus(None)[:60]], trainer)
     path = Path(tempfile.mkdtemp()) / "tokenizer.json"
     tokenizer.save(str(path))
     return str(path)
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=9)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    run = default_run()
+    run = build_default_run()
     reading = [cpu_seconds(lambda: build(run.data, run, "train")) for _ in range(3)]
     source = build(run.data, run, "train")
     print(f"read and index             {statistics.median(reading):.3f} s of {source.describe()}")
@@ -99,7 +99,7 @@ def main() -> None:
         ("tokenizer.json", 16, 128, {"tokenizer": tokenizer}),
     ]
     for name, rows, length, settings in kinds:
-        run = default_run(batch={"global_size": rows, "sequence_length": length})
+        run = build_default_run(batch={"global_size": rows, "sequence_length": length})
         run.model.vocab_size = 1024 if "tokenizer" in settings else 256
         for field, value in settings.items():
             setattr(run.data, field, value)

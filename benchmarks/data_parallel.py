@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gangline.batch import Batch
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.schema import ParallelConfig
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
@@ -31,13 +31,13 @@ from gangline.model.compose import Composed, compose_model
 from gangline.model.init import initialise, make_whole_model
 from gangline.plugin.registry import build
 from gangline.runtime import Job
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.parallel.config import Ddp
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_testkit import rank
-from gangline_testkit.pool import close_all, pool
+from gangline_testkit.pool import close_all, get_pool
 
 RATE, CLIP, VOCABULARY, WARM = 1e-3, 1.0, 256, 3
 SIZES = {
@@ -70,11 +70,11 @@ def options(name: str, bucket_mb: float) -> ParallelConfig:
 
 def ours(config: DecoderConfig, name: str, bucket_mb: float) -> Step:
     """A step of gangline; gives the mean loss of all ranks."""
-    run = default_run(model=config, parallel=options(name, bucket_mb))
+    run = build_default_run(model=config, parallel=options(name, bucket_mb))
     tree, plan = compose_model(run)
-    mesh = Mesh.of(run.parallel.axes(rank.world))
-    finish = finisher(Recompute.none, False)
-    precision, comms = Plain(torch.float32, torch.float32), rank.comms(mesh, False)
+    mesh = Mesh.of(run.parallel.size_axes(rank.world))
+    finish = make_finish(Recompute.none, False)
+    precision, comms = Plain(torch.float32, torch.float32), rank.make_comms(mesh, False)
     runtime = build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
     initialise(runtime.shards(), plan, 0)
     optimizer = build(run.optimizer, run, runtime)
@@ -92,7 +92,7 @@ def ours(config: DecoderConfig, name: str, bucket_mb: float) -> Step:
 
 def theirs(config: DecoderConfig, wrap: Callable[[nn.Module], nn.Module]) -> Step:
     """A step of a plain loop around torch's wrapper; gives this rank's mean loss, which nobody reduces."""
-    tree, plan = compose_model(default_run(model=config))
+    tree, plan = compose_model(build_default_run(model=config))
     model = wrap(make_whole_model(tree, plan, seed=0))
     parameters = list(model.parameters())
     decayed, plain = [p for p in parameters if p.dim() >= 2], [p for p in parameters if p.dim() < 2]
@@ -137,7 +137,7 @@ def measure(size: str, steps: int, rows: int, length: int, bucket_mb: float, onl
     """(wall, CPU) seconds of each step of each, on this rank; in another order each step."""
     found: dict[str, list[tuple[float, float]]] = {}
     built = list(runners(SIZES[size], bucket_mb, only).items())
-    world = rank.comms(Mesh.of({"dp_replicate": rank.world}), False).world
+    world = rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).world
     order = random.Random(0)  # the same on all ranks; a fixed one favours whoever follows the right neighbour
     for index in range(steps + WARM):
         batch = batch_of(index, rows, length)
@@ -165,7 +165,7 @@ def main() -> None:
     print(f"{'size':>4} {'ranks':>5} {'':>6} {'beside':>10} {columns}   (medians, ratios)")
     for size in chosen.sizes:
         for processes in chosen.processes:
-            ranks = pool(processes).run(
+            ranks = get_pool(processes).run(
                 measure, size, chosen.steps, chosen.rows, chosen.length, chosen.bucket_mb, chosen.only, timeout=1800
             )
             wall, cpu = {}, {}

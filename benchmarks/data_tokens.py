@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.schema import Run
 from gangline.data.expand import expand
 from gangline.data.reader import BatchReader, ReadPlace
@@ -83,13 +83,13 @@ def ways(folder: Path, T: int, B: int) -> dict[str, Callable[[], object]]:
         source = build.tokens(config, run, "train")
         if name == "fill in":
             source.infill = Infill(0.5, 0.5, (1, 2, 3), 0, run.seed)
-        found[name] = begun(source.reader(place)).take
-    found["dense"] = partial(dense, begun(build.tokens(config, run, "train").reader(place)))
+        found[name] = begun(source.open_reader(place)).take
+    found["dense"] = partial(dense, begun(build.tokens(config, run, "train").open_reader(place)))
     if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"):
         from gangline_dataloader.dali.source import dali
 
         given = DaliConfig(path=str(folder))
-        found["dali"] = begun(dali(given, run_of(given, T, B), "train").reader(place)).take
+        found["dali"] = begun(dali(given, run_of(given, T, B), "train").open_reader(place)).take
     return found
 
 
@@ -113,7 +113,7 @@ def configs(folder: Path) -> dict[str, TokensConfig]:
 
 
 def run_of(config: TokensConfig, T: int, B: int) -> Run:
-    run = default_run(batch={"global_size": B, "sequence_length": T})
+    run = build_default_run(batch={"global_size": B, "sequence_length": T})
     run.model.vocab_size, run.data = 50_000, config
     return run
 
@@ -152,8 +152,8 @@ def first_batches(folder: Path, T: int, B: int) -> None:
         for _ in range(5):
             begun = time.perf_counter()
             source = build.tokens(config, run_of(config, T, B), "train")
-            reader = source.reader(place)
-            reader.begin(int(share * (source.length() or 0)), 0)
+            reader = source.open_reader(place)
+            reader.begin(int(share * (source.count_samples() or 0)), 0)
             reader.take()
             took.append(time.perf_counter() - begun)
             reader.close()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gangline.batch import Batch
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.data.expand import expand
 from gangline.data.reader import StoredBatch
 from gangline.model.compose import compose_model
@@ -40,7 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     for rows, length, shorter in ((16, 128, 1.0), (8, 512, 1.0), (4, 2048, 1.0), (16, 128, 10.0), (4, 2048, 10.0)):
-        run = default_run(batch={"global_size": rows, "sequence_length": length})
+        run = build_default_run(batch={"global_size": rows, "sequence_length": length})
         model = make_whole_model(*compose_model(run), seed=run.seed)
         apart = packed(rows, length, run.model.vocab_size, shorter)
         plain = replace(apart, document=None, ends=None)

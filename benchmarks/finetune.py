@@ -30,7 +30,7 @@ from gangline.model.compose import Composed, compose_model
 from gangline.model.first_weights import draw_weights
 from gangline.plugin import registry
 from gangline.runtime import Job, Runtime
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 from gangline_testkit.inputs import make_full_batch
 
@@ -43,9 +43,9 @@ Step = Callable[[], None]
 def gangline_runtime(run: Run) -> tuple[Runtime, Step]:
     """The runtime of a run on one process, and what follows each of its steps."""
     tree, plan = compose_model(run)
-    mesh = Mesh.of(run.parallel.axes(1))
+    mesh = Mesh.of(run.parallel.size_axes(1))
     precision = registry.build(run.precision, run)
-    finish = finisher(run.job.recompute, False)
+    finish = make_finish(run.job.recompute, False)
     runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, FakeComms(mesh, 0), precision, finish))
     draw_weights(run, runtime.shards(), plan)
     optimizer = registry.build(run.optimizer, run, runtime)

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 
-from gangline.config.defaults import default_run
-from gangline.model.build import materialise, model_of
+from gangline.config.defaults import build_default_run
+from gangline.model.build import build_model, materialise
 from gangline.model.compose import compose_model
 from gangline.model.first_weights import draw_weights
-from gangline.model.init import shards_of
+from gangline.model.init import list_shards
 from gangline.runtime import Sampling
 from gangline_basics.model.columns import lay_out_by_columns
 from gangline_basics.sampling.sampler import generate
@@ -54,10 +54,10 @@ def models(size: str, context: int):
     theirs = AutoModelForCausalLM.from_config(config).eval()
     with tempfile.TemporaryDirectory() as directory:
         theirs.save_pretrained(directory)
-        run = default_run(model=model_config_from(Path(directory)), batch={"sequence_length": context})
+        run = build_default_run(model=model_config_from(Path(directory)), batch={"sequence_length": context})
         tree, plan = compose_model(run)
-        ours = materialise(model_of(tree, plan), plan)
-        draw_weights(run, shards_of(ours, plan), plan)
+        ours = materialise(build_model(tree, plan), plan)
+        draw_weights(run, list_shards(ours, plan), plan)
         lay_out_by_columns(ours)
     return theirs, ours
 

@@ -18,13 +18,13 @@ from gangline import draws
 from gangline.model.calls import AttentionCall
 from gangline.model.compose import compose_model
 from gangline.model.init import make_whole_model
-from gangline_basics.model.attention import plain
+from gangline_basics.model.attention import get_plain_attention
 from gangline_basics.optimizer.muon import orthogonalise
 from gangline_moe.products import PlainProducts
 from gangline_parallel_megatron_style.context import blocks
 from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision
 from gangline_testkit.inputs import make_full_batch
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 FP64, FP32, BF16 = "precision=fp64", "precision=fp32", "precision=bf16"
 ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -59,7 +59,7 @@ def layout_of(name: str) -> Callable[[Place], str]:
         edits = [word for word in words if word.startswith(("moe", "optimizer"))]
         alone = trained(CPU, FP64, *[word for word in edits if word != "moe.ep=2"], "batch.micro_size=1")
         words = (*words, FP64, "batch.micro_size=1")
-        found = pool(2).run(trained_on_rank, str(place.device), words, axes, "ragged", timeout=300.0)
+        found = get_pool(2).run(trained_on_rank, str(place.device), words, axes, "ragged", timeout=300.0)
         return compared(found[0], alone, 1e-9 if name != "muon" or not place.cuda else 1e-2)
 
     return check
@@ -134,7 +134,7 @@ def _with_gradients(
 ) -> list[tuple[str, Tensor]]:
     q, k, v, *sinks = (x.detach().to(device, dtype).requires_grad_() for x in given)
     there = None if document is None else document.to(device)
-    out = plain(call)(q, k, v, there, position.to(device), *sinks)
+    out = get_plain_attention(call)(q, k, v, there, position.to(device), *sinks)
     leaves = [q, k, v, *sinks]
     gradients = torch.autograd.grad(out, leaves, _like(*out.shape, dtype=dtype, seed=9, device=device))
     return [("out", out), *zip(("dq", "dk", "dv", "dsinks"), gradients, strict=False)]
@@ -200,7 +200,7 @@ def muon(place: Place) -> str:
 def random(place: Place) -> str:
     """Draws inside a run are a function of their coordinates: the same bits on every device."""
     sample = torch.arange(1000)
-    ours, theirs = (draws.uniforms(7, 3, sample.to(device), "site").to(CPU) for device in (place.device, CPU))
+    ours, theirs = (draws.draw_uniforms(7, 3, sample.to(device), "site").to(CPU) for device in (place.device, CPU))
     assert torch.equal(ours, theirs), "other numbers"
     return "the same bits"
 
@@ -274,7 +274,7 @@ def deterministic(place: Place) -> str:
     for name, words in DETERMINISTIC.items():
         T = place.sized(1024, 64)
         words = (BF16, "run.deterministic=true", f"batch.sequence_length={T}", *words)
-        one, two = pool(1).run(twice, str(place.device), words, timeout=120.0)[0]
+        one, two = get_pool(1).run(twice, str(place.device), words, timeout=120.0)[0]
         assert one == two, f"{name}: losses {one[0]} and {two[0]}"
         said.append(name)
     return f"the same bits: {', '.join(said)}"

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gangline.model.calls import AttentionCall
 from gangline_basics.model import documents
-from gangline_basics.model.attention import plain
+from gangline_basics.model.attention import get_plain_attention
 from gangline_basics.model.loss import CrossEntropy
 
 BACKENDS = {
@@ -59,8 +59,9 @@ def attention(place: Place) -> str:
                     found.append(told(name, default))
         position = torch.arange(T, device=place.device).expand(B, T)
         document = (position * 4 // T).contiguous()  # four documents a row: a quarter of the work
-        found.append(told("4 documents", lambda: plain(AttentionCall())(q, k, v, document, position)))  # noqa: B023
-        found.append(told("window 1024", lambda: plain(AttentionCall(window=1024))(q, k, v, None, position)))  # noqa: B023
+        found.append(told("4 documents", lambda: get_plain_attention(AttentionCall())(q, k, v, document, position)))  # noqa: B023
+        plain = get_plain_attention(AttentionCall(window=1024))
+        found.append(told("window 1024", lambda: plain(q, k, v, None, position)))  # noqa: B023
         said.append(f"T={T}: {', '.join(found)}")
     return "TFLOP/s forward/backward of causal work: " + "; ".join(said)
 
@@ -82,7 +83,9 @@ def cross_entropy(compiled: bool) -> Callable[[Place], str]:
         kinds: dict[str, Callable[[], Tensor]] = {
             "ours": lambda: CrossEntropy()(h, w, targets, counts),
             "ours, chunks of 1024": lambda: CrossEntropy(chunk=1024)(h, w, targets, counts),
-            "torch's": lambda: F.cross_entropy(loss.logits(h, w).flatten(0, 1).float(), targets[0], reduction="sum"),
+            "torch's": lambda: F.cross_entropy(
+                loss.compute_logits(h, w).flatten(0, 1).float(), targets[0], reduction="sum"
+            ),
         }
         if compiled:
             kinds = {f"{name}, compiled": torch.compile(call) for name, call in kinds.items() if "chunks" not in name}
@@ -155,7 +158,7 @@ def weight_gradients(place: Place) -> str:
 def documents_kernel(place: Place) -> str:
     """Whether documents go through torch's varlen attention here, and what that gives against plain mathematics."""
     place.needs_cuda("varlen attention")
-    if documents._kernel() is None:
+    if documents._find_kernel() is None:
         raise LeftOut(f"torch {torch.__version__} has no varlen attention with all keywords that are needed")
     found: dict[str, float] = {}
     for H, K in ((4, 4), (8, 2)):
@@ -167,7 +170,7 @@ def documents_kernel(place: Place) -> str:
         results = []
         for device, dtype in ((place.device, torch.bfloat16), (torch.device("cpu"), torch.float64)):
             q, k, v = (x.to(torch.bfloat16).to(device, dtype).requires_grad_() for x in given)
-            out = plain(AttentionCall())(q, k, v, document.to(device), position.to(device))
+            out = get_plain_attention(AttentionCall())(q, k, v, document.to(device), position.to(device))
             results.append([out, *torch.autograd.grad(out, (q, k, v), grad.to(device, dtype))])
         names = ("out", "dq", "dk", "dv")
         found |= {f"{n}, {H}/{K} heads": apart(a, b) for n, a, b in zip(names, *results, strict=True)}

@@ -24,10 +24,10 @@ from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
 from gangline.runtime import Job, Runtime
 from gangline.train.build import build as build_session
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline.train.session import Session
 from gangline_testkit.inputs import share
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 CPU = torch.device("cpu")
 
@@ -149,7 +149,7 @@ class Trainer:
         mesh = mesh or Mesh.of({})
         comms = comms or connect(mesh, device=device, deterministic=run.deterministic)
         tree, plan = compose_model(run)
-        finish = finisher(run.job.recompute, run.job.compile, run.job.recompute_every, plan.seams)
+        finish = make_finish(run.job.recompute, run.job.compile, run.job.recompute_every, plan.seams)
         precision = registry.build(run.precision, run)
         runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
         if drawn:
@@ -206,7 +206,7 @@ SMALL = (
 
 def small(*words: str) -> Run:
     """A run of a small decoder."""
-    return small_run(*SMALL, *words)
+    return build_small_run(*SMALL, *words)
 
 
 def trained(place: torch.device, *words: str, kind: str = "ragged") -> tuple[list[float], list[float]]:

@@ -50,7 +50,7 @@ class HostComms(WrappedComms):
     """The pool's own, for ranks that compute on `device`."""
 
     def __init__(self, mesh: Mesh, device: torch.device) -> None:
-        super().__init__(rank.comms(mesh), _through_host)
+        super().__init__(rank.make_comms(mesh), _through_host)
         self.device = device
 
 

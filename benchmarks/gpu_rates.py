@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from gangline.config.schema import Run
 from gangline.model.compose import compose_model
-from gangline.model.flops import flops_per_token
-from gangline.train.peaks import peak_flops
+from gangline.model.flops import count_flops_per_token
+from gangline.train.peaks import find_peak_flops
 from gangline_basics.model.config import DecoderConfig
 from gangline_moe.products import PlainProducts
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 LAYERS, STEPS, WARM = 4, 6, 3
 
@@ -26,7 +26,7 @@ def of_8b(place: Place, *words: str) -> Run:
     """Blocks as those of Llama 3 8B (arXiv 2407.21783, table 3), a few of them, and a vocabulary that hardly counts."""
     wide = ("model.dim=4096", "model.heads=32", "model.kv_heads=8", "model.hidden=14336", "batch.sequence_length=4096")
     narrow = ("model.dim=64", "model.heads=4", "model.kv_heads=2", "model.hidden=128", "batch.sequence_length=64")
-    return small_run(
+    return build_small_run(
         *(narrow if place.tiny else wide),
         f"model.layers={LAYERS}",
         "model.vocab_size=8192" if not place.tiny else "model.vocab_size=256",
@@ -48,7 +48,7 @@ def of_30b_a3b(place: Place, *words: str) -> Run:
         *("model.dim=64", "model.heads=4", "model.kv_heads=2", "model.hidden=128", "batch.sequence_length=64"),
         *("moe=on", "moe.experts=8", "model.vocab_size=256"),
     )
-    return small_run(
+    return build_small_run(
         *(narrow if place.tiny else wide),
         f"model.layers={LAYERS}",
         "batch.global_size=4",
@@ -60,7 +60,7 @@ def of_30b_a3b(place: Place, *words: str) -> Run:
 
 def peak(place: Place, dtype: torch.dtype = torch.bfloat16) -> tuple[float, str]:
     """FLOP/s, and whose: published, or of the best product that this machine made here."""
-    known, source = peak_flops(place.device, dtype)
+    known, source = find_peak_flops(place.device, dtype)
     return (known, source) if known else (dense(place), "measured here")
 
 
@@ -110,7 +110,7 @@ def _per_step(place: Place, step: Callable[[int], object]) -> float:
 def _share(place: Place, run: Run, seconds: float) -> str:
     tree, plan = compose_model(run)
     tokens = run.batch.global_size * run.batch.sequence_length
-    achieved = flops_per_token(tree, run.batch.sequence_length, plan) * tokens / seconds
+    achieved = count_flops_per_token(tree, run.batch.sequence_length, plan) * tokens / seconds
     return (
         f"{tokens / seconds:,.0f} tokens/s, {achieved / 1e12:.4g} TFLOP/s, MFU {achieved / peak(place)[0]:.1%} (bf16)"
     )

@@ -24,8 +24,8 @@ from gangline.train import loop as training, verdicts
 from gangline.train.report import Clock
 from gangline_health.config import CorruptionOptions
 from gangline_health.monitors.bits import fingerprint, gradients, weights
-from gangline_testkit.pool import pool
-from gangline_testkit.sessions import session
+from gangline_testkit.pool import get_pool
+from gangline_testkit.sessions import open_session
 
 Ratios = list[tuple[float, float, float, float]]  # wall with and without, CPU with and without
 MODEL = (
@@ -43,7 +43,7 @@ def main() -> None:
         600.0 + 60.0 * options.pairs
     )  # a step takes 2 s on a quiet machine of two cores; ten times that on a busy one
     with tempfile.TemporaryDirectory() as folder:
-        (measured, asked, compared), _ = pool(2).run(steps, Path(folder, "run"), options.pairs, timeout=limit)
+        (measured, asked, compared), _ = get_pool(2).run(steps, Path(folder, "run"), options.pairs, timeout=limit)
     step, used = statistics.median(b for _, b, _, _ in measured), statistics.median(d for *_, d in measured)
     print(f"a step without checks    {step:.2f} s, {used:.2f} CPU s a rank; {len(measured)} pairs")
     shares = {
@@ -64,7 +64,7 @@ def steps(run_dir: Path, pairs: int) -> tuple[Ratios, Ratios, float]:
     at = Asked()
     training.call_each, verdicts.before_update = at.timed(training.call_each), at.timed(verdicts.before_update)
     verdicts.after_step, verdicts.judge = at.timed(verdicts.after_step), at.timed(verdicts.judge)
-    s = session(run_dir, *MODEL, f"run.steps={2 * pairs + 4}")
+    s = open_session(run_dir, *MODEL, f"run.steps={2 * pairs + 4}")
     kept = dict(s.health)
     verdicts.before_run(s)
     one_step(s)
@@ -123,7 +123,7 @@ def one_step(s) -> None:
     training.call_each(s, "before_step", s.step + 1)
     record, own_loss, before = training.step(s, clock)
     mine = verdicts.after_step(s, record)
-    seconds, phases = record.step_seconds, clock.pulse.rows()
+    seconds, phases = record.step_seconds, clock.pulse.take_rows()
     agreed = training.agree(s.comms.world, s.device, seconds, training.stop_requested(), mine, False, phases, own_loss)
     record.rank_seconds, record.rank_phases = agreed.rank_seconds, agreed.rank_phases
     record.rank_losses = agreed.rank_losses

@@ -36,17 +36,17 @@ def make(directory: Path, gigabytes: float, dtype: str) -> int:
     import torch
 
     from gangline.model.compose import compose_model
-    from gangline.model.tree import parameter_shapes
-    from gangline.shard import itemsize
+    from gangline.model.tree import get_parameter_shapes
+    from gangline.shard import get_itemsize
     from gangline_models.families.decoder import config_json
     from gangline_models.hugging_face.write import export
 
     layers = 1
-    while sum(torch.Size(s).numel() for s in shapes_of(layers + 1).values()) * itemsize(dtype) < gigabytes * 1e9:
+    while sum(torch.Size(s).numel() for s in shapes_of(layers + 1).values()) * get_itemsize(dtype) < gigabytes * 1e9:
         layers += 1
     run = run_of(layers)
     tree, plan = compose_model(run)
-    shapes = parameter_shapes(tree)
+    shapes = get_parameter_shapes(tree)
     generator = torch.Generator().manual_seed(0)
     arrays = ((name, torch.empty(shape).uniform_(generator=generator)) for name, shape in shapes.items())
     export(
@@ -63,9 +63,9 @@ def make(directory: Path, gigabytes: float, dtype: str) -> int:
 
 def shapes_of(layers: int) -> dict[str, tuple[int, ...]]:
     from gangline.model.compose import compose_model
-    from gangline.model.tree import parameter_shapes
+    from gangline.model.tree import get_parameter_shapes
 
-    return parameter_shapes(compose_model(run_of(layers))[0])
+    return get_parameter_shapes(compose_model(run_of(layers))[0])
 
 
 class Peak:
@@ -91,18 +91,18 @@ def fill(directory: Path, layers: int, rank: int, ranks: int, start, found) -> N
     import torch
 
     from gangline.model.compose import compose_model
-    from gangline.model.tree import parameter_shapes
-    from gangline.shard import Shard, model_array
+    from gangline.model.tree import get_parameter_shapes
+    from gangline.shard import Shard, name_model_array
     from gangline_models.hugging_face.read import load_pretrained
 
     torch.set_num_threads(1)
     tree, plan = compose_model(run_of(layers))
     peak = Peak()
     shards = []
-    for name, shape in parameter_shapes(tree).items():
+    for name, shape in get_parameter_shapes(tree).items():
         first, last = (shape[0] * n // ranks for n in (rank, rank + 1))
         local = torch.zeros(last - first, *shape[1:]).fill_(0)  # pages are there before the clock starts
-        shards.append(Shard(model_array(name), shape, local.dtype, (first, *(0 for _ in shape[1:])), local))
+        shards.append(Shard(name_model_array(name), shape, local.dtype, (first, *(0 for _ in shape[1:])), local))
     start.wait()
     began = time.perf_counter()
     load_pretrained(directory, shards, plan)

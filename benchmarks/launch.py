@@ -131,10 +131,10 @@ def crash(slurm: Any, place: Path) -> float:
         slurm.kill_node(lost)
         begun, launches = time.monotonic(), 1
         done = 0
-        while launches == 1 or runs.records("out")[-1]["step"] <= done:
+        while launches == 1 or runs.read_records("out")[-1]["step"] <= done:
             starts = [line for line in read_events(place / "out") if line["event"] == "launch"]
             if launches == 1 and len(starts) > 1:
-                launches, done = len(starts), runs.records("out")[-1]["step"]
+                launches, done = len(starts), runs.read_records("out")[-1]["step"]
             assert time.monotonic() - begun < SECONDS, "no next step"
             time.sleep(0.02)
         return time.monotonic() - begun

@@ -35,7 +35,7 @@ from gangline_moe.dispatch.permute import permutation
 from gangline_moe.edit import layer_node
 from gangline_moe.routers.config import Softmax
 from gangline_testkit import rank
-from gangline_testkit.pool import close_all, pool
+from gangline_testkit.pool import close_all, get_pool
 
 # experts, top_k, width of the model, width of an expert
 SIZES = ((8, 1, 256, 512), (8, 2, 256, 512), (16, 2, 256, 256), (64, 4, 256, 128), (64, 8, 256, 64), (256, 8, 256, 64))
@@ -154,7 +154,7 @@ class Counting(Wrapped):
 
 def dispatched(mebibytes: int, rounds: int) -> tuple[list[tuple[float, float]], float]:
     """(ours, bare) seconds of each round on this rank, and bytes sent over the least there can be."""
-    comm = rank.comms(Mesh.of({"dp_shard": rank.world}), False).axis("dp_shard")
+    comm = rank.make_comms(Mesh.of({"dp_shard": rank.world}), False).get_comm("dp_shard")
     width, experts = 1024, 8
     rows_AD = torch.randn(mebibytes * 2**20 // (4 * width), width)
     expert = torch.randint(0, experts, (len(rows_AD), 1), generator=torch.Generator().manual_seed(rank.index))
@@ -198,7 +198,7 @@ def dispatches(processes: list[int], mebibytes: int, rounds: int) -> None:
     print(f"{mebibytes} MiB a rank, {os.getloadavg()[0]:.1f} load")
     print(f"{'ranks':>5} {'ours':>9} {'bare':>9} {'ratio':>6} {'bytes / least':>14}")
     for world in processes:
-        of_ranks = pool(world).run(dispatched, mebibytes, rounds, timeout=1800)
+        of_ranks = get_pool(world).run(dispatched, mebibytes, rounds, timeout=1800)
         slowest = [
             (max(ours for ours, _ in one), max(bare for _, bare in one))
             for one in zip(*(seconds for seconds, _ in of_ranks), strict=True)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.schema import ParallelConfig
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
@@ -27,7 +27,7 @@ from gangline.model.compose import Composed, compose_model
 from gangline.model.init import initialise
 from gangline.plugin.registry import build
 from gangline.runtime import Job, MatrixId, Runtime
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.optimizer.config import Muon
 from gangline_basics.optimizer.muon import MuonOptimizer, build as build_muon
@@ -35,7 +35,7 @@ from gangline_basics.parallel.config import Ddp
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_testkit import rank
-from gangline_testkit.pool import close_all, pool
+from gangline_testkit.pool import close_all, get_pool
 
 RATE, WARM = 1e-3, 2
 SIZES = {
@@ -54,13 +54,13 @@ class Repeating:
     """The way of a runtime whose every rank gathers and maps all matrices."""
 
     def __init__(self, runtime: Runtime, mesh: Mesh) -> None:
-        self.runtime, self.comm = runtime, rank.comms(mesh, False).world
+        self.runtime, self.comm = runtime, rank.make_comms(mesh, False).world
         self.mine = {one.name: [piece.shard.box for piece in one.pieces] for one in runtime.parameters()}
 
     def map_matrices(
-        self, function: Callable[[Tensor, MatrixId], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+        self, function: Callable[[Tensor, MatrixId], Tensor], inputs: Iterable[tuple[str, Sequence[Tensor]]]
     ) -> Iterator[tuple[str, Sequence[Tensor]]]:
-        for name, pieces in given:
+        for name, pieces in inputs:
             whole = self.gathered(name, pieces)
             matrices = whole.view(-1, *whole.shape[-2:])
             mapped = torch.stack([function(x, MatrixId(name, i)) for i, x in enumerate(matrices)]).view_as(whole)
@@ -85,11 +85,11 @@ class Repeating:
 
 def muon(model: DecoderConfig, name: str, repeating: bool) -> tuple[Runtime, MuonOptimizer]:
     config = Muon()
-    run = default_run(model=model, parallel=options(name), optimizer=config)
+    run = build_default_run(model=model, parallel=options(name), optimizer=config)
     tree, plan = compose_model(run)
-    mesh = Mesh.of(run.parallel.axes(rank.world))
-    precision, comms = Plain(torch.float32, torch.float32), rank.comms(mesh, False)
-    finish = finisher(Recompute.none, False)
+    mesh = Mesh.of(run.parallel.size_axes(rank.world))
+    precision, comms = Plain(torch.float32, torch.float32), rank.make_comms(mesh, False)
+    finish = make_finish(Recompute.none, False)
     runtime = build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
     initialise(runtime.shards(), plan, 0)
     optimizer = build_muon(config, run, runtime)
@@ -110,7 +110,7 @@ def measure(size: str, name: str, steps: int) -> dict[str, list[tuple[float, flo
     """(wall, CPU) seconds of each step of each way, on this rank; in another order each step."""
     ways = {way: muon(SIZES[size], name, way == "repeated") for way in ("shared", "repeated")}
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    world = rank.comms(Mesh.of({"dp_replicate": rank.world}), False).world
+    world = rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).world
     order = random.Random(0)  # the same on all ranks
     for index in range(steps + WARM):
         for way in order.sample(sorted(ways), len(ways)):
@@ -138,7 +138,7 @@ def main() -> None:
     for size in chosen.sizes:
         for processes in chosen.processes:
             for name in ("ddp", "zero=3"):
-                ranks = pool(processes).run(measure, size, name, chosen.steps, timeout=1800)
+                ranks = get_pool(processes).run(measure, size, name, chosen.steps, timeout=1800)
                 wall, cpu = {}, {}
                 for way in ranks[0]:
                     by_step = list(zip(*(found[way] for found in ranks), strict=True))

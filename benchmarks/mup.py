@@ -16,7 +16,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from gangline_testkit.sessions import lines, train_session
+from gangline_testkit.sessions import read_lines, train_session
 
 LINEARS = (
     "attention.wq", "attention.wk", "attention.wv", "attention.wo",
@@ -62,7 +62,7 @@ def loss(width: int, power: int, options: argparse.Namespace, mup: bool) -> floa
         run = Path(folder, "run")
         if train_session(run, *RUN, *words) != 0:
             return math.inf
-        late = [float(record["loss"]) for record in lines(run, "metrics.jsonl")[-options.steps // 5 :]]
+        late = [float(record["loss"]) for record in read_lines(run, "metrics.jsonl")[-options.steps // 5 :]]
     mean = sum(late) / len(late)
     return mean if math.isfinite(mean) else math.inf
 

@@ -18,14 +18,14 @@ import torch
 from bare_loop import BareLoop
 
 from gangline.comm.transport import connect
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.mesh import Mesh
 from gangline.plugin.registry import build
 from gangline.record import StepRecord
 from gangline.run.directory import RunDirectory
 from gangline.track import Tracker
 from gangline.train.build import build as build_session
-from gangline.train.loop import loop
+from gangline.train.loop import run_steps
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     options = parser.parse_args()
     total = (options.turns + 1) * options.steps
     shape = {"dim": 256, "layers": 8, "heads": 8, "kv_heads": 4, "hidden": 704}
-    run = default_run(
+    run = build_default_run(
         run={"steps": total, "dir": str(Path(tempfile.mkdtemp()) / "run"), "sample": 0},
         batch={"global_size": 4, "sequence_length": 128},
         validate={"every": None},
@@ -56,7 +56,7 @@ def main() -> None:
         first = time.process_time()
         session.run.job.steps = (turn + 1) * options.steps
         with contextlib.redirect_stdout(io.StringIO()):
-            loop(session)
+            run_steps(session)
         middle = time.process_time()
         expected = bare.train(options.steps)
         last = time.process_time()

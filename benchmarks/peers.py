@@ -20,7 +20,7 @@ from gangline.data.sample import Sample
 from gangline.mesh import Mesh
 from gangline.train.batches import Batches
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 CPU = torch.device("cpu")
 
@@ -35,16 +35,16 @@ class Windows(DataSource):
         start = i * 7919 % (len(self.tokens) - 2049)
         return {"tokens": self.tokens[start : start + 2049]}
 
-    def length(self) -> None:
+    def count_samples(self) -> None:
         return None
 
-    def fingerprint(self) -> str:
+    def compute_fingerprint(self) -> str:
         return "windows"
 
 
 def waits(shared: bool, rows: int, steps: int, seconds: float) -> list[float]:
     """What each step of this rank waits."""
-    world = rank.comms(Mesh.of({"tp": rank.world})).world
+    world = rank.make_comms(Mesh.of({"tp": rank.world})).world
     batches = Batches(Windows(), ReadPlace(0, 1, rows, rows, CPU), world if shared else None)
     found = []
     for step in range(steps):
@@ -66,7 +66,7 @@ def main() -> None:
         found: dict[str, list[float]] = {"each reads": [], "broadcast": []}
         for _ in range(options.rounds):
             for name, shared in (("each reads", False), ("broadcast", True)):
-                ranks = pool(options.ranks).run(waits, shared, rows, options.steps, 0.02)
+                ranks = get_pool(options.ranks).run(waits, shared, rows, options.steps, 0.02)
                 found[name] += [max(step) for step in list(zip(*ranks, strict=True))[5:]]
         shown = "   ".join(f"{name} {1e3 * statistics.median(each):7.2f} ms" for name, each in found.items())
         print(f"{options.ranks} ranks, {rows:>3} x 2048   {shown}", flush=True)

@@ -33,7 +33,7 @@ from gangline_parallel_megatron_style.pipeline.simulate import Span, Timeline
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
 from gangline_parallel_megatron_style.pipeline.weight_grad_store import WeightGradStore
 from gangline_testkit import rank
-from gangline_testkit.pool import close_all, pool
+from gangline_testkit.pool import close_all, get_pool
 
 NAPS = ["1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "dualpipe_v"]
 PEERS = {"1f1b": "Schedule1F1B", "interleaved_1f1b": "ScheduleInterleaved1F1B", "zb_v": "ScheduleZBVZeroBubble"}
@@ -105,7 +105,7 @@ def chunk_of(executor: Executor, microbatches: int, stage: int) -> int | None:
 
 
 def pipeline(name: str, microbatches: int, parts: list[Callable], overlap: bool = False) -> Executor:
-    comm = rank.comms(Mesh.of({"pp": rank.world}), False).axis("pp")
+    comm = rank.make_comms(Mesh.of({"pp": rank.world}), False).get_comm("pp")
     stage = Parts(parts, torch.ones(ROWS, DIM))
     executor = Executor(stage, comm, name, clock=time.perf_counter, overlap=overlap)
     stage.last = chunk_of(executor, microbatches, -1)
@@ -124,7 +124,7 @@ def nap(name: str, microbatches: int, seconds: float) -> tuple[Schedule, tuple[S
     executor = pipeline(name, microbatches, [part(chunk) for chunk in range(chunks)])
     executor.step(microbatches)  # connects the ranks
     naps[:] = [seconds / chunks] * chunks
-    rank.comms(Mesh.of({"pp": rank.world}), False).world.barrier()
+    rank.make_comms(Mesh.of({"pp": rank.world}), False).world.barrier()
     executor.step(microbatches)
     return executor.schedule(microbatches), executor.spans
 
@@ -135,7 +135,7 @@ def bubble(processes: list[int], microbatches: int, seconds: float) -> None:
     for world in processes:
         base = None
         for name in NAPS:
-            found = pool(world).run(nap, name, microbatches, seconds)
+            found = get_pool(world).run(nap, name, microbatches, seconds)
             timeline = Timeline(found[0][0], tuple(spans for _, spans in found))
             measured = 1 - 3 * microbatches * seconds / timeline.makespan
             formula = SCHEDULES[name].bubble(world, microbatches, SCHEDULES[name].chunks)
@@ -161,7 +161,7 @@ def travel(microbatches: int, seconds: float, transfer: float, overlap: bool) ->
     executor = pipeline("dualpipe_v", microbatches, [part, part], overlap)
     executor.step(microbatches)
     times[:] = seconds, transfer
-    world = rank.comms(Mesh.of({"pp": rank.world}), False).world
+    world = rank.make_comms(Mesh.of({"pp": rank.world}), False).world
     world.barrier()
     start = time.perf_counter()
     executor.step(microbatches)
@@ -175,7 +175,7 @@ def overlaps(processes: list[int], seconds: float) -> None:
     for world in processes:
         for share in (0.25, 1.0):
             none, row, turns = (
-                max(pool(world).run(travel, 4 * world, seconds, transfer, overlap, timeout=600))
+                max(get_pool(world).run(travel, 4 * world, seconds, transfer, overlap, timeout=600))
                 for transfer, overlap in ((0.0, False), (share * seconds, False), (share * seconds, True))
             )
             hidden = (row - turns) / (row - none)
@@ -195,7 +195,7 @@ def actions(name: str, microbatches: int, steps: int) -> tuple[dict[str, list[tu
     """(wall, CPU) seconds of each step, ours and torch's in turn, and how many actions this rank carries out."""
     from torch.distributed import pipelining
 
-    world = rank.comms(Mesh.of({"pp": rank.world}), False).world
+    world = rank.make_comms(Mesh.of({"pp": rank.world}), False).world
     chunks = SCHEDULES[name].chunks
     ours = pipeline(name, microbatches, [layers(SCHEDULES[name].splits_backward) for _ in range(chunks)])
     schedule = ours.schedule(microbatches)
@@ -231,7 +231,7 @@ def action(processes: list[int], microbatches: int, steps: int) -> None:
     print(f"{'ranks':>5} {'schedule':<18} {'ours':>9} {'torch':>9} {'':>6}  {'ours':>9} {'torch':>9} {'':>6}")
     for world in processes:
         for name in PEERS:
-            ranks = pool(world).run(actions, name, microbatches, steps, timeout=600)
+            ranks = get_pool(world).run(actions, name, microbatches, steps, timeout=600)
             wall, cpu = {}, {}
             for key in ("ours", "torch"):
                 by_step = list(zip(*(found[key] for found, _ in ranks), strict=True))

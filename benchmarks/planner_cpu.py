@@ -26,7 +26,7 @@ from statistics import median, quantiles
 from gangline.record import read_records
 from gangline_basics.cluster.file import load_cluster
 from gangline_planner.compare import compare
-from gangline_testkit.real_runs import copy_environment, small_text
+from gangline_testkit.real_runs import copy_environment, write_small_text
 
 WIDE = "model.dim=256 model.layers=4 model.heads=4 model.kv_heads=4 model.hidden=1024"
 NARROW = "model.dim=128 model.layers=8 model.heads=4 model.kv_heads=4 model.hidden=512"
@@ -133,7 +133,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         place = asked.keep or Path(name)
         place.mkdir(parents=True, exist_ok=True)
-        small_text(place / "text")
+        write_small_text(place / "text")
         for number in asked.layouts:
             processes, words = LAYOUTS[number]
             row = measured(number, processes, words, place, asked.steps, asked.turns)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from gangline_health.pulses import PulseReader, Seen, find
 from gangline_testkit.ports import free_port
-from gangline_testkit.real_runs import SMALL, copy_environment, small_text
+from gangline_testkit.real_runs import SMALL, copy_environment, write_small_text
 
 SECONDS = 240.0
 HOSTS_SECONDS = 15.0  # torchrun's first agent is to hold the store; the loss of that one ends its job
@@ -94,7 +94,7 @@ def recover(commands: list[list[str]], victims: Callable[[list[int], Path], list
     """(seconds from the kill to the end of the next step of another start, steps that were done again)."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")
-        words = [f"data.path={small_text(Path(folder, 'corpus'))}", *SMALL, *LAYOUT, f"run.dir={out}"]
+        words = [f"data.path={write_small_text(Path(folder, 'corpus'))}", *SMALL, *LAYOUT, f"run.dir={out}"]
         environment = {**copy_environment(), "OMP_NUM_THREADS": "1"}
         agents: list[subprocess.Popen[bytes]] = []
         try:

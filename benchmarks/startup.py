@@ -74,14 +74,14 @@ def bare(metrics: Path) -> None:
     import torch
     from bare_loop import BareLoop
 
-    from gangline.config.defaults import default_run
+    from gangline.config.defaults import build_default_run
     from gangline.plugin.registry import build
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
     if world > 1:
         torch.distributed.init_process_group("gloo")
-    run = default_run()
+    run = build_default_run()
     run.batch.global_size //= world  # each rank's share
     BareLoop(run, build(run.data, run, "train"), build(run.schedule, run)).train(1)
     if rank == 0:

@@ -32,13 +32,13 @@ from gangline.batch import Batch
 from gangline.mesh import Mesh
 from gangline.model.init import make_whole_model
 from gangline.model.linear import Embedding, Linear
-from gangline.model.seams import calls
+from gangline.model.seams import get_calls
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_testkit import rank
-from gangline_testkit.pool import close_all, pool
+from gangline_testkit.pool import close_all, get_pool
 
 VOCABULARY, WARM = 256, 3
 SIZES = {
@@ -58,17 +58,17 @@ def ours(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, Cal
     """The model with its parts, and (batch) -> loss sum after its backward pass."""
     tree, plan = plan_decoder(config)
     model = make_whole_model(tree, plan, seed=0)
-    comm = rank.comms(Mesh.of({"tp": rank.world}), False).axis("tp")
+    comm = rank.make_comms(Mesh.of({"tp": rank.world}), False).get_comm("tp")
     first_rows = {}
     for name, parameter in list(model.named_parameters()):
-        cut = plan.cuts_of(name, parameter.dim()).get("tp")
+        cut = plan.get_cuts(name, parameter.dim()).get("tp")
         if cut is not None:
             path, _, own = name.rpartition(".")
             part = parameter.detach().chunk(comm.size, cut.dim)[comm.index].clone()
             setattr(model.get_submodule(path), own, nn.Parameter(part))
             first_rows[name] = comm.index * part.shape[0]
     precision = Plain(torch.float32, torch.float32)
-    losses = calls(tree, plan, "loss")
+    losses = get_calls(tree, plan, "loss")
     cut_modules(model, plan, comm, precision, sequence_parallel=sequence_parallel, first_rows=first_rows, losses=losses)
 
     def step(batch: Batch) -> Tensor:
@@ -182,7 +182,7 @@ def measure(
 ) -> tuple[dict[str, list[tuple[float, float]]], dict[str, int]]:
     """(wall, CPU) seconds of each step of each, on this rank, the order changing with every step; and kept bytes."""
     built = {"ours": ours(SIZES[size], sequence_parallel), "torch": theirs(SIZES[size], sequence_parallel)}
-    world = rank.comms(Mesh.of({"tp": rank.world}), False).world
+    world = rank.make_comms(Mesh.of({"tp": rank.world}), False).world
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in built}
     for index in range(steps + WARM):
         batch = batch_of(index, rows, length)
@@ -216,7 +216,7 @@ def main() -> None:
     for size in chosen.sizes:
         for processes in chosen.processes:
             for sequence_parallel in (False, True):
-                ranks = pool(processes).run(
+                ranks = get_pool(processes).run(
                     measure, size, sequence_parallel, chosen.steps, chosen.rows, chosen.length, timeout=1800
                 )
                 wall, cpu = {}, {}

@@ -40,12 +40,12 @@ def measure(run_dir: Path, rounds: int, steps: int) -> None:
     from gangline.track import Start
     from gangline.train import loop as training
     from gangline.train.report import Clock
-    from gangline_testkit.runs import small_run
-    from gangline_testkit.sessions import session
+    from gangline_testkit.runs import build_small_run
+    from gangline_testkit.sessions import open_session
 
     total = (len(TRACKERS) + 1) * rounds * steps + 5
-    s = session(run_dir, *MODEL, f"run.steps={total}")
-    run = small_run(*MODEL, f"track=[{','.join(TRACKERS)}]", "track.wandb.mode=offline")
+    s = open_session(run_dir, *MODEL, f"run.steps={total}")
+    run = build_small_run(*MODEL, f"track=[{','.join(TRACKERS)}]", "track.wandb.mode=offline")
     trackers = {name: registry.build(run.track[name], run) for name in TRACKERS}
     for name, tracker in trackers.items():
         tracker.begin(Start(name, str(run_dir), 0, total, 1, 1, 1, config={"model": {"dim": 256}}))

@@ -10,7 +10,7 @@ import io
 from pathlib import Path
 
 from gangline.cli.train import main
-from gangline.config.recipes import recipes
+from gangline.config.recipes import find_recipes
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
@@ -20,7 +20,7 @@ DEFAULT = "default"  # the golden file of plain `train`
 def expanded() -> dict[str, str]:
     """Name of a golden file -> what it has to hold. Recipes of this folder and of the installed packages."""
     with contextlib.chdir(HERE.parent):
-        words = {DEFAULT: []} | {name: [f"recipe={name}"] for name in recipes()}
+        words = {DEFAULT: []} | {name: [f"recipe={name}"] for name in find_recipes()}
         return {name: printed(given) for name, given in words.items()}
 
 

@@ -162,9 +162,9 @@ def _warm(directory: Path, environment: dict[str, str]) -> Path:
     made.mkdir()
     for name, module in _WARM.items():
         command = made / name
-        command.write_text(f'#!/bin/sh\nexec {shlex.join(warm.command(module, environment))} "$@"\n')
+        command.write_text(f'#!/bin/sh\nexec {shlex.join(warm.make_command(module, environment))} "$@"\n')
         command.chmod(0o755)
-    forked = shlex.join(warm.command("", environment)[:-1])
+    forked = shlex.join(warm.make_command("", environment)[:-1])
     python = made / "python"
     python.write_text(
         f'#!/bin/sh\nif [ -f "$1" ] && [ "${{1%.py}}" != "$1" ] && [ "${{1#*/}}" = "$1" ]; then\n'

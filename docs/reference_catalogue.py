@@ -14,7 +14,7 @@ from gangline.plugin.registry import installed
 def catalogue(ours: set[str]) -> str:
     """The catalogue as JSON. ours: the distributions of the repository; all of them have to be installed."""
     found = installed()
-    offers = [offer for group in found.groups() for offer in found.offers(group).values()]
+    offers = [offer for group in found.list_groups() for offer in found.get_offers(group).values()]
     offers = [offer for offer in offers if offer.distribution in ours - {DISTRIBUTION}]
     parts = [
         asdict(
@@ -29,7 +29,7 @@ def catalogue(ours: set[str]) -> str:
         )
         for offer in offers
     ]
-    verbs = {verb: name for name in sorted(ours - {DISTRIBUTION}) for verb in found.verbs_of(name)}
+    verbs = {verb: name for name in sorted(ours - {DISTRIBUTION}) for verb in found.list_verbs(name)}
     words = {theirs: said for offer in offers for theirs, said in offer.part.words.items()}
     synonyms = {f"{offer.group}.{option}": theirs for offer in offers for option, theirs in offer.part.synonyms.items()}
     whole = {"parts": parts, "verbs": dict(sorted(verbs.items())), "words": words, "synonyms": synonyms}

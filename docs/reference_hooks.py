@@ -18,7 +18,7 @@ import gangline.config
 import gangline_testkit
 from gangline.comm.base import Comm, Pending
 from gangline.comm.ordered import Later, sum_rows
-from gangline.config.fields import comments_of
+from gangline.config.fields import read_comments
 from gangline.config.ranges import words
 from gangline.config.schema import PartConfig
 from gangline.data.base import DataSource
@@ -192,7 +192,7 @@ def _public(cls: type) -> str:
 
 def _descriptor(name: str, cls: type) -> str:
     """A descriptor's fields with the comments behind them."""
-    comments = comments_of(cls)
+    comments = read_comments(cls)
     fields = [
         f"| `{field.name}` | {code_cell(str(field.type))} | {cell(comments.get(field.name, ''))} |"
         for field in dataclasses.fields(cls)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from mdtext import anchor, cell, sentence
 
-from gangline.config.defaults import default_choices
-from gangline.config.fields import Option, options
+from gangline.config.defaults import get_default_choices
+from gangline.config.fields import Option, iterate_options
 from gangline.config.sections import SECTIONS
 from gangline.config.values import describe
 from gangline.plugin.hooks import BY_GROUP, LISTS
@@ -35,7 +35,7 @@ def page() -> str:
     """docs/options.md"""
     found = [TOP]
     for name, section in SECTIONS.items():
-        found += [f"### {name}", "", inspect.getdoc(section) or "", "", *_table(options(section, name)), ""]
+        found += [f"### {name}", "", inspect.getdoc(section) or "", "", *_table(iterate_options(section, name)), ""]
     for group, offers in ours().items():
         found += [f"## {group}", "", _about(group), ""]
         for offer in offers:
@@ -46,16 +46,23 @@ def page() -> str:
 def ours() -> dict[str, list[Offer]]:
     """The parts of this repository's packages, by group. All of the packages have to be installed."""
     found = installed()
-    offers = [offer for group in found.groups() for offer in found.offers(group).values() if offer.distribution in OURS]
+    offers = [
+        offer
+        for group in found.list_groups()
+        for offer in found.get_offers(group).values()
+        if offer.distribution in OURS
+    ]
     missing = OURS - {distribution.name for distribution in distributions()}  # one may offer commands alone
     if missing:
         raise SystemExit(f"not installed: {', '.join(sorted(missing))}; the page is of all packages together")
     offers.sort(key=lambda offer: len(offer.part.config.__mro__))  # what others build on first
-    return {group: mine for group in found.groups() if (mine := [offer for offer in offers if offer.group == group])}
+    return {
+        group: mine for group in found.list_groups() if (mine := [offer for offer in offers if offer.group == group])
+    }
 
 
 def _about(group: str) -> str:
-    default = default_choices().get(group)
+    default = get_default_choices().get(group)
     if group in LISTS:
         usual = ",".join(default or [])
         return f"A list, `{group}=[{usual}]` by default; options are set as `{group}.<name>.<option>`."
@@ -70,10 +77,10 @@ def _part(offer: Offer, others: Iterable[Offer]) -> Iterator[str]:
     depends = f" Depends on the layout: {part.layout_dependent}" if part.layout_dependent else ""
     yield from (f"### {offer.group}={part.name}", "", sentence(part.summary) + supplier + depends, "")
     place = f"{offer.group}.{part.name}" if offer.group in LISTS else offer.group
-    own = list(options(part.config, place))
+    own = list(iterate_options(part.config, place))
     base = base_of(offer, others)
     if base is not None:
-        known = {option.path: option.default for option in options(base.part.config, place)}
+        known = {option.path: option.default for option in iterate_options(base.part.config, place)}
         own = [option for option in own if known.get(option.path, ...) != option.default]
         heading = f"{base.group}={base.part.name}"
         yield from (f"The options of [`{heading}`](#{anchor(heading)})" + (", with" if own else "."), "")
@@ -98,7 +105,7 @@ def base_of(offer: Offer, others: Iterable[Offer]) -> Offer | None:
 
 
 def _describe(offer: Offer) -> list[tuple[str, object, str]]:
-    return [(option.path, option.hint, option.comment) for option in options(offer.part.config, offer.group)]
+    return [(option.path, option.hint, option.comment) for option in iterate_options(offer.part.config, offer.group)]
 
 
 def _table(found: Iterable[Option]) -> Iterator[str]:

@@ -16,13 +16,13 @@ import yaml
 from mdtext import anchor
 from pages import ROOT, RUN, Reader, blocks
 
-from gangline.config.fields import options
+from gangline.config.fields import iterate_options
 from gangline.config.schema import PartConfig
 from gangline.config.sections import SECTIONS
 from gangline.model.tree import Node
 from gangline.plugin.hooks import GROUPS, HOOKS, LISTS
 from gangline.plugin.registry import installed
-from gangline_testkit.new_plugin import files
+from gangline_testkit.new_plugin import make_files
 
 WITH_EXAMPLES = [
     page for page in pages.PAGES if any(block.language in RUN and not block.why_not for block in blocks(page))
@@ -200,21 +200,21 @@ def test_every_option_of_every_part_is_documented():
             while (base := reference_options.base_of(base, offers)) is not None:
                 text += under("options.md", f"{group}={base.part.name}")
             place = f"{group}.{offer.part.name}" if group in LISTS else group
-            for option in options(offer.part.config, place):
+            for option in iterate_options(offer.part.config, place):
                 assert f"| `{option.path}` | " in text, f"{group}={offer.part.name}: {option.path}"
                 assert option.comment, f"{group}={offer.part.name}: no comment behind {option.path} says what it is"
 
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_option_of_every_run_is_documented(section):
-    for option in options(SECTIONS[section], section):
+    for option in iterate_options(SECTIONS[section], section):
         assert f"| `{option.path}` | " in under("options.md", section)
         assert option.comment, f"{option.path}: no comment behind it says what it is"
 
 
 def test_every_kind_of_plugin_is_in_the_authors_guide():
     guide = (ROOT / "docs" / "plugins.md").read_text()
-    for kind in installed().kinds().values():
+    for kind in installed().get_kinds().values():
         if kind.example.startswith("gangline."):
             assert re.search(
                 rf"^\| `{kind.name}` \| .* \| `{kind.suite.partition(':')[2]}` \|$", guide, re.MULTILINE
@@ -222,7 +222,7 @@ def test_every_kind_of_plugin_is_in_the_authors_guide():
 
 
 def test_the_model_of_the_how_to_is_the_one_that_new_plugin_writes():
-    example = files("squared", "model")
+    example = make_files("squared", "model")
     shown = {block.file: block.text for block in blocks(ROOT / "docs" / "how-to" / "model.md") if block.file}
     for name in ("gangline_squared/__init__.py", "gangline_squared/modules.py"):
         code = [line for line in example[name].splitlines() if not line.startswith("# ")]
@@ -238,7 +238,7 @@ def test_what_contributors_are_sent_to_exists():
 
 def test_every_verb_is_on_some_page():
     everything = "\n".join(code(page) for page in pages.PAGES)
-    for verb in installed().commands():
+    for verb in installed().get_commands():
         assert f"gangline {verb}" in everything, verb
 
 

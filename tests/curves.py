@@ -38,7 +38,7 @@ class Curves(RealRuns):
     def alone(self) -> list[dict]:
         """What one process draws."""
         self.train("run.dir=alone", f"run.steps={LONGEST}")
-        return self.records("alone")
+        return self.read_records("alone")
 
 
 def same(found: list[dict], expected: list[dict]) -> None:

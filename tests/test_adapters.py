@@ -12,15 +12,15 @@ from gangline.mesh import Mesh
 from gangline.model.compose import Composed
 from gangline.plugin import registry
 from gangline.runtime import Job
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.cost import memory, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 from gangline_testkit import StrategySuite
 from gangline_testkit.inputs import make_full_batch
-from gangline_testkit.runs import small_run
-from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
+from gangline_testkit.runs import build_small_run
+from gangline_testkit.scenarios import FLOAT64, RunLayout, Scenario
 
 EVERY = "lora.targets=[wq,wk,wv,wo,w_gate,w_up,w_down]"
 SMALL = ("lora=on", "lora.rank=3", EVERY, "batch.sequence_length=16", "run.deterministic=false")
@@ -35,9 +35,9 @@ class Layouts(StrategySuite):
 
 
 def holds(on: str, *settings: str, more: tuple[str, ...] = SMALL) -> None:
-    layout, scenario = Layout.from_words(on), Scenario((*more, *settings), "ragged", torch.float64, steps=2)
+    layout, scenario = RunLayout.from_words(on), Scenario((*more, *settings), "ragged", torch.float64, steps=2)
     suite = Layouts()
-    job = suite.job(layout, scenario)
+    job = suite.make_job(layout, scenario)
     assert not (problems := job.run.parallel.check(job.run)), "\n".join(map(str, problems))
     suite.compare(layout, scenario, FLOAT64)
     names = suite.train_job(job)[0].names
@@ -99,10 +99,10 @@ def test_adapters_around_experts_live_with_them(on, ep, out_of):
 def test_explain_tells_what_adapters_send_and_hold(tp, targets):
     """To the byte: what tp sends, gradients and moments of the adapters alone, weights of all."""
     words = [f"parallel.{word}" for word in tp.split()]
-    run = small_run("parallel=tp", *words, *SMALL, f"lora.targets={targets}", "precision=fp32")
-    mesh = Mesh.of(run.parallel.axes(2))
+    run = build_small_run("parallel=tp", *words, *SMALL, f"lora.targets={targets}", "precision=fp32")
+    mesh = Mesh.of(run.parallel.size_axes(2))
     case, comms, precision = Case.of(run, mesh), FakeComms(mesh, 0), registry.build(run.precision, run)
-    finish = finisher(run.job.recompute, False)
+    finish = make_finish(run.job.recompute, False)
     job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, finish)
     runtime = registry.build(run.parallel, job)
     comms.traffic.bytes.clear()
@@ -139,10 +139,10 @@ def test_the_closed_forms_tell_the_peak_of_a_model_that_is_mostly_frozen(targets
 )
 def test_adapters_that_peft_has_no_like_of_are_told_before_they_are_trained(words, other, same):
     run = compose_one([*words, "lora=on"])
-    (note,) = run.edits["lora"].notices(run)
+    (note,) = run.edits["lora"].list_notices(run)
     assert f"peft has no adapter like those of {other}, which" in note, note
     assert f"lora.targets=[{same}] leaves them out" in note, note
     run = compose_one([*words, "lora=on", f"lora.targets=[{same}]"])
-    assert run.edits["lora"].notices(run) == []
+    assert run.edits["lora"].list_notices(run) == []
     run = compose_one(["recipe=tiny", "lora=on"])
-    assert run.edits["lora"].notices(run) == []
+    assert run.edits["lora"].list_notices(run) == []

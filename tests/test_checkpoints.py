@@ -12,13 +12,13 @@ from gangline.mesh import Mesh
 from gangline.plugin import registry
 from gangline.record import read_records
 from gangline.run.directory import RunDirectory
-from gangline.shard import Layout, Registry, Shard, dtype_name
+from gangline.shard import Layout, Registry, Shard, name_dtype
 from gangline.train.build import build
 from gangline.train.rank import train
 from gangline.train.session import Session
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
-from gangline_testkit.real_runs import small_text
+from gangline_testkit.pool import get_pool
+from gangline_testkit.real_runs import write_small_text
 
 BOUND = 1e-9  # relative, in float64; measured: 1e-13 at most
 SETTINGS = (
@@ -63,7 +63,7 @@ PAIRS = {
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     found = tmp_path_factory.mktemp("layout")
-    small_text(found / "corpus")
+    write_small_text(found / "corpus")
     return found
 
 
@@ -75,13 +75,13 @@ def trained(run_dir: Path, layout: tuple[str, ...], steps: int) -> list[list[str
     """Go on with a run on a layout up to a step; of each rank the arrays that were not what is stored."""
     if not run_dir.exists():
         RunDirectory.create(compose_one(words(run_dir, layout, steps))).unlock()
-    return pool(WORLDS[layout]).run(on_a_rank, words(run_dir, layout, steps), timeout=600.0)
+    return get_pool(WORLDS[layout]).run(on_a_rank, words(run_dir, layout, steps), timeout=600.0)
 
 
 def on_a_rank(settings: list[str]) -> list[str]:
     run = compose_one(settings)
-    mesh = Mesh.of(run.parallel.axes(rank.world))
-    session = build(run, RunDirectory.open(str(run.job.dir)), mesh, rank.comms(mesh), torch.device("cpu"))
+    mesh = Mesh.of(run.parallel.size_axes(rank.world))
+    session = build(run, RunDirectory.open(str(run.job.dir)), mesh, rank.make_comms(mesh), torch.device("cpu"))
     other = differing(session) if session.step else []
     train(session)
     return other
@@ -90,7 +90,7 @@ def on_a_rank(settings: list[str]) -> list[str]:
 def differing(session: Session) -> list[str]:
     """What this rank holds and is not, bit by bit, what one process reads from the newest checkpoint."""
     reader = registry.build(session.run.checkpoint, session.run, None)
-    id = reader.latest()
+    id = reader.find_latest()
     wholes = {
         shard.name: Shard(
             shard.name,
@@ -102,7 +102,7 @@ def differing(session: Session) -> list[str]:
         )
         for shard in session.shards()
     }
-    layouts = {name: Layout(whole.global_shape, dtype_name(whole.dtype)) for name, whole in wholes.items()}
+    layouts = {name: Layout(whole.global_shape, name_dtype(whole.dtype)) for name, whole in wholes.items()}
     reader.load(id, wholes.values(), Registry.of(Mesh.of({}), layouts))
     reader.close()
     assert len(wholes) > 10

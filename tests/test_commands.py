@@ -28,7 +28,7 @@ def inner(verb: str, page: str) -> Iterator[str]:
 
 def test_every_verb_and_every_verb_inside_it_has_a_page(capsys):
     found = []
-    for verb in installed().commands():
+    for verb in installed().get_commands():
         page = helped([verb], capsys)
         assert re.match(rf"usage: gangline {verb}\b", page)
         for second in dict.fromkeys(inner(verb, page)):

@@ -41,7 +41,7 @@ def test_a_packed_mixture_on_eight_processes_draws_the_curve_of_one(runs):
     asked = ("data=mix", "data.sources={prose: prose, code: code}", WEIGHTS, "data.packing=best_fit")
     runs.train("run.dir=alone", "parallel=single", *asked)
     runs.train("run.dir=three-d", "parallel=3d", *asked)
-    same(runs.records("three-d"), runs.records("alone"))
+    same(runs.read_records("three-d"), runs.read_records("alone"))
 
 
 @pytest.mark.parametrize(("data", "widths"), [("tokens", (4, 1)), ("dali", (2,))], ids=["tokens", "dali"])
@@ -55,12 +55,12 @@ def test_a_run_that_was_killed_goes_on_at_another_width_along_the_curve_of_token
     runs.wait_for_step(process, data, 3)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    reached = runs.records(data)[-1]["step"]
+    reached = runs.read_records(data)[-1]["step"]
     for more, width in enumerate(widths, 1):
         runs.train(f"resume={data}", f"run.steps={reached + more}", "parallel=ddp", f"launch.processes={width}")
-    found = runs.records(data)
+    found = runs.read_records(data)
     assert len(found) == reached + len(widths)
-    same(found, runs.records("whole")[: len(found)])
+    same(found, runs.read_records("whole")[: len(found)])
 
 
 def test_resume_of_a_store_whose_shard_was_exchanged_is_refused(runs):
@@ -75,4 +75,4 @@ def test_resume_of_a_store_whose_shard_was_exchanged_is_refused(runs):
     assert "shard-00000.npy is not the file that the manifest says" in runs.expect_refusal(
         "resume=exchanged", "run.steps=4"
     )
-    assert len(runs.records("exchanged")) == 2
+    assert len(runs.read_records("exchanged")) == 2

@@ -19,7 +19,7 @@ import pytest
 import torch
 from drawn import BOUND, STEPS, Drawn, drawn
 
-from gangline.config.check import check, world_of
+from gangline.config.check import check, count_ranks
 from gangline.config.compose import compose_one
 from gangline.errors import UserError
 from gangline.mesh import Mesh
@@ -27,9 +27,9 @@ from gangline.run.directory import RunDirectory
 from gangline.train.build import build
 from gangline.train.rank import train
 from gangline_testkit import RealRuns, rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 from gangline_testkit.processes import kill
-from gangline_testkit.real_runs import small_text
+from gangline_testkit.real_runs import write_small_text
 
 SEED = int(os.environ.get("GANGLINE_DRAWN_SEED") or time.strftime("%Y%m%d"))
 COUNT = int(os.environ.get("GANGLINE_DRAWN_COUNT") or 8)  # a night; each draws others
@@ -62,7 +62,7 @@ class Drawings(RealRuns):
 
     def steps(self, run_dir: str) -> dict[int, dict]:
         """Step -> its record, the newest where it was taken more than once."""
-        return {record["step"]: record for record in self.records(run_dir)}
+        return {record["step"]: record for record in self.read_records(run_dir)}
 
 
 def clean(code: int, printed: str) -> None:
@@ -123,8 +123,8 @@ def test_drawn(number, tmp_path, record_property):
 def on_a_rank(words: list[str]) -> None:
     torch.manual_seed(time.monotonic_ns())  # nothing may depend on it
     run = compose_one(words)
-    mesh = Mesh.of(run.parallel.axes(rank.world))
-    train(build(run, RunDirectory.open(str(run.job.dir)), mesh, rank.comms(mesh), torch.device("cpu")))
+    mesh = Mesh.of(run.parallel.size_axes(rank.world))
+    train(build(run, RunDirectory.open(str(run.job.dir)), mesh, rank.make_comms(mesh), torch.device("cpu")))
 
 
 def went(place: Path, name: str, one: Drawn, layout: list[str], steps: int) -> str | None:
@@ -136,7 +136,7 @@ def went(place: Path, name: str, one: Drawn, layout: list[str], steps: int) -> s
         check(run)
         if not (place / name).exists():
             RunDirectory.create(run).unlock()
-        pool(world_of(run)).run(on_a_rank, words, timeout=SECONDS)
+        get_pool(count_ranks(run)).run(on_a_rank, words, timeout=SECONDS)
     except UserError as error:
         return str(error)
     return None
@@ -149,7 +149,7 @@ def records(directory: Path) -> dict[int, dict]:
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", range(2 * COUNT), ids=lambda number: f"{SEED}-{number}")
 def test_drawn_layouts(number, tmp_path):
-    small_text(tmp_path / "corpus")
+    write_small_text(tmp_path / "corpus")
     one, seen = drawn(SEED, number), 0
     refused = went(tmp_path, "alone", one, ["parallel=single", "launch.processes=1"], STEPS)
     came = ["alone" if refused is None else f"alone refused: {refused}"]

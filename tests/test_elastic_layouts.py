@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gangline.config.check import check
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.errors import UserError
 from gangline_basics.launch import usable as usable_module
 from gangline_basics.launch.several import UsableRanks
-from gangline_basics.launch.usable import usable
+from gangline_basics.launch.usable import find_usable
 
 
 def run_of(strategy: str = "3d", launch: dict | None = None, batch: dict | None = None, **axes):
-    run = default_run(
+    run = build_default_run(
         run={"dir": "somewhere"}, parallel=strategy, launch="elastic", batch={"global_size": 8} | (batch or {})
     )
     for name, value in ({"processes": 8, "nodes": "2:3"} | (launch or {})).items():
@@ -33,7 +33,7 @@ def run_of(strategy: str = "3d", launch: dict | None = None, batch: dict | None 
     ],
 )
 def test_as_many_as_a_layout_and_the_batch_allow(strategy, batch, there, used):
-    found, reasons = usable(run_of(strategy, batch=batch), there)
+    found, reasons = find_usable(run_of(strategy, batch=batch), there)
     assert found == used
     assert bool(reasons) == (used < there), "who waits is told why"
 
@@ -41,8 +41,8 @@ def test_as_many_as_a_layout_and_the_batch_allow(strategy, batch, there, used):
 def test_a_thousand_ranks_are_judged_while_others_wait(monkeypatch):
     """All but a few numbers of ranks fail by their axes or the batch; each whole check takes a part of a second."""
     checked = []
-    whole = usable_module.problems
-    monkeypatch.setattr(usable_module, "problems", lambda run: checked.append(run.launch.processes) or whole(run))
+    whole = usable_module.find_problems
+    monkeypatch.setattr(usable_module, "find_problems", lambda run: checked.append(run.launch.processes) or whole(run))
     found = UsableRanks(run_of(launch={"processes": 992, "nodes": "124"}, batch={"global_size": 7}), 992)
     assert found(992)[0] == found(1000)[0] == 28
     assert len(checked) < 5
@@ -50,9 +50,9 @@ def test_a_thousand_ranks_are_judged_while_others_wait(monkeypatch):
 
 def test_open_axes_follow_the_world_and_axes_that_are_said_do_not():
     open_axes, said = run_of(tp=2, pp=2), run_of(dp_shard=2, tp=2, pp=2)
-    assert usable(open_axes, 6)[0] == 4
-    assert usable(said, 8)[0] == 8
-    assert usable(said, 6)[0] == 0
+    assert find_usable(open_axes, 6)[0] == 4
+    assert find_usable(said, 8)[0] == 8
+    assert find_usable(said, 6)[0] == 0
 
 
 def test_nodes_that_no_layout_can_use_are_refused_before_anything_starts():

@@ -31,14 +31,14 @@ def test_what_a_run_is_asked_on_its_way_is_the_same_where_it_is_cut(tmp_path):
     with RealRuns(tmp_path, words, loaded=("gangline_finetune.evaluate.tasks", "lm_eval.evaluator")) as runs:
         runs.environment["HF_DATASETS_CACHE"] = str(tmp_path / "cache")
         runs.train("run.dir=single")
-        wanted = runs.records("single")
+        wanted = runs.read_records("single")
         numbers = {name: value for name, value in wanted[1]["metrics"].items() if name.startswith("eval/")}
         assert any("perplexity" in name for name in numbers)
         assert any("exact_match" in name for name in numbers)
         for name, layout in CUT.items():
             place = name.replace(" ", "-")
             runs.train(f"run.dir={place}", *layout)
-            ours = runs.records(place)
+            ours = runs.read_records(place)
             for one, other in zip(ours, wanted, strict=True):
                 assert one["loss"] == pytest.approx(other["loss"], rel=1e-10), name
             found = {name: ours[1]["metrics"].get(name) for name in numbers}

@@ -13,7 +13,7 @@ from family_suite import AbsentFields, FamilySuite, OddFields
 from gangline import UserError
 from gangline.config.compose import compose_one
 from gangline.model.compose import compose_model
-from gangline.model.flops import parameter_count
+from gangline.model.flops import count_parameters
 from gangline.model.seams import list_recomputed
 from gangline.runtime import Sampling
 from gangline_basics.sampling.sampler import generate
@@ -69,4 +69,4 @@ class TestOddFields(OddFields):
     ],
 )
 def test_a_published_shape_has_as_many_parameters(words, count):
-    assert parameter_count(compose_model(compose_one(words.split()))[0]) == count
+    assert count_parameters(compose_model(compose_one(words.split()))[0]) == count

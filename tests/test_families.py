@@ -12,10 +12,10 @@ from gangline.config import Run
 from gangline.config.serial import from_dict
 from gangline.runtime import Sampling
 from gangline_testkit import StrategySuite
-from gangline_testkit.pool import pool
-from gangline_testkit.runs import SMALL, content
-from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.pool import get_pool
+from gangline_testkit.runs import SMALL, parse_settings
+from gangline_testkit.scenarios import FLOAT64, RunLayout, Scenario
+from gangline_testkit.strategy_ranks import StrategyJob
 
 SIZES = ("model.init_std=0.15", "model.layers=4", "batch.sequence_length=16")
 # What costs are messages: one of each kind of layer, and two microbatches, wherever no stage needs more of them.
@@ -58,10 +58,10 @@ class Layouts(StrategySuite):
     def run(self, *settings: str) -> Run:
         plain = [word for word in SMALL if not word.startswith(("model=", "model.kv_heads", "model.qk_norm"))]
         own = (f"model={self.family}", *SIZES, *FAMILIES[self.family], self.choice)
-        return from_dict(content([*plain, *own, *settings]))
+        return from_dict(parse_settings([*plain, *own, *settings]))
 
-    def job(self, layout: Layout, scenario: Scenario) -> Job:
-        job = super().job(layout, scenario)
+    def make_job(self, layout: RunLayout, scenario: Scenario) -> StrategyJob:
+        job = super().make_job(layout, scenario)
         # Without rotary positions a bias of keys adds the same to all scores of a query: its gradient is 0 in
         # mathematics and nothing but rounding in numbers, which no bound holds.
         frozen = ("blocks.*.attention.wk.bias",) if self.family == "gpt2" else ()
@@ -72,8 +72,8 @@ def holds(family: str, on: str, *settings: str) -> None:
     """Loss, gradients, norm, weights and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
     suite = Layouts()
     suite.family = family
-    layout, scenario = Layout.from_words(on), Scenario(settings, batches="documents", steps=2)
-    job = suite.job(layout, scenario)
+    layout, scenario = RunLayout.from_words(on), Scenario(settings, batches="documents", steps=2)
+    job = suite.make_job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *job.run.model.check(job.run)]
     assert not problems, "\n".join(map(str, problems))
     suite.compare(layout, scenario, FLOAT64)
@@ -88,7 +88,7 @@ def allowed(family: str, on: str) -> str:
         return on
     suite = Layouts()
     suite.family = family
-    run = suite.job(Layout.from_words(on), Scenario()).run
+    run = suite.make_job(RunLayout.from_words(on), Scenario()).run
     assert any(RING_LACKS[family] in str(problem) for problem in run.parallel.check(run))
     return f"{on} context=ulysses"
 
@@ -104,7 +104,7 @@ def test_a_layout_changes_nothing(family):
 def test_tokens_that_must_stay_together_are_refused_by_name(family, context):
     suite = Layouts()
     suite.family = family
-    run = suite.job(Layout.from_words(f"cp=2 context={context}"), Scenario()).run
+    run = suite.make_job(RunLayout.from_words(f"cp=2 context={context}"), Scenario()).run
     assert any("blocks.0.attention" in str(problem) for problem in run.parallel.check(run))
 
 
@@ -122,7 +122,7 @@ def test_experts_that_would_compute_another_activation_are_refused():
     suite = Layouts()
     suite.family = "gemma3"
     with pytest.raises(UserError, match="moe has no experts with gelu_tanh"):
-        suite.job(Layout.from_words("tp=1"), Scenario(("moe=on",)))
+        suite.make_job(RunLayout.from_words("tp=1"), Scenario(("moe=on",)))
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_a_text_is_that_of_one_process(family, on):
     suite.family = family
     prompts, how = [[3, 1, 4, 1, 5], [9, 2, 6]], Sampling(tokens=8)
     settings = ("model.init_std=0.4", "precision=fp64")
-    alone = pool(1).run(write_ranks.texts, suite.run(*settings), prompts, how)[0][0]
+    alone = get_pool(1).run(write_ranks.texts, suite.run(*settings), prompts, how)[0][0]
     assert len({token for one in alone for token in one.tokens}) > 4
     cut = suite.run(*settings, *(f"parallel.{word}" for word in on.split()))
-    assert pool(2).run(write_ranks.texts, cut, prompts, how) == [(alone, 0.0)] * 2
+    assert get_pool(2).run(write_ranks.texts, cut, prompts, how) == [(alone, 0.0)] * 2
 
 
 # layout -> whether it is taken with everything recomputed too: with weights, stages and tokens cut, each once

@@ -16,8 +16,8 @@ from gangline.config.compose import compose_one
 from gangline.config.serial import from_dict
 from gangline.mesh import Mesh
 from gangline.model.build import construct
-from gangline.model.flops import parameter_count
-from gangline.model.tree import Node, nodes, parameter_shapes, replace_node
+from gangline.model.flops import count_parameters
+from gangline.model.tree import Node, get_parameter_shapes, iterate_nodes, replace_node
 from gangline_basics.explain.activations import count_angles
 from gangline_basics.model.decoder_nodes import AttentionNode
 from gangline_models.delta_nodes import GatedAttentionNode
@@ -25,9 +25,9 @@ from gangline_parallel_megatron_style.cost import activations, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.of_run import case_of
 from gangline_parallel_megatron_style.explain.trace import trace
-from gangline_testkit import bytes_kept
+from gangline_testkit import count_kept_bytes
 from gangline_testkit.inputs import make_full_batch
-from gangline_testkit.runs import SMALL, content
+from gangline_testkit.runs import SMALL, parse_settings
 
 B, T = 2, 16
 # On a CPU windows are masks and soft caps scores that are kept; what is counted is the fused kernels of a GPU.
@@ -43,7 +43,7 @@ def run_of(family: str, precision: str) -> Run:
     plain = [word for word in SMALL if not word.startswith(("model=", "model.kv_heads", "model.qk_norm"))]
     batch = (f"batch.micro_size={B}", "parallel=tp", f"precision={precision}")
     own = [word for word in FAMILIES[family] if not word.startswith("moe")]  # test_moe_explain.py has those
-    return from_dict(content([*plain, f"model={family}", *SIZES, *own, *FUSED.get(family, ()), *batch]))
+    return from_dict(parse_settings([*plain, f"model={family}", *SIZES, *own, *FUSED.get(family, ()), *batch]))
 
 
 def built(case: Case, precision: str) -> nn.Module:
@@ -57,13 +57,13 @@ def built(case: Case, precision: str) -> nn.Module:
 def test_what_it_counts_is_what_the_modules_have(family):
     case = Case.of(run_of(family, "fp32"), Mesh.of({}))
     model = construct(case.tree)
-    assert parameter_shapes(case.tree) == {name: tuple(p.shape) for name, p in model.named_parameters()}
-    assert parameter_count(case.tree) == sum(prod(p.shape) for p in model.parameters())
+    assert get_parameter_shapes(case.tree) == {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert count_parameters(case.tree) == sum(prod(p.shape) for p in model.parameters())
 
 
 def without_sinks(case: Case) -> Case:
     """On a CPU they too are scores that are kept."""
-    for path, node in nodes(case.tree):
+    for path, node in iterate_nodes(case.tree):
         if isinstance(node, AttentionNode) and node.sinks:
             case = replace(case, tree=replace_node(case.tree, path, replace(node, sinks=None)))
     return case
@@ -78,7 +78,7 @@ def test_a_block_keeps_what_the_closed_form_says(family, precision):
     for index in (0, 1) if family == "qwen3_next" else (1,):  # the first block of others may have a window
         hidden = model.embed(batch).detach().requires_grad_()
         sizes = activations.sizes_of(case, gpu=False)
-        found = bytes_kept([*model.parameters(), batch.position], lambda: model.blocks[index](hidden, batch))  # noqa: B023
+        found = count_kept_bytes([*model.parameters(), batch.position], lambda: model.blocks[index](hidden, batch))  # noqa: B023
         told = activations.count_block(case, index, sizes) + count_angles([case.blocks[index]], sizes)
         assert found - beyond_a_gpu(family, precision, case.blocks[index].attention) == told
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from gangline.config.compose import compose_one
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.recipes import read_recipe
 from gangline.errors import UserError
 from gangline.record import read_records
 from gangline.run.directory import RunDirectory
 from gangline.run.events import read_events
 from gangline_basics.data.config import TextConfig
-from gangline_basics.runs.listing import summary
+from gangline_basics.runs.listing import read_summary
 from gangline_health.live.status import RunFollower
 
 
@@ -79,7 +79,7 @@ def test_deeply_nested_line_of_a_run_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "ending.json").write_text(deep)
     assert [record["step"] for record in read_records(tmp_path / "metrics.jsonl", print)] == [1]
     assert [event["event"] for event in read_events(tmp_path)] == ["x"]
-    assert summary(tmp_path).step == 1
+    assert read_summary(tmp_path).step == 1
     status = RunFollower(tmp_path).look()
     assert status.record is not None
     assert math.isnan(status.losses[0])
@@ -87,7 +87,7 @@ def test_deeply_nested_line_of_a_run_is_left_out(tmp_path: Path) -> None:
 
 def test_value_that_comes_twice_is_read_back(tmp_path: Path) -> None:
     twice = ["a", "b"]
-    run = default_run(run={"dir": str(tmp_path / "out")}, data=TextConfig(path=twice))
+    run = build_default_run(run={"dir": str(tmp_path / "out")}, data=TextConfig(path=twice))
     run.validate.sets = {"x": {"path": twice}, "y": {"path": twice}}
     RunDirectory.create(run).unlock()
     assert RunDirectory.open(tmp_path / "out").run().validate.sets["y"]["path"] == [os.path.abspath(p) for p in twice]

@@ -85,7 +85,7 @@ def trained(runs, name: str, *words: str) -> list[dict]:
     place = name.replace(" ", "-")
     if not (runs.directory / place).exists():
         runs.train(f"run.dir={place}", *words)
-    return runs.records(place)[:STEPS]
+    return runs.read_records(place)[:STEPS]
 
 
 def nights(cases: dict[str, tuple[str, ...]], days: set[tuple[str, str]]) -> list:
@@ -171,7 +171,7 @@ def test_it_is_the_same_for_a_run_that_goes_on(runs, kind, layout):
     trained(runs, place, *words, *CUT[layout])
     for one in (whole, place):
         runs.train(f"resume={one}", f"run.steps={STEPS + 1}")
-    assert runs.records(place)[-1]["loss"] == pytest.approx(runs.records(whole)[-1]["loss"], rel=1e-10)
+    assert runs.read_records(place)[-1]["loss"] == pytest.approx(runs.read_records(whole)[-1]["loss"], rel=1e-10)
 
 
 def test_checkpoints_without_the_base_go_from_layout_to_layout(runs):
@@ -188,7 +188,7 @@ def test_checkpoints_without_the_base_go_from_layout_to_layout(runs):
     runs.train("run.dir=alone", *words, "checkpoint.frozen=false", "parallel=fsdp", "launch.processes=2", "run.steps=2")
     runs.train("resume=alone", "run.steps=3", "parallel=3d", "parallel.tp=2", "parallel.pp=2", "launch.processes=4")
     runs.train("resume=alone", "run.steps=4", "parallel=single", "launch.processes=1")
-    losses = [[record["loss"] for record in runs.records(name)] for name in ("all", "alone")]
+    losses = [[record["loss"] for record in runs.read_records(name)] for name in ("all", "alone")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-10)
     sizes = [
         sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
@@ -233,7 +233,9 @@ def test_checkpoints_without_the_base_go_from_layout_to_layout(runs):
             == 0
         )
         runs.train(f"from={name}", f"run.dir={name}-mean", "run.steps=1")
-    assert runs.records("alone-mean")[0]["loss"] == pytest.approx(runs.records("all-mean")[0]["loss"], rel=1e-10)
+    assert runs.read_records("alone-mean")[0]["loss"] == pytest.approx(
+        runs.read_records("all-mean")[0]["loss"], rel=1e-10
+    )
 
 
 def test_a_base_that_tp_would_cut_inside_a_block_is_refused(runs):
@@ -251,11 +253,11 @@ def test_the_load_of_experts_is_not_of_padding(runs):
     lengths = {"row": (), "long-row": ("batch.sequence_length=160",), "row-in-parts": LAYOUTS["cp and pp"]}
     for name, words in lengths.items():
         runs.train(f"run.dir={name}", *asked, *words)
-    wanted = runs.records("row")
+    wanted = runs.read_records("row")
     loads = [key for key in wanted[0]["metrics"] if key.endswith("/load")]
     assert len(loads) == 4
     for name in lengths:
-        for ours, theirs in zip(runs.records(name), wanted, strict=True):
+        for ours, theirs in zip(runs.read_records(name), wanted, strict=True):
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-10), name
             for key in loads:
                 assert ours["metrics"][key] == theirs["metrics"][key], (name, key)

@@ -42,7 +42,7 @@ def runs(tmp_path_factory):
 def trained(runs: RealRuns, name: str, *words: str) -> list[dict]:
     if not (runs.directory / name).exists():
         runs.train(f"run.dir={name}", *words)
-    return runs.records(name)
+    return runs.read_records(name)
 
 
 def exported(runs: RealRuns, name: str, *how: str) -> dict[str, torch.Tensor]:

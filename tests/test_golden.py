@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.config.check import problems
+from gangline.config.check import find_problems
 from gangline.config.compose import compose_one
 
 ROOT = Path(__file__).parent.parent
@@ -40,7 +40,7 @@ def test_a_run_expands_to_its_golden_file(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_can_be_started(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert problems(compose_one([f"recipe={name}", "run.device=cpu"])) == []  # whatever GPUs and memory are here
+    assert find_problems(compose_one([f"recipe={name}", "run.device=cpu"])) == []  # whatever GPUs and memory are here
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)

@@ -10,7 +10,7 @@ import torch
 
 from gangline_testkit.gradients_ranks import run_training
 from gangline_testkit.install import as_installed
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 PAGE = Path(__file__).parent.parent / "docs" / "how-to" / "compress-gradients.md"
 HALF = 3
@@ -56,7 +56,7 @@ def test_powersgd_resumes_to_the_bit(layout: str, tmp_path: Path) -> None:
     words += ("gradients.rank=2", "gradients.start_step=1", "batch.global_size=8", "checkpoint.every=null")
 
     def run(name: str, steps: int):
-        return pool(4).run(lived_with, folder, tmp_path / name, *words, f"run.steps={steps}")
+        return get_pool(4).run(lived_with, folder, tmp_path / name, *words, f"run.steps={steps}")
 
     straight = run("straight", 2 * HALF)
     run("resumed", HALF)

@@ -9,12 +9,12 @@ import pytest
 from gangline.record import read_records
 from gangline.run import attempts
 from gangline_testkit.health_ranks import run_training
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 
 def test_ranks_whose_weights_no_other_holds_are_told_that_nothing_is_compared(tmp_path: Path) -> None:
     settings = ("health=[on]", "parallel=fsdp", "run.steps=2")
-    (notes, _), _ = pool(2).run(run_training, tmp_path / "out", *settings)
+    (notes, _), _ = get_pool(2).run(run_training, tmp_path / "out", *settings)
     (told,) = [note for note in notes if "not-compared" in note]
     assert "compares the weights of 0 of 2 ranks" in told
 
@@ -37,7 +37,7 @@ def test_checksums_of_weights_do_not_depend_on_the_layout(tmp_path: Path, name: 
     world, *layout = LAYOUTS[name]
     model = [word for word in layout if not word.startswith("parallel")]
     out = tmp_path / "out"
-    pool(world).run(run_training, out, "health=[on]", "checkpoint.every=2", "run.steps=2", *layout)
+    get_pool(world).run(run_training, out, "health=[on]", "checkpoint.every=2", "run.steps=2", *layout)
     notes, _ = run_training(out, "health=[on]", "checkpoint.every=2", "run.steps=4", "parallel=single", *model)
     assert not [note for note in notes if "corruption at" in note]
     assert [record["step"] for record in read_records(out / "metrics.jsonl")] == [1, 2, 3, 4]
@@ -49,9 +49,9 @@ def test_a_step_that_is_done_twice_changes_nothing_under_any_layout(tmp_path: Pa
     """What a runtime keeps between two steps is no part of a step: both runs of it come to the same bits."""
     world, *layout = LAYOUTS[name]
     words = ("health=[on]", "run.steps=3", *layout)
-    pool(world).run(run_training, tmp_path / "once", *words)
+    get_pool(world).run(run_training, tmp_path / "once", *words)
     every = "health.on.corruption.recompute_every=1"
-    (notes, _), *_ = pool(world).run(run_training, tmp_path / "twice", *words, every)
+    (notes, _), *_ = get_pool(world).run(run_training, tmp_path / "twice", *words, every)
     assert "each 1 steps one is done twice" in (tmp_path / "twice" / "events.jsonl").read_text()
     assert not [note for note in notes if "corruption at" in note]
     curves = [
@@ -65,9 +65,9 @@ def test_no_step_is_done_twice_where_the_step_before_leaves_something_over(tmp_p
     """One-bit gradients with error feedback: a second run of a step would add what the first left over."""
     words = ("health=[on]", "run.steps=4", "parallel=3d", "parallel.dp_replicate=2")
     words += ("gradients=onebit", "gradients.start_step=1")
-    pool(2).run(run_training, tmp_path / "once", *words)
+    get_pool(2).run(run_training, tmp_path / "once", *words)
     every = "health.on.corruption.recompute_every=1"
-    (notes, _), _ = pool(2).run(run_training, tmp_path / "asked", *words, every)
+    (notes, _), _ = get_pool(2).run(run_training, tmp_path / "asked", *words, every)
     assert any("compressed gradients depend on the step before, so no step is done twice" in note for note in notes)
     assert not [note for note in notes if "corruption at" in note]
     once, asked = ([r["loss"] for r in read_records(tmp_path / way / "metrics.jsonl")] for way in ("once", "asked"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gangline.config.check import problems
+from gangline.config.check import find_problems
 from gangline.config.compose import compose_one
 
 MISTAKES = """\
@@ -74,7 +74,7 @@ def advised(mend: str) -> Iterator[list[str]]:
 
 
 def wrong(words: list[str]) -> set[str]:
-    return {problem.what for problem in problems(compose_one(words))}
+    return {problem.what for problem in find_problems(compose_one(words))}
 
 
 @pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["ends", "more"])
@@ -83,7 +83,7 @@ def test_what_is_advised_is_accepted(mistake, more, monkeypatch):
     """more: the second way and one of the middle."""
     monkeypatch.setattr("gangline.config.check.count_gpus", lambda: 0)
     words = mistake.split()
-    found = problems(compose_one(words))
+    found = find_problems(compose_one(words))
     before = {problem.what for problem in found}
     for problem in found:
         ways = list(advised(problem.mend or problem.why.rpartition("\n")[2]))  # an error's last line is its advice

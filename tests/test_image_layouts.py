@@ -49,7 +49,7 @@ def runs(tmp_path_factory) -> Iterator[RealRuns]:
 )
 def test_pixels_on_two_processes_have_the_curve_of_one(runs, words):
     runs.train(f"run.dir={words[0]}", *words, "launch.processes=2")
-    same(runs.records(words[0]), runs.records("alone"))
+    same(runs.read_records(words[0]), runs.read_records("alone"))
 
 
 def test_an_edit_that_does_not_know_cut_sequences_says_so(runs):

@@ -14,7 +14,7 @@ def three_d(curves) -> str:
 
 
 def test_eight_processes_in_three_dimensions_draw_the_curve_of_one(curves, three_d):
-    same(curves.records(three_d), curves.alone[:STEPS])
+    same(curves.read_records(three_d), curves.alone[:STEPS])
 
 
 def test_a_run_goes_on_from_layout_to_layout_along_the_same_curve(curves, three_d):
@@ -23,5 +23,5 @@ def test_a_run_goes_on_from_layout_to_layout_along_the_same_curve(curves, three_
     layouts = (["single"], ["pp", "launch.processes=2"], ["fsdp", "launch.processes=2"], ["3d"])
     for name, *more in layouts:
         curves.train(f"resume={three_d}", f"parallel={name}", *more, f"run.steps={steps + 2}")
-        same(curves.records(three_d)[steps:], curves.alone[steps : steps + 2])
+        same(curves.read_records(three_d)[steps:], curves.alone[steps : steps + 2])
         steps += 2

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gangline.config.compose import compose_one
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model import forward_context
@@ -25,7 +25,7 @@ from gangline.model.local_sizes import LocalSizes
 from gangline.plan import Fold, Plan
 from gangline.plugin import registry
 from gangline.runtime import Job
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.model.decoder_nodes import FeedForwardNode
 from gangline_basics.model.gating import Gating
 from gangline_basics.parallel.prepare import set_products
@@ -64,7 +64,7 @@ def kept(node: MoeNode, precision: str, ep: int) -> int:
     layer.experts.to(DTYPES[precision])
     if layer.shared is not None:
         layer.shared.to(DTYPES[precision])
-    set_products(layer, plan, registry.build(default_run(precision=precision).precision, default_run()))
+    set_products(layer, plan, registry.build(build_default_run(precision=precision).precision, build_default_run()))
     layer.bind(FakeComms(Mesh.of({"dp_shard": ep}), 0, "meta").fold(Fold(FOLD, ep, ("dp_shard",))))
     with forward_context.frame(forward_context.Frame()), torch.device("meta"), Allocations(left_out=layer) as counted:
         given = torch.empty(B, T, DIM, dtype=DTYPES[precision], requires_grad=True)
@@ -169,10 +169,10 @@ def test_what_a_step_sends(words):
 def test_what_lies_on_a_rank(words):
     """Of the storages that the strategy and the optimizer make, in bytes, but for what fills up a buffer."""
     run = compose_one([*SMALL.split(), *words.split()])
-    case = Case.of(run, mesh := Mesh.of(run.parallel.axes(run.launch.processes)))
+    case = Case.of(run, mesh := Mesh.of(run.parallel.size_axes(run.launch.processes)))
     for pp in range(case.pp):
         comms = FakeComms(mesh, mesh.rank({"pp": pp}), "meta")
-        precision, finish = registry.build(run.precision, run), finisher(run.job.recompute, False)
+        precision, finish = registry.build(run.precision, run), make_finish(run.job.recompute, False)
         job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, finish)
         runtime = registry.build(run.parallel, job)
         optimizer = registry.build(run.optimizer, run, runtime)
@@ -220,14 +220,14 @@ def test_rows_go_inside_a_node_first():
     """By the real dispatcher, on a transport that counts: the same bytes leave, and some of them twice."""
     words = "parallel=fsdp launch.processes=8 parallel.topology.gpus_per_node=4"
     run = compose_one([*SMALL.split(), *words.split(), "moe.ep=8", "moe.experts=64", "moe.ranks_per_node=4"])
-    case = Case.of(run, mesh := Mesh.of(run.parallel.axes(8)))
+    case = Case.of(run, mesh := Mesh.of(run.parallel.size_axes(8)))
     comms = FakeComms(mesh)
     comm, layer = comms.fold(active_fold(case.plan, mesh, FOLD)), construct(case.by_path["blocks.0.feed_forward"])
     rows = torch.zeros(B * 64, 128, requires_grad=True)
     dispatcher = TokenDispatcher(comm, rows, torch.full((64,), len(rows) // 64), layer.node.ranks_per_node)
     dispatcher.combine(dispatcher.dispatch() * 1).sum().backward()
     sizes = replace(case.sizes, tokens=len(rows) // 2)
-    inside_nodes, between = layer.node.communication_volume(sizes)
+    inside_nodes, between = layer.node.list_volumes(sizes)
     bytes_of = comms.traffic.bytes
     told = sum(volume.forward[1] + volume.backward[1] for volume in (inside_nodes, between))
     small = Fraction(7, 8) * bytes_of[FOLD, "all_to_all"] + 7 * bytes_of[FOLD, "all_gather"]
@@ -266,7 +266,7 @@ def test_it_needs_no_torch():
 
 def test_a_layout_with_experts_sends_what_the_closed_forms_say_and_knows_every_product():
     run = compose_one(["parallel=3d", "moe=on", "moe.ep=2", "optimizer=muon"])
-    mesh = Mesh.of(run.parallel.axes(8))
+    mesh = Mesh.of(run.parallel.size_axes(8))
     case, found = Case.of(run, mesh), run.parallel.explain(run, mesh)
     assert found is not None
     assert found.unknown == ()

@@ -12,7 +12,7 @@ from gangline_basics.parallel.prepare import set_products
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import layer_node
 from gangline_moe.products import PrecisionProducts
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 
 def layer():
@@ -26,7 +26,7 @@ def layer():
 
 def test_experts_are_multiplied_in_float8():
     """Off by the rounding of 8 bits, forward and backward, and by no more."""
-    run = small_run("precision=fp8", "precision.scaling=row")
+    run = build_small_run("precision=fp8", "precision.scaling=row")
     x = torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(1))
     found = {}
     for name in ("plain", "float8"):

@@ -9,8 +9,8 @@ import pytest
 from gangline.model import forward_context
 from gangline_moe.dispatch import dispatcher
 from gangline_testkit import StrategySuite
-from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
-from gangline_testkit.strategy_ranks import Job, start
+from gangline_testkit.scenarios import FLOAT64, RunLayout, Scenario
+from gangline_testkit.strategy_ranks import StrategyJob, start
 
 SMALL = ("moe=on", "batch.sequence_length=16", "run.deterministic=false")
 FEW = ("batch.global_size=4", "batch.micro_size=1", "model.layers=2")
@@ -34,9 +34,9 @@ class Layouts(StrategySuite):
 
 def holds(on: str, *settings: str, steps: int = 2, bound: float = FLOAT64) -> None:
     """Loss, gradients, norm, weights and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
-    suite, layout = Layouts(), Layout.from_words(on)
+    suite, layout = Layouts(), RunLayout.from_words(on)
     scenario = Scenario((*SMALL, *settings), steps=steps)
-    job = suite.job(layout, scenario)
+    job = suite.make_job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *job.run.edits["moe"].check(job.run)]
     assert not problems, "\n".join(map(str, problems))
     suite.compare(layout, scenario, bound)
@@ -67,7 +67,7 @@ def test_ranks_share_the_experts(on, ep, out_of):
     holds(on, f"moe.ep={ep}", f"moe.ep_out_of=[{out_of}]", *(MANY if "pp" in on else FEW), *EVERYTHING)
 
 
-def waits(job: Job) -> list[tuple[str, int]]:
+def waits(job: StrategyJob) -> list[tuple[str, int]]:
     """When this rank began to wait for an exchange, and when it went on, with the microbatch."""
     runtime, said = start(job), []
 
@@ -86,9 +86,9 @@ def waits(job: Job) -> list[tuple[str, int]]:
 @pytest.mark.parametrize(("overlap", "side_by_side"), [("null", True), ("false", False)])
 def test_an_exchange_travels_beside_the_work_of_another_microbatch(overlap, side_by_side):
     options = ("pp=2", "dp_shard=2", "tp=1", "schedule=dualpipe_v", f"overlap={overlap}")
-    layout = Layout(4, tuple(f"parallel.{option}" for option in options))
+    layout = RunLayout(4, tuple(f"parallel.{option}" for option in options))
     suite = Layouts()
-    job = suite.job(layout, Scenario((*SMALL, "moe.ep=2", *MANY, *EVERYTHING)))
+    job = suite.make_job(layout, Scenario((*SMALL, "moe.ep=2", *MANY, *EVERYTHING)))
     for said in suite.run_on_ranks(waits, job):
         between = [(first, second) for first, second in pairwise(said) if first[0] == "waits"]
         assert any(first[1] != second[1] for first, second in between) == side_by_side

@@ -13,4 +13,4 @@ def test_a_checkpoint_moves_between_any_number_of_ranks_that_share_the_experts(c
     curves.train("run.dir=experts", *EXPERTS, "parallel=3d", "run.steps=2")
     curves.train("resume=experts", "parallel=fsdp", "launch.processes=4", "run.steps=4")
     curves.train("resume=experts", "parallel=single", "launch.processes=1", "run.steps=6")
-    same(curves.records("experts"), curves.records("experts-alone"))
+    same(curves.read_records("experts"), curves.read_records("experts-alone"))

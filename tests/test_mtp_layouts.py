@@ -15,16 +15,16 @@ from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
-from gangline.model.flops import parameter_count
+from gangline.model.flops import count_parameters
 from gangline_basics.explain.activations import count_angles
 from gangline_parallel_megatron_style.cost import activations, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.of_run import case_of, explain_run
 from gangline_parallel_megatron_style.explain.trace import trace
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
-from gangline_testkit import StrategySuite, bytes_kept
+from gangline_testkit import StrategySuite, count_kept_bytes
 from gangline_testkit.inputs import make_full_batch
-from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
+from gangline_testkit.scenarios import FLOAT64, RunLayout, Scenario
 
 SMALL = ("mtp=on", "mtp.depth=2", "batch.sequence_length=16", "run.deterministic=false")
 FEW = ("batch.global_size=4", "batch.micro_size=1", "model.layers=2")
@@ -39,9 +39,9 @@ class Layouts(StrategySuite):
 
 def holds(on: str, *settings: str, kind: str = "documents", steps: int = 2, bound: float = FLOAT64) -> None:
     """Loss, gradients, norm, weights, metrics and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
-    suite, layout = Layouts(), Layout.from_words(on)
+    suite, layout = Layouts(), RunLayout.from_words(on)
     scenario = Scenario((*SMALL, *settings), kind, steps=steps)
-    job = suite.job(layout, scenario)
+    job = suite.make_job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *(p for edit in job.run.edits.values() for p in edit.check(job.run))]
     assert not problems, "\n".join(map(str, problems))
     suite.compare(layout, scenario, bound)
@@ -116,7 +116,7 @@ def test_the_head_keeps_what_the_closed_form_says(words, depth):
     batch = make_full_batch(torch.arange(32).view(2, 16) % 37)
     hidden = model.embed(batch).detach().requires_grad_()
     known = [*model.parameters(), batch.position, batch.targets]
-    found, sizes = bytes_kept(known, lambda: model.head(hidden, batch)), activations.sizes_of(case, gpu=False)
+    found, sizes = count_kept_bytes(known, lambda: model.head(hidden, batch)), activations.sizes_of(case, gpu=False)
     told = activations.head(case, sizes)
     rows = 8 if "chunk" in words else 32
     in_backward = rows * 37 * 4 * (2 if "chunk" in words else 1) + 2 * rows * 37 * 4  # logits, or their gradient alone
@@ -128,7 +128,7 @@ def test_one_process_and_ddp_count_what_is_more():
     run, mesh = compose_one([*TINY.split(), "parallel=ddp", "launch.processes=2"]), Mesh.of({"dp_replicate": 2})
     plain = replace(run, edits={})
     found, before = (one.parallel.explain(one, mesh).ranks[0] for one in (run, plain))
-    more = parameter_count(compose_model(run)[0]) - parameter_count(compose_model(plain)[0])
+    more = count_parameters(compose_model(run)[0]) - count_parameters(compose_model(plain)[0])
     assert found.parameters - before.parameters == more > 0
     assert found.bytes["gradients"] - before.bytes["gradients"] == 4 * more
     assert found.bytes["logits"] - before.bytes["logits"] == 2 * 32 * (37 * 4 + 4 + 9)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gangline.config.defaults import default_run
-from gangline.config.fields import REQUIRED, Option, defaults, options
-from gangline.config.ranges import states_all, wrong
+from gangline.config.defaults import build_default_run
+from gangline.config.fields import REQUIRED, Option, get_defaults, iterate_options
+from gangline.config.ranges import explain_wrong, states_all
 from gangline.config.sections import SECTIONS
 from gangline.config.values import convert
 from gangline.plugin.hooks import GROUPS, LISTS
@@ -27,10 +27,10 @@ What depends on other options is for the part's own `check`, which comes after t
 def every_option() -> Iterator[tuple[str, Option]]:
     """The class that has it, and the option."""
     classes: dict[str, type] = {**SECTIONS, **GROUPS}
-    for group in installed().groups():
-        classes |= {f"{group}={name}": offer.part.config for name, offer in installed().offers(group).items()}
+    for group in installed().list_groups():
+        classes |= {f"{group}={name}": offer.part.config for name, offer in installed().get_offers(group).items()}
     for choice, cls in classes.items():
-        for option in options(cls, choice):
+        for option in iterate_options(cls, choice):
             yield choice, option
 
 
@@ -42,7 +42,9 @@ def test_every_number_states_a_range():
 def test_every_default_is_in_its_range():
     found = [option for _, option in every_option() if option.default != REQUIRED]
     outside = {
-        option.path: option.default for option in found if wrong(option.stated, convert(option.hint, option.default))
+        option.path: option.default
+        for option in found
+        if explain_wrong(option.stated, convert(option.hint, option.default))
     }
     assert len(found) > 250
     assert outside == {}
@@ -51,11 +53,11 @@ def test_every_default_is_in_its_range():
 def test_a_default_is_what_a_run_has_that_sets_nothing():
     """Also of an option in a dataclass to which the class around it gives other values than its own."""
     classes: dict[str, type] = {**SECTIONS}
-    for group in installed().groups():
-        classes |= {f"{group}={name}": offer.part.config for name, offer in installed().offers(group).items()}
+    for group in installed().list_groups():
+        classes |= {f"{group}={name}": offer.part.config for name, offer in installed().get_offers(group).items()}
     for choice, cls in classes.items():
-        found = [option for option in options(cls, choice) if option.default != REQUIRED]
-        whole = defaults(cls)
+        found = [option for option in iterate_options(cls, choice) if option.default != REQUIRED]
+        whole = get_defaults(cls)
         for option in found:
             value: Any = whole
             for name in option.path.removeprefix(f"{choice}.").split("."):
@@ -66,11 +68,11 @@ def test_a_default_is_what_a_run_has_that_sets_nothing():
 @pytest.mark.parametrize("group", [group for group in GROUPS if group not in LISTS])
 def test_a_range_reaches_help_and_completion(group):
     """Through the part that a run has by default: one table, read by all."""
-    from gangline.cli.complete import candidates
-    from gangline.cli.help import text
+    from gangline.cli.complete import list_candidates
+    from gangline.cli.help import render_help
 
-    part = installed().part_of(getattr(default_run(), group)).part
-    page = " ".join(text([f"{group}={part.name}"]).split())
-    for option in options(part.config, group):
+    part = installed().find_part(getattr(build_default_run(), group)).part
+    page = " ".join(render_help([f"{group}={part.name}"]).split())
+    for option in iterate_options(part.config, group):
         assert option.help in page
-        assert set(option.choices) <= {word.partition("=")[2] for word in candidates([f"{option.path}="])}
+        assert set(option.choices) <= {word.partition("=")[2] for word in list_candidates([f"{option.path}="])}

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from gangline.plugin.discovery import normal
+from gangline.plugin.discovery import normalise_name
 from gangline.plugin.registry import installed
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +37,7 @@ def by_day(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def choices(path: Path) -> Iterator[tuple[int, str, str]]:
-    """(line, group, name) of each choice in a file: by a word, or as `default_run(parallel="ddp")`."""
+    """(line, group, name) of each choice in a file: by a word, or as `build_default_run(parallel="ddp")`."""
     tree = ast.parse(path.read_text())
     if any(
         isinstance(node, ast.Assign) and re.match(r"pytestmark = .*nightly", ast.unparse(node)) for node in tree.body
@@ -53,11 +53,11 @@ def choices(path: Path) -> Iterator[tuple[int, str, str]]:
 
 def foreign_parts(path: Path, *ours: str) -> list[str]:
     """The parts that a file chooses and none of these distributions supplies."""
-    chosen = ((line, group, name, installed().offers(group).get(name)) for line, group, name in choices(path))
+    chosen = ((line, group, name, installed().get_offers(group).get(name)) for line, group, name in choices(path))
     return [
         f"{path.name}:{line}: {group}={name} is supplied by {offer.distribution}"
         for line, group, name, offer in chosen
-        if offer is not None and normal(offer.distribution) not in ours
+        if offer is not None and normalise_name(offer.distribution) not in ours
     ]
 
 
@@ -67,7 +67,7 @@ def with_needs(*wanted: str) -> set[str]:
     left = [(Requirement(text), extra) for text in wanted for extra in ("", *Requirement(text).extras)]
     while left:
         one, extra = left.pop()
-        if (key := (normal(one.name), extra)) not in found:
+        if (key := (normalise_name(one.name), extra)) not in found:
             found.add(key)
             try:
                 texts = requires(one.name) or []
@@ -96,7 +96,7 @@ def suppliers() -> dict[str, set[str]]:
     """Top-level module -> the distributions that have it."""
     sources = {name: [path.name for path in (ROOT / "packages" / name / "src").glob("*")] for name in PACKAGES}
     own = {module: {PACKAGES[name]["project"]["name"]} for name in PACKAGES for module in sources[name]}
-    return {name: {*map(normal, found)} for name, found in packages_distributions().items()} | own
+    return {name: {*map(normalise_name, found)} for name, found in packages_distributions().items()} | own
 
 
 def foreign_imports(path: Path, there: set[str]) -> list[str]:
@@ -117,7 +117,7 @@ def test_its_tests_need_what_their_session_installs(package: str) -> None:
     for path in sorted((ROOT / "packages" / package / "tests").rglob("*.py")):
         found += foreign_imports(path, there)
         if "core_alone" not in path.read_text():  # those have no plugin here either
-            found += foreign_parts(path, "gangline-core", "gangline-basics", normal(name))
+            found += foreign_parts(path, "gangline-core", "gangline-basics", normalise_name(name))
     assert found == []
 
 
@@ -129,7 +129,7 @@ zarr = pytest.importorskip("gangline_moe")
 
 @pytest.mark.parametrize("words", [("model=phi3",), pytest.param(("lora=on",), marks=pytest.mark.nightly)])
 def test_one(words):
-    default_run(parallel="3d")
+    build_default_run(parallel="3d")
     "track=[console,wandb] parallel=ddp moe=no.such precision=fp8"
 
 @pytest.mark.nightly

@@ -152,7 +152,7 @@ def test_two_datacentres_of_the_guide_add_gradients_over_the_fibre():
     found = explain(case, case.run, cluster)
     (sent,) = [sent for sent in found.ranks[0].transfers if sent.tier == "fibre"]
     assert sent.axes == ("dp_replicate",)
-    assert sent.bytes == pytest.approx(found.parameters * case.run.precision.sizes().wire / 4096, rel=0.01)
+    assert sent.bytes == pytest.approx(found.parameters * case.run.precision.get_sizes().wire / 4096, rel=0.01)
     speed, late = 9.8e7 * 0.8, 2 * 2e-3
     assert transfer_seconds(sent, cluster) == pytest.approx(sent.bytes / speed + sent.calls * late)
     near = replace(cluster, topology=replace(cluster.topology, nodes_per_datacentre=None))
@@ -200,8 +200,8 @@ def test_goodput_at_a_mean_time_between_failures(say):
     assert found["mtbf_seconds"] == pytest.approx(7200)
     every, step = found["checkpoint_interval_seconds"], found["step_seconds"]
     known = Reliability(7200, found["checkpoint_stall_seconds"] * every / step, 600)
-    assert every == pytest.approx(known.young_daly())
-    assert found["goodput"] == pytest.approx(known.ettr(every))
+    assert every == pytest.approx(known.compute_young_daly())
+    assert found["goodput"] == pytest.approx(known.compute_ettr(every))
     assert rare["goodput"] > found["goodput"]
     assert found["days"] == pytest.approx(1e9 / found["tokens_per_second"] / found["goodput"] / 86400)
     assert "failures leave no time to train" in say(f"{SMALL} --mtbf 0.001 --tokens 1e9")[1]

@@ -16,7 +16,7 @@ from gangline_planner.pictures.colours import letters
 from gangline_planner.pictures.front import front_figure
 from gangline_planner.pictures.plan import plan_figure
 from gangline_planner.pictures.terminal import WIDE, draw_bar, memory_bars, plane, step_bar, timeline
-from gangline_testkit import readable, tips_of, words_of
+from gangline_testkit import list_readable, list_tips, list_words
 
 WORDS = (
     "parallel=3d launch.processes=16 parallel.pp=4 parallel.tp=2 batch.global_size=32 batch.micro_size=1 "
@@ -33,7 +33,7 @@ def plan():
 
 def test_figure_is_readable_and_its_bars_are_as_long_as_their_numbers(plan):
     figure = plan_figure(plan)
-    words = readable(figure)
+    words = list_readable(figure)
     assert words[0].startswith("A step of 16 ranks of h100_ib: ")
     assert {"forward", "backward", "waits", "weights", "accelerator", "compute", "host"} <= set(words)
     assert {"seconds of the step", "gigabytes of memory", "seconds of the passes", "pipeline rank"} <= set(words)
@@ -55,9 +55,9 @@ def test_figure_is_readable_and_its_bars_are_as_long_as_their_numbers(plan):
 def test_front_has_a_dot_with_its_words_for_every_layout():
     layouts = [(1.0 + number / 10, 50.0 - number, f"parallel.tp={number}") for number in range(9)]
     figure = front_figure("Layouts on h100_ib", layouts, layouts[:1], 80.0)
-    words = readable(figure)
+    words = list_readable(figure)
     assert {"seconds of a step", "gigabytes of the fullest rank", "none is both faster and smaller"} <= set(words)
-    assert tips_of(render(figure, ".svg").decode()) == [
+    assert list_tips(render(figure, ".svg").decode()) == [
         f"{seconds:.4g} s, {gigabytes:.4g} GB: {typed}" for seconds, gigabytes, typed in [*layouts, layouts[0]]
     ]
     *dots, limit = figure.axes[0].get_lines()
@@ -69,7 +69,7 @@ def test_timeline_of_many_actions_is_drawn_as_an_image(plan, monkeypatch):
     monkeypatch.setattr("gangline_planner.pictures.plan.VECTORS", 10)
     figure = plan_figure(plan)
     assert b"<image" in render(figure, ".svg")
-    assert readable(figure)
+    assert list_readable(figure)
 
 
 def test_a_stacked_bar_is_as_long_as_its_parts_and_no_part_moves_another():
@@ -108,8 +108,8 @@ def test_files_are_written_beside_the_text(tmp_path, monkeypatch, capsys):
     assert main(["plan", "search", *small.split(), "--svg=front.svg"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"^ .*\|.*\*", printed, re.MULTILINE)
-    assert "pipeline rank" in words_of((tmp_path / "plan.svg").read_text())
-    assert "none is both faster and smaller" in words_of((tmp_path / "front.svg").read_text())
+    assert "pipeline rank" in list_words((tmp_path / "plan.svg").read_text())
+    assert "none is both faster and smaller" in list_words((tmp_path / "front.svg").read_text())
 
 
 @pytest.mark.parametrize("path", ["plan.png", "nowhere/plan.svg"])

@@ -45,7 +45,9 @@ def test_what_search_prints_starts_and_trains_as_one_process_does(runs, capsys):
     ]
     assert len({json.dumps(row) for row in rows}) == RUNS
     runs.train("run.dir=alone", "parallel=single", "launch.processes=1", *SHAPE, *BATCH, *REST)
-    alone = [record["loss"] for record in runs.records("alone")]
+    alone = [record["loss"] for record in runs.read_records("alone")]
     for number, words in enumerate(rows):
         runs.train(f"run.dir=row-{number}", *words, *REST)
-        assert [record["loss"] for record in runs.records(f"row-{number}")] == pytest.approx(alone, rel=1e-4), words
+        assert [record["loss"] for record in runs.read_records(f"row-{number}")] == pytest.approx(alone, rel=1e-4), (
+            words
+        )

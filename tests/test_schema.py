@@ -12,8 +12,8 @@ from jsonschema import Draft202012Validator
 
 from gangline.cli.main import main
 from gangline.cli.train import main as train
-from gangline.config.fields import REQUIRED, defaults
-from gangline.config.recipes import read_recipe, recipes
+from gangline.config.fields import REQUIRED, get_defaults
+from gangline.config.recipes import find_recipes, read_recipe
 from gangline.plugin.hooks import GROUPS, LISTS
 from gangline.plugin.registry import installed
 from gangline_basics.json_schema import run_schema
@@ -53,15 +53,15 @@ def test_printed_configuration_is_valid(validator, words, capsys):
 
 
 def test_every_recipe_is_valid(validator):
-    names = [*recipes(), *map(str, CONFIGS.glob("*.yaml"))]
+    names = [*find_recipes(), *map(str, CONFIGS.glob("*.yaml"))]
     assert len(names) > 5
     assert {name: found for name in names if (found := mistakes(validator, read_recipe(name)))} == {}
 
 
 def test_default_options_of_every_part_are_valid(validator):
-    for group in installed().groups():
-        for name, offer in installed().offers(group).items():
-            given = {key: value for key, value in defaults(offer.part.config).items() if value != REQUIRED}
+    for group in installed().list_groups():
+        for name, offer in installed().get_offers(group).items():
+            given = {key: value for key, value in get_defaults(offer.part.config).items() if value != REQUIRED}
             if group in LISTS:
                 content = {"parts": {group: [name]}, group: {name: given}}
             elif "/" in group:

@@ -73,7 +73,7 @@ def bits_of_the_kit() -> None:
 
 
 def number_of_the_kit() -> None:
-    compare.number_close("loss of step 3", 5.12, -5e-22, 1e-6)
+    compare.assert_number_close("loss of step 3", 5.12, -5e-22, 1e-6)
 
 
 def of_a_rank() -> None:

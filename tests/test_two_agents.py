@@ -15,6 +15,6 @@ def test_two_agents_draw_the_curve_of_one_process(curves):
         f"--rdzv-endpoint=127.0.0.1:{free_port()}",
         "--rdzv-id=two-agents",
     ]
-    for process in [curves.torchrun(agent, "run.dir=two-agents", "parallel=3d") for _ in range(2)]:
+    for process in [curves.start_torchrun(agent, "run.dir=two-agents", "parallel=3d") for _ in range(2)]:
         curves.finish(process)
-    same(curves.records("two-agents"), curves.alone[:STEPS])
+    same(curves.read_records("two-agents"), curves.alone[:STEPS])

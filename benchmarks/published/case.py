@@ -8,7 +8,7 @@ from typing import Any
 
 from gangline import UserError
 from gangline.config import Recompute
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.explain.explained import Explained
 from gangline.mesh import Mesh
 from gangline.plugin.registry import installed
@@ -139,7 +139,7 @@ def _case(row: Row, cluster: Cluster) -> Case:
         model = replace(model, layers=stages)
     if recipe.mtp:
         model = replace(model, layers=model.layers + 1)
-    run = default_run(
+    run = build_default_run(
         model=model,
         parallel=_parallel(row, sizes, chunks, _stages(row, recipe, model.layers, stages), cluster),
         precision=products if products in ("fp16", "fp32") else "bf16",
@@ -221,7 +221,7 @@ def _with_defaults(row: Row, assumed: list[str]) -> Row:
 
 def _parallel(row: Row, sizes: Sizes, chunks: int, stages: list[int] | None, cluster: Cluster) -> Any:
     """Return the options of the strategy `3d`. Raises Unjudged where it is not installed."""
-    offers = installed().offers("parallel")
+    offers = installed().get_offers("parallel")
     if "3d" not in offers:
         raise Unjudged("it takes gangline-parallel-megatron-style")
     interleaved = sizes.pp > 1 and chunks > 1

@@ -55,7 +55,7 @@ class MambaNode(Node):
     def inner(self) -> int:
         return self.heads * self.width
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         found: dict[str, Shape] = {}
         if self.heads:
             found["w_in"] = (2 * self.inner + 2 * self.groups * self.state + self.heads, self.dim)
@@ -64,7 +64,7 @@ class MambaNode(Node):
             found |= {"latent_in": (self.latent, self.dim), "latent_out": (self.dim, self.latent)}
         return found
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """The input; what the first product gives and its convolution; states of chunks in 32 bits, made and passed on;
         gate and output. The scan moves memory: what it multiplies is a hundredth of what the products do. Its kernels
         (Triton) are taken to move it half as fast as others, so that all of this counts twice.
@@ -78,8 +78,10 @@ class MambaNode(Node):
 def as_hybrid(tree: Node, plan: Plan, hybrid: Hybrid) -> tuple[Node, Plan]:
     """Put the mixers of a hybrid into a decoder whose blocks have experts."""
     at, known = f"{plan.blocks}.*.attention", map_paths(tree)
-    cuts = [Cut.colwise(f"{at}.w_in"), Cut.rowwise(f"{at}.w_out")]
-    cuts += [Cut.colwise(f"{at}.beside.*.{name}") for name in ("wq", "wk", "wv")] + [Cut.rowwise(f"{at}.beside.*.wo")]
+    cuts = [Cut.cut_colwise(f"{at}.w_in"), Cut.cut_rowwise(f"{at}.w_out")]
+    cuts += [Cut.cut_colwise(f"{at}.beside.*.{name}") for name in ("wq", "wk", "wv")] + [
+        Cut.cut_rowwise(f"{at}.beside.*.wo")
+    ]
     for index in range(plan.layers):
         block = known[f"{plan.blocks}.{index}"]
         attention, layer = (getattr(block, name) for name in ("attention", "feed_forward"))

@@ -26,7 +26,7 @@ class GeluNode(Node):
     def __post_init__(self) -> None:
         fit_linears(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         inner = 2 * sizes.inner_tokens * (self.hidden // sizes.size("tp"))
         return (sizes.tokens * self.dim + inner) * sizes.itemsize
 
@@ -44,7 +44,7 @@ class LatentAttentionNode(Node):
     rope: int  # and with it, shared by the keys of all heads
     value: int
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         return {
             "wq_a": (self.query_rank, self.dim),
             "wq_b": (self.heads * (self.nope + self.rope), self.query_rank),
@@ -53,15 +53,15 @@ class LatentAttentionNode(Node):
             "wo": (self.dim, self.heads * self.value),
         }
 
-    def flops(self, sequence_length: int) -> int:
+    def count_flops(self, sequence_length: int) -> int:
         """Return operations of a token: products, and scores and their sums over all keys."""
         attention = 2 * self.heads * sequence_length * (self.nope + self.rope + self.value)
-        return super().flops(sequence_length) + attention
+        return super().count_flops(sequence_length) + attention
 
-    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
         matrices = tuple(
             MatrixProduct(rows=sizes.tokens, inner=shape[1], columns=shape[0], weight=name)
-            for name, shape in self.shapes().items()
+            for name, shape in self.get_shapes().items()
         )
         width = (self.nope + self.rope + self.value) // 2
         return (
@@ -71,7 +71,7 @@ class LatentAttentionNode(Node):
             ),
         )
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         heads = self.heads // sizes.size("tp")
         inner = heads * (2 * (self.nope + self.rope) + 2 * self.value) + self.query_rank + self.kv_rank
         return (sizes.tokens * self.dim + sizes.inner_tokens * inner) * sizes.itemsize

@@ -39,19 +39,19 @@ def test_they_give_what_the_plain_operators_give(kernels, monkeypatch, rows, voc
     assert takes_kernels(logits)
     lse = loss.log_sum_exp(wider)
     cases = [(h, each, lse, y) for h in (None, here) for y in (None, z)]
-    found = [loss.logits_gradient(wider, targets, *case) for case in cases]
+    found = [loss.compute_logits_gradient(wider, targets, *case) for case in cases]
     monkeypatch.delenv("TRITON_INTERPRET")
     assert not takes_kernels(logits)
     torch.testing.assert_close(lse, loss.log_sum_exp(logits), rtol=1e-6, atol=1e-6)
     for case, gradient in zip(cases, found, strict=True):
-        torch.testing.assert_close(gradient, loss.logits_gradient(logits, targets, *case), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(gradient, loss.compute_logits_gradient(logits, targets, *case), rtol=1e-5, atol=1e-6)
 
 
 def test_numbers_that_are_not_finite_stay_so(kernels):
     logits, targets, _, each, _ = made(3, 100)
     logits[0, 5], logits[1, 7] = float("nan"), float("inf")
     lse = loss.log_sum_exp(logits)
-    gradient = loss.logits_gradient(logits, targets, None, each, lse, None)
+    gradient = loss.compute_logits_gradient(logits, targets, None, each, lse, None)
     assert lse.isfinite().tolist() == [False, False, True]
     assert gradient.isfinite().all(dim=1).tolist() == [False, False, True]
 

@@ -8,12 +8,12 @@ from typing import ClassVar
 import pytest
 import torch
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.model.calls import AttentionCall
 from gangline.model.compose import compose_model
 from gangline.model.init import make_whole_model
 from gangline.model.seams import list_recomputed
-from gangline.model.tree import nodes, replace_node
+from gangline.model.tree import iterate_nodes, replace_node
 from gangline.runtime import Sampling
 from gangline_basics.model.config import Tiny
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
@@ -24,7 +24,7 @@ SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "hidd
 
 
 def model_of(dtype: torch.dtype = torch.float64, **options):
-    run = default_run(model=Tiny(**(SHAPE | options)))
+    run = build_default_run(model=Tiny(**(SHAPE | options)))
     tree, plan = compose_model(run)
     return tree, make_whole_model(tree, plan, seed=3, dtype=dtype)
 
@@ -85,11 +85,11 @@ class OwnAttentionNode(AttentionNode):
 def test_a_node_that_says_nothing_of_its_own_module_is_named():
     tree, _ = model_of()
     for path, kind in (("blocks.1.feed_forward", SilentNode), ("blocks.2.attention", OwnAttentionNode)):
-        node = dict(nodes(tree))[path]
+        node = dict(iterate_nodes(tree))[path]
         silent = replace_node(tree, path, kind(**{item.name: getattr(node, item.name) for item in fields(node)}))
         assert list_recomputed(silent) == [f"{path} ({kind.__name__})"]
     everything = replace_node(
-        tree, "blocks.0.attention", replace(dict(nodes(tree))["blocks.0.attention"], causal=False)
+        tree, "blocks.0.attention", replace(dict(iterate_nodes(tree))["blocks.0.attention"], causal=False)
     )
     assert list_recomputed(everything) == ["blocks.0.attention (AttentionNode)"]
 

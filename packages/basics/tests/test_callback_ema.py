@@ -14,8 +14,8 @@ from gangline.train.loop import step
 from gangline.train.report import Clock
 from gangline_basics.sampling.command import main as sample_command
 from gangline_basics.sampling.sampler import load_model, sample
-from gangline_testkit.runs import small_run
-from gangline_testkit.sessions import lines, session, train_on_ranks, train_session
+from gangline_testkit.runs import build_small_run
+from gangline_testkit.sessions import open_session, read_lines, train_on_ranks, train_session
 
 EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "run.deterministic=true", "batch.micro_size=1")
 
@@ -33,7 +33,7 @@ def same_bits(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> Non
 
 def test_an_average_is_that_of_the_weights_after_each_applied_step(tmp_path):
     """Bias-corrected: the weights that the run began with have no part; a step that was left out changes no bit."""
-    s = session(tmp_path / "out", *EMA)
+    s = open_session(tmp_path / "out", *EMA)
     seen: list[dict[str, torch.Tensor]] = []
     for number in range(4):
         record, *_ = step(s, Clock())
@@ -62,14 +62,14 @@ def straight(tmp_path_factory):
 
 def test_it_is_bit_identical_under_another_layout(straight, tmp_path):
     train_on_ranks(2, tmp_path / "ddp", *EMA, "run.steps=6", "parallel=ddp")
-    same_bits(held(session(tmp_path / "ddp", *EMA)), held(session(straight, *EMA)))
+    same_bits(held(open_session(tmp_path / "ddp", *EMA)), held(open_session(straight, *EMA)))
 
 
 def test_it_may_begin_later_and_take_other_decays(tmp_path):
     """Each average counts its own updates; a new one begins with the weights as they are."""
     train_session(tmp_path / "out", "run.steps=2")
     train_session(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5]", "run.steps=4")
-    late = session(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5,0.9]", "run.steps=6")
+    late = open_session(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5,0.9]", "run.steps=6")
     assert late.callbacks["ema"].state() == {"updates": {"0.5": 2, "0.9": 0}}
     assert ["lacks arrays of callback=ema" in note for note in late.notes] == [True]
     new = {name.rpartition("/")[2]: array for name, array in held(late, "callback/ema/0.9/").items()}
@@ -77,18 +77,18 @@ def test_it_may_begin_later_and_take_other_decays(tmp_path):
 
 
 def test_its_loss_is_validated_beside_the_runs(straight, tmp_path):
-    records = lines(straight, "metrics.jsonl")
+    records = read_lines(straight, "metrics.jsonl")
     assert {frozenset(record["validation_losses"]) for record in records} == {frozenset(("ema/0.5", "ema/0.9"))}
     assert records[0]["validation_losses"]["ema/0.9"] == records[0]["validation_loss"], "of one step it is the weights"
     assert records[-1]["validation_losses"]["ema/0.9"] != records[-1]["validation_loss"]
     train_session(tmp_path / "out", *EMA, "callback.ema.validate=false", "run.steps=1", "validate.every=1")
-    assert lines(tmp_path / "out", "metrics.jsonl")[0]["validation_losses"] == {}
+    assert read_lines(tmp_path / "out", "metrics.jsonl")[0]["validation_losses"] == {}
 
 
 def test_it_is_sampled_by_its_prefix(straight, capsys):
     run = RunDirectory.open(str(straight)).run()
     kept = build(run.checkpoint, run, None)
-    averages = held(session(straight, *EMA), "callback/ema/0.9/")
+    averages = held(open_session(straight, *EMA), "callback/ema/0.9/")
     model = load_model(run, kept, kept.latest(), "cpu", "callback/ema/0.9")
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weight, averages[f"callback/ema/0.9/{name}"].float(), rtol=1e-6, atol=1e-7)
@@ -113,4 +113,4 @@ def test_it_is_sampled_by_its_prefix(straight, capsys):
 )
 def test_decays_that_cannot_be_are_refused(decays, message):
     with pytest.raises(UserError, match=message):
-        check(small_run("callback=ema", f"callback.ema.decays={decays}"))
+        check(build_small_run("callback=ema", f"callback.ema.decays={decays}"))

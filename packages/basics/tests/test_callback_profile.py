@@ -14,8 +14,8 @@ from gangline.errors import UserError
 from gangline.train.callbacks import call_each
 from gangline.train.loop import step
 from gangline.train.report import Clock
-from gangline_testkit.runs import small_run
-from gangline_testkit.sessions import session, train_on_ranks, train_session
+from gangline_testkit.runs import build_small_run
+from gangline_testkit.sessions import open_session, train_on_ranks, train_session
 
 PHASES = {"data", "forward_backward", "optimizer"}
 
@@ -53,7 +53,7 @@ def test_chosen_steps_of_chosen_ranks_are_traced_with_their_phases(tmp_path):
 
 def test_what_was_begun_is_written_where_a_run_goes_back_or_breaks(tmp_path):
     """And a preparation that came to nothing leaves neither a file nor a profiler that runs."""
-    s = session(tmp_path / "out", "callback=profile", "callback.profile.steps=[2,3,4,9]")
+    s = open_session(tmp_path / "out", "callback=profile", "callback.profile.steps=[2,3,4,9]")
     mine = s.callbacks["profile"]
     profile = tmp_path / "out" / "profile"
     for _ in range(3):
@@ -91,4 +91,4 @@ def test_a_run_that_goes_on_inside_a_row_traces_the_rest_of_it(tmp_path):
 )
 def test_what_the_run_does_not_have_is_refused(setting, message):
     with pytest.raises(UserError, match=message):
-        check(small_run("callback=profile", f"callback.profile.{setting}"))
+        check(build_small_run("callback=profile", f"callback.profile.{setting}"))

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from gangline.errors import UserError
-from gangline_basics.data.chat import ChatTemplate, TemplateRefusal, template_of
-from gangline_basics.data.chat_rows import drop_nulls, messages_of, tools_of
+from gangline_basics.data.chat import ChatTemplate, TemplateRefusal, read_template
+from gangline_basics.data.chat_rows import drop_nulls, parse_messages, parse_tools
 
 ASKED = [{"role": "user", "content": "b < a?"}]
 
@@ -56,7 +56,7 @@ def test_a_template_renders_as_by_transformers(tokenizer, case):
     template, special_map, config = CASES[case]
     path = tokenizer(template, special_map, **config)
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent).apply_chat_template(ASKED, tokenize=False)
-    assert template_of(str(path)).render(ASKED) == theirs
+    assert read_template(str(path)).render(ASKED) == theirs
 
 
 def test_whatever_a_template_raises_is_its_refusal():
@@ -106,24 +106,24 @@ def test_marked_answers_are_found_in_the_text():
 
 def test_files_beside_a_tokenizer_that_are_spoilt_are_refused(tokenizer):
     path = tokenizer("x", bos_token={"no": "content"})
-    assert template_of(str(path)).special == {}
+    assert read_template(str(path)).special == {}
     for content in ("[1]", "{", "\xff"):
         (path.parent / "tokenizer_config.json").write_bytes(content.encode("latin-1"))
         with pytest.raises(UserError, match="cannot be read"):
-            template_of(str(path))
+            read_template(str(path))
 
 
 def test_a_list_of_templates_of_another_shape_is_told(tokenizer):
     for found in (["x"], [{"name": "default", "template": 3}], [{"name": "default"}, "y"], {"default": "x"}, 3):
         path = tokenizer(found)
         with pytest.raises(UserError, match="has a chat_template that is none") as error:
-            template_of(str(path))
+            read_template(str(path))
         assert "the one named default" in str(error.value)
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d{{ 1 }}"}]
-    assert template_of(str(tokenizer(named))).render(ASKED) == "d1"
+    assert read_template(str(tokenizer(named))).render(ASKED) == "d1"
     for found in (None, named[:1]):
         with pytest.raises(UserError, match="has no chat template"):
-            template_of(str(tokenizer(found)))
+            read_template(str(tokenizer(found)))
 
 
 TOOL = {"type": "function", "function": {"name": "count", "parameters": {"type": "object", "default": None}}}
@@ -135,25 +135,25 @@ def test_tools_are_rendered_as_by_transformers(tokenizer):
     path = tokenizer(NAMES_TOOLS)
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent)
     wanted = theirs.apply_chat_template(ASKED, tools=[TOOL], tokenize=False)
-    template = template_of(str(path))
+    template = read_template(str(path))
     assert template.bind_tools([TOOL]).render(ASKED) == wanted
     assert template.bind_tools(None).render(ASKED) == template.render(ASKED) == ASKED[0]["content"]
 
 
 def test_tools_of_a_row_are_objects_or_json():
     for value in ([TOOL], json.dumps([TOOL]), [json.dumps(TOOL)]):
-        assert tools_of({"tools": value}, "row 1") == [TOOL]
+        assert parse_tools({"tools": value}, "row 1") == [TOOL]
     for nothing in ({}, {"tools": None}, {"tools": []}, {"tools": ""}, {"tools": "[]"}, {"tools": "null"}):
-        assert tools_of(nothing, "row 1") is None
+        assert parse_tools(nothing, "row 1") is None
     for wrong in ("count", ["count"], [3], 3, TOOL, json.dumps(TOOL)):
         with pytest.raises(UserError, match="row 1 has tools that are none"):
-            tools_of({"tools": wrong}, "row 1")
+            parse_tools({"tools": wrong}, "row 1")
 
 
 def test_a_call_of_tools_may_have_no_words():
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "count"}]}
-    assert messages_of([call], "row 1") == [{**call, "content": ""}]
+    assert parse_messages([call], "row 1") == [{**call, "content": ""}]
     assert drop_nulls({"a": [{"b": None, "c": 1}], "d": None}) == {"a": [{"c": 1}]}
     for silent in ({"role": "assistant", "content": None}, {"role": "assistant", "tool_calls": None}):
         with pytest.raises(UserError, match="whose content is no text"):
-            messages_of([silent], "row 1")
+            parse_messages([silent], "row 1")

@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from gangline.errors import UserError
 from gangline_basics.data.answers import render_chat
-from gangline_basics.data.chat import ChatTemplate, TemplateRefusal, template_of
-from gangline_basics.data.chat_rows import messages_of
+from gangline_basics.data.chat import ChatTemplate, TemplateRefusal, read_template
+from gangline_basics.data.chat_rows import parse_messages
 from gangline_basics.data.chat_tokens import ChatEncoder
 from gangline_basics.data.codec import ByteCodec, TokenizerCodec
 
@@ -88,7 +88,7 @@ def test_an_end_token_that_only_the_files_beside_it_name_ends_an_answer(tokenize
     (tmp_path / "chat_template.jinja").write_text(of(shape, False))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<|end|>"}))
     path = str(tmp_path / "tokenizer.json")
-    codec, template = TokenizerCodec(path, None, "replace"), template_of(path)
+    codec, template = TokenizerCodec(path, None, "replace"), read_template(path)
     (found,) = ChatEncoder(codec, template)([render_chat(template, CHATS["one turn"])])
     assert codec.decode_special(found.tokens[found.learnt].tolist()) == "There are 3 of them, é.<|end|>"
 
@@ -296,10 +296,10 @@ def test_answer_of_weight_0_is_not_trained_on(tokenizer, marks):
         weighted = [USER, {**chat[1], "weight": weights[0]}, USER, {**chat[3], "weight": weights[1]}]
         if weights[1] is None:
             weighted[3] = {"role": "assistant", "content": "4"}
-        (found,) = ChatEncoder(codec, template)([render_chat(template, messages_of(weighted, "row 1"))])
+        (found,) = ChatEncoder(codec, template)([render_chat(template, parse_messages(weighted, "row 1"))])
         assert codec.decode_special(found.tokens[found.learnt].tolist()) == wanted
     with pytest.raises(UserError, match=r"row 1 has a message of weight 0\.5"):
-        messages_of([{**chat[1], "weight": 0.5}], "row 1")
+        parse_messages([{**chat[1], "weight": 0.5}], "row 1")
 
 
 def test_weights_are_refused_where_marks_are_not_those_of_answers():

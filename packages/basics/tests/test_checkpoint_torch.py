@@ -27,13 +27,13 @@ from gangline.errors import BadCheckpoint, UserError
 from gangline.mesh import Mesh
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
-from gangline.shard import Division, Layout, Registry, Shard, dtype_name
+from gangline.shard import Division, Layout, Registry, Shard, name_dtype
 from gangline_basics.checkpoint.config import Off, TorchCheckpoint
 from gangline_basics.checkpoint.off import NoCheckpointer
 from gangline_basics.checkpoint.storage import CHECKSUMS, DOCUMENT, METADATA
 from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer
 from gangline_testkit import rank
-from gangline_testkit.pool import PoolBroken, pool
+from gangline_testkit.pool import PoolBroken, get_pool
 
 # --- arrays of every kind, and ways to cut them ----------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ LAYOUTS: dict[str, tuple[dict[str, int], dict[str, tuple[Division, ...]]]] = {
 
 def registry_of(layout: str) -> Registry:
     sizes, cuts = LAYOUTS[layout]
-    dtype = {name: dtype_name(DTYPES.get(name, torch.float32)) for name in SHAPES}
+    dtype = {name: name_dtype(DTYPES.get(name, torch.float32)) for name in SHAPES}
     layouts = {name: Layout(shape, dtype[name], cuts.get(name, ())) for name, shape in SHAPES.items()}
     return Registry.of(Mesh.of(sizes), layouts)
 
@@ -165,17 +165,17 @@ def load_here(kept: DcpCheckpointer, step: int) -> list[str]:
 
 @pytest.mark.parametrize("writer", LAYOUTS)
 def test_what_one_layout_saves_every_layout_loads(tmp_path, writer):
-    pool(world(writer)).run(save, str(tmp_path), writer, 3, 7)
+    get_pool(world(writer)).run(save, str(tmp_path), writer, 3, 7)
     for reader in LAYOUTS:
         for step in (3, 7):
-            assert pool(world(reader)).run(load, str(tmp_path), reader, step) == [[]] * world(reader)
+            assert get_pool(world(reader)).run(load, str(tmp_path), reader, step) == [[]] * world(reader)
 
 
 def test_each_box_is_written_once_by_its_primary(tmp_path):
-    pool(4).run(save, str(tmp_path), "four, both", 1)
+    get_pool(4).run(save, str(tmp_path), "four, both", 1)
     registry = registry_of("four, both")
     written = json.loads((tmp_path / "checkpoints/step-00000001" / CHECKSUMS).read_text())["records"]
-    boxes = [box for name in SHAPES for box in registry.boxes(name) if box.size]
+    boxes = [box for name in SHAPES for box in registry.list_boxes(name) if box.size]
     assert sum(map(len, written.values())) == len(boxes)
     assert len(written) == 4, "every rank writes some of it"
 
@@ -242,14 +242,14 @@ def test_pytorchs_own_tools_read_it(saved, tmp_path):
 def test_it_lists_documents_and_arrays(tmp_path):
     kept = DcpCheckpointer(str(tmp_path / "run"))
     assert kept.list() == []
-    assert kept.latest() is None
+    assert kept.find_latest() is None
     registry = registry_of("one")
     for step, attempt in [(20, 1), (5, 1), (10, 2)]:
         kept.save(SaveRequest(step), shards_of(registry, 0, step), registry, document(step, attempt))
     assert [str(id) for id in kept.list()] == ["step-00000005", "step-00000010.2", "step-00000020"]
-    assert kept.document(CheckpointId(10, 2)) == document(10, 2)
-    assert kept.arrays(CheckpointId(5)) == SHAPES
-    assert kept.latest() == CheckpointId(20)
+    assert kept.read_document(CheckpointId(10, 2)) == document(10, 2)
+    assert kept.read_shapes(CheckpointId(5)) == SHAPES
+    assert kept.find_latest() == CheckpointId(20)
 
 
 def test_what_is_visible_is_never_overwritten(saved):
@@ -294,7 +294,7 @@ def test_shards_that_do_not_tile_an_array_are_not_saved(tmp_path):
 def test_off_keeps_nothing(tmp_path):
     kept = NoCheckpointer(str(tmp_path))
     assert not kept.keeps
-    assert kept.latest() is None
+    assert kept.find_latest() is None
     with pytest.raises(SaveFailed, match="checkpoint=off"):
         kept.save(SaveRequest(1), [], registry_of("one"), document(1))
     assert not Off().at_end
@@ -380,7 +380,7 @@ def save_too_much(run_dir: str, layout: str, limit: int | None) -> tuple[str, st
 @pytest.mark.parametrize("layout", ["one", "two, rows"])
 def test_a_full_disk_leaves_what_was_saved_and_is_told_to_every_rank(small_disk, layout):
     disk, limit = small_disk
-    told = pool(world(layout)).run(save_too_much, str(disk), layout, limit)
+    told = get_pool(world(layout)).run(save_too_much, str(disk), layout, limit)
     assert len(set(map(str, told))) == 1
     kind, message, left = told[0]
     assert kind == "SaveFailed"
@@ -389,7 +389,7 @@ def test_a_full_disk_leaves_what_was_saved_and_is_told_to_every_rank(small_disk,
     assert left
     assert sorted(path.name for path in (disk / "checkpoints").iterdir()) == left, "its own remains take no room"
     for name in left:
-        assert pool(1).run(load, str(disk), "one", CheckpointId.parse(name).step) == [[]]
+        assert get_pool(1).run(load, str(disk), "one", CheckpointId.parse(name).step) == [[]]
 
 
 def test_a_full_disk_does_not_delete_what_keep_last_would(small_disk):
@@ -426,7 +426,7 @@ def test_a_read_only_directory_can_be_read(small_disk):
         with pytest.raises(SaveFailed, match=r"Read-only file system|Permission denied"):
             kept.save(SaveRequest(2), shards_of(registry, 0, 2), registry, document(2))
         assert load_here(kept, 1) == []
-        assert kept.document(kept.latest()) == document(1)
+        assert kept.read_document(kept.find_latest()) == document(1)
     finally:
         (disk / "checkpoints").chmod(0o755) if limit else None
 
@@ -452,7 +452,7 @@ def kill_while_saving(run_dir: Path, layout: str, seed: int) -> tuple[list[int],
     chance = random.Random(seed)
     kept = DcpCheckpointer(str(run_dir))
     first = 1 + max((id.step for id in kept.list()), default=0)
-    ranks = pool(world(layout))
+    ranks = get_pool(world(layout))
     victims = ranks.pids if chance.random() < 0.5 else [chance.choice(ranks.pids)]
     done = run_dir / "done"
     done.unlink(missing_ok=True)
@@ -501,7 +501,7 @@ def check_after_kills(run_dir: Path, layout: str, kills: int) -> None:
         for id in kept.list()[:-1]:
             shutil.rmtree(run_dir / "checkpoints" / str(id))
     assert torn, "no kill fell into a save: this test shows nothing"
-    registry, step = registry_of("one"), kept.latest().step + 1
+    registry, step = registry_of("one"), kept.find_latest().step + 1
     kept.save(SaveRequest(step), shards_of(registry, 0, step), registry, document(step))
     names = {path.name for path in (run_dir / "checkpoints").iterdir()}
     assert names == {str(CheckpointId(step - 1)), str(CheckpointId(step))}, "the remains of dead saves are gone"
@@ -676,7 +676,7 @@ def load_damaged(run_dir: str, layout: str) -> str:
 
 
 def test_damage_that_one_rank_reads_is_told_to_all(tmp_path):
-    pool(2).run(save, str(tmp_path), "two, rows", 1)
+    get_pool(2).run(save, str(tmp_path), "two, rows", 1)
     path = tmp_path / "checkpoints" / "step-00000001"
     rows_of_rank_1 = next(
         place
@@ -684,10 +684,10 @@ def test_damage_that_one_rank_reads_is_told_to_all(tmp_path):
         if index.fqn == "model/matrix" and tuple(index.offset) == (4, 0)
     )
     flip(path / rows_of_rank_1.relative_path, rows_of_rank_1.offset + rows_of_rank_1.length // 2)
-    told = pool(2).run(load_damaged, str(tmp_path), "two, rows")
+    told = get_pool(2).run(load_damaged, str(tmp_path), "two, rows")
     assert told == [f"model/matrix ((4, 13), (0, 10)) {rows_of_rank_1.relative_path} its checksum differs"] * 2
     flip(path / METADATA, 100)
     assert (
-        pool(2).run(load_damaged, str(tmp_path), "two, rows")
+        get_pool(2).run(load_damaged, str(tmp_path), "two, rows")
         == [f"every array None {METADATA} its checksum differs"] * 2
     )

@@ -119,8 +119,8 @@ def test_a_file_of_two_datacentres_is_read_and_written_with_its_fibre(tmp_path):
     found = load_cluster(str(path))
     network = found.topology
     assert (network.nodes_per_datacentre, network.fibre_bandwidth, network.rack_bandwidth) == (512, 1.0, 50.0)
-    assert network.tier_of([0, 8 * 512]) == "fibre"
-    assert network.tier_of([0, 8 * 511]) == "cluster"
+    assert network.find_tier_of([0, 8 * 512]) == "fibre"
+    assert network.find_tier_of([0, 8 * 511]) == "cluster"
     save_cluster(found, tmp_path / "again.yaml")
     again = load_cluster(str(tmp_path / "again.yaml"))
     assert (again.topology, again.numbers) == (found.topology, found.numbers)
@@ -174,4 +174,4 @@ def test_tiers_without_looking_at_every_group_are_those_of_all_groups(data):
         [mesh.rank({**start, **point}) for point in mesh.iterate_along({}, axes)]
         for start in mesh.iterate_along({}, others)
     ]
-    assert network.tier(mesh, *axes) == network.slowest(groups)
+    assert network.find_tier(mesh, *axes) == network.find_slowest(groups)

@@ -15,7 +15,7 @@ from gangline.mesh import Mesh
 from gangline.model.compose import Composed
 from gangline.model.init import initialise
 from gangline.runtime import Job
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.gradients.config import SumGradients
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
@@ -28,7 +28,7 @@ from gangline_basics.precision.config import Bf16, Fp32, Fp64
 from gangline_basics.precision.plain import Plain
 from gangline_basics.schedule.config import Constant
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 SEQUENCE, GLOBAL = 12, 8
 DTYPES = {
@@ -96,13 +96,13 @@ def batch_of(samples: range, step: int) -> Batch:
 
 def runtime_of(case: Case, run: Run):
     """On this rank, with its weights."""
-    mesh = Mesh.of(case.parallel.axes(rank.world))
+    mesh = Mesh.of(case.parallel.size_axes(rank.world))
     tree, plan = plan_decoder(run.model)
     build = build_single if isinstance(case.parallel, Single) else build_ddp
-    comms = rank.comms(mesh, case.deterministic)
+    comms = rank.make_comms(mesh, case.deterministic)
     precision = Plain(*DTYPES[case.precision])
     runtime = build(
-        case.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finisher(Recompute.none, False))
+        case.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, make_finish(Recompute.none, False))
     )
     initialise(runtime.shards(), plan, run.seed)
     return runtime
@@ -138,7 +138,7 @@ def train(case: Case) -> Outcome:
 
 
 def single(case: Case) -> Outcome:
-    (outcome,) = pool(1).run(train, case)
+    (outcome,) = get_pool(1).run(train, case)
     return outcome
 
 
@@ -163,13 +163,13 @@ REST = [(world, precision, 3 - micro) for world, precision, micro in MEET]
 def test_to_the_bit_what_one_process_gives_that_adds_in_the_same_groups(world, precision, micro):
     """Weights after some steps, every gradient and norm on the way; two ranks accumulate, or four do."""
     reference = single(Case(Single(groups=world), precision, micro, steps=4))
-    outcomes = pool(world).run(train, Case(Ddp(bucket_mb=0.01), precision, micro, steps=4))
+    outcomes = get_pool(world).run(train, Case(Ddp(bucket_mb=0.01), precision, micro, steps=4))
     for outcome in outcomes:
         same_bits(outcome, reference)
 
 
 def test_the_bucket_size_changes_no_bit():
-    reference, other = (pool(4).run(train, Case(Ddp(bucket_mb=size)))[0] for size in (0.001, 4.0))
+    reference, other = (get_pool(4).run(train, Case(Ddp(bucket_mb=size)))[0] for size in (0.001, 4.0))
     same_bits(reference, other)
 
 
@@ -180,7 +180,7 @@ def test_within_rounding_of_one_process(world, precision, bound, deterministic):
     """Step 1, against a process that adds microbatches one by one."""
     case = Case(Single(), precision, steps=1, deterministic=deterministic)
     reference = single(case)
-    for outcome in pool(world).run(train, replace(case, parallel=Ddp())):
+    for outcome in get_pool(world).run(train, replace(case, parallel=Ddp())):
         assert outcome.losses[0][1] == reference.losses[0][1]
         assert outcome.losses[0][0] == pytest.approx(reference.losses[0][0], rel=bound)
         assert outcome.norms[0] == pytest.approx(reference.norms[0], rel=bound)
@@ -196,7 +196,7 @@ def test_untied_and_tied_models_have_the_names_of_their_plan():
 
 
 def test_all_ranks_agree_with_each_other_without_ordered_sums():
-    outcomes = pool(4).run(train, Case(Ddp(), deterministic=False, steps=5))
+    outcomes = get_pool(4).run(train, Case(Ddp(), deterministic=False, steps=5))
     for outcome in outcomes[1:]:
         assert outcome.losses == outcomes[0].losses
         assert outcome.norms == outcomes[0].norms
@@ -206,8 +206,8 @@ def test_all_ranks_agree_with_each_other_without_ordered_sums():
 @pytest.mark.parametrize("deterministic", [False, True], ids=["plain", "ordered"])
 def test_what_is_not_finite_on_one_rank_stops_all_before_the_optimizer(deterministic):
     """One rank's weights hold a nan: the others must not step, though their own loss is finite."""
-    broken = pool(2).run(train, Case(Ddp(), steps=1, deterministic=deterministic, broken_rank=1))
-    untouched = pool(2).run(train, Case(Ddp(), steps=0, deterministic=deterministic))
+    broken = get_pool(2).run(train, Case(Ddp(), steps=1, deterministic=deterministic, broken_rank=1))
+    untouched = get_pool(2).run(train, Case(Ddp(), steps=0, deterministic=deterministic))
     for outcome in broken:
         assert outcome.finite == [False]
     assert all(broken[0].weights[name].equal(untouched[0].weights[name]) for name in untouched[0].weights)
@@ -225,7 +225,7 @@ def primaries(case: Case) -> list[str]:
 
 
 def test_each_array_is_written_once_and_the_writing_is_shared():
-    found = pool(4).run(primaries, Case(Ddp()))
+    found = get_pool(4).run(primaries, Case(Ddp()))
     names = [name for rank_names in found for name in rank_names]
     assert len(names) == len(set(names))
     assert all(found)

@@ -15,13 +15,13 @@ from gangline.batch import Batch
 from gangline.config.sections import Recompute
 from gangline.model.calls import AttentionCall
 from gangline.model.init import make_whole_model
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.model import documents
 from gangline_basics.model.attention import PlainAttention
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
 from gangline_basics.model.recall import Recall
-from gangline_basics.model.reference_attention import visible
+from gangline_basics.model.reference_attention import make_mask
 
 CONFIG = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)
 
@@ -47,8 +47,8 @@ def test_packed_documents_are_separate_sequences(model, random_batch):
     batch = random_batch(3, 40, 61, documents=5)
     parts = alone(batch)
     assert len(parts) == 15
-    logits = torch.cat([model.logits(part)[0] for part in parts])
-    torch.testing.assert_close(model.logits(batch).flatten(0, 1), logits, rtol=1e-10, atol=1e-12)
+    logits = torch.cat([model.compute_logits(part)[0] for part in parts])
+    torch.testing.assert_close(model.compute_logits(batch).flatten(0, 1), logits, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(model(batch), sum(model(part) for part in parts), rtol=1e-12, atol=0)
 
 
@@ -63,19 +63,19 @@ def test_so_are_their_gradients(model, random_batch):
 
 def test_without_documents_a_token_sees_all_before_it(model, random_batch):
     batch = random_batch(2, 24, 61, documents=3)
-    assert (model.logits(batch) - model.logits(replace(batch, document=None))).abs().max() > 1e-6
+    assert (model.compute_logits(batch) - model.compute_logits(replace(batch, document=None))).abs().max() > 1e-6
 
 
 def test_one_document_is_the_causal_path(model, random_batch):
     batch = random_batch(2, 24, 61)
-    masked = model.logits(replace(batch, document=torch.zeros(2, 24, dtype=torch.long)))
-    torch.testing.assert_close(masked, model.logits(batch), rtol=1e-11, atol=1e-13)
+    masked = model.compute_logits(replace(batch, document=torch.zeros(2, 24, dtype=torch.long)))
+    torch.testing.assert_close(masked, model.compute_logits(batch), rtol=1e-11, atol=1e-13)
 
 
 def test_positions_are_read_from_the_batch(model, random_batch):
     batch = random_batch(1, 8, 61)
-    spread = model.logits(replace(batch, position=batch.position * 7))
-    assert (spread - model.logits(batch)).abs().max() > 1e-6
+    spread = model.compute_logits(replace(batch, position=batch.position * 7))
+    assert (spread - model.compute_logits(batch)).abs().max() > 1e-6
 
 
 def heads(B, H, K, T, E=8, dtype=torch.float64, seed=0):
@@ -85,7 +85,7 @@ def heads(B, H, K, T, E=8, dtype=torch.float64, seed=0):
 
 def masked(q, k, v, document, call):
     groups = q.shape[1] // k.shape[1]
-    seen = visible(call, document, document)
+    seen = make_mask(call, document, document)
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=call.scale)
 
@@ -115,7 +115,7 @@ def test_attention_of_spans_is_that_of_the_mask(data):
     assert_as_masked(found, arguments, document, call)
     assert documents.takes(call, arguments[0], None)
     spans = documents.DocumentSpans.of(document)
-    assert spans.bounds.tolist() == [0, *documents.ends_of(document).tolist()]
+    assert spans.bounds.tolist() == [0, *documents.find_ends(document).tolist()]
     assert sum((last - first) * (stop - start) for first, last, start, stop in spans.spans) == B * T
 
 
@@ -147,7 +147,7 @@ def test_varlen_is_asked_for_the_same():
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         return masked(q, k, v, number, AttentionCall(scale=scale))[0].transpose(0, 1)
 
-    found = documents.varlen(*arguments, documents.DocumentSpans.of(document), call, kernel)
+    found = documents.attend_varlen(*arguments, documents.DocumentSpans.of(document), call, kernel)
     assert_as_masked(found, arguments, document, call)
 
 
@@ -157,15 +157,15 @@ def of_torch_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal
 
 def test_a_kernel_that_lacks_what_is_asked_of_it_is_left_alone(monkeypatch):
     """The mask takes its place."""
-    documents._kernel.cache_clear()
-    assert documents._kernel() is varlen.varlen_attn
-    documents._kernel.cache_clear()
+    documents._find_kernel.cache_clear()
+    assert documents._find_kernel() is varlen.varlen_attn
+    documents._find_kernel.cache_clear()
     monkeypatch.setattr(varlen, "varlen_attn", of_torch_2_10)
     with FakeTensorMode(allow_non_fake_inputs=True):
         q = torch.empty(1, 2, 6, 16, dtype=torch.bfloat16, device="cuda")
     document = torch.tensor([[0, 0, 1, 1, 1, 2]])
     assert documents.attend_documents(q, q, q, document, AttentionCall(), Recall()) is None
-    documents._kernel.cache_clear()
+    documents._find_kernel.cache_clear()
 
 
 def test_a_document_that_comes_back_is_seen_again():
@@ -181,8 +181,8 @@ def test_a_compiled_block_sees_documents_apart(model, random_batch, monkeypatch,
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     torch.compiler.reset()
     compiled = make_whole_model(*plan_decoder(CONFIG), seed=0, dtype=torch.float64)
-    finisher(Recompute.none, compile=True)(compiled.blocks[0], "blocks.0")  # each block takes seconds
-    torch.testing.assert_close(compiled.logits(batch), model.logits(batch), rtol=1e-10, atol=1e-12)
+    make_finish(Recompute.none, compile=True)(compiled.blocks[0], "blocks.0")  # each block takes seconds
+    torch.testing.assert_close(compiled.compute_logits(batch), model.compute_logits(batch), rtol=1e-10, atol=1e-12)
     weights = [*compiled.parameters()], [*model.parameters()]
     for one, other in zip(
         *(torch.autograd.grad(m(batch), w) for m, w in zip((compiled, model), weights, strict=True)), strict=True
@@ -192,7 +192,7 @@ def test_a_compiled_block_sees_documents_apart(model, random_batch, monkeypatch,
 
 def test_the_mask_is_of_the_past_in_the_same_document():
     document = torch.tensor([[4, 4, 9, 9, 4]])  # a number that comes back is still the same document
-    assert visible(AttentionCall(), document, document)[0, 0].int().tolist() == [
+    assert make_mask(AttentionCall(), document, document)[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
         [0, 0, 1, 0, 0],

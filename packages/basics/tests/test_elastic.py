@@ -24,9 +24,9 @@ from gangline_basics.launch import elastic, meeting, node, several
 from gangline_basics.launch.config import ElasticLaunch
 from gangline_basics.launch.meeting import FileBackend
 from gangline_basics.launch.starts import Starts
-from gangline_testkit.processes import kill, rank_processes
+from gangline_testkit.processes import find_rank_processes, kill
 from gangline_testkit.real_runs import SMALL, RealRuns
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 WORDS = (*SMALL, "parallel=ddp", "precision=fp64", "run.deterministic=on", "schedule=constant")
 ELASTIC = ("launch=elastic", "launch.processes=2", "checkpoint.every=5", "callback=[paced]")
@@ -115,7 +115,7 @@ def test_a_lost_rank_and_a_lost_node_that_comes_back(runs):
     process = runs.fork("run.dir=out", *FEW_WARM, *ELASTIC, "launch.nodes=1:2", patient)
     runs.wait_for_step(process, "out", 7)
     before = len(launches(out))
-    os.kill(rank_processes(out)[1], signal.SIGKILL)
+    os.kill(find_rank_processes(out)[1], signal.SIGKILL)
     wait_for(lambda: len(launches(out)) > before)
     runs.wait_for_step(process, "out", 12)
     before = len(launches(out))
@@ -126,17 +126,17 @@ def test_a_lost_rank_and_a_lost_node_that_comes_back(runs):
     wait_for(lambda: len(launches(out)) > before)
     os.kill(launcher, signal.SIGCONT)
     wait_for(lambda: launches(out)[-1]["why"] == "joined")
-    runs.wait_for_step(process, "out", runs.records("out")[-1]["step"] + 3)
+    runs.wait_for_step(process, "out", runs.read_records("out")[-1]["step"] + 3)
     os.kill(process.pid, signal.SIGTERM)
     printed = runs.finish(process, code=75)
     assert [line["processes"] for line in launches(out)][before:] == [1, 2], printed
     assert "was killed by SIGKILL" in printed
     assert read_ending(out).reason == "preempted"
     assert read_events(out)[-1]["event"] == "exit"
-    assert (agents(out), rank_processes(out)) == ({}, {})
-    steps = runs.records("out")[-1]["step"]
+    assert (agents(out), find_rank_processes(out)) == ({}, {})
+    steps = runs.read_records("out")[-1]["step"]
     runs.train("run.dir=straight", *FEW_WARM, f"run.steps={steps}", "checkpoint=off", "launch.processes=1")
-    same(runs.curve("out"), runs.curve("straight"))
+    same(runs.read_curve("out"), runs.read_curve("straight"))
 
 
 @pytest.mark.nightly
@@ -146,13 +146,13 @@ def test_a_node_that_was_cut_off_writes_nothing_more(runs):
     words = ("run.dir=out", "run.steps=100000", *ELASTIC, "launch.processes=1", "launch.nodes=1", "launch.agents=1")
     nodes = [runs.start(*words, GANGLINE_NODE="127.0.0.1") for _ in range(2)]
     runs.wait_for_step(nodes[0], "out", 5)
-    rank = rank_processes(out)[0]
+    rank = find_rank_processes(out)[0]
     agent = parent(parent(rank))  # its parent is the fork server
     (other,) = {process.pid for process in nodes} - {agent}
     wait_for(lambda: len(list((out / ".meeting").glob("state-*"))) == 1 and joined(out, other))
     os.kill(agent, signal.SIGSTOP)
     wait_for(lambda: len(launches(out)) == 2)
-    wait_for(lambda: not guard.alive(rank) or Path(f"/proc/{rank}/stat").read_text().split()[2] == "Z")
+    wait_for(lambda: not guard.is_alive(rank) or Path(f"/proc/{rank}/stat").read_text().split()[2] == "Z")
     wait_for(lambda: 2 in generations_of(out))
     generations = generations_of(out)
     assert generations == sorted(generations), "the old generation wrote after the new one"
@@ -185,12 +185,12 @@ def test_a_node_that_is_asked_to_go_takes_no_other_along(runs):
     nodes = [runs.start(*words, GANGLINE_NODE=f"127.0.0.{number}") for number in (1, 2)]
     runs.wait_for_step(nodes[0], "out", 5)
     wait_for(lambda: launches(out)[-1]["processes"] == 2)
-    done = runs.records("out")[-1]["step"]
+    done = runs.read_records("out")[-1]["step"]
     os.kill(nodes[1].pid, signal.SIGTERM)
     assert nodes[1].wait(SECONDS) == 75
     wait_for(lambda: launches(out)[-1]["processes"] == 1)
-    runs.wait_for_step(nodes[0], "out", runs.records("out")[-1]["step"] + 3)
-    start = runs.attempts("out")[-1]["start"]
+    runs.wait_for_step(nodes[0], "out", runs.read_records("out")[-1]["step"] + 3)
+    start = runs.read_attempts("out")[-1]["start"]
     assert int(start.split("-")[1]) >= done, "nothing was done again"
     os.kill(nodes[0].pid, signal.SIGTERM)
     assert nodes[0].wait(SECONDS) == 75
@@ -217,7 +217,7 @@ def test_everything_is_killed_and_the_same_command_goes_on(runs):
     runs.train(*words)
     out = runs.directory / "out"
     assert [line["generation"] for line in launches(out)] == [1, 2]
-    assert [record["step"] for record in runs.records("out")] == list(range(1, 61))
+    assert [record["step"] for record in runs.read_records("out")] == list(range(1, 61))
     ended = runs.train(*words)
     assert "the run has ended: step 60 is done" in ended
     said = runs.expect_refusal(*words, "optimizer.learning_rate=0.5")
@@ -276,7 +276,7 @@ def test_the_first_node_dies_between_its_joining_and_its_first_word(monkeypatch,
 def test_agents_that_are_not_all_are_found_from_other_machines(monkeypatch, tmp_path, agents, address):
     """Two of four nodes on this machine: the ranks of the others must reach the first rank, which may be here."""
     words = ("parallel=ddp", "launch=elastic", "launch.nodes=4", f"launch.agents={agents}", "launch.processes=4")
-    directory = RunDirectory.create(small_run(*words, f"run.dir={tmp_path / 'out'}"))
+    directory = RunDirectory.create(build_small_run(*words, f"run.dir={tmp_path / 'out'}"))
     found = []
     monkeypatch.setenv(NAME, "node-7")
     monkeypatch.setattr(several, "run_node", lambda *given: found.append(given[2:]) or 0)
@@ -334,12 +334,12 @@ def test_a_node_is_excluded_where_the_others_are_enough(runs, strangers, nodes, 
     first, second = launches(out)
     assert (second["why"], second["processes"]) == ("order", ranks), printed
     assert "bad-link at rank 1: 1 of 8; it asks for new workers" in printed
-    (line,) = [line for line in runs.attempts("out") if line.get("order") == "restart"]
+    (line,) = [line for line in runs.read_attempts("out") if line.get("order") == "restart"]
     assert line["exclude"] == first["nodes"][-len(found.split("+")) :]
     waits = f"{first['nodes'][1]} is excluded by an order; others take its place, and it waits"
     assert (waits in printed) == (ranks == 1)
     assert printed.count("it stays, for too few other nodes are there") == len(found.split("+")) - (ranks == 1)
-    assert [record["step"] for record in runs.records("out")] == list(range(1, 21))
+    assert [record["step"] for record in runs.read_records("out")] == list(range(1, 21))
     assert agents(out) == {}
 
 

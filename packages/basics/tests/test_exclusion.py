@@ -154,7 +154,7 @@ class Heard:
     def list_others(self):
         return self.others_
 
-    def waiting(self):
+    def list_waiting(self):
         return ()
 
 
@@ -195,7 +195,7 @@ def test_of_two_that_wait_the_one_comes_back_that_was_excluded_first(meet, tmp_p
     for thread in threads.values():
         thread.start()
     deadline = time.monotonic() + 60
-    while meetings["a"].list_others() != {"b"} or meetings["a"].waiting() != {"v", "w"}:
+    while meetings["a"].list_others() != {"b"} or meetings["a"].list_waiting() != {"v", "w"}:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     meetings["b"].leave()

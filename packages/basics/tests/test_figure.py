@@ -13,28 +13,39 @@ from matplotlib import rc_context, rcParams
 from PIL import Image
 
 from gangline.errors import UserError
-from gangline_basics.figure import INK, PALETTE, bars, integers, legend, render, style, subplots, tip, write_figure
-from gangline_testkit import readable, tips_of, words_of
+from gangline_basics.figure import (
+    INK,
+    PALETTE,
+    add_bars,
+    add_legend,
+    add_tip,
+    make_subplots,
+    render,
+    use_integer_ticks,
+    use_style,
+    write_figure,
+)
+from gangline_testkit import list_readable, list_tips, list_words
 
 
-@style()
+@use_style()
 def drawn(title="A run, steps 1 to 20"):
     """Two plots of all that the module offers."""
-    figure, (above, below) = subplots(title, "what it shows\nand how", heights=[2.5, 1])
+    figure, (above, below) = make_subplots(title, "what it shows\nand how", heights=[2.5, 1])
     for number in range(9):
         above.plot([1, 2, 3], [1, 2, 3 + number], label=f"run {number}")
     above.set(xlabel="step", ylabel="loss (nats)")
-    legend(above)
+    add_legend(above)
     (dot,) = above.plot(1.5, 1, "o")
-    tip(dot, 'a <tip> & "more"')
-    bars(below, {"compute": 3.0, "waits": 1.0}, PALETTE)
+    add_tip(dot, 'a <tip> & "more"')
+    add_bars(below, {"compute": 3.0, "waits": 1.0}, PALETTE)
     below.set(xlabel="seconds")
     return figure
 
 
 @pytest.mark.parametrize("title", ["short", "one & <two> $3$ " * 20, "x" * 200])
 def test_figure_is_readable(title):
-    words = readable(drawn(title))
+    words = list_readable(drawn(title))
     lines = words.index("what it shows")
     assert "".join("".join(words[:lines]).split()) == "".join(title.split())
     assert words[lines + 1] == "and how"
@@ -60,8 +71,8 @@ def test_same_data_gives_the_same_bytes(ending):
 
 def test_svg_and_png_show_the_same():
     svg, png = (render(drawn(), ending) for ending in (".svg", ".png"))
-    assert sorted(words_of(svg.decode())) == sorted(readable(drawn()))
-    assert tips_of(svg.decode()) == ['a <tip> & "more"']
+    assert sorted(list_words(svg.decode())) == sorted(list_readable(drawn()))
+    assert list_tips(svg.decode()) == ['a <tip> & "more"']
     colours = {
         "#{:02x}{:02x}{:02x}".format(*rgb) for _, rgb in Image.open(io.BytesIO(png)).convert("RGB").getcolors(1 << 20)
     }
@@ -69,11 +80,11 @@ def test_svg_and_png_show_the_same():
 
 
 def test_axis_of_ranks_has_ticks_at_integers():
-    figure, (axes,) = subplots("Ranks")
+    figure, (axes,) = make_subplots("Ranks")
     axes.plot([0, 1, 2], [0, 1, 2])
-    integers(axes.xaxis, axes.yaxis)
+    use_integer_ticks(axes.xaxis, axes.yaxis)
     axes.grid(False)
-    assert [word for word in readable(figure) if word != "Ranks"] == ["2", "1", "0", "0", "1", "2"]
+    assert [word for word in list_readable(figure) if word != "Ranks"] == ["2", "1", "0", "0", "1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -91,10 +102,10 @@ def test_axis_of_ranks_has_ticks_at_integers():
 )
 def test_figure_that_cannot_be_read_is_found(spoil, complaint):
     figure = drawn()
-    with style():
+    with use_style():
         spoil(figure)
     with pytest.raises(AssertionError, match=complaint):
-        readable(figure)
+        list_readable(figure)
 
 
 def test_file_is_written_whole(tmp_path, monkeypatch):
@@ -125,7 +136,8 @@ def test_missing_matplotlib_is_named(monkeypatch):
 def test_figure_needs_no_home_and_no_window(tmp_path, home):
     """A home that cannot be written is no matter, and nothing is said of it."""
     code = (
-        "import sys; from gangline_basics.figure import *; figure, (axes,) = subplots('Title'); axes.plot([1, 2])\n"
+        "import sys; from gangline_basics.figure import *; figure, (axes,) = make_subplots('Title')\n"
+        "axes.plot([1, 2])\n"
         "write_figure(figure, 'a.svg'); write_figure(figure, 'a.png', '--picture', ['.png'])\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )

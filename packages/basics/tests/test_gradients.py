@@ -12,8 +12,8 @@ from torch import Tensor
 from gangline.batch import Batch
 from gangline.comm.base import Comm
 from gangline.comm.wrap import Wrapped
-from gangline.config.check import problems
-from gangline.config.defaults import default_run
+from gangline.config.check import find_problems
+from gangline.config.defaults import build_default_run
 from gangline.config.sections import Recompute
 from gangline.gradients import Bucket, BucketLayout, GradientReduction
 from gangline.mesh import Mesh
@@ -21,16 +21,16 @@ from gangline.model.compose import Composed
 from gangline.model.init import initialise
 from gangline.plugin.registry import build
 from gangline.runtime import Job
-from gangline.train.build import notices as notices_of
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.build import list_notices as notices_of
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.gradients.codec import Bfloat16, Signs
 from gangline_basics.gradients.coded import CodedSum
 from gangline_basics.gradients.config import CHUNK
 from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.parallel.kept_gradients import KeptArrays
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
-from gangline_testkit.runs import small_run
+from gangline_testkit.pool import get_pool
+from gangline_testkit.runs import build_small_run
 
 CODECS = {"bf16": Bfloat16, "onebit": Signs}
 
@@ -65,7 +65,7 @@ class OneBucket:
 
 
 def group() -> Comm:
-    return rank.comms(Mesh.of({"dp_shard": rank.world}), False).axis("dp_shard")
+    return rank.make_comms(Mesh.of({"dp_shard": rank.world}), False).get_comm("dp_shard")
 
 
 def one_sum(reduction: str, parts: list[list[float]], scatters: bool) -> Tensor:
@@ -115,7 +115,7 @@ def test_bfloat16_is_rounding():
 def test_parts_rounded_to_bfloat16_are_added_in_float32(scatters):
     """Added in bfloat16 1 + 3 · 2⁻⁹ would stay 1."""
     parts = [[1.0, 2.0**-9, 2.0**-9, 2.0**-9], [2.0**-9] * 4, [2.0**-9] * 4, [2.0**-9] * 4]
-    ranks = pool(4).run(one_sum, "bf16", parts, scatters)
+    ranks = get_pool(4).run(one_sum, "bf16", parts, scatters)
     total = torch.tensor(parts).sum(0)
     for index, found in enumerate(ranks):
         assert torch.equal(found, total[index : index + 1] if scatters else total.bfloat16().float())
@@ -125,7 +125,7 @@ def test_parts_rounded_to_bfloat16_are_added_in_float32(scatters):
 @pytest.mark.parametrize("scatters", [True, False])
 def test_with_feedback_what_is_sent_comes_to_what_was_to_be_sent(scatters):
     """All sums of a constant gradient differ from the true ones by no more than the errors still kept."""
-    sums, errors, true = zip(*pool(2).run(repeated_sum, "onebit", 40, scatters), strict=True)
+    sums, errors, true = zip(*get_pool(2).run(repeated_sum, "onebit", 40, scatters), strict=True)
     for total, lost, expected in zip(sums, errors, true, strict=True):
         assert torch.allclose(total + lost, 40 * expected, atol=1e-3)
         assert float((total / 40 - expected).abs().mean()) < 0.1 * float(expected.abs().mean())
@@ -135,26 +135,26 @@ def test_with_feedback_what_is_sent_comes_to_what_was_to_be_sent(scatters):
 @pytest.mark.parametrize("scatters", [True, False])
 def test_bytes_on_the_wire(reduction, bits, scatters):
     size, n = 64 * CHUNK, 4
-    for found in pool(n).run(counted_sum, reduction, size, scatters):
+    for found in get_pool(n).run(counted_sum, reduction, size, scatters):
         each = int(bits * size / n / 8)  # of a range
         assert found == Counter(all_to_all=n * each, **({} if scatters else {"all_gather": each}))
 
 
 @pytest.mark.parametrize(("processes", "notices"), [(1, ["gradients=bf16 changes nothing: there is one"]), (2, [])])
 def test_one_data_parallel_rank_gets_a_notice(processes, notices):
-    run = default_run(parallel="ddp", gradients="bf16", launch=LocalLaunch(processes=processes))
-    found = notices_of(run, Mesh.of(run.parallel.axes(processes)))
+    run = build_default_run(parallel="ddp", gradients="bf16", launch=LocalLaunch(processes=processes))
+    found = notices_of(run, Mesh.of(run.parallel.size_axes(processes)))
     assert [notice for notice, expected in zip(found, notices, strict=True) if expected not in notice] == []
 
 
 def local_arrays(gradients: str) -> tuple[list[tuple[str, tuple[int, ...]]], list[int], bool]:
     """(all kept arrays with their shapes, the rows that this rank has, whether a step fills them) under ddp."""
-    run = small_run(
+    run = build_small_run(
         "parallel=ddp", f"gradients={gradients}", "gradients.start_step=0", "parallel.bucket_mb=0.01", "precision=fp32"
     )
     composed, mesh = Composed.of(run), Mesh.of({"dp_replicate": rank.world})
-    finish = finisher(Recompute.none, False)
-    job = Job(composed, mesh, rank.comms(mesh, False), build(run.precision, run), finish)
+    finish = make_finish(Recompute.none, False)
+    job = Job(composed, mesh, rank.make_comms(mesh, False), build(run.precision, run), finish)
     runtime = build(run.parallel, job)
     initialise(runtime.shards(), composed.plan, 0)
     tokens = torch.arange(13)[None] + rank.index
@@ -166,7 +166,7 @@ def local_arrays(gradients: str) -> tuple[list[tuple[str, tuple[int, ...]]], lis
 
 
 def test_ddp_saves_one_row_of_kept_arrays_per_rank():
-    names, rows, filled = zip(*pool(2).run(local_arrays, "onebit"), strict=True)
+    names, rows, filled = zip(*get_pool(2).run(local_arrays, "onebit"), strict=True)
     assert names[0] == names[1]
     assert len(names[0]) > 4, "a worker's and a server's error for each of several buckets"
     assert all(name.startswith("local/gradients/") and shape[0] == 2 for name, shape in names[0])
@@ -176,15 +176,15 @@ def test_ddp_saves_one_row_of_kept_arrays_per_rank():
 
 def test_a_loss_scale_is_refused_beside_what_keeps_something():
     """A step that overflows would leave inf in what error feedback keeps."""
-    (problem,) = problems(default_run(parallel="ddp", gradients="onebit", precision="fp16"))
+    (problem,) = find_problems(build_default_run(parallel="ddp", gradients="onebit", precision="fp16"))
     assert problem.what == "gradients=onebit does not work with precision=fp16."
-    assert not problems(default_run(parallel="ddp", gradients="bf16", precision="fp16"))
+    assert not find_problems(build_default_run(parallel="ddp", gradients="bf16", precision="fp16"))
 
 
 def test_explain_counts_what_ddp_sends_and_keeps():
     found = {}
     for gradients in ("sum", "bf16", "onebit"):
-        run, mesh = default_run(parallel="ddp", gradients=gradients), Mesh.of({"dp_replicate": 2})
+        run, mesh = build_default_run(parallel="ddp", gradients=gradients), Mesh.of({"dp_replicate": 2})
         explained = run.parallel.explain(run, mesh)
         (rank_explained,) = explained.ranks
         (sent,) = rank_explained.transfers

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.mesh import Mesh
 from gangline.model.calls import LossCall
 from gangline.model.compose import compose_model
@@ -70,7 +70,7 @@ def test_narrow_numbers_are_added_up_in_wide_ones():
 def test_a_run_says_how_many_tokens():
     losses, logits = [], []
     for chunk in (None, 7):
-        run = default_run(
+        run = build_default_run(
             model=Tiny(dim=24, layers=1, heads=2, kv_heads=1, hidden=32, z_loss=0.1),
             run={"loss_chunk": chunk},
             batch={"sequence_length": 16, "global_size": 2},

@@ -7,11 +7,11 @@ from dataclasses import fields
 import pytest
 import torch
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.model.compose import compose_model
 from gangline.model.init import make_whole_model
 from gangline.model.linear_nodes import LinearNode
-from gangline.model.tree import map_paths, parameter_shapes, replace_node
+from gangline.model.tree import get_parameter_shapes, map_paths, replace_node
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.low_bit import EightBitLinear
 from gangline_basics.model.low_bit_node import keep_in_8_bits, keep_in_bf16
@@ -21,7 +21,7 @@ MODEL = DecoderConfig(vocab_size=64, dim=64, layers=3, heads=2, hidden=128)
 
 def unlike(hidden: int):
     """(tree, plan): all is frozen, and the feed-forward of block 1 has another width."""
-    tree, plan = compose_model(default_run(model=MODEL))
+    tree, plan = compose_model(build_default_run(model=MODEL))
     path = "blocks.1.feed_forward"
     node = map_paths(tree)[path]
     plain = {item.name: getattr(node, item.name) for item in fields(node)}
@@ -39,7 +39,7 @@ def test_blocks_of_unlike_widths_are_each_kept_in_their_own_blocks(hidden, block
     name = "blocks.{}.feed_forward.w_down.weight"
     assert [plan.find_low_bit(name.format(number)).block for number in range(3)] == [64, block, 64]
     assert ("blocks.1.feed_forward.w_down" in paths) == bool(block)
-    assert plan.dtype_of(name.format(1)) == ("int8" if block else "bfloat16")
+    assert plan.get_dtype(name.format(1)) == ("int8" if block else "bfloat16")
     model = make_whole_model(tree, plan, seed=1)
     coded = {path: module for path, module in model.named_modules() if isinstance(module, EightBitLinear)}
     assert set(coded) == set(paths)
@@ -55,9 +55,9 @@ def test_blocks_of_unlike_widths_are_each_kept_in_their_own_blocks(hidden, block
 
 def test_what_is_trained_in_one_block_is_not_kept_in_fewer_bits_there():
     """A rule for all blocks would round what the optimizer steps."""
-    tree, plan = compose_model(default_run(model=MODEL))
+    tree, plan = compose_model(build_default_run(model=MODEL))
     plan = plan.extend(frozen=("*",), trained=("blocks.1.feed_forward",))
     for kept in (keep_in_bf16(tree, plan), keep_in_8_bits(tree, plan)[1]):
-        for name in parameter_shapes(tree):
+        for name in get_parameter_shapes(tree):
             if not plan.is_frozen(name):
-                assert kept.dtype_of(name) is None, name
+                assert kept.get_dtype(name) is None, name

@@ -15,7 +15,7 @@ from gangline.model.build import construct
 from gangline.model.init import make_whole_model
 from gangline.model.linear import Linear
 from gangline.model.linear_nodes import LinearNode
-from gangline.model.tree import Node, nodes, parameter_shapes, replace_node
+from gangline.model.tree import Node, get_parameter_shapes, iterate_nodes, replace_node
 from gangline_basics.model.attention import attention
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.decoder_nodes import FeedForwardNode, NormNode
@@ -39,12 +39,12 @@ def test_the_stages_one_after_another_are_the_model(random_batch):
         hidden = block(hidden, batch)
         assert hidden.shape == (2, 9, 24)
     assert torch.equal(model.head(hidden, batch), model(batch))
-    assert torch.equal(model.head.logits(hidden), model.logits(batch))
+    assert torch.equal(model.head.compute_logits(hidden), model.compute_logits(batch))
 
 
 def test_the_loss_is_the_sum_over_the_targets_that_count(random_batch):
     model, batch = built(), random_batch(2, 9, 61)
-    log_p = model.logits(batch).log_softmax(-1)
+    log_p = model.compute_logits(batch).log_softmax(-1)
     expected = -sum(log_p[b, t, batch.targets[b, t]] for b in range(2) for t in range(9) if batch.loss_mask[b, t])
     assert batch.loss_mask.sum() < 18
     assert model(batch).shape == ()
@@ -53,10 +53,10 @@ def test_the_loss_is_the_sum_over_the_targets_that_count(random_batch):
 
 def test_no_token_sees_a_later_one(random_batch):
     model, batch = built(), random_batch(1, 12, 61)
-    before = model.logits(batch)
+    before = model.compute_logits(batch)
     changed = replace(batch, tokens=batch.tokens.clone())
     changed.tokens[0, 7] = (changed.tokens[0, 7] + 1) % 61
-    after = model.logits(changed)
+    after = model.compute_logits(changed)
     assert torch.equal(before[:, :7], after[:, :7])
     assert (before[:, 7:] != after[:, 7:]).any(-1).all()
 
@@ -66,7 +66,7 @@ def test_a_tied_head_and_the_embedding_are_one_parameter(tied, random_batch):
     tree, plan = plan_decoder(replace(SMALL, tied=tied))
     model = make_whole_model(tree, plan, seed=0)
     assert (model.head.weight is model.embed.weight) == tied
-    assert {name: tuple(p.shape) for name, p in model.named_parameters()} == parameter_shapes(tree)
+    assert {name: tuple(p.shape) for name, p in model.named_parameters()} == get_parameter_shapes(tree)
     model(random_batch(2, 5, 61)).backward()
     unseen = [t for t in range(61) if t not in random_batch(2, 5, 61).tokens]
     assert bool(model.embed.weight.grad[unseen].any()) == tied  # through the head alone
@@ -79,7 +79,7 @@ def test_each_dtype_computes_the_same_model(dtype, random_batch):
     hidden = model.hidden(batch)
     assert hidden.dtype == dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    assert model.logits(batch).dtype == wide
+    assert model.compute_logits(batch).dtype == wide
     result = model(batch)
     assert result.dtype == wide
     result.backward()
@@ -220,7 +220,7 @@ class TestTree:
     def test_paths_are_module_names(self):
         tree, _ = plan_decoder(SMALL)
         modules = dict(construct(tree).named_modules())
-        for path, node in nodes(tree):
+        for path, node in iterate_nodes(tree):
             assert type(modules[path]).__name__ == node.module.split(":")[1]
 
     def test_replaces_one_node_and_nothing_else(self):
@@ -228,13 +228,13 @@ class TestTree:
         other = FeedForwardNode(dim=24, hidden=8)
         changed = replace_node(tree, "blocks.1.feed_forward", other)
         inside = {f"blocks.1.feed_forward.{name}" for name in ("w_gate", "w_up", "w_down")}
-        assert {path for path, node in nodes(changed) if dict(nodes(tree))[path] != node} == {
+        assert {path for path, node in iterate_nodes(changed) if dict(iterate_nodes(tree))[path] != node} == {
             "",
             "blocks.1",
             "blocks.1.feed_forward",
             *inside,
         }
-        assert dict(nodes(changed))["blocks.1.feed_forward"] is other
+        assert dict(iterate_nodes(changed))["blocks.1.feed_forward"] is other
         assert replace_node(tree, "", other) is other
 
     @pytest.mark.parametrize("path", ["blocks.7", "blocks.1.nothing", "blocks", "embed.weight"])
@@ -244,13 +244,13 @@ class TestTree:
 
     def test_linears_are_nodes_of_the_size_that_the_node_around_them_says(self):
         tree, _ = plan_decoder(SMALL)
-        node = dict(nodes(tree))["blocks.1.feed_forward"]
+        node = dict(iterate_nodes(tree))["blocks.1.feed_forward"]
         assert replace(node, hidden=8).w_down == LinearNode(in_features=8, out_features=24)
         biased = replace_node(tree, "blocks.1.attention.wq", LinearNode(bias=True))
-        shapes = parameter_shapes(biased)
+        shapes = get_parameter_shapes(biased)
         assert shapes["blocks.1.attention.wq.bias"] == shapes["blocks.1.attention.wq.weight"][:1]
         foreign = replace_node(tree, "blocks.1.attention.wo", ScaleNode(by=0.5))
-        attention = dict(nodes(foreign))["blocks.1.attention"]
+        attention = dict(iterate_nodes(foreign))["blocks.1.attention"]
         assert replace(attention, q_norm=None).wo == ScaleNode(by=0.5)
 
     def test_a_foreign_node_names_its_module(self, random_batch):

@@ -11,9 +11,9 @@ import torch
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
-from gangline_basics.optimizer.adamw8bit import scales_layout
-from gangline_basics.optimizer.codes import decode, encode, levels
-from gangline_testkit.sessions import session, train_session
+from gangline_basics.optimizer.adamw8bit import build_scales_layout
+from gangline_basics.optimizer.codes import decode, encode, make_levels
+from gangline_testkit.sessions import open_session, train_session
 
 
 def dynamic_tree(signed: bool) -> list[float]:
@@ -30,7 +30,7 @@ def dynamic_tree(signed: bool) -> list[float]:
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_levels_are_those_of_the_dynamic_tree(signed):
-    found = levels(signed, torch.device("cpu"))
+    found = make_levels(signed, torch.device("cpu"))
     values = found.values
     assert len(values) == 256
     assert values.tolist() == pytest.approx(dynamic_tree(signed), rel=1e-12)
@@ -41,7 +41,7 @@ def test_levels_are_those_of_the_dynamic_tree(signed):
     x = x if signed else x.abs()
     want = torch.bucketize(x.abs(), between[found.zero :])  # of two that are as near the smaller
     want = torch.where(x < 0, -want.clamp(max=found.zero), want) + found.zero
-    assert found.nearest(x).equal(want.int())
+    assert found.find_nearest(x).equal(want.int())
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -76,7 +76,7 @@ def test_a_block_does_not_know_the_rest_of_its_row():
 
 def stepped(path, rates, *words):
     """(weights before, gradients of each step, weights after), by name."""
-    started = session(path, *words)
+    started = open_session(path, *words)
     named = {p.name: p.pieces[0].tensor for p in started.runtime.parameters()}
     before = {name: x.detach().clone() for name, x in named.items()}
     gradients = []
@@ -137,10 +137,10 @@ def test_it_is_adamw_on_what_codes_stand_for(tmp_path):
 
 def test_explain_says_its_bytes(tmp_path):
     """Of matrices with `fewest` numbers, blocks that do not divide a row among them, and of all else."""
-    started = session(tmp_path / "run", "optimizer=adamw8bit", "optimizer.fewest=600", "optimizer.block=12")
+    started = open_session(tmp_path / "run", "optimizer=adamw8bit", "optimizer.fewest=600", "optimizer.block=12")
     held = list(started.optimizer.shards())
     run = started.run
-    said = run.parallel.explain(run, Mesh.of(run.parallel.axes(1))).ranks[0].bytes["optimizer state"]
+    said = run.parallel.explain(run, Mesh.of(run.parallel.size_axes(1))).ranks[0].bytes["optimizer state"]
     assert {str(shard.dtype) for shard in held} == {"torch.uint8", "torch.float32", "torch.float64"}
     assert said == sum(shard.local.numel() * shard.local.itemsize for shard in held)
 
@@ -149,7 +149,7 @@ def test_scales_lie_beside_their_blocks():
     mesh = Mesh.of({"dp_shard": 2, "tp": 2})
     rows, columns = Division(("dp_shard",), ((0, 1, 3),), rows=True), Division(("tp",), ((0, 16, 20),), dim=1)
     registry = Registry.of(mesh, {"codes": Layout((3, 20), divisions=(columns, rows))})
-    scales = Registry(mesh, {"scales": scales_layout("x", registry["codes"], 8)})
+    scales = Registry(mesh, {"scales": build_scales_layout("x", registry["codes"], 8)})
     assert scales["scales"].shape == (3, 3)
     for rank in range(4):
         (codes, primary), (found, same) = (
@@ -159,7 +159,7 @@ def test_scales_lie_beside_their_blocks():
         (row, column), (height, width) = codes.offset, codes.shape
         assert (found, same) == (Box((row, column // 8), (height, -(-width // 8))), primary)
     with pytest.raises(UserError, match=r"optimizer\.block=32: x is cut at 16 of 20, inside a block"):
-        scales_layout("x", registry["codes"], 32)
+        build_scales_layout("x", registry["codes"], 32)
 
 
 @pytest.mark.parametrize("block", [5, 256])
@@ -167,7 +167,9 @@ def test_moments_go_on_in_other_blocks(tmp_path, block):
     """Each number by the nearest level of its new block."""
     words = ("optimizer=adamw8bit", "optimizer.fewest=1", "checkpoint.every=2", "run.steps=2")
     assert train_session(tmp_path / "run", *words, "optimizer.block=12") == 0
-    before, after = (session(tmp_path / "run", *words, f"optimizer.block={size}").optimizer for size in (12, block))
+    before, after = (
+        open_session(tmp_path / "run", *words, f"optimizer.block={size}").optimizer for size in (12, block)
+    )
     kept, found = ({shard.name: shard.local for shard in each.shards()} for each in (before, after))
     for name, codes in found.items():
         state, _, of = name.removeprefix("optimizer/").partition("/")

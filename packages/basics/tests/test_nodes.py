@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gangline import UserError
-from gangline_basics.launch.nodes import fewest_and_most
+from gangline_basics.launch.nodes import parse_nodes
 
 
 @pytest.mark.parametrize(("nodes", "found"), [("2", (2, 2)), ("2:3", (2, 3)), ("1:1", (1, 1))])
 def test_numbers_of_nodes(nodes, found):
-    assert fewest_and_most(nodes) == found
+    assert parse_nodes(nodes) == found
 
 
 @pytest.mark.parametrize("nodes", ["", "0", "two", "0:3", "3:2", "1:2:3", "-1:2"])
 def test_numbers_of_nodes_without_sense(nodes):
     with pytest.raises(UserError, match=f"launch.nodes={nodes}"):
-        fewest_and_most(nodes)
+        parse_nodes(nodes)

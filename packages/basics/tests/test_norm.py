@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from gangline_basics.parallel.norm import MeasuredNorm, clip, compute_norm, global_norm, row_squares
+from gangline_basics.parallel.norm import MeasuredNorm, clip, compute_global_norm, compute_norm, sum_row_squares
 
 
 def gradients(seed=0, dtype=torch.float32):
@@ -21,13 +21,13 @@ def gradients(seed=0, dtype=torch.float32):
 def test_rows_may_lie_anywhere(cut, cut_stack, seed):
     whole = gradients(seed)
     pieces = [
-        torch.cat((row_squares(whole[0][:cut]), row_squares(whole[0][cut:]))),
-        row_squares(whole[1]),
-        torch.cat([row_squares(part) for part in whole[2].reshape(12, 129).split([cut_stack, 12 - cut_stack])]),
-        row_squares(whole[3]),
-        row_squares(whole[4]),
+        torch.cat((sum_row_squares(whole[0][:cut]), sum_row_squares(whole[0][cut:]))),
+        sum_row_squares(whole[1]),
+        torch.cat([sum_row_squares(part) for part in whole[2].reshape(12, 129).split([cut_stack, 12 - cut_stack])]),
+        sum_row_squares(whole[3]),
+        sum_row_squares(whole[4]),
     ]
-    assert compute_norm(pieces).equal(global_norm(whole, deterministic=True))
+    assert compute_norm(pieces).equal(compute_global_norm(whole, deterministic=True))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -35,7 +35,7 @@ def test_rows_may_lie_anywhere(cut, cut_stack, seed):
 def test_it_is_the_norm(deterministic, dtype):
     whole = gradients(dtype=dtype)
     expected = math.sqrt(sum(float(x.double().square().sum()) for x in whole))
-    assert float(global_norm(whole, deterministic)) == pytest.approx(
+    assert float(compute_global_norm(whole, deterministic)) == pytest.approx(
         expected, rel=1e-2 if dtype == torch.bfloat16 else 1e-6
     )
 
@@ -45,7 +45,7 @@ def test_it_is_the_norm(deterministic, dtype):
 def test_what_is_not_finite_shows(deterministic, bad):
     whole = gradients()
     whole[2][1, 2, 3] = bad
-    assert not math.isfinite(global_norm(whole, deterministic))
+    assert not math.isfinite(compute_global_norm(whole, deterministic))
 
 
 @pytest.mark.parametrize("max_norm", [0.1, 1.0, 1e9])
@@ -54,7 +54,7 @@ def test_clipping_is_torchs_to_the_bit(max_norm, deterministic):
     ours, theirs = ([torch.zeros_like(x).requires_grad_() for x in gradients()] for _ in range(2))
     for one, other, gradient in zip(ours, theirs, gradients(), strict=True):
         one.grad, other.grad = gradient.clone(), gradient.clone()
-    norm = global_norm([x.grad for x in ours], deterministic)
+    norm = compute_global_norm([x.grad for x in ours], deterministic)
     clip(ours, max_norm, norm, float(norm))
     torch.nn.utils.clip_grad_norm_(theirs, max_norm)
     close = 1e-6 if deterministic else 0.0
@@ -74,7 +74,7 @@ def test_clipping_leaves_what_is_small_enough():
 def measured_norm(is_local, squares=(0.3, 0.4)):
     x = torch.zeros(2).requires_grad_()
     x.grad = torch.tensor(squares)
-    norm = MeasuredNorm([("x", x)], lambda: global_norm([x.grad], False), is_local)
+    norm = MeasuredNorm([("x", x)], lambda: compute_global_norm([x.grad], False), is_local)
     norm.measure()
     return x, norm
 

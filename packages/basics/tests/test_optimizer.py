@@ -15,7 +15,7 @@ from gangline_basics.optimizer.adamw8bit import Adamw8bitOptimizer
 from gangline_basics.optimizer.config import Adamw, Adamw8bit, Lion, Muon, Soap
 from gangline_basics.optimizer.lion import LionOptimizer
 from gangline_basics.optimizer.muon import MuonOptimizer, orthogonalise
-from gangline_basics.optimizer.pieces import decay_of
+from gangline_basics.optimizer.pieces import get_decay
 from gangline_basics.optimizer.soap import SoapOptimizer
 
 SHAPES = {"a.weight": (64, 32), "b.weight": (3, 17), "b.bias": (17,), "stack": (3, 8, 16), "gain": (1,)}
@@ -42,7 +42,7 @@ class Pieces:
     def __init__(self, weights, cut):
         layouts = {f"model/{name}": rows_cut(x.shape) if cut else Layout(tuple(x.shape)) for name, x in weights.items()}
         self.registry = Registry.of(MESH, layouts)
-        self.boxes = {name: self.registry.boxes(f"model/{name}") for name in weights}
+        self.boxes = {name: self.registry.list_boxes(f"model/{name}") for name in weights}
         self.tensors = {
             name: [weights[name][box.slices].clone().requires_grad_() for box in boxes]
             for name, boxes in self.boxes.items()
@@ -53,7 +53,7 @@ class Pieces:
     def names(self):
         return list(self.boxes)
 
-    def matrix_owners(self, names):
+    def find_matrix_owners(self, names):
         return {MatrixId(name, i): 0 for name in names for i in range(torch.Size(SHAPES[name][:-2]).numel())}
 
     def parameters(self):
@@ -84,8 +84,8 @@ class Pieces:
             whole[box.slices] = piece
         return whole
 
-    def map_matrices(self, function, given):
-        for name, pieces in given:
+    def map_matrices(self, function, inputs):
+        for name, pieces in inputs:
             whole = self.whole_of(name, pieces)
             matrices = whole.view(-1, *whole.shape[-2:])
             mapped = torch.stack([function(x, MatrixId(name, i)) for i, x in enumerate(matrices)]).view_as(whole)
@@ -191,7 +191,7 @@ def test_state_lies_as_the_registry_says(kind):
         assert shard.global_shape == optimizer.registry[shard.name].shape
         assert str(shard.dtype) == f"torch.{optimizer.registry[shard.name].dtype}"
         held.setdefault(shard.name, []).append(Box(shard.offset, tuple(shard.local.shape)))
-    assert {name: optimizer.registry.boxes(name) for name in optimizer.registry} == held
+    assert {name: optimizer.registry.list_boxes(name) for name in optimizer.registry} == held
     names = {name.split("/")[1] for name in held}
     assert names == STATES[kind]
 
@@ -335,7 +335,7 @@ def test_a_pattern_that_is_of_nothing_is_refused(option):
     ],
 )
 def test_weight_decay_shrinks_matrices_and_stacks_of_them(name, shape, found):
-    assert decay_of(ShardedParam(name, shape, ()), Adamw(weight_decay=0.1)) == (0.1 if found else 0.0)
+    assert get_decay(ShardedParam(name, shape, ()), Adamw(weight_decay=0.1)) == (0.1 if found else 0.0)
 
 
 @pytest.mark.parametrize(

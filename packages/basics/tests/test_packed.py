@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.model.compose import compose_model
 from gangline.model.init import make_whole_model
 from gangline.runtime import Sampling
 from gangline_basics.model import packed as packing
 from gangline_basics.model.columns import lay_out_by_columns
 from gangline_basics.model.config import Tiny
-from gangline_basics.model.packed import available, pack_weights
+from gangline_basics.model.packed import is_available, pack_weights
 from gangline_basics.sampling.sampler import WORTH_PACKING, generate
 
 SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "hidden": 40, "init_std": 0.5}
@@ -25,7 +25,7 @@ def small_ones_too(monkeypatch):
 
 
 def model_of(dtype: torch.dtype = torch.float32, **options):
-    tree, plan = compose_model(default_run(model=Tiny(**(SHAPE | options))))
+    tree, plan = compose_model(build_default_run(model=Tiny(**(SHAPE | options))))
     return make_whole_model(tree, plan, seed=3, dtype=dtype)
 
 
@@ -58,14 +58,14 @@ def test_products_are_packed_inside_alone_and_only_what_is_float32():
     model, wide = model_of(), model_of(torch.float64)
     x = torch.randn(3, 2, 24)
     linear, head = model.blocks[0].attention.wq, model.head
-    plain, logits = linear(x), head.logits(x)
+    plain, logits = linear(x), head.compute_logits(x)
     with pack_weights(model, 3), pack_weights(wide, 3):
-        assert (linear.product is not F.linear) == available()
+        assert (linear.product is not F.linear) == is_available()
         assert wide.blocks[0].attention.wq.product is F.linear
         torch.testing.assert_close(linear(x), plain)
-        torch.testing.assert_close(head.logits(x), logits)
+        torch.testing.assert_close(head.compute_logits(x), logits)
     assert linear.product is F.linear
-    assert torch.equal(head.logits(x), logits)
+    assert torch.equal(head.compute_logits(x), logits)
 
 
 def test_small_ones_stay_as_they_are(monkeypatch):
@@ -73,4 +73,4 @@ def test_small_ones_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(packing, "LEAST_BYTES", model.head.weight.nbytes)
     with pack_weights(model, 3):
         assert model.blocks[0].attention.wq.product is F.linear
-        assert (model.head.product is not F.linear) == available()
+        assert (model.head.product is not F.linear) == is_available()

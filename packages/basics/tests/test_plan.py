@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.schema import EditConfig
 from gangline.errors import UserError
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
-from gangline.model.flops import parameter_count
-from gangline.model.tree import parameter_shapes, replace_node
+from gangline.model.flops import count_parameters
+from gangline.model.tree import get_parameter_shapes, replace_node
 from gangline.plan import Cut, Init, Name, Plan, Seam, matches
 from gangline.plugin import registry
 from gangline.plugin.parts import Part
@@ -40,18 +40,18 @@ BY_NAME = {part.name: part for part in PARTS}
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_shapes_have_their_published_number_of_parameters(name):
     tree, _ = plan_decoder(BY_NAME[name].config())
-    assert parameter_count(tree) == PUBLISHED[name]
+    assert count_parameters(tree) == PUBLISHED[name]
 
 
 def test_tiny_is_tiny():
-    assert parameter_count(plan_decoder(BY_NAME["tiny"].config())[0]) < 3_000_000
+    assert count_parameters(plan_decoder(BY_NAME["tiny"].config())[0]) < 3_000_000
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 class TestEveryPart:
     def test_its_plan_says_all_and_nothing_too_much(self, part):
         tree, plan = plan_decoder(part.config())
-        names = parameter_shapes(tree)
+        names = get_parameter_shapes(tree)
         assert plan.find_unmatched(names) == []
         for name in names:
             assert plan.init(name)
@@ -63,8 +63,8 @@ class TestEveryPart:
 
     def test_every_matrix_may_be_cut_and_divides_into_units(self, part):
         tree, plan = plan_decoder(part.config())
-        for name, shape in parameter_shapes(tree).items():
-            cuts = plan.cuts_of(name, len(shape))
+        for name, shape in get_parameter_shapes(tree).items():
+            cuts = plan.get_cuts(name, len(shape))
             if len(shape) == 1:
                 assert not cuts, name
             else:
@@ -75,7 +75,7 @@ class TestEveryPart:
         config = replace(part.config(), layers=2)
         tree, plan = plan_decoder(config)
         model = construct(tree)
-        assert {name: tuple(p.shape) for name, p in model.named_parameters()} == parameter_shapes(tree)
+        assert {name: tuple(p.shape) for name, p in model.named_parameters()} == get_parameter_shapes(tree)
         modules = dict(model.named_modules())
         assert {plan.embed, plan.blocks, plan.head} <= set(modules)
         assert len(modules[plan.blocks]) == plan.layers == plan.facts["layers"] == 2
@@ -87,7 +87,7 @@ class TestEveryPart:
         assert part.config().check(None) == []
 
     def test_it_is_offered(self, part):
-        offer = registry.installed().part_of(part.config())
+        offer = registry.installed().find_part(part.config())
         assert (offer.group, offer.part.name) == ("model", part.name)
 
 
@@ -105,9 +105,9 @@ class TestEveryPart:
 )
 def test_sizes_that_cannot_be_are_refused(values, words):
     config = DecoderConfig(**values)
-    run = default_run(model=config)
+    run = build_default_run(model=config)
     found = config.check(run)
-    text = "\n".join(line for problem in found for line in (problem.what, *problem.details()))
+    text = "\n".join(line for problem in found for line in (problem.what, *problem.format_details()))
     for word in words:
         assert word in text
 
@@ -118,9 +118,9 @@ def test_all_of_it_is_there_without_torch():
         "from gangline_basics.model.presets import PARTS\n"
         "from gangline_basics.model.plan import plan_decoder\n"
         "from gangline.model.compose import compose_model\n"
-        "from gangline.model.flops import flops_per_token, parameter_count\n"
+        "from gangline.model.flops import count_flops_per_token, count_parameters\n"
         "tree, plan = plan_decoder(PARTS[0].config())\n"
-        "flops_per_token(tree, 128, plan), parameter_count(tree)\n"
+        "count_flops_per_token(tree, 128, plan), count_parameters(tree)\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -143,27 +143,27 @@ class TestRules:
 
     def test_for_each_axis_the_first_rule_decides_also_where_the_array_lacks_its_dim(self):
         cuts = (
-            Cut.rowwise("b.*.down"),
+            Cut.cut_rowwise("b.*.down"),
             Cut("b.*.down.bias", 0),
-            Cut.colwise("b.*.down", 4),
+            Cut.cut_colwise("b.*.down", 4),
             Cut("b.*.down", 0, "lane"),
         )
         plan = Plan("e", "b", "h", 1, cuts=cuts)
-        assert plan.cuts_of("b.0.down.weight", 2) == {"tp": Cut("b.*.down", 1), "lane": Cut("b.*.down", 0, "lane")}
-        assert plan.cuts_of("b.0.down.bias", 1) == {"lane": Cut("b.*.down", 0, "lane")}
-        assert plan.cuts_of("b.0.norm.weight", 1) == {}
+        assert plan.get_cuts("b.0.down.weight", 2) == {"tp": Cut("b.*.down", 1), "lane": Cut("b.*.down", 0, "lane")}
+        assert plan.get_cuts("b.0.down.bias", 1) == {"lane": Cut("b.*.down", 0, "lane")}
+        assert plan.get_cuts("b.0.norm.weight", 1) == {}
 
     def test_whole_says_so_outright_along_one_axis_or_all(self):
-        rest = (Cut.colwise("b.*.up"), Cut("b.*.up", 0, "lane"))
+        rest = (Cut.cut_colwise("b.*.up"), Cut("b.*.up", 0, "lane"))
         plan = Plan("e", "b", "h", 1, cuts=(Cut.whole("b.*.up.small"), Cut.whole("b.*.up.side", "tp"), *rest))
-        assert plan.cuts_of("b.0.up.small.weight", 2) == {}
-        assert list(plan.cuts_of("b.0.up.side.weight", 2)) == ["lane"]
-        assert list(plan.cuts_of("b.0.up.weight", 2)) == ["tp", "lane"]
-        assert plan.extend(cuts=(Cut.rowwise("b.*.up.small"),)).cuts_of("b.0.up.small", 2).keys() == {"tp"}
+        assert plan.get_cuts("b.0.up.small.weight", 2) == {}
+        assert list(plan.get_cuts("b.0.up.side.weight", 2)) == ["lane"]
+        assert list(plan.get_cuts("b.0.up.weight", 2)) == ["tp", "lane"]
+        assert plan.extend(cuts=(Cut.cut_rowwise("b.*.up.small"),)).get_cuts("b.0.up.small", 2).keys() == {"tp"}
 
     def test_a_tied_parameter_is_cut_as_the_one_it_is_kept_under(self):
         plan = Plan("e", "b", "h", 1, cuts=(Cut("e.w", 0), Cut.whole("h.w")), tied=(("h.w", "e.w"),))
-        assert plan.cuts_of("h.w", 2) == plan.cuts_of("e.w", 2) == {"tp": Cut("e.w", 0)}
+        assert plan.get_cuts("h.w", 2) == plan.get_cuts("e.w", 2) == {"tp": Cut("e.w", 0)}
 
     @pytest.mark.parametrize("wrong", [{"dim": -1}, {"dim": 0, "unit": 0}, {"dim": 0, "axis": "*"}])
     def test_a_cut_without_meaning_is_refused(self, wrong):
@@ -181,8 +181,8 @@ class TestRules:
 
     def test_ties(self):
         plan = plan_decoder(DecoderConfig(tied=True))[1]
-        assert plan.owner("head.weight") == "embed.weight"
-        assert plan.owner("embed.weight") == "embed.weight"
+        assert plan.get_owner("head.weight") == "embed.weight"
+        assert plan.get_owner("embed.weight") == "embed.weight"
         assert Seam("loss", "head") in plan.seams
 
 
@@ -210,18 +210,18 @@ class TestEdits:
     @pytest.fixture
     def run(self, monkeypatch):
         """A run whose two edits are offered as if plugins did."""
-        from gangline.config.defaults import default_run
+        from gangline.config.defaults import build_default_run
 
         parts = {cls: Part(name="on", config=cls, build=f"{__name__}:widen", summary="wider") for cls in (Widen, Other)}
         known = registry.installed()
 
         class Installed:
-            def part_of(self, config):
+            def find_part(self, config):
                 part = parts.get(type(config))
-                return known.part_of(config) if part is None else type("Offer", (), {"part": part})
+                return known.find_part(config) if part is None else type("Offer", (), {"part": part})
 
         monkeypatch.setattr("gangline.model.compose.installed", Installed)
-        return default_run()
+        return build_default_run()
 
     def test_they_change_the_tree(self, run):
         run.edits = {

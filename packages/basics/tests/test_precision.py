@@ -18,7 +18,7 @@ from gangline.model.compose import Composed
 from gangline.model.init import initialise
 from gangline.precision import Precision
 from gangline.runtime import Job
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.gradients.config import SumGradients
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
@@ -32,7 +32,7 @@ from gangline_basics.precision.config import PARTS, Fp16
 from gangline_basics.precision.fp16 import ScaledFp16
 from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 RUN = SimpleNamespace(seed=1, deterministic=False, gradients=SumGradients())
 T = 6
@@ -51,10 +51,10 @@ def runtime_of(precision: Precision, parallel=None, frozen: Sequence[str] = ()):
     tree, plan = plan_decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, hidden=8))
     plan = replace(plan, frozen=tuple(frozen))
     parallel = parallel or Single()
-    mesh = Mesh.of(parallel.axes(rank.world))
+    mesh = Mesh.of(parallel.size_axes(rank.world))
     build = build_single if isinstance(parallel, Single) else build_ddp
-    comms = rank.comms(mesh, False)
-    finish = finisher(Recompute.none, False)
+    comms = rank.make_comms(mesh, False)
+    finish = make_finish(Recompute.none, False)
     runtime = build(parallel, Job(Composed(RUN, tree, plan), mesh, comms, precision, finish))
     initialise(runtime.shards(), plan, 1)
     return runtime
@@ -191,8 +191,8 @@ def reduced(dtypes):
 
 
 def test_gradients_travel_in_the_reduce_dtype_and_arrive_in_the_grad_dtype():
-    full = pool(2).run(reduced, (torch.float32,) * 4)[0]
-    short = pool(2).run(reduced, (torch.float32, torch.float32, torch.bfloat16, torch.float32))[0]
+    full = get_pool(2).run(reduced, (torch.float32,) * 4)[0]
+    short = get_pool(2).run(reduced, (torch.float32, torch.float32, torch.bfloat16, torch.float32))[0]
     assert {gradient.dtype for gradient in short} == {torch.float32}
     for a, b in zip(full, short, strict=True):
         assert b.equal(b.bfloat16().float())

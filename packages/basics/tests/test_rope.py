@@ -12,8 +12,8 @@ from gangline.model.init import make_whole_model
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
 from gangline_basics.model.recall import Recall
-from gangline_basics.model.rope import angles, rotate_pair
-from gangline_basics.model.rope_rates import BandScaling, Rope, frequencies
+from gangline_basics.model.rope import compute_angles, rotate_pair
+from gangline_basics.model.rope_rates import BandScaling, Rope, compute_frequencies
 
 LLAMA = BandScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192)
 
@@ -21,7 +21,7 @@ LLAMA = BandScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, origi
 def test_each_pair_is_turned_by_position_times_its_rate():
     q = torch.randn(1, 1, 1, 8).double()
     position = torch.tensor([[5]])
-    turned, _ = rotate_pair(q, q, position, frequencies(Rope(theta=100.0), 8))
+    turned, _ = rotate_pair(q, q, position, compute_frequencies(Rope(theta=100.0), 8))
     for i in range(4):
         angle = 5 * 100.0 ** (-2 * i / 8)
         a, b = q[0, 0, 0, i], q[0, 0, 0, i + 4]
@@ -33,8 +33,8 @@ def test_products_depend_on_the_distance_alone():
     q, k = torch.randn(1, 1, 1, 16).double(), torch.randn(1, 1, 1, 16).double()
 
     def product(at_q: int, at_k: int) -> torch.Tensor:
-        q_turned, _ = rotate_pair(q, q, torch.tensor([[at_q]]), frequencies(Rope(), 16))
-        k_turned, _ = rotate_pair(k, k, torch.tensor([[at_k]]), frequencies(Rope(), 16))
+        q_turned, _ = rotate_pair(q, q, torch.tensor([[at_q]]), compute_frequencies(Rope(), 16))
+        k_turned, _ = rotate_pair(k, k, torch.tensor([[at_k]]), compute_frequencies(Rope(), 16))
         return (q_turned * k_turned).sum()
 
     torch.testing.assert_close(product(3, 1), product(1003, 1001), rtol=1e-11, atol=0)
@@ -42,7 +42,7 @@ def test_products_depend_on_the_distance_alone():
 
 
 def test_scaling_stretches_long_waves_and_leaves_short_ones():
-    plain, scaled = frequencies(Rope(500_000.0), 128), frequencies(Rope(500_000.0, LLAMA), 128)
+    plain, scaled = compute_frequencies(Rope(500_000.0), 128), compute_frequencies(Rope(500_000.0, LLAMA), 128)
     between = 0
     for before, after in zip(plain, scaled, strict=True):
         wavelength = 2 * math.pi / before
@@ -62,7 +62,7 @@ def test_scaling_reaches_the_model(random_batch):
     config = DecoderConfig(vocab_size=31, dim=16, layers=1, heads=2, hidden=16, rope_original_max_position=64)
     batch = random_batch(1, 32, 31)
     plain, scaled = (
-        make_whole_model(*plan_decoder(replace(config, rope_scaling_factor=factor)), seed=0).logits(batch)
+        make_whole_model(*plan_decoder(replace(config, rope_scaling_factor=factor)), seed=0).compute_logits(batch)
         for factor in (None, 8.0)
     )
     assert not torch.equal(plain, scaled)
@@ -70,16 +70,16 @@ def test_scaling_reaches_the_model(random_batch):
 
 
 def test_angles_are_exact_to_their_dtype():
-    position, rates = torch.arange(4096)[None], frequencies(Rope(), 64)
-    cos64, _ = angles(position, rates, torch.float64)
-    cos32, _ = angles(position, rates, torch.float32)
+    position, rates = torch.arange(4096)[None], compute_frequencies(Rope(), 64)
+    cos64, _ = compute_angles(position, rates, torch.float64)
+    cos32, _ = compute_angles(position, rates, torch.float32)
     assert cos64.shape == (1, 1, 4096, 32)
     assert (cos32 - cos64).abs().max() < 4096 * 2.0**-23  # a float32 angle of 4096 is off by at most half of that
 
 
 def test_half_precision_is_rotated_in_float32():
     q = torch.randn(1, 2, 512, 16)
-    position, rates = torch.arange(512)[None], frequencies(Rope(), 16)
+    position, rates = torch.arange(512)[None], compute_frequencies(Rope(), 16)
     exact, _ = rotate_pair(q.bfloat16().double(), q.double(), position, rates)
     ours, _ = rotate_pair(q.bfloat16(), q.bfloat16(), position, rates)
     assert ours.dtype == torch.bfloat16

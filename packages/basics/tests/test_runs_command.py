@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from gangline.config.compose import compose
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.errors import UserError
 from gangline.record import StepRecord
 from gangline.run.directory import RunDirectory
@@ -25,13 +25,13 @@ from gangline.run.ending import RunEnding, write_ending
 from gangline.run.events import Events
 from gangline.run.generation import STEP
 from gangline.run.lock import RunLock
-from gangline.train.left_behind import figure_of
+from gangline.train.left_behind import draw_figure
 from gangline_basics.runs import run_figure
 from gangline_basics.runs.command import main as runs
-from gangline_basics.runs.compare import differences, main as compare, picture
-from gangline_basics.runs.listing import summaries, summary
+from gangline_basics.runs.compare import draw_picture, find_differences, main as compare
+from gangline_basics.runs.listing import read_summaries, read_summary
 from gangline_testkit import RealRuns
-from gangline_testkit.figures import readable, words_of
+from gangline_testkit.figures import list_readable, list_words
 
 
 def record(step: int, loss: float, **more) -> StepRecord:
@@ -155,29 +155,29 @@ def test_the_step_of_a_run_without_records(tmp_path: Path) -> None:
     run = made(tmp_path / "quiet")
     (run / "metrics.jsonl").unlink()
     (run / STEP).write_text(f"{3:20}")
-    assert summary(run).step == 3
+    assert read_summary(run).step == 3
 
 
 def test_a_run_that_lives(tmp_path: Path) -> None:
     with RealRuns(tmp_path) as real:
         process = real.fork("run.dir=a", "run.steps=100000")
         real.wait_for_step(process, "a", 1)
-        (found,) = summaries(tmp_path)
+        (found,) = read_summaries(tmp_path)
         assert found.step > 0
         assert found.state == "running"
         process.terminate()
         real.finish(process, code=75)
-    assert summaries(tmp_path)[0].state == "preempted"
+    assert read_summaries(tmp_path)[0].state == "preempted"
 
 
 def test_a_run_of_another_machine_is_running_until_it_is_silent(tmp_path: Path, monkeypatch) -> None:
     run = made(tmp_path / "a", reason=None)
     lines = (run / "events.jsonl").read_text().replace(os.uname().nodename, "elsewhere")
     (run / "events.jsonl").write_text(lines)
-    assert summaries(tmp_path)[0].state == "running"
+    assert read_summaries(tmp_path)[0].state == "running"
     for file in run.iterdir():
         os.utime(file, (1e9, 1e9))
-    assert summaries(tmp_path)[0].state == "silent"
+    assert read_summaries(tmp_path)[0].state == "silent"
 
 
 def test_the_newest_record_is_read_from_the_end(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_the_newest_record_is_read_from_the_end(tmp_path: Path) -> None:
     run = made(tmp_path / "a")
     with (run / "metrics.jsonl").open("a") as file:
         file.write(record(2, 7.5, metrics={"x": [0.1] * 50_000}).to_json() + "\n" + record(3, 9.0).to_json()[:40])
-    assert (summaries(tmp_path)[0].step, summaries(tmp_path)[0].loss) == (2, 7.5)
+    assert (read_summaries(tmp_path)[0].step, read_summaries(tmp_path)[0].loss) == (2, 7.5)
 
 
 def test_lines_without_a_record_are_told(tmp_path: Path, capsys) -> None:
@@ -210,7 +210,7 @@ def test_lines_without_a_record_are_told(tmp_path: Path, capsys) -> None:
     words += "and those steps are missing."
     assert told == [f"gangline runs: {words}", f"gangline compare: {words}"]
     (one / "metrics.jsonl").write_bytes(b"\0" * 100_000 + b"\n[[[[\n")
-    assert summary(one).unreadable == 2
+    assert read_summary(one).unreadable == 2
     with pytest.raises(UserError, match="No line of it holds the record of a step"):
         compare([str(one), str(two)])
 
@@ -226,7 +226,7 @@ def test_hundreds_of_runs_take_a_moment(tmp_path: Path) -> None:
         (run / "events.jsonl").write_text(events)
         (run / "metrics.jsonl").write_text(long if number < 20 else long[:50_000])
     start = time.process_time()
-    assert len(summaries(tmp_path)) == 301
+    assert len(read_summaries(tmp_path)) == 301
     assert time.process_time() - start < 15  # seconds of CPU; about 3 on a quiet machine
 
 
@@ -275,7 +275,7 @@ def test_compare_draws(tmp_path: Path, kind: str) -> None:
     file = tmp_path / f"curves.{kind}"
     assert compare([str(one), str(two), "--picture", str(file)]) == 0
     if kind == "svg":
-        words = words_of(file.read_text())
+        words = list_words(file.read_text())
         assert words[:5] == [*"1234", "step"]
         assert words[-4:] == ["loss", "one", "two", "loss of one, two"]
         assert {"1.00", "3.00"} <= set(words[5:-4]), "the vertical axis"
@@ -288,24 +288,24 @@ def test_compare_draws(tmp_path: Path, kind: str) -> None:
 
 def test_figure_of_two_runs_has_their_numbers_and_a_gap() -> None:
     curves = [[(1.0, 3.0), (2.0, 2.0)], [(1.0, 3.0), (2.0, math.nan), (3.0, math.inf), (4.0, 1.5)]]
-    figure = picture(["one", "two"], curves, "loss", "hours")
+    figure = draw_picture(["one", "two"], curves, "loss", "hours")
     lines = figure.axes[0].get_lines()
     assert [line.get_label() for line in lines] == ["one", "two"]
     assert [[*line.get_xdata()] for line in lines] == [[1, 2], [1, 2, 3, 4]]
     assert str([[*map(float, line.get_ydata())] for line in lines]) == "[[3.0, 2.0], [3.0, nan, nan, 1.5]]"
-    assert readable(figure)[0] == "loss of one, two"
-    assert {"hours", "loss", "one", "two"} <= set(readable(figure))
+    assert list_readable(figure)[0] == "loss of one, two"
+    assert {"hours", "loss", "one", "two"} <= set(list_readable(figure))
 
 
 def test_figure_of_many_runs_is_readable() -> None:
     names = [f"runs/{'a-long-name-' * (1 + number % 5)}{number}" for number in range(20)]
-    figure = picture(names, [[(1e9, 3.0 + number), (2e9, 2.0)] for number in range(20)], "loss", "tokens")
-    assert "".join(readable(figure)).count("runs/") == 2 * 20
+    figure = draw_picture(names, [[(1e9, 3.0 + number), (2e9, 2.0)] for number in range(20)], "loss", "tokens")
+    assert "".join(list_readable(figure)).count("runs/") == 2 * 20
     assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[0].get_lines()}) == 20
 
 
 def test_figure_without_steps_says_so() -> None:
-    assert readable(picture(["one"], [[]], "loss", "step"))[1] == "No run has a step yet."
+    assert list_readable(draw_picture(["one"], [[]], "loss", "step"))[1] == "No run has a step yet."
 
 
 def test_compare_draws_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,24 +317,27 @@ def test_compare_draws_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().out
     assert "Their configurations" not in said
     assert "best" in said
-    words = readable(run_figure.run_figure(run))
+    words = list_readable(run_figure.run_figure(run))
     assert words[0] == "Loss of one"
     assert {"training", "validation", "learning rate", "loss (nats)", "step", "2.6"} <= set(words)
-    assert sorted(words_of(file.read_text())) == sorted(words)
+    assert sorted(list_words(file.read_text())) == sorted(words)
     assert compare([str(run), "--metric", "grad_norm", "--picture", str(file)]) == 0
-    assert "learning rate" not in words_of(file.read_text())
+    assert "learning rate" not in list_words(file.read_text())
 
 
 def test_run_that_ends_without_matplotlib_says_what_to_install(tmp_path, monkeypatch, capsys) -> None:
     session = SimpleNamespace(
-        comms=SimpleNamespace(rank=0), step=3, directory=SimpleNamespace(path=made(tmp_path / "a")), run=default_run()
+        comms=SimpleNamespace(rank=0),
+        step=3,
+        directory=SimpleNamespace(path=made(tmp_path / "a")),
+        run=build_default_run(),
     )
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert figure_of(session) == ""
+    assert draw_figure(session) == ""
     said = 'train: no figure of the loss: figures need matplotlib. pip install "gangline-basics[pictures]"\n'
     assert capsys.readouterr().err == said
     monkeypatch.undo()
-    assert figure_of(session) == str(tmp_path / "a" / "loss.svg")
+    assert draw_figure(session) == str(tmp_path / "a" / "loss.svg")
     assert capsys.readouterr().err == ""
 
 
@@ -359,7 +362,7 @@ def test_compare_refuses_what_is_not_there(tmp_path: Path) -> None:
 def test_differences_of_runs_with_other_parts() -> None:
     one = {"parts": {"optimizer": "adamw"}, "optimizer": {"eps": 1e-8}, "run": {"dir": "a", "seed": 1}}
     two = {"parts": {"optimizer": "muon"}, "optimizer": {"eps": 1e-8, "momentum": 0.9}, "run": {"dir": "b", "seed": 1}}
-    assert differences([one, two]) == {"optimizer": ["adamw", "muon"], "optimizer.momentum": [None, 0.9]}
+    assert find_differences([one, two]) == {"optimizer": ["adamw", "muon"], "optimizer.momentum": [None, 0.9]}
 
 
 def test_compare_says_what_it_cannot_read_or_write(tmp_path: Path) -> None:
@@ -388,6 +391,6 @@ def test_a_run_lives_also_where_the_kernel_names_another_device(tmp_path: Path, 
     line = "7: FLOCK  ADVISORY  WRITE {pid} ff:1e:{inode} 0 EOF\n"
     lock.take()
     locks.write_text(line.format(pid=os.getpid(), inode=(run / ".lock").stat().st_ino))
-    assert summaries(tmp_path)[0].state == "running"
+    assert read_summaries(tmp_path)[0].state == "running"
     lock.release()
-    assert summaries(tmp_path)[0].state == "killed"
+    assert read_summaries(tmp_path)[0].state == "killed"

@@ -17,7 +17,7 @@ from gangline.batch import Batch
 from gangline.checkpoint.base import SaveRequest
 from gangline.cli.main import main
 from gangline.config import Run
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct, materialise
@@ -32,7 +32,7 @@ from gangline_basics.data.config import TextConfig
 from gangline_basics.model.config import Tiny
 from gangline_basics.sampling.prompts import read_prompts
 from gangline_basics.sampling.sampler import Sampler, generate, sample
-from gangline_basics.sampling.text import codec_of, cut_at_stop, encode, ends_of
+from gangline_basics.sampling.text import build_codec, cut_at_stop, encode, find_ends
 from gangline_testkit import warm
 from gangline_testkit.inputs import make_full_batch
 
@@ -42,7 +42,7 @@ MOMENT = torch.full((9,), 7.25)
 
 def make_run(path: Path, *steps: int, data: TextConfig | None = None, checkpoint=None, tied: bool = False) -> Run:
     """A run directory with a checkpoint at each of `steps`, whose weights are those of seed `step`."""
-    run = default_run(
+    run = build_default_run(
         model=Tiny(dim=32, layers=2, heads=2, kv_heads=1, hidden=64, tied=tied, init_std=0.5),
         checkpoint=checkpoint or "torch",
         data=data or "text",
@@ -83,7 +83,7 @@ def test_temperature_0_takes_the_likeliest(tmp_path):
     row = [1, 2, 3]
     with torch.no_grad():
         for _ in range(CONTEXT):
-            row.append(int(model.logits(make_full_batch(torch.tensor([row])))[0, -1].argmax()))
+            row.append(int(model.compute_logits(make_full_batch(torch.tensor([row])))[0, -1].argmax()))
     assert written(model, [1, 2, 3], CONTEXT) == row[3:]
     assert written(model, [1, 2, 3], CONTEXT, cached=False) == row[3:]
     assert written(model, [1, 2, 3], CONTEXT, 5, temperature=0.9, top_k=1) == row[3:]
@@ -208,14 +208,14 @@ def words(path: Path, *known: str, bos: bool = False) -> TextConfig:
 )
 def test_prompt_begins_with_the_bos_of_the_tokenizer(tmp_path, prompt, bos, tokens):
     run = make_run(tmp_path / "run", data=words(tmp_path / "words.json", "bos", "eos", "a", "b", bos=True))
-    assert encode(codec_of(run), prompt, run, bos) == tokens
+    assert encode(build_codec(run), prompt, run, bos) == tokens
 
 
 def test_empty_prompt_is_the_bos_or_a_line_end(tmp_path):
     run = make_run(tmp_path / "bos", data=words(tmp_path / "words.json", "bos", "eos", bos=True))
-    assert encode(codec_of(run), "", run)[0] == 0
+    assert encode(build_codec(run), "", run)[0] == 0
     run = make_run(tmp_path / "bytes")
-    assert encode(codec_of(run), "", run) == [ord("\n")]
+    assert encode(build_codec(run), "", run) == [ord("\n")]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_end_tokens_are_those_of_the_weights(tmp_path, files, ends):
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     run = make_run(tmp_path / "run", data=words(tmp_path / "words.json", "a", "b"))
-    assert ends_of(replace(run, model=replace(run.model, weights=str(tmp_path))), codec_of(run)) == ends
+    assert find_ends(replace(run, model=replace(run.model, weights=str(tmp_path))), build_codec(run)) == ends
 
 
 def test_what_is_missing_is_said(tmp_path):
@@ -262,7 +262,7 @@ def test_a_prompt_outside_the_vocabulary_is_refused(tmp_path, monkeypatch):
     for beyond in (-1, 256):
         with pytest.raises(UserError, match=f"has token {beyond}, and the model knows 256"):
             Sampler(tmp_path / "many").write([[1, beyond]], 3)
-    monkeypatch.setattr(TextConfig, "codec", lambda self, run: SimpleNamespace(encode=lambda text: None))
+    monkeypatch.setattr(TextConfig, "build_codec", lambda self, run: SimpleNamespace(encode=lambda text: None))
     with pytest.raises(UserError, match="is not text"):
         sample(tmp_path / "few", "yes")
 
@@ -329,7 +329,7 @@ class AlwaysThis(torch.nn.Module):
         super().__init__()
         self.token = token
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         found = torch.zeros(*hidden.shape[:-1], 300)
         found[..., self.token] = 1
         return found
@@ -428,7 +428,15 @@ def test_a_damaged_checkpoint_is_told_without_a_traceback(tmp_path, capsys):
 def test_what_several_processes_trained_one_samples(runs):
     runs.train("parallel=ddp", "launch.processes=2", "run.dir=r")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*warm.command("gangline.cli.main", environment), "sample", "r", "--prompt", "the ", "--tokens", "12"]
+    command = [
+        *warm.make_command("gangline.cli.main", environment),
+        "sample",
+        "r",
+        "--prompt",
+        "the ",
+        "--tokens",
+        "12",
+    ]
     done = subprocess.run(command, cwd=runs.directory, capture_output=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.startswith(b"the ")

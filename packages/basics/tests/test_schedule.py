@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gangline_basics.schedule.config import PARTS, Constant, Cosine, Wsd
-from gangline_basics.schedule.shapes import constant, cosine, wsd
+from gangline_basics.schedule.shapes import build_constant, build_cosine, build_wsd
 
 
 def run_of(steps):
@@ -22,20 +22,20 @@ def factors(build, config, steps):
 
 
 def test_constant_warms_up_in_a_straight_line_and_stays():
-    assert factors(constant, Constant(warmup_steps=3), 6) == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
-    assert factors(constant, Constant(), 2) == [1, 1]
+    assert factors(build_constant, Constant(warmup_steps=3), 6) == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+    assert factors(build_constant, Constant(), 2) == [1, 1]
 
 
 def test_cosine_starts_at_one_and_is_final_when_the_run_is_over():
-    found = factors(cosine, Cosine(warmup_steps=1, final=0.1), 5)
+    found = factors(build_cosine, Cosine(warmup_steps=1, final=0.1), 5)
     assert found == pytest.approx([0.5, 1.0, 0.1 + 0.9 * 0.853553, 0.55, 0.1 + 0.9 * 0.146447], rel=1e-5)
-    assert cosine(Cosine(warmup_steps=1, final=0.1), run_of(5))(5) == pytest.approx(0.1)
+    assert build_cosine(Cosine(warmup_steps=1, final=0.1), run_of(5))(5) == pytest.approx(0.1)
 
 
 def test_wsd_stays_then_falls_in_a_straight_line():
-    found = factors(wsd, Wsd(warmup_steps=1, decay_steps=4, final=0.5), 8)
+    found = factors(build_wsd, Wsd(warmup_steps=1, decay_steps=4, final=0.5), 8)
     assert found == pytest.approx([0.5, 1, 1, 1, 1, 0.875, 0.75, 0.625])
-    by_default = factors(wsd, Wsd(), 100)
+    by_default = factors(build_wsd, Wsd(), 100)
     assert by_default[:6] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
     assert by_default[5:90] == [1.0] * 85
     assert by_default[90:] == pytest.approx([1 - i / 10 for i in range(10)])
@@ -48,12 +48,12 @@ def test_wsd_stays_then_falls_in_a_straight_line():
 def test_wsd_default_decay_fits_behind_the_warm_up(warmup, steps, fall):
     config = Wsd(warmup_steps=warmup, final=0.4)
     assert config.check(run_of(steps)) == []
-    schedule = wsd(config, run_of(steps))
-    assert [schedule(step) for step in range(config.warmup(run_of(steps)), steps)] == pytest.approx(fall)
+    schedule = build_wsd(config, run_of(steps))
+    assert [schedule(step) for step in range(config.count_warmup_steps(run_of(steps)), steps)] == pytest.approx(fall)
     assert steps == warmup or schedule(steps) == pytest.approx(0.4)
 
 
-configs = st.sampled_from([(constant, Constant), (cosine, Cosine), (wsd, Wsd)])
+configs = st.sampled_from([(build_constant, Constant), (build_cosine, Cosine), (build_wsd, Wsd)])
 
 
 @given(configs, st.integers(1, 200), st.data())

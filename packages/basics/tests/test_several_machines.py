@@ -12,7 +12,7 @@ import pytest
 
 from gangline_basics.launch import elastic
 from gangline_basics.launch.elastic import AgentNode, RankFiles
-from gangline_basics.launch.interface import interface_towards
+from gangline_basics.launch.interface import find_interface
 from gangline_basics.launch.starts import JobStart
 from gangline_testkit.real_runs import SMALL, RealRuns
 
@@ -51,7 +51,7 @@ def can_have_machines() -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 def test_the_interface_is_the_one_that_leads_there():
-    assert interface_towards(["no.such.host.invalid", "127.0.0.2"]) == "lo"
+    assert find_interface(["no.such.host.invalid", "127.0.0.2"]) == "lo"
 
 
 class NowhereToGo(socket.socket):
@@ -66,7 +66,7 @@ class NowhereToGo(socket.socket):
 
 def test_of_many_hosts_only_the_first_few_are_asked(monkeypatch):
     monkeypatch.setattr(socket, "socket", NowhereToGo)
-    assert interface_towards([f"host{index}" for index in range(1000)]) is None
+    assert find_interface([f"host{index}" for index in range(1000)]) is None
     assert [host for host, _ in NowhereToGo.asked] == ["host0", "host1", "host2"]
 
 
@@ -74,13 +74,13 @@ def test_of_many_hosts_only_the_first_few_are_asked(monkeypatch):
 def test_the_way_to_other_nodes_is_asked_by_address(tmp_path, monkeypatch):
     """What a scheduler calls a node need be known to no name service; a loopback leads to no other machine."""
     ways = {"10.0.0.1": "ib0", "10.0.0.2": "ib0", "n1": "lo", "n2": "eth0"}
-    monkeypatch.setattr(elastic, "interface_towards", lambda hosts: next(ways[h] for h in hosts if h in ways))
+    monkeypatch.setattr(elastic, "find_interface", lambda hosts: next(ways[h] for h in hosts if h in ways))
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
 
     def interface(name, first, nodes, peers=()):
         files = RankFiles(tmp_path, AgentNode(name, 1, None, lambda: 1, alone=False))
         files.start, files.peers = JobStart(1, tuple(nodes), 2, 0), list(peers)
-        return files._interface(first)
+        return files._find_interface(first)
 
     assert interface("n1", "10.0.0.1", ["n1", "n2"], ["10.0.0.2"]) == "ib0"
     assert interface("n2", "10.0.0.1", ["n1", "n2"]) == "ib0"
@@ -100,4 +100,4 @@ def test_two_machines_train_together(tmp_path, agents):
         words = [f"run.dir={out}", "parallel=ddp", "launch=elastic", f"launch.nodes={nodes}", f"launch.agents={agents}"]
         words += [f"launch.processes={nodes}", "launch.timeout_seconds=60", "launch.futile_restarts=1"]
         runs.finish(runs.start(*words, prefix=[*UNSHARE, "bash", "-c", TWO, "bash"]))
-        assert [record["step"] for record in runs.records("out")] == list(range(1, 7))
+        assert [record["step"] for record in runs.read_records("out")] == list(range(1, 7))

@@ -7,11 +7,11 @@ import torch
 
 from gangline.errors import UserError
 from gangline.mesh import Mesh
-from gangline_basics.checkpoint.weights import weights_under
+from gangline_basics.checkpoint.weights import find_weights_under
 from gangline_basics.optimizer.config import Soap
 from gangline_basics.optimizer.soap import SoapMatrix
-from gangline_testkit.pool import pool
-from gangline_testkit.sessions import session
+from gangline_testkit.pool import get_pool
+from gangline_testkit.sessions import open_session
 
 CPU = torch.device("cpu")
 
@@ -92,7 +92,7 @@ def test_bases_do_not_hang_on_rounding():
 
 def held(path, *words):
     """(bytes of optimizer state on this rank, what `explain` says of the fullest)."""
-    started = session(path, "optimizer=soap", "optimizer.max_side=30", "model.layers=1", *words)
+    started = open_session(path, "optimizer=soap", "optimizer.max_side=30", "model.layers=1", *words)
     run = started.run
     said = run.parallel.explain(run, Mesh.of(dict(started.mesh.sizes)))
     held = sum(shard.local.numel() * shard.local.itemsize for shard in started.optimizer.shards())
@@ -102,7 +102,7 @@ def held(path, *words):
 @pytest.mark.parametrize("world", [1, 2])
 def test_explain_says_the_bytes_of_the_rank_that_has_most(tmp_path, world):
     words = ("parallel=ddp",) if world > 1 else ()
-    ranks = pool(world).run(held, tmp_path / "run", *words)
+    ranks = get_pool(world).run(held, tmp_path / "run", *words)
     assert {said for _, said in ranks} == {max(held for held, _ in ranks)}
     if world > 1:
         assert ranks[0][0] != ranks[1][0]
@@ -113,8 +113,8 @@ def test_state_by_matrix_of_a_stack_is_no_weight_and_says_that_the_stack_is_trai
     names, average = ["embed.weight", "blocks.0.experts.w_up"], "callback/ema/0.9"
     state = [f"optimizer/{state}/blocks.0.experts.w_up.{n}" for state in ("exp_avg", "left_basis") for n in (0, 1)]
     stored = [*(f"model/{name}" for name in names), *state, "optimizer/exp_avg/embed.weight", f"{average}/embed.weight"]
-    assert weights_under("model", stored, names) == {name: f"model/{name}" for name in names}
+    assert find_weights_under("model", stored, names) == {name: f"model/{name}" for name in names}
     with pytest.raises(UserError, match=r"not all of the model: it has no blocks\.0\.experts\.w_up"):
-        weights_under(average, stored, names)
-    whole = weights_under(average, [*stored, f"{average}/{names[1]}"], names)
+        find_weights_under(average, stored, names)
+    whole = find_weights_under(average, [*stored, f"{average}/{names[1]}"], names)
     assert whole == {name: f"{average}/{name}" for name in names}

@@ -16,16 +16,16 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gangline.config import Run
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.errors import UserError
 from gangline_basics.data.codec import open_codec
 from gangline_basics.data.config import TextConfig
-from gangline_basics.data.corpus import listing, split
+from gangline_basics.data.corpus import list_corpus, split
 from gangline_basics.data.text import TextSource, build
 
 
 def run_of(data: TextConfig, T: int = 16, seed: int = 0, vocab_size: int = 256) -> Run:
-    run = default_run(data=data, run={"seed": seed}, batch={"sequence_length": T}, validate={"every": 100})
+    run = build_default_run(data=data, run={"seed": seed}, batch={"sequence_length": T}, validate={"every": 100})
     run.model.vocab_size = vocab_size
     return run
 
@@ -61,7 +61,7 @@ def vocabulary(tmp_path, corpus) -> Path:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train([file.path for file in listing(str(corpus))], trainer)
+    tokenizer.train([file.path for file in list_corpus(str(corpus))], trainer)
     path = tmp_path / "tokenizer.json"
     tokenizer.save(str(path))
     return path
@@ -80,7 +80,7 @@ def counting(windows: int, T: int, seed: int = 0, split_name: str = "train") -> 
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(0, 5), st.integers(0, 4))
 def test_each_epoch_visits_each_window_once(windows, T, seed, epoch):
     text = counting(windows, T, seed)
-    assert text.length() == windows
+    assert text.count_samples() == windows
     starts = [int(text.sample(epoch * windows + turn)["tokens"][0]) for turn in range(windows)]
     assert sorted(starts) == [window * T for window in range(windows)]
 
@@ -95,7 +95,7 @@ def test_a_sample_is_a_window_with_the_token_after_it():
 def test_samples_depend_on_seed_split_and_number_alone(corpus):
     data = TextConfig(path=str(corpus))
     one, other = source(data), source(data)
-    numbers = [7, 0, 3 * one.length() + 2, 7, one.length() - 1, 1]
+    numbers = [7, 0, 3 * one.count_samples() + 2, 7, one.count_samples() - 1, 1]
     in_order = {i: one.sample(i)["tokens"].tolist() for i in sorted(set(numbers))}
     for i in numbers:  # any order, and again: nothing is remembered
         assert other.sample(i)["tokens"].tolist() == in_order[i]
@@ -126,7 +126,7 @@ def test_another_process_draws_the_same(corpus):
         "import sys; sys.path[:0] = [sys.argv[1]]\n"
         "from test_text_data import *\n"
         "text = source(TextConfig(path=sys.argv[2], documents=True))\n"
-        "print(text.fingerprint(), text.sample(123)['tokens'].tobytes().hex())"
+        "print(text.compute_fingerprint(), text.sample(123)['tokens'].tobytes().hex())"
     )
     there = subprocess.run(
         [sys.executable, "-c", code, str(Path(__file__).parent), str(corpus)],
@@ -135,7 +135,7 @@ def test_another_process_draws_the_same(corpus):
         check=True,
         env={**os.environ, "PYTHONHASHSEED": "random"},
     )
-    assert there.stdout.split() == [here.fingerprint(), here.sample(123)["tokens"].tobytes().hex()]
+    assert there.stdout.split() == [here.compute_fingerprint(), here.sample(123)["tokens"].tobytes().hex()]
 
 
 def test_samples_cannot_be_written_to(corpus):
@@ -157,29 +157,29 @@ def test_files_directories_and_globs_name_the_same_text(corpus):
     whole = source(TextConfig(path=str(corpus)))
     by_glob = source(TextConfig(path=f"{corpus}/**/*.txt"))
     by_list = source(TextConfig(path=[f"{corpus}/odd/*.txt", str(corpus / "even")]))
-    assert whole.fingerprint() == by_glob.fingerprint() == by_list.fingerprint()
+    assert whole.compute_fingerprint() == by_glob.compute_fingerprint() == by_list.compute_fingerprint()
     assert whole.describe() == by_list.describe()
 
 
 def test_a_file_named_twice_is_read_once(corpus):
-    assert len(listing([str(corpus), f"{corpus}/**/*.txt"])) == 200
+    assert len(list_corpus([str(corpus), f"{corpus}/**/*.txt"])) == 200
 
 
 def test_where_the_corpus_lies_does_not_matter(corpus, tmp_path):
-    before = source(TextConfig(path=str(corpus))).fingerprint()
+    before = source(TextConfig(path=str(corpus))).compute_fingerprint()
     corpus.rename(tmp_path / "elsewhere")
-    assert source(TextConfig(path=str(tmp_path / "elsewhere"))).fingerprint() == before
+    assert source(TextConfig(path=str(tmp_path / "elsewhere"))).compute_fingerprint() == before
 
 
 def test_hidden_files_are_left_out_of_directories(corpus):
     (corpus / ".git").mkdir()
     (corpus / ".git" / "config").write_text("secret")
     (corpus / ".hidden").write_text("secret")
-    assert len(listing(str(corpus))) == 200
+    assert len(list_corpus(str(corpus))) == 200
 
 
 def test_the_default_corpus_is_pythons_own_source_quickly():
-    files = listing(None)
+    files = list_corpus(None)
     names = {file.name for file in files}
     assert "argparse.py" in names
     assert "json/decoder.py" in names
@@ -192,7 +192,7 @@ def test_the_default_corpus_is_pythons_own_source_quickly():
         text.sample(0)
         taken.append(time.process_time() - began)
     assert min(taken) < 0.5  # 0.1 s on a quiet machine, where 12 MB are to take less than 0.3
-    assert 2.5 < text.unigram_entropy() < 4
+    assert 2.5 < text.compute_unigram_entropy() < 4
     assert text.decode(text.encode("def f():")) == "def f():"
 
 
@@ -201,7 +201,7 @@ def test_entropy_is_that_of_the_frequencies(tmp_path):
     text = source(TextConfig(path=str(tmp_path), separator="a", validation_fraction=0.0))
     counts = {"a": 201, "b": 100, "c": 100}
     expected = -sum(n / 401 * math.log(n / 401) for n in counts.values())
-    assert text.unigram_entropy() == pytest.approx(expected, abs=1e-12)
+    assert text.compute_unigram_entropy() == pytest.approx(expected, abs=1e-12)
     assert f"{expected:.3f} nats" in text.describe()
 
 
@@ -210,7 +210,7 @@ def test_entropy_is_that_of_the_frequencies(tmp_path):
 
 def test_whole_files_are_held_out(corpus):
     data = TextConfig(path=str(corpus), validation_fraction=0.1)
-    files = listing(str(corpus))
+    files = list_corpus(str(corpus))
     train, held_out = (split(files, 0.1, name) for name in ("train", "validation"))
     assert all(piece.cut is None for piece in train + held_out)
     assert {piece.file for piece in train}.isdisjoint(piece.file for piece in held_out)
@@ -220,10 +220,10 @@ def test_whole_files_are_held_out(corpus):
 
 
 def test_files_stay_on_their_side_when_others_come(corpus):
-    before = {piece.file.name for piece in split(listing(str(corpus)), 0.1, "validation")}
+    before = {piece.file.name for piece in split(list_corpus(str(corpus)), 0.1, "validation")}
     for number in range(50):
         (corpus / "odd" / f"new{number}.txt").write_text("new text\n")
-    after = {piece.file.name for piece in split(listing(str(corpus)), 0.1, "validation")}
+    after = {piece.file.name for piece in split(list_corpus(str(corpus)), 0.1, "validation")}
     assert {name for name in after if "new" not in name} == before
 
 
@@ -261,7 +261,7 @@ def test_documents_number_the_files_and_restart_positions(tmp_path):
     file_of = [0] * 4 + [1] * 6 + [2] * 3 + [3] + [4] * 11
     place = [*range(4), *range(6), *range(3), 0, *range(11)]
     seen = set()
-    for i in range(text.length()):
+    for i in range(text.count_samples()):
         sample = text.sample(i)
         start = stream.index(bytes(sample["tokens"]).decode())
         seen.add(start)
@@ -283,7 +283,7 @@ def test_without_documents_there_is_one(corpus):
 
 def test_a_fingerprint_changes_with_whatever_changes_a_sample(corpus, vocabulary):
     def mark(data: TextConfig, split_name="train", **more):
-        return source(data, split_name, **more).fingerprint()
+        return source(data, split_name, **more).compute_fingerprint()
 
     data = TextConfig(path=str(corpus))
     marks = [
@@ -296,7 +296,7 @@ def test_a_fingerprint_changes_with_whatever_changes_a_sample(corpus, vocabulary
         mark(TextConfig(path=str(corpus), validation_fraction=0.3)),
         mark(TextConfig(path=str(corpus), tokenizer=str(vocabulary)), vocab_size=300),
     ]
-    train = split(listing(str(corpus)), data.validation_fraction, "train")[5].file.path
+    train = split(list_corpus(str(corpus)), data.validation_fraction, "train")[5].file.path
     Path(train).write_text(Path(train).read_text().replace("be", "ba", 1))
     marks.append(mark(data))
     assert len(set(marks)) == len(marks)
@@ -463,10 +463,10 @@ def test_a_file_stays_on_its_side_when_the_first_file_of_another_folder_comes(tm
     for number in range(60):
         (tmp_path / "texts" / "en" / f"{number}.txt").write_text("text")
     for asked in (tmp_path / "texts", tmp_path / "texts" / "**" / "*.txt"):
-        before = {part.file.path for part in split(listing(str(asked)), 0.1, "validation")}
+        before = {part.file.path for part in split(list_corpus(str(asked)), 0.1, "validation")}
         (tmp_path / "texts" / "fr").mkdir(exist_ok=True)
         (tmp_path / "texts" / "fr" / "0.txt").write_text("texte")
-        after = {part.file.path for part in split(listing(str(asked)), 0.1, "validation")}
+        after = {part.file.path for part in split(list_corpus(str(asked)), 0.1, "validation")}
         assert before
         assert before == after - {str(tmp_path / "texts" / "fr" / "0.txt")}
         (tmp_path / "texts" / "fr" / "0.txt").unlink()

@@ -10,10 +10,10 @@ import lzma
 import numpy as np
 import pytest
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.errors import UserError
 from gangline_basics.data.config import TextConfig
-from gangline_basics.data.formats import lines_of, read
+from gangline_basics.data.formats import read, read_lines
 from gangline_basics.data.text import build
 
 TEXTS = [f"line {number} of a corpus\nwith naïve prose\n" for number in range(200)]
@@ -22,11 +22,11 @@ PLAIN = "".join(TEXTS).encode()
 
 
 def source(data: TextConfig, split: str = "train"):
-    return build(data, default_run(data=data), split)
+    return build(data, build_default_run(data=data), split)
 
 
 def problems(data: TextConfig) -> str:
-    return str(UserError.of(data.check(default_run(data=data))))
+    return str(UserError.of(data.check(build_default_run(data=data))))
 
 
 def text_of(found) -> str:
@@ -40,7 +40,7 @@ def test_a_compressed_file_is_its_text(tmp_path, ending, compress):
     (tmp_path / "a.txt").write_bytes(PLAIN)
     (tmp_path / f"b.txt.{ending}").write_bytes(compress(PLAIN))
     plain, packed = TextConfig(path=str(tmp_path / "a.txt")), TextConfig(path=str(tmp_path / f"b.txt.{ending}"))
-    assert packed.check(default_run(data=packed)) == []
+    assert packed.check(build_default_run(data=packed)) == []
     whole = [text_of(source(packed, split)).rstrip("\0") for split in ("train", "validation")]
     assert "".join(whole) == PLAIN.decode()
     assert 0.5 < len(whole[1]) / len(text_of(source(plain, "validation"))) < 2  # the same share, by what is stored
@@ -50,7 +50,7 @@ def test_json_lines_are_documents(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(LINES)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES))
     data = TextConfig(path=str(tmp_path / "a.jsonl"), documents=True, validation_fraction=0.1)
-    assert data.check(default_run(data=data)) == []
+    assert data.check(build_default_run(data=data)) == []
     train, held_out = source(data), source(data, "validation")
     both = text_of(train) + text_of(held_out)
     assert both.split("\0")[:-1] == TEXTS  # in order, and each on one side
@@ -188,7 +188,7 @@ def test_zstandard_names_its_package(tmp_path, monkeypatch):
 @pytest.mark.parametrize("cut", range(1, 17))
 def test_every_line_is_on_one_side(cut):
     content = b"one\ntwo\nthree\nfour"
-    (train, _), (held_out, number) = lines_of(content, cut, False), lines_of(content, cut, True)
+    (train, _), (held_out, number) = read_lines(content, cut, False), read_lines(content, cut, True)
     assert train + held_out == content
     assert held_out
     assert number == 1 + train.count(b"\n")

@@ -39,7 +39,7 @@ def layouts(draw, mesh: Mesh) -> Layout:
         outer = Layout(shape, "float32", tuple(divisions))
         each = []
         for parts in _joint([division.parts for division in divisions]):
-            rows = sum(prod(box.shape[:-1]) for box in outer.boxes(parts))
+            rows = sum(prod(box.shape[:-1]) for box in outer.list_boxes(parts))
             each.append(draw(bounds(rows, mesh.size(axis), draw(st.sampled_from([1, 2])))))
         divisions.append(Division((axis,), tuple(each), rows=True))
     return Layout(shape, draw(st.sampled_from(DTYPES)), tuple(divisions), at)

@@ -33,10 +33,10 @@ class Runs(RealRuns):
 
         So a run whose test does something to it at its beginning is never over too soon, and costs no more steps.
         """
-        self.wait_for_step(process, run_dir, self.records(run_dir)[-1]["step"] + steps)
+        self.wait_for_step(process, run_dir, self.read_records(run_dir)[-1]["step"] + steps)
         os.kill(process.pid, signal.SIGTERM)
         printed = self.finish(process, code=75)
-        return printed, self.records(run_dir)[-1]["step"]
+        return printed, self.read_records(run_dir)[-1]["step"]
 
 
 @cache

@@ -98,7 +98,7 @@ def loaded(directory: str, names: Sequence[str] | None, token: str) -> tuple[int
             ]
     store = Far(Path(directory))
     tier = StoreTier("far", store)
-    agreement = Agreement(rank.comms(MESH).store, f"sharing/{token}", rank.index, rank.world)
+    agreement = Agreement(rank.make_comms(MESH).store, f"sharing/{token}", rank.index, rank.world)
     own = sum(shard.local.numel() * (4 if shard.dtype != torch.int64 else 8) for shard in shards)
     try:
         load(ID, [(tier, tier.meta(ID))], shards, found, agreement)

@@ -14,7 +14,7 @@ from gangline.run.attempts import Attempt
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
 from gangline_testkit import checkpointer_ranks as kit
 
-REGISTRY = kit.registry_of(Mesh.of({}))
+REGISTRY = kit.build_registry(Mesh.of({}))
 
 
 class Job:
@@ -29,8 +29,8 @@ class Job:
         self.end()
         run = composed(self.run_dir, "checkpoint.every=2", "run.steps=99", *self.words)
         self.checkpointer = build(run.checkpoint, run, dist.HashStore())
-        self.newest = self.checkpointer.latest()
-        attempts.append(self.run_dir, Attempt(attempts.current(self.run_dir), self.newest and str(self.newest)))
+        self.newest = self.checkpointer.find_latest()
+        attempts.append(self.run_dir, Attempt(attempts.read_current(self.run_dir), self.newest and str(self.newest)))
         return self.checkpointer
 
     def step(self, step: int, salt: int | None = None, attempt: int = 1) -> list[str]:
@@ -40,10 +40,10 @@ class Job:
 
     def save(self, step: int, salt: int | None = None, attempt: int = 1) -> None:
         assert self.checkpointer is not None
-        request = self.checkpointer.due(step, 0.1, 2)
+        request = self.checkpointer.get_due_save(step, 0.1, 2)
         if request is not None:
-            shards = kit.shards_of(REGISTRY, step if salt is None else salt)
-            document = kit.document(step, attempt, step)
+            shards = kit.make_shards(REGISTRY, step if salt is None else salt)
+            document = kit.make_document(step, attempt, step)
             handle = self.checkpointer.save(request, shards, REGISTRY, document)
             handle.settled.result()
 
@@ -54,9 +54,9 @@ class Job:
     def load(self, step: int, attempt: int = 1) -> list[str]:
         """Shards that differ from what was saved."""
         assert self.checkpointer is not None
-        shards = kit.shards_of(REGISTRY, None)
+        shards = kit.make_shards(REGISTRY, None)
         self.checkpointer.load(CheckpointId(step, attempt), shards, REGISTRY)
-        return kit.wrong(shards, step)
+        return kit.find_wrong(shards, step)
 
     def end(self) -> None:
         if self.checkpointer is not None:

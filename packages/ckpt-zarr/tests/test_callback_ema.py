@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gangline_basics.sampling.sampler import sample
-from gangline_testkit.sessions import session, train_on_ranks, train_session
+from gangline_testkit.sessions import open_session, train_on_ranks, train_session
 
 EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "checkpoint=zarr", "run.deterministic=true")
 ALIKE = ("batch.micro_size=1", "parallel.groups=2")  # adds as two data ranks do
@@ -16,7 +16,11 @@ def test_a_run_goes_on_with_its_averages_bit_by_bit(tmp_path):
     train_on_ranks(2, tmp_path / "out", *EMA, "batch.micro_size=1", "parallel=ddp", "run.steps=2")
     train_session(tmp_path / "out", *EMA, *ALIKE, "run.steps=4")
     one, two = (
-        {shard.name: shard.local for shard in session(tmp_path / name, *EMA).shards() if "callback/ema" in shard.name}
+        {
+            shard.name: shard.local
+            for shard in open_session(tmp_path / name, *EMA).shards()
+            if "callback/ema" in shard.name
+        }
         for name in ("straight", "out")
     )
     assert one.keys() == two.keys()

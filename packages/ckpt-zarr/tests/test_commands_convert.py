@@ -18,7 +18,7 @@ from gangline.config.compose import compose_one
 from gangline.config.serial import to_dict
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.model.tree import parameter_shapes
+from gangline.model.tree import get_parameter_shapes
 from gangline.shard import Division, Layout, Registry
 from gangline_ckpt_zarr.commands.where import find_place
 from gangline_models.families.decoder import config_json
@@ -45,7 +45,7 @@ def trained(run, tmp_path) -> tuple[str, Registry]:
     """A checkpoint of two ranks, cut by rows, with optimizer state beside the model."""
     tree, _ = compose_model(run)
     layouts = {}
-    for name, shape in parameter_shapes(tree).items():
+    for name, shape in get_parameter_shapes(tree).items():
         rows = Division(("dp_shard",), ((0, shape[0] // 2, shape[0]),), rows=len(shape) > 1)
         divisions = (rows,) if len(shape) > 1 else ()
         layouts[f"model/{name}"] = layouts[f"optimizer/exp_avg/{name}"] = Layout(shape, "float32", divisions)
@@ -172,7 +172,7 @@ def test_a_run_begins_with_it(trained, tmp_path, capsys):
         [*words[:-1], f"run.dir={tmp_path / 'other'}", f"model.weights={tmp_path / 'hf'}"],
     ):
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [*warm.command("gangline.cli.train", environment), *start, *rest]
+        command = [*warm.make_command("gangline.cli.train", environment), *start, *rest]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         directory = next(word for word in start if word.startswith("run.dir=")).removeprefix("run.dir=")
@@ -267,7 +267,7 @@ def test_less_than_two_of_the_largest_array_is_held(tmp_path):
     )
     run = compose_one([*settings, "checkpoint=zarr"])
     tree, _ = compose_model(run)
-    layouts = {f"model/{name}": Layout(shape) for name, shape in parameter_shapes(tree).items()}
+    layouts = {f"model/{name}": Layout(shape) for name, shape in get_parameter_shapes(tree).items()}
     largest, total = (pick(layout.nbytes for layout in layouts.values()) for pick in (max, sum))
     assert largest == 48 << 20
     assert total > 4 * largest

@@ -29,7 +29,7 @@ from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.stored import StoreTier
 from gangline_testkit import checkpointer_ranks as kit, rank
-from gangline_testkit.pool import PRELOAD, PoolBroken, pool
+from gangline_testkit.pool import PRELOAD, PoolBroken, get_pool
 
 SECONDS = 60.0  # a test that waits longer than this has failed
 
@@ -115,9 +115,9 @@ def job(tmp_path: Path, place: Place, copier: KeptCopier) -> Iterator[Job]:
 def begin(job: Job, step: int) -> SaveHandle:
     checkpointer = job.checkpointer
     assert checkpointer is not None
-    request = checkpointer.due(step, 0.1, 2)
+    request = checkpointer.get_due_save(step, 0.1, 2)
     assert request is not None
-    return checkpointer.save(request, kit.shards_of(REGISTRY, step), REGISTRY, kit.document(step, 1, step))
+    return checkpointer.save(request, kit.make_shards(REGISTRY, step), REGISTRY, kit.make_document(step, 1, step))
 
 
 def on_disk(job: Job) -> list[int]:
@@ -181,8 +181,8 @@ def test_so_does_a_run_that_ends_before_its_last_step(job: Job, place: Place) ->
     begin(job, 4).visible.result()
     assert job.checkpointer is not None
     threading.Timer(0.1, go).start()
-    shards = kit.shards_of(REGISTRY, 5)
-    job.checkpointer.save(SaveRequest(5, last=True), shards, REGISTRY, kit.document(5, 1, 5)).settled.result()
+    shards = kit.make_shards(REGISTRY, 5)
+    job.checkpointer.save(SaveRequest(5, last=True), shards, REGISTRY, kit.make_document(5, 1, 5)).settled.result()
     assert place.ids() == [4, 5]
 
 
@@ -247,7 +247,7 @@ def test_the_last_save_is_tried_again_where_its_copy_failed(job: Job, place: Pla
     recovers(job, place)
     for _ in range(2):  # and where nothing is left to do nothing is done
         checkpointer.save(
-            SaveRequest(20, last=True), kit.shards_of(REGISTRY, 3), REGISTRY, kit.document(20, 1, 20)
+            SaveRequest(20, last=True), kit.make_shards(REGISTRY, 3), REGISTRY, kit.make_document(20, 1, 20)
         ).settled.result()
         assert place.ids() == [20]
         assert [part for part in place.objects() if write_id not in part] == ["step-00000020/zarr.json"]
@@ -259,7 +259,7 @@ def test_a_save_with_a_deadline_gives_up_by_then(job: Job, place: Place) -> None
     place.proxy.fault = lambda asked: "hang" if asked.method == "PUT" else None
     assert job.checkpointer is not None
     request = SaveRequest(4, last=True, deadline_seconds=1.0)
-    handle = job.checkpointer.save(request, kit.shards_of(REGISTRY, 4), REGISTRY, kit.document(4, 1, 4))
+    handle = job.checkpointer.save(request, kit.make_shards(REGISTRY, 4), REGISTRY, kit.make_document(4, 1, 4))
     with pytest.raises(SaveFailed, match="no success within 1 s"):
         handle.settled.result()
     assert job.load(4) == []
@@ -330,24 +330,23 @@ MESH = Mesh.of({"dp_shard": 2})
 PRELOAD.append("s3fs")  # once in the server that ranks are forked from, and not in each of a dozen ranks
 
 
-def job_of(directory: Path, name: str, *words: str) -> kit.Job:
+def job_of(directory: Path, name: str, *words: str) -> kit.CheckpointerJob:
     run = composed(directory, *words)
-    return kit.Job("gangline_ckpt_zarr.checkpointer:build", run, MESH, f"{directory}-{name}")
+    return kit.CheckpointerJob("gangline_ckpt_zarr.checkpointer:build", run, MESH, f"{directory}-{name}")
 
 
-def opened(job: kit.Job, environment: dict[str, str]) -> ZarrCheckpointer:
+def opened(job: kit.CheckpointerJob, environment: dict[str, str]) -> ZarrCheckpointer:
     os.environ.update(environment)
-    found = kit.opened(job)
+    found = kit.open_checkpointer(job)
     assert isinstance(found, ZarrCheckpointer)
     return found
 
 
-def save_and_copy(job: kit.Job, environment: dict[str, str], steps: tuple[int, ...]) -> list[str]:
+def save_and_copy(job: kit.CheckpointerJob, environment: dict[str, str], steps: tuple[int, ...]) -> list[str]:
     """What came of each save; near saves follow each other while copies go on."""
-    checkpointer, saves = opened(job, environment), []
+    checkpointer = opened(job, environment)
     checkpointer.config.deadline_seconds = SECONDS
-    for step in steps:
-        saves.append(kit.save_with(checkpointer, job, step, step))
+    saves = [kit.save_with(checkpointer, job, step, step) for step in steps]
     checkpointer.close()
     return [str(save.settled.exception() or save.id) for save in saves]
 
@@ -355,7 +354,7 @@ def save_and_copy(job: kit.Job, environment: dict[str, str], steps: tuple[int, .
 def test_ranks_copy_each_its_own_file_and_one_object_makes_it_whole(tmp_path: Path, place: Place) -> None:
     job = job_of(tmp_path, "all", f"checkpoint.durable={place.url}")
     names = ["step-00000001", "step-00000002", "step-00000003"]
-    assert pool(2).run(save_and_copy, job, place.environment, (1, 2, 3)) == [names] * 2
+    assert get_pool(2).run(save_and_copy, job, place.environment, (1, 2, 3)) == [names] * 2
     assert place.ids() == [1, 2, 3]
     assert len(place.objects(".bin")) == 6
     store = open_store(place.url)
@@ -369,7 +368,7 @@ def test_one_ranks_failure_is_told_by_all(tmp_path: Path, place: Place) -> None:
     file = re.compile(r"step-00000001/data-\w+/00001")
     place.proxy.fault = lambda asked: 403 if asked.method == "PUT" and file.search(asked.path) else None
     job = job_of(tmp_path, "one", f"checkpoint.durable={place.url}")
-    first, second = pool(2).run(save_and_copy, job, place.environment, (1, 2))
+    first, second = get_pool(2).run(save_and_copy, job, place.environment, (1, 2))
     assert first == second
     assert first[0].startswith("checkpoint step-00000001 could not be saved: its copy")
     assert first[1] == "step-00000002"
@@ -377,9 +376,11 @@ def test_one_ranks_failure_is_told_by_all(tmp_path: Path, place: Place) -> None:
     assert len(place.objects(".bin")) == 2
 
 
-def save_and_die(job: kit.Job, environment: dict[str, str], victim: int, seconds: float) -> None:
-    checkpointer, registry = opened(job, environment), kit.registry_of(MESH, job.large)
-    checkpointer.save(SaveRequest(1), kit.shards_of(registry, 1), registry, kit.document(1, 1, 1)).visible.result()
+def save_and_die(job: kit.CheckpointerJob, environment: dict[str, str], victim: int, seconds: float) -> None:
+    checkpointer, registry = opened(job, environment), kit.build_registry(MESH, job.large)
+    checkpointer.save(
+        SaveRequest(1), kit.make_shards(registry, 1), registry, kit.make_document(1, 1, 1)
+    ).visible.result()
     if rank.index == victim:
         threading.Event().wait(seconds)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -395,7 +396,7 @@ def check_after_a_kill(tmp_path: Path, url: str, environment: dict[str, str]) ->
         there = open_store(f"{url}/{id}")
         assert [find_damage(there, tier.meta(id), number, lambda size: None) for number in range(2)] == [[], []]
     after = job_of(tmp_path, "after", f"checkpoint.durable={url}")
-    assert pool(2).run(save_and_copy, after, environment, (2,)) == [["step-00000002"]] * 2
+    assert get_pool(2).run(save_and_copy, after, environment, (2,)) == [["step-00000002"]] * 2
     assert tier.ids() == [*before, CheckpointId(2)]
     assert {path.partition("/")[0] for path in store.walk()} == {str(id) for id in tier.ids()}
 
@@ -405,7 +406,7 @@ def test_a_kill_in_the_middle_of_an_upload_shows_nothing(tmp_path: Path, place: 
     """Of a rank whose own file is under way, or there."""
     dies, go = job_of(tmp_path, "dies", f"checkpoint.durable={place.url}"), place.hold("00000.bin")
     with pytest.raises(PoolBroken):
-        pool(2).run(save_and_die, dies, place.environment, victim, 1.0, grace=0.3)
+        get_pool(2).run(save_and_die, dies, place.environment, victim, 1.0, grace=0.3)
     assert place.ids() == []
     go()
     place.proxy.reset()
@@ -418,5 +419,5 @@ def test_a_kill_at_any_moment_of_the_copy_shows_nothing_half(tmp_path: Path, mom
     url = str(tmp_path / "durable")
     dies = replace(job_of(tmp_path, "dies", f"checkpoint.durable={url}"), large=512)
     with pytest.raises(PoolBroken):
-        pool(2).run(save_and_die, dies, {}, moment % 2, 0.03 * moment, grace=0.3)
+        get_pool(2).run(save_and_die, dies, {}, moment % 2, 0.03 * moment, grace=0.3)
     check_after_a_kill(tmp_path, url, {})

@@ -28,7 +28,7 @@ MANY = settings(max_examples=150, deadline=None)
 def test_no_boundary_falls_inside_a_chunk(registry: Registry) -> None:
     for name, layout in registry.layouts.items():
         for step, side, length, positions in zip(
-            spacing(layout), chunk_shape(layout), layout.shape, layout.boundaries(), strict=True
+            spacing(layout), chunk_shape(layout), layout.shape, layout.list_boundaries(), strict=True
         ):
             assert step == gcd(*(position for position in positions if position < length)), name
             assert all(position % side == 0 for position in positions if position < length), name
@@ -76,9 +76,9 @@ def test_stored_boxes_that_meet_a_wanted_one_are_found(registry: Registry, data)
         wanted = data.draw(boxes(layout.shape))
         found = sorted(overlap.meeting(registry, name, wanted))
         brute = sorted(
-            (registry.holders(name, box)[0], box)
-            for box in registry.boxes(name)
-            if not layout.shape or box.overlap(wanted) is not None
+            (registry.find_holders(name, box)[0], box)
+            for box in registry.list_boxes(name)
+            if not layout.shape or box.intersect(wanted) is not None
         )
         assert found == brute
         assert overlap.is_covered(registry, name, wanted)
@@ -95,7 +95,7 @@ def test_cells_that_meet_a_wanted_box_are_found(registry: Registry, data) -> Non
             brute = {
                 number
                 for number in range(run.count)
-                if not wanted.shape or run.chunk_box(number).overlap(wanted) is not None
+                if not wanted.shape or run.chunk_box(number).intersect(wanted) is not None
             }
             assert brute <= found
             if len(wanted.shape) <= 1 or all(chunks == 1 for chunks in run.grid[1:]):

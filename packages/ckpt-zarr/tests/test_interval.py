@@ -20,7 +20,7 @@ from gangline.errors import UserError
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline_ckpt_zarr.save import interval
-from gangline_ckpt_zarr.save.interval import FIRST_COST, PRIOR_SECONDS, Interval, best_interval, observed_mtbf, slowdown
+from gangline_ckpt_zarr.save.interval import FIRST_COST, PRIOR_SECONDS, Interval, best_interval, measure_mtbf, slowdown
 from gangline_testkit import checkpointer_ranks as kit
 
 
@@ -89,7 +89,7 @@ def test_what_a_save_costs_is_what_it_blocks_and_what_steps_beside_it_lose() -> 
     assert found.cost == FIRST_COST
     for _ in range(10):
         assert not found.due(1.0, saving=False)
-    found.saved(0.25)
+    found.note_save(0.25)
     for seconds in (1.5, 1.3, 1.0):
         assert not found.due(seconds, saving=True)
     assert found.cost == FIRST_COST
@@ -106,7 +106,7 @@ def test_it_is_due_when_so_many_seconds_of_steps_have_gone_by_and_never_beside_a
     assert abs(steps + 1 - found.seconds) <= 1
     assert not found.due(1000.0, saving=True)
     assert found.due(1.0, saving=False)
-    found.saved(0.1)
+    found.note_save(0.1)
     assert not found.due(1.0, saving=False)
 
 
@@ -115,11 +115,11 @@ def test_what_steps_beside_a_copy_lose_is_a_cost_and_no_reason_to_wait() -> None
     found = Interval(3600.0)
     for _ in range(10):
         found.due(1.0, saving=False)
-    found.saved(0.25)
+    found.note_save(0.25)
     found.due(1.5, saving=True)
     found.due(1.2, saving=False, copying=True)
     assert found.due(10_000.0, saving=False, copying=True)
-    found.saved(0.5)
+    found.note_save(0.5)
     assert found.cost == pytest.approx(0.25 + 0.5 + 0.2 + 9_999)
     found.due(1.0, saving=False, copying=True)
     found.due(1.0, saving=False)
@@ -133,13 +133,13 @@ def test_one_slow_step_is_no_cost_of_saving() -> None:
 
 
 def test_failures_are_counted_from_the_runs_own_starts(tmp_path: Path) -> None:
-    assert observed_mtbf(tmp_path) == PRIOR_SECONDS
+    assert measure_mtbf(tmp_path) == PRIOR_SECONDS
     began = datetime(2026, 1, 1, tzinfo=UTC)
     for hours in (0, 10, 20, 29):
         when = (began + timedelta(hours=hours)).isoformat(timespec="seconds")
         attempts.append(tmp_path, Attempt(1, None, why="resume", time=when))
     now = began + timedelta(hours=36)
-    assert observed_mtbf(tmp_path, now) == pytest.approx((24 + 36) * 3600 / 4)
+    assert measure_mtbf(tmp_path, now) == pytest.approx((24 + 36) * 3600 / 4)
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ def test_saves_to_memory_alone_do_not_put_off_those_to_the_disk(tmp_path: Path) 
     checkpointer, asked = job.start(), []
     try:
         for step in range(1, 241):
-            request = checkpointer.due(step, 2.0, "auto")
+            request = checkpointer.get_due_save(step, 2.0, "auto")
             if request is not None:
                 asked += request.tiers
                 handle = checkpointer.save(
-                    request, kit.shards_of(REGISTRY, step), REGISTRY, kit.document(step, 1, step)
+                    request, kit.make_shards(REGISTRY, step), REGISTRY, kit.make_document(step, 1, step)
                 )
                 handle.settled.result()
     finally:
@@ -202,11 +202,11 @@ def test_a_real_run_saves_by_itself_on_all_ranks_alike(runs: Runs) -> None:
     words = ("run.dir=out", "run.steps=100000", "checkpoint.every=auto", f"checkpoint.mtbf_hours={0.05 / 3600}")
     process = runs.fork(*words, "checkpoint.keep_last=3", "parallel=ddp", "launch.processes=2")
     runs.wait_for_step(process, "out", 3)
-    while len(saves := [record["step"] for record in runs.records("out") if record["checkpoint"]]) < 4:
-        runs.wait_for_step(process, "out", runs.records("out")[-1]["step"] + 1)
+    while len(saves := [record["step"] for record in runs.read_records("out") if record["checkpoint"]]) < 4:
+        runs.wait_for_step(process, "out", runs.read_records("out")[-1]["step"] + 1)
     os.kill(process.pid, signal.SIGTERM)
     runs.finish(process, code=75)
-    records = runs.records("out")
+    records = runs.read_records("out")
     assert [record["step"] for record in records if record["checkpoint"]][: len(saves)] == saves
     assert len([*(runs.directory / "out" / "checkpoints").glob("*/zarr.json")]) == 3
 

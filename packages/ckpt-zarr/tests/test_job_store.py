@@ -21,8 +21,8 @@ from gangline_ckpt_zarr import agreement
 from gangline_ckpt_zarr.agreement import Agreement, Failed, PrefixedStore, StoreLost
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
 from gangline_testkit import checkpointer_ranks as kit, rank
-from gangline_testkit.pool import pool
-from gangline_testkit.sessions import session
+from gangline_testkit.pool import get_pool
+from gangline_testkit.sessions import open_session
 
 MESH = Mesh.of({"dp_shard": 2})
 
@@ -56,7 +56,7 @@ class DictStore:
 
 
 def test_a_checkpointer_is_built_on_any_store(tmp_path: Path) -> None:
-    s = session(tmp_path / "out", "checkpoint=zarr")
+    s = open_session(tmp_path / "out", "checkpoint=zarr")
     store = DictStore()
     made = build(s.run.checkpoint, s.run, store)
     assert made.list() == []
@@ -199,8 +199,8 @@ class CutOff:
         return found
 
 
-def saved_by_one_that_is_cut_off(job: kit.Job) -> tuple[str, list[str]]:
-    checkpointer = kit.opened(job)
+def saved_by_one_that_is_cut_off(job: kit.CheckpointerJob) -> tuple[str, list[str]]:
+    checkpointer = kit.open_checkpointer(job)
     assert isinstance(checkpointer, ZarrCheckpointer)
     store = checkpointer.store
     assert isinstance(store, PrefixedStore)
@@ -212,18 +212,20 @@ def saved_by_one_that_is_cut_off(job: kit.Job) -> tuple[str, list[str]]:
         came = failed.why
     checkpointer.store = store
     checkpointer.close()
-    rank.comms(job.mesh).world.all_reduce(torch.zeros(1))  # the rank that is cut off is done before the other commits
-    checkpointer = kit.opened(job)
-    registry = kit.registry_of(job.mesh)
-    shards = kit.shards_of(registry, None)
+    rank.make_comms(job.mesh).world.all_reduce(
+        torch.zeros(1)
+    )  # the rank that is cut off is done before the other commits
+    checkpointer = kit.open_checkpointer(job)
+    registry = kit.build_registry(job.mesh)
+    shards = kit.make_shards(registry, None)
     checkpointer.load(CheckpointId(1), shards, registry)
     checkpointer.close()
-    return came, kit.wrong(shards, 1)
+    return came, kit.find_wrong(shards, 1)
 
 
 def test_a_rank_that_is_cut_off_when_it_has_written_leaves_its_file_there(tmp_path: Path) -> None:
     """The others count it, and commit what it has written."""
-    job = kit.Job("gangline_ckpt_zarr.checkpointer:build", composed(tmp_path), MESH, str(tmp_path))
-    first, second = pool(2).run(saved_by_one_that_is_cut_off, job)
+    job = kit.CheckpointerJob("gangline_ckpt_zarr.checkpointer:build", composed(tmp_path), MESH, str(tmp_path))
+    first, second = get_pool(2).run(saved_by_one_that_is_cut_off, job)
     assert first == ("step-00000001", [])
     assert second == ("the job's store is lost: Broken pipe", [])

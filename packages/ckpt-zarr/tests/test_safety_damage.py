@@ -44,19 +44,19 @@ class Made:
     def outcome(self, step: int = 2) -> BadCheckpoint | None:
         """What a load comes to; what it gives must be what was saved."""
         checkpointer = self.opened()
-        shards = kit.shards_of(registry(), None)
+        shards = kit.make_shards(registry(), None)
         try:
             checkpointer.load(CheckpointId(step), shards, registry())
         except BadCheckpoint as bad:
             return bad
         finally:
             checkpointer.close()
-        assert kit.wrong(shards, step) == []
+        assert kit.find_wrong(shards, step) == []
         return None
 
 
 def registry():
-    return kit.registry_of(Mesh.of({}), ROWS)
+    return kit.build_registry(Mesh.of({}), ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,8 @@ def made(tmp_path_factory) -> Made:
     found = Made(tmp_path_factory.mktemp("run"))
     checkpointer = found.opened()
     for step in (1, 2):
-        shards = kit.shards_of(registry(), step)
-        checkpointer.save(SaveRequest(step), shards, registry(), kit.document(step, 1, step)).settled.result()
+        shards = kit.make_shards(registry(), step)
+        checkpointer.save(SaveRequest(step), shards, registry(), kit.make_document(step, 1, step)).settled.result()
     checkpointer.close()
     return found
 
@@ -211,9 +211,9 @@ def test_without_verification_only_what_is_not_there_is_noticed(made: Made, chun
     path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
     checkpointer = made.opened()
     checkpointer.config.verify = False
-    shards = kit.shards_of(registry(), None)
+    shards = kit.make_shards(registry(), None)
     checkpointer.load(CheckpointId(2), shards, registry())
-    assert kit.wrong(shards, 2) == ["model/embed.weight at (0, 0)"]
+    assert kit.find_wrong(shards, 2) == ["model/embed.weight at (0, 0)"]
     path.write_bytes(content[: run.base + 1])
     with pytest.raises(BadCheckpoint):
         checkpointer.load(CheckpointId(2), shards, registry())

@@ -20,7 +20,7 @@ from runs import Runs, can_mount, on_a_disk_that_cannot_be_written, on_a_small_d
 
 from gangline.cli.main import main
 from gangline_ckpt_zarr.tiers import places
-from gangline_testkit.processes import children, rank_processes
+from gangline_testkit.processes import find_children, find_rank_processes
 
 BUCKETS = count()
 
@@ -40,7 +40,7 @@ def test_a_full_disk_fails_saves_and_nothing_else(runs: Runs, tmp_path: Path, ca
     prefix = on_a_small_disk(tmp_path / "disk", tmp_path / "kept", 500)
     words = ("run.dir=out", "run.steps=9", "checkpoint.every=2", "parallel=ddp", "launch.processes=2")
     printed = runs.train(*words, f"checkpoint.path={tmp_path}/disk", code=2, prefix=prefix)
-    records = runs.records("out")
+    records = runs.read_records("out")
     assert [record["step"] for record in records] == list(range(1, 10))
     room = "No space left on device" if can_mount() else "File too large"
     assert f"could not be saved: {room}" in printed
@@ -69,7 +69,7 @@ def test_a_disk_that_cannot_be_written(runs: Runs, tmp_path: Path) -> None:
     printed = runs.train(
         "run.dir=out", "run.steps=4", "checkpoint.every=2", f"checkpoint.path={tmp_path}/disk", code=2, prefix=prefix
     )
-    assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4]
+    assert [record["step"] for record in runs.read_records("out")] == [1, 2, 3, 4]
     assert "Read-only file system" in printed if can_mount() else "Not a directory" in printed
     assert "There is no earlier one." in printed
     assert "Traceback" not in printed
@@ -107,7 +107,7 @@ def test_a_store_that_fails_or_is_silent_costs_its_own_saves_alone(runs: Runs, p
     proxy.fault = fault
     words = ("run.dir=out", "run.steps=40", "checkpoint.every=10", "checkpoint.deadline_seconds=5")
     printed = runs.train(*words, f"checkpoint.durable=s3://{proxy.bucket}/run", "parallel=ddp", "launch.processes=2")
-    records = runs.records("out")
+    records = runs.read_records("out")
     assert [record["step"] for record in records] == list(range(1, 41))
     for step in (10, 20):
         assert re.search(rf"checkpoint step-000000{step} could not be saved: .*no success within 5 s", printed)
@@ -135,23 +135,23 @@ def test_a_store_that_does_not_answer_at_the_start_is_told_and_nothing_is_passed
     """Neither begun afresh nor gone back, and not tried again and again."""
     words = ("run.steps=4", "checkpoint.every=2", "checkpoint.deadline_seconds=4", "launch.max_restarts=3")
     runs.train("run.dir=out", *words, f"checkpoint.path=s3://{proxy.bucket}/run", "run.steps=2")
-    before = runs.attempts("out")
+    before = runs.read_attempts("out")
     proxy.fault = lambda asked: 503
     printed = runs.train("resume=out", "run.steps=4", code=2)
     assert re.search(rf"s3://{proxy.bucket}/run cannot be read: .*no success within 4 s", printed)
     assert "train resume=" in printed
     assert "restart" not in printed
     assert "Traceback" not in printed
-    assert runs.attempts("out") == before
+    assert runs.read_attempts("out") == before
     proxy.reset()
     data = [key for key in objects(proxy) if key.endswith(".bin")]
     proxy.fault = lambda asked: 503 if data[0] in asked.path else None
     printed = runs.train("resume=out", "run.steps=4", code=2)
     assert re.search(r"checkpoint step-00000002 cannot be read: .*no success within 4 s", printed)
-    assert runs.attempts("out") == before
+    assert runs.read_attempts("out") == before
     proxy.reset()
     runs.train("resume=out", "run.steps=4")
-    assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4]
+    assert [record["step"] for record in runs.read_records("out")] == [1, 2, 3, 4]
 
 
 def wait_until_whole(process: subprocess.Popen[str], place: Path, step: int) -> None:
@@ -171,10 +171,10 @@ def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: 
     process = runs.fork("run.dir=out", *words, *memory)
     place = places.directory(runs.directory / "out")
     wait_until_whole(process, place, 15)
-    os.kill(rank_processes(runs.directory / "out")[1], signal.SIGKILL)
+    os.kill(find_rank_processes(runs.directory / "out")[1], signal.SIGKILL)
     printed, last = runs.end(process, "out", 8)
     assert "restart 1 of 1" in printed
-    first, second = runs.attempts("out")
+    first, second = runs.read_attempts("out")
     assert first["start"] is None
     assert int(second["start"].removeprefix("step-")) >= 15
     assert not place.exists()
@@ -182,8 +182,8 @@ def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: 
         f"step-{last:08d}"
     ]
     runs.train("run.dir=alone", *words, f"run.steps={last}")
-    curve = [(record["step"], record["loss"], record["grad_norm"]) for record in runs.records("out")]
-    assert curve == [(record["step"], record["loss"], record["grad_norm"]) for record in runs.records("alone")]
+    curve = [(record["step"], record["loss"], record["grad_norm"]) for record in runs.read_records("out")]
+    assert curve == [(record["step"], record["loss"], record["grad_norm"]) for record in runs.read_records("alone")]
 
 
 def test_memory_is_given_back_when_the_launcher_is_killed(runs: Runs) -> None:
@@ -211,19 +211,19 @@ def test_what_is_damaged_is_passed_over_and_where_all_is_the_run_stops(runs: Run
     damage(path)
     printed = runs.train("resume=out", "run.steps=6")
     assert f"in {path} is damaged: its checksum differs; going back to the checkpoint before it" in printed
-    assert "going back" in notes(runs.records("out"))
-    assert runs.attempts("out")[-1]["start"] == "step-00000002"
-    assert [record["attempt"] for record in runs.records("out")] == [1, 1, 2, 2, 2, 2]
+    assert "going back" in notes(runs.read_records("out"))
+    assert runs.read_attempts("out")[-1]["start"] == "step-00000002"
+    assert [record["attempt"] for record in runs.read_records("out")] == [1, 1, 2, 2, 2, 2]
     shutil.rmtree(checkpoints / "step-00000004")
     for path in checkpoints.rglob("*.bin"):
         damage(path)
-    before, whole = runs.attempts("out"), len([*checkpoints.rglob("zarr.json")])
+    before, whole = runs.read_attempts("out"), len([*checkpoints.rglob("zarr.json")])
     printed = runs.train("resume=out", "run.steps=8", code=2)
     assert "can be read" in printed
     assert printed.count("is damaged: its checksum differs") == whole == 3
     assert "restart" not in printed
     assert "Traceback" not in printed
-    assert runs.attempts("out") == before
+    assert runs.read_attempts("out") == before
 
 
 def test_a_writer_that_is_killed_fails_its_save_and_training_goes_on(runs: Runs) -> None:
@@ -231,11 +231,11 @@ def test_a_writer_that_is_killed_fails_its_save_and_training_goes_on(runs: Runs)
     runs.wait_for_step(process, "out", 10)
     for step in range(20, 60, 10):
         runs.wait_for_step(process, "out", step)
-        for pid, command in children(rank_processes(runs.directory / "out")[0]).items():
+        for pid, command in find_children(find_rank_processes(runs.directory / "out")[0]).items():
             assert "save.writer.process" in command or not command  # without one it has ended, and was not waited for
             os.kill(pid, signal.SIGKILL)
     printed, last = runs.end(process, "out", 10)
-    records = runs.records("out")
+    records = runs.read_records("out")
     assert [record["step"] for record in records] == list(range(1, last + 1))
     assert "was killed by SIGKILL" in printed
     assert "was killed by SIGKILL" in notes(records)

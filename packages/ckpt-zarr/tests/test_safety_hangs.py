@@ -22,20 +22,20 @@ from gangline_ckpt_zarr.save import transfer
 from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.save.writer.messages import StagedMemory
 from gangline_testkit import checkpointer_ranks as kit, rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 MESH = Mesh.of({"dp_shard": 2})
 SECONDS = 60.0
 
 
-def opened(job: kit.Job) -> ZarrCheckpointer:
+def opened(job: kit.CheckpointerJob) -> ZarrCheckpointer:
     transfer.GRACE = 1.0
-    found = kit.opened(job)
+    found = kit.open_checkpointer(job)
     assert isinstance(found, ZarrCheckpointer)
     return found
 
 
-def outcome(checkpointer: ZarrCheckpointer, job: kit.Job, step: int) -> str:
+def outcome(checkpointer: ZarrCheckpointer, job: kit.CheckpointerJob, step: int) -> str:
     """Of a save that has 1.5 seconds where it is the second, which hangs, and all that a busy machine takes else."""
     checkpointer.config.deadline_seconds = 1.5 if step == 2 else SECONDS
     try:
@@ -45,23 +45,23 @@ def outcome(checkpointer: ZarrCheckpointer, job: kit.Job, step: int) -> str:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[kit.Job]:
+def job(tmp_path: Path) -> Iterator[kit.CheckpointerJob]:
     words = ["recipe=tiny", "checkpoint=zarr", f"run.dir={tmp_path}"]
     grace = transfer.GRACE
-    yield kit.Job("gangline_ckpt_zarr.checkpointer:build", compose_one(words), MESH, str(tmp_path))
-    pool(2).run(be_patient, grace)
+    yield kit.CheckpointerJob("gangline_ckpt_zarr.checkpointer:build", compose_one(words), MESH, str(tmp_path))
+    get_pool(2).run(be_patient, grace)
 
 
 def be_patient(grace: float) -> None:
     transfer.GRACE = grace
 
 
-def whole(job: kit.Job) -> set[str]:
+def whole(job: kit.CheckpointerJob) -> set[str]:
     """The checkpoints that can be seen."""
     return {path.parent.name for path in Path(job.run.job.dir).rglob("zarr.json")}
 
 
-def save_with_a_stopped_writer(job: kit.Job) -> list[str]:
+def save_with_a_stopped_writer(job: kit.CheckpointerJob) -> list[str]:
     """Rank 1's writer process is stopped before the second save; what became of it after that is said last."""
     checkpointer = opened(job)
     came = [outcome(checkpointer, job, 1)]
@@ -77,8 +77,8 @@ def save_with_a_stopped_writer(job: kit.Job) -> list[str]:
     return came
 
 
-def test_a_writer_that_is_stopped_fails_its_save_on_all_ranks(job: kit.Job) -> None:
-    came = pool(2).run(save_with_a_stopped_writer, job)
+def test_a_writer_that_is_stopped_fails_its_save_on_all_ranks(job: kit.CheckpointerJob) -> None:
+    came = get_pool(2).run(save_with_a_stopped_writer, job)
     why = "the writer process got no further within 4 s"
     assert came == [["step-00000001", why, "step-00000003"]] * 2
     assert whole(job) == {"step-00000001", "step-00000003"}
@@ -86,9 +86,9 @@ def test_a_writer_that_is_stopped_fails_its_save_on_all_ranks(job: kit.Job) -> N
     assert left == whole(job)
 
 
-def save_beside_a_stopped_rank(job: kit.Job) -> list[str]:
+def save_beside_a_stopped_rank(job: kit.CheckpointerJob) -> list[str]:
     """Rank 0 stops rank 1 itself before the second save, and lets it go on when its own save has failed."""
-    checkpointer, store = opened(job), dist.PrefixStore(f"{job.token}/test", rank.comms(job.mesh).store)  # type: ignore
+    checkpointer, store = opened(job), dist.PrefixStore(f"{job.token}/test", rank.make_comms(job.mesh).store)  # type: ignore
     came = [outcome(checkpointer, job, 1)]
     if rank.index == 1:
         store.set("pid", str(os.getpid()))
@@ -106,8 +106,8 @@ def save_beside_a_stopped_rank(job: kit.Job) -> list[str]:
     return came
 
 
-def test_a_rank_that_is_stopped_is_named_and_the_others_go_on(job: kit.Job) -> None:
-    came = pool(2).run(save_beside_a_stopped_rank, job)
+def test_a_rank_that_is_stopped_is_named_and_the_others_go_on(job: kit.CheckpointerJob) -> None:
+    came = get_pool(2).run(save_beside_a_stopped_rank, job)
     why = "rank 1 has not answered within 5 s"
     assert came == [["step-00000001", why, "step-00000003"]] * 2
     assert whole(job) == {"step-00000001", "step-00000003"}

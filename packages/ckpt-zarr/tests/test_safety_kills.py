@@ -19,7 +19,7 @@ class Killed(CheckpointerSuite):
     can = frozenset({"reshard", "async", "atomic", "verify"})
     kept: tuple[str, ...] = ()
 
-    def kept_in(self, directory: Path) -> tuple[str, ...]:
+    def get_local_settings(self, directory: Path) -> tuple[str, ...]:
         return self.kept
 
 
@@ -28,12 +28,12 @@ def test_with_two_kept(tmp_path: Path, moments: int) -> None:
     """Where all are kept it is the conformance suite that is under fire."""
     suite = Killed()
     suite.kept = ("checkpoint.keep_last=2",)
-    suite.under_fire(tmp_path, moments)
+    suite.save_under_kills(tmp_path, moments)
 
 
 @pytest.mark.nightly
 def test_with_all_kept(tmp_path: Path) -> None:
-    Killed().under_fire(tmp_path, 20)
+    Killed().save_under_kills(tmp_path, 20)
 
 
 @pytest.mark.parametrize("moments", [3, pytest.param(60, marks=pytest.mark.nightly)])
@@ -43,6 +43,6 @@ def test_with_the_memory_tier_in_front(tmp_path: Path, moments: int) -> None:
     suite = Killed()
     suite.kept = ("checkpoint.memory_every=1", "checkpoint.keep_last=2")
     try:
-        suite.under_fire(tmp_path, moments)
+        suite.save_under_kills(tmp_path, moments)
     finally:
         shutil.rmtree(places.directory(tmp_path), ignore_errors=True)

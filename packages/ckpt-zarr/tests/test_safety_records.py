@@ -16,7 +16,7 @@ from runs import Runs
 from gangline.pulse import layout
 from gangline.pulse.memory import list_pulses
 from gangline.run.events import read_events
-from gangline_testkit.processes import children, rank_processes
+from gangline_testkit.processes import find_children, find_rank_processes
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def test_a_step_that_people_were_told_of_is_never_done_again(runs: Runs) -> None
     words = ("run.steps=100000", "checkpoint.every=null", "parallel=ddp", "launch.processes=2")
     process = runs.fork("run.dir=out", *words, "checkpoint.memory_every=1", "launch.max_restarts=1")
     runs.wait_for_step(process, "out", 5)
-    victim = rank_processes(runs.directory / "out")[1]
-    (writer,) = [pid for pid, command in children(victim).items() if "save.writer.process" in command]
+    victim = find_rank_processes(runs.directory / "out")[1]
+    (writer,) = [pid for pid, command in find_children(victim).items() if "save.writer.process" in command]
     os.kill(writer, signal.SIGSTOP)
     out = runs.directory / "out"
     wait_until_it_stands(out / "metrics.jsonl")
@@ -72,7 +72,9 @@ def test_a_node_that_is_lost_while_others_wait_for_its_part_of_a_save_is_missed_
     runs.wait_for_step(agents["127.0.0.1"], "out", 5)
     nodes = next(event["nodes"] for event in read_events(out) if event["event"] == "start")
     first, lost = (agents[node] for node in nodes)
-    (writer,) = [pid for pid, command in children(rank_processes(out)[1]).items() if "save.writer.process" in command]
+    (writer,) = [
+        pid for pid, command in find_children(find_rank_processes(out)[1]).items() if "save.writer.process" in command
+    ]
     os.kill(writer, signal.SIGSTOP)
     try:
         wait_until_it_stands(out / "metrics.jsonl")

@@ -12,32 +12,32 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.mesh import Mesh
 from gangline_ckpt_zarr.tiers import places
 from gangline_testkit import checkpointer_ranks as kit
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 MESH = Mesh.of({"dp_shard": 2})
 
 
-def one_after_another(job: kit.Job, steps: tuple[int, ...]) -> list[list[str]]:
+def one_after_another(job: kit.CheckpointerJob, steps: tuple[int, ...]) -> list[list[str]]:
     """Each step by a checkpointer of its own, as if the workers had been started again; all under the same keys."""
     found = []
-    registry = kit.registry_of(job.mesh)
+    registry = kit.build_registry(job.mesh)
     for step in steps:
-        checkpointer = kit.opened(job)
+        checkpointer = kit.open_checkpointer(job)
         kit.save_with(checkpointer, job, step, step)
         checkpointer.close()
-        checkpointer = kit.opened(job)
-        shards = kit.shards_of(registry, None)
+        checkpointer = kit.open_checkpointer(job)
+        shards = kit.make_shards(registry, None)
         checkpointer.load(CheckpointId(step), shards, registry)
         checkpointer.close()
-        found.append(kit.wrong(shards, step))
+        found.append(kit.find_wrong(shards, step))
     return found
 
 
 @pytest.mark.parametrize("words", [(), ("checkpoint.memory_every=1",)], ids=["disk", "memory"])
 def test_checkpointers_one_after_another_in_one_store(tmp_path: Path, words: tuple[str, ...]) -> None:
     run = composed(tmp_path, *words)
-    job = kit.Job("gangline_ckpt_zarr.checkpointer:build", run, MESH, str(tmp_path))
+    job = kit.CheckpointerJob("gangline_ckpt_zarr.checkpointer:build", run, MESH, str(tmp_path))
     try:
-        assert pool(2).run(one_after_another, job, (1, 2, 3)) == [[[], [], []]] * 2
+        assert get_pool(2).run(one_after_another, job, (1, 2, 3)) == [[[], [], []]] * 2
     finally:
         shutil.rmtree(places.directory(tmp_path), ignore_errors=True)

@@ -17,7 +17,7 @@ from gangline_ckpt_zarr.format import packed, zarr_json
 from gangline_ckpt_zarr.format.dtypes import count_itemsize
 from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.load import shared
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_each_byte_is_read_by_one_of_those_that_hold_it(saved: Path) -> None:
-    found = pool(4).run(loaded, str(saved), None, saved.name)
+    found = get_pool(4).run(loaded, str(saved), None, saved.name)
     assert [right for _, _, right in found] == [True] * 4
     stored = sum(prod(layout.shape) * count_itemsize(layout.dtype) for layout in registry().layouts.values())
     read = [nbytes for nbytes, _, _ in found]
@@ -39,7 +39,7 @@ def test_each_byte_is_read_by_one_of_those_that_hold_it(saved: Path) -> None:
 
 def test_who_loads_a_part_of_the_state_shares_nothing(saved: Path) -> None:
     """Sampling takes what it needs: no rank may wait for one that does not come."""
-    found = pool(4).run(loaded, str(saved), ("model/rows.0", "model/count"), saved.name)
+    found = get_pool(4).run(loaded, str(saved), ("model/rows.0", "model/count"), saved.name)
     assert [right for _, _, right in found] == [True] * 4
     assert all(read >= own for read, own, _ in found)
 
@@ -51,7 +51,7 @@ def test_damage_that_one_rank_reads_is_raised_on_all(saved: Path) -> None:
     content[100] ^= 1
     damaged = PackedFiles(registry()).get_rank_file(0).runs[0].name
     files[0].write_bytes(content)
-    found = pool(4).run(loaded, str(saved), None, saved.name)
+    found = get_pool(4).run(loaded, str(saved), None, saved.name)
     assert {damage for _, _, damage in found} == {(damaged, str(files[0]))}
 
 
@@ -71,7 +71,7 @@ def test_all_that_share_a_part_know_the_same(wanted: Registry, together: int, sl
             assert rank in part.ranks
             assert part.reader in part.ranks
             assert len(part.ranks) <= together
-            assert part.box.overlap(part.whole) == part.box or not part.box.shape
+            assert part.box.intersect(part.whole) == part.box or not part.box.shape
             covered[part.name, part.whole] += part.box.size
         held = {(name, box) for name in wanted for box, _ in wanted.list_rank_boxes(name, rank) if box.size}
         assert covered == {(name, box): box.size for name, box in held}

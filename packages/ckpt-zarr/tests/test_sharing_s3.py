@@ -24,7 +24,7 @@ from gangline_ckpt_zarr.format.dtypes import count_itemsize
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.stores.ranges import GAP
 from gangline_testkit import checkpointer_ranks as kit, rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 MESH = Mesh.of({"dp_replicate": 2})
 STEP = "step-00000003"
@@ -56,11 +56,11 @@ def environment(url: str) -> dict[str, str]:
     return keys | {"AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-east-1"}
 
 
-def load(job: kit.Job, variables: dict[str, str], names: tuple[str, ...] | None) -> tuple[list[str], int]:
+def load(job: kit.CheckpointerJob, variables: dict[str, str], names: tuple[str, ...] | None) -> tuple[list[str], int]:
     """(arrays with other values than were saved, bytes of this rank's own)."""
 
     os.environ.update(variables)
-    checkpointer, found, shards = kit.opened(job), registry(), []
+    checkpointer, found, shards = kit.open_checkpointer(job), registry(), []
     for name, layout in found.layouts.items():
         for box, primary in found.list_rank_boxes(name, rank.index) if names is None or name in names else ():
             dtype = getattr(torch, layout.dtype)
@@ -91,10 +91,10 @@ def test_two_replicas_fetch_a_checkpoint_once(tmp_path: Path, server: FaultyProx
     url = f"s3://sharing/{tmp_path.name}"
     made.save(open_store(f"{url}/{STEP}"), registry(), whole, {"step": 3, "attempt": 1})
     run = compose_one(["recipe=tiny", "checkpoint=zarr", f"run.dir={tmp_path}", f"checkpoint.path={url}"])
-    job = kit.Job("gangline_ckpt_zarr.checkpointer:build", run, MESH, str(tmp_path))
+    job = kit.CheckpointerJob("gangline_ckpt_zarr.checkpointer:build", run, MESH, str(tmp_path))
     server.reset()
     names = None if shared else tuple(name for name in registry() if name != "model/half")
-    found = pool(2).run(load, job, environment(server.url), names)
+    found = get_pool(2).run(load, job, environment(server.url), names)
     assert [wrong for wrong, _ in found] == [[], []]
     stored = sum(
         prod(layout.shape) * count_itemsize(layout.dtype)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gangline.checkpoint.base import SaveRequest
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.mesh import Mesh
 from gangline.shard import Layout, Registry, Shard
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
@@ -32,7 +32,7 @@ def shards(registry: Registry, add: int = 0) -> list[Shard]:
 
 def checkpointer(directory: Path, **options) -> ZarrCheckpointer:
     config = ZarrCheckpoint(every=1, **options)
-    return build(config, default_run(run={"dir": str(directory)}, checkpoint=config), None)
+    return build(config, build_default_run(run={"dir": str(directory)}, checkpoint=config), None)
 
 
 def test_prepared_memory_holds_the_same() -> None:

@@ -63,7 +63,7 @@ def test_a_way_back_takes_the_abandoned_ones_along_and_keeps_the_others(kept: Jo
         kept.step(step)
     assert held(kept) == (names(10, 12), names(8, 12))
     attempts.append(kept.run_dir, Attempt(2, "step-00000008"))
-    assert checkpointer.latest() == CheckpointId(8)
+    assert checkpointer.find_latest() == CheckpointId(8)
     assert kept.load(8) == []
     kept.step(10, attempt=2)
     assert held(kept)[0] == names(10.2), "the abandoned ones stay, or what led here went"
@@ -85,14 +85,14 @@ def test_the_farther_tier_fills_in_where_the_nearer_is_damaged_or_gone(kept: Job
     data.write_bytes(content)
     checkpointer = kept.start()
     assert kept.load(8) == []
-    (note,) = checkpointer.notices()
+    (note,) = checkpointer.take_notices()
     assert f"{data} is damaged" in note
     assert "(1 such file of checkpoint step-00000008)" in note
     shutil.rmtree(kept.run_dir / "checkpoints")
     checkpointer = kept.start()
     assert kept.newest == CheckpointId(8)
     assert kept.load(8) == []
-    assert checkpointer.notices() == []
+    assert checkpointer.take_notices() == []
     (data,) = (kept.run_dir.parent / "durable" / "step-00000008").rglob("*.bin")
     data.unlink()
     with pytest.raises(BadCheckpoint, match="durable"):

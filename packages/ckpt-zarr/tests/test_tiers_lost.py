@@ -18,7 +18,7 @@ from runs import Runs
 
 from gangline_ckpt_zarr.tiers import places
 from gangline_ckpt_zarr.tiers.peers import list_announced
-from gangline_testkit.processes import living, rank_processes
+from gangline_testkit.processes import find_living, find_rank_processes
 
 pytestmark = pytest.mark.nightly  # each is two minutes of several nodes on a busy machine
 
@@ -124,7 +124,7 @@ def let_go(runs: Runs) -> None:
 
 
 def lose_rank(session: int, run_dir: Path) -> None:
-    os.kill(rank_processes(run_dir)[1], signal.SIGKILL)
+    os.kill(find_rank_processes(run_dir)[1], signal.SIGKILL)
 
 
 def lose_agent(session: int, run_dir: Path) -> None:
@@ -134,7 +134,11 @@ def lose_agent(session: int, run_dir: Path) -> None:
 def lose_node(session: int, run_dir: Path) -> None:
     """Its agent, its rank, what keeps its memory, and that memory."""
     note = json.loads((run_dir / "logs" / f"sidecar-checkpoint-memory-{os.uname().nodename}-1.json").read_text())
-    for pid in (note["sidecar"][0], processes(session, "gangline_basics.launch.node", "1"), rank_processes(run_dir)[1]):
+    for pid in (
+        note["sidecar"][0],
+        processes(session, "gangline_basics.launch.node", "1"),
+        find_rank_processes(run_dir)[1],
+    ):
         os.kill(pid, signal.SIGKILL)
     shutil.rmtree(places.locate_run(run_dir) / f"{os.uname().nodename}-1")
 
@@ -142,7 +146,9 @@ def lose_node(session: int, run_dir: Path) -> None:
 def processes(session: int, module: str, index: str) -> int:
     """The agent of a node."""
     (pid,) = [
-        pid for pid, one in living(session).items() if f"-m {module} " in one.command and f" {index} " in one.command
+        pid
+        for pid, one in find_living(session).items()
+        if f"-m {module} " in one.command and f" {index} " in one.command
     ]
     return pid
 
@@ -169,7 +175,7 @@ def test_no_step_is_lost(runs: Runs, lose: Callable[[int, Path], None], copies: 
     found = lines(out)
     assert [line["step"] for line in found] == [*range(1, len(found) + 1)], printed
     assert {line["generation"] for line in found} == {1, 2}, printed
-    assert runs.attempts("out")[-1]["start"] == f"step-{step:08d}", printed
+    assert runs.read_attempts("out")[-1]["start"] == f"step-{step:08d}", printed
     assert again
     assert not places.locate_run(out).exists()
     assert list_announced(out) == []
@@ -189,7 +195,7 @@ def test_without_a_copy_a_lost_node_costs_what_was_not_on_disk(runs: Runs) -> No
     wait_for(lambda: lines(out)[-1]["generation"] == 2)
     os.kill(process.pid, signal.SIGTERM)
     printed = runs.finish(process, code=75)
-    assert runs.attempts("out")[-1]["start"] in ("step-00000004", "step-00000008"), printed
+    assert runs.read_attempts("out")[-1]["start"] in ("step-00000004", "step-00000008"), printed
     assert f"checkpoint step-{step:08d} in {places.locate_run(out)}" in "\n".join(
         note for line in lines(out) for note in line.get("notes", [])
     )

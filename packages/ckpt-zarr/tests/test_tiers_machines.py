@@ -12,7 +12,7 @@ import pytest
 from runs import Runs, can_mount
 
 from gangline_testkit.ports import free_port
-from gangline_testkit.processes import children
+from gangline_testkit.processes import find_children
 
 PRIVATE = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
 
@@ -33,7 +33,7 @@ def agents(runs: Runs, *words: str) -> list[subprocess.Popen[str]]:
 
 def workers(agent: int) -> list[int]:
     """The ranks that an agent has started."""
-    return [pid for pid, command in children(agent).items() if "gangline.cli.train" in command]
+    return [pid for pid, command in find_children(agent).items() if "gangline.cli.train" in command]
 
 
 @pytest.mark.nightly
@@ -46,10 +46,10 @@ def test_a_rank_that_dies_on_one_machine(runs: Runs, layout: str) -> None:
     os.kill(workers(started[1].pid)[0], signal.SIGKILL)
     for process in started:
         runs.finish(process)
-    first, second = runs.attempts("out")
+    first, second = runs.read_attempts("out")
     assert first["start"] is None
     step = int(second["start"].removeprefix("step-"))
     assert step > 30
     assert step % 30 != 0
-    assert [record["step"] for record in runs.records("out")] == list(range(1, 121))
-    assert runs.records("out")[-1]["attempt"] == 1
+    assert [record["step"] for record in runs.read_records("out")] == list(range(1, 121))
+    assert runs.read_records("out")[-1]["attempt"] == 1

@@ -20,7 +20,7 @@ from stepping import REGISTRY, Job
 from gangline.checkpoint.base import SaveFailed, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
-from gangline.launch.guard import read_birth, space
+from gangline.launch.guard import read_birth, read_namespace
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline_ckpt_zarr.checkpointer import build
@@ -123,8 +123,8 @@ def test_memory_of_killed_runs_is_listed_and_removed_after_hours(
     monkeypatch.setattr(places, "ROOT", tmp_path)
     child = subprocess.Popen(["sleep", "1000"])
     dead, live = (
-        f"{space()}-{child.pid}-{read_birth(child.pid)}-a",
-        f"{space()}-{os.getpid()}-{read_birth(os.getpid())}-b",
+        f"{read_namespace()}-{child.pid}-{read_birth(child.pid)}-a",
+        f"{read_namespace()}-{os.getpid()}-{read_birth(os.getpid())}-b",
     )
     child.kill()
     child.wait()
@@ -159,13 +159,13 @@ def test_a_keeper_that_other_nodes_cannot_find_says_so_once_and_keeps_what_is_he
     (tmp_path / ".memory" / "lock").mkdir(parents=True)
     with keeper(tmp_path, tmp_path / "log"):
         checkpointer = job.start()
-        (note,) = checkpointer.notices()
+        (note,) = checkpointer.take_notices()
         assert f"other nodes find nothing of what this one keeps in memory, and keep no copy there: {tmp_path}" in note
         assert ".memory/lock: Is a directory. The run goes on" in note
         assert f"rm -r {tmp_path}/.memory" in note
         job.step(1)
-        assert checkpointer.notices() == []
-        assert job.start().latest() == CheckpointId(1)
+        assert checkpointer.take_notices() == []
+        assert job.start().find_latest() == CheckpointId(1)
         job.end()
 
 
@@ -247,14 +247,14 @@ def test_what_is_damaged_there_is_read_from_disk_and_people_are_told(job: Job, w
     else:
         flip(place / "zarr.json")
     checkpointer = job.start()
-    at_start = checkpointer.notices()
-    assert checkpointer.document(CheckpointId(2))["step"] == 2
+    at_start = checkpointer.take_notices()
+    assert checkpointer.read_document(CheckpointId(2))["step"] == 2
     assert job.load(2) == []
-    (note,) = at_start or checkpointer.notices()
+    (note,) = at_start or checkpointer.take_notices()
     assert str(place.parent) in note
     assert ("checkpoint step-00000002 in" in note and "cannot be used" in note) == (what != "chunk")
     assert (f"taking the copy in {job.run_dir}/checkpoints" in note) == (what == "chunk")
-    assert checkpointer.notices() == []
+    assert checkpointer.take_notices() == []
 
 
 def test_damaged_in_every_tier(job: Job) -> None:
@@ -304,10 +304,10 @@ def test_the_last_checkpoint_is_saved_where_it_lasts(job: Job) -> None:
     job.words = (MEMORY, "run.steps=3")
     checkpointer = job.start()
     assert job.newest == CheckpointId(3)
-    assert not checkpointer.lasts(CheckpointId(3))
-    shards = kit.shards_of(REGISTRY, 3)
-    checkpointer.save(SaveRequest(3, last=True), shards, REGISTRY, kit.document(3, 1, 3)).settled.result()
-    assert checkpointer.lasts(CheckpointId(3))
+    assert not checkpointer.is_lasting(CheckpointId(3))
+    shards = kit.make_shards(REGISTRY, 3)
+    checkpointer.save(SaveRequest(3, last=True), shards, REGISTRY, kit.make_document(3, 1, 3)).settled.result()
+    assert checkpointer.is_lasting(CheckpointId(3))
     assert job.where(3) == ["memory", "disk"]
     assert job.load(3) == []
 
@@ -325,14 +325,16 @@ def test_the_last_save_waits_for_no_other_node(job: Job, monkeypatch: pytest.Mon
     job.start()
     checkpointer = job.checkpointer
     assert checkpointer is not None
-    shards = kit.shards_of(REGISTRY, 3)
-    checkpointer.save(SaveRequest(2, deadline_seconds=7.0), shards, REGISTRY, kit.document(2, 1, 3)).settled.result()
+    shards = kit.make_shards(REGISTRY, 3)
+    checkpointer.save(
+        SaveRequest(2, deadline_seconds=7.0), shards, REGISTRY, kit.make_document(2, 1, 3)
+    ).settled.result()
     assert copied == [("step-00000002", 7.0)]
-    assert "no copy elsewhere of the files of 1 rank: node b does not answer" in " ".join(checkpointer.notices())
-    checkpointer.save(SaveRequest(3, last=True), shards, REGISTRY, kit.document(3, 1, 3)).settled.result()
+    assert "no copy elsewhere of the files of 1 rank: node b does not answer" in " ".join(checkpointer.take_notices())
+    checkpointer.save(SaveRequest(3, last=True), shards, REGISTRY, kit.make_document(3, 1, 3)).settled.result()
     assert len(copied) == 1
-    assert list(checkpointer.notices()) == []
-    assert checkpointer.lasts(CheckpointId(3))
+    assert list(checkpointer.take_notices()) == []
+    assert checkpointer.is_lasting(CheckpointId(3))
 
 
 def test_attempts_do_not_confuse_it(job: Job) -> None:
@@ -341,11 +343,11 @@ def test_attempts_do_not_confuse_it(job: Job) -> None:
     for step in (1, 2, 3, 4):
         job.step(step)
     attempts.append(job.run_dir, Attempt(2, "step-00000002"))
-    assert checkpointer.latest() == CheckpointId(2)
+    assert checkpointer.find_latest() == CheckpointId(2)
     assert job.load(2) == []
     assert job.step(3, attempt=2) == ["memory"]
     assert job.step(4, attempt=2) == ["memory", "disk"]
-    assert checkpointer.latest() == CheckpointId(4, 2)
+    assert checkpointer.find_latest() == CheckpointId(4, 2)
     job.start()
     assert job.newest == CheckpointId(4, 2)
     assert job.load(4, 2) == []
@@ -375,10 +377,10 @@ def test_a_store_that_cannot_be_read_stops_a_start_but_not_a_run(job: Job, monke
     monkeypatch.setattr(disk.store, "names", forbidden)
     monkeypatch.setattr(disk.store, "holding", forbidden)
     with pytest.raises(UserError, match="cannot be read: Forbidden"):
-        checkpointer.latest()
+        checkpointer.find_latest()
     job.save(3)
-    assert checkpointer.latest() == CheckpointId(3)
-    assert any("cannot be read: Forbidden; going by the nearer tiers" in note for note in checkpointer.notices())
+    assert checkpointer.find_latest() == CheckpointId(3)
+    assert any("cannot be read: Forbidden; going by the nearer tiers" in note for note in checkpointer.take_notices())
 
 
 @pytest.fixture
@@ -403,11 +405,11 @@ def test_memory_tier_without_room_is_left_out_of_saves(job: Job, first: int) -> 
         with pytest.raises(SaveFailed, match=r"/dev/shm on .* cannot hold [\d,]+ bytes more: No space left on device"):
             job.step(1)
     assert job.step(2) == ["disk"]
-    notes = found.notices()
+    notes = found.take_notices()
     assert len(notes) == 1
     assert "the memory tier is left out" in notes[0]
     assert "StagedMemory" not in notes[0]
-    assert found.due(3, 0.1, 2) is None
+    assert found.get_due_save(3, 0.1, 2) is None
     assert job.step(4) == ["disk"]
     assert job.load(4) == []
-    assert not found.notices()
+    assert not found.take_notices()

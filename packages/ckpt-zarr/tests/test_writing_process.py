@@ -22,7 +22,7 @@ import google_crc32c
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gangline.launch.guard import alive, wait_for_end
+from gangline.launch.guard import is_alive, wait_for_end
 from gangline_ckpt_zarr.format.spans import ChunkSpan, spans
 from gangline_ckpt_zarr.save.writer import checksum_thread
 from gangline_ckpt_zarr.save.writer.checksum_thread import ChecksumThread
@@ -220,7 +220,7 @@ def test_only_the_trainer_stops_it(tmp_path: Path, writer: WriterClient) -> None
     last = empty(writer, tmp_path, "c")
     writer.close()
     assert writer.wait(last, SECONDS).done
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
 TRAINER = """

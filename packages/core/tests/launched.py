@@ -188,13 +188,13 @@ def compose(run_dir: str):
     """What rank 0 does under torchrun and Slurm; "fresh" leaves the choice of a directory to the run."""
 
     def compose_and_write():
-        from gangline.config.defaults import default_run
+        from gangline.config.defaults import build_default_run
         from gangline.run.directory import RunDirectory
 
         if run_dir == "refused":
             raise UserError("curves=on is not available here.", "pip install gangline-curves")
         section = {"dir": None if run_dir == "fresh" else run_dir}
-        return RunDirectory.create(default_run(run=section, parallel="ddp", track=[]))
+        return RunDirectory.create(build_default_run(run=section, parallel="ddp", track=[]))
 
     return compose_and_write
 

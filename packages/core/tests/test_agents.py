@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from gangline.comm.job_store import ADDRESS
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.errors import UserError
 from gangline.launch import requeue
-from gangline.launch.detected import detect, first_host, tasks_per_node
+from gangline.launch.detected import detect, parse_first_host, parse_tasks_per_node
 from gangline.run.directory import RunDirectory
 from gangline.run.events import read_events
 from gangline_basics.launch import forkserver
@@ -54,7 +54,7 @@ def test_a_task_of_slurm_knows_its_place():
     assert (job.agent, job.rank, job.world, job.local_rank, job.local_world) == ("slurm", 5, 7, 1, 3)
     assert (job.address, job.restarts) == ("gpu003", 2)
     assert 20000 <= job.port < 32000
-    assert job.environment()["LOCAL_WORLD_SIZE"] == "3"
+    assert job.get_environment()["LOCAL_WORLD_SIZE"] == "3"
 
 
 @pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}, slurm(0, 1), {"RANK": "0"}])
@@ -67,11 +67,11 @@ def test_who_starts_processes_itself(environ):
     [("a", "a"), ("n[1-4]", "n1"), ("gpu[003-007,9],x1", "gpu003"), ("x1,gpu[3-4]", "x1"), ("r[2,5]n[01-03]", "r2n01")],
 )
 def test_the_first_host_of_a_list(hosts, first):
-    assert first_host(hosts) == first
+    assert parse_first_host(hosts) == first
 
 
 def test_tasks_per_node_are_written_out():
-    assert tasks_per_node("4(x2),3,2(x2)") == [4, 4, 3, 2, 2]
+    assert parse_tasks_per_node("4(x2),3,2(x2)") == [4, 4, 3, 2, 2]
 
 
 # --- Slurm ------------------------------------------------------------------------------------------------------------
@@ -177,15 +177,15 @@ def test_a_requeued_job_knows_what_failed_before_it(srun, tmp_path):
 def test_a_lone_task_that_is_requeued_finds_its_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     environ = {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}
-    assert requeue.earlier(*requeue.job(environ)) is None
-    begun = RunDirectory.create(default_run(run={"dir": "elsewhere"}, track=[]))
-    requeue.remember(requeue.job(environ)[0], begun.path)
-    assert requeue.earlier(*requeue.job(environ)).path == tmp_path / "elsewhere"
-    assert requeue.earlier(*requeue.job({**environ, "SLURM_RESTART_COUNT": "0"})) is None
-    assert requeue.earlier(*requeue.job({**environ, "SLURM_JOB_ID": "6"})) is None
-    assert requeue.earlier(*requeue.job({})) is None
+    assert requeue.find_earlier(*requeue.identify_job(environ)) is None
+    begun = RunDirectory.create(build_default_run(run={"dir": "elsewhere"}, track=[]))
+    requeue.remember(requeue.identify_job(environ)[0], begun.path)
+    assert requeue.find_earlier(*requeue.identify_job(environ)).path == tmp_path / "elsewhere"
+    assert requeue.find_earlier(*requeue.identify_job({**environ, "SLURM_RESTART_COUNT": "0"})) is None
+    assert requeue.find_earlier(*requeue.identify_job({**environ, "SLURM_JOB_ID": "6"})) is None
+    assert requeue.find_earlier(*requeue.identify_job({})) is None
     monkeypatch.setattr("sys.argv", ["train", "another=run"])
-    assert requeue.earlier(*requeue.job(environ)) is None
+    assert requeue.find_earlier(*requeue.identify_job(environ)) is None
 
 
 def test_requeue_note_replaced_by_a_link_keeps_its_target(tmp_path, monkeypatch):
@@ -197,7 +197,7 @@ def test_requeue_note_replaced_by_a_link_keeps_its_target(tmp_path, monkeypatch)
     note.unlink()
     note.symlink_to(tmp_path / "thesis.txt")
     with pytest.raises(UserError, match=f"{note} is a symbolic link to .*thesis.txt.*\n.*\n  rm -r {note}"):
-        requeue.earlier("slurm-5", 0)
+        requeue.find_earlier("slurm-5", 0)
     requeue.remember("slurm-5", "out")
     assert Path("thesis.txt").read_text() == "my thesis"
     assert note.read_text() == str(tmp_path / "out")
@@ -207,13 +207,13 @@ def test_requeue_note_replaced_by_a_link_keeps_its_target(tmp_path, monkeypatch)
 @pytest.mark.parametrize("planted", ["folder", "note"])
 def test_requeue_note_of_another_user_is_refused(tmp_path, monkeypatch, planted):
     monkeypatch.chdir(tmp_path)
-    requeue.remember("slurm-5", RunDirectory.create(default_run(run={"dir": "out"}, track=[])).path)
+    requeue.remember("slurm-5", RunDirectory.create(build_default_run(run={"dir": "out"}, track=[])).path)
     [note] = requeue.NOTES.iterdir()
-    assert requeue.earlier("slurm-5", 1).path == tmp_path / "out"
+    assert requeue.find_earlier("slurm-5", 1).path == tmp_path / "out"
     path = requeue.NOTES if planted == "folder" else note
     os.chown(path, 61001, -1)
     with pytest.raises(UserError, match=f"{path} belongs to user 61001"):
-        requeue.earlier("slurm-5", 1)
+        requeue.find_earlier("slurm-5", 1)
 
 
 # --- torchrun ---------------------------------------------------------------------------------------------------------
@@ -230,8 +230,8 @@ def torchruns(tmp_path_factory):
         "PYTHONPATH": os.pathsep.join([str(HERE), *([before] if before else [])]),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
-    agent = [*warm.command("torch.distributed.run", environment), "--no-python", "--nproc-per-node"]
-    rank = warm.command("launched", environment)
+    agent = [*warm.make_command("torch.distributed.run", environment), "--no-python", "--nproc-per-node"]
+    rank = warm.make_command("launched", environment)
     nodes = ["1", "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=9"]
     asked = {
         "restart": [[*agent, "2", "--max-restarts=1", *rank, "fresh", "agent", "once", "[1]"]],

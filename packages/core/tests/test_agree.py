@@ -10,15 +10,15 @@ from gangline.errors import UserError
 from gangline.health import Action, Verdict
 from gangline.mesh import Mesh
 from gangline.pulse.layout import ROWS
-from gangline.train.agree import WORK, Gathered, agree, check_same_data, rank_mfu
+from gangline.train.agree import WORK, Gathered, agree, check_same_data, compute_rank_mfu
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 CPU = torch.device("cpu")
 
 
 def told(knowing: int) -> Gathered:
-    world = rank.comms(Mesh.of({"dp_replicate": rank.world})).world
+    world = rank.make_comms(Mesh.of({"dp_replicate": rank.world})).world
     mine = rank.index == knowing
     verdicts = [Verdict("spike", "step 3", 0.5, "the loss", Action.WARN)] if mine else []
     phases = [0.25 * rank.index] * len(ROWS)
@@ -28,7 +28,7 @@ def told(knowing: int) -> Gathered:
 
 def test_a_signal_a_verdict_and_a_wish_for_a_checkpoint_of_one_rank_are_those_of_all() -> None:
     for knowing in (0, 2):
-        for agreed in pool(3).run(told, knowing):
+        for agreed in get_pool(3).run(told, knowing):
             assert agreed.signal == "SIGTERM"
             assert [verdict.kind for verdict in agreed.verdicts] == ["spike"]
             assert agreed.due
@@ -38,7 +38,7 @@ def test_a_signal_a_verdict_and_a_wish_for_a_checkpoint_of_one_rank_are_those_of
 
 
 def test_where_no_rank_has_anything_to_say_nothing_is_heard() -> None:
-    for agreed in pool(3).run(told, -1):
+    for agreed in get_pool(3).run(told, -1):
         assert (agreed.signal, agreed.verdicts, agreed.due) == ("", [], False)
 
 
@@ -48,10 +48,12 @@ def test_mfu_of_a_rank_is_over_its_own_work_alone() -> None:
     phases |= {"collective": [0.0, 1.0], "checkpoint": [3.0, 3.0], "other": [9.0, 0.5]}
     assert set(WORK) <= set(ROWS)
     gathered = Gathered(None, phases, None, "", [], False, 0.0)
-    assert rank_mfu(0.4, 2.0, gathered) == [0.4, 0.8]
-    assert rank_mfu(0.5, 1.5, gathered) == [0.5, 0.75], "the forward passes of a validation are no work of the step"
-    assert rank_mfu(None, 2.0, gathered) is None
-    assert rank_mfu(0.4, 2.0, Gathered(None, None, None, "", [], False, 0.0)) is None
+    assert compute_rank_mfu(0.4, 2.0, gathered) == [0.4, 0.8]
+    assert compute_rank_mfu(0.5, 1.5, gathered) == [0.5, 0.75], (
+        "the forward passes of a validation are no work of the step"
+    )
+    assert compute_rank_mfu(None, 2.0, gathered) is None
+    assert compute_rank_mfu(0.4, 2.0, Gathered(None, None, None, "", [], False, 0.0)) is None
 
 
 class Opened(DataSource):
@@ -63,15 +65,15 @@ class Opened(DataSource):
     def sample(self, i: int) -> dict[str, np.ndarray]:
         raise NotImplementedError
 
-    def length(self) -> int:
+    def count_samples(self) -> int:
         return self.shards
 
-    def fingerprint(self) -> str:
+    def compute_fingerprint(self) -> str:
         return f"{self.shards} shards"
 
 
 def opened(late: int | None) -> str:
-    world = rank.comms(Mesh.of({"dp_replicate": rank.world})).world
+    world = rank.make_comms(Mesh.of({"dp_replicate": rank.world})).world
     try:
         check_same_data(world, CPU, {"train": Opened(4 if rank.index == late else 3), "validation": Opened(1)})
     except UserError as error:
@@ -80,6 +82,6 @@ def opened(late: int | None) -> str:
 
 
 def test_ranks_that_opened_different_data_are_told_so_on_every_rank() -> None:
-    assert pool(3).run(opened, None) == ["", "", ""]
-    for message in pool(3).run(opened, 2):
+    assert get_pool(3).run(opened, None) == ["", "", ""]
+    for message in get_pool(3).run(opened, 2):
         assert "the same train data: rank 2 opened 4 shards, rank 0 3 shards" in message

@@ -7,12 +7,12 @@ import subprocess
 import sys
 
 from gangline.run.directory import RunDirectory
-from gangline_testkit.real_runs import small_text
+from gangline_testkit.real_runs import write_small_text
 
 SCRIPT = """
 import sys
 from gangline import api
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline_basics.data.config import TextConfig
 from gangline.errors import UserError
 from gangline_basics.model.config import DecoderConfig
@@ -21,7 +21,7 @@ from gangline_basics.optimizer.config import Adamw
 def run(**given):
     model = DecoderConfig(dim=32, layers=1, heads=2, hidden=32)
     batch = {"global_size": 4, "sequence_length": 16}
-    return default_run(model=model, data=TextConfig(path="corpus"), batch=batch, track=["jsonl"], **given)
+    return build_default_run(model=model, data=TextConfig(path="corpus"), batch=batch, track=["jsonl"], **given)
 
 if __name__ == "__main__":
     directory = api.train(run(run={"dir": "out", "steps": 2, "sample": 0}, validate={"every": None}))
@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
 
 def test_a_run_is_trained_from_a_script(tmp_path):
-    small_text(tmp_path / "corpus")
+    write_small_text(tmp_path / "corpus")
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

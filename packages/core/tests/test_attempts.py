@@ -31,14 +31,14 @@ def test_lines_come_back_in_order(tmp_path):
     for line in lines:
         attempts.append(tmp_path, line)
     assert attempts.read(tmp_path) == lines
-    assert attempts.current(tmp_path) == 2
+    assert attempts.read_current(tmp_path) == 2
 
 
 def test_a_run_without_lines_is_in_its_first_attempt(tmp_path):
-    assert attempts.current(tmp_path) == 1
+    assert attempts.read_current(tmp_path) == 1
     assert attempts.read(tmp_path) == []
     assert told(tmp_path, "step-00000010", "step-00000020") == ["step-00000020", "step-00000010"]
-    assert attempts.latest(tmp_path, []) is None
+    assert attempts.find_latest(tmp_path, []) is None
 
 
 @given(st.integers(1, 60))
@@ -84,7 +84,7 @@ def test_after_going_back_the_abandoned_branch_is_never_latest(tmp_path):
     attempts.append(tmp_path, Attempt(1, None))
     attempts.append(tmp_path, Attempt(2, "step-00000010", why="loss spike"))
     old = ("step-00000005", "step-00000010", "step-00000020", "step-00000030")
-    assert str(attempts.latest(tmp_path, ids(*old))) == "step-00000010", "nothing of its own yet: where it started"
+    assert str(attempts.find_latest(tmp_path, ids(*old))) == "step-00000010", "nothing of its own yet: where it started"
     assert told(tmp_path, *old) == ["step-00000010", "step-00000005"]
     assert told(tmp_path, *old, "step-00000012.2") == ["step-00000012.2", "step-00000010", "step-00000005"]
 
@@ -92,7 +92,7 @@ def test_after_going_back_the_abandoned_branch_is_never_latest(tmp_path):
 def test_where_the_start_is_gone_the_one_before_it_is_taken_never_a_later_one(tmp_path):
     attempts.append(tmp_path, Attempt(2, "step-00000010"))
     assert told(tmp_path, "step-00000005", "step-00000020") == ["step-00000005"]
-    assert attempts.latest(tmp_path, ids("step-00000020")) is None
+    assert attempts.find_latest(tmp_path, ids("step-00000020")) is None
 
 
 def test_branches_of_branches(tmp_path):
@@ -109,7 +109,7 @@ def test_branches_of_branches(tmp_path):
 def test_an_attempt_from_the_beginning_has_no_past(tmp_path):
     attempts.append(tmp_path, Attempt(1, None))
     attempts.append(tmp_path, Attempt(2, None, why="every checkpoint is damaged"))
-    assert attempts.latest(tmp_path, ids("step-00000010")) is None
+    assert attempts.find_latest(tmp_path, ids("step-00000010")) is None
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,10 @@ class Counting(DataSource):
     def __init__(self, length=100):
         self.samples = length
 
-    def length(self):
+    def count_samples(self):
         return self.samples
 
-    def fingerprint(self):
+    def compute_fingerprint(self):
         return "counting"
 
 

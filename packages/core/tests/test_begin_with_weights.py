@@ -7,14 +7,14 @@ import shutil
 
 import pytest
 
-from gangline.config.check import problems
+from gangline.config.check import find_problems
 from gangline.config.compose import compose_one
 from gangline.config.resume import continue_run
 from gangline.errors import UserError
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline.run.directory import RunDirectory
-from gangline_testkit.sessions import lines, session, train_on_ranks, train_session
+from gangline_testkit.sessions import open_session, read_lines, train_on_ranks, train_session
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def curve(run_dir):
 
 
 def read(run_dir):
-    return lines(run_dir, "metrics.jsonl")
+    return read_lines(run_dir, "metrics.jsonl")
 
 
 def test_first_steps_are_those_of_a_resume(parent, resumed, tmp_path):
@@ -47,8 +47,8 @@ def test_first_steps_are_those_of_a_resume(parent, resumed, tmp_path):
     assert curve(tmp_path / "out") == resumed
     facts = json.loads((tmp_path / "out/provenance.json").read_text())["weights"]
     assert facts == {"run": str(parent), "checkpoint": "step-00000004", "step": 4, "sample": resumed[0][1]}
-    assert [line for line in lines(tmp_path / "out", "events.jsonl") if line["event"] == "weights"]
-    assert "weights of" in lines(tmp_path / "out", "attempts.jsonl")[0]["why"]
+    assert [line for line in read_lines(tmp_path / "out", "events.jsonl") if line["event"] == "weights"]
+    assert "weights of" in read_lines(tmp_path / "out", "attempts.jsonl")[0]["why"]
 
 
 def test_first_steps_on_two_ranks_are_those_of_a_resume(parent, resumed, tmp_path):
@@ -65,7 +65,7 @@ def test_resume_takes_the_samples_that_the_other_run_skipped(parent, tmp_path):
     train_session(tmp_path / "out", *words)
     before = curve(tmp_path / "out")
     assert before[0][1] == 400
-    again = session(tmp_path / "out", f"run.weights={copy}", "run.steps=5")
+    again = open_session(tmp_path / "out", f"run.weights={copy}", "run.steps=5")
     assert again.step == 4
     assert [(line.skipped_from, line.skipped) for line in again.history if line.skipped] == [(0, 400)]
 
@@ -86,7 +86,7 @@ def test_resume_before_the_first_save_begins_with_the_same_checkpoint(parent, tm
     """Whatever the other run has saved meanwhile."""
     words = (f"run.weights={parent}/step-00000002", "run.steps=4", "checkpoint=off")
     train_session(tmp_path / "out", *words)
-    again = session(tmp_path / "out", f"run.weights={parent}", *words[1:])
+    again = open_session(tmp_path / "out", f"run.weights={parent}", *words[1:])
     assert again.step == 2
 
 
@@ -97,21 +97,21 @@ def test_data_in_another_order_is_read_from_its_first_sample(parent, tmp_path):
 
 def test_run_without_steps_left_is_refused(parent, tmp_path):
     with pytest.raises(UserError, match=r"has done 4 steps, and run.steps=4"):
-        session(tmp_path / "out", f"run.weights={parent}", "run.steps=4")
+        open_session(tmp_path / "out", f"run.weights={parent}", "run.steps=4")
 
 
 def test_other_model_is_refused(parent, tmp_path):
     with pytest.raises(UserError, match="is of another model"):
-        session(tmp_path / "out", f"run.weights={parent}", "run.steps=6", "model.dim=32")
+        open_session(tmp_path / "out", f"run.weights={parent}", "run.steps=6", "model.dim=32")
 
 
 def test_another_optimizer_is_refused_before_anything_starts(parent):
     run = compose_one([f"from={parent}", f"weights={parent}", "optimizer=lion", "run.steps=6"])
-    assert "trained with optimizer=adamw, and this run has optimizer=lion" in problems(run)[0].what
+    assert "trained with optimizer=adamw, and this run has optimizer=lion" in find_problems(run)[0].what
 
 
 def test_missing_run_is_refused_before_anything_starts():
-    assert "there is no run directory" in problems(compose_one(["weights=nowhere"]))[0].what
+    assert "there is no run directory" in find_problems(compose_one(["weights=nowhere"]))[0].what
 
 
 def test_from_a_branch_takes_the_configuration_alone(parent, tmp_path):
@@ -121,7 +121,7 @@ def test_from_a_branch_takes_the_configuration_alone(parent, tmp_path):
 
 
 def test_refused_resume_names_the_way_to_keep_weights(parent):
-    content = RunDirectory.open(parent).content()
+    content = RunDirectory.open(parent).read_content()
     with pytest.raises(UserError) as caught:
         continue_run("a", content, ["optimizer.learning_rate=0.5"])
     assert "train from=a weights=a optimizer.learning_rate=0.5" in str(caught.value)

@@ -149,9 +149,9 @@ def test_composing_checking_and_writing_a_run_imports_no_torch(tmp_path):
 
 def test_a_run_built_in_python_imports_no_hydra(tmp_path):
     code = (
-        "import sys\nfrom gangline import api\nfrom gangline.config.defaults import default_run\n"
+        "import sys\nfrom gangline import api\nfrom gangline.config.defaults import build_default_run\n"
         "from gangline.run.directory import RunDirectory\n"
-        "made = api.prepare(default_run(run={'dir': 'out'}))\nRunDirectory.open('out').run()\n"
+        "made = api.prepare(build_default_run(run={'dir': 'out'}))\nRunDirectory.open('out').run()\n"
         "assert not {'hydra', 'omegaconf', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=240)

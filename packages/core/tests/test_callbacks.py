@@ -13,8 +13,8 @@ from gangline.errors import UserError
 from gangline.health import Action, HealthCheck, Verdict
 from gangline.train.rank import train
 from gangline_testkit import as_installed
-from gangline_testkit.pool import pool
-from gangline_testkit.sessions import lines, session, train_on_ranks, train_session
+from gangline_testkit.pool import get_pool
+from gangline_testkit.sessions import open_session, read_lines, train_on_ranks, train_session
 from gangline_testkit.toys.previous import PreviousCallback
 
 
@@ -38,7 +38,7 @@ def test_what_it_holds_travels_over_layouts_and_what_it_lends_is_put_back(tmp_pa
     train_session(tmp_path / "out", PREVIOUS, VALIDATED, "run.steps=4")
     train_on_ranks(2, tmp_path / "out", PREVIOUS, VALIDATED, "run.steps=6", "parallel=ddp")
 
-    records, plain = lines(tmp_path / "out", "metrics.jsonl"), lines(tmp_path / "plain", "metrics.jsonl")
+    records, plain = read_lines(tmp_path / "out", "metrics.jsonl"), read_lines(tmp_path / "plain", "metrics.jsonl")
     losses = [record["validation_loss"] for record in records]
     assert losses == pytest.approx([record["validation_loss"] for record in plain], rel=1e-12)
     before = [record["validation_losses"]["previous/weights"] for record in records]
@@ -46,7 +46,7 @@ def test_what_it_holds_travels_over_layouts_and_what_it_lends_is_put_back(tmp_pa
     assert before[0] != pytest.approx(losses[0], rel=1e-6)
     assert [record["metrics"]["previous/applied"] for record in records] == [1, 2, 3, 4, 5, 6]
 
-    mine, other = session(tmp_path / "out", PREVIOUS), session(tmp_path / "plain")
+    mine, other = open_session(tmp_path / "out", PREVIOUS), open_session(tmp_path / "plain")
     arrays, weights = held(mine), held(other)
     assert mine.callbacks["previous"].state() == {"applied": 6}
     names = [name for name in arrays if name.startswith("callback/")]
@@ -58,13 +58,13 @@ def test_what_it_holds_travels_over_layouts_and_what_it_lends_is_put_back(tmp_pa
 def test_it_may_come_and_go_when_a_run_goes_on(tmp_path):
     train_session(tmp_path / "out", "run.steps=2")
     train_session(tmp_path / "out", PREVIOUS, "run.steps=2")  # nothing to do: saved as it was
-    late = session(tmp_path / "out", PREVIOUS, "run.steps=4")
+    late = open_session(tmp_path / "out", PREVIOUS, "run.steps=4")
     assert ["lacks arrays of callback=previous" in note for note in late.notes] == [True]
     arrays = held(late)
     for name in late.runtime.names():
         assert torch.equal(arrays[f"callback/previous/weights/{name}"], arrays[f"model/{name}"])
     train(late)
-    gone = session(tmp_path / "out", "run.steps=4")
+    gone = open_session(tmp_path / "out", "run.steps=4")
     assert ["holds arrays of callback=previous" in note for note in gone.notes] == [True]
     assert not [name for name in held(gone) if name.startswith("callback/")]
 
@@ -80,10 +80,10 @@ class GoesBack(HealthCheck):
 def test_what_it_counted_is_forgotten_where_a_run_goes_back_to_before_it(tmp_path):
     """Also what is in no array: the checkpoint has nothing of it."""
     train_session(tmp_path / "out", "run.steps=2")
-    late = session(tmp_path / "out", PREVIOUS, "run.steps=5", "checkpoint.every=100")
+    late = open_session(tmp_path / "out", PREVIOUS, "run.steps=5", "checkpoint.every=100")
     late.health["goes-back"] = GoesBack()
     train(late)
-    records = lines(tmp_path / "out", "metrics.jsonl")
+    records = read_lines(tmp_path / "out", "metrics.jsonl")
     counted = [(record["step"], record["metrics"].get("previous/applied")) for record in records]
     assert counted == [(1, None), (2, None), (3, 1), (4, 2), (3, 1), (4, 2), (5, 3)]
     assert late.callbacks["previous"].state() == {"applied": 3}
@@ -113,7 +113,7 @@ def with_events(s, callback):
 
 
 def test_events_come_in_their_order(tmp_path):
-    s = session(tmp_path / "out", "run.steps=2", "validate.every=2")
+    s = open_session(tmp_path / "out", "run.steps=2", "validate.every=2")
     events = Events()
     train(with_events(s, events))
     step, whole = (
@@ -141,20 +141,20 @@ class NotFinite(Callback):
 
 def test_before_clip_changes_gradients_and_their_norm(tmp_path):
     """Clipped gradients of ten times the length are those of the plain run."""
-    plain, changed = session(tmp_path / "plain", *CLIPPED), session(tmp_path / "changed", *CLIPPED)
+    plain, changed = open_session(tmp_path / "plain", *CLIPPED), open_session(tmp_path / "changed", *CLIPPED)
     train(plain)
     train(with_events(changed, TenTimes()))
-    want, found = lines(tmp_path / "plain", "metrics.jsonl"), lines(tmp_path / "changed", "metrics.jsonl")
+    want, found = read_lines(tmp_path / "plain", "metrics.jsonl"), read_lines(tmp_path / "changed", "metrics.jsonl")
     assert found[0]["grad_norm"] == pytest.approx(10 * want[0]["grad_norm"], rel=1e-12)
     assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in want], rel=1e-6)
     assert found[1]["loss"] < found[0]["loss"]
 
 
 def test_step_whose_changed_gradients_are_not_finite_is_skipped(tmp_path):
-    s = session(tmp_path / "out", "run.steps=2")
+    s = open_session(tmp_path / "out", "run.steps=2")
     before = held(s)
     train(with_events(s, NotFinite()))
-    (record,) = lines(tmp_path / "out", "metrics.jsonl")
+    (record,) = read_lines(tmp_path / "out", "metrics.jsonl")
     assert not record["finite"]
     assert "not finite" in record["skipped"]
     assert all(array.equal(before[name]) for name, array in held(s).items())
@@ -162,7 +162,7 @@ def test_step_whose_changed_gradients_are_not_finite_is_skipped(tmp_path):
 
 @pytest.mark.parametrize(("event", "error"), [("after_step", ValueError), ("before_save", UserError)])
 def test_what_it_raises_ends_the_run_and_names_it(tmp_path, event, error):
-    s = session(tmp_path / "out", "run.steps=3")
+    s = open_session(tmp_path / "out", "run.steps=3")
     events = Events(event, error)
     with pytest.raises(error, match="of all things") as raised:
         train(with_events(s, events))
@@ -181,33 +181,33 @@ class Emits(Callback):
 @pytest.mark.parametrize("value", ["abc", None, [1.0, "x"], {"a": 1.0}, torch.ones(2)])
 @pytest.mark.parametrize("event", ["after_step", "after_validation"])
 def test_a_metric_that_is_no_number_names_the_callback(tmp_path, event, value):
-    s = session(tmp_path / "out", "run.steps=1", VALIDATED)
+    s = open_session(tmp_path / "out", "run.steps=1", VALIDATED)
     with pytest.raises(TypeError, match=r"callback=events returned .* as its metric 'counted'"):
         train(with_events(s, Emits(value, event)))
 
 
 def test_numbers_of_numpy_are_metrics(tmp_path):
-    s = session(tmp_path / "out", "run.steps=1")
+    s = open_session(tmp_path / "out", "run.steps=1")
     train(with_events(s, Emits(numpy.float32(0.5))))
-    assert lines(tmp_path / "out", "metrics.jsonl")[0]["metrics"]["events/counted"] == 0.5
+    assert read_lines(tmp_path / "out", "metrics.jsonl")[0]["metrics"]["events/counted"] == 0.5
 
 
 @pytest.mark.parametrize("event", ["after_step", "after_validation"])
 def test_a_metric_that_differs_between_ranks_names_the_callback(tmp_path, event):
-    for said in pool(2).run(refused_metric, tmp_path / event, event):
+    for said in get_pool(2).run(refused_metric, tmp_path / event, event):
         assert "callback=events returned 1.0 as its metric 'counted' on rank 1 and 0.0 on rank 0" in said
 
 
 def refused_metric(run_dir, event: str) -> str:
     """The message of a run in which each rank emits its own number."""
-    s = session(run_dir, "run.steps=2", "parallel=ddp", VALIDATED)
+    s = open_session(run_dir, "run.steps=2", "parallel=ddp", VALIDATED)
     with pytest.raises(ValueError) as raised:
         train(with_events(s, Emits(s.comms.rank, event)))
     return str(raised.value)
 
 
 def test_weights_come_back_where_a_validation_fails(tmp_path, monkeypatch):
-    s = session(tmp_path / "out", PREVIOUS, "run.steps=1", VALIDATED)
+    s = open_session(tmp_path / "out", PREVIOUS, "run.steps=1", VALIDATED)
     kept, evaluate = {}, s.runtime.evaluate
 
     def fails_the_second_time(batches):
@@ -227,4 +227,4 @@ def test_weights_come_back_where_a_validation_fails(tmp_path, monkeypatch):
 def test_a_foreign_name_of_an_array_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(PreviousCallback, "place", property(lambda self: "callback/other", lambda self, place: None))
     with pytest.raises(ValueError, match="callback=previous names an array 'callback/other/weights/"):
-        session(tmp_path / "out", PREVIOUS)
+        open_session(tmp_path / "out", PREVIOUS)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from gangline.config.check import check, world_of
-from gangline.config.defaults import default_run
-from gangline.config.fields import defaults, hints
+from gangline.config.check import check, count_ranks
+from gangline.config.defaults import build_default_run
+from gangline.config.fields import get_defaults, resolve_hints
 from gangline.config.sections import SECTIONS
 from gangline.config.values import Misfit, convert
 from gangline.errors import Problem, UserError
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("core_alone")
 
 def refused(**given) -> str:
     with pytest.raises(UserError) as caught:
-        check(default_run(**given))
+        check(build_default_run(**given))
     return str(caught.value)
 
 
@@ -39,12 +39,12 @@ def test_error_in_a_check_names_the_part(monkeypatch):
 
     monkeypatch.setattr(Ddp, "check", fails)
     with pytest.raises(TypeError, match="of all things") as caught:
-        check(default_run(parallel="ddp", launch=LocalLaunch(processes=2)))
+        check(build_default_run(parallel="ddp", launch=LocalLaunch(processes=2)))
     assert "raised by the check of parallel=ddp (gangline" in caught.value.__notes__[0]
 
 
 def test_the_default_run_is_fine():
-    check(default_run())
+    check(build_default_run())
 
 
 def test_model_larger_than_the_machine_is_refused_with_numbers():
@@ -53,12 +53,14 @@ def test_model_larger_than_the_machine_is_refused_with_numbers():
     assert "406 G parameters, 1 CPU process: weights 1.62e+03, gradients 1.62e+03, optimizer state 3.25e+03 GB" in said
     assert "model=tiny" in said
     assert "launch=elastic launch.nodes=N" in said
-    check(default_run(model="llama3-405b", run={"device": "cpu"}, launch="elastic"))  # its nodes may be other machines
+    check(
+        build_default_run(model="llama3-405b", run={"device": "cpu"}, launch="elastic")
+    )  # its nodes may be other machines
 
 
 def test_memory_of_replicas_is_counted_for_each():
-    alone = default_run()
-    one, all_ranks = memory.count_one_copy(alone), memory.state_of_all_ranks(default_run(parallel="ddp"), 2)
+    alone = build_default_run()
+    one, all_ranks = memory.count_one_copy(alone), memory.state_of_all_ranks(build_default_run(parallel="ddp"), 2)
     assert all_ranks == {kind: 2 * size for kind, size in one.items()}
     assert one["weights"] == one["gradients"] > 4e6
 
@@ -68,8 +70,8 @@ def test_machine_memory_is_the_limit_of_the_container(tmp_path, limit, bytes_):
     (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nSwapTotal:       2 kB\n")
     if limit is not None:
         (tmp_path / "max").write_text(limit)
-    without = memory.machine_bytes(str(tmp_path / "absent"), str(tmp_path / "absent"))
-    found = memory.machine_bytes(str(tmp_path / "meminfo"), str(tmp_path / "max"))
+    without = memory.read_machine_bytes(str(tmp_path / "absent"), str(tmp_path / "absent"))
+    found = memory.read_machine_bytes(str(tmp_path / "meminfo"), str(tmp_path / "max"))
     assert found == (without + 2048 if bytes_ is None else bytes_)
 
 
@@ -113,7 +115,7 @@ def test_a_world_that_the_layout_does_not_fit():
 
 
 def test_axes_that_do_not_multiply_to_the_world(monkeypatch):
-    monkeypatch.setattr(Ddp, "axes", lambda self, world: {"dp_replicate": 2, "tp": 3})
+    monkeypatch.setattr(Ddp, "size_axes", lambda self, world: {"dp_replicate": 2, "tp": 3})
     message = refused(parallel="ddp", launch=LocalLaunch(processes=4))
     assert "parallel=ddp lays out dp_replicate 2 x tp 3 = 6 ranks, but this run has 4 processes." in message
 
@@ -127,9 +129,9 @@ def test_a_gpu_that_is_not_there(monkeypatch):
         "  run.device=cpu, or null: there is no GPU.",
     ]
     assert "Did you mean cuda?" in refused(run={"device": "cuad:0"})
-    check(default_run(run={"device": "cpu"}))
+    check(build_default_run(run={"device": "cpu"}))
     monkeypatch.setattr("gangline.config.check.count_gpus", lambda: 2)
-    check(default_run(run={"device": "cuda:1"}))
+    check(build_default_run(run={"device": "cuda:1"}))
     assert "run.device=cuda:2: there are 2 GPUs here, counted from 0." in refused(run={"device": "cuda:2"})
 
 
@@ -161,11 +163,11 @@ def takes_numbers(hint) -> bool:
 def test_no_number_is_refused_twice(parts):
     """Every option that takes a number, one after the other, with one that most of them cannot take."""
     refused = 0
-    places = [*default_run(**parts).parts(), *((name, cls()) for name, cls in SECTIONS.items())]
-    for place, name in ((place, name) for place, config in places for name in defaults(type(config))):
-        run = default_run(**parts)
-        config = dict([*run.parts(), *run.sections()])[place]
-        if takes_numbers(hints(type(config))[name]):
+    places = [*build_default_run(**parts).iterate_parts(), *((name, cls()) for name, cls in SECTIONS.items())]
+    for place, name in ((place, name) for place, config in places for name in get_defaults(type(config))):
+        run = build_default_run(**parts)
+        config = dict([*run.iterate_parts(), *run.iterate_sections()])[place]
+        if takes_numbers(resolve_hints(type(config))[name]):
             setattr(config, name, -1)
             times = said(run).count(f"{place}.{name}=-1")
             assert times <= 1, said(run)
@@ -174,7 +176,7 @@ def test_no_number_is_refused_twice(parts):
 
 
 def test_a_missing_corpus_is_found_before_the_start(tmp_path):
-    run = default_run()
+    run = build_default_run()
     run.data.path = str(tmp_path / "nothing")
     with pytest.raises(UserError, match="nothing"):
         check(run)
@@ -220,9 +222,9 @@ def gangline_parts():
 
 def test_the_world_is_what_the_user_said_else_what_the_strategy_asks_for(monkeypatch):
     monkeypatch.setattr("gangline.launch.devices.count_gpus", lambda device=None: 0)
-    assert world_of(default_run(parallel="ddp", launch=LocalLaunch(processes=5))) == 5
-    assert world_of(default_run(parallel="ddp")) == 2
-    assert world_of(default_run()) == 1
+    assert count_ranks(build_default_run(parallel="ddp", launch=LocalLaunch(processes=5))) == 5
+    assert count_ranks(build_default_run(parallel="ddp")) == 2
+    assert count_ranks(build_default_run()) == 1
 
 
 TORCHRUN = {
@@ -239,8 +241,8 @@ TORCHRUN = {
 def test_under_an_agent_the_world_is_the_jobs(monkeypatch):
     for key, value in TORCHRUN.items():
         monkeypatch.setenv(key, value)
-    assert world_of(default_run(parallel="ddp")) == 4
-    check(default_run(parallel="ddp"))
+    assert count_ranks(build_default_run(parallel="ddp")) == 4
+    check(build_default_run(parallel="ddp"))
     message = refused(parallel="ddp", launch=LocalLaunch(processes=2))
     assert "launch.processes=2, but torchrun started 4 processes." in message
 

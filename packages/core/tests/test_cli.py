@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gangline.cli import complete, help, main, train
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.sections import SECTIONS
 from gangline.config.serial import from_dict
 from gangline.launch.signals import NOTICES
@@ -39,8 +39,8 @@ def said(capsys, command, *words: str) -> str:
 
 def test_help_shows_every_group_choice_section_and_default(capsys):
     page = said(capsys, train, "--help")
-    for group in installed().groups():
-        for name in installed().choices(group):
+    for group in installed().list_groups():
+        for name in installed().find_choices(group):
             assert re.search(rf"^  {group}=.*(\n {{6,}}.*)*", page, re.MULTILINE)
             assert name in page
     for section, cls in SECTIONS.items():
@@ -70,14 +70,14 @@ def test_every_example_of_the_help_page_can_be_composed():
 
 def test_the_configuration_is_printed_whole(capsys):
     page = said(capsys, train, "--cfg", "job", "run.steps=7")
-    assert from_dict(yaml.safe_load(page)) == default_run(run={"steps": 7})
+    assert from_dict(yaml.safe_load(page)) == build_default_run(run={"steps": 7})
     assert said(capsys, train, "--cfg=job", "run.steps=7") == page
     several = said(capsys, train, "-m", "-c", "job", "run.seed=1,2")
     assert [content["run"]["seed"] for content in yaml.safe_load_all(several)] == [1, 2]
 
 
 def test_the_configuration_of_a_resume_is_printed(capsys):
-    RunDirectory.create(default_run(run={"dir": "out", "steps": 5})).unlock()
+    RunDirectory.create(build_default_run(run={"dir": "out", "steps": 5})).unlock()
     assert yaml.safe_load(said(capsys, train, "resume=out", "run.steps=9", "--cfg", "job"))["run"]["steps"] == 9
 
 
@@ -90,7 +90,7 @@ def test_versions(capsys):
 
 def test_the_verbs_are_listed(capsys):
     page = said(capsys, main)
-    for verb, command in installed().commands().items():
+    for verb, command in installed().get_commands().items():
         assert re.search(rf"^  {verb} +{re.escape(command.summary)}$", page, re.MULTILINE)
     assert said(capsys, main, "help") == page
 
@@ -98,14 +98,14 @@ def test_the_verbs_are_listed(capsys):
 def test_every_verb_of_core_can_be_imported():
     from gangline.plugin.registry import load
 
-    for command in installed().commands().values():
+    for command in installed().get_commands().values():
         assert callable(load(command.run))
 
 
 def test_plugins_is_a_table_with_suppliers_and_what_could_be_installed(capsys):
     page = said(capsys, main, "plugins")
-    for group in installed().groups():
-        for name, offer in installed().offers(group).items():
+    for group in installed().list_groups():
+        for name, offer in installed().get_offers(group).items():
             assert re.search(
                 rf"^{group} +{re.escape(name)} +{re.escape(offer.part.summary)} +gangline-(core|basics) ",
                 page,
@@ -177,16 +177,16 @@ def gangline_optimizers():
     ],
 )
 def test_candidates(words, found):
-    assert complete.candidates(words) == found
+    assert complete.list_candidates(words) == found
 
 
 def test_run_directories_are_completed(here):
     for name in ("one", "two"):
-        RunDirectory.create(default_run(run={"dir": f"runs/{name}"})).unlock()
+        RunDirectory.create(build_default_run(run={"dir": f"runs/{name}"})).unlock()
     (here / "other").mkdir()
-    assert complete.candidates(["resume="]) == ["resume=other/", "resume=runs/"]
-    assert complete.candidates(["resume=runs/"]) == ["resume=runs/one", "resume=runs/two"]
-    assert complete.candidates(["from=runs/t"]) == ["from=runs/two"]
+    assert complete.list_candidates(["resume="]) == ["resume=other/", "resume=runs/"]
+    assert complete.list_candidates(["resume=runs/"]) == ["resume=runs/one", "resume=runs/two"]
+    assert complete.list_candidates(["from=runs/t"]) == ["from=runs/two"]
 
 
 def in_bash(here, line: str) -> list[str]:
@@ -233,7 +233,7 @@ def test_other_shells_get_a_script_that_asks_train(capsys, shell):
 
 
 def test_a_multirun_runs_each_and_ends_with_a_table_and_the_first_failure(runs):
-    RunDirectory.create(default_run(run={"dir": str(runs.directory / "sweep" / "01")})).unlock()
+    RunDirectory.create(build_default_run(run={"dir": str(runs.directory / "sweep" / "01")})).unlock()
     words = ["-m", "run.seed=1,2,3", "optimizer.learning_rate=1e-3", "run.dir=sweep", "run.steps=2", "validate.every=2"]
     printed = runs.train(*words, code=2)
     assert "sweep/01 already holds a run." in printed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gangline.cli.train import main
-from gangline.config.fields import defaults
+from gangline.config.fields import get_defaults
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import SYNONYMS
 from gangline.plugin import catalogue
@@ -36,7 +36,7 @@ def gangline_checkpointers():
 
 def command(module: str, *words: str, cwd: Path, strangers=None) -> subprocess.CompletedProcess:
     environment = {**os.environ, **(strangers.environment if strangers else {}), "OMP_NUM_THREADS": "1"}
-    started = [*warm.command(module, environment), *words]
+    started = [*warm.make_command(module, environment), *words]
     return subprocess.run(started, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
 
 
@@ -254,10 +254,10 @@ def test_every_synonym_is_of_an_option_that_some_run_has_and_is_none_itself():
         f"{place}.{name}"
         for place, classes in {
             **{section: [cls] for section, cls in SECTIONS.items()},
-            **{group: [offer.part.config for offer in installed().offers(group).values()] for group in GROUPS},
+            **{group: [offer.part.config for offer in installed().get_offers(group).values()] for group in GROUPS},
         }.items()
         for cls in classes
-        for name in defaults(cls)
+        for name in get_defaults(cls)
     }
     assert set(SYNONYMS) <= known
     theirs = [word for words in SYNONYMS.values() for word in words.split()]
@@ -290,9 +290,9 @@ def test_a_part_whose_package_is_present_twice(tmp_path, strangers):
 
 @pytest.fixture
 def run(tmp_path):
-    from gangline.config.defaults import default_run
+    from gangline.config.defaults import build_default_run
 
-    made = RunDirectory.create(default_run(run={"dir": str(tmp_path / "out")}))
+    made = RunDirectory.create(build_default_run(run={"dir": str(tmp_path / "out")}))
     made.unlock()
     return made
 

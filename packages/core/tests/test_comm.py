@@ -11,14 +11,14 @@ from gangline.mesh import Mesh
 from gangline.plan import Fold
 from gangline_basics.parallel import autograd
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 SIZES = [1, 2, 4]
 BOTH = pytest.mark.parametrize("deterministic", [False, True], ids=["plain", "ordered"])
 
 
 def along_dp(deterministic=False):
-    return rank.comms(Mesh.of({"dp_shard": rank.world}), deterministic).axis("dp_shard")
+    return rank.make_comms(Mesh.of({"dp_shard": rank.world}), deterministic).get_comm("dp_shard")
 
 
 def value_of(index, shape, dtype=torch.float64):
@@ -55,7 +55,7 @@ def operations(deterministic):
 @BOTH
 @pytest.mark.parametrize("world", SIZES)
 def test_every_operation(world, deterministic):
-    found = pool(world).run(operations, deterministic)
+    found = get_pool(world).run(operations, deterministic)
     assert found == [(i, world, tuple(range(world))) for i in range(world)]
 
 
@@ -70,7 +70,7 @@ def uneven():
 
 @pytest.mark.parametrize("world", SIZES)
 def test_all_to_all_with_uneven_and_empty_splits(world):
-    pool(world).run(uneven)
+    get_pool(world).run(uneven)
 
 
 def float8():
@@ -83,14 +83,14 @@ def float8():
 
 
 def test_float8_travels_over_gloo():
-    (gathered, swapped), _ = pool(2).run(float8)
+    (gathered, swapped), _ = get_pool(2).run(float8)
     assert gathered.tolist() == [*range(8), *range(1, 9)]
     assert swapped.tolist() == [*range(4), *range(1, 5)]
 
 
 def broadcasts(deterministic):
     """From each rank in turn, along an axis whose indices are not the global ranks, in every width."""
-    comm = rank.comms(Mesh.of({"dp_shard": 2, "tp": 2}), deterministic).axis("dp_shard")
+    comm = rank.make_comms(Mesh.of({"dp_shard": 2, "tp": 2}), deterministic).get_comm("dp_shard")
     for source in range(comm.size):
         for dtype in (torch.float32, torch.bfloat16, torch.uint16, torch.int32, torch.bool, torch.float8_e4m3fn):
             everyone = [value_of(10 * (rank.index % 2) + i, (3, 5)).abs().mul(9).to(dtype) for i in range(comm.size)]
@@ -108,7 +108,7 @@ def broadcasts(deterministic):
 
 @BOTH
 def test_broadcast(deterministic):
-    pool(4).run(broadcasts, deterministic)
+    get_pool(4).run(broadcasts, deterministic)
 
 
 def ordered_sums(dtype, numel):
@@ -128,7 +128,7 @@ def ordered_sums(dtype, numel):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_ordered_sums_are_the_bits_of_adding_one_after_another(world, dtype):
     for numel in (1, 7, 1000, 40_001):  # within and beyond what is sent to every peer whole, divisible and not
-        pool(world).run(ordered_sums, dtype, numel)
+        get_pool(world).run(ordered_sums, dtype, numel)
 
 
 def buckets_and_bits(deterministic):
@@ -141,8 +141,8 @@ def buckets_and_bits(deterministic):
 
 
 def test_ordered_sums_do_not_depend_on_the_bucket_though_plain_ones_do():
-    assert pool(4).run(buckets_and_bits, True) == [True] * 4
-    assert pool(4).run(buckets_and_bits, False) == [False] * 4
+    assert get_pool(4).run(buckets_and_bits, True) == [True] * 4
+    assert get_pool(4).run(buckets_and_bits, False) == [False] * 4
 
 
 def zero_dims():
@@ -151,21 +151,21 @@ def zero_dims():
 
 
 def test_ordered_sum_of_a_number():
-    assert pool(3).run(zero_dims) == [3.0] * 3
+    assert get_pool(3).run(zero_dims) == [3.0] * 3
 
 
 def mesh_axes():
-    comms = rank.comms(Mesh.of({"dp_replicate": 2, "tp": 2}))
-    groups = [comms.axis(axes).ranks for axes in ("dp_replicate", "tp", "pp")]
-    joint = comms.axis("dp_replicate", "tp")
-    total = comms.axis("tp").all_reduce(torch.tensor([float(rank.index)])).item()
-    assert comms.axis("tp") is comms.axis("tp")
+    comms = rank.make_comms(Mesh.of({"dp_replicate": 2, "tp": 2}))
+    groups = [comms.get_comm(axes).ranks for axes in ("dp_replicate", "tp", "pp")]
+    joint = comms.get_comm("dp_replicate", "tp")
+    total = comms.get_comm("tp").all_reduce(torch.tensor([float(rank.index)])).item()
+    assert comms.get_comm("tp") is comms.get_comm("tp")
     assert comms.world.ranks == joint.ranks == (0, 1, 2, 3)
     return groups, total
 
 
 def test_axes_of_a_mesh():
-    found = pool(4).run(mesh_axes)
+    found = get_pool(4).run(mesh_axes)
     assert [groups for groups, _ in found] == [
         [(0, 2), (0, 1), (0,)],
         [(1, 3), (0, 1), (1,)],
@@ -176,7 +176,7 @@ def test_axes_of_a_mesh():
 
 
 def folds(size, out_of):
-    comms = rank.comms(Mesh.of({"dp_shard": 2, "tp": 2}))
+    comms = rank.make_comms(Mesh.of({"dp_shard": 2, "tp": 2}))
     fold = Fold("part", size, out_of)
     inside, beside = comms.fold(fold), comms.fold_rest(fold)
     sums = [comm.all_reduce(torch.tensor([float(rank.index)])).item() for comm in (inside, beside)]
@@ -195,7 +195,7 @@ def folds(size, out_of):
     ],
 )
 def test_folds(size, out_of, inside, beside):
-    found = pool(4).run(folds, size, out_of)
+    found = get_pool(4).run(folds, size, out_of)
     assert [ranks for ranks, _, _ in found] == inside
     assert [ranks for _, ranks, _ in found] == beside
     assert [sums for _, _, sums in found] == [[sum(a), sum(b)] for a, b in zip(inside, beside, strict=True)]
@@ -228,7 +228,7 @@ def adjoints(deterministic):
 @BOTH
 @pytest.mark.parametrize("world", SIZES)
 def test_gradients_are_adjoints(world, deterministic):
-    pool(world).run(adjoints, deterministic)
+    get_pool(world).run(adjoints, deterministic)
 
 
 def test_an_axis_of_one_is_local():
@@ -256,7 +256,7 @@ def test_a_world_of_one_needs_no_process_group():
 
 
 def store():
-    comms = rank.comms(Mesh.of({"dp_shard": rank.world}))
+    comms = rank.make_comms(Mesh.of({"dp_shard": rank.world}))
     comms.store.set(f"key{rank.index}", b"value")
     found = [comms.store.get(f"key{index}") for index in range(rank.world)]
     return found, comms.store.add("count", 1) in (1, 2)
@@ -265,7 +265,7 @@ def store():
 def sums_of_axes(orders):
     """On a mesh of its own, so that no group of it was made before."""
     comms = connect(Mesh.of({"pp": 2, "tp": 3}), timeout=60)
-    axes = {axes: comms.axis(*axes) for axes in orders[rank.index]}
+    axes = {axes: comms.get_comm(*axes) for axes in orders[rank.index]}
     assert all(comm.ranks[comm.index] == rank.index for comm in axes.values())
     return {axes: float(comm.all_reduce(torch.tensor([2.0**rank.index]))) for axes, comm in sorted(axes.items())}
 
@@ -274,24 +274,24 @@ def test_ranks_may_ask_for_axes_in_different_orders():
     """0 waits for 3 along pp, which waits for 4 along tp, which waits for 1 along pp, which waits for 0 along tp."""
     pp, tp = ("pp",), ("tp",)
     orders = {0: [pp, tp], 3: [tp, pp], 4: [pp, tp], 1: [tp, pp], 2: [pp, tp], 5: [tp, pp]}
-    found = pool(6).run(sums_of_axes, orders)
+    found = get_pool(6).run(sums_of_axes, orders)
     for index, sums in enumerate(found):
         assert sums[pp] == 2.0 ** (index % 3) + 2.0 ** (index % 3 + 3)
         assert sums[tp] == 7.0 * 8.0 ** (index // 3)
 
 
 def index_in_a_group(axes):
-    comm = connect(Mesh.of({"pp": 2, "tp": 3}), timeout=60).axis(*axes)
+    comm = connect(Mesh.of({"pp": 2, "tp": 3}), timeout=60).get_comm(*axes)
     return comm.index, comm.all_gather(torch.tensor([comm.index])).tolist()
 
 
 def test_a_group_has_its_ranks_in_the_order_of_its_axes():
     """Fastest first: 0, 3, 1, 4, 2, 5."""
-    found = pool(6).run(index_in_a_group, ("tp", "pp"))
+    found = get_pool(6).run(index_in_a_group, ("tp", "pp"))
     assert [index for index, _ in found] == [0, 2, 4, 1, 3, 5]
     assert all(gathered == list(range(6)) for _, gathered in found)
 
 
 def test_the_store_is_shared():
     """A `set` is on its way to the server when it returns, so that only who waits for it, as `get` does, finds it."""
-    assert pool(2).run(store) == [([b"value"] * 2, True)] * 2
+    assert get_pool(2).run(store) == [([b"value"] * 2, True)] * 2

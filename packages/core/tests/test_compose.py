@@ -12,7 +12,7 @@ import yaml
 
 from gangline.config import Recompute
 from gangline.config.compose import compose, compose_one
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.resume import continue_run
 from gangline.config.serial import from_dict, to_dict
 from gangline.errors import UserError
@@ -33,7 +33,7 @@ def refused(*words: str) -> str:
 
 
 def test_no_words_give_the_default_run():
-    assert compose([]) == [default_run()]
+    assert compose([]) == [build_default_run()]
 
 
 def test_parts_and_values_are_set():
@@ -99,7 +99,7 @@ def test_ranges_spread_too():
 
 def test_the_recipe_that_ships_is_the_default_run_with_a_name():
     run = compose_one(["recipe=tiny"])
-    assert run == default_run(run={"name": "tiny"})
+    assert run == build_default_run(run={"name": "tiny"})
 
 
 def test_words_win_over_a_recipe():
@@ -128,7 +128,7 @@ def test_what_belongs_to_a_part_that_is_replaced_goes_with_it(here):
         "parts: {optimizer: muon, track: [jsonl, console]}\noptimizer: {momentum: 0.5}\ntrack: {jsonl: {path: x}}\n"
     )
     run = compose_one(["recipe=mine", "optimizer=adamw", "track=[console]"])
-    assert run == default_run(track=["console"])
+    assert run == build_default_run(track=["console"])
 
 
 def test_bare_on_and_off_in_yaml_are_choices(here, adapter):
@@ -190,20 +190,20 @@ def test_a_resumed_run_may_change_its_length_and_its_layout(earlier):
         "checkpoint.every=3",
         "precision=bf16",
     ]
-    run, changed = continue_run("out", earlier.content(), words)
+    run, changed = continue_run("out", earlier.read_content(), words)
     assert (run.steps, names(run, "parallel"), run.optimizer.learning_rate) == (8, "ddp", 0.5)
     assert changed["run.steps"] == [4, 8]
     assert changed["parallel"] == ["single", "ddp"]
 
 
 def test_a_resumed_run_finds_its_data_where_it_lies_now(earlier):
-    run, changed = continue_run("out", earlier.content(), ["data.path=[texts,/more]"])
+    run, changed = continue_run("out", earlier.read_content(), ["data.path=[texts,/more]"])
     assert changed == {"data.path": [None, [os.path.abspath("texts"), "/more"]]}
     assert run.data.path == ["texts", "/more"]
 
 
 def test_a_resumed_run_may_be_told_what_it_is(earlier):
-    assert continue_run("out", earlier.content(), ["optimizer=muon", "run.seed=0"])[1] == {}
+    assert continue_run("out", earlier.read_content(), ["optimizer=muon", "run.seed=0"])[1] == {}
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_resumed_run_may_be_told_what_it_is(earlier):
 )
 def test_a_resumed_run_stays_the_run_it_is(earlier, word):
     with pytest.raises(UserError) as caught:
-        continue_run("out", earlier.content(), [word])
+        continue_run("out", earlier.read_content(), [word])
     message = str(caught.value)
     assert message.startswith(f"a run that is resumed keeps its {word.partition('=')[0]}")
     assert "These may change: run.steps" in message

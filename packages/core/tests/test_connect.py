@@ -32,7 +32,7 @@ def ranks(world: int, body: str, directory: Path) -> list[tuple[int, str]]:
     }
     processes = [
         subprocess.Popen(
-            warm.command("joins_a_job", environment),
+            warm.make_command("joins_a_job", environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -48,7 +48,7 @@ def test_ranks_of_a_job_find_each_other_and_notice_who_stays_away(tmp_path):
     body = """
     comms = connect(Mesh.of({"dp_replicate": 2}), deterministic=True, timeout=120)
     comms.store.set(f"rank{comms.rank}", b"here")
-    total = comms.axis("dp_replicate").all_reduce(torch.tensor([1.0 + comms.rank]))
+    total = comms.get_comm("dp_replicate").all_reduce(torch.tensor([1.0 + comms.rank]))
     comms.world.barrier()
     print(total.item(), comms.store.get("rank0"), comms.store.get("rank1"), type(comms.world).__name__)
     comms.close()
@@ -59,7 +59,7 @@ def test_ranks_of_a_job_find_each_other_and_notice_who_stays_away(tmp_path):
     if comms.rank == 0:
         began = time.time()
         try:
-            comms.axis("dp_replicate").all_reduce(torch.ones(3))
+            comms.get_comm("dp_replicate").all_reduce(torch.ones(3))
         except RuntimeError:
             assert time.time() - began > 7
             print("noticed", flush=True)

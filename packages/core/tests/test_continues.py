@@ -7,7 +7,7 @@ import pytest
 from gangline.errors import UserError
 from gangline.record import read_records
 from gangline_basics.data.text import TextSource
-from gangline_testkit.sessions import lines, session, train_session
+from gangline_testkit.sessions import open_session, read_lines, train_session
 
 SIZE = 4
 
@@ -24,13 +24,13 @@ def test_a_resume_refuses_damaged_attempts(tmp_path):
     whole = path.read_text()
     path.write_text(whole.replace('"attempt": 1', '"attempt": 5'))
     with pytest.raises(UserError, match="is damaged in line 1: its checksum does not match"):
-        session(run_dir, "run.steps=4")
+        open_session(run_dir, "run.steps=4")
     path.write_text('{"attempt": 5, "start": null}\n')
     with pytest.raises(UserError, match=r"no checkpoint in .* led to attempt 5"):
-        session(run_dir, "run.steps=4")
+        open_session(run_dir, "run.steps=4")
     assert path.read_text() == '{"attempt": 5, "start": null}\n'
     path.write_text(whole)
-    assert session(run_dir, "run.steps=4").step == 2
+    assert open_session(run_dir, "run.steps=4").step == 2
 
 
 def test_a_run_goes_on_with_data_whose_source_says_so(tmp_path, monkeypatch):
@@ -39,13 +39,13 @@ def test_a_run_goes_on_with_data_whose_source_says_so(tmp_path, monkeypatch):
     after.write_text(before.read_text() + "and more " * 100)
     assert train_session(run_dir, *settings(before, 4)) == 0
     with pytest.raises(UserError, match="trained on other data"):
-        session(run_dir, *settings(after, 6))
+        open_session(run_dir, *settings(after, 6))
     asked = []
     monkeypatch.setattr(TextSource, "continues", lambda self, *given: asked.append((self, *given)) or True)
     assert train_session(run_dir, *settings(after, 6)) == 0
     ((source, fingerprint, cursor, state),) = asked
     assert (cursor, state) == (4 * SIZE, {})
-    first, second = lines(run_dir, "attempts.jsonl")
+    first, second = read_lines(run_dir, "attempts.jsonl")
     assert "data" not in first
     assert second["data"] == f"from sample 16 on: fingerprint {fingerprint} before, {source.fingerprint()} now"
     records = read_records(run_dir / "metrics.jsonl")
@@ -68,7 +68,7 @@ def test_resume_refuses_edited_settings(tmp_path, edited, stored):
     run_dir = tmp_path / "out"
     train_session(run_dir, "run.steps=2")
     with pytest.raises(UserError) as caught:
-        session(run_dir, "run.steps=4", edited)
+        open_session(run_dir, "run.steps=4", edited)
     message = str(caught.value)
     assert f"checkpoint step-00000002 was saved with {stored}." in message
     assert f"config.yaml has {edited}: it was edited or is damaged." in message

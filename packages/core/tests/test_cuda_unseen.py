@@ -12,7 +12,7 @@ from gangline.record import read_records
 from gangline.train import loop, peaks, rank
 from gangline_basics.model import rope
 from gangline_basics.sampling import show
-from gangline_testkit.sessions import session
+from gangline_testkit.sessions import open_session
 
 
 class ClosesNever:
@@ -25,7 +25,7 @@ class ClosesNever:
 
 
 def test_a_rank_that_fails_does_not_wait_for_its_peers_before_it_says_so(tmp_path, monkeypatch):
-    s, asked = session(tmp_path / "out", "launch.timeout_seconds=77"), []
+    s, asked = open_session(tmp_path / "out", "launch.timeout_seconds=77"), []
 
     def fails(*_):
         raise UserError("the corpus is empty.")
@@ -33,7 +33,7 @@ def test_a_rank_that_fails_does_not_wait_for_its_peers_before_it_says_so(tmp_pat
     monkeypatch.setattr(rank, "connect", lambda *_, **given: asked.append(given["timeout"]) or ClosesNever())
     monkeypatch.setattr(rank, "build", fails)
     with pytest.raises(UserError, match="the corpus is empty"):
-        rank.work(str(s.directory.path))
+        rank.train_rank(str(s.directory.path))
     assert asked == [77.0], "how long a transfer may take: of two backends torch would take half an hour"
 
 
@@ -56,7 +56,7 @@ def test_waiting_at_a_steps_end_counts_to_the_step_that_comes(tmp_path, monkeypa
         return real(world, device, seconds, *rest)
 
     monkeypatch.setattr(loop, "agree", slow)
-    rank.train(session(tmp_path / "out", "run.steps=3"))
+    rank.train(open_session(tmp_path / "out", "run.steps=3"))
     records = read_records(tmp_path / "out" / "metrics.jsonl")
     assert [record["seconds"].get("agree", 0) >= 0.2 for record in records] == [False, True, True]
     for record, own in zip(records[1:], told[1:], strict=True):
@@ -70,9 +70,9 @@ def test_rates_are_copied_to_the_device_once(monkeypatch):
     monkeypatch.setattr(torch, "tensor", lambda *given, **more: made.append(given) or real(*given, **more))
     rates = (1.0, 0.123)
     for step in range(3):
-        rope.angles(torch.full((2, 5), step), rates, torch.float32)
+        rope.compute_angles(torch.full((2, 5), step), rates, torch.float32)
     assert len(made) == 1
-    rope.angles(torch.zeros(2, 5), rates, torch.float64)
+    rope.compute_angles(torch.zeros(2, 5), rates, torch.float64)
     assert len(made) == 2
 
 
@@ -91,6 +91,6 @@ def test_the_peak_of_a_gpu_is_of_what_multiplies_there(monkeypatch, dtype, preci
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     try:
         torch.set_float32_matmul_precision(precision)
-        assert peaks.peak_flops(torch.device("cuda"), dtype)[0] == rate
+        assert peaks.find_peak_flops(torch.device("cuda"), dtype)[0] == rate
     finally:
         torch.set_float32_matmul_precision(before)

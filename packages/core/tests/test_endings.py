@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from gangline.checkpoint.base import SaveFailed
 from gangline.checkpoint.id import CheckpointId
-from gangline.config.check import _variables
-from gangline.config.defaults import default_run
+from gangline.config.check import _check_variables
+from gangline.config.defaults import build_default_run
 from gangline.errors import UserError
 from gangline.launch.errors import RestartWanted
 from gangline.launch.signals import hand_on
@@ -31,8 +31,8 @@ from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.launch.failures import RankFailure
 from gangline_basics.launch.several import Agents
 from gangline_basics.launch.starts import Starts
-from gangline_testkit.pool import pool
-from gangline_testkit.sessions import session
+from gangline_testkit.pool import get_pool
+from gangline_testkit.sessions import open_session
 
 DONE = RunEnding(generation=1, reason="done", exit_code=0, evidence="step 5 is done")
 
@@ -129,7 +129,7 @@ class CutOff:
 
 def cut_off(run_dir, bad, steps=12):
     """(how it ended, orders) of a run of which one rank loses the job's store; no save comes to anything then."""
-    s = session(run_dir, "parallel=ddp", f"run.steps={steps}", "checkpoint.every=2")
+    s = open_session(run_dir, "parallel=ddp", f"run.steps={steps}", "checkpoint.every=2")
     saves = s.checkpointer.save
 
     def save(request, *rest):
@@ -154,15 +154,15 @@ def cut_off(run_dir, bad, steps=12):
 
 def test_a_store_that_is_lost_for_good_ends_the_run_for_new_workers(tmp_path):
     """All ranks, at the same step, also where one alone is cut off: the next run goes on from the newest checkpoint."""
-    for ended, orders, step in pool(2).run(cut_off, tmp_path / "out", 1):
+    for ended, orders, step in get_pool(2).run(cut_off, tmp_path / "out", 1):
         assert (ended.kind, ended.exit_code, orders, step) == ("restart", 75, ["restart"], 5)
         assert "store-lost at rank 1: the job's store is lost for good (Broken pipe)" in ended.what
         assert "step-00000002 is the newest checkpoint" in ended.what
-    assert [found[0] for found in pool(2).run(cut_off, tmp_path / "out", None)] == [0, 0]
+    assert [found[0] for found in get_pool(2).run(cut_off, tmp_path / "out", None)] == [0, 0]
 
 
 def test_a_store_that_is_lost_at_the_last_save_is_no_mistake_of_the_user(tmp_path):
-    for ended, orders, step in pool(2).run(cut_off, tmp_path / "out", 1, 4):
+    for ended, orders, step in get_pool(2).run(cut_off, tmp_path / "out", 1, 4):
         assert (ended.kind, ended.exit_code, orders, step) == ("restart", 75, [], 4)
         assert "store-lost at rank 1: the job's store is lost for good (Broken pipe)" in ended.what
     assert read_ending(tmp_path / "out") is None  # the launcher's word
@@ -170,7 +170,7 @@ def test_a_store_that_is_lost_at_the_last_save_is_no_mistake_of_the_user(tmp_pat
 
 def test_a_failed_save_alone_is_no_reason_for_new_workers(tmp_path):
     """A disk may have room again."""
-    found = pool(2).run(cut_off, tmp_path / "out", 7)  # no rank has this number
+    found = get_pool(2).run(cut_off, tmp_path / "out", 7)  # no rank has this number
     assert all(orders == [] for _, orders, _ in found)
 
 
@@ -188,7 +188,7 @@ def test_a_job_that_is_over_is_not_joined(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "OVER_SECONDS", 0.2)
     first, second = RunDirectory(tmp_path), RunDirectory(tmp_path)
     job = first.share()
-    first.job_is_over()
+    first.end_job()
     agent = RunDirectory(tmp_path)
     assert agent.share(waits=False) == job  # of a command that is in it
     agent.unlock()
@@ -203,7 +203,7 @@ def test_a_job_that_is_over_is_not_joined(tmp_path, monkeypatch):
 
 def test_a_live_job_keeps_its_configuration(tmp_path):
     def run(steps):
-        return default_run(run={"dir": str(tmp_path / "out"), "steps": steps})
+        return build_default_run(run={"dir": str(tmp_path / "out"), "steps": steps})
 
     RunDirectory.create(run(10)).unlock()
     first, second = RunDirectory(tmp_path / "out"), RunDirectory(tmp_path / "out")
@@ -219,12 +219,12 @@ def test_a_live_job_keeps_its_configuration(tmp_path):
 
 
 def test_who_is_refused_takes_no_directory_away_from_another_node(tmp_path):
-    words = default_run(run={"dir": str(tmp_path / "out")})
+    words = build_default_run(run={"dir": str(tmp_path / "out")})
     first, second = RunDirectory.meet(words), RunDirectory.meet(words)
     assert not first.discard()
     first.unlock()
     second.unlock()
-    again = RunDirectory.meet(default_run(run={"dir": str(tmp_path / "other")}))
+    again = RunDirectory.meet(build_default_run(run={"dir": str(tmp_path / "other")}))
     assert again.discard()
     Starts.end(again.path, 1, RankFailure(0, "user", 2, "a mistake"))  # another node that had begun to say why
     assert not again.path.exists()
@@ -260,15 +260,15 @@ def test_the_user_settles_what_two_parts_want_of_one_variable(monkeypatch):
     parts = [(name, SimpleNamespace(environment=lambda run, name=name: {"WANTED": name})) for name in ("one", "two")]
     run = SimpleNamespace(parts=lambda: parts)
     monkeypatch.delenv("WANTED", raising=False)
-    (problem,) = _variables(run)
+    (problem,) = _check_variables(run)
     assert "WANTED=two train ..." in str(problem)
     monkeypatch.setenv("WANTED", "two")
-    assert not list(_variables(run))
+    assert not list(_check_variables(run))
 
 
 def test_number_in_the_place_of_a_text_is_no_other_configuration(tmp_path):
     """Written by hand: `launch.nodes` is "1" and not 1."""
-    run = default_run(run={"dir": str(tmp_path / "out"), "name": "7"})
+    run = build_default_run(run={"dir": str(tmp_path / "out"), "name": "7"})
     RunDirectory.create(run).unlock()
     first, second = RunDirectory(tmp_path / "out"), RunDirectory(tmp_path / "out")
     first.go_on(run)
@@ -278,7 +278,7 @@ def test_number_in_the_place_of_a_text_is_no_other_configuration(tmp_path):
 
 def test_run_directory_deleted_in_the_middle_is_told(tmp_path):
     """What is saved there could not be resumed."""
-    s = session(tmp_path / "out", "run.steps=2", "checkpoint.every=1")
+    s = open_session(tmp_path / "out", "run.steps=2", "checkpoint.every=1")
     shutil.rmtree(tmp_path / "out")
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match=r"config\.yaml is gone: the run directory was deleted or moved") as told:

@@ -12,16 +12,16 @@ from gangline.config.compose import compose_one
 from gangline.explain.explained import StepAction
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.model.flops import flops_per_token
+from gangline.model.flops import count_flops_per_token
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct, MatrixProduct
-from gangline.model.tree import nodes
+from gangline.model.tree import iterate_nodes
 from gangline_basics.explain.timeline import ActionTimes, step_timeline
 
 
 def explained(words: str):
     run = compose_one(words.split())
-    return run, run.parallel.explain(run, Mesh.of(run.parallel.axes(run.launch.processes or 1)))
+    return run, run.parallel.explain(run, Mesh.of(run.parallel.size_axes(run.launch.processes or 1)))
 
 
 def test_single_computes_what_the_model_does():
@@ -29,7 +29,7 @@ def test_single_computes_what_the_model_does():
     tree, plan = compose_model(run)
     assert found.tokens == 16 * 128
     assert found.microbatches == 4
-    assert found.token_flops == flops_per_token(tree, 128, plan)
+    assert found.token_flops == count_flops_per_token(tree, 128, plan)
     assert found.ranks[0].flops == found.token_flops * found.tokens
     assert found.work[0].flops * 3 * 4 == found.ranks[0].flops
     assert [action.kind for turn in found.ranks[0].turns for action in turn] == ["F", "B"] * 4
@@ -60,8 +60,8 @@ def test_ddp_sends_every_gradient_twice_less_its_own_part():
 def test_every_node_of_a_decoder_says_products_that_come_to_its_operations():
     tree, _ = compose_model(compose_one(["model.window=32", "model.full_every=2", "model.qk_norm=true"]))
     sizes = LocalSizes(tokens=256, inner_tokens=256, itemsize=2, master_itemsize=4, ranks={})
-    for path, node in nodes(tree):
-        assert sum(product.flops for product in node.products(sizes, 128)) == node.flops(128) * 256, path
+    for path, node in iterate_nodes(tree):
+        assert sum(product.flops for product in node.list_products(sizes, 128)) == node.count_flops(128) * 256, path
 
 
 def test_causality_halves_and_a_window_does_not():

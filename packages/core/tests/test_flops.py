@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from gangline.model.flops import flops_per_token, parameter_count
+from gangline.model.flops import count_flops_per_token, count_parameters
 from gangline.model.init import make_whole_model
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
@@ -19,15 +19,15 @@ def test_is_six_for_each_weight_and_twelve_for_each_key():
     tree, plan = plan_decoder(config)
     block = 16 * (32 + 16 + 16) + 32 * 16 + 3 * 16 * 40
     matrices = 3 * block + 100 * 16  # the head; the embedding is looked up
-    assert flops_per_token(tree, 64, plan) == 6 * matrices + 12 * 3 * 4 * 8 * 64
-    assert parameter_count(tree) == matrices + 100 * 16 + 3 * (2 * 16 + 2 * 8) + 16
+    assert count_flops_per_token(tree, 64, plan) == 6 * matrices + 12 * 3 * 4 * 8 * 64
+    assert count_parameters(tree) == matrices + 100 * 16 + 3 * (2 * 16 + 2 * 8) + 16
 
 
 def test_a_tied_head_is_multiplied_all_the_same():
     both = [plan_decoder(DecoderConfig(vocab_size=100, layers=1, tied=tied)) for tied in (True, False)]
-    assert flops_per_token(both[0][0], 32, both[0][1]) == flops_per_token(both[1][0], 32, both[1][1])
+    assert count_flops_per_token(both[0][0], 32, both[0][1]) == count_flops_per_token(both[1][0], 32, both[1][1])
     tied, untied = (tree for tree, _ in both)
-    assert parameter_count(untied) - parameter_count(tied) == 100 * 768
+    assert count_parameters(untied) - count_parameters(tied) == 100 * 768
 
 
 @pytest.mark.parametrize("frozen", [(), ("blocks.*.feed_forward", "head.weight")], ids=["all", "some frozen"])
@@ -41,10 +41,10 @@ def test_torch_counts_the_same(kv_heads, frozen, random_batch):
         model(batch).backward()
     kernels = counter.get_flop_counts()["Global"]
     attention = sum(count for op, count in kernels.items() if "attention" in str(op))
-    assert counter.get_total_flops() - attention == 2 * 16 * (flops_per_token(tree, 0, plan))
+    assert counter.get_total_flops() - attention == 2 * 16 * (count_flops_per_token(tree, 0, plan))
 
 
 def test_405b_costs_what_its_paper_says():
     """Llama 3 (arXiv 2407.21783, section 3.2): 3.8e25 operations for 15.6e12 tokens at 8,192 a sequence."""
     tree, plan = plan_decoder(PRESETS["llama3-405b"]())
-    assert flops_per_token(tree, 8192, plan) * 15.6e12 == pytest.approx(3.8e25, rel=0.1)
+    assert count_flops_per_token(tree, 8192, plan) * 15.6e12 == pytest.approx(3.8e25, rel=0.1)

@@ -19,7 +19,7 @@ from gangline.model.forward_context import (
     gather_heads,
     sum_over_sequence,
 )
-from gangline.model.weight_grads import deferring, is_deferring
+from gangline.model.weight_grads import defer_gradients, is_deferring
 
 
 class Noisy(nn.Module):
@@ -172,11 +172,11 @@ def test_a_weight_gradient_is_computed_now_or_deferred():
     def compute():
         return weight * 3  # of a graph, which must not outlive the backward pass
 
-    assert forward_context.weight_gradient(weight, compute).equal(torch.full((2,), 3.0))
-    with deferring(kept.append):
+    assert forward_context.return_weight_gradient(weight, compute).equal(torch.full((2,), 3.0))
+    with defer_gradients(kept.append):
         assert is_deferring()
-        assert forward_context.weight_gradient(weight, compute) is None
-        with pytest.raises(RuntimeError, match="already"), deferring(kept.append):
+        assert forward_context.return_weight_gradient(weight, compute) is None
+        with pytest.raises(RuntimeError, match="already"), defer_gradients(kept.append):
             pass
     assert not is_deferring()
     assert weight.grad is None
@@ -185,13 +185,13 @@ def test_a_weight_gradient_is_computed_now_or_deferred():
         found()
         assert weight.grad.equal(torch.full((2,), 3.0 * times))
         assert not weight.grad.requires_grad
-    assert forward_context.weight_gradient(weight, compute) is not None
+    assert forward_context.return_weight_gradient(weight, compute) is not None
 
 
 def test_nobody_gives_way_but_to_somebody():
     said = []
     forward_context.give_way()
-    with forward_context.taking_turns(lambda: said.append("other")):
+    with forward_context.take_turns(lambda: said.append("other")):
         forward_context.give_way()
     forward_context.give_way()
     assert said == ["other"]

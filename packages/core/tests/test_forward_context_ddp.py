@@ -15,19 +15,19 @@ from gangline.mesh import Mesh
 from gangline.model.build import materialise
 from gangline.model.compose import Composed
 from gangline.model.forward_context import draw, emit_loss, emit_metric
-from gangline.model.init import shards_of
+from gangline.model.init import list_shards
 from gangline.model.linear import Linear
 from gangline.model.linear_nodes import LinearNode
 from gangline.plan import Cut, Fold, Init, Plan
 from gangline.runtime import Job
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.gradients.config import SumGradients
 from gangline_basics.parallel.config import Ddp, Single
 from gangline_basics.parallel.ddp import build as build_ddp
 from gangline_basics.parallel.single import build as build_single
 from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 D, T, GLOBAL, VOCABULARY = 8, 5, 8, 16
 
@@ -138,13 +138,13 @@ class Case:
 
 def built(case: Case, kind: type[nn.Module] = Toy, plan: Plan = PLAN):
     """(runtime, model), nothing drawn yet."""
-    mesh = Mesh.of(case.parallel.axes(rank.world))
+    mesh = Mesh.of(case.parallel.size_axes(rank.world))
     run = SimpleNamespace(seed=1, deterministic=True, gradients=SumGradients())
     with torch.device("meta"):
         model = kind()
     build = build_single if isinstance(case.parallel, Single) else build_ddp
-    precision, finish = Plain(case.compute, case.kept), finisher(case.recompute, False)
-    job = Job(Composed(run, None, plan), mesh, rank.comms(mesh), precision, finish)
+    precision, finish = Plain(case.compute, case.kept), make_finish(case.recompute, False)
+    job = Job(Composed(run, None, plan), mesh, rank.make_comms(mesh), precision, finish)
     job.model = model
     return build(case.parallel, job), model
 
@@ -187,8 +187,8 @@ def train(case: Case) -> dict:
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("recompute", list(Recompute))
 def test_emitted_terms_and_metrics_are_those_of_one_process(world, recompute):
-    (reference,) = pool(1).run(train, Case(Single(groups=world)))
-    for found in pool(world).run(train, Case(Ddp(bucket_mb=0.001), recompute=recompute)):
+    (reference,) = get_pool(1).run(train, Case(Single(groups=world)))
+    for found in get_pool(world).run(train, Case(Ddp(bucket_mb=0.001), recompute=recompute)):
         assert found["metrics"] == reference["metrics"]
         assert found["loss"] == reference["loss"]
         for ours, theirs in zip(found["told"], reference["told"], strict=True):
@@ -202,8 +202,8 @@ def test_emitted_terms_and_metrics_are_those_of_one_process(world, recompute):
 
 
 def test_metrics_are_reduced_over_microbatches_as_they_ask():
-    (found,) = pool(1).run(train, Case(Single()))
-    (whole,) = pool(1).run(train, Case(Single(), micro=8))
+    (found,) = get_pool(1).run(train, Case(Single()))
+    (whole,) = get_pool(1).run(train, Case(Single(), micro=8))
     first, other = found["metrics"][0], whole["metrics"][0]
     tokens = sum(i % T + 1 for i in range(GLOBAL))
     assert first["blocks.0/tokens"] == GLOBAL * T
@@ -218,7 +218,7 @@ def test_metrics_are_reduced_over_microbatches_as_they_ask():
 
 def test_an_emitted_term_is_part_of_the_objective_divided_by_the_global_count_of_tokens():
     """The gate reaches the loss through its term alone, so its gradient is that of sum((x Wᵀ)²) / tokens."""
-    (found,) = pool(1).run(train, Case(Single()))
+    (found,) = get_pool(1).run(train, Case(Single()))
     batch = batch_of(range(GLOBAL), 0)
     x = found["weights"]["model/embed.weight"][batch.tokens].flatten(0, 1)
     gate = x @ found["weights"]["model/blocks.0.gate.weight"].T
@@ -229,13 +229,13 @@ def test_an_emitted_term_is_part_of_the_objective_divided_by_the_global_count_of
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_weight_that_took_no_part_has_a_gradient_of_zero(world):
     """`sometimes` takes part in some microbatches, and of four ranks on two; `never` nowhere."""
-    for found in pool(world).run(train, Case(Ddp(), micro=1)):
+    for found in get_pool(world).run(train, Case(Ddp(), micro=1)):
         assert found["gradients"]["blocks.0.never"].equal(torch.zeros(D, dtype=torch.float64))
         assert found["gradients"]["blocks.0.sometimes"].abs().max() > 0
 
 
 def test_modules_on_a_fold_are_told_once_and_stand_alone():
-    for found in pool(2).run(train, Case(Ddp())):
+    for found in get_pool(2).run(train, Case(Ddp())):
         assert found["bound"] == [(1, "parts"), (1, "parts")]
 
 
@@ -248,9 +248,9 @@ def test_a_fold_without_a_module_that_binds_is_a_mistake():
 def test_full_modules_compute_in_the_master_dtype():
     """The block itself asserts it: the gate's output has the dtype of its weight, while all else is bfloat16."""
     case = Case(Single(), compute=torch.bfloat16, kept=torch.float32)
-    (found,) = pool(1).run(train, case)
+    (found,) = get_pool(1).run(train, case)
     assert {gradient.dtype for gradient in found["gradients"].values()} == {torch.float32}
-    (dtypes,) = pool(1).run(dtypes_of, case)
+    (dtypes,) = get_pool(1).run(dtypes_of, case)
     assert dtypes["blocks.0.gate.weight"] == torch.float32
     assert dtypes["blocks.0.linear.weight"] == torch.bfloat16
 
@@ -282,7 +282,7 @@ def test_a_whole_model_keeps_what_its_blocks_share():
     materialise(model, PLAN)
     assert not model.blocks[0].seen.is_meta
     assert model.blocks[1].seen is model.blocks[0].seen
-    assert [shard.name for shard in shards_of(model, PLAN) if "seen" in shard.name] == ["model/blocks.0.seen"]
+    assert [shard.name for shard in list_shards(model, PLAN) if "seen" in shard.name] == ["model/blocks.0.seen"]
 
 
 class Lost(Toy):

@@ -22,15 +22,15 @@ def test_failure_that_cannot_be_written_is_known_to_its_process(tmp_path, capsys
     logs = tmp_path / "logs"
     logs.write_text("no file can be made here")
     with open(FULL, "w") as log:
-        error = failures.RankFailure(0, "user", 2, "no room", ["Make room."]).error()
+        error = failures.RankFailure(0, "user", 2, "no room", ["Make room."]).make_error()
         assert worker._record_failure(error, 0, logs, 1, log) == 2
         os.dup2(os.open(os.devnull, os.O_WRONLY), log.fileno())
     assert capsys.readouterr().err == "train: no room\n  Make room.\n"
-    assert failures.first(logs, 1).what == "no room"
+    assert failures.find_first(logs, 1).what == "no room"
     failures.claim(logs, 1, RankFailure(0, "ended", 2))
-    assert failures.first(logs, 1).what == "no room", "the first one stays"
+    assert failures.find_first(logs, 1).what == "no room", "the first one stays"
     failures.clear(logs)
-    assert failures.first(logs, 1) is None
+    assert failures.find_first(logs, 1) is None
 
 
 def test_terminal_gets_what_has_no_room_in_the_log():

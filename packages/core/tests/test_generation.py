@@ -24,7 +24,7 @@ from gangline.run import attempts, generation
 from gangline.run.attempts import Attempt
 from gangline.run.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, write_ending
 from gangline.run.events import Events, read_events
-from gangline.run.generation import FILE, Fenced, advance, hold, progress
+from gangline.run.generation import FILE, Fenced, advance, hold, read_progress
 from gangline_basics.cluster.given import GivenNodes, read_nodes
 from gangline_basics.launch import elastic, failures, meeting_state, worker
 from gangline_basics.launch.config import ElasticLaunch, LocalLaunch
@@ -44,7 +44,7 @@ def first(tmp_path, monkeypatch):
 
 
 def test_generations_are_counted_over_the_life_of_a_directory(tmp_path):
-    assert progress(tmp_path).generation == 0
+    assert read_progress(tmp_path).generation == 0
     assert [advance(tmp_path, first=number == 2).generation for number in range(4)] == [1, 2, 3, 4]
 
 
@@ -77,7 +77,7 @@ def test_starts_without_a_new_step_are_counted(first):
     assert [advance(first, counts=True).futile for _ in range(3)] == [0, 1, 2]
     with pytest.raises(Fenced), hold(first, step=6):
         pass
-    assert progress(first).step == 5
+    assert read_progress(first).step == 5
 
 
 def test_a_rank_that_was_stopped_as_it_wrote_does_not_wind_the_generation_back(first, monkeypatch):
@@ -96,8 +96,8 @@ def test_a_rank_that_was_stopped_as_it_wrote_does_not_wind_the_generation_back(f
     monkeypatch.setattr(generation, "_recover", stalls)
     with hold(first, step=7):
         pass
-    assert progress(first).generation == 2
-    assert progress(first).step == 7
+    assert read_progress(first).generation == 2
+    assert read_progress(first).step == 7
     with pytest.raises(Fenced), hold(first):
         pass
     assert advance(first).generation == 3
@@ -133,7 +133,7 @@ def test_ranks_beyond_the_layout_wait(tmp_path):
     assert start == JobStart(1, ("a", "b", "c"), 4, 2)
     given = read_nodes(tmp_path)
     assert given == GivenNodes(("a", "b", "c"), ("top.rack0.a", "top.rack0.b", "top.rack1.c"), 4, 2)
-    assert (given.topology().gpus_per_node, given.topology().nodes_per_rack) == (2, 2)
+    assert (given.build_topology().gpus_per_node, given.build_topology().nodes_per_rack) == (2, 2)
     assert JobStart.of(start.to_dict()) == start
     (launch,) = read_events(tmp_path)
     assert (launch["event"], launch["by"], launch["why"], launch["spares"]) == ("launch", "launcher", "start", 2)
@@ -261,11 +261,11 @@ def test_an_order_takes_no_restart_from_those_after_failures(tmp_path):
     for number, kind in enumerate(("restart", "bug", "restart"), 1):
         failure = RankFailure(0, kind, 1, "why")
         failures.claim(tmp_path / "logs", number, failure)
-        assert decides.stop(decides.next(failure), failure) is None
+        assert decides.stop(decides.predict(failure), failure) is None
         assert decides.begin(["a"], 2, first=False).stop is None
     assert said[1] == "train: rank 0 failed first: why; restart 1 of 1"
     failures.claim(tmp_path / "logs", 4, BUG)
-    assert decides.stop(decides.next(BUG), BUG) == BUG
+    assert decides.stop(decides.predict(BUG), BUG) == BUG
     assert decides.begin(["a"], 2, first=False).stop == BUG
 
 
@@ -390,7 +390,7 @@ def test_sigterm_to_a_rank_counts_as_a_restart(tmp_path, nodes, code):
     failures.claim(tmp_path / "logs", 1, RankFailure(0, "ended", 75))
     decides.note_end()
     stop = decides.begin(nodes, 8, first=False).stop
-    assert (stop and (stop.exit_code, stop.ending(2).reason)) == (code and (code, "preempted"))
+    assert (stop and (stop.exit_code, stop.make_ending(2).reason)) == (code and (code, "preempted"))
     assert bool(said) == (stop is None)
 
 

@@ -115,7 +115,7 @@ def test_one_run_made_of_all_examples_trains(runs, documented):
         "run.steps=3",
         **documented.environment,
     )
-    records = runs.records("out")
+    records = runs.read_records("out")
     assert [record["step"] for record in records] == [1, 2, 3], printed
     assert all("loss_spread" in record["metrics"] for record in records)  # parallel=watched
     assert [record["metrics"]["streak/length"] for record in records] == [1, 2, 3]  # callback=[streak]
@@ -135,16 +135,16 @@ def test_one_run_made_of_all_examples_trains(runs, documented):
 
 def test_the_edit_of_the_example_changes_the_model(documented, monkeypatch):
     monkeypatch.syspath_prepend(str(documented.site))
-    from gangline.config.defaults import default_run
+    from gangline.config.defaults import build_default_run
     from gangline.model.compose import compose_model
-    from gangline.model.tree import parameter_shapes
+    from gangline.model.tree import get_parameter_shapes
     from gangline.plugin.registry import installed
 
     installed.cache_clear()
     try:
-        wide, _ = compose_model(default_run())
-        narrow, _ = compose_model(default_run(narrow="on"))
+        wide, _ = compose_model(build_default_run())
+        narrow, _ = compose_model(build_default_run(narrow="on"))
     finally:
         installed.cache_clear()
     name = "blocks.0.feed_forward.w_up.weight"
-    assert parameter_shapes(wide)[name][0] == 2 * parameter_shapes(narrow)[name][0]
+    assert get_parameter_shapes(wide)[name][0] == 2 * get_parameter_shapes(narrow)[name][0]

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from gangline import draws
-from gangline.draws import BLOCK_ROWS, fill, uniforms
-from gangline.model.init import initialise, make_whole_model, shards_of
+from gangline.draws import BLOCK_ROWS, draw_uniforms, fill
+from gangline.model.init import initialise, list_shards, make_whole_model
 from gangline.shard import Shard
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
@@ -100,7 +100,7 @@ def test_the_numbers_stay_what_they_are():
     """Written down, so that a library that draws otherwise one day cannot change every run in silence."""
     normal = [-0.14543133974075317, 0.004338253289461136, -0.3029082119464874, -0.9629247188568115]
     assert whole((2, 2), name="embed.weight", seed=7).flatten().tolist() == normal
-    drawn = uniforms(7, 3, torch.tensor([0, 1, 2]), "dropout")
+    drawn = draw_uniforms(7, 3, torch.tensor([0, 1, 2]), "dropout")
     assert drawn.tolist() == [0.3086974620819092, 0.9770220518112183, 0.06209498643875122]
 
 
@@ -121,7 +121,7 @@ CONFIG = DecoderConfig(vocab_size=150, dim=24, layers=2, heads=4, kv_heads=2, hi
 def test_a_model_in_pieces_has_the_weights_of_the_whole():
     tree, plan = plan_decoder(CONFIG)
     model = make_whole_model(tree, plan, seed=3)
-    for shard in shards_of(model, plan):
+    for shard in list_shards(model, plan):
         dim = len(shard.global_shape) - 1
         half = shard.global_shape[dim] // 2
         offset = (*shard.offset[:dim], half)
@@ -151,7 +151,7 @@ def test_a_parameter_without_a_rule_is_named():
 
 def test_threads_draw_the_numbers_of_one(monkeypatch):
     """Each with one thread of its own: as many again for every thread exceed what a container may have."""
-    used, own = [], draws.key_of
+    used, own = [], draws.make_key
 
     def key_of(*parts):
         used.append((threading.get_ident(), torch.get_num_threads()))
@@ -160,7 +160,7 @@ def test_threads_draw_the_numbers_of_one(monkeypatch):
     shape, kept = (5 * BLOCK_ROWS + 3, 40), torch.get_num_threads()
     alone = whole(shape)
     monkeypatch.setattr(draws, "ALONE", 1)
-    monkeypatch.setattr(draws, "key_of", key_of)
+    monkeypatch.setattr(draws, "make_key", key_of)
     torch.set_num_threads(3)
     try:
         assert torch.equal(whole(shape), alone)

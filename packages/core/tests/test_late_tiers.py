@@ -13,8 +13,8 @@ from gangline.errors import UserError
 from gangline.train.rank import train
 from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
-from gangline_testkit.sessions import lines, session
+from gangline_testkit.pool import get_pool
+from gangline_testkit.sessions import open_session, read_lines
 
 BAD = "the far store is full"
 
@@ -48,7 +48,7 @@ def lived(
     run_dir: Path, seconds: list[dict[int, float]], failing: list[int], *settings: str
 ) -> tuple[str, list[str], str | None, str | None]:
     """Train with such a tier: (how it ended, the ids of its saves, the newest checkpoint, why the newest failed)."""
-    s = session(run_dir, "run.steps=4", *settings)
+    s = open_session(run_dir, "run.steps=4", *settings)
     s.checkpointer = LateTier(str(run_dir), seconds[rank.index], failing)
     try:
         ending = str(train(s))
@@ -79,7 +79,7 @@ def test_run_ends_once_every_save_is_settled(tmp_path):
 def test_late_failure_is_reported_and_the_checkpoint_stands(tmp_path):
     found = lived(tmp_path / "out", [{}], [1], "checkpoint.every=1", "run.steps=6")
     assert found[::2] == ("0", "step-00000006")
-    records = lines(tmp_path / "out", "metrics.jsonl")
+    records = read_lines(tmp_path / "out", "metrics.jsonl")
     assert BAD in [record["failed_save"] for record in records]
     assert "step-00000001" in [record["saved"] for record in records], "it can be restored, whatever a later tier does"
     assert any(BAD in note for record in records for note in record["notes"])
@@ -100,7 +100,7 @@ def test_last_save_that_fails_again_ends_the_run_with_the_reason(tmp_path):
 def test_ranks_that_see_two_ends_in_another_order_end_alike(tmp_path, failing):
     """One sees the older save settle first, the other the newer one."""
     seconds = [{1: 0.0, 2: 0.8}, {1: 0.8, 2: 0.0}]
-    one, two = pool(2).run(lived, tmp_path / "out", seconds, failing, "parallel=ddp")
+    one, two = get_pool(2).run(lived, tmp_path / "out", seconds, failing, "parallel=ddp")
     assert one == two
     assert one[0] == "0"
     assert len(one[1]) == (2 if failing == [1] else 3)

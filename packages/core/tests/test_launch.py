@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 
 from gangline.config import Sidecar
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.sections import Recompute
 from gangline.errors import PeerFailed, UserError
 from gangline.launch import guard
@@ -33,7 +33,7 @@ from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.launch.local import start
 from gangline_basics.launch.rank_log import Copied
 from gangline_testkit.pool import close_all
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 HERE = Path(__file__).parent
 
@@ -92,10 +92,10 @@ def test_what_the_server_preloads_can_be_imported_and_is_no_more_than_every_run_
 def test_a_run_that_is_known_loads_its_own_parts_alone():
     """torch.distributed.checkpoint is a third of what there is to load, for whoever saves."""
     off, torch_dcp = "gangline_basics.checkpoint.off", "gangline_basics.checkpoint.torch_dcp"
-    found = forkserver.list_modules(default_run(checkpoint="off"))
+    found = forkserver.list_modules(build_default_run(checkpoint="off"))
     assert off in found
     assert torch_dcp not in found
-    assert torch_dcp in forkserver.list_modules(default_run(checkpoint="torch"))
+    assert torch_dcp in forkserver.list_modules(build_default_run(checkpoint="torch"))
     names = [name for name in forkserver.PRELOAD[1:] if name not in forkserver.OF_SOME_PARTS]
     code = f"import sys, {', '.join([*names, off, 'gangline_basics.parallel.ddp'])}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -122,13 +122,13 @@ class Heavy(LocalLaunch):
 
 
 def test_what_a_run_needs_is_loaded_once_for_all_its_ranks(run_dir):
-    assert forkserver.needs(default_run()) == set()
-    assert forkserver.needs(default_run(run={"recompute": Recompute.full})) == {"torch._dynamo"}
-    assert forkserver.needs(default_run(run={"compile": True})) == {"torch._dynamo"}
-    run = default_run(run={"device": "cpu"})
+    assert forkserver.find_needed(build_default_run()) == set()
+    assert forkserver.find_needed(build_default_run(run={"recompute": Recompute.full})) == {"torch._dynamo"}
+    assert forkserver.find_needed(build_default_run(run={"compile": True})) == {"torch._dynamo"}
+    run = build_default_run(run={"device": "cpu"})
     run.launch = Heavy()
     close_all()
-    forkserver.warm(forkserver.needs(run))
+    forkserver.warm(forkserver.find_needed(run))
     assert start(run_dir, 2, target="launched:loaded", args=("xmlrpc.client",)) == 0
     assert [rank["found"] for rank in ranks(run_dir, "loaded", 2)] == [True, True]
     server = multiprocessing.forkserver._forkserver
@@ -205,7 +205,7 @@ def test_sigbus_names_the_data_file_that_was_truncated(run_dir, capsys, shorter)
     for name in "abc":
         (texts / name).write_bytes(b"text\n" * 10_000)
     made = run_dir / "made"
-    RunDirectory.create(small_run(f"run.dir={made}", f"data.path={texts}")).unlock()
+    RunDirectory.create(build_small_run(f"run.dir={made}", f"data.path={texts}")).unlock()
     assert start(made, 1, target="launched:truncate_mapped", args=(str(texts / "b"), shorter)) == 1
     said = capsys.readouterr().err
     assert "train: rank 0 failed first: it was killed by SIGBUS; a mapped file was truncated" in said
@@ -305,7 +305,7 @@ def test_ranks_do_not_outlive_the_server_that_forked_them(run_dir):
     close_all()  # a pool of other tests may have its ranks from this server
     assert start(run_dir, 2, target="launched:serverless") == 1
     for rank in ranks(run_dir, "started", 2):
-        wait_until(lambda rank=rank: not guard.alive(rank["pid"]))
+        wait_until(lambda rank=rank: not guard.is_alive(rank["pid"]))
 
 
 @pytest.mark.parametrize(
@@ -425,8 +425,8 @@ def test_gpus_are_counted_without_a_driver(tmp_path):
 
 def test_how_many_processes_a_run_starts():
     def processes(**given):
-        run = default_run(run={"device": "cpu"}, **given)
-        return run.launch.world(run)
+        run = build_default_run(run={"device": "cpu"}, **given)
+        return run.launch.count_ranks(run)
 
     assert processes() == 1
     assert processes(parallel="ddp") == 2

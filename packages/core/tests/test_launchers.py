@@ -8,15 +8,15 @@ import pytest
 
 from gangline.cli import main as gangline
 from gangline.cli.train import main as train
-from gangline.config.check import check, world_of
-from gangline.config.defaults import default_run
+from gangline.config.check import check, count_ranks
+from gangline.config.defaults import build_default_run
 from gangline.plugin import catalogue
 from gangline.plugin.registry import installed
 from gangline.run.directory import RunDirectory
 from gangline_basics.launch import forkserver
 from gangline_basics.launch.config import LocalLaunch
 from gangline_testkit import as_installed
-from gangline_testkit.real_runs import SMALL, small_text
+from gangline_testkit.real_runs import SMALL, write_small_text
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def words(tmp_path, monkeypatch):
     """The words of a small run with the launcher, in a directory of its own."""
     monkeypatch.chdir(tmp_path)
     with as_installed("gangline-elsewhere", "launch_elsewhere", path=Path(__file__).parent / "elsewhere"):
-        yield ["launch=elsewhere", f"data.path={small_text(tmp_path / 'corpus')}", *SMALL]
+        yield ["launch=elsewhere", f"data.path={write_small_text(tmp_path / 'corpus')}", *SMALL]
 
 
 def elsewhere(**options):
@@ -81,14 +81,14 @@ def test_nothing_is_warmed_where_no_rank_runs(words, monkeypatch):
 
 def test_a_machine_without_a_gpu_may_submit_to_those_that_have_some(words, monkeypatch):
     monkeypatch.setattr("gangline.config.check.count_gpus", lambda device=None: 0)
-    check(default_run(parallel="ddp", launch=elsewhere(), run={"device": "cuda"}))
+    check(build_default_run(parallel="ddp", launch=elsewhere(), run={"device": "cuda"}))
     with pytest.raises(Exception, match="there is no GPU here"):
-        check(default_run(parallel="ddp", launch=LocalLaunch(), run={"device": "cuda"}))
+        check(build_default_run(parallel="ddp", launch=LocalLaunch(), run={"device": "cuda"}))
 
 
 def test_its_world_is_what_it_says(words):
-    assert world_of(default_run(parallel="ddp", launch=elsewhere())) == 8
-    assert world_of(default_run(parallel="ddp", launch=elsewhere(processes=4))) == 4
+    assert count_ranks(build_default_run(parallel="ddp", launch=elsewhere())) == 8
+    assert count_ranks(build_default_run(parallel="ddp", launch=elsewhere(processes=4))) == 4
 
 
 def test_a_verb_that_is_not_installed_is_explained_by_the_catalogue(monkeypatch, capsys):

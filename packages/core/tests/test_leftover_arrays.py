@@ -11,7 +11,7 @@ from gangline.optimizer import Optimizer
 from gangline_basics.callback.ema import EmaCallback
 from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer
 from gangline_basics.optimizer.adamw import AdamwOptimizer
-from gangline_testkit.sessions import session, train_session
+from gangline_testkit.sessions import open_session, train_session
 
 OLD = "optimizer/old/head.weight"
 
@@ -26,8 +26,8 @@ def run_dir(tmp_path):
 @pytest.fixture
 def with_old(run_dir, monkeypatch):
     """The same run; its checkpoint says that it holds an array that no optimizer here knows."""
-    arrays, load = DcpCheckpointer.arrays, DcpCheckpointer.load
-    monkeypatch.setattr(DcpCheckpointer, "arrays", lambda self, id: {**arrays(self, id), OLD: (4,)})
+    arrays, load = DcpCheckpointer.read_shapes, DcpCheckpointer.load
+    monkeypatch.setattr(DcpCheckpointer, "read_shapes", lambda self, id: {**arrays(self, id), OLD: (4,)})
 
     def load_known(self, id, shards, registry):
         load(self, id, [shard for shard in shards if shard.name != OLD], registry)
@@ -37,7 +37,7 @@ def with_old(run_dir, monkeypatch):
 
 
 def resumed(run_dir, decays="[0.5,0.9]"):
-    return session(run_dir, "callback=ema", f"callback.ema.decays={decays}", "run.steps=4")
+    return open_session(run_dir, "callback=ema", f"callback.ema.decays={decays}", "run.steps=4")
 
 
 def test_leftover_optimizer_array_is_refused_by_name(with_old):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from gangline.comm.job_store import ADDRESS, open_job_store
-from gangline.launch.network import listening_address
+from gangline.launch.network import find_listening_address
 from gangline_testkit.ports import free_port
-from gangline_testkit.processes import living
+from gangline_testkit.processes import find_living
 from gangline_testkit.real_runs import SMALL, RealRuns
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -60,7 +60,7 @@ def test_run_on_one_machine_listens_at_loopback_only(tmp_path, words, expected):
     with RealRuns(tmp_path, SMALL) as runs:
         process = runs.start("run.dir=out", "run.steps=100000", *words)  # cold: all its processes are of one session
         runs.wait_for_step(process, "out", 2)
-        found = listening_sockets(list(living(process.pid)))
+        found = listening_sockets(list(find_living(process.pid)))
     assert [address for address in found.values() if not ip_address(address).is_loopback] == []
     assert bool(found) == expected, "a job of several ranks has a store"
 
@@ -127,4 +127,4 @@ def test_listening_address_is_the_one_that_clients_reach(monkeypatch, name, stan
     monkeypatch.setattr(network.socket, "getaddrinfo", resolve)
     monkeypatch.setattr(network, "_is_local", lambda address: address.startswith("10."))
     monkeypatch.setattr(network, "address_towards", lambda hosts: route)
-    assert listening_address(name, ["n2"]) == address
+    assert find_listening_address(name, ["n2"]) == address

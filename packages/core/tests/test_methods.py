@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangline import Part
-from gangline.config.check import problems
+from gangline.config.check import find_problems
 from gangline.config.compose import compose
 from gangline.config.schema import PartConfig
 from gangline.config.serial import from_dict, to_dict
@@ -28,7 +28,7 @@ def method():
 
 def found(*words: str) -> list[str]:
     (run,) = compose([*SMALL, *words])
-    return [f"{problem.what} {problem.mend}" for problem in problems(run) if "needs" in problem.what]
+    return [f"{problem.what} {problem.mend}" for problem in find_problems(run) if "needs" in problem.what]
 
 
 def test_a_method_that_is_chosen_whole_lacks_nothing():
@@ -53,7 +53,7 @@ def test_a_suite_chooses_what_its_part_needs():
     suite.choice = "optimizer=paired"
     assert suite.chosen == ("parallel=paired", "optimizer=paired")
     assert suite.keep_chosen("parallel=ddp", "callback=[profile]") == ("callback=[profile]",)
-    assert suite.job(2).mesh.size("dp_replicate") == 2
+    assert suite.make_job(2).mesh.size("dp_replicate") == 2
     suite.test_layouts_agree(2)
 
 
@@ -72,8 +72,8 @@ def test_a_view_has_the_parts_of_its_group_with_their_options():
     assert run.parallel.inner == Ddp(bucket_mb=0.5)
     assert from_dict(to_dict(run)) == run
     assert to_dict(run)["parts"]["parallel/inner"] == "ddp"
-    assert "ddp" in installed().choices("parallel/inner")
-    assert "around" not in installed().choices("parallel/inner")  # it opens a group of its own
+    assert "ddp" in installed().find_choices("parallel/inner")
+    assert "around" not in installed().find_choices("parallel/inner")  # it opens a group of its own
     with pytest.raises(UserError, match=r"parallel.inner.buckets_mb"):
         compose([*SMALL, "parallel=around", "parallel/inner=ddp", "parallel.inner.buckets_mb=0.5"])
     with pytest.raises(UserError, match="parallel/inner=dpd is not available"):

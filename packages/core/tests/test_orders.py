@@ -20,9 +20,9 @@ from gangline.run.attempts import Attempt
 from gangline.train.callbacks import attach
 from gangline.train.rank import train
 from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 from gangline_testkit.processes import kill
-from gangline_testkit.sessions import session
+from gangline_testkit.sessions import open_session
 
 G = 8  # samples of a step
 
@@ -64,7 +64,7 @@ class Asked(Scripted):
 
 def run(run_dir, check: HealthCheck | None, *settings: str) -> int | str:
     """A start of a run to its end: the exit code, or "restart"."""
-    s = session(run_dir, "run.steps=8", *settings)
+    s = open_session(run_dir, "run.steps=8", *settings)
     if check is not None:
         s.health["scripted"] = check
     try:
@@ -75,7 +75,7 @@ def run(run_dir, check: HealthCheck | None, *settings: str) -> int | str:
 
 def started(run_dir, *settings: str) -> list[int]:
     """The first sample of each step of a run, as its session reads them; it trains to the end without a check."""
-    s = session(run_dir, "run.steps=8", *settings)
+    s = open_session(run_dir, "run.steps=8", *settings)
     found, take = [], s.batches.take
     s.batches.take = lambda cursor, *rest: found.append(cursor) or take(cursor, *rest)
     train(s)
@@ -140,7 +140,7 @@ def test_resume_refuses_samples_skipped_beyond_the_cursor(tmp_path):
     for line in lines:
         attempts.append(out, replace(line, skipped=line.skipped and 99 * G))
     with pytest.raises(UserError) as refused:
-        session(out, "run.steps=10")
+        open_session(out, "run.steps=10")
     assert f"attempt 2 skips the samples from {4 * G} to {103 * G - 1}." in str(refused.value)
     assert f"step-00000008.2, which comes after it, has read up to sample {9 * G - 1}." in str(refused.value)
 
@@ -183,7 +183,7 @@ def test_what_is_found_before_the_run_counts(tmp_path, first, code):
 
 
 def test_a_step_may_be_left_out_before_the_update_and_that_is_no_overflow(tmp_path, monkeypatch):
-    s = session(tmp_path / "out", "run.steps=3")
+    s = open_session(tmp_path / "out", "run.steps=3")
     s.health["asked"] = Asked({}, before={2: Action.SKIP})
     overflows: list[bool] = []
     monkeypatch.setattr(s.precision, "update", lambda found_inf: overflows.append(found_inf))
@@ -225,7 +225,7 @@ def test_where_nothing_is_old_enough_the_oldest_before_the_trouble_is_taken(tmp_
 
 
 def of_two_minds(run_dir) -> list:
-    s = session(run_dir, "run.steps=2", "parallel=ddp")
+    s = open_session(run_dir, "run.steps=2", "parallel=ddp")
     s.health["scripted"] = Scripted({1: Action.STOP}, Order(Action.WARN, ("spike",)) if s.comms.rank == 0 else None)
     return [train(s), s.step]
 
@@ -233,7 +233,7 @@ def of_two_minds(run_dir) -> list:
 @pytest.mark.parametrize("world", [1, 2])
 def test_weights_that_are_not_finite_are_not_saved(tmp_path, world):
     """The run has no check to notice it, and ends with an error instead of a checkpoint of NaN."""
-    run_ranks = pool(world).run if world > 1 else lambda call, *words: [call(*words)]
+    run_ranks = get_pool(world).run if world > 1 else lambda call, *words: [call(*words)]
     for said in run_ranks(one_weight_is_nan, tmp_path / "out", "parallel=ddp" if world > 1 else "parallel=single"):
         assert f"the weights are not finite (rank {world - 1}: model/" in said
         assert "The newest whole one is step-00000006" in said
@@ -241,7 +241,9 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, world):
 
 
 def test_a_run_whose_weights_are_not_finite_stops_at_the_next_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("gangline.train.save.nonfinite_weights", lambda s: "rank 0: model/x" if s.step == 4 else "")
+    monkeypatch.setattr(
+        "gangline.train.save.find_nonfinite_weights", lambda s: "rank 0: model/x" if s.step == 4 else ""
+    )
     assert run(tmp_path / "out", None) == 3
     (line,) = orders(tmp_path / "out")
     assert (line.order, line.kinds, line.step, line.start) == ("stop", ("not-finite",), 5, "step-00000002")
@@ -289,7 +291,7 @@ def test_advice_after_a_stop_depends_on_the_verdict(tmp_path, capsys, kind, firs
 
 def one_weight_is_nan(run_dir, *settings: str) -> str:
     """On the last rank, after the last update of the run; the message of the error that the run ends with."""
-    s = session(run_dir, "run.steps=8", *settings)
+    s = open_session(run_dir, "run.steps=8", *settings)
     update = s.optimizer.step
 
     def breaks(learning_rate: float) -> None:
@@ -304,11 +306,11 @@ def one_weight_is_nan(run_dir, *settings: str) -> str:
 
 
 def test_rank_0_decides(tmp_path):
-    assert pool(2).run(of_two_minds, tmp_path / "out") == [[0, 2], [0, 2]]
+    assert get_pool(2).run(of_two_minds, tmp_path / "out") == [[0, 2], [0, 2]]
 
 
 def rolled_back_on_ranks(run_dir) -> list:
-    s = session(run_dir, "run.steps=6", "parallel=ddp")
+    s = open_session(run_dir, "run.steps=6", "parallel=ddp")
     back = Order(Action.ROLL_BACK, ("spike",))
     seen = ({5: Action.WARN}, {3: Action.SKIP}) if s.comms.rank == 1 else ({}, {})  # one rank sees it
     s.health["asked"] = Asked(seen[0], back, before=seen[1])
@@ -317,7 +319,7 @@ def rolled_back_on_ranks(run_dir) -> list:
 
 
 def test_what_one_rank_finds_all_do(tmp_path):
-    first, second = pool(2).run(rolled_back_on_ranks, tmp_path / "out")
+    first, second = get_pool(2).run(rolled_back_on_ranks, tmp_path / "out")
     assert first == second
     assert first[:4] == [0, 6, 7 * G, 2]
     records = read_records(tmp_path / "out" / "metrics.jsonl")
@@ -334,7 +336,7 @@ class Once(Scripted):
 def test_an_order_counts_once_however_many_checkpoints_are_tried(tmp_path):
     """The newest turns out damaged only when it is loaded: the line of the second try stands for that of the first."""
     out = tmp_path / "out"
-    s = session(out, "run.steps=8")
+    s = open_session(out, "run.steps=8")
     back = Order(Action.ROLL_BACK, ("spike",), skip=8, rate=0.5, rate_steps=100)
     s.health["scripted"] = Once({5: Action.STOP}, back)
     load, tried = s.checkpointer.load, []
@@ -361,7 +363,7 @@ def test_what_cannot_be_told_to_other_ranks_counts_for_nothing(tmp_path):
         def observe(self, record) -> Iterable[Verdict]:
             yield Verdict("odd", "here", 1.0, "1", Action.STOP, details={"norm": object()})
 
-    s = session(tmp_path / "out", "run.steps=2")
+    s = open_session(tmp_path / "out", "run.steps=2")
     told: list[str] = []
     s.health["scripted"] = Unspeakable({})
     s.reporter.note = told.append
@@ -384,7 +386,7 @@ class Fails(Scripted):
 
 
 def failing_on_rank_1(run_dir, where: str) -> list:
-    s = session(run_dir, "run.steps=3", "parallel=ddp")
+    s = open_session(run_dir, "run.steps=3", "parallel=ddp")
     s.health["scripted"] = Fails({}, budget=int(where == "attach"))
     attach(s)
     return [train(s), sorted(s.health)]
@@ -393,7 +395,7 @@ def failing_on_rank_1(run_dir, where: str) -> list:
 @pytest.mark.parametrize("where", ["attach", "observe"])
 def test_what_a_check_raises_on_another_rank_is_told(tmp_path, where):
     """And a check that could not be attached on one rank has no part in the run on any."""
-    one, other = pool(2).run(failing_on_rank_1, tmp_path / "out", where)
+    one, other = get_pool(2).run(failing_on_rank_1, tmp_path / "out", where)
     assert one == other == [0, [] if where == "attach" else ["scripted"]]
     found = [line for line in events.read_events(tmp_path / "out") if line["event"] == "verdict"]
     told = [(line["kind"], line["where"], line["evidence"]) for line in found]
@@ -415,10 +417,10 @@ class Looks(Scripted):
 
 
 def test_the_pulse_names_the_check_that_has_been_called(tmp_path):
-    before = write.current()
+    before = write.get_current()
     try:
         write.use(write.Pulse.open(tmp_path, 0, 1, 0, os.getpid()))
-        s = session(tmp_path / "out", "run.steps=1")
+        s = open_session(tmp_path / "out", "run.steps=1")
         check = Looks({})
         check.run_dir = tmp_path
         s.health["scripted"] = check
@@ -431,7 +433,7 @@ def test_the_pulse_names_the_check_that_has_been_called(tmp_path):
 
 
 def test_a_full_disk_under_the_events_ends_no_run(tmp_path):
-    s = session(tmp_path / "out", "run.steps=2")
+    s = open_session(tmp_path / "out", "run.steps=2")
     told: list[str] = []
     s.reporter.note = told.append
     s.events._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
@@ -481,7 +483,7 @@ def test_a_cut_and_an_exclusion_hold_beside_a_stronger_order():
 def test_a_batch_has_no_sample_that_was_passed_over(cursor, expected):
     lines = [Attempt(2, "x", 40, skipped_from=100), Attempt(3, "y", 20, skipped_from=120), Attempt(4, "z")]
     lines += [Attempt(5, "w", 60, skipped_from=200)] if cursor == 193 else []
-    assert attempts.next_cursor(lines, cursor, lambda _: 8) == expected
+    assert attempts.find_next_cursor(lines, cursor, lambda _: 8) == expected
 
 
 @pytest.mark.parametrize("wrong", [{"skip": -1}, {"rate": float("nan")}, {"rate": -0.5}])
@@ -540,9 +542,11 @@ def test_a_rollback_a_restart_and_a_kill_in_one_run(runs, strangers):
         ("roll_back", ("spike",), 2),
         ("restart", ("bad-link",), 2),
     ]
-    assert [record["step"] for record in runs.records("out")] == list(range(1, 101))
+    assert [record["step"] for record in runs.read_records("out")] == list(range(1, 101))
     checkpointer = DcpCheckpointer(str(runs.directory / "out"))
-    assert checkpointer.document(checkpointer.latest())["cursor"] == 101 * 4, "the samples of one step were passed over"
+    assert checkpointer.read_document(checkpointer.find_latest())["cursor"] == 101 * 4, (
+        "the samples of one step were passed over"
+    )
     told = events.read_events(runs.directory / "out")
     assert [line["why"] for line in told if line["event"] == "end"] == ["restart", "done"]
 
@@ -610,7 +614,7 @@ def test_a_check_that_fails_where_ranks_wait_for_each_other_is_left_out_of_the_n
     wanted = "is left out until the job ends or its code changes: rank 0 failed first: OSError: no such driver"
     assert failed["kind"] == "check-failed"
     assert failed["evidence"].startswith(f"health=raises {wanted}")
-    assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4]
+    assert [record["step"] for record in runs.read_records("out")] == [1, 2, 3, 4]
 
 
 ALONE = "; it could not leave out second alone: health=raises failed: "
@@ -640,7 +644,7 @@ def test_of_a_check_with_parts_only_the_one_that_fails_is_left_out(runs, strange
     assert failed.startswith(f"{said} is left out until the job ends or its code changes: rank "), found
     assert why in failed
     assert {evidence for kind, evidence in found if kind == "left"} == ({"first"} if asked == "does" else set())
-    assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4]
+    assert [record["step"] for record in runs.read_records("out")] == [1, 2, 3, 4]
 
 
 def test_a_check_that_failed_has_no_part_in_the_next_job_either_until_something_changes(runs, strangers):

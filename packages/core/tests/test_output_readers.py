@@ -54,6 +54,6 @@ def test_run_without_reader_trains_to_the_end(runs):
     process.stdout.close()
     assert process.wait(runs.seconds) == 0
     log = (runs.directory / "out" / "logs" / "rank-00000.log").read_text()
-    assert runs.records("out")[-1]["step"] == 6
+    assert runs.read_records("out")[-1]["step"] == 6
     assert "Broken pipe" in log
     assert "checkpoint step-00000006" in log

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from gangline.train.peaks import peak_flops
+from gangline.train.peaks import find_peak_flops
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def two_threads():
 def test_a_peak_that_was_measured_on_a_busy_machine_is_not_exceeded_on_a_free_one(dtype, two_threads):
     for _ in range(5):  # what else the machine does may take its cores for as long as a measurement lasts
         with busy():
-            peak, source = peak_flops(torch.device("cpu"), dtype)
+            peak, source = find_peak_flops(torch.device("cpu"), dtype)
         assert torch.get_num_threads() == 2
         assert source.startswith("measured")
         if (found := achieved(dtype)) < 1.2 * peak:

@@ -56,7 +56,7 @@ print(json.dumps({
     "said": said,
     "failures": [[f.supplier, f.why, f.mend] for f in found.failures],
     "clashes": found.clashes,
-    "offers": {group: sorted(found.offers(group)) for group in found.groups()},
+    "offers": {group: sorted(found.get_offers(group)) for group in found.list_groups()},
     "edits": sorted(found.edit_groups()),
     "torch": "torch" in sys.modules,
 }))
@@ -368,10 +368,10 @@ def test_a_part_that_nobody_builds_is_an_error_of_its_plugin(strangers):
 
 
 def test_core_has_a_default_for_every_group():
-    from gangline.config.defaults import default_choices
+    from gangline.config.defaults import get_default_choices
 
-    assert set(default_choices()) == set(GROUPS)
-    for group, choice in default_choices().items():
+    assert set(get_default_choices()) == set(GROUPS)
+    for group, choice in get_default_choices().items():
         for name in choice if isinstance(choice, list) else [choice]:
             assert installed().find(group, name).distribution in ("gangline-core", "gangline-basics")
 
@@ -380,7 +380,7 @@ def test_every_hook_of_core_is_filled_and_every_part_says_what_it_does():
     assert installed().failures == []
     for group in GROUPS:
         if group not in ("health", "callback"):
-            assert installed().offers(group)
+            assert installed().get_offers(group)
 
 
 def test_each_hook_has_one_specification():
@@ -407,16 +407,16 @@ def test_run_has_a_field_for_each_group_of_the_table():
 
 
 def test_run_parts_lists_each_group_of_the_table():
-    from gangline.config.defaults import default_run
+    from gangline.config.defaults import build_default_run
 
-    run = replace(default_run(), **{group: {"a": GROUPS[group]()} for group in LISTS})
-    assert [path for path, _ in run.parts()] == [*SINGLE, *(f"{group}.a" for group in LISTS)]
+    run = replace(build_default_run(), **{group: {"a": GROUPS[group]()} for group in LISTS})
+    assert [path for path, _ in run.iterate_parts()] == [*SINGLE, *(f"{group}.a" for group in LISTS)]
 
 
 def test_every_configuration_tells_its_part():
-    for group in installed().groups():
-        for name, offer in installed().offers(group).items():
-            assert installed().part_of(offer.part.config()).part.name == name
+    for group in installed().list_groups():
+        for name, offer in installed().get_offers(group).items():
+            assert installed().find_part(offer.part.config()).part.name == name
 
 
 def test_a_foreign_class_tells_no_part():
@@ -425,19 +425,19 @@ def test_a_foreign_class_tells_no_part():
     with pytest.raises(
         UserError, match=r"no installed part has the configuration class gangline\.config\.schema\.CheckpointConfig"
     ):
-        installed().part_of(CheckpointConfig())
+        installed().find_part(CheckpointConfig())
 
 
 def test_off_is_a_choice_of_every_group_beside_cores():
-    assert installed().choices("moe")[0] == OFF
-    assert OFF not in installed().choices("parallel")
+    assert installed().find_choices("moe")[0] == OFF
+    assert OFF not in installed().find_choices("parallel")
 
 
 def test_build_calls_the_parts_function_with_its_configuration_first():
-    from gangline.config.defaults import default_run
+    from gangline.config.defaults import build_default_run
     from gangline_basics.checkpoint.config import Off
 
-    run = default_run(checkpoint="off", run={"dir": "somewhere"})
+    run = build_default_run(checkpoint="off", run={"dir": "somewhere"})
     assert build(Off(), run, None).run_dir == "somewhere"
 
 
@@ -458,8 +458,8 @@ def test_a_build_whose_requirement_is_missing_is_the_users_to_mend(strangers, mo
 
 
 def test_the_catalogue_names_parts_by_group():
-    assert catalogue.supplier("moe", "mixtral_8x7b") == "gangline-moe"
-    assert catalogue.supplier("moe", "nothing") is None
-    assert {"on", "deepseek_v3"} <= set(catalogue.names("moe"))
-    assert catalogue.suppliers("checkpoint") == {"gangline-basics": "torch, off", "gangline-ckpt-zarr": "zarr"}
+    assert catalogue.find_supplier("moe", "mixtral_8x7b") == "gangline-moe"
+    assert catalogue.find_supplier("moe", "nothing") is None
+    assert {"on", "deepseek_v3"} <= set(catalogue.list_names("moe"))
+    assert catalogue.find_suppliers("checkpoint") == {"gangline-basics": "torch, off", "gangline-ckpt-zarr": "zarr"}
     assert catalogue.edit_groups() == {"dpo", "lora", "moe", "mtp", "mup"}

@@ -15,7 +15,7 @@ from gangline.config.preflight import parse
 from gangline.config.programs import explain_distrust
 from gangline.config.resume import continue_run
 from gangline.config.values import override
-from gangline.errors import UserError, printable
+from gangline.errors import UserError, escape_controls
 from gangline.plugin.registry import installed
 from gangline.run.directory import RunDirectory
 
@@ -124,16 +124,16 @@ def test_resume_runs_the_programs_of_an_own_directory_alone(notify):
     directory = RunDirectory.create(compose_one(["track=[notify]", word, "run.dir=out"]))
     directory.unlock()
     out = directory.path
-    run, changed = continue_run(str(out), directory.content(), ["run.steps=500"])
+    run, changed = continue_run(str(out), directory.read_content(), ["run.steps=500"])
     assert (run.track["notify"].command, list(changed)) == ("notify-send hi", ["run.steps"])
     for path in (out, out / "config.yaml"):
         mode = path.stat().st_mode
         path.chmod(0o777)
         with pytest.raises(UserError) as caught:
-            continue_run(str(out), directory.content(), [])
+            continue_run(str(out), directory.read_content(), [])
         assert f"chmod go-w {path}" in str(caught.value)
         assert f"type it too:  '{word}'" in str(caught.value)
-        assert continue_run(str(out), directory.content(), [word])[1] == {}
+        assert continue_run(str(out), directory.read_content(), [word])[1] == {}
         path.chmod(mode)
     if os.geteuid() == 0:
         os.chown(out / "config.yaml", 65534, -1)
@@ -159,7 +159,7 @@ def test_printed_override_has_the_value_when_read(value):
 
 
 def test_printable_text_steers_no_terminal():
-    assert printable("a\x1b]0;x\x07\n\u202eb\té") == "a\\x1b]0;x\\x07\n\\u202eb\té"
+    assert escape_controls("a\x1b]0;x\x07\n\u202eb\té") == "a\\x1b]0;x\\x07\n\\u202eb\té"
 
 
 # --- the environment -------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from gangline.pulse import layout, memory
 from gangline.pulse.layout import PHASES, ROWS
 from gangline.pulse.write import Pulse
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 NUMBER = {name: number for number, name in enumerate(PHASES)}
 
@@ -28,7 +28,7 @@ NUMBER = {name: number for number, name in enumerate(PHASES)}
 RANK = """
 import os, signal, sys
 from gangline.pulse.write import Pulse
-with Pulse.open(sys.argv[1], rank=3, world=8, generation=2, owner=int(sys.argv[2])).phase("backward"):
+with Pulse.open(sys.argv[1], rank=3, world=8, generation=2, owner=int(sys.argv[2])).enter_phase("backward"):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 LAUNCHER = f"""
@@ -58,7 +58,7 @@ def test_pulse_of_a_killed_rank_stays_until_its_launcher_is_dead(tmp_path):
         (path,) = memory.list_pulses(tmp_path / "dead")
         words = memoryview(path.read_bytes()).cast("q")
         assert (words[layout.RANK], words[layout.PHASE]) == (3, NUMBER["backward"])
-        assert memory.owner_of(path) == dead.pid
+        assert memory.parse_owner(path) == dead.pid
         os.killpg(dead.pid, signal.SIGKILL)
         dead.wait()
         assert memory.list_pulses(tmp_path / "dead") == [], "its launcher is dead"
@@ -94,44 +94,44 @@ CLOCK = 1e-3  # of what is measured by two clocks, in seconds
 def test_rows_are_where_the_time_went_and_add_up():
     mine = Pulse()
     began = time.perf_counter()
-    mine.rows()
+    mine.take_rows()
     mine.step(1)
-    with mine.phase("forward_backward"):
+    with mine.enter_phase("forward_backward"):
         forward = time.perf_counter()
-        with mine.phase("forward"):
+        with mine.enter_phase("forward"):
             time.sleep(0.02)
             row = mine.begin(mine.group("tp", (0, 1)), 2, 8)
             before = mine.wait(row)
             time.sleep(0.05)
             mine.finish(row, before)
         forward = time.perf_counter() - forward
-        with mine.phase("backward"):
+        with mine.enter_phase("backward"):
             time.sleep(0.03)
-    with mine.phase("no such phase"):
+    with mine.enter_phase("no such phase"):
         time.sleep(0.01)
     asked = time.perf_counter()
-    found = dict(zip(ROWS, mine.rows(), strict=True))
+    found = dict(zip(ROWS, mine.take_rows(), strict=True))
     assert 0.11 <= sum(found.values()) <= time.perf_counter() - began + CLOCK
     assert found["collective"] >= 0.05
     assert 0.02 <= found["forward"] <= forward - found["collective"] + CLOCK, "the wait is not the forward's"
     assert found["backward"] >= 0.03
     assert found["other"] >= 0.01
-    assert sum(mine.rows()) <= time.perf_counter() - asked + CLOCK, "each second is in one row alone"
+    assert sum(mine.take_rows()) <= time.perf_counter() - asked + CLOCK, "each second is in one row alone"
 
 
 def test_columns_of_a_histogram_are_in_order_and_a_quarter_wide():
     draw = random.Random(0)
     numbers = sorted(draw.randrange(1 << draw.randrange(1, 62)) for _ in range(20_000))
-    columns = [layout.column(number) for number in numbers]
+    columns = [layout.find_column(number) for number in numbers]
     assert columns == sorted(columns)
     for number, column in zip(numbers, columns, strict=True):
-        assert number < layout.upper(column) <= 1.25 * number + 1
+        assert number < layout.compute_upper(column) <= 1.25 * number + 1
 
 
 def recorded():
     """Every operation through a pulse, beside the same without."""
     mine = Pulse()
-    bare = rank.comms(Mesh.of({"dp_shard": rank.world}), False).axis("dp_shard")
+    bare = rank.make_comms(Mesh.of({"dp_shard": rank.world}), False).get_comm("dp_shard")
     comm, n = Pulsed(bare, mine), bare.size
     x = torch.arange(4.0 * n).add(bare.index)
     for started in (False, True):
@@ -157,7 +157,7 @@ def recorded():
 def test_each_collective_is_recorded_in_order_and_computes_what_it_did():
     four = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     wanted = [(name, number) for number, name in enumerate(four * 2, 1)]
-    assert pool(2).run(recorded) == [[*wanted, ("exchange", 8), ("broadcast", 9), ("barrier", 10)]] * 2
+    assert get_pool(2).run(recorded) == [[*wanted, ("exchange", 8), ("broadcast", 9), ("barrier", 10)]] * 2
 
 
 def test_a_run_of_one_rank_writes_no_collective():

@@ -11,7 +11,7 @@ from gangline.config.check import check
 from gangline.config.compose import compose
 from gangline.config.sections import BatchSection
 from gangline.errors import UserError
-from gangline.run.attempts import Attempt, next_cursor
+from gangline.run.attempts import Attempt, find_next_cursor
 from gangline_testkit import RealRuns
 
 RAMP = ("recipe=tiny", "run.sample=0", "batch.ramp={4:18,8:50}", "batch.global_size=16", "validate.every=null")
@@ -28,12 +28,12 @@ def test_the_run_is_the_same_on_two_ranks_and_after_a_resume_within_the_ramp(run
         "precision=fp64",
     )
     runs.train("run.dir=straight", "batch.micro_size=2")
-    straight = runs.records("straight")
+    straight = runs.read_records("straight")
     assert [record["first_sample"] for record in straight] == FIRST
     assert [record["tokens"] / straight[0]["tokens"] for record in straight] == [1] * 5 + [2] * 4 + [4] * 3
     runs.train("run.dir=two", "run.steps=7", "batch.micro_size=2", "parallel=ddp", "launch.processes=2")
     runs.train("resume=two", "run.steps=12", "parallel=single", "launch.processes=1", "batch.micro_size=1")
-    again = runs.records("two")
+    again = runs.read_records("two")
     assert [record["first_sample"] for record in again] == FIRST
     for here, there in zip(straight, again, strict=True):
         assert here["loss"] == pytest.approx(there["loss"], rel=1e-10), here["step"]
@@ -49,16 +49,16 @@ def test_the_run_is_the_same_on_two_ranks_and_after_a_resume_within_the_ramp(run
 def test_the_cursor_after_so_many_steps_is_where_the_loop_has_it(ramp: dict[int, int], size: int, steps: int) -> None:
     batch, cursor = BatchSection(global_size=size, ramp=ramp), 0
     for _ in range(steps):
-        cursor += batch.size_at(cursor)
-    assert batch.cursor_after(steps) == cursor
+        cursor += batch.get_size(cursor)
+    assert batch.compute_cursor(steps) == cursor
 
 
 def test_samples_passed_over_may_end_a_stage() -> None:
     batch = BatchSection(global_size=8, ramp={2: 10})
     lines = [Attempt(2, None, skipped=20, skipped_from=4)]
-    assert next_cursor(lines, 2, batch.size_at) == 2
-    assert next_cursor(lines, 3, batch.size_at) == 24
-    assert batch.size_at(24) == 8
+    assert find_next_cursor(lines, 2, batch.get_size) == 2
+    assert find_next_cursor(lines, 3, batch.get_size) == 24
+    assert batch.get_size(24) == 8
 
 
 @pytest.mark.parametrize(

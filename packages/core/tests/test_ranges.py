@@ -9,17 +9,17 @@ from typing import Annotated, Any, Literal
 import pytest
 from annotated_types import Ge, Gt, Interval, IsFinite, IsNotNan, Le, Len, Lt, MultipleOf, Not, Predicate
 
-from gangline.config.check import check, meaningless
-from gangline.config.defaults import default_run
-from gangline.config.fields import options
+from gangline.config.check import check, find_meaningless
+from gangline.config.defaults import build_default_run
+from gangline.config.fields import iterate_options
 from gangline.config.ranges import (
     OneOf,
     PositiveInt,
     ShareBelowOne,
-    choices,
+    explain_wrong,
+    format_range,
+    list_choices,
     states_all,
-    words,
-    wrong,
 )
 from gangline.errors import UserError
 from gangline_basics.launch.config import LocalLaunch
@@ -79,19 +79,19 @@ ONE_SIDED = Annotated[IsNotNan[float], Gt(1)]
     ],
 )
 def test_what_a_value_must_be(hint, value, complaint):
-    assert wrong(hint, value) == complaint
+    assert explain_wrong(hint, value) == complaint
 
 
 def test_ranges_in_words():
-    assert words(PositiveInt | None) == "at least 1"
-    assert words(list[ShareBelowOne]) == "each at least 0 and less than 1"
-    assert words(Annotated[int, Ge(1), Lt(9)] | Literal["auto"]) == "at least 1 and less than 9"
-    assert words(Annotated[int, Ge(1), Le(1_000_000)]) == "at least 1 and at most 1000000"
-    assert words(Annotated[float, Gt(1234567.5), Lt(2.5e6)]) == "more than 1234567.5 and less than 2500000"
-    assert words(Annotated[float, Ge(1e-9)]) == "at least 1e-09"
-    assert words(str) == ""
-    assert choices(Literal[0, 1] | None) == ["0", "1"]
-    assert choices(Annotated[str, OneOf({"a": 1})]) == ["a"]
+    assert format_range(PositiveInt | None) == "at least 1"
+    assert format_range(list[ShareBelowOne]) == "each at least 0 and less than 1"
+    assert format_range(Annotated[int, Ge(1), Lt(9)] | Literal["auto"]) == "at least 1 and less than 9"
+    assert format_range(Annotated[int, Ge(1), Le(1_000_000)]) == "at least 1 and at most 1000000"
+    assert format_range(Annotated[float, Gt(1234567.5), Lt(2.5e6)]) == "more than 1234567.5 and less than 2500000"
+    assert format_range(Annotated[float, Ge(1e-9)]) == "at least 1e-09"
+    assert format_range(str) == ""
+    assert list_choices(Literal[0, 1] | None) == ["0", "1"]
+    assert list_choices(Annotated[str, OneOf({"a": 1})]) == ["a"]
 
 
 def test_what_states_no_range_is_told():
@@ -116,7 +116,7 @@ class Derived(Base):
 
 
 def test_a_part_that_changes_a_default_keeps_the_range():
-    found = {option.path: option for option in options(Derived, "x")}
+    found = {option.path: option for option in iterate_options(Derived, "x")}
     assert found["x.rate"].help == "how fast (at least 0)"
     assert found["x.count"].help == "at least 2"
     assert found["x.order"].help == "whether samples come back (one of once, again)"
@@ -153,20 +153,20 @@ def test_a_part_that_changes_a_default_keeps_the_range():
 def test_a_value_without_meaning_is_refused(config, message):
     group = message.partition(".")[0]
     with pytest.raises(UserError) as caught:
-        check(default_run(**{group: config}))
+        check(build_default_run(**{group: config}))
     assert str(caught.value).startswith(message)
     assert f"The default:  {message.partition('=')[0]}=" in str(caught.value)
 
 
 def test_a_value_without_meaning_of_a_part_in_a_list():
-    (problem,) = meaningless(default_run(track=[Console(every=0)]))
+    (problem,) = find_meaningless(build_default_run(track=[Console(every=0)]))
     assert problem.what == "track.console.every=0 must be at least 1."
 
 
 def test_a_slip_in_a_word_gets_its_question():
-    run = default_run()
+    run = build_default_run()
     run.data.encoding_errors = "stric"
-    (problem,) = meaningless(run)
+    (problem,) = find_meaningless(run)
     assert (problem.what, problem.why) == (
         "data.encoding_errors=stric must be one of replace, ignore, strict.",
         "Did you mean strict?",

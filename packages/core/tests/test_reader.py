@@ -16,7 +16,7 @@ from gangline.data.reader import ReadPlace
 from gangline.mesh import Mesh
 from gangline.train.batches import Batches
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 CPU = torch.device("cpu")
 
@@ -147,10 +147,10 @@ class Slow(DataSource):
             raise LookupError(f"there is no sample {i}")
         return {"tokens": np.arange(i, i + 5, dtype=np.uint16)}
 
-    def length(self):
+    def count_samples(self):
         return None
 
-    def fingerprint(self):
+    def compute_fingerprint(self):
         return "slow"
 
 
@@ -216,7 +216,7 @@ def test_what_was_read_before_a_jump_is_not_written_into_what_is_read_after_it(m
     """A thread that waits for its storage for longer than `begin` waits for the thread."""
     monkeypatch.setattr(read_ahead, "PATIENCE", 0.01)
     source = Hanging()
-    reader = source.reader(ReadPlace(0, 1, 2, 2, CPU))
+    reader = source.open_reader(ReadPlace(0, 1, 2, 2, CPU))
     reader.begin(0, 0)
     late = ours()
     reader.begin(100, 0)
@@ -239,7 +239,7 @@ def test_an_error_in_a_sample_reaches_the_step_that_needs_it():
 
 def test_a_closed_reader_reads_nothing_more():
     source = Slow(0.0)
-    reader = source.reader(ReadPlace(0, 1, 2, 2, CPU))
+    reader = source.open_reader(ReadPlace(0, 1, 2, 2, CPU))
     with pytest.raises(RuntimeError, match="`begin` comes before"):
         reader.take()
     reader.begin(0, 0)
@@ -267,7 +267,7 @@ class Shared(Slow):
 def read_by_one(broken: bool) -> list:
     """On every rank: what it gets, and how many samples it asked the source for."""
     source = Shared(0.0)
-    world = rank.comms(Mesh.of({"tp": rank.world})).world
+    world = rank.make_comms(Mesh.of({"tp": rank.world})).world
     batches = Batches(source, ReadPlace(0, 1, 4, 2, CPU), world)
     found = []
     try:
@@ -289,22 +289,22 @@ def test_peers_get_what_the_first_of_them_reads():
     wanted = [batch.tokens.tolist() for step in range(3) for batch in alone.take(4 * step, step)]
     wanted += [batch.tokens.tolist() for batch in alone.read_held_out(3)]
     alone.close()
-    first, *others = pool(3).run(read_by_one, False)
+    first, *others = get_pool(3).run(read_by_one, False)
     assert [value[0] for value in first[0]] == wanted
     assert [each[:2] for each in others] == [first[:2]] * 2
     assert [first[2], *(each[2] for each in others)] == [True, False, False]
 
 
 def test_what_the_reading_rank_raises_reaches_its_peers():
-    for told in pool(3).run(read_by_one, True):
+    for told in get_pool(3).run(read_by_one, True):
         assert "there is no sample 64" in told[0]
 
 
 class NothingHeldOut(Shared):
     """Whose reader raises as soon as held-out batches are asked for."""
 
-    def reader(self, place):
-        reader = super().reader(place)
+    def open_reader(self, place):
+        reader = super().open_reader(place)
 
         def read_held_out(count):
             raise OSError("the disk is gone")
@@ -314,7 +314,7 @@ class NothingHeldOut(Shared):
 
 
 def held_out_by_one() -> str:
-    world = rank.comms(Mesh.of({"tp": rank.world})).world
+    world = rank.make_comms(Mesh.of({"tp": rank.world})).world
     batches = Batches(NothingHeldOut(0.0), ReadPlace(0, 1, 4, 2, CPU), world)
     try:
         batches.read_held_out(3)
@@ -326,6 +326,6 @@ def held_out_by_one() -> str:
 
 
 def test_peers_of_a_rank_that_cannot_read_what_is_held_out_fail_with_it_and_say_whose_error_it_is():
-    first, *others = pool(3).run(held_out_by_one)
+    first, *others = get_pool(3).run(held_out_by_one)
     assert first == "OSError: the disk is gone"
     assert others == ["PeerFailed: the rank that reads for this one failed: OSError: the disk is gone"] * 2

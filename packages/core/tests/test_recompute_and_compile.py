@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.sections import Recompute
 from gangline.model import forward_context
 from gangline.model.compose import compose_model
 from gangline.model.init import make_whole_model
-from gangline.train.recompute_and_compile import finisher
-from gangline_testkit.inputs import microbatch
+from gangline.train.recompute_and_compile import make_finish
+from gangline_testkit.inputs import make_microbatch
 
 
 class Plain(nn.Module):
@@ -38,7 +38,7 @@ class Block(Plain):
 
 def run(recompute, compile=False):
     block = Block()
-    finisher(recompute, compile)(block, "blocks.0")
+    make_finish(recompute, compile)(block, "blocks.0")
     collected = forward_context.Collected()
     hidden = torch.ones(2, 3, 8, dtype=torch.float64, requires_grad=True)
     with forward_context.frame(
@@ -64,7 +64,7 @@ def test_every_second_block_is_recomputed():
     calls = []
     for index in range(4):
         block = Block()
-        finisher(Recompute.full, False, every=2)(block, f"blocks.{index}")
+        make_finish(Recompute.full, False, every=2)(block, f"blocks.{index}")
         block(torch.ones(1, 2, 8, dtype=torch.float64, requires_grad=True), None).sum().backward()
         calls.append(block.calls)
     assert calls == [2, 1, 2, 1]
@@ -83,9 +83,9 @@ class Wrapped(nn.Module):
 
 @pytest.mark.parametrize("put", [lambda function: function, Wrapped])
 def test_selective_recomputes_the_attention_alone(put):
-    run = default_run(model="tiny")
+    run = build_default_run(model="tiny")
     tree, plan = compose_model(run)
-    batch = microbatch([0, 1], 0, 16, 256, "documents")
+    batch = make_microbatch([0, 1], 0, 16, 256, "documents")
     losses, gradients, calls = [], [], []
 
     def counted(attention, under):
@@ -96,7 +96,7 @@ def test_selective_recomputes_the_attention_alone(put):
         for block in model.blocks:
             block.attention.attention = put(counted(block.attention.attention, recompute))
         for index, block in enumerate(model.blocks):
-            finisher(recompute, False, seams=plan.seams)(block, f"blocks.{index}")
+            make_finish(recompute, False, seams=plan.seams)(block, f"blocks.{index}")
         loss = model(batch)
         loss.backward()
         losses.append(loss.detach())
@@ -118,7 +118,7 @@ def test_compiled_blocks_give_the_same():
     for recompute in Recompute:
         for compile in (False, True):
             block = Plain()
-            finisher(recompute, compile)(block, "blocks.0")
+            make_finish(recompute, compile)(block, "blocks.0")
             hidden = torch.ones(2, 3, 8, dtype=torch.float64, requires_grad=True)
             block(hidden, None).sum().backward()
             results.append((hidden.grad, block.weight.grad))
@@ -136,7 +136,7 @@ class Penalised(nn.Module):
 def test_a_term_in_a_compiled_block_gets_the_coefficient_of_its_backward_pass():
     """It is known only then: loss scale over the tokens of the whole step."""
     block, hidden = Penalised(), torch.randn(2, 3, 4, requires_grad=True)
-    finisher(Recompute.none, True)(block, "blocks.0")
+    make_finish(Recompute.none, True)(block, "blocks.0")
     for coefficient in (0.5, 0.25):
         hidden.grad = None
         with forward_context.frame(forward_context.Frame()) as frame:

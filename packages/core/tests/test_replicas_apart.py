@@ -14,8 +14,8 @@ from gangline.shard import Division, Layout, Places, Registry
 from gangline.train.build import check_replicas
 from gangline.train.rank import train
 from gangline_testkit import as_installed
-from gangline_testkit.pool import pool
-from gangline_testkit.sessions import session
+from gangline_testkit.pool import get_pool
+from gangline_testkit.sessions import open_session
 
 WORDS = ("parallel=apart", "parallel.every=4", "checkpoint=torch", "checkpoint.every=2", "batch.global_size=4")
 
@@ -29,7 +29,7 @@ def toys():
 def lived(run_dir: Path, *words: str) -> tuple[int, dict[str, torch.Tensor]]:
     """The exit code, and this rank's weights at the end."""
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
-        s = session(run_dir, *words)
+        s = open_session(run_dir, *words)
         code = train(s)
         return code, {shard.name: shard.local.detach().clone() for shard in s.runtime.shards()}
 
@@ -37,7 +37,7 @@ def lived(run_dir: Path, *words: str) -> tuple[int, dict[str, torch.Tensor]]:
 def stored(run_dir: Path, id: CheckpointId) -> dict[str, torch.Tensor]:
     """The weights of the newest checkpoint."""
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
-        s = session(run_dir, *WORDS)
+        s = open_session(run_dir, *WORDS)
         assert s.saved == str(id)
         return {shard.name: shard.local.detach().clone() for shard in s.runtime.shards()}
 
@@ -57,29 +57,31 @@ def test_the_first_replica_along_these_axes_is_primary():
             writers.add(holders[0])
         assert Places(mesh, registry[name]).writers == 2
     assert len(writers) == 4
-    assert {layout.differs for layout in registry.like("optimizer/m", registry).layouts.values()} == {("dp_replicate",)}
+    assert {layout.differs for layout in registry.add_like("optimizer/m", registry).layouts.values()} == {
+        ("dp_replicate",)
+    }
 
 
 def test_a_checkpoint_holds_the_first_replica(tmp_path):
     """Saved at step 2, between two synchronisations; all replicas go on from it."""
-    ranks = pool(2).run(lived, tmp_path / "run", *WORDS, "run.steps=2")
+    ranks = get_pool(2).run(lived, tmp_path / "run", *WORDS, "run.steps=2")
     assert [code for code, _ in ranks] == [0, 0]
     first, second = (weights for _, weights in ranks)
     assert any(not torch.equal(first[name], second[name]) for name in first), "the replicas do not differ"
-    for weights in pool(2).run(stored, tmp_path / "run", CheckpointId(2, 1)):
+    for weights in get_pool(2).run(stored, tmp_path / "run", CheckpointId(2, 1)):
         for name, weight in weights.items():
             assert torch.equal(weight, first[name]), name
 
 
 def test_replicas_that_met_are_alike(tmp_path):
-    (_, first), (_, second) = pool(2).run(lived, tmp_path / "run", *WORDS, "run.steps=4")
+    (_, first), (_, second) = get_pool(2).run(lived, tmp_path / "run", *WORDS, "run.steps=4")
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def mixes(run_dir: Path) -> str:
     """What is said of an optimizer whose arrays have layouts of their own."""
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
-        s = session(run_dir, *WORDS)
+        s = open_session(run_dir, *WORDS)
         own = Registry.of(s.mesh, {"optimizer/own/head": Layout((4,))})
         object.__setattr__(s.optimizer, "registry", s.optimizer.registry | own)
         with pytest.raises(UserError) as refused:
@@ -88,5 +90,5 @@ def mixes(run_dir: Path) -> str:
 
 
 def test_arrays_that_would_be_mixed_are_refused_by_name(tmp_path):
-    for said in pool(2).run(mixes, tmp_path / "run"):
+    for said in get_pool(2).run(mixes, tmp_path / "run"):
         assert "optimizer/own/head is kept as if all ranks along dp_replicate had the same values" in said

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.model.compose import Composed
 from gangline.plugin.registry import build
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
-from gangline_testkit.processes import kill, living, rank_processes, wait_until_none_lives
+from gangline_testkit.processes import find_living, find_rank_processes, kill, wait_until_none_lives
 
 
 def state(directory, run_dir, id=None):
@@ -26,11 +26,11 @@ def state(directory, run_dir, id=None):
     run_directory = RunDirectory.open(directory / run_dir)
     run = run_directory.run()
     checkpointer = build(run.checkpoint, run, None)
-    id = id or checkpointer.latest()
-    shapes = checkpointer.arrays(id)
+    id = id or checkpointer.find_latest()
+    shapes = checkpointer.read_shapes(id)
     shards = [Shard(name, s, torch.float32, (0,) * len(s), torch.empty(s)) for name, s in shapes.items()]
     checkpointer.load(id, shards, Registry.of(Mesh.of({}), {name: Layout(s) for name, s in shapes.items()}))
-    return {shard.name: shard.local for shard in shards}, checkpointer.document(id)
+    return {shard.name: shard.local for shard in shards}, checkpointer.read_document(id)
 
 
 def same(first, second):
@@ -48,9 +48,9 @@ def same(first, second):
 def test_large_model_is_named_before_it_is_built(tmp_path, capsys):
     from gangline.train.build import announce
 
-    announce(Composed.of(default_run(model="llama3-8b")), RunDirectory(tmp_path), 2)
+    announce(Composed.of(build_default_run(model="llama3-8b")), RunDirectory(tmp_path), 2)
     assert capsys.readouterr().out == f"building llama3-8b, 8030 M parameters, on 2 processes, in {tmp_path}\n"
-    announce(Composed.of(default_run()), RunDirectory(tmp_path), 1)
+    announce(Composed.of(build_default_run()), RunDirectory(tmp_path), 1)
     assert capsys.readouterr().out == ""
 
 
@@ -73,7 +73,7 @@ def test_a_run_leaves_everything_it_promises(runs):
         in closing
     )
     assert f"\n  to continue: train resume={out} run.steps=12\n" in closing
-    records = runs.records("out")
+    records = runs.read_records("out")
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert [record["validation_loss"] is not None for record in records] == [False, False, True] * 2
     last = records[-1]
@@ -83,7 +83,7 @@ def test_a_run_leaves_everything_it_promises(runs):
     assert all(record["rank_mfu"][0] >= record["mfu"] for record in records[1:])
     assert {"data", "forward_backward", "optimizer"} <= set(last["seconds"])
     assert last["memory_bytes"] > 1e6
-    assert [(line["attempt"], line["start"]) for line in runs.attempts("out")] == [(1, None)]
+    assert [(line["attempt"], line["start"]) for line in runs.read_attempts("out")] == [(1, None)]
     parts = json.loads((out / "parts.json").read_text())
     assert parts["parallel"]["part"] == "single"
     assert parts["parallel"]["distribution"] == "gangline-basics"
@@ -94,8 +94,8 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(runs):
     runs.train("run.dir=a")
     runs.train("run.dir=b")
     runs.train("run.dir=c", "run.seed=1")
-    assert runs.curve("a") == runs.curve("b")
-    assert runs.curve("a") != runs.curve("c")
+    assert runs.read_curve("a") == runs.read_curve("b")
+    assert runs.read_curve("a") != runs.read_curve("c")
 
 
 NIGHTLY = pytest.mark.nightly
@@ -111,7 +111,7 @@ def test_a_killed_run_goes_on_as_if_never_killed(runs, precision):
     runs.wait_for_step(killed, "killed", 6)
     kill(killed)
     runs.train("resume=killed")
-    assert runs.curve("killed") == runs.curve("whole")
+    assert runs.read_curve("killed") == runs.read_curve("whole")
     same(state(runs.directory, "killed"), state(runs.directory, "whole"))
 
 
@@ -130,7 +130,7 @@ def test_kills_at_random_moments_lose_nothing(runs, seed):
         kill(process)
         process = runs.start("resume=killed")
     assert process.wait(timeout=300) in (0, 2)  # 2: the last kill came after the last step
-    assert runs.curve("killed") == runs.curve("whole")
+    assert runs.read_curve("killed") == runs.read_curve("whole")
     same(state(runs.directory, "killed"), state(runs.directory, "whole"))
 
 
@@ -138,7 +138,7 @@ def test_resume_extends_a_finished_run(runs):
     runs.train("run.dir=out", "schedule=constant")
     runs.train("resume=out", "run.steps=9")
     runs.train("run.dir=straight", "schedule=constant", "run.steps=9")
-    assert runs.curve("out") == runs.curve("straight")
+    assert runs.read_curve("out") == runs.read_curve("straight")
     before = (runs.directory / "out" / "config.yaml").read_text()
     for words in ((), ("run.steps=2",)):
         said = runs.expect_refusal("resume=out", *words)
@@ -151,7 +151,7 @@ def test_resume_extends_a_finished_run(runs):
 def test_from_starts_afresh_with_the_same_settings(runs):
     runs.train("run.dir=out", "run.seed=5")
     runs.train("from=out", "run.dir=again")
-    assert runs.curve("again") == runs.curve("out")
+    assert runs.read_curve("again") == runs.read_curve("out")
     assert RunDirectory.open(runs.directory / "again").run().seed == 5
 
 
@@ -160,9 +160,9 @@ def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name, code, rea
     start = runs.start if name == "SIGINT" else runs.fork  # Ctrl-C reaches all of a group, and a fork is in another
     process = start("run.dir=out", "run.steps=100000", "parallel=ddp", "launch.processes=2", "track=[console,jsonl]")
     runs.wait_for_step(process, "out", 3)
-    ranks = rank_processes(runs.directory / "out").values()
+    ranks = find_rank_processes(runs.directory / "out").values()
     (session,) = {os.getsid(pid) for pid in ranks}
-    assert len({*ranks} & living(session).keys()) == 2
+    assert len({*ranks} & find_living(session).keys()) == 2
     if name == "SIGINT":
         os.killpg(process.pid, signal.SIGINT)
     else:
@@ -174,7 +174,7 @@ def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name, code, rea
     assert "Traceback" not in printed
     assert f"\n  to continue: train resume={runs.directory / 'out'}\n" in printed
     wait_until_none_lives(session)
-    done = runs.records("out")[-1]
+    done = runs.read_records("out")[-1]
     assert done["checkpoint"] == f"step-{done['step']:08d}"
     _, document = state(runs.directory, "out")
     assert document["step"] == done["step"]
@@ -183,12 +183,12 @@ def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name, code, rea
 def test_nohup_keeps_the_run_alive_on_sighup(runs):
     process = runs.start("run.dir=out", "run.steps=100000", "launch.processes=1", prefix=["nohup"])
     runs.wait_for_step(process, "out", 3)
-    before = rank_processes(runs.directory / "out")
+    before = find_rank_processes(runs.directory / "out")
     assert list(before) == [0]
-    for pid in living(process.pid):  # the terminal is closed
+    for pid in find_living(process.pid):  # the terminal is closed
         os.kill(pid, signal.SIGHUP)
-    runs.wait_for_step(process, "out", runs.records("out")[-1]["step"] + 20)
-    assert rank_processes(runs.directory / "out") == before, "the rank was started again"
+    runs.wait_for_step(process, "out", runs.read_records("out")[-1]["step"] + 20)
+    assert find_rank_processes(runs.directory / "out") == before, "the rank was started again"
     process.terminate()
     printed, _ = process.communicate(timeout=240)
     assert process.returncode == 75, printed
@@ -201,10 +201,10 @@ def test_sigterm_to_a_rank_restarts_the_run_once(runs):
     out = runs.directory / "out"
     runs.wait_for_step(process, "out", 3)
     for start in (1, 2):
-        while runs.records("out")[-1]["generation"] < start:
+        while runs.read_records("out")[-1]["generation"] < start:
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.05)
-        os.kill(rank_processes(out)[1], signal.SIGTERM)
+        os.kill(find_rank_processes(out)[1], signal.SIGTERM)
     printed, _ = process.communicate(timeout=240)
     assert process.returncode == 75, printed
     assert "a rank was asked to stop: SIGTERM at step" in printed
@@ -222,7 +222,9 @@ def test_two_ranks_save_and_one_and_four_go_on(runs):
         (runs.directory / copy).mkdir()
         os.system(f"cp -r {runs.directory}/two/. {runs.directory}/{copy}/")
         runs.train(f"resume={copy}", "run.steps=6", f"launch.processes={width}")
-        for (step, loss, norm), (_, loss2, norm2) in zip(runs.curve(copy), runs.curve("straight"), strict=True):
+        for (step, loss, norm), (_, loss2, norm2) in zip(
+            runs.read_curve(copy), runs.read_curve("straight"), strict=True
+        ):
             assert loss == pytest.approx(loss2, rel=1e-10), step
             assert norm == pytest.approx(norm2, rel=1e-10), step
 
@@ -231,8 +233,10 @@ def test_ddp_is_one_process_bit_by_bit(runs):
     common = ("run.deterministic=on", "batch.micro_size=1", "validate.every=3", "validate.samples=5")
     runs.train("run.dir=one", "parallel=single", "parallel.groups=2", *common)
     runs.train("run.dir=two", "parallel=ddp", "launch.processes=2", *common)
-    assert runs.curve("one") == runs.curve("two")
-    one, two = ([r["validation_loss"] for r in runs.records(name) if r["step"] % 3 == 0] for name in ("one", "two"))
+    assert runs.read_curve("one") == runs.read_curve("two")
+    one, two = (
+        [r["validation_loss"] for r in runs.read_records(name) if r["step"] % 3 == 0] for name in ("one", "two")
+    )
     assert one == two
     same(state(runs.directory, "one"), state(runs.directory, "two"))
 
@@ -241,12 +245,12 @@ def test_recompute_and_muon_and_accumulation_run(runs):
     plain = ("optimizer=muon", "batch.micro_size=2")
     runs.train("run.dir=plain", *plain)
     runs.train("run.dir=recomputed", *plain, "run.recompute=full")
-    assert runs.curve("plain") == runs.curve("recomputed")
+    assert runs.read_curve("plain") == runs.read_curve("recomputed")
 
 
 def test_what_is_not_finite_stops_before_the_weights_change(runs):
     printed = runs.train("run.dir=out", "precision=fp32", "optimizer.learning_rate=1e30", "checkpoint.every=1", code=3)
-    last = runs.records("out")[-1]
+    last = runs.read_records("out")[-1]
     assert last["finite"] is False
     assert "not-finite" in printed
     arrays, document = state(runs.directory, "out")

@@ -89,7 +89,7 @@ READERS = {
     "events.jsonl": read_events,
     "ending.json": read_ending,
     "metrics.jsonl": lambda run_dir: read_records(run_dir / "metrics.jsonl"),
-    ".generation": generation.progress,
+    ".generation": generation.read_progress,
     ".step": generation.read_most_steps,
 }
 

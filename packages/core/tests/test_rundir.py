@@ -14,17 +14,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.serial import to_dict
 from gangline.errors import UserError
 from gangline.run import provenance
-from gangline.run.directory import RunDirectory, fresh
+from gangline.run.directory import RunDirectory, make_fresh
 from gangline.storage.files import write_whole
 
 
 @pytest.fixture
 def directory(tmp_path):
-    made = RunDirectory.create(default_run(run={"dir": str(tmp_path / "out"), "steps": 5}), ["train", "run.steps=5"])
+    made = RunDirectory.create(
+        build_default_run(run={"dir": str(tmp_path / "out"), "steps": 5}), ["train", "run.steps=5"]
+    )
     yield made
     made.unlock()
 
@@ -49,10 +51,10 @@ def test_the_code_of_a_package_has_a_name_that_any_change_changes(tmp_path, monk
         for content in ("a = 1\n", "a = 2\n"):
             (tmp_path / path).write_text(content)
             importlib.invalidate_caches()
-            names.add(provenance.source_of(".".join(Path(path).with_suffix("").parts)))
+            names.add(provenance.identify_source(".".join(Path(path).with_suffix("").parts)))
     assert len(names) == 6
     assert "" not in names
-    assert provenance.source_of("not_installed.part") == ""
+    assert provenance.identify_source("not_installed.part") == ""
 
 
 def test_the_run_is_read_back_with_the_directory_where_it_lies_now(directory, tmp_path):
@@ -67,7 +69,7 @@ def test_the_run_is_read_back_with_the_directory_where_it_lies_now(directory, tm
 def test_paths_of_files_are_written_in_full_and_read_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CURVES", "curves")
-    run = default_run(run={"dir": "out"})
+    run = build_default_run(run={"dir": "out"})
     run.data.path = ["texts", "more/*.md", "~/notes", "s3://bucket/x", "/abs/../text"]
     run.data.tokenizer = "tokenizer.json"
     run.track["jsonl"].path = "metrics/all.jsonl"
@@ -75,7 +77,7 @@ def test_paths_of_files_are_written_in_full_and_read_from_anywhere(tmp_path, mon
     run.references["track.tensorboard.path"] = "${oc.env:CURVES}"
     RunDirectory.create(run).unlock()
     assert run.data.tokenizer == "tokenizer.json"
-    content = RunDirectory.open("out").content()
+    content = RunDirectory.open("out").read_content()
     here = str(tmp_path)
     assert content["data"]["path"] == [f"{here}/texts", f"{here}/more/*.md", "~/notes", "s3://bucket/x", "/text"]
     assert content["data"]["tokenizer"] == f"{here}/tokenizer.json"
@@ -87,21 +89,21 @@ def test_paths_of_files_are_written_in_full_and_read_from_anywhere(tmp_path, mon
 
 def test_an_open_choice_stays_open_in_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = RunDirectory.create(default_run(run={"name": "a b/c"}))
+    made = RunDirectory.create(build_default_run(run={"name": "a b/c"}))
     assert made.path.parent.name == "runs"
     assert made.path.name.endswith("-a-b-c")
-    assert made.content()["run"]["dir"] is None
+    assert made.read_content()["run"]["dir"] is None
     made.unlock()
-    other = RunDirectory.create(default_run(run={"name": "a b/c"}))
+    other = RunDirectory.create(build_default_run(run={"name": "a b/c"}))
     assert other.path != made.path
     other.unlock()
 
 
 def test_two_runs_of_one_second_do_not_meet(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first = fresh("x")
+    first = make_fresh("x")
     first.mkdir(parents=True)
-    assert fresh("x") != first
+    assert make_fresh("x") != first
 
 
 @pytest.mark.parametrize("content", ["", "run: {steps: 5}\n", "parts: {model"])
@@ -141,7 +143,7 @@ def test_missing_run_directory_names_runs_of_the_usual_folder(tmp_path, monkeypa
 def test_a_directory_that_holds_a_run_is_not_taken_again(directory):
     directory.unlock()
     with pytest.raises(UserError, match="already holds a run") as caught:
-        RunDirectory.create(default_run(run={"dir": str(directory.path)}))
+        RunDirectory.create(build_default_run(run={"dir": str(directory.path)}))
     assert f"train resume={directory.path}" in str(caught.value)
     assert f"train from={directory.path}" in str(caught.value)
 
@@ -149,8 +151,8 @@ def test_a_directory_that_holds_a_run_is_not_taken_again(directory):
 def test_a_directory_that_may_not_be_written_is_refused():
     code = (
         "import os, sys\n"
-        "from gangline.run.directory import RunDirectory\nfrom gangline.config.defaults import default_run\n"
-        "run = default_run(run={'dir': sys.argv[1]})\n"
+        "from gangline.run.directory import RunDirectory\nfrom gangline.config.defaults import build_default_run\n"
+        "run = build_default_run(run={'dir': sys.argv[1]})\n"
         "if os.geteuid() == 0: os.setegid(65534); os.seteuid(65534)\n"  # nothing is read-only to root
         "RunDirectory.create(run)"
     )
@@ -167,7 +169,7 @@ def test_a_directory_that_may_not_be_written_is_refused():
 def test_a_file_in_the_way_is_refused(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(UserError, match="cannot write the run directory"):
-        RunDirectory.create(default_run(run={"dir": str(tmp_path / "out")}))
+        RunDirectory.create(build_default_run(run={"dir": str(tmp_path / "out")}))
 
 
 HOLD = """
@@ -218,7 +220,7 @@ def test_a_file_system_without_locks_is_used_and_told_once(directory):
 
 def test_the_first_of_two_creators_wins(directory):
     with pytest.raises(UserError, match="is in use"):
-        RunDirectory.create(default_run(run={"dir": str(directory.path)}))
+        RunDirectory.create(build_default_run(run={"dir": str(directory.path)}))
 
 
 def test_a_kill_while_writing_leaves_the_old_file_or_the_new_one(tmp_path):
@@ -255,7 +257,7 @@ def test_a_resumed_run_notes_its_start_and_keeps_where_it_was_to_lie(directory):
     run = directory.run()
     run.job.steps = 9
     directory.rewrite(run, ["train", "resume=out"], {"run.steps": [5, 9]})
-    assert directory.content()["run"]["steps"] == 9
+    assert directory.read_content()["run"]["steps"] == 9
     starts = directory.read_provenance()["starts"]
     assert [start["changed"] for start in starts] == [{}, {"run.steps": [5, 9]}]
 
@@ -269,7 +271,7 @@ def test_a_resumed_run_that_is_refused_keeps_its_configuration_until_it_has_begu
     directory.rewrite(run)
     directory.attempts.write_text('{"attempt": 1, "start": null}\n')
     directory.put_back()
-    assert directory.content()["run"]["steps"] == 9
+    assert directory.read_content()["run"]["steps"] == 9
 
 
 def test_other_versions_of_parts_are_told(directory):
@@ -290,21 +292,21 @@ def git(folder, *words):
 
 
 def test_the_commit_and_whether_it_is_dirty_are_told(tmp_path):
-    assert provenance.git(tmp_path) is None
+    assert provenance.read_git(tmp_path) is None
     git(tmp_path, "init", "-q")
     (tmp_path / "file").write_text("one")
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-qm", "first")
-    clean = provenance.git(tmp_path)
+    clean = provenance.read_git(tmp_path)
     assert len(clean["commit"]) == 40
     assert clean["dirty"] is False
     (tmp_path / "file").write_text("two")
-    assert provenance.git(tmp_path) == {**clean, "dirty": True}
+    assert provenance.read_git(tmp_path) == {**clean, "dirty": True}
 
 
 def test_the_environment_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", "sh-very-secret")
-    made = RunDirectory.create(default_run(run={"dir": str(tmp_path / "out")}), ["train"])
+    made = RunDirectory.create(build_default_run(run={"dir": str(tmp_path / "out")}), ["train"])
     made.unlock()
     for path in made.path.rglob("*"):
         if path.is_file():
@@ -312,11 +314,11 @@ def test_the_environment_is_not_written(tmp_path, monkeypatch):
 
 
 def test_a_run_that_was_refused_leaves_no_directory(tmp_path):
-    run = default_run(run={"dir": str(tmp_path / "runs" / "new")})
+    run = build_default_run(run={"dir": str(tmp_path / "runs" / "new")})
     RunDirectory.create(run).discard()
     assert not (tmp_path / "runs").exists()
     (tmp_path / "mine").mkdir()
-    kept = RunDirectory.create(default_run(run={"dir": str(tmp_path / "mine")}))
+    kept = RunDirectory.create(build_default_run(run={"dir": str(tmp_path / "mine")}))
     kept.discard()  # the directory is the user's
     assert kept.config.exists()
     begun = RunDirectory.create(run)
@@ -328,14 +330,14 @@ def test_a_run_that_was_refused_leaves_no_directory(tmp_path):
 
 
 def test_what_cannot_be_written_whole_leaves_no_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr("gangline.run.directory.part_versions", lambda run: 1 / 0)
+    monkeypatch.setattr("gangline.run.directory.find_part_versions", lambda run: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        RunDirectory.create(default_run(run={"dir": str(tmp_path / "runs" / "new")}))
+        RunDirectory.create(build_default_run(run={"dir": str(tmp_path / "runs" / "new")}))
     assert not (tmp_path / "runs").exists()
 
 
 def test_hints_quote_a_directory_with_a_space(tmp_path):
-    run = default_run(run={"dir": str(tmp_path / "a b;c")})
+    run = build_default_run(run={"dir": str(tmp_path / "a b;c")})
     RunDirectory.create(run).unlock()
     with pytest.raises(UserError, match="already holds a run") as caught:
         RunDirectory.create(run)

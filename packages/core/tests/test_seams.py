@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
-from gangline.config.check import meaningless
-from gangline.config.defaults import default_run
+from gangline.config.check import find_meaningless
+from gangline.config.defaults import build_default_run
 from gangline.model import forward_context
 from gangline.model.calls import AttentionCall, LossCall
 from gangline.model.forward_context import Collected, Frame
 from gangline.model.init import make_whole_model
-from gangline.model.seams import call_at, calls
+from gangline.model.seams import call_at, get_calls
 from gangline.model.tree import Node, replace_node
-from gangline_basics.model.attention import plain
+from gangline_basics.model.attention import get_plain_attention
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.decoder_nodes import AttentionNode
-from gangline_basics.model.flex import block_mask, flex
+from gangline_basics.model.flex import attend_flex, make_block_mask
 from gangline_basics.model.loss import CrossEntropy
 from gangline_basics.model.plan import plan_decoder
 
@@ -74,8 +74,8 @@ def test_attention_computes_what_it_says(name, documents):
     call = AttentionCall(**CALLS[name])
     q, k, v, sinks, document, position = inputs(documents)
     more = (sinks,) if call.sinks else ()
-    assert plain(call).computes == call
-    found = plain(call)(q, k, v, document, position, *more)
+    assert get_plain_attention(call).computes == call
+    found = get_plain_attention(call)(q, k, v, document, position, *more)
     torch.testing.assert_close(found, by_hand(call, q, k, v, sinks, document, position), rtol=1e-12, atol=1e-13)
 
 
@@ -86,9 +86,9 @@ def test_what_a_gpu_would_compute_is_the_same(name, documents):
     """The masks and the scores that FlexAttention is given, by its own forward pass as it is on a CPU."""
     call = AttentionCall(**CALLS[name])
     q, k, v, sinks, document, position = inputs(documents, width=16)
-    mask = block_mask(call, document, position, compiled=False)
+    mask = make_block_mask(call, document, position, compiled=False)
     with torch.no_grad():
-        found = flex(q, k, v, mask, call, sinks if call.sinks else None, kernel=flex_attention)
+        found = attend_flex(q, k, v, mask, call, sinks if call.sinks else None, kernel=flex_attention)
     torch.testing.assert_close(found, by_hand(call, q, k, v, sinks, document, position), rtol=1e-6, atol=1e-6)
 
 
@@ -129,8 +129,8 @@ def test_options_of_the_model_reach_its_seams():
     tree, plan = plan_decoder(config)
     rest = {"scale": 0.1, "soft_cap": 30.0, **SINKS}
     windows = {f"blocks.{i}.attention": AttentionCall(window=w, **rest) for i, w in enumerate((5, None, 5))}
-    assert calls(tree, plan, "attention") == windows
-    assert calls(tree, plan, "loss") == {"head": LossCall(z=1e-4)}
+    assert get_calls(tree, plan, "attention") == windows
+    assert get_calls(tree, plan, "loss") == {"head": LossCall(z=1e-4)}
     model = make_whole_model(tree, plan, seed=0, dtype=torch.float64)
     assert [block.attention.attention.computes for block in model.blocks] == list(windows.values())
     assert model.head.loss.computes == LossCall(z=1e-4)
@@ -139,9 +139,9 @@ def test_options_of_the_model_reach_its_seams():
 
 def test_options_without_meaning_are_refused():
     wrong = {"window": 0, "attention_scale": math.nan, "soft_cap": -1.0, "z_loss": -1.0}
-    said = "\n".join(problem.what for problem in meaningless(default_run(model=replace(SMALL, **wrong))))
+    said = "\n".join(problem.what for problem in find_meaningless(build_default_run(model=replace(SMALL, **wrong))))
     assert all(f"model.{name}" in said for name in wrong)
-    (problem,) = replace(SMALL, full_every=2).check(default_run())
+    (problem,) = replace(SMALL, full_every=2).check(build_default_run())
     assert "model.full_every" in problem.what
 
 
@@ -157,7 +157,7 @@ class Silent(AttentionNode):
 
 @dataclass(frozen=True, kw_only=True)
 class Outspoken(Silent):
-    def seams(self):
+    def get_seams(self):
         return {"attention": AttentionCall(window=7)}
 
 
@@ -183,21 +183,21 @@ def as_class(cls):
 
 def test_who_names_another_module_says_anew_what_it_computes():
     path = "blocks.1.attention"
-    assert calls(*edited(path, as_class(Silent)), "attention")[path] is None
-    assert calls(*edited(path, as_class(Outspoken)), "attention")[path] == AttentionCall(window=7)
-    assert calls(*edited(path, lambda node: replace(node, window=2)), "attention")[path] == AttentionCall(window=2)
+    assert get_calls(*edited(path, as_class(Silent)), "attention")[path] is None
+    assert get_calls(*edited(path, as_class(Outspoken)), "attention")[path] == AttentionCall(window=7)
+    assert get_calls(*edited(path, lambda node: replace(node, window=2)), "attention")[path] == AttentionCall(window=2)
 
 
 def test_in_a_wrapper_the_wrapped_speaks():
-    found = calls(*edited("blocks.1.attention", lambda node: Wrapper(inner=node)), "attention")
+    found = get_calls(*edited("blocks.1.attention", lambda node: Wrapper(inner=node)), "attention")
     assert "blocks.1.attention" not in found
     assert found["blocks.1.attention.inner"] == AttentionCall()
-    silent = calls(*edited("blocks.1.attention", lambda node: Wrapper(inner=Mixer())), "attention")
+    silent = get_calls(*edited("blocks.1.attention", lambda node: Wrapper(inner=Mixer())), "attention")
     assert silent["blocks.1.attention"] is None
 
 
 def test_a_block_without_attention_is_unknown():
-    found = calls(*edited("blocks.1", lambda _: Mixer()), "attention")
+    found = get_calls(*edited("blocks.1", lambda _: Mixer()), "attention")
     assert found == {"blocks.0.attention": AttentionCall(), "blocks.1": None, "blocks.2.attention": AttentionCall()}
     assert call_at(found, "blocks.2.attention.inner") == AttentionCall()
     assert call_at(found, "blocks.1.attention") is None

@@ -13,10 +13,10 @@ import yaml
 from hypothesis import given, settings, strategies as st
 
 from gangline.config import Recompute
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.sections import SECTIONS
 from gangline.config.serial import fill, from_dict, to_dict
-from gangline.config.values import Misfit, convert, describe, plain
+from gangline.config.values import Misfit, convert, describe, to_plain
 from gangline.errors import UserError
 from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
@@ -30,13 +30,16 @@ def through_yaml(content: dict) -> dict:
 
 
 def test_a_run_goes_through_yaml_and_back():
-    run = default_run(optimizer=Adamw(learning_rate=1e-5), run={"name": "on", "steps": 7}, model="llama3-8b")
+    run = build_default_run(optimizer=Adamw(learning_rate=1e-5), run={"name": "on", "steps": 7}, model="llama3-8b")
     assert from_dict(through_yaml(to_dict(run))) == run
 
 
 def parts_of_core() -> list[tuple[str, str]]:
     every = [
-        offer for group in installed().groups() if group not in LISTS for offer in installed().offers(group).values()
+        offer
+        for group in installed().list_groups()
+        if group not in LISTS
+        for offer in installed().get_offers(group).values()
     ]
     return [
         (offer.group, offer.part.name) for offer in every if offer.distribution in ("gangline-core", "gangline-basics")
@@ -45,7 +48,7 @@ def parts_of_core() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("group", "name"), parts_of_core())
 def test_every_part_of_core_goes_through_yaml_and_back(group, name):
-    run = default_run(**{group: name})
+    run = build_default_run(**{group: name})
     content = through_yaml(to_dict(run))
     assert content["parts"][group] == name
     assert from_dict(content) == run
@@ -61,7 +64,7 @@ def test_every_part_of_core_goes_through_yaml_and_back(group, name):
 )
 @settings(max_examples=100, deadline=None)
 def test_values_survive_whatever_they_are(steps, rate, name, micro, path, recompute):
-    run = default_run(
+    run = build_default_run(
         run={"steps": steps, "name": name, "recompute": recompute},
         batch={"micro_size": micro},
         optimizer=Adamw(learning_rate=rate),
@@ -71,7 +74,7 @@ def test_values_survive_whatever_they_are(steps, rate, name, micro, path, recomp
 
 
 def test_the_document_says_what_was_chosen_and_is_complete():
-    content = to_dict(default_run(track=["jsonl"]))
+    content = to_dict(build_default_run(track=["jsonl"]))
     assert content["parts"]["track"] == ["jsonl"]
     assert set(content["track"]) == {"jsonl"}
     assert set(SECTIONS) < set(content)
@@ -80,7 +83,7 @@ def test_the_document_says_what_was_chosen_and_is_complete():
 
 
 def test_every_mistake_is_told_at_once():
-    content = to_dict(default_run())
+    content = to_dict(build_default_run())
     content["run"]["stepz"] = 3
     content["optimizer"]["learning_rate"] = "fast"
     content["batch"]["global_size"] = None
@@ -97,21 +100,21 @@ def test_every_mistake_is_told_at_once():
 
 
 def test_options_of_another_part_are_refused():
-    content = to_dict(default_run(optimizer="muon"))
+    content = to_dict(build_default_run(optimizer="muon"))
     content["parts"]["optimizer"] = "adamw"
     with pytest.raises(UserError, match="optimizer=adamw has no such option"):
         from_dict(content)
 
 
 def test_a_group_without_a_part_is_refused():
-    content = to_dict(default_run())
+    content = to_dict(build_default_run())
     del content["parts"]["model"]
     with pytest.raises(UserError, match="names no part for model"):
         from_dict(content)
 
 
 def test_options_of_a_tracker_that_is_not_chosen_are_refused():
-    content = to_dict(default_run(track=["jsonl"]))
+    content = to_dict(build_default_run(track=["jsonl"]))
     content["track"]["console"] = {}
     with pytest.raises(UserError, match=r"track\.console is set, but console is not chosen"):
         from_dict(content)
@@ -120,7 +123,7 @@ def test_options_of_a_tracker_that_is_not_chosen_are_refused():
 def test_what_comes_from_the_environment_is_looked_up_and_never_written(monkeypatch):
     monkeypatch.setenv("PLACE", "sh-secret")
     monkeypatch.setenv("STEPS", "12")
-    content = to_dict(default_run())
+    content = to_dict(build_default_run())
     content["run"]["name"] = "${oc.env:PLACE}"
     content["run"]["steps"] = "${oc.env:STEPS}"
     content["data"]["path"] = "/data/${oc.env:NOWHERE, fallback}"
@@ -132,7 +135,7 @@ def test_what_comes_from_the_environment_is_looked_up_and_never_written(monkeypa
 
 def test_a_variable_that_is_not_set_is_named(monkeypatch):
     monkeypatch.delenv("NOWHERE", raising=False)
-    content = to_dict(default_run())
+    content = to_dict(build_default_run())
     content["run"]["name"] = "${oc.env:NOWHERE}"
     with pytest.raises(UserError, match="needs the environment variable NOWHERE"):
         from_dict(content)
@@ -142,23 +145,23 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch):
 
 
 def test_a_run_in_plain_python_takes_names_configurations_and_dicts():
-    run = default_run(model="gpt2-124m", optimizer=Adamw(learning_rate=1.0), run={"steps": 3}, track=["jsonl"])
-    assert installed().part_of(run.model).part.name == "gpt2-124m"
+    run = build_default_run(model="gpt2-124m", optimizer=Adamw(learning_rate=1.0), run={"steps": 3}, track=["jsonl"])
+    assert installed().find_part(run.model).part.name == "gpt2-124m"
     assert (run.optimizer.learning_rate, run.steps, list(run.track)) == (1.0, 3, ["jsonl"])
 
 
 def test_a_configuration_in_the_wrong_group_is_refused():
     with pytest.raises(UserError, match="Adamw configures optimizer=adamw; it is no schedule"):
-        default_run(schedule=Adamw())
+        build_default_run(schedule=Adamw())
 
 
 def test_an_unknown_group_is_refused():
     with pytest.raises(UserError, match="there is no group 'optimiser'"):
-        default_run(optimiser="adamw")
+        build_default_run(optimiser="adamw")
 
 
 def test_off_needs_no_plugin():
-    assert default_run(moe="off") == default_run() == default_run(moe=False)
+    assert build_default_run(moe="off") == build_default_run() == build_default_run(moe=False)
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -235,7 +238,7 @@ def test_a_value_that_does_not_fit(hint, value, message):
 
 
 def test_plain_opens_up_what_yaml_cannot_hold():
-    assert plain({"a": (Shade.dark, Path("x")), "b": Nested(2, ["n"])}) == {
+    assert to_plain({"a": (Shade.dark, Path("x")), "b": Nested(2, ["n"])}) == {
         "a": ["dark", "x"],
         "b": {"size": 2, "names": ["n"]},
     }

@@ -54,7 +54,7 @@ def layouts(draw, mesh, shape=None):
         layout = Layout(shape, divisions=tuple(divisions))
         by_part = []
         for parts in product(*(range(division.parts) for division in divisions)):
-            rows = sum(prod(box.shape[:-1]) for box in layout.boxes(parts))
+            rows = sum(prod(box.shape[:-1]) for box in layout.list_boxes(parts))
             by_part.append(bounds_of(draw, rows, last.parts))
         divisions.append(Division(last.axes, tuple(by_part), rows=True, every=last.every))
     return Layout(shape, "float32", tuple(divisions), at)
@@ -78,7 +78,7 @@ def test_primary_boxes_tile_and_each_has_one_primary(registry):
                 written[box.slices] += primary
         assert (written == 1).all()
         tiles = np.zeros(registry[name].shape, dtype=int)
-        for box in registry.boxes(name):
+        for box in registry.list_boxes(name):
             tiles[box.slices] += 1
         assert (tiles == 1).all()
 
@@ -92,16 +92,18 @@ def test_holders_are_who_of_rank_says(registry):
             for box, primary in registry.list_rank_boxes(name, rank):
                 ranks = held.setdefault(box, [])
                 ranks.insert(0, rank) if primary else ranks.append(rank)
-        assert {box: registry.holders(name, box) for box in registry.boxes(name)} == held
-        assert dict(registry.iterate_held(name)) == {box: registry.holders(name, box) for box in registry.boxes(name)}
+        assert {box: registry.find_holders(name, box) for box in registry.list_boxes(name)} == held
+        assert dict(registry.iterate_held(name)) == {
+            box: registry.find_holders(name, box) for box in registry.list_boxes(name)
+        }
 
 
 @settings(deadline=None)
 @given(registries)
 def test_boundaries_are_those_of_the_boxes(registry):
     for name in registry:
-        boundaries = registry[name].boundaries()
-        for box in registry.boxes(name):
+        boundaries = registry[name].list_boundaries()
+        for box in registry.list_boxes(name):
             for dim, (start, length) in enumerate(zip(box.offset, box.shape, strict=True)):
                 assert {start, start + length} <= set(boundaries[dim])
 
@@ -121,8 +123,8 @@ def test_what_one_layout_writes_any_other_reads(data):
         for box, _ in reader.list_rank_boxes("a", rank):
             local = np.full(box.shape, -1)
             for have, values in stored.items():
-                if (both := box.overlap(have)) is not None:
-                    local[both.slices_within(box)] = values[both.slices_within(have)]
+                if (both := box.intersect(have)) is not None:
+                    local[both.slice_within(box)] = values[both.slice_within(have)]
             assert (local == array[box.slices]).all()
 
 
@@ -156,13 +158,13 @@ def test_a_fold_and_what_is_beside_it_are_two_digits_of_one_axis():
         (3 * (rank % 2), rank // 2) for rank in range(8)
     ]
     shared = Registry.of(mesh, {"x": Layout((6, 4), divisions=(Division(("dp_shard",), ((0, 3, 6),), every=4),))})
-    assert sorted(shared.holders("x", Box((3, 0), (3, 4)))) == [4, 5, 6, 7]
+    assert sorted(shared.find_holders("x", Box((3, 0), (3, 4)))) == [4, 5, 6, 7]
 
 
 def test_rows_of_a_stack_are_a_few_boxes():
     """A stack of 3 matrices of 4 rows, rows 2 to 9 of 12: the end of one, a whole one, the start of one."""
     layout = Layout((3, 4, 5), divisions=(Division(("dp_shard",), ((0, 2, 9, 12),), rows=True),))
-    assert layout.boxes([1]) == [
+    assert layout.list_boxes([1]) == [
         Box((0, 2, 0), (1, 2, 5)),
         Box((1, 0, 0), (1, 4, 5)),
         Box((2, 0, 0), (1, 1, 5)),
@@ -173,13 +175,13 @@ def test_padding_never_shows():
     """Ranges that go on past the last row, as a padded bucket has them."""
     for shape in ((10, 3), (2, 5, 3), (2, 5, 1, 3)):
         layout = Layout(shape, divisions=(Division(("dp_shard",), ((0, 4, 8, 12, 16),), rows=True),))
-        rows = [sum(prod(box.shape[:-1]) for box in layout.boxes([part])) for part in range(4)]
+        rows = [sum(prod(box.shape[:-1]) for box in layout.list_boxes([part])) for part in range(4)]
         assert rows == [4, 4, 2, 0]
 
 
 def test_like_and_or():
     registry = Registry.of(Mesh.of({"dp_replicate": 2}), {"model/a": Layout((2, 3)), "model/b": Layout((4,))})
-    state = registry.like("optimizer/m", ["model/a"], "bfloat16")
+    state = registry.add_like("optimizer/m", ["model/a"], "bfloat16")
     assert list(state) == ["optimizer/m/a"]
     assert state["optimizer/m/a"].turn == registry["model/a"].turn
     assert (registry | state).nbytes == 24 + 16 + 12
@@ -190,7 +192,7 @@ def test_like_and_or():
 def test_a_box_nobody_holds_is_a_lookup_error():
     registry = Registry.of(Mesh.of({}), {"model/a": Layout((2, 3))})
     with pytest.raises(LookupError, match="model/a has no box"):
-        registry.holders("model/a", Box((0, 0), (1, 3)))
+        registry.find_holders("model/a", Box((0, 0), (1, 3)))
 
 
 def test_a_registry_of_16384_ranks_answers_at_once():
@@ -203,5 +205,5 @@ def test_a_registry_of_16384_ranks_answers_at_once():
     )
     (box, primary), *more = registry.list_rank_boxes("model/17", mesh.rank({"pp": 1, "dp_shard": 3, "tp": 5}))
     assert (box, primary, more) == (Box((5 * 2048 + 48, 0), (16, 128)), True, [])
-    assert registry.holders("model/17", box) == [mesh.rank({"pp": 1, "dp_shard": 3, "tp": 5})]
+    assert registry.find_holders("model/17", box) == [mesh.rank({"pp": 1, "dp_shard": 3, "tp": 5})]
     assert registry.list_rank_boxes("model/17", 0) == []

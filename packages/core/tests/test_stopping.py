@@ -26,9 +26,9 @@ from gangline.launch.signals import (
     stop_signals,
 )
 from gangline_basics.launch.failures import describe_end
-from gangline_basics.launch.stops import requests
+from gangline_basics.launch.stops import take_requests
 from gangline_testkit import warm, warm_client
-from gangline_testkit.processes import kill, living, wait_until_none_lives
+from gangline_testkit.processes import find_living, kill, wait_until_none_lives
 
 HERE = Path(__file__).parent
 SAVING = 300.0  # seconds that nobody wants to wait for
@@ -49,7 +49,7 @@ class Started:
         }
         words = [str(run_dir), str(world), target, json.dumps(args), json.dumps(config)]
         self.process = subprocess.Popen(
-            [*warm.command("launched", environment), *words],
+            [*warm.make_command("launched", environment), *words],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -139,7 +139,7 @@ def test_stop_signals_leave_out_signals_ignored_from_the_start(ignored):
     before = signal.signal(ignored, signal.SIG_IGN)
     try:
         assert {*STOP} - {*stop_signals()} == {ignored}
-        with requests():
+        with take_requests():
             assert signal.getsignal(ignored) == signal.SIG_IGN
     finally:
         signal.signal(ignored, before)
@@ -213,7 +213,7 @@ def test_a_stopped_rank_goes_with_a_train_that_was_killed(running):
     one = running["stopped"]
     one.wait_for("step")
     rank = json.loads((one.run_dir / "step-1.json").read_text())["pid"]
-    assert rank in living(one.pid)
+    assert rank in find_living(one.pid)
     os.kill(rank, signal.SIGSTOP)
     os.kill(one.pid, signal.SIGKILL)
     code, _ = one.end()
@@ -226,7 +226,7 @@ def wait_for_the_server(parent: int) -> None:
     Before that it is a Python that starts, and says of Ctrl-C what any Python says then.
     """
     deadline = time.monotonic() + 60
-    while not any(catches(pid, signal.SIGALRM) for pid in living(parent) if pid != parent):
+    while not any(catches(pid, signal.SIGALRM) for pid in find_living(parent) if pid != parent):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

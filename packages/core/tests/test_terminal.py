@@ -13,8 +13,8 @@ from gangline.cli import run_guarded
 from gangline.cli.main import main
 from gangline.cli.terminal import TerminalStream
 from gangline.cli.train import read
-from gangline.config.check import problems
-from gangline.config.defaults import default_run
+from gangline.config.check import find_problems
+from gangline.config.defaults import build_default_run
 from gangline.errors import UserError
 from gangline.run.directory import RunDirectory
 
@@ -64,7 +64,7 @@ def test_command_escapes_prints_and_errors_on_a_terminal(monkeypatch):
 
 def test_tables_of_runs_escape_their_names(core_alone, monkeypatch, tmp_path):
     for name in ("a", "b"):
-        directory = RunDirectory.create(default_run(run={"dir": str(tmp_path / name), "name": f"{name}\x1b[8m"}))
+        directory = RunDirectory.create(build_default_run(run={"dir": str(tmp_path / name), "name": f"{name}\x1b[8m"}))
         directory.unlock()
     stream = terminal(monkeypatch)
     assert main(["runs", str(tmp_path)]) == 0
@@ -73,12 +73,12 @@ def test_tables_of_runs_escape_their_names(core_alone, monkeypatch, tmp_path):
 
 
 def test_run_name_is_printable():
-    (problem,) = problems(default_run(run={"name": TITLE}))
+    (problem,) = find_problems(build_default_run(run={"name": TITLE}))
     assert "must be printable text in one line" in problem.what
 
 
 def test_encoding_without_a_letter_shows_its_escape(tmp_path):
-    RunDirectory.create(default_run(run={"dir": str(tmp_path / "a"), "name": "é"})).unlock()
+    RunDirectory.create(build_default_run(run={"dir": str(tmp_path / "a"), "name": "é"})).unlock()
     command = [sys.executable, "-m", "gangline", "runs", str(tmp_path)]
     done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=240)
     assert b"\\xe9" in done.stdout, done.stderr
@@ -86,9 +86,9 @@ def test_encoding_without_a_letter_shows_its_escape(tmp_path):
 
 def test_files_of_a_run_are_utf8_in_every_locale(tmp_path):
     code = (
-        "import sys\nfrom gangline.config.defaults import default_run\n"
+        "import sys\nfrom gangline.config.defaults import build_default_run\n"
         "from gangline.run.directory import RunDirectory\n"
-        "RunDirectory.create(default_run(run={'dir': sys.argv[1], 'name': '\\xe9'}), ['\\xe9'])"
+        "RunDirectory.create(build_default_run(run={'dir': sys.argv[1], 'name': '\\xe9'}), ['\\xe9'])"
     )
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     subprocess.run(

@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from gangline.record import StepRecord, read_records
 from gangline.track import Start, Tracker
 from gangline.train.report import Reporter
-from gangline_basics.track.console import ConsoleTracker, duration, quantity
+from gangline_basics.track.console import ConsoleTracker, format_duration, format_quantity
 from gangline_basics.track.jsonl import JsonLinesTracker
 from gangline_basics.track.tensorboard import TensorBoardTracker
 
@@ -368,12 +368,12 @@ def test_an_ending_without_a_step_is_told_too():
     ("number", "text"), [(0, "0"), (999, "999"), (12345, "12.3 k"), (5.3e8, "530 M"), (7e15, "7e+03 T")]
 )
 def test_quantities_are_short(number, text):
-    assert quantity(number) == text
+    assert format_quantity(number) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (65, "1:05"), (3725, "1:02:05"), (59.7, "1:00")])
 def test_durations_read_as_a_clock(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 # --- cost ------------------------------------------------------------------------------------------------------------

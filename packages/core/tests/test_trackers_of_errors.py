@@ -10,7 +10,7 @@ import pytest
 from gangline.record import StepRecord
 from gangline.track import Tracker
 from gangline.train.rank import train
-from gangline_testkit.sessions import session
+from gangline_testkit.sessions import open_session
 
 
 class Kept(Tracker):
@@ -34,7 +34,7 @@ class Kept(Tracker):
 
 def failing(place: Path, tracker: Tracker, where: str = "optimizer", at: int = 3):
     """A session of a run whose optimizer, or last save, raises."""
-    s = session(place / "out", "run.steps=6", "callback=[]")
+    s = open_session(place / "out", "run.steps=6", "callback=[]")
     s.reporter.trackers["kept"] = tracker
     if where == "save":
 
@@ -94,7 +94,7 @@ def test_what_a_tracker_raises_then_hides_nothing(tmp_path: Path, fails: BaseExc
 
 
 def test_a_run_that_ends_well_ends_them_once(tmp_path: Path) -> None:
-    s, tracker = session(tmp_path / "out", "run.steps=3"), Kept()
+    s, tracker = open_session(tmp_path / "out", "run.steps=3"), Kept()
     s.reporter.trackers["kept"] = tracker
     assert train(s) == 0
     assert [summary["why"] for summary in tracker.summaries] == ["done"]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.errors import UserError
-from gangline.model.build import construct, model_of
+from gangline.model.build import build_model, construct
 from gangline.model.compose import compose_model
 from gangline.model.linear_nodes import LINEAR, LinearNode
 from gangline.model.tree import Node
@@ -25,7 +25,7 @@ class Stranger(Node):
     said: tuple[tuple[str, tuple[int, ...]], ...] = ()
     inner: Node = LINEAR
 
-    def shapes(self):
+    def get_shapes(self):
         return dict(self.said)
 
 
@@ -68,8 +68,8 @@ def built(module: type[nn.Module], **said: tuple[int, ...]) -> nn.Module:
     kind = type("Mine", (Stranger,), {"module": f"{__name__}:{module.__name__}"})
     inner = LinearNode(in_features=4, out_features=4)
     node = kind(said=tuple((name.replace("_", "."), shape) for name, shape in said.items()), inner=inner)
-    tree, plan = compose_model(default_run())
-    return model_of(replace(tree, blocks=tuple(replace(block, feed_forward=node) for block in tree.blocks)), plan)
+    tree, plan = compose_model(build_default_run())
+    return build_model(replace(tree, blocks=tuple(replace(block, feed_forward=node) for block in tree.blocks)), plan)
 
 
 @pytest.mark.parametrize(
@@ -103,5 +103,5 @@ def test_what_is_not_said_is_refused(module, said, wrong):
     told = str(refused.value)
     (name,) = wrong
     assert f"parameters of blocks.0.feed_forward are not what its node says: {name}." in told
-    assert f"Mine.shapes() must have all that lies in no child node:  {wrong}" in told
+    assert f"Mine.get_shapes() must have all that lies in no child node:  {wrong}" in told
     assert "more modules" in told

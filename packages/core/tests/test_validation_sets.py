@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from gangline.config.check import check
-from gangline.config.paths import root_paths
+from gangline.config.paths import resolve_paths
 from gangline.config.serial import from_dict, to_dict
-from gangline.config.validation import validation_sets
+from gangline.config.validation import build_validation_sets
 from gangline.errors import UserError
-from gangline_basics.data.corpus import listing, split
-from gangline_testkit.runs import small_run
+from gangline_basics.data.corpus import list_corpus, split
+from gangline_testkit.runs import build_small_run
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def corpora(tmp_path, monkeypatch):
 
 def refused(*settings: str) -> str:
     with pytest.raises(UserError) as caught:
-        check(small_run("model.vocab_size=256", "data.path=a", *settings))
+        check(build_small_run("model.vocab_size=256", "data.path=a", *settings))
     return str(caught.value)
 
 
 def test_a_set_is_the_runs_data_with_other_options(corpora):
-    run = small_run(
+    run = build_small_run(
         "model.vocab_size=256",
         "data.path=a",
         "data.documents=true",
@@ -42,10 +42,10 @@ def test_a_set_is_the_runs_data_with_other_options(corpora):
         "validate.sets.none=null",
     )
     check(run)
-    assert list(validation_sets(run)) == ["b"]
-    config = validation_sets(run)["b"]
+    assert list(build_validation_sets(run)) == ["b"]
+    config = build_validation_sets(run)["b"]
     assert (config.path, config.documents, config.validation_fraction) == ("b", True, 1.0)
-    written = root_paths(run)
+    written = resolve_paths(run)
     assert written["validate"]["sets"]["b"] == {"path": os.path.abspath("b"), "validation_fraction": 1}
     assert to_dict(from_dict(written))["validate"] == written["validate"]
 
@@ -82,7 +82,7 @@ def test_a_run_validates_on_each_of_its_sets(runs, corpora):
     assert "has no such option" in runs.train(*words, "validate.sets.b.fraction=1", code=2)
     assert not (runs.directory / "out").exists()
     printed = runs.train(*words, "track=[console,jsonl]")
-    held = [record for record in runs.records("out") if record["validation_losses"]]
+    held = [record for record in runs.read_records("out") if record["validation_losses"]]
     assert [record["step"] for record in held] == [3, 6]
     for record in held:
         assert record["validation_losses"]["same"] == record["validation_loss"]
@@ -91,7 +91,7 @@ def test_a_run_validates_on_each_of_its_sets(runs, corpora):
     kept = json.loads((runs.directory / "out" / "provenance.json").read_text())
     assert kept["validation_sets"]["b"]["is"].startswith("1 files")
     runs.train("resume=out", "run.steps=9", "validate.sets.same=null", "validate.sets.more={documents: true}")
-    assert set(runs.records("out")[-1]["validation_losses"]) == {"b", "more"}
+    assert set(runs.read_records("out")[-1]["validation_losses"]) == {"b", "more"}
 
 
 def test_a_set_with_another_tokenizer_is_refused(runs, corpora):
@@ -110,7 +110,7 @@ def test_held_out_text_that_changed_between_two_starts_is_refused_and_a_set_is_n
     other = corpora / "set.txt"
     other.write_text("it was the worst of times. " * 20)
     runs.train(*words, f"validate.sets={{s: {{path: {other}, validation_fraction: 1}}}}")
-    parts = split(listing(f"{corpora}/many"), 0.1, "validation")
+    parts = split(list_corpus(f"{corpora}/many"), 0.1, "validation")
     assert 0 < len(parts) < 60
     other.write_text("it was the spring of hope. " * 20)
     assert "validate.sets.s is not what it was" in runs.train("resume=changed", "run.steps=9", "track=[console,jsonl]")

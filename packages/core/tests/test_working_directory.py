@@ -66,7 +66,7 @@ def test_commands_of_git_configuration_are_not_run(tmp_path):
     for name in ("core.fsmonitor", "filter.planted.clean", "filter.planted.process"):
         git("config", name, f"touch '{tmp_path}/RAN'; cat")
     os.utime(tmp_path / "code", (1, 1))  # git has to read it
-    assert provenance.git(tmp_path)["dirty"] is False
+    assert provenance.read_git(tmp_path)["dirty"] is False
     (tmp_path / "code").write_text("y\n")
-    assert provenance.git(tmp_path)["dirty"] is True
+    assert provenance.read_git(tmp_path)["dirty"] is True
     assert not (tmp_path / "RAN").exists()

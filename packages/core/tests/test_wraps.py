@@ -9,17 +9,17 @@ from typing import ClassVar
 import pytest
 import torch
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.schema import EditConfig
 from gangline.errors import UserError
 from gangline.model import compose
-from gangline.model.buffers import listeners
-from gangline.model.build import Wrapper, construct, model_of
+from gangline.model.buffers import iterate_listeners
+from gangline.model.build import Wrapper, build_model, construct
 from gangline.model.compose import compose_model
 from gangline.model.init import make_whole_model
 from gangline.model.linear import Linear
 from gangline.model.linear_nodes import LinearNode
-from gangline.model.tree import Node, WrapNode, map_paths, nodes, parameter_shapes, replace_node
+from gangline.model.tree import Node, WrapNode, get_parameter_shapes, iterate_nodes, map_paths, replace_node
 from gangline.plan import Init, Plan
 from gangline.plugin import registry
 from gangline.plugin.parts import Part
@@ -76,7 +76,7 @@ class Narrow(EditConfig):
 
 def adapt(tree, plan, options):
     path = "blocks.0.feed_forward.w_down"
-    linear = next(node for at, node in nodes(tree) if at == path and isinstance(node, LinearNode))
+    linear = next(node for at, node in iterate_nodes(tree) if at == path and isinstance(node, LinearNode))
     tree = replace_node(tree, path, BesideNode(inner=map_paths(tree)[path], by=options.by, beside=replace(linear)))
     plan = plan.extend(inits=(Init(f"{path}.beside", "constant", 0.0),), frozen=("*",), trained=(f"{path}.beside",))
     return tree, plan, [path]
@@ -106,14 +106,14 @@ def composed(monkeypatch):
     parts = {cls: Part(name="on", config=cls, build=f"{__name__}:{name}", summary="-") for cls, name in EDITS.items()}
 
     class Installed:
-        def part_of(self, options):
+        def find_part(self, options):
             own = type(options) in parts
-            return SimpleNamespace(part=parts[type(options)]) if own else known.part_of(options)
+            return SimpleNamespace(part=parts[type(options)]) if own else known.find_part(options)
 
     monkeypatch.setattr(compose, "installed", Installed)
 
     def make(**edits):
-        return compose_model(replace(default_run(), edits=edits))
+        return compose_model(replace(build_default_run(), edits=edits))
 
     return make
 
@@ -121,9 +121,13 @@ def composed(monkeypatch):
 def test_what_wraps_keeps_names_and_runs_behind_what_replaces(composed):
     tree, plan = composed(adapt=Adapt(), double=Double(), narrow=Narrow())
     path = "blocks.0.feed_forward.w_down"
-    shapes = parameter_shapes(tree)
+    shapes = get_parameter_shapes(tree)
     assert shapes[f"{path}.weight"] == shapes[f"{path}.beside.weight"] == (192, 8)
-    assert [type(node).__name__ for at, node in nodes(tree) if at == path] == ["TwiceNode", "BesideNode", "LinearNode"]
+    assert [type(node).__name__ for at, node in iterate_nodes(tree) if at == path] == [
+        "TwiceNode",
+        "BesideNode",
+        "LinearNode",
+    ]
     model = make_whole_model(tree, plan, seed=0)
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == shapes
     module = model.get_submodule(path)
@@ -139,7 +143,7 @@ def test_a_node_inside_of_what_wraps_can_be_replaced(composed):
     tree, _ = composed(adapt=Adapt())
     path = "blocks.0.feed_forward.w_down"
     changed = replace_node(tree, f"{path}.beside", LinearNode(in_features=512, out_features=192, bias=True))
-    assert parameter_shapes(changed)[f"{path}.beside.bias"] == (192,)
+    assert get_parameter_shapes(changed)[f"{path}.beside.bias"] == (192,)
     with pytest.raises(LookupError, match="no node"):
         replace_node(tree, f"{path}.nothing", LinearNode())
 
@@ -156,7 +160,7 @@ def test_the_most_specific_pattern_decides_what_is_trained(composed):
     assert replace(plan, tied=(("head.norm.weight", "embed.weight"),)).is_frozen("head.norm.weight")
     assert plan.find_unmatched(["blocks.0.b.weight"]) == ["blocks.1.a.weight", "blocks.*.a", "head.norm"]
     tree, plan = composed(adapt=Adapt())
-    trained = [name for name, parameter in model_of(tree, plan).named_parameters() if parameter.requires_grad]
+    trained = [name for name, parameter in build_model(tree, plan).named_parameters() if parameter.requires_grad]
     assert trained == ["blocks.0.feed_forward.w_down.beside.weight"]
 
 
@@ -187,5 +191,5 @@ def test_frozen_state_is_not_moved_by_its_own_module():
         (("router",), []),
         (("router.bias",), []),
     ):
-        found = [path for path, _ in listeners(model, "", replace(plan, frozen=frozen))]
+        found = [path for path, _ in iterate_listeners(model, "", replace(plan, frozen=frozen))]
         assert found == told, frozen

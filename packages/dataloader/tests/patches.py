@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from gangline import Part, Problem, hookimpl
 from gangline.config import EditConfig, Run
-from gangline.config.check import world_of
+from gangline.config.check import count_ranks
 from gangline.mesh import Mesh
 from gangline.model.linear_nodes import EmbeddingNode
-from gangline.model.tree import nodes, replace_node
+from gangline.model.tree import iterate_nodes, replace_node
 from gangline.plan import Init
 
 
@@ -20,8 +20,8 @@ class PatchNode(EmbeddingNode):
     module: ClassVar[str] = "patches_module:PatchEmbedding"
     patch: int
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {**super().shapes(), "patches": (self.dim, 3 * self.patch**2)}
+    def get_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {**super().get_shapes(), "patches": (self.dim, 3 * self.patch**2)}
 
 
 @dataclass
@@ -31,7 +31,7 @@ class PatchConfig(EditConfig):
     patch: int = 8  # pixels of a side
 
     def check(self, run: Run) -> list[Problem]:
-        mesh = Mesh.of(run.parallel.axes(world_of(run)))
+        mesh = Mesh.of(run.parallel.size_axes(count_ranks(run)))
         cut = mesh.size("cp") > 1 or (mesh.size("tp") > 1 and getattr(run.parallel, "sequence_parallel", False))
         if not cut:
             return []
@@ -46,7 +46,7 @@ class PatchConfig(EditConfig):
 
 
 def edit(tree: Any, plan: Any, options: PatchConfig) -> tuple[Any, Any, list[str]]:
-    found = {path: node for path, node in nodes(tree) if type(node) is EmbeddingNode}
+    found = {path: node for path, node in iterate_nodes(tree) if type(node) is EmbeddingNode}
     for path, node in found.items():
         tree = replace_node(tree, path, PatchNode(vocab_size=node.vocab_size, dim=node.dim, patch=options.patch))
     inits = tuple(Init(f"{path}.patches", "normal", 0.02) for path in found)

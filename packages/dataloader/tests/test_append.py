@@ -22,7 +22,7 @@ from gangline_dataloader.store import manifest as manifests
 from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, VALIDATION, read
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -136,7 +136,7 @@ def test_a_run_goes_on_with_the_store_and_its_plans_of_sequences_grow_too(two, d
 
     def source(*words: str):
         words = ("model.vocab_size=256", "batch.sequence_length=32", f"data={data}", *stores, *words)
-        run = small_run(*words, f"data.packing={packing}")
+        run = build_small_run(*words, f"data.packing={packing}")
         return getattr(build, data)(run.data, run, "train")
 
     def samples(source, count: int) -> list[bytes]:
@@ -153,20 +153,20 @@ def test_a_run_goes_on_with_the_store_and_its_plans_of_sequences_grow_too(two, d
     assert commands.main(["verify", str(store)]) == 0
     now = source()
     assert now.parts[0].count > rows
-    assert now.fingerprint() != was.fingerprint()
-    assert now.continues(was.fingerprint(), cursor, state)
+    assert now.compute_fingerprint() != was.compute_fingerprint()
+    assert now.continues(was.compute_fingerprint(), cursor, state)
     assert samples(now, epoch) == past
     place = now.order(np.arange(4 * epoch))
     mine = place.source == 0
     counts = [len(np.unique(place.row[mine & (place.epoch == number)])) for number in (0, 1)]
     assert counts == [rows, now.parts[0].count], "the epoch under way has its rows, the next one all"
     later = source()  # the next start finds the store as it is, and the run's past in the checkpoint
-    assert later.continues(now.fingerprint(), cursor + 3, json.loads(json.dumps(now.state(cursor + 3))))
-    assert later.fingerprint() == now.fingerprint()
+    assert later.continues(now.compute_fingerprint(), cursor + 3, json.loads(json.dumps(now.state(cursor + 3))))
+    assert later.compute_fingerprint() == now.compute_fingerprint()
     assert samples(later, 3 * epoch) == samples(now, 3 * epoch)
-    assert not source("data.documents=true").continues(was.fingerprint(), cursor, state)
+    assert not source("data.documents=true").continues(was.compute_fingerprint(), cursor, state)
     shutil.copytree(other, store, dirs_exist_ok=True)
-    assert not source().continues(was.fingerprint(), cursor, state), "another store in its place"
+    assert not source().continues(was.compute_fingerprint(), cursor, state), "another store in its place"
 
 
 def test_two_calls_at_once_are_refused(two):
@@ -201,7 +201,7 @@ def test_first_validation_part_of_an_append_killed_at_its_end_is_named(two, tmp_
     prepared(*words, "--out", store)
     wanted = contents(store)
     shutil.copy(old / FILE, store / FILE)
-    run = small_run("data=tokens", f"data.path={store}", "model.vocab_size=256", "batch.sequence_length=8")
+    run = build_small_run("data=tokens", f"data.path={store}", "model.vocab_size=256", "batch.sequence_length=8")
     for split in ("train", "validation"):
         with pytest.raises(UserError, match="validation does not belong to the store"):
             build.tokens(run.data, run, split)
@@ -254,7 +254,7 @@ def test_other_append_removes_the_validation_part_of_a_killed_one(two, tmp_path,
         prepared(third, "--out", folder, "--append", "--validation", "0")
     assert not (store / VALIDATION).exists()
     assert contents(store) == contents(other)
-    run = small_run("data=tokens", f"data.path={store}", "model.vocab_size=256", "batch.sequence_length=8")
+    run = build_small_run("data=tokens", f"data.path={store}", "model.vocab_size=256", "batch.sequence_length=8")
     build.tokens(run.data, run, "train")
     assert commands.main(["verify", str(store)]) == 0
     prepared(*words, "--out", store, "--append")

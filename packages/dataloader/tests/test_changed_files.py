@@ -22,7 +22,7 @@ from gangline_dataloader.store import local, npy, watch
 from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.manifest import FILE
 from gangline_dataloader.store.npy import checksum
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 SHARD = "shard-00001.npy"
 
@@ -35,12 +35,14 @@ def store(texts, make_store) -> Path:
 
 
 def source(path: Path, *words: str):
-    run = small_run("model.vocab_size=256", "batch.sequence_length=32", "data=tokens", f"data.path={path}", *words)
+    run = build_small_run(
+        "model.vocab_size=256", "batch.sequence_length=32", "data=tokens", f"data.path={path}", *words
+    )
     return build.tokens(run.data, run, "train")
 
 
 def samples(source) -> list[bytes]:
-    return [source.sample(i)["tokens"].tobytes() for i in range(source.length())]
+    return [source.sample(i)["tokens"].tobytes() for i in range(source.count_samples())]
 
 
 def cut(path: Path) -> None:
@@ -69,12 +71,12 @@ def test_a_shard_that_changed_under_a_run_is_named(store, change, packing, monke
     for _ in range(2):  # not once and then no more
         with pytest.raises(UserError, match=rf"{SHARD} has changed since the run began"):
             now.fill(np.arange(4))
-    reader = now.reader(ReadPlace(0, 1, 4, 4, torch.device("cpu")))
+    reader = now.open_reader(ReadPlace(0, 1, 4, 4, torch.device("cpu")))
     reader.begin(0, 0)
     with pytest.raises(UserError, match=SHARD):
         reader.take()
     reader.close()
-    assert len(whole) == now.length()
+    assert len(whole) == now.count_samples()
 
 
 def test_shard_that_changes_while_it_is_compared_is_named(store, monkeypatch):
@@ -108,7 +110,7 @@ os.truncate(path / SHARD, 0)
 clock = watch.time.monotonic() + watch.OFTEN
 watch.time.monotonic = lambda: clock
 try:
-    now.fill(np.arange(now.length()))
+    now.fill(np.arange(now.count_samples()))
 except UserError as error:
     print(error)
 """
@@ -238,7 +240,7 @@ def test_large_shards_of_a_store_without_checksums_of_pieces_are_read_whole(stor
     assert json.loads((store / FILE).read_text())["shards"]["pieces_xxh3"] == []
     monkeypatch.setattr(npy, "WHOLE", 0)
     now = source(store)
-    assert len(samples(now)) == now.length()
+    assert len(samples(now)) == now.count_samples()
     overwritten(store / SHARD)
     with pytest.raises(UserError, match=rf"{SHARD} is not the file that the manifest says"):
         samples(source(store))

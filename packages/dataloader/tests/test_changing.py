@@ -18,7 +18,7 @@ from gangline_dataloader.order.single import SingleOrder
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.manifest import FILE
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 
 @settings(deadline=None, max_examples=60)
@@ -101,7 +101,9 @@ def letters(folder: Path, letter: str, files: int = 30) -> Path:
 
 
 def source(store: Path, *settings: str):
-    run = small_run("model.vocab_size=256", "batch.sequence_length=16", "data=tokens", f"data.path={store}", *settings)
+    run = build_small_run(
+        "model.vocab_size=256", "batch.sequence_length=16", "data=tokens", f"data.path={store}", *settings
+    )
     return build.tokens(run.data, run, "train")
 
 
@@ -109,26 +111,26 @@ def test_a_run_goes_on_with_a_corpus_that_grew(tmp_path, make_store):
     store = make_store(letters(tmp_path / "a", "a"), validation=0)
     first = source(store)
     cursor, state = 20, json.loads(json.dumps(first.state(20)))
-    rows = first.length()
+    rows = first.count_samples()
     assert cursor < rows
     read = [first.sample(i)["tokens"].tobytes() for i in range(rows)]
     grown(store, make_store(letters(tmp_path / "b", "b"), validation=0))
     now = source(store)
-    reader = now.reader(ReadPlace(0, 1, 4, 4, torch.device("cpu")))
-    assert now.fingerprint() != first.fingerprint()
-    assert now.continues(first.fingerprint(), cursor, state)
+    reader = now.open_reader(ReadPlace(0, 1, 4, 4, torch.device("cpu")))
+    assert now.compute_fingerprint() != first.compute_fingerprint()
+    assert now.continues(first.compute_fingerprint(), cursor, state)
     assert [now.sample(i)["tokens"].tobytes() for i in range(rows)] == read
-    more = [now.sample(i)["tokens"].tobytes() for i in range(rows, rows + now.length())]
-    assert len(set(more)) == now.length() > rows
+    more = [now.sample(i)["tokens"].tobytes() for i in range(rows, rows + now.count_samples())]
+    assert len(set(more)) == now.count_samples() > rows
     assert any(b"b" in each for each in more)
     reader.begin(rows, 5)
     assert reader.take()[0].tokens[0].numpy().tobytes() == more[0]
     reader.close()
     # the next start finds the store as it is, and the run's past in the checkpoint
     later = source(store)
-    assert later.fingerprint() != now.fingerprint()
-    assert later.continues(now.fingerprint(), rows + 3, json.loads(json.dumps(now.state(rows + 3))))
-    assert later.fingerprint() == now.fingerprint()
+    assert later.compute_fingerprint() != now.compute_fingerprint()
+    assert later.continues(now.compute_fingerprint(), rows + 3, json.loads(json.dumps(now.state(rows + 3))))
+    assert later.compute_fingerprint() == now.compute_fingerprint()
     assert [later.sample(i)["tokens"].tobytes() for i in range(rows)] == read
 
 
@@ -136,16 +138,16 @@ def test_a_run_goes_on_with_a_corpus_that_grew(tmp_path, make_store):
 def test_but_not_with_another_order(tmp_path, make_store, change):
     store = make_store(letters(tmp_path / "a", "a"), validation=0)
     first = source(store)
-    assert not source(store, change).continues(first.fingerprint(), 20, first.state(20))
+    assert not source(store, change).continues(first.compute_fingerprint(), 20, first.state(20))
 
 
 def test_nor_with_a_corpus_that_shrank_or_is_another(tmp_path, make_store):
     small, other = (make_store(letters(tmp_path / name, name), validation=0) for name in "ab")
     first = source(small)
-    assert not source(other).continues(first.fingerprint(), 20, first.state(20))
+    assert not source(other).continues(first.compute_fingerprint(), 20, first.state(20))
     grown(small, other)
     whole = source(small)
-    assert not source(other).continues(whole.fingerprint(), 20, whole.state(20))
+    assert not source(other).continues(whole.compute_fingerprint(), 20, whole.state(20))
 
 
 WEB = "data.weights={web: 0.7, code: 0.3}"
@@ -153,7 +155,7 @@ WEB = "data.weights={web: 0.7, code: 0.3}"
 
 def mixed(stores: dict[str, Path], *settings: str):
     sources = tuple(f"data.sources.{name}={path}" for name, path in stores.items())
-    run = small_run("model.vocab_size=256", "batch.sequence_length=16", "data=mix", *sources, *settings)
+    run = build_small_run("model.vocab_size=256", "batch.sequence_length=16", "data=mix", *sources, *settings)
     return build.mix(run.data, run, "train")
 
 
@@ -172,7 +174,7 @@ def test_a_mixture_may_change_from_the_next_sample_on(stores):
         "data.weights={web: 0.7, code: 0.3, also: 0}",
         "data.stages=[{from: 100, weights: {web: 0, code: 1, also: 1}}]",
     )
-    assert later.continues(first.fingerprint(), 100, state)
+    assert later.continues(first.compute_fingerprint(), 100, state)
     for i in range(100):
         assert later.sample(i)["tokens"].tobytes() == first.sample(i)["tokens"].tobytes()
     assert {bytes(later.sample(i)["tokens"])[:200].count(b"w") for i in range(100, 140)} == {0}
@@ -189,7 +191,7 @@ def test_but_not_what_the_run_has_read(stores, changed):
     two = {name: stores[name] for name in ("web", "code")}
     first = mixed(two, WEB)
     with pytest.raises(UserError, match="would change samples that the run has read"):
-        mixed(two, *changed).continues(first.fingerprint(), 100, first.state(100))
+        mixed(two, *changed).continues(first.compute_fingerprint(), 100, first.state(100))
 
 
 def test_a_cap_on_epochs_may_change_where_it_was_not_reached_and_is_not_yet(stores):
@@ -202,18 +204,18 @@ def test_a_cap_on_epochs_may_change_where_it_was_not_reached_and_is_not_yet(stor
     assert 1.05 < mixture.count_used(cursor)[code] / rows < 2
     for epochs in (2, 9):
         later = mixed(two, WEB, f"data.epochs={{code: {epochs}}}")
-        assert later.continues(first.fingerprint(), cursor, json.loads(json.dumps(first.state(cursor))))
+        assert later.continues(first.compute_fingerprint(), cursor, json.loads(json.dumps(first.state(cursor))))
         for i in range(cursor - 50, cursor):
             assert later.sample(i)["tokens"].tobytes() == first.sample(i)["tokens"].tobytes()
     with pytest.raises(UserError, match=r"data\.epochs of code would change samples"):
-        mixed(two, WEB, "data.epochs={code: 1}").continues(first.fingerprint(), cursor, first.state(cursor))
+        mixed(two, WEB, "data.epochs={code: 1}").continues(first.compute_fingerprint(), cursor, first.state(cursor))
 
 
 def test_a_store_that_grew_needs_its_weights_named(stores, tmp_path, make_store):
     """Without data.weights the shares are what each store holds: they would be others, also of what was read."""
     two = {name: stores[name] for name in ("web", "code")}
     first = mixed(two)
-    fingerprint, state = first.fingerprint(), json.loads(json.dumps(first.state(100)))
+    fingerprint, state = first.compute_fingerprint(), json.loads(json.dumps(first.state(100)))
     grown(two["web"], stores["more"])
     with pytest.raises(UserError, match=r"data\.weights.* would change samples that the run has read") as caught:
         mixed(two).continues(fingerprint, 100, state)
@@ -227,4 +229,4 @@ def test_a_store_that_grew_needs_its_weights_named(stores, tmp_path, make_store)
 def test_nor_the_stores(stores):
     first = mixed({"web": stores["web"], "code": stores["code"]}, WEB)
     other = mixed({"web": stores["web"], "code": stores["more"]}, WEB)
-    assert not other.continues(first.fingerprint(), 100, first.state(100))
+    assert not other.continues(first.compute_fingerprint(), 100, first.state(100))

@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from gangline.config.check import problems
+from gangline.config.check import find_problems
 from gangline.errors import UserError
-from gangline_basics.data.chat import template_of
+from gangline_basics.data.chat import read_template
 from gangline_basics.data.chat_tokens import LEARNT_RULE
 from gangline_basics.data.codec import TokenizerCodec
 from gangline_basics.sampling.sampler import Sampler
@@ -26,7 +26,7 @@ from gangline_dataloader.sources import build
 from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import read
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 from gangline_testkit.sessions import train_session
 
 TEMPLATE = """{%- for message in messages -%}
@@ -151,10 +151,10 @@ def test_conversation_with_another_weight_is_no_duplicate(tokenizer, tmp_path):
 def test_a_run_counts_only_what_is_to_be_learnt(chats, tokenizer, packing, apart):
     folder = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0", "--pack", "200")
     asked = ("model.vocab_size=330", "batch.sequence_length=200", "data=tokens", f"data.path={folder}")
-    run = small_run(*asked, f"data.packing={packing}", f"data.documents={str(apart).lower()}")
-    assert problems(run) == []
+    run = build_small_run(*asked, f"data.packing={packing}", f"data.documents={str(apart).lower()}")
+    assert find_problems(run) == []
     source = build.tokens(run.data, run, "train")
-    for i in range(source.length()):
+    for i in range(source.count_samples()):
         sample = source.sample(i)
         index, row = source.row_of(i)
         wanted = np.zeros(200, bool)
@@ -315,7 +315,7 @@ def test_what_makes_no_conversations_is_refused(chats, tokenizer, tmp_path):
 def test_conversations_are_not_rearranged_to_be_filled_in(chats, tokenizer):
     folder = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0")
     asked = ("model.vocab_size=330", "batch.sequence_length=64", "data=tokens", f"data.path={folder}")
-    (problem,) = problems(small_run(*asked, "data.fim_rate=0.5"))
+    (problem,) = find_problems(build_small_run(*asked, "data.fim_rate=0.5"))
     assert "not rearranged" in problem.what
 
 
@@ -329,8 +329,8 @@ def test_a_mixture_with_conversations_is_not_rearranged_wherever_they_stand(chat
     for names in (("chat", "code"), ("web", "code")):
         sources = (f"data.sources.{name}={path}" for name, path in zip(names, (talks, code), strict=True))
         sizes = ("model.vocab_size=330", "batch.sequence_length=64", "data=mix", "data.fim_rate=0.5", marks)
-        run = small_run(*sizes, *sources)
-        (problem,) = problems(run)
+        run = build_small_run(*sizes, *sources)
+        (problem,) = find_problems(run)
         assert "not rearranged" in problem.what
         assert str(talks) in problem.why
         with pytest.raises(UserError, match="not rearranged"):
@@ -367,27 +367,27 @@ def test_a_token_before_each_document(texts, make_store):
 
 def test_a_store_keeps_its_template_and_its_tokenizer_is_the_runs(chats, tokenizer, tmp_path):
     folder = prepared(chats, "--tokenizer", str(tokenizer))
-    wanted = template_of(str(tokenizer))
+    wanted = read_template(str(tokenizer))
     named = ["model.vocab_size=330", "data=tokens", f"data.path={folder}"]
     mixed = ["model.vocab_size=330", "data=mix", f"data.sources.chat={folder}"]
     for asked in (named, mixed):
-        run = small_run(*asked)
-        codec, template = run.data.codec(run), run.data.chat_template(run)
+        run = build_small_run(*asked)
+        codec, template = run.data.build_codec(run), run.data.build_chat_template(run)
         assert isinstance(codec, TokenizerCodec)
         assert template is not None
         assert codec.encode("dögs") == TokenizerCodec(str(tokenizer), None, "replace").encode("dögs")
         assert (template.source, template.special) == (wanted.source, wanted.special)
         assert set(run.data.export_files(run)) >= {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
-        assert run.data.notices(run) == []
+        assert run.data.list_notices(run) == []
     assert {path.name for path in (folder / "validation").iterdir()} >= {"chat_template.jinja"}
     other = tmp_path / "other"
     other.mkdir()
     (other / "chat.jinja").write_text(LINES)
     (other / "chats.jsonl").write_text(chats.read_text())
     there = prepared(other / "chats.jsonl", "--tokenizer", str(tokenizer), "--chat-template", str(other / "chat.jinja"))
-    run = small_run(*mixed, f"data.sources.other={there}")
+    run = build_small_run(*mixed, f"data.sources.other={there}")
     with pytest.raises(UserError, match="different chat templates"):
-        run.data.chat_template(run)
+        run.data.build_chat_template(run)
 
 
 def test_conversation_with_half_a_character_is_refused_as_data_chat_refuses_it(chats, tokenizer):
@@ -408,11 +408,11 @@ def test_a_store_of_the_older_rule_is_named_and_not_put_behind(chats, tokenizer)
     path.write_text(json.dumps(add_checksum(manifest)))
     for name in ("chat_template.jinja", "tokenizer_config.json"):
         (folder / name).unlink()
-    run = small_run("model.vocab_size=330", "data=tokens", f"data.path={folder}")
-    (notice,) = run.data.notices(run)
+    run = build_small_run("model.vocab_size=330", "data=tokens", f"data.path={folder}")
+    (notice,) = run.data.list_notices(run)
     assert f"{folder} was prepared by an older rule" in notice
     with pytest.raises(UserError, match=r"has no chat template") as error:
-        run.data.chat_template(run)
+        run.data.build_chat_template(run)
     assert "before stores kept theirs" in str(error.value)
     more = chats.parent / "more.jsonl"
     more.write_text(json.dumps({"messages": talk(99)}))
@@ -470,9 +470,9 @@ def test_a_run_of_conversations_is_asked_by_their_template_and_ends_where_they_d
     asked = ("model.vocab_size=330", "batch.sequence_length=96", "validate.every=null", "run.steps=1")
     assert train_session(tmp_path / "run", *asked, "data=tokens", f"data.path={folder}") == 0
     sampler = Sampler(tmp_path / "run")
-    assert sampler.chat(talk(1)[:2]).endswith("How many dögs?<|im_end|>\n<|im_start|>assistant\n")
+    assert sampler.render_chat(talk(1)[:2]).endswith("How many dögs?<|im_end|>\n<|im_start|>assistant\n")
     codec = sampler.codec
     assert isinstance(codec, TokenizerCodec)
     assert sampler.ends == {codec.tokenizer.token_to_id(word) for word in ("<|im_end|>", "<|endoftext|>")}
-    (text,) = sampler.write([sampler.chat(talk(1)[:2])], 4)
+    (text,) = sampler.write([sampler.render_chat(talk(1)[:2])], 4)
     assert len(text.tokens) <= 4

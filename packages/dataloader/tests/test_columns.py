@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gangline.config.check import problems
+from gangline.config.check import find_problems
 from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.store import watch
 from gangline_dataloader.store.foreign import arrow as arrow_tokens, open_tokens
 from gangline_dataloader.store.local import LocalTokens
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 RNG = np.random.default_rng(0)
 DOCUMENTS = [RNG.integers(0, 200, n) for n in (5, 90, 1, 300, 44, 7, 260)]
@@ -135,11 +135,13 @@ def test_a_token_under_zero_is_not_mended_by_a_larger_vocabulary(tmp_path):
 def test_a_run_reads_them(form, tmp_path):
     path, column = FORMS[form](tmp_path / "there")
     asked = ("data=tokens", f"data.path={path}", f"data.column={column or 'null'}", "data.documents=true")
-    run = small_run("model.vocab_size=200", "batch.sequence_length=16", *asked)
-    assert problems(run) == []
+    run = build_small_run("model.vocab_size=200", "batch.sequence_length=16", *asked)
+    assert find_problems(run) == []
     source = build.tokens(run.data, run, "train")
-    rows = {source.sample(i)["tokens"].tobytes() for i in range(source.length())}
-    wanted = [TOKENS[n * 16 : n * 16 + 17].astype(source.stores[0].dtype).tobytes() for n in range(source.length())]
+    rows = {source.sample(i)["tokens"].tobytes() for i in range(source.count_samples())}
+    wanted = [
+        TOKENS[n * 16 : n * 16 + 17].astype(source.stores[0].dtype).tobytes() for n in range(source.count_samples())
+    ]
     assert rows == set(wanted)
 
 
@@ -306,12 +308,12 @@ def test_a_folder_of_several_splits_is_refused_with_the_patterns_of_each(kind, t
         documents = [[1, 2, 3]] * 30 if "train" in name or "data" in name else [[9, 9, 9]] * 30
         arrow(folder, ".parquet", documents).rename(folder / f"{name}.parquet")
     asked = ("model.vocab_size=200", "batch.sequence_length=16", "data=tokens")
-    (problem,) = problems(small_run(*asked, f"data.path={folder}"))
+    (problem,) = find_problems(build_small_run(*asked, f"data.path={folder}"))
     assert "several splits" in problem.what
     given = [line.strip().replace("'", "") for line in problem.why.splitlines() if "data.path=" in line]
     assert f"data.path={folder}/{pattern}" in given
-    run = small_run(*asked, f"data.path={folder}/{pattern}")
-    assert problems(run) == []
+    run = build_small_run(*asked, f"data.path={folder}/{pattern}")
+    assert find_problems(run) == []
     (store,) = build.tokens(run.data, run, "train").stores
     assert store.total == 90 * sum("train" in name or "data" in name for name in names)
     total = 0
@@ -324,10 +326,10 @@ def test_folders_of_splits_are_refused_with_their_names(tmp_path):
     for split in ("test", "train"):
         arrow(tmp_path / split, ".arrow")
     asked = ("model.vocab_size=200", "batch.sequence_length=16", "data=tokens")
-    (problem,) = problems(small_run(*asked, f"data.path={tmp_path}"))
+    (problem,) = find_problems(build_small_run(*asked, f"data.path={tmp_path}"))
     assert f"data.path={tmp_path / 'train'}" in problem.why
-    assert problems(small_run(*asked, f"data.path={tmp_path / 'train'}")) == []
-    (problem,) = problems(small_run(*asked, f"data.path={tmp_path}/no-*.parquet"))
+    assert find_problems(build_small_run(*asked, f"data.path={tmp_path / 'train'}")) == []
+    (problem,) = find_problems(build_small_run(*asked, f"data.path={tmp_path}/no-*.parquet"))
     assert "matches no Arrow or Parquet files" in problem.what
 
 
@@ -498,10 +500,10 @@ def test_an_external_file_that_changed_under_a_run_is_named(kind, change, read_b
     (tmp_path / "there").mkdir()
     path = external(tmp_path / "there", kind, np.arange(900))
     root = path.parent if kind == "mds" else path
-    run = small_run("model.vocab_size=4096", "batch.sequence_length=32", "data=tokens", f"data.path={root}")
+    run = build_small_run("model.vocab_size=4096", "batch.sequence_length=32", "data=tokens", f"data.path={root}")
     now = build.tokens(run.data, run, "train")
     if read_before:
-        now.fill(np.arange(now.length()))
+        now.fill(np.arange(now.count_samples()))
     content = path.read_bytes()
     if change == "in place":
         path.write_bytes(content[:500] + content[504:508] + content[504:])
@@ -515,7 +517,7 @@ def test_an_external_file_that_changed_under_a_run_is_named(kind, change, read_b
         clock = watch.time.monotonic() + watch.EVERY
         monkeypatch.setattr(watch.time, "monotonic", lambda: clock)
     with pytest.raises(UserError, match=rf"{path.name} has changed since the run began") as error:
-        now.fill(np.arange(now.length()))
+        now.fill(np.arange(now.count_samples()))
     assert "gangline data verify" not in str(error.value), "no store of ours"
     if change != "removed":
         assert "at 1970-01-01" in str(error.value) or path.stat().st_size != len(content)

@@ -17,11 +17,11 @@ class TestTokens(DataSourceSuite):
     choice = "data=tokens"
     can = {"epochs", "disjoint", "reads"}
 
-    def corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
+    def write_corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
         text, store = directory / f"{first}-{words}.txt", directory / f"{first}-{words}"
         if store.exists():
             return (f"data.path={store}",)
-        text.write_text(self.text(first, words))
+        text.write_text(self.make_text(first, words))
         prepare([str(text)], store, Settings(clean=()), 1, lambda *_: None)
         return (f"data.path={store}",)
 
@@ -44,8 +44,8 @@ class TestTokensPacked(TestTokens):
     settings = ("data.packing=best_fit",)
     can = {"disjoint", "reads"}
 
-    def corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
-        settings = super().corpus(directory, first, words)
+    def write_corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
+        settings = super().write_corpus(directory, first, words)
         store = Path(settings[0].partition("=")[2])
         for folder in (store, store / VALIDATION):
             for T in (31, 32) if (folder / FILE).exists() else ():
@@ -54,7 +54,7 @@ class TestTokensPacked(TestTokens):
 
     def place(self, source: DataSource, sample: Sample) -> tuple[int, int]:
         """As the suite's, but the last row may be a few letters and padding."""
-        read, text = bytes(sample["tokens"][:-1]).rstrip(b"\0").decode(), self.text()
+        read, text = bytes(sample["tokens"][:-1]).rstrip(b"\0").decode(), self.make_text()
         at = text.rindex(read) if text.endswith(read) else text.index(read)
         return at, at + len(read)
 
@@ -77,14 +77,14 @@ class TestMix(DataSourceSuite):
     settings = ("data.weights={web: 0.7, code: 0.3}",)
     can = {"disjoint", "reads"}
 
-    def corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
+    def write_corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
         """Each source has one half of the words."""
         half, settings = words // 2, []
         for name, begin, count in (("web", first, half), ("code", first + half, words - half)):
             store = directory / f"{name}-{begin}-{count}"
             if not store.exists():
                 text = directory / f"{store.name}.txt"
-                text.write_text(self.text(begin, count))
+                text.write_text(self.make_text(begin, count))
                 prepare([str(text)], store, Settings(clean=()), 1, lambda *_: None)
             settings.append(f"data.sources.{name}={store}")
         return tuple(settings)

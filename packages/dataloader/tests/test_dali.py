@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from gangline.config.check import problems
+from gangline.config.check import find_problems
 from gangline.data.reader import ReadPlace, StoredBatch
 from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 pytest.importorskip("nvidia.dali", reason="the extra [dali] is not installed")
 from gangline_dataloader.dali.source import dali
@@ -37,8 +37,8 @@ def store(texts, make_store) -> Path:
 def sources(store: Path, form: str, split: str = "train"):
     """(data=dali, data=tokens) of the same options."""
     asked = (*SIZES, *FORMS[form], f"data.path={store}")
-    ours, theirs = small_run(*asked, "data=dali"), small_run(*asked, "data=tokens")
-    assert problems(ours) == []
+    ours, theirs = build_small_run(*asked, "data=dali"), build_small_run(*asked, "data=tokens")
+    assert find_problems(ours) == []
     return dali(ours.data, ours, split), build.tokens(theirs.data, theirs, split)
 
 
@@ -66,11 +66,11 @@ def by_sample(source, numbers: list[int]) -> list[np.ndarray]:
 def test_every_byte_is_that_of_tokens(form, store):
     """Over an epoch and more, from several cursors, after jumps, for every share of several widths."""
     ours, theirs = sources(store, form)
-    assert ours.fingerprint() == theirs.fingerprint()
+    assert ours.compute_fingerprint() == theirs.compute_fingerprint()
     for index, width, micro in [(0, 1, 12), (0, 2, 3), (1, 2, 2), (2, 3, 4)]:
         here = place(index, width, micro)
-        mine, reference = ours.reader(here), theirs.reader(here)
-        for cursor in (0, 24, 24, 7, ours.length() * 3 + 5):
+        mine, reference = ours.open_reader(here), theirs.open_reader(here)
+        for cursor in (0, 24, 24, 7, ours.count_samples() * 3 + 5):
             mine.begin(cursor, 3)
             reference.begin(cursor, 3)
             for _ in range(4):
@@ -84,7 +84,7 @@ def test_what_is_held_out_is_that_of_tokens(form, store):
     ours, theirs = sources(store, form, "validation")
     for count in (5, 10_000):
         here = place(0, 2)
-        mine, reference = ours.reader(here), theirs.reader(here)
+        mine, reference = ours.open_reader(here), theirs.open_reader(here)
         pairs = zip(mine.read_held_out(count), reference.read_held_out(count), strict=True)
         assert all(content([one]) == content([other]) for one, other in pairs)
 
@@ -93,7 +93,7 @@ def test_the_shares_of_all_ranks_are_the_samples_of_the_step(store):
     ours, _ = sources(store, "windows")
     tokens: list[np.ndarray] = []
     for index in range(3):
-        reader = ours.reader(place(index, 3))
+        reader = ours.open_reader(place(index, 3))
         reader.begin(24, 2)
         reader.take()
         tokens += [row for one in reader.take() for row in one.tokens.numpy().copy()]
@@ -104,7 +104,7 @@ def test_the_shares_of_all_ranks_are_the_samples_of_the_step(store):
 def test_tokens_come_in_stored_width_and_without_a_copy(store):
     """What torch holds is DALI's memory, and stays whole while later steps are read."""
     ours, _ = sources(store, "windows")
-    reader = ours.reader(place(micro=12))
+    reader = ours.open_reader(place(micro=12))
     reader.begin(0, 0)
     kept = [reader.take()[0].tokens for _ in range(8)]
     assert {one.dtype for one in kept} == {torch.uint8}
@@ -124,7 +124,7 @@ def test_what_fails_ahead_of_need_is_raised_by_the_step_that_needs_it(store):
         return fill(numbers, *more)
 
     ours.fill = broken
-    reader = ours.reader(place())
+    reader = ours.open_reader(place())
     reader.begin(0, 0)
     for _ in range(4):
         reader.take()
@@ -141,5 +141,5 @@ def test_what_fails_ahead_of_need_is_raised_by_the_step_that_needs_it(store):
 
 def test_without_dali_a_run_is_refused_with_what_installs_it(store, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (problem,) = problems(small_run(*SIZES, f"data.path={store}", "data=dali"))
+    (problem,) = find_problems(build_small_run(*SIZES, f"data.path={store}", "data=dali"))
     assert "gangline-dataloader[dali]" in problem.mend

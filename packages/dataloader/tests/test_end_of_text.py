@@ -14,7 +14,7 @@ from gangline_basics.data.config import TextConfig
 from gangline_dataloader import commands
 from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.manifest import read
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 DEEP = "<｜end▁of▁sentence｜>"
 
@@ -59,15 +59,15 @@ def test_tokenizer_without_an_end_of_text_is_reported(texts, tmp_path, capsys):
     assert "no end of text: no token between documents; --end-of-text TOKEN" in capsys.readouterr().out
     assert commands.main(["show", str(out)]) == 0
     assert "end of text: none" in capsys.readouterr().out
-    run = small_run("data=tokens", f"data.path={out}")
-    (notice,) = run.data.notices(run)
+    run = build_small_run("data=tokens", f"data.path={out}")
+    (notice,) = run.data.list_notices(run)
     assert f"{out} has no end-of-text token" in notice
-    (notice,) = TextConfig(tokenizer=path).notices(run)
+    (notice,) = TextConfig(tokenizer=path).list_notices(run)
     assert "data.separator=TOKEN" in notice
     assert commands.main([*words, str(tmp_path / "named"), "--end-of-text", DEEP]) == 0
     assert "no end of text" not in capsys.readouterr().out
-    run = small_run("data=tokens", f"data.path={tmp_path / 'named'}")
-    assert run.data.notices(run) == TextConfig(tokenizer=path, separator=DEEP).notices(run) == []
+    run = build_small_run("data=tokens", f"data.path={tmp_path / 'named'}")
+    assert run.data.list_notices(run) == TextConfig(tokenizer=path, separator=DEEP).list_notices(run) == []
 
 
 @pytest.mark.parametrize(

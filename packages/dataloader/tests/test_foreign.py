@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gangline.config.check import problems
+from gangline.config.check import find_problems
 from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.foreign import open_tokens
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 RNG = np.random.default_rng(0)
 DOCUMENTS = [RNG.integers(0, 200, n) for n in (5, 90, 1, 300, 44)]
@@ -67,16 +67,18 @@ def test_every_token_is_where_it_was(write, tmp_path):
 def test_a_run_reads_them(write, tmp_path):
     path = tmp_path / "train.bin"
     write(path)
-    run = small_run("model.vocab_size=200", "batch.sequence_length=16", "data=tokens", f"data.path={path}")
-    assert problems(run) == []
+    run = build_small_run("model.vocab_size=200", "batch.sequence_length=16", "data=tokens", f"data.path={path}")
+    assert find_problems(run) == []
     source = build.tokens(run.data, run, "train")
-    rows = {source.sample(i)["tokens"].tobytes() for i in range(source.length())}
-    wanted = [TOKENS[n * 16 : n * 16 + 17].astype(source.stores[0].dtype).tobytes() for n in range(source.length())]
+    rows = {source.sample(i)["tokens"].tobytes() for i in range(source.count_samples())}
+    wanted = [
+        TOKENS[n * 16 : n * 16 + 17].astype(source.stores[0].dtype).tobytes() for n in range(source.count_samples())
+    ]
     assert rows == set(wanted)
-    apart = small_run(
+    apart = build_small_run(
         "model.vocab_size=200", "batch.sequence_length=16", "data=tokens", f"data.path={path}", "data.documents=true"
     )
-    said = [problem.what for problem in problems(apart)]
+    said = [problem.what for problem in find_problems(apart)]
     assert said == [] if write is megatron else "where documents end" in said[0]
 
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from gangline.config.check import problems
+from gangline.config.check import find_problems
 from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
 from gangline_dataloader.images.augment import crops
 from gangline_dataloader.images.webdataset import list_samples
 from gangline_testkit import as_installed, warm
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 pytest.importorskip("nvidia.dali", reason="the extra [dali] is not installed")
 Image = pytest.importorskip("PIL.Image", reason="the images of this test are written by Pillow")
@@ -61,8 +61,8 @@ SIZES = ("data=dali_images", "data.side=32", "data.places=16", "batch.sequence_l
 
 
 def source(shards: Path, *settings: str, split: str = "train") -> ImageSource:
-    run = small_run(*SIZES, f"data.path={shards}", "data.validation_fraction=0.1", "validate.every=5", *settings)
-    assert problems(run) == []
+    run = build_small_run(*SIZES, f"data.path={shards}", "data.validation_fraction=0.1", "validate.every=5", *settings)
+    assert find_problems(run) == []
     return ImageSource(run.data, run, split)
 
 
@@ -83,7 +83,7 @@ def test_whole_images_are_those_that_were_written(shards):
 def test_an_epoch_shows_every_image_once_and_what_is_held_out_never(shards):
     def names(split: str) -> list[str]:
         one = source(shards, split=split)
-        return [bytes(one.sample(i)["tokens"][16:]).rstrip(b"\0").decode() for i in range(one.length())]
+        return [bytes(one.sample(i)["tokens"][16:]).rstrip(b"\0").decode() for i in range(one.count_samples())]
 
     train, held_out = names("train"), names("validation")
     assert sorted([*train, *held_out]) == sorted(picture(n)[1] for n in range(60))
@@ -94,7 +94,7 @@ def test_readers_of_every_width_have_the_pixels_of_sample(shards):
     one = source(shards)
     for index, width, micro in ((0, 1, 3), (1, 2, 2), (2, 4, 1), (0, 1, 12)):
         place = ReadPlace(index, width, 12, micro, torch.device("cpu"))
-        reader = source(shards).reader(place)
+        reader = source(shards).open_reader(place)
         for cursor in (0, 24, 7):
             reader.begin(cursor, 0)
             for step in range(2):
@@ -107,7 +107,7 @@ def test_readers_of_every_width_have_the_pixels_of_sample(shards):
                 first = cursor + 12 * step + index * 12 // width
                 assert batch.sample.tolist()[-1] == first + 12 // width - 1
         reader.close()
-    held = list(source(shards, split="validation").reader(place).read_held_out(100))
+    held = list(source(shards, split="validation").open_reader(place).read_held_out(100))
     assert sum(len(batch.sample) for batch in held) >= 6
 
 
@@ -132,7 +132,7 @@ def test_from_jpegs_to_a_loss(shards, tmp_path):
     )  # fmt: skip
     with as_installed("gangline-patches", "patches", path=Path(__file__).parent):
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [*warm.command("gangline.cli.train", environment), *words]
+        command = [*warm.make_command("gangline.cli.train", environment), *words]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -149,8 +149,8 @@ def test_an_image_that_cannot_be_decoded_is_named(shards):
     one = source(shards)
     said = rf"00001\.tar: 000034\.jpg \(sample \d+, at byte {at}\) cannot be decoded.\n.* It begins with b'\\x00"
     with pytest.raises(UserError, match=said):
-        [one.sample(i) for i in range(one.length())]
-    reader = one.reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
+        [one.sample(i) for i in range(one.count_samples())]
+    reader = one.open_reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
     reader.begin(0, 0)
     with pytest.raises(UserError, match=said):
         [reader.take() for _ in range(5)]
@@ -174,7 +174,7 @@ def test_a_truncated_text_has_no_end(length, end, truncated, tmp_path):
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
     one = source(path)
-    assert one.length() == 9
+    assert one.count_samples() == 9
     told = f"; {8 * truncated} texts truncated at 17 bytes" if truncated else ""
     assert one.describe() == f"9 images with texts, 32 x 32 pixels{told}"
     assert source(path, split="validation").describe().endswith("; 1 text truncated at 17 bytes") == bool(truncated)
@@ -218,8 +218,8 @@ def test_a_damaged_image_is_refused(kind, change, shards):
     replace_image(shards / "00001.tar", 4, damaged)
     one = source(shards)
     with pytest.raises(UserError, match=rf"00001\.tar: 000034\.jpg .*cannot be decoded\.\n  {kind}: "):
-        [one.sample(i) for i in range(one.length())]
-    reader = one.reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
+        [one.sample(i) for i in range(one.count_samples())]
+    reader = one.open_reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
     reader.begin(0, 0)
     with pytest.raises(UserError, match=rf"00001\.tar: 000034\.jpg .*cannot be decoded\.\n  {kind}: "):
         [reader.take() for _ in range(5)]
@@ -246,7 +246,7 @@ def test_an_undecodable_image_is_named_with_a_reason(kind, shards):
     content, why = UNDECODABLE[kind]
     replace_image(shards / "00001.tar", 4, content)
     one = source(shards)
-    reader = one.reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
+    reader = one.open_reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
     reader.begin(0, 0)
     with pytest.raises(UserError, match=rf"00001\.tar: 000034\.jpg .* cannot be decoded\.\n  {why}") as error:
         [reader.take() for _ in range(5)]
@@ -256,7 +256,7 @@ def test_an_undecodable_image_is_named_with_a_reason(kind, shards):
 
 def test_what_makes_no_samples_is_refused_by_name(shards, tmp_path):
     def said(path: Path) -> str:
-        (problem,) = problems(small_run(*SIZES, f"data.path={path}"))
+        (problem,) = find_problems(build_small_run(*SIZES, f"data.path={path}"))
         return f"{problem.what} {problem.why}"
 
     (tmp_path / "empty").mkdir()

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gangline.config.check import problems
+from gangline.config.check import find_problems
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.sources.infill import MARKS, Infill
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 PRE, MID, SUF, END = 100, 101, 102, 0
 
@@ -88,10 +88,10 @@ SIZES = ("model.vocab_size=260", "batch.sequence_length=48", "data=tokens", "val
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 def test_a_sample_is_the_same_whenever_it_is_asked_for(store, packing):
     asked = (*SIZES, f"data.path={store}", f"data.packing={packing}", "data.documents=true")
-    plain, run = small_run(*asked), small_run(*asked, "data.fim_rate=0.8")
-    assert problems(run) == []
+    plain, run = build_small_run(*asked), build_small_run(*asked, "data.fim_rate=0.8")
+    assert find_problems(run) == []
     without, source, again = (build.tokens(one.data, one, "train") for one in (plain, run, run))
-    assert without.fingerprint() != source.fingerprint() == again.fingerprint()
+    assert without.compute_fingerprint() != source.compute_fingerprint() == again.compute_fingerprint()
     marks = 0
     for i in reversed(range(40)):
         before, sample, other = without.sample(i), source.sample(i), again.fill(np.array([i, i + 1]))
@@ -101,7 +101,7 @@ def test_a_sample_is_the_same_whenever_it_is_asked_for(store, packing):
         marks += int((sample["tokens"] == 257).sum())
     assert marks > 10
     held_out = build.tokens(run.data, run, "validation")
-    assert not any((held_out.sample(i)["tokens"] > 256).any() for i in range(held_out.length()))
+    assert not any((held_out.sample(i)["tokens"] > 256).any() for i in range(held_out.count_samples()))
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
@@ -109,7 +109,7 @@ def test_tokens_stay_in_their_document_without_an_end_of_text(texts, make_store,
     """Letters of each document, as often as before, but for those that make room for the marks."""
     store = letters(texts, make_store, tmp_path)
     asked = (*SIZES, f"data.path={store}", f"data.packing={packing}", "data.documents=true")
-    plain, run = small_run(*asked), small_run(*asked, "data.fim_rate=1")
+    plain, run = build_small_run(*asked), build_small_run(*asked, "data.fim_rate=1")
     without, source = (build.tokens(one.data, one, "train") for one in (plain, run))
     changed = 0
     for i in range(60):
@@ -125,8 +125,8 @@ def test_tokens_stay_in_their_document_without_an_end_of_text(texts, make_store,
 
 def test_a_tokenizer_without_the_marks_is_refused(store, texts, make_store):
     asked = (*SIZES, "data.fim_rate=0.5")
-    (problem,) = problems(small_run(*asked, f"data.path={make_store(texts)}"))
+    (problem,) = find_problems(build_small_run(*asked, f"data.path={make_store(texts)}"))
     assert "<|fim_prefix|>" in problem.what
     assert "data.fim_rate=0" in problem.why
-    (problem,) = problems(small_run(*asked, f"data.path={store}", "data.fim_tokens=[<|fim_prefix|>,a,a]"))
+    (problem,) = find_problems(build_small_run(*asked, f"data.path={store}", "data.fim_tokens=[<|fim_prefix|>,a,a]"))
     assert "three different" in problem.what

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import UserError
-from gangline_basics.data.corpus import listing as of_train
+from gangline_basics.data.corpus import list_corpus as of_train
 from gangline_dataloader.prepare.inputs import listing as of_prepare
 
 LISTINGS = {"train": lambda path: of_train(str(path)), "prepare": lambda path: of_prepare([str(path)])}

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gangline.config.check import problems
-from gangline.config.paths import root_paths
+from gangline.config.check import find_problems
+from gangline.config.paths import resolve_paths
 from gangline.errors import UserError
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.fields import add_checksum
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 WEIGHTS = "data.weights={web: 0.7, code: 0.3}"
 
@@ -34,11 +34,11 @@ def stores(tmp_path: Path, make_store) -> dict[str, Path]:
 
 def run_of(stores: dict[str, Path], *settings: str):
     sources = tuple(f"data.sources.{name}={path}" for name, path in stores.items())
-    return small_run("model.vocab_size=256", "batch.sequence_length=16", "data=mix", *sources, *settings)
+    return build_small_run("model.vocab_size=256", "batch.sequence_length=16", "data=mix", *sources, *settings)
 
 
 def said(run) -> str:
-    return "\n".join(f"{problem.what} {problem.why} {problem.mend}" for problem in problems(run))
+    return "\n".join(f"{problem.what} {problem.why} {problem.mend}" for problem in find_problems(run))
 
 
 def letters(source, numbers) -> np.ndarray:
@@ -54,7 +54,7 @@ def test_samples_come_in_the_proportion_of_the_weights(stores, split):
         assert web == pytest.approx(0.7, abs=0.04)  # of 65,536 it is exact; here chance has 0.01
     else:  # each held-out sequence once, then again
         parts = dict(zip(source.names, (store.rows(16) for store in source.stores), strict=True))
-        count = source.length()
+        count = source.count_samples()
         seen = letters(source, range(2 * count))
         assert count == sum(parts.values())
         assert [(seen == ord(name[0])).sum() for name in source.names] == [2 * n for n in parts.values()]
@@ -77,7 +77,7 @@ def test_a_run_goes_on_at_any_cursor_with_the_same_bytes(stores):
     for cursor in [0, 1023, 1024, *rng.integers(0, 100_000, 20).tolist(), 10**12]:
         again = run_of(dict(reversed(stores.items())), *options)
         source = build.mix(again.data, again, "train")
-        assert source.fingerprint() == whole.fingerprint()
+        assert source.compute_fingerprint() == whole.compute_fingerprint()
         for i in range(cursor, cursor + 3):
             one, other = whole.sample(i), source.sample(i)
             assert all(np.array_equal(one[name], other[name]) for name in one)
@@ -89,7 +89,10 @@ def test_a_run_goes_on_at_any_cursor_with_the_same_bytes(stores):
 )
 def test_another_mixture_has_another_fingerprint(stores, change):
     one, other = run_of(stores, WEIGHTS), run_of(stores, WEIGHTS, change)
-    assert build.mix(one.data, one, "train").fingerprint() != build.mix(other.data, other, "train").fingerprint()
+    assert (
+        build.mix(one.data, one, "train").compute_fingerprint()
+        != build.mix(other.data, other, "train").compute_fingerprint()
+    )
 
 
 def test_a_run_longer_than_its_capped_sources_is_refused_with_the_numbers(stores):
@@ -98,7 +101,7 @@ def test_a_run_longer_than_its_capped_sources_is_refused_with_the_numbers(stores
     source = build.mix(run.data, run, "train")
     rows = dict(zip(source.names, (store.rows(16) for store in source.stores), strict=True))
     end = rows["web"] + 2 * rows["code"]
-    assert source.length() == end
+    assert source.count_samples() == end
     assert f"ends after {end} samples, and this run reads 400000" in said(run)
     assert f"run.steps={end // 4}" in said(run)
     assert said(run_of(stores, *settings, f"run.steps={end // 4}")) == ""
@@ -111,7 +114,7 @@ def test_a_run_longer_than_its_capped_sources_is_refused_with_the_numbers(stores
         source.sample(end)
     uncapped = run_of(stores, WEIGHTS, "data.epochs={web: 1}", "run.steps=100000")
     assert said(uncapped) == ""
-    assert build.mix(uncapped.data, uncapped, "train").length() is None
+    assert build.mix(uncapped.data, uncapped, "train").count_samples() is None
 
 
 @pytest.mark.parametrize(
@@ -162,6 +165,6 @@ def test_relative_paths_are_meant_from_where_the_run_was_started(stores, monkeyp
     monkeypatch.chdir(tmp_path)
     relative = {name: Path(os.path.relpath(path)) for name, path in stores.items()}
     run = run_of(relative, f"validate.sets.one={{sources: {{code: {relative['code']}}}}}")
-    written = root_paths(run)
+    written = resolve_paths(run)
     assert written["data"]["sources"] == {name: str(path) for name, path in stores.items()}
     assert written["validate"]["sets"]["one"]["sources"] == {"code": str(stores["code"])}

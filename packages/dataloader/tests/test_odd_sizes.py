@@ -10,7 +10,7 @@ import torch
 from gangline.data.reader import ReadPlace
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 SIZE = 24  # samples of a step
 
@@ -50,7 +50,7 @@ def test_any_width_and_any_start_have_the_bytes_of_one_process(stores, weights, 
     if weights is not None:
         words = ["data=mix", f"data.sources={{a: {stores[0]}, b: {stores[1]}}}", f"data.weights={weights}"]
     words += ["model.vocab_size=256", f"batch.sequence_length={T}", f"data.packing={packing}", "data.documents=true"]
-    run = small_run(*words)
+    run = build_small_run(*words)
 
     def source():
         return getattr(build, "tokens" if weights is None else "mix")(run.data, run, "train")
@@ -58,6 +58,6 @@ def test_any_width_and_any_start_have_the_bytes_of_one_process(stores, weights, 
     whole = steps(source(), 1, SIZE, 0, 12)
     for width, micro in ((1, 1), (2, 4), (3, 8), (4, 6), (8, 3)):
         assert steps(source(), width, micro, 0, 12) == whole
-    cursor = (source().length() or 5000) - 2 * SIZE + 5  # an epoch ends in the steps that are read ahead
+    cursor = (source().count_samples() or 5000) - 2 * SIZE + 5  # an epoch ends in the steps that are read ahead
     last = steps(source(), 1, SIZE, cursor, 5)
     assert steps(source(), 4, 3, cursor + 2 * SIZE, 3) == last[2:]

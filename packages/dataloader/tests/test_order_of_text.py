@@ -7,7 +7,7 @@ import pytest
 
 from gangline_basics.data import text
 from gangline_dataloader.sources import build
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 SIZES = ("model.vocab_size=256", "batch.sequence_length=48", "validate.every=10")
 
@@ -18,12 +18,12 @@ def test_the_samples_are_those_of_text(texts, make_store, documents):
         (texts / name).unlink()
     asked = (*SIZES, f"data.documents={documents}")
     store = make_store(texts, clean=(), exact=False, validation=0.2)
-    ours = small_run(*asked, "data=tokens", f"data.path={store}", "data.order=text")
-    theirs = small_run(*asked, "data=text", f"data.path={texts}", "data.validation_fraction=0.2")
+    ours = build_small_run(*asked, "data=tokens", f"data.path={store}", "data.order=text")
+    theirs = build_small_run(*asked, "data=text", f"data.path={texts}", "data.validation_fraction=0.2")
     for split in ("train", "validation"):
         mine, reference = build.tokens(ours.data, ours, split), text.build(theirs.data, theirs, split)
-        count = reference.length()
-        assert mine.length() == count > 3
+        count = reference.count_samples()
+        assert mine.count_samples() == count > 3
         for i in range(2 * count + 5):
             one, other = mine.sample(i), reference.sample(i)
             assert one.keys() == other.keys()

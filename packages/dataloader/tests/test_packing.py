@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gangline.config.check import problems
+from gangline.config.check import find_problems
 from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.packing import pack_plan
@@ -17,7 +17,7 @@ from gangline_dataloader.packing.best_fit import pack_documents
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, read
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 
 def rows_of(ends: np.ndarray, capacity: int) -> list[list[tuple[int, int]]]:
@@ -81,14 +81,14 @@ def store(texts, make_store) -> Path:
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_an_epoch_shows_every_document_once(store, split, apart):
-    run = small_run(*SIZES, f"data.path={store}", f"data.documents={str(apart).lower()}", "validate.every=10")
-    assert problems(run) == []
+    run = build_small_run(*SIZES, f"data.path={store}", f"data.documents={str(apart).lower()}", "validate.every=10")
+    assert find_problems(run) == []
     source = build.tokens(run.data, run, split)
     whole = source.stores[0]
     tokens = np.empty((1, whole.total), whole.dtype)
     whole.windows(np.array([0]), whole.total, tokens)
     found = []
-    for i in range(source.length()):
+    for i in range(source.count_samples()):
         sample = source.sample(i)
         row = source.pieces(*source.row_of(i))
         used = sum(stop - start for start, stop in row)
@@ -115,14 +115,14 @@ def test_an_epoch_shows_every_document_once(store, split, apart):
 
 
 def test_a_length_without_a_plan_is_refused_with_the_command_that_makes_it(store, texts, make_store):
-    run = small_run(*SIZES, f"data.path={store}", "batch.sequence_length=64")
-    (problem,) = problems(run)
+    run = build_small_run(*SIZES, f"data.path={store}", "batch.sequence_length=64")
+    (problem,) = find_problems(run)
     assert "no plan to pack sequences of 64" in problem.what
     assert "Planned: 48." in problem.why
     command = problem.why.splitlines()[-1].split()
     assert command[:3] == ["gangline", "data", "prepare"]
     assert commands.main(command[2:]) == 0
-    assert problems(run) == []
+    assert find_problems(run) == []
     assert pack_plan.list_lengths(store) == [48, 64]
 
 
@@ -142,7 +142,7 @@ def test_a_plan_of_another_store_or_with_another_byte_is_named(store, texts, mak
     other = make_store(texts, validation=0.3)
     for name in (pack_plan.plan_of(48), *(f.name for f in store.glob("shard-00000.pack-48*"))):
         (other / name).write_bytes((store / name).read_bytes())
-    (problem,) = problems(small_run(*SIZES, f"data.path={other}"))
+    (problem,) = find_problems(build_small_run(*SIZES, f"data.path={other}"))
     assert "a plan of another store" in problem.what
     path = store / pack_plan.pieces_of(0, 48)
     content = bytearray(path.read_bytes())
@@ -151,17 +151,17 @@ def test_a_plan_of_another_store_or_with_another_byte_is_named(store, texts, mak
     assert commands.main(["verify", str(store)]) == 1
     assert f"{path}: its bytes" in capsys.readouterr().out
     path.write_bytes(path.read_bytes()[:-1])
-    run = small_run(*SIZES, f"data.path={store}")
+    run = build_small_run(*SIZES, f"data.path={store}")
     source = build.tokens(run.data, run, "train")
     with pytest.raises(UserError, match="pack-48"):
-        [source.sample(i) for i in range(source.length())]
+        [source.sample(i) for i in range(source.count_samples())]
 
 
 def test_what_cannot_be_packed_is_refused(store, tmp_path):
     (tmp_path / "train.bin").write_bytes(np.zeros(400, "<u2").tobytes())
-    (problem,) = problems(small_run(*SIZES, f"data.path={tmp_path / 'train.bin'}"))
+    (problem,) = find_problems(build_small_run(*SIZES, f"data.path={tmp_path / 'train.bin'}"))
     assert "cannot be packed" in problem.what
-    (problem,) = problems(small_run(*SIZES, f"data.path={store}", "data.order=text"))
+    (problem,) = find_problems(build_small_run(*SIZES, f"data.path={store}", "data.order=text"))
     assert "data.order=text" in problem.what
     with pytest.raises(UserError, match="--pack 0"):
         commands.main(["prepare", "--out", str(store), "--pack", "0"])
@@ -174,8 +174,8 @@ def test_a_mixture_packs_each_of_its_stores(store, texts, make_store):
     other = make_store(texts / "deep", clean=(), validation=0.2)
     assert commands.main(["prepare", "--out", str(other), "--pack", "48"]) == 0
     sizes = (*SIZES[:2], "data=mix", "data.packing=best_fit", "data.documents=true")
-    run = small_run(*sizes, f"data.sources={{a: {store}, b: {other}}}", "data.weights={a: 1, b: 1}")
-    assert problems(run) == []
+    run = build_small_run(*sizes, f"data.sources={{a: {store}, b: {other}}}", "data.weights={a: 1, b: 1}")
+    assert find_problems(run) == []
     source = build.mix(run.data, run, "train")
     assert [one.count for one in source.parts] == [pack_plan.read(folder, 48).rows for folder in (store, other)]
     assert {source.row_of(i)[0] for i in range(20)} == {0, 1}

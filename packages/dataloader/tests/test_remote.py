@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from gangline.config.check import problems
+from gangline.config.check import find_problems
 from gangline.config.resume import continue_run
 from gangline.config.serial import to_dict
 from gangline.errors import UserError
@@ -27,7 +27,7 @@ from gangline_dataloader.store.manifest import FILE, read
 from gangline_dataloader.store.remote.cache import FileCache
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.remote.tokens import RemoteTokens
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 pytest.importorskip("aiohttp", reason="fsspec reads http with it")
 
@@ -109,11 +109,11 @@ SIZES = ("model.vocab_size=256", "batch.sequence_length=48", "data=tokens", "val
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_samples_are_those_of_the_store_on_disk(server, store, tmp_path, split, packing):
     asked = (*SIZES, f"data.packing={packing}", "data.documents=true", f"data.cache={tmp_path / 'cache'}")
-    ours, theirs = (small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
-    assert problems(ours) == []
+    ours, theirs = (build_small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
+    assert find_problems(ours) == []
     mine, reference = (build.tokens(run.data, run, split) for run in (ours, theirs))
-    assert mine.fingerprint() == reference.fingerprint()
-    for i in range(min(60, reference.length() + 3)):
+    assert mine.compute_fingerprint() == reference.compute_fingerprint()
+    for i in range(min(60, reference.count_samples() + 3)):
         one, other = mine.sample(i), reference.sample(i)
         assert one.keys() == other.keys()
         assert all(np.array_equal(one[name], other[name]) for name in one)
@@ -126,12 +126,12 @@ def test_the_cache_never_holds_more_than_its_limit(server, store, tmp_path, monk
     limit = 60_000
     monkeypatch.setattr(windows, "AHEAD", 16)
     asked = (*SIZES, "data.shuffle_span=2000", f"data.cache={tmp_path / 'cache'}", f"data.cache_bytes={limit}")
-    run, local = (small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
-    assert problems(run) == []
+    run, local = (build_small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
+    assert find_problems(run) == []
     mine, reference = (build.tokens(one.data, one, "train") for one in (run, local))
     cache = FileCache(tmp_path / "cache", limit)
     most = 0
-    for i in range(reference.length()):
+    for i in range(reference.count_samples()):
         assert np.array_equal(mine.sample(i)["tokens"], reference.sample(i)["tokens"])
         most = max(most, cache.count_bytes())
     assert most <= limit
@@ -142,11 +142,11 @@ def test_the_cache_never_holds_more_than_its_limit(server, store, tmp_path, monk
 def test_a_span_beyond_the_cache_is_refused_with_both_sizes(server, store, tmp_path):
     asked = (*SIZES, f"data.path={url(server, store)}", f"data.cache={tmp_path / 'cache'}")
     for span in ("data.shuffle_span=null", "data.shuffle_span=30000"):
-        (problem,) = problems(small_run(*asked, span, "data.cache_bytes=9000"))
+        (problem,) = find_problems(build_small_run(*asked, span, "data.cache_bytes=9000"))
         assert "data.cache_bytes=9000 is too small" in problem.what
         needed = int(problem.why.split("data.cache_bytes=")[1].split(",")[0])
         assert str(needed) in problem.why.splitlines()[0]
-        assert problems(small_run(*asked, span, f"data.cache_bytes={needed}")) == []
+        assert find_problems(build_small_run(*asked, span, f"data.cache_bytes={needed}")) == []
     assert not [path for path, _ in server.asked if path.endswith(".npy")], "a check reads no shard"
 
 
@@ -159,10 +159,10 @@ def test_in_a_cache_of_the_size_that_is_named_no_file_is_fetched_twice_in_a_span
     monkeypatch.setattr(windows, "AHEAD", 16)
     asked = (*SIZES, f"data.path={url(server, talks)}", f"data.cache={tmp_path / 'cache'}", f"data.packing={packing}")
     asked = (*asked, f"data.shuffle_span={span}", "data.documents=true")
-    (problem,) = problems(small_run(*asked, "data.cache_bytes=5000"))
+    (problem,) = find_problems(build_small_run(*asked, "data.cache_bytes=5000"))
     needed = int(problem.why.split("data.cache_bytes=")[1].split(",")[0])
-    run = small_run(*asked, f"data.cache_bytes={needed}")
-    assert problems(run) == []
+    run = build_small_run(*asked, f"data.cache_bytes={needed}")
+    assert find_problems(run) == []
     server.asked.clear()
     source = build.tokens(run.data, run, "train")
     held_out = build.tokens(run.data, run, "validation")
@@ -231,9 +231,9 @@ def test_three_runs_share_a_cache_that_has_room_for_less_than_one(server, store,
     words = [*asked, f"data.cache={tmp_path / 'cache'}", "data.cache_bytes=20000", f"data.path={url(server, store)}"]
     running = [subprocess.Popen([sys.executable, str(script), *words], stdout=subprocess.PIPE) for _ in range(3)]
     found = [process.communicate()[0].decode().strip() for process in running]
-    run = small_run(*asked, f"data.path={store}")
+    run = build_small_run(*asked, f"data.path={store}")
     local, digest = build.tokens(run.data, run, "train"), xxhash.xxh3_128()
-    for i in range(local.length()):
+    for i in range(local.count_samples()):
         digest.update(local.sample(i)["tokens"].tobytes())
     assert found == [digest.hexdigest()] * 3
     assert FileCache(tmp_path / "cache", 20000).count_bytes() <= 20000
@@ -241,12 +241,12 @@ def test_three_runs_share_a_cache_that_has_room_for_less_than_one(server, store,
 
 READER = """
 import sys, xxhash
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 from gangline_dataloader.sources import build, windows
 windows.AHEAD = 16
-run = small_run(*sys.argv[1:])
+run = build_small_run(*sys.argv[1:])
 source, digest = build.tokens(run.data, run, "train"), xxhash.xxh3_128()
-for i in range(source.length()):
+for i in range(source.count_samples()):
     digest.update(source.sample(i)["tokens"].tobytes())
 print(digest.hexdigest())
 """
@@ -268,13 +268,13 @@ def test_what_arrives_damaged_is_never_read(server, store, tmp_path):
     content[-1] ^= 1
     path.write_bytes(content)
     asked = (*SIZES, f"data.path={url(server, store)}", f"data.cache={tmp_path / 'cache'}", "data.deadline=5")
-    run = small_run(*asked)
+    run = build_small_run(*asked)
     source = build.tokens(run.data, run, "train")
     with pytest.raises(UserError, match=r"shard-00001\.npy arrives damaged"):
-        [source.sample(i) for i in range(source.length())]
+        [source.sample(i) for i in range(source.count_samples())]
     path.unlink()
     with pytest.raises(UserError, match="no such file"):
-        [source.sample(i) for i in range(source.length())]
+        [source.sample(i) for i in range(source.count_samples())]
 
 
 def test_ranges_are_large_and_cover_the_file(server, tmp_path):
@@ -314,7 +314,7 @@ def test_a_request_that_is_late_writes_into_no_other_file(server, tmp_path, monk
 def test_a_shard_that_makes_room_at_once_is_still_read(server, store, tmp_path, monkeypatch):
     """Other ranks may let it go as soon as it is there: whoever asked for it has it open."""
     asked = (*SIZES, f"data.cache={tmp_path / 'cache'}")
-    run, local = (small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
+    run, local = (build_small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
     mine, reference = (build.tokens(one.data, one, "train") for one in (run, local))
     real = FileCache.open
 
@@ -335,11 +335,14 @@ def test_what_may_not_be_read_is_not_asked_for_again(server, texts, make_store, 
     store = make_store(texts, clean=(), shard_tokens=3000, validation=0)
     server.trouble = lambda path: None if (server.root / path.lstrip("/")).is_file() else status
     asked = (*SIZES, f"data.cache={tmp_path / 'cache'}")
-    run, local = (small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
+    run, local = (build_small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
     begun = time.monotonic()
-    assert problems(run) == []
-    assert build.tokens(run.data, run, "train").fingerprint() == build.tokens(local.data, local, "train").fingerprint()
-    (problem,) = problems(small_run(*asked, f"data.path={url(server, store)}/none"))
+    assert find_problems(run) == []
+    assert (
+        build.tokens(run.data, run, "train").compute_fingerprint()
+        == build.tokens(local.data, local, "train").compute_fingerprint()
+    )
+    (problem,) = find_problems(build_small_run(*asked, f"data.path={url(server, store)}/none"))
     assert "manifest.json may not be read" in problem.what
     server.trouble = lambda path: status if path.endswith(".npy") else None
     with pytest.raises(UserError, match=r"npy may not be read"):
@@ -351,16 +354,16 @@ def test_what_may_not_be_read_is_not_asked_for_again(server, texts, make_store, 
 def test_where_shards_are_kept_and_waited_for_may_change_when_a_run_goes_on(data):
     here = {"cache": "/scratch", "cache_bytes": 7, "deadline": 5.0} | ({"prefetch": 3} if data == "dali" else {})
     words = [f"data.{name}={value}" for name, value in here.items()]
-    run, changed = continue_run("out", to_dict(small_run(f"data={data}")), words)
+    run, changed = continue_run("out", to_dict(build_small_run(f"data={data}")), words)
     assert {name: getattr(run.data, name) for name in here} == here
     assert {f"data.{name}" for name in here} == set(changed)
 
 
 def test_a_url_without_a_store_is_refused(server, tmp_path):
     cache = f"data.cache={tmp_path / 'cache'}"
-    (problem,) = problems(small_run(*SIZES, f"data.path=http://127.0.0.1:{server.server_port}/none", cache))
+    (problem,) = find_problems(build_small_run(*SIZES, f"data.path=http://127.0.0.1:{server.server_port}/none", cache))
     assert "holds no token store" in problem.what
-    (problem,) = problems(small_run(*SIZES, "data.path=nothing://here", cache))
+    (problem,) = find_problems(build_small_run(*SIZES, "data.path=nothing://here", cache))
     assert "cannot be read" in problem.what
 
 
@@ -369,18 +372,18 @@ def test_a_url_without_a_store_is_refused(server, tmp_path):
 def test_files_that_are_missing_or_torn_are_named_before_a_process_starts(server, store, tmp_path, packing, distant):
     where = url(server, store) if distant else store
     asked = (*SIZES, f"data.packing={packing}", f"data.cache={tmp_path / 'cache'}", f"data.path={where}")
-    assert problems(small_run(*asked)) == []
+    assert find_problems(build_small_run(*asked)) == []
     torn, gone = store / "shard-00001.npy", store / "validation" / "shard-00000.ends.npy"
     torn.write_bytes(torn.read_bytes()[:-1])
     gone.unlink()
-    first, second = problems(small_run(*asked))
+    first, second = find_problems(build_small_run(*asked))
     assert f"shard-00001.npy ({torn.stat().st_size} bytes, not {torn.stat().st_size + 1})" in first.why
     assert f"{where}/validation is not whole" in second.what
     assert "shard-00000.ends.npy" in second.why
-    assert len(problems(small_run(*asked, "validate.every=null"))) == 1
+    assert len(find_problems(build_small_run(*asked, "validate.every=null"))) == 1
     if packing == "best_fit":
         (store / "shard-00002.pack-48.rows.npy").unlink()
-        assert "shard-00002.pack-48.rows.npy" in problems(small_run(*asked))[0].why
+        assert "shard-00002.pack-48.rows.npy" in find_problems(build_small_run(*asked))[0].why
 
 
 def test_a_store_behind_a_url_is_verified_and_shown_as_on_disk(server, talks, capsys):

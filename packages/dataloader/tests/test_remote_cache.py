@@ -16,7 +16,7 @@ from gangline_dataloader.store import watch
 from gangline_dataloader.store.manifest import FILE
 from gangline_dataloader.store.remote import cache as caches
 from gangline_dataloader.store.remote.cache import FOLDER, MARKER, FileCache
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 CONTENT = {number: bytes([number]) * 500 for number in range(3)}
 
@@ -31,7 +31,7 @@ def opened(cache: FileCache, number: int, *answers: bytes) -> bytes:
 
 def source(store: Path, place: Path, *words: str):
     sizes = ("model.vocab_size=256", "batch.sequence_length=48", "data=tokens")
-    run = small_run(*sizes, f"data.path={store.as_uri()}", f"data.cache={place}", *words)
+    run = build_small_run(*sizes, f"data.path={store.as_uri()}", f"data.cache={place}", *words)
     return build.tokens(run.data, run, "train")
 
 
@@ -48,7 +48,7 @@ def test_files_of_others_stay_when_the_cache_is_full(texts, make_store, tmp_path
     (place / FOLDER / f"{'0' * 32}-shard-00000.npy").symlink_to(place / "thesis.txt")
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     read = source(store, place, "data.cache_bytes=9000", "data.shuffle_span=2000")
-    for number in range(read.length()):
+    for number in range(read.count_samples()):
         read.sample(number)
     assert FileCache(place, 9000).count_bytes() <= 9000
     assert {path: path.read_bytes() for path in before} == before
@@ -105,7 +105,7 @@ def test_cached_file_that_somebody_wrote_into_is_fetched_again(tmp_path):
 def test_cached_file_that_changes_under_a_run_is_named(texts, make_store, tmp_path, monkeypatch, evicted):
     """One that makes room for others is still mapped, and no change."""
     read = source(make_store(texts, clean=(), shard_tokens=3000, validation=0), tmp_path)
-    whole = [read.sample(number)["tokens"].tobytes() for number in range(read.length())]
+    whole = [read.sample(number)["tokens"].tobytes() for number in range(read.count_samples())]
     for path in (tmp_path / FOLDER).glob("*-shard-00000.npy"):
         with path.open("r+b") as file:
             if evicted:
@@ -116,7 +116,7 @@ def test_cached_file_that_changes_under_a_run_is_named(texts, make_store, tmp_pa
     clock = watch.time.monotonic() + watch.EVERY
     monkeypatch.setattr(watch.time, "monotonic", lambda: clock)
     if evicted:
-        assert [read.sample(number)["tokens"].tobytes() for number in range(read.length())] == whole
+        assert [read.sample(number)["tokens"].tobytes() for number in range(read.count_samples())] == whole
         return
     with pytest.raises(UserError, match=r"shard-00000.npy has changed since the run began(.|\n)*is fetched again"):
         read.sample(0)

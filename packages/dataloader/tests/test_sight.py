@@ -13,12 +13,12 @@ from hypothesis import given, settings, strategies as st
 
 from gangline.config import BatchSection
 from gangline.errors import UserError
-from gangline.run.attempts import Attempt, append, next_cursor
+from gangline.run.attempts import Attempt, append, find_next_cursor
 from gangline.run.directory import RunDirectory
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.sources.of_run import first_sample
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 ranges = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 80)), max_size=6)
 
@@ -34,9 +34,9 @@ def test_the_first_sample_of_a_step_is_where_the_loop_has_its_cursor(passed, siz
     lines = [Attempt(n + 1, None, skipped=skipped, skipped_from=first) for n, (first, skipped) in enumerate(passed)]
     batch, cursor = BatchSection(global_size=size, ramp=ramp), 0
     for _ in range(step - 1):
-        cursor = next_cursor(lines, cursor, batch.size_at)
-        cursor += batch.size_at(cursor)
-    assert first_sample(lines, step, batch) == next_cursor(lines, cursor, batch.size_at)
+        cursor = find_next_cursor(lines, cursor, batch.get_size)
+        cursor += batch.get_size(cursor)
+    assert first_sample(lines, step, batch) == find_next_cursor(lines, cursor, batch.get_size)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def run_dir(tmp_path, texts, make_store):
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "a.txt").write_text("ö" * 2000)
     code = make_store(tmp_path / "more", validation=0)
-    run = small_run(
+    run = build_small_run(
         "model.vocab_size=256",
         "batch.sequence_length=64",
         "batch.global_size=4",
@@ -117,7 +117,7 @@ def test_data_that_changed_since_the_run_is_refused(run_dir):
 
 
 def test_a_run_of_other_data_is_refused(tmp_path):
-    run = small_run("model.vocab_size=256", f"run.dir={tmp_path / 'other'}")
+    run = build_small_run("model.vocab_size=256", f"run.dir={tmp_path / 'other'}")
     RunDirectory.create(run).unlock()
     with pytest.raises(UserError, match="data=text"):
         commands.main(["order", str(tmp_path / "other"), "--step", "1"])
@@ -148,7 +148,7 @@ def test_a_tokenizer_is_trained_the_same_each_time_and_loses_nothing(texts, tmp_
     subprocess.run([*again, "data", *words, str(tmp_path / "two.json")], check=True, env=environment)
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
     store = make_store(texts, tokenizer=str(tmp_path / "one.json"))
-    run = small_run("model.vocab_size=300", "data=tokens", f"data.path={store}")
+    run = build_small_run("model.vocab_size=300", "data=tokens", f"data.path={store}")
     source = build.tokens(run.data, run, "train")
     text = "Anything at all: ü, 漢字, \t and \x01."
     assert source.decode(source.encode(text)) == text

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gangline.config.check import check, problems
-from gangline.config.validation import validation_sets
+from gangline.config.check import check, find_problems
+from gangline.config.validation import build_validation_sets
 from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.packing.pack_plan import PackedRows
@@ -18,7 +18,7 @@ from gangline_dataloader.sources import build
 from gangline_dataloader.sources.split import count_held_out
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import VALIDATION
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 
 def letters(folder: Path, letter: str) -> Path:
@@ -43,7 +43,7 @@ def source(store: Path, split: str, *words: str, data: str = "tokens"):
     stores = [f"data.path={store}"]
     if data == "mix":
         stores = [f"data.sources.one={store}", "data.weights={one: 1}"]
-    run = small_run("model.vocab_size=256", "batch.sequence_length=16", f"data={data}", *stores, *words)
+    run = build_small_run("model.vocab_size=256", "batch.sequence_length=16", f"data={data}", *stores, *words)
     return getattr(build, data)(run.data, run, split)
 
 
@@ -61,7 +61,7 @@ def test_no_row_changes_its_side_when_the_store_grows(store, tmp_path, data, pac
     trained, kept = rows_of(was), rows_of(held_out)
     assert not trained & kept
     assert len(kept) == pytest.approx(0.1 * (len(trained) + len(kept)), abs=1)
-    cursor, fingerprint, state = 5, was.fingerprint(), json.loads(json.dumps(was.state(5)))
+    cursor, fingerprint, state = 5, was.compute_fingerprint(), json.loads(json.dumps(was.state(5)))
     for letter in "bc":
         prepared(letters(tmp_path / letter, letter), "--out", store, "--append")
         now, later_held_out = (source(store, split, *words, data=data) for split in ("train", "validation"))
@@ -73,7 +73,7 @@ def test_no_row_changes_its_side_when_the_store_grows(store, tmp_path, data, pac
         assert kept < rows_of(later_held_out), "what is new is held out in proportion"
         trained, kept = later, rows_of(later_held_out)
         assert trained | kept == set(range(len(trained) + len(kept)))
-        cursor, fingerprint = cursor + 7, now.fingerprint()
+        cursor, fingerprint = cursor + 7, now.compute_fingerprint()
         state = json.loads(json.dumps(now.state(cursor)))
 
 
@@ -95,7 +95,7 @@ def test_a_run_does_not_go_on_with_another_share_held_out(store, data, other):
     was = source(store, "train", "data.validation_fraction=0.1", data=data)
     now = source(store, "train", f"data.validation_fraction={other}", data=data)
     with pytest.raises(UserError, match=r"other rows .* held out(.|\n)*data\.validation_fraction=0\.1"):
-        now.continues(was.fingerprint(), 5, json.loads(json.dumps(was.state(5))))
+        now.continues(was.compute_fingerprint(), 5, json.loads(json.dumps(was.state(5))))
 
 
 def test_nor_where_what_is_held_out_has_got_a_folder_of_its_own(store, tmp_path):
@@ -104,14 +104,14 @@ def test_nor_where_what_is_held_out_has_got_a_folder_of_its_own(store, tmp_path)
     prepared(letters(tmp_path / "b", "b"), "--out", store, "--append", "--validation", "0.2")
     assert (store / VALIDATION).exists()
     with pytest.raises(UserError, match=f"other rows .* held out(.|\n)*{VALIDATION}"):
-        source(store, "train", "data.validation_fraction=0.1").continues(was.fingerprint(), 5, was.state(5))
+        source(store, "train", "data.validation_fraction=0.1").continues(was.compute_fingerprint(), 5, was.state(5))
 
 
 def settled(store: Path, *words: str, data: str = "tokens"):
     """A run of a store, and the words that it is given."""
     stores = [f"data.path={store}"] if data == "tokens" else [f"data.sources.one={store}"]
     sizes = ("model.vocab_size=256", "batch.sequence_length=16", "validate.every=5")
-    return small_run(*sizes, f"data={data}", *stores, *words)
+    return build_small_run(*sizes, f"data={data}", *stores, *words)
 
 
 @pytest.mark.parametrize("data", ["tokens", "mix"])
@@ -125,19 +125,19 @@ def test_whole_store_as_validation_set_has_all_windows(store, tmp_path, data, pa
     named = f"{named}, packing: {packing}, validation_fraction: 1"
     run = settled(store, f"validate.sets.more={{{named}}}", data=data)
     check(run)
-    whole = getattr(build, data)(validation_sets(run)["more"], run, "validation")
+    whole = getattr(build, data)(build_validation_sets(run)["more"], run, "validation")
     folders = [path, *([path / VALIDATION] if share != "0" else []), *([store] if data == "mix" else [])]
     assert [each.folder for each in whole.stores] == folders
     rows = [
         PackedRows(each, 16).up_to[-1] if packing == "best_fit" else each.rows(16) for each in map(LocalTokens, folders)
     ]
     assert all(rows)
-    assert whole.length() == sum(rows)
-    place = whole.rows(np.arange(whole.length()))
+    assert whole.count_samples() == sum(rows)
+    place = whole.rows(np.arange(whole.count_samples()))
     shown = set(zip(place.source.tolist(), place.row.tolist(), strict=True))
     assert shown == {(number, row) for number, count in enumerate(rows) for row in range(count)}
-    assert all(whole.sample(i)["tokens"].shape == (17,) for i in range(whole.length()))
-    (problem,) = problems(settled(path, "data.validation_fraction=1", data=data))
+    assert all(whole.sample(i)["tokens"].shape == (17,) for i in range(whole.count_samples()))
+    (problem,) = find_problems(settled(path, "data.validation_fraction=1", data=data))
     assert "leaves no sequences to train on" in problem.what
 
 
@@ -148,7 +148,7 @@ def test_whole_store_without_its_validation_part_is_refused(store, tmp_path, dat
     (path / VALIDATION / "manifest.json").unlink()
     named = f"path: {path}" if data == "tokens" else f"sources: {{one: {path}}}"
     run = settled(store, f"validate.sets.more={{{named}, validation_fraction: 1}}", data=data)
-    (problem,) = problems(run)
+    (problem,) = find_problems(run)
     assert f"{path}/{VALIDATION} is missing or incomplete" in problem.what
 
 
@@ -159,8 +159,8 @@ def test_whole_store_with_a_short_validation_part_is_read(store, tmp_path):
     T = LocalTokens(path / VALIDATION).total
     run = settled(store, config, f"batch.sequence_length={T}")
     check(run)
-    whole = build.tokens(validation_sets(run)["more"], run, "validation")
-    assert whole.length() == LocalTokens(path).rows(T) > 0
+    whole = build.tokens(build_validation_sets(run)["more"], run, "validation")
+    assert whole.count_samples() == LocalTokens(path).rows(T) > 0
 
 
 def test_a_fraction_that_has_no_effect_is_reported(store, tmp_path):
@@ -168,7 +168,7 @@ def test_a_fraction_that_has_no_effect_is_reported(store, tmp_path):
     prepared(letters(tmp_path / "b", "b"), "--out", path, "--validation", "0.3")
     for share, told in ((0, 1), (0.5, 1), (0.01, 0)):
         run = settled(path, f"data.validation_fraction={share}")
-        notices = run.data.notices(run)
+        notices = run.data.list_notices(run)
         assert len(notices) == told
         assert all(f"data.validation_fraction={share:g} has no effect on {path}" in notice for notice in notices)
-        assert settled(store, f"data.validation_fraction={share}").data.notices(run) == []
+        assert settled(store, f"data.validation_fraction={share}").data.list_notices(run) == []

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gangline.config.check import problems
+from gangline.config.check import find_problems
 from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.fields import CHECKSUM, add_checksum
 from gangline_dataloader.store.manifest import FILE, VALIDATION
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def store(texts, make_store, tmp_path) -> Path:
 
 
 def opened(store: Path):
-    run = small_run("model.vocab_size=257", "batch.sequence_length=32", "data=tokens", f"data.path={store}")
+    run = build_small_run("model.vocab_size=257", "batch.sequence_length=32", "data=tokens", f"data.path={store}")
     return build.tokens(run.data, run, "train")
 
 
@@ -127,7 +127,7 @@ def test_advice_about_a_plan_behind_a_url_works(lost, store, tmp_path, capsys):
     (line,) = [one for one in capsys.readouterr().out.splitlines() if "all as written" not in one]
     assert line.endswith(f"{advice} to {where}")
     sizes = ("model.vocab_size=257", "batch.sequence_length=32", "data=tokens", f"data.cache={tmp_path / 'cache'}")
-    (problem, *_) = problems(small_run(*sizes, f"data.path={where}", "data.packing=best_fit"))
+    (problem, *_) = find_problems(build_small_run(*sizes, f"data.path={where}", "data.packing=best_fit"))
     assert f"{advice} to {where}" in str(problem)
     copy = tmp_path / "copy"
     shutil.copytree(store, copy)
@@ -138,7 +138,7 @@ def test_advice_about_a_plan_behind_a_url_works(lost, store, tmp_path, capsys):
 
 
 def test_a_run_refuses_a_store_with_another_tokenizer(store):
-    assert opened(store).length() > 0
+    assert opened(store).count_samples() > 0
     swapped(store / "tokenizer.json")
     with pytest.raises(UserError, match="is not the tokenizer that made the tokens"):
         opened(store)
@@ -151,7 +151,7 @@ def test_a_store_without_its_validation_part_is_refused(what, distant, store, te
     (shutil.rmtree if what == VALIDATION else Path.unlink)(store / what)
     where = store.as_uri() if distant else str(store)
     sizes = ("model.vocab_size=257", "batch.sequence_length=32", f"data.cache={tmp_path / 'cache'}")
-    (problem,) = problems(small_run(*sizes, "data=tokens", f"data.path={where}"))
+    (problem,) = find_problems(build_small_run(*sizes, "data=tokens", f"data.path={where}"))
     assert "validation is missing or incomplete" in problem.what
     with pytest.raises(UserError, match="missing or incomplete"):
         commands.main(["show", where])

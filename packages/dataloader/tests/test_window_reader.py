@@ -91,7 +91,7 @@ def test_batches_are_those_of_single_samples(data):
     cursor = data.draw(st.integers(0, 10**9))
     reader.begin(cursor, 0)
     for step in range(9):
-        first = place.first(cursor + step * place.global_size)
+        first = place.find_first(cursor + step * place.global_size)
         wanted = [samples(source, range(at, at + micro)) for at in range(first, first + place.share, micro)]
         assert_same(reader.take(), wanted)
     reader.close()

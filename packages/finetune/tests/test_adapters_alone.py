@@ -152,7 +152,7 @@ def test_an_adapter_that_the_run_began_with_may_go(runs):
 
 
 def test_the_fingerprint_is_of_numbers_and_places_and_not_of_cuts():
-    from gangline.checkpoint.array_sums import fingerprint
+    from gangline.checkpoint.array_sums import compute_fingerprint
     from gangline.shard import Shard
 
     torch.manual_seed(0)
@@ -162,7 +162,7 @@ def test_the_fingerprint_is_of_numbers_and_places_and_not_of_cuts():
         part = whole[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))].clone()
         return Shard(name, tuple(whole.shape), part.dtype, offset, part, primary)
 
-    whole = fingerprint(
+    whole = compute_fingerprint(
         ["model/w", "model/s"], [shard("model/w", w, (0, 0), (6, 5)), shard("model/s", stack, (0, 0, 0), (2, 4, 3))]
     )
     parts = [
@@ -174,12 +174,16 @@ def test_the_fingerprint_is_of_numbers_and_places_and_not_of_cuts():
         shard("model/s", stack, (0, 2, 0), (1, 2, 3)),
         shard("model/s", stack, (0, 0, 0), (1, 2, 3)),
     ]
-    assert fingerprint(["model/s", "model/w"], parts) == whole
+    assert compute_fingerprint(["model/s", "model/w"], parts) == whole
     assert (
-        fingerprint(["model/w", "model/s"], [shard("model/w", w.flip(0), (0, 0), (6, 5)), *parts[:1], *parts[5:]])
+        compute_fingerprint(
+            ["model/w", "model/s"], [shard("model/w", w.flip(0), (0, 0), (6, 5)), *parts[:1], *parts[5:]]
+        )
         != whole
     )
     assert (
-        fingerprint(["model/w", "model/s"], [shard("model/w", w.bfloat16(), (0, 0), (6, 5)), *parts[:1], *parts[5:]])
+        compute_fingerprint(
+            ["model/w", "model/s"], [shard("model/w", w.bfloat16(), (0, 0), (6, 5)), *parts[:1], *parts[5:]]
+        )
         != whole
     )

@@ -96,7 +96,7 @@ def test_rows_hold_whole_chats_apart_and_every_chat_once(words):
     ours = source([*words, "data.validation_fraction=0"])
     said = sorted(bytes(c.tokens.astype("<u2")) for c in ours.chats)
     found, learnt = [], 0
-    for i in range(ours.length()):
+    for i in range(ours.count_samples()):
         sample = ours.sample(i)
         tokens, document, position = sample["tokens"][:-1], sample["document"], sample["position"]
         learnt += sample["loss_mask"].sum()
@@ -129,7 +129,7 @@ def test_parquet_holds_the_same_chats(tmp_path, words):
     rows = [json.loads(line) for line in (tmp_path / "chats.jsonl").read_text().splitlines()]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "chats.parquet")
     other = [word.replace("chats.jsonl", "chats.parquet") for word in words]
-    assert source(other).fingerprint() == source(words).fingerprint()
+    assert source(other).compute_fingerprint() == source(words).compute_fingerprint()
 
 
 def test_calls_of_tools_are_learnt_and_their_prompt_names_the_tools(tmp_path, words):
@@ -188,17 +188,17 @@ def test_a_tokenizer_without_a_template_or_of_another_model_is_refused(tmp_path,
 
 def test_a_run_is_asked_by_its_own_tokenizer_and_template(tmp_path, words):
     """Without `data.tokenizer` that is the one beside the weights."""
-    from gangline_basics.sampling.text import codec_of, ends_of
+    from gangline_basics.sampling.text import build_codec, find_ends
 
     llama(tmp_path / "model")
     mine = tmp_path / "mine.jinja"
     mine.write_text("mine{{ eos_token }}")
     kept = [word for word in words if not word.startswith("data.tokenizer")]
     run = compose_one([*kept, f"model.weights={tmp_path}/model", f"data.template={mine}"])
-    codec = codec_of(run)
+    codec = build_codec(run)
     assert codec.path == str(tmp_path / "model" / "tokenizer.json")
-    assert codec.tokenizer.token_to_id("<|im_end|>") in ends_of(run, codec)
-    assert run.data.chat_template(run).render([]) == "mine<|im_end|>"
+    assert codec.tokenizer.token_to_id("<|im_end|>") in find_ends(run, codec)
+    assert run.data.build_chat_template(run).render([]) == "mine<|im_end|>"
 
 
 def test_a_template_that_changes_earlier_turns_is_told(tmp_path, words):

@@ -25,7 +25,7 @@ class TestDora(ModelEditSuite):
 class TestChat(DataSourceSuite):
     choice = "data=chat"
 
-    def corpus(self, directory, first=0, words=1500):
+    def write_corpus(self, directory, first=0, words=1500):
         path = tokenizer(directory / "model")
         rows = [
             {"messages": [{"role": "user", "content": str(n)}, {"role": "assistant", "content": f"{n + 1}"}]}

@@ -78,10 +78,10 @@ def test_the_loss_of_a_run_is_that_of_its_export_by_transformers(runs):
     assert len(of.pairs) == 8
     now, first = (log_likelihoods(opened(here / name), of) for name in ("merged", "base"))
     losses, margins = dpo_losses(now, first, BETA)
-    record = runs.records("a")[-1]
+    record = runs.read_records("a")[-1]
     assert record["validation_loss"] == pytest.approx(losses.mean().item(), rel=1e-4)
     assert margins.mean() > 0.1, "nothing was learnt"
-    begin = runs.records("a")[0]
+    begin = runs.read_records("a")[0]
     assert begin["loss"] == pytest.approx(torch.tensor(2.0).log().item(), rel=1e-5)
     assert record["metrics"]["dpo_pairs"] == 8
 
@@ -90,9 +90,9 @@ def test_a_resume_asks_the_model_that_the_run_began_with(runs):
     runs.train("run.dir=whole", "checkpoint.every=2", "run.steps=4")
     runs.train("run.dir=parted", "run.steps=2")
     runs.train("resume=parted", "run.steps=4")
-    assert runs.curve("parted") == runs.curve("whole")
+    assert runs.read_curve("parted") == runs.read_curve("whole")
     runs.train("from=whole", "weights=whole/step-00000002", "run.dir=branch", "run.steps=4")
-    assert runs.curve("branch") == runs.curve("whole")[2:]
+    assert runs.read_curve("branch") == runs.read_curve("whole")[2:]
     (kept,) = (path for path in (runs.directory / "parted").glob("first-model-*.npy") if len(numpy.load(path)) == 32)
     for spoil in (lambda: kept.write_bytes(b""), lambda: numpy.save(kept, numpy.zeros((3, 2))), kept.unlink):
         spoil()
@@ -104,7 +104,7 @@ def test_a_resume_asks_the_model_that_the_run_began_with(runs):
 def test_two_ranks_learn_what_one_does(runs):
     runs.train("run.dir=two", "parallel=ddp", "launch.processes=2")
     runs.train("run.dir=one")
-    for ours, theirs in zip(runs.curve("two"), runs.curve("one"), strict=True):
+    for ours, theirs in zip(runs.read_curve("two"), runs.read_curve("one"), strict=True):
         assert ours == pytest.approx(theirs, rel=2e-5)
 
 
@@ -217,7 +217,7 @@ def test_of_several_answers_of_a_side_all_are_compared(runs):
     (kept,) = (runs.directory / "several").glob("first-model-*.npy")
     wanted = log_likelihoods(opened(runs.directory / "base"), of)
     assert torch.from_numpy(numpy.load(kept)) == pytest.approx(wanted, rel=1e-5)
-    losses = [record["loss"] for record in runs.records("several")]
+    losses = [record["loss"] for record in runs.read_records("several")]
     assert losses[0] == pytest.approx(torch.tensor(2.0).log().item(), rel=1e-5), "both see the same targets"
     assert losses[1] < losses[0]
 
@@ -251,7 +251,7 @@ def test_a_signal_is_seen_while_the_first_model_is_asked(runs, monkeypatch, caps
         return numpy.zeros((len(samples), each))
 
     monkeypatch.setattr(asking, "score_samples", scored)
-    monkeypatch.setattr(asking, "sources_of", lambda s: {"train": of})
+    monkeypatch.setattr(asking, "list_sources", lambda s: {"train": of})
     monkeypatch.setattr(asking, "SECONDS", 0.0)
     monkeypatch.setattr(asking, "stop_requested", lambda: "SIGTERM" if len(portions) == 2 else None)
     comms = SimpleNamespace(rank=0, world=SimpleNamespace(size=1))

@@ -95,7 +95,7 @@ def test_runs_still_start_warm_where_lm_eval_is_loaded(here):
     """It imports scikit-learn, which sets variables of the whole process."""
     import lm_eval.evaluator  # noqa: F401
 
-    command = warm.command(TRAIN, {**copy_environment(), "OMP_NUM_THREADS": "1"})
+    command = warm.make_command(TRAIN, {**copy_environment(), "OMP_NUM_THREADS": "1"})
     assert str(warm.CLIENT) in command
 
 

@@ -39,7 +39,7 @@ def runs(tmp_path_factory):
 def test_numbers_are_those_of_gangline_eval(runs, layout, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(runs.directory / "cache"))
     runs.train(f"run.dir={layout}", *runs.asked, *LAYOUTS[layout])
-    records = runs.records(layout)
+    records = runs.read_records(layout)
     asked = [[name for name in record["metrics"] if name.startswith("eval/")] for record in records]
     assert [bool(names) for names in asked] == [False, True, False, True]
     here = runs.directory
@@ -59,7 +59,7 @@ def test_numbers_are_those_of_gangline_eval(runs, layout, monkeypatch):
 def test_asking_changes_nothing_of_the_run(runs):
     runs.train("run.dir=asked", *runs.asked, "callback.eval.limit=2")
     runs.train("run.dir=not", *runs.asked, "callback.eval.every=100")  # it is never asked
-    for ours, theirs in zip(runs.records("asked"), runs.records("not"), strict=True):
+    for ours, theirs in zip(runs.read_records("asked"), runs.read_records("not"), strict=True):
         assert (ours["loss"], ours["grad_norm"]) == (theirs["loss"], theirs["grad_norm"])
 
 
@@ -70,6 +70,6 @@ def test_what_cannot_be_asked_is_refused_before_the_first_step(runs):
     assert "gone.yaml cannot be read" in said, said
     said = runs.expect_refusal("run.dir=long", "callback.eval.files=[long.yaml]")
     assert "answers of up to 64 tokens from a model of 64" in said, said
-    assert runs.records("long") == []
+    assert runs.read_records("long") == []
     said = runs.expect_refusal("run.dir=no", "callback.eval.tasks=[no_such_task_at_all]", *LAYOUTS["ddp"])
     assert said.count("lm-eval has no task no_such_task_at_all") == 1, said

@@ -13,11 +13,11 @@ from small_models import SHORT, llama, logits, opened
 
 from gangline.cli.main import main
 from gangline.model.compose import compose_model
-from gangline.model.tree import parameter_shapes
+from gangline.model.tree import get_parameter_shapes
 from gangline_basics.model.low_bit import Codes, decode, encode
 from gangline_models.hugging_face.adapters import bits_beside
 from gangline_testkit import ModelEditSuite, RealRuns
-from gangline_testkit.sessions import session
+from gangline_testkit.sessions import open_session
 
 SETTINGS = (*SHORT, "run.steps=3", "lora=on", "lora.rank=4")
 # Codes of a block: the inputs of w_down are 48. Those of o_proj are heads of 8 features, which no block of 16 divides.
@@ -102,9 +102,9 @@ def runs(tmp_path_factory):
 
 def test_a_base_that_lies_in_bf16_is_not_rounded_by_being_kept_so(tmp_path):
     words = llama(tmp_path / "base")
-    run = session(tmp_path / "run", *words, "lora=on", "lora.base=bf16").run
+    run = open_session(tmp_path / "run", *words, "lora=on", "lora.base=bf16").run
     tree, plan = compose_model(run)
-    shapes = parameter_shapes(tree)
+    shapes = get_parameter_shapes(tree)
     assert bits_beside(shapes, plan, str(tmp_path / "base")) == 16
     opened(tmp_path / "base").bfloat16().save_pretrained(tmp_path / "half")
     assert bits_beside(shapes, plan, str(tmp_path / "half")) is None
@@ -123,7 +123,7 @@ def test_a_run_is_that_of_rounded_weights_and_so_are_its_exports(runs, kind, cap
     other = [word.replace(str(here / "base"), str(here / f"rounded-{kind}")) for word in runs.base]
     runs.train(f"run.dir={kind}", *runs.base, f"lora.base={kind}")
     runs.train(f"run.dir=full-{kind}", *other)
-    for ours, theirs in zip(runs.records(kind), runs.records(f"full-{kind}"), strict=True):
+    for ours, theirs in zip(runs.read_records(kind), runs.read_records(f"full-{kind}"), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
     for run in (kind, f"full-{kind}"):
@@ -141,7 +141,7 @@ def test_a_run_is_that_of_rounded_weights_and_so_are_its_exports(runs, kind, cap
     torch.testing.assert_close(logits(beside), ours, rtol=1e-4, atol=1e-4)
     runs.train(f"resume={kind}", "run.steps=4")
     runs.train(f"resume=full-{kind}", "run.steps=4")
-    ours, theirs = (runs.records(run)[-1]["loss"] for run in (kind, f"full-{kind}"))
+    ours, theirs = (runs.read_records(run)[-1]["loss"] for run in (kind, f"full-{kind}"))
     assert ours == pytest.approx(theirs, rel=1e-5)
     gangline("sample", here / kind, "--tokens", "4", "--prompt", "a")
 
@@ -166,7 +166,7 @@ def test_bytes_are_those_of_the_closed_form(tmp_path):
         "8bit": linears + 4 * scales + 2 * 2 * vocabulary * dim,
     }
     for base, matrices in wanted.items():
-        made = session(tmp_path / base, *words, f"lora.base={base}")
+        made = open_session(tmp_path / base, *words, f"lora.base={base}")
         storage = made.runtime.storage
         tensors = {x.data_ptr(): x.nbytes for x in (*storage.masters.values(), *storage.used.values())}
         assert sum(tensors.values()) == matrices + 6 * (norms + adapters), base

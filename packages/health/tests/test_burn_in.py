@@ -22,10 +22,10 @@ from gangline_health.burn_in.config import BurnInHealth
 from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks
 from gangline_health.commands.burn_in import run, samples
 from gangline_testkit import HealthCheckSuite, warm
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 from gangline_testkit.real_runs import RealRuns
-from gangline_testkit.runs import small_run
-from gangline_testkit.sessions import session
+from gangline_testkit.runs import build_small_run
+from gangline_testkit.sessions import open_session
 
 FAST = ("health.burn_in.seconds=0.02", "health.burn_in.repetitions=1")
 # on a busy machine of few cores a rank may be slow by itself: here only what is computed wrongly counts
@@ -105,7 +105,7 @@ def test_a_sum_over_many_ranks_is_exact_and_one_that_is_wrong_by_one_is_seen(siz
 
 def burnt_in(run_dir: Path, bad: int | None) -> tuple[int, int]:
     """(exit code, steps done) of a run of which one rank computes wrongly."""
-    s = session(run_dir, "health=[burn_in]", "parallel=ddp", "run.steps=2", *FAST, *CALM)
+    s = open_session(run_dir, "health=[burn_in]", "parallel=ddp", "run.steps=2", *FAST, *CALM)
     exact = measure.products_are_exact
     if s.comms.rank == bad:
         measure.products_are_exact = lambda *_: False  # type: ignore[assignment]
@@ -116,7 +116,7 @@ def burnt_in(run_dir: Path, bad: int | None) -> tuple[int, int]:
 
 
 def test_a_bad_rank_is_named_before_the_first_step(tmp_path: Path) -> None:
-    assert pool(4).run(burnt_in, tmp_path / "bad", 1) == [(3, 0)] * 4
+    assert get_pool(4).run(burnt_in, tmp_path / "bad", 1) == [(3, 0)] * 4
     found = [line for line in read_events(tmp_path / "bad") if line.get("kind") == "burn-in"]
     wrong = "computes wrongly: a product of whole numbers"  # on a busy machine others may be called slow beside it
     (verdict,) = [line for line in found if wrong in line["evidence"]]
@@ -124,7 +124,7 @@ def test_a_bad_rank_is_named_before_the_first_step(tmp_path: Path) -> None:
 
 
 def test_good_ranks_are_measured_once_and_come_as_a_cluster(tmp_path: Path) -> None:
-    assert pool(2).run(burnt_in, tmp_path / "out", None) == [(0, 2)] * 2
+    assert get_pool(2).run(burnt_in, tmp_path / "out", None) == [(0, 2)] * 2
     place = tmp_path / "out" / "logs" / "burn-in.json"
     rows = json.loads(place.read_text())["ranks"]
     assert [row["rank"] for row in rows] == [0, 1]
@@ -136,23 +136,23 @@ def test_good_ranks_are_measured_once_and_come_as_a_cluster(tmp_path: Path) -> N
     assert cluster.numbers["overlap.share"].source.startswith("not measured; of h100_ib")
     assert cluster.get("price.hour") is None, "nothing is invented"
     before = place.read_text()
-    assert pool(2).run(burnt_in, tmp_path / "out", None) == [(0, 2)] * 2
+    assert get_pool(2).run(burnt_in, tmp_path / "out", None) == [(0, 2)] * 2
     assert place.read_text() == before, "at a restart on the same nodes nobody waits for it again"
 
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UserError, match="no rank can be slower by that share"):
-        check(small_run("health=[burn_in]", "health.burn_in.matmul=1.5"))
+        check(build_small_run("health=[burn_in]", "health.burn_in.matmul=1.5"))
     with pytest.raises(UserError, match="cluster=nowhere does not exist"):
-        check(small_run("health=[burn_in]", "health.burn_in.base=nowhere"))
+        check(build_small_run("health=[burn_in]", "health.burn_in.base=nowhere"))
 
 
 def commanded(runs: RealRuns, *words: str, **environment: str) -> subprocess.Popen[str]:
     """`gangline health burn-in --json WORDS`."""
     runs.settings = ()
-    variables = runs._variables(environment)
+    variables = runs._make_variables(environment)
     asked = ("health", "burn-in", "--json", *words, *FAST, *CALM)
-    return runs._start(warm.command("gangline.cli.main", variables), asked, variables)
+    return runs._start(warm.make_command("gangline.cli.main", variables), asked, variables)
 
 
 def test_the_command(tmp_path: Path) -> None:

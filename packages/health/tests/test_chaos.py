@@ -59,7 +59,7 @@ def test_a_killed_a_hanging_and_a_failing_rank_change_nothing(runs):
     runs.train("run.dir=calm", *words)
     faults = "health.chaos.at=[kill@15:1,hang@30:2,exception@45:0]"
     printed = runs.train("run.dir=wild", *words, "launch.max_restarts=3", "health=[on,chaos]", faults)
-    assert runs.curve("wild") == runs.curve("calm")
+    assert runs.read_curve("wild") == runs.read_curve("calm")
     events = read_events(runs.directory / "wild")
     done = [(line["kind"], line["rank"], line["step"]) for line in events if line["event"] == "fault"]
     assert done == [("kill", 1, 15), ("hang", 2, 30), ("exception", 0, 45)]
@@ -82,7 +82,7 @@ def test_spoilt_numbers_and_a_full_disk_are_named_and_undone(runs):
     faults = "health.chaos.at=[disk-full@8:0,nan@40:1,bad-batch@55:2,bit-flip@68:1]"
     full = "health.chaos.full_steps=14"  # the saves of steps 10 and 20
     runs.train("run.dir=wild", *words, "health=[on,chaos]", faults, full, "health.on.corruption.every=5", *again)
-    assert runs.curve("wild") == runs.curve("calm")
+    assert runs.read_curve("wild") == runs.read_curve("calm")
     events = read_events(runs.directory / "wild")
     said = [(line["kind"], line["where"]) for line in events if line["event"] == "verdict"]
     assert "not-saved" in {kind for kind, _ in said}
@@ -101,7 +101,7 @@ def test_a_slow_rank_is_named_with_what_it_costs(runs):
     runs.train("run.dir=out", *words, "health.chaos.at=[slow@12:3]", *window)
     found = [
         verdict
-        for record in runs.records("out")
+        for record in runs.read_records("out")
         for verdict in record["verdicts"]
         if verdict["kind"] == "straggler" and verdict["where"] == "rank 3"
     ]

@@ -25,19 +25,19 @@ from gangline_health.monitors.bits import array_sums, fingerprint, weights, word
 from gangline_health.monitors.corruption import CorruptionMonitor, odd_ones
 from gangline_health.monitors.recompute import COMPUTED, RECEIVED, SAME, Event, first_difference
 from gangline_testkit import as_installed
-from gangline_testkit.health import healthy
+from gangline_testkit.health import make_healthy
 from gangline_testkit.health_ranks import run_training
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 from gangline_testkit.real_runs import RealRuns
-from gangline_testkit.runs import small_run
-from gangline_testkit.sessions import session
+from gangline_testkit.runs import build_small_run
+from gangline_testkit.sessions import open_session
 
 WORDS = ("health=[on]", "health.on.corruption.every=2", "parallel=ddp", "run.steps=8", "checkpoint.every=2")
 
 
 def run(run_dir: Path, bad: int | None, *settings: str) -> tuple[int | str, list[attempts.Attempt]]:
     """A run of which one rank's weight has another bit after its fifth step."""
-    s = session(run_dir, *WORDS, *settings)
+    s = open_session(run_dir, *WORDS, *settings)
     applied = s.runtime.finish_update
 
     def flips() -> None:
@@ -58,7 +58,7 @@ def losses(run_dir: Path) -> list[float]:
 
 
 def test_the_odd_one_of_four_is_named_and_the_run_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
-    for code, (order,) in pool(4).run(run, tmp_path / "bad", 2):
+    for code, (order,) in get_pool(4).run(run, tmp_path / "bad", 2):
         assert code == 0
         assert (order.order, order.kinds, order.start, order.skipped) == (
             "roll_back",
@@ -67,14 +67,14 @@ def test_the_odd_one_of_four_is_named_and_the_run_ends_as_if_nothing_had_been(tm
             0,
         )
         assert "the weights of rank 2 are those of 1 of 4 replicas" in order.why
-    assert pool(4).run(run, tmp_path / "good", None) == [(0, [])] * 4
+    assert get_pool(4).run(run, tmp_path / "good", None) == [(0, [])] * 4
     assert losses(tmp_path / "bad") == losses(tmp_path / "good")
 
 
 def test_an_exclusion_names_the_machine_as_the_launcher_does_and_starts_from_before_the_flip(tmp_path: Path) -> None:
     """Also where a newer checkpoint holds the flipped bit: those who read it would all agree."""
     words = ("health.on.playbooks.corruption.actions=[exclude]", "health.on.corruption.every=4", "checkpoint.every=1")
-    for code, (order,) in pool(4).run(run, tmp_path / "out", 2, *words):
+    for code, (order,) in get_pool(4).run(run, tmp_path / "out", 2, *words):
         assert code == "restart"
         assert (order.order, order.start, order.skipped) == ("restart", "step-00000004", 0)
         assert order.exclude == (name_of_this_node(),)
@@ -82,7 +82,7 @@ def test_an_exclusion_names_the_machine_as_the_launcher_does_and_starts_from_bef
 
 def test_of_two_replicas_none_is_excluded_and_the_run_does_not_go_on(tmp_path: Path) -> None:
     words = ("health.on.playbooks.corruption.actions=[exclude]", "checkpoint.every=3")
-    for code, orders in pool(2).run(run, tmp_path / "out", 1, *words):
+    for code, orders in get_pool(2).run(run, tmp_path / "out", 1, *words):
         assert code == 0
         assert [(order.order, order.start) for order in orders] == [("roll_back", "step-00000003")]
 
@@ -98,13 +98,13 @@ def test_turned_on_in_the_middle_of_a_run_it_trusts_where_it_began() -> None:
 
 
 def test_replicas_that_are_all_compared_are_no_news(tmp_path: Path) -> None:
-    (notes, _), _ = pool(2).run(run_training, tmp_path / "out", "health=[on]", "parallel=ddp", "run.steps=2")
+    (notes, _), _ = get_pool(2).run(run_training, tmp_path / "out", "health=[on]", "parallel=ddp", "run.steps=2")
     assert not any("not-compared" in note for note in notes)
 
 
 def with_a_gradient_flipped(run_dir: Path, bad: int | None, *settings: str) -> tuple[int, list[attempts.Attempt]]:
     """A run of which one rank's gradient has another bit in its fifth step, once the ranks have added theirs."""
-    s = session(run_dir, *WORDS, *settings)
+    s = open_session(run_dir, *WORDS, *settings)
     once = s.runtime.step
 
     def step(microbatches):
@@ -120,10 +120,10 @@ def with_a_gradient_flipped(run_dir: Path, bad: int | None, *settings: str) -> t
 
 def test_a_gradient_that_is_odd_is_named_with_its_rank(tmp_path: Path) -> None:
     every = "health.on.corruption.every=1"
-    for code, (order,) in pool(4).run(with_a_gradient_flipped, tmp_path / "bad", 1, every):
+    for code, (order,) in get_pool(4).run(with_a_gradient_flipped, tmp_path / "bad", 1, every):
         assert (code, order.order, order.start) == (0, "roll_back", "step-00000004")
         assert "the gradients of rank 1 are those of 1 of 4 replicas" in order.why
-    assert pool(4).run(with_a_gradient_flipped, tmp_path / "good", None, every) == [(0, [])] * 4
+    assert get_pool(4).run(with_a_gradient_flipped, tmp_path / "good", None, every) == [(0, [])] * 4
     assert losses(tmp_path / "bad") == losses(tmp_path / "good")
 
 
@@ -141,7 +141,7 @@ def reads(run_dir: Path, bad: bool, steps: int, *layout: str) -> tuple[int, list
 
     DcpCheckpointer.load = damages if bad else load  # type: ignore[method-assign]
     try:
-        s = session(run_dir, "health=[on]", "checkpoint.every=2", *layout, f"run.steps={steps}")
+        s = open_session(run_dir, "health=[on]", "checkpoint.every=2", *layout, f"run.steps={steps}")
         code = train(s)
     finally:
         DcpCheckpointer.load = load  # type: ignore[method-assign]
@@ -151,7 +151,7 @@ def reads(run_dir: Path, bad: bool, steps: int, *layout: str) -> tuple[int, list
 def test_weights_that_are_read_otherwise_than_saved_are_found(tmp_path: Path) -> None:
     """Whatever the layout that saved them: two ranks here, one that reads."""
     for name in ("bad", "good"):
-        assert pool(2).run(reads, tmp_path / name, False, 4, "parallel=ddp") == [(0, [])] * 2
+        assert get_pool(2).run(reads, tmp_path / name, False, 4, "parallel=ddp") == [(0, [])] * 2
     assert reads(tmp_path / "good", False, 6, "parallel=single") == (0, [])
     code, (order,) = reads(tmp_path / "bad", True, 6, "parallel=single")
     assert (code, order.order, order.start) == (0, "roll_back", "step-00000002")
@@ -161,7 +161,7 @@ def test_weights_that_are_read_otherwise_than_saved_are_found(tmp_path: Path) ->
 def test_replicas_that_are_to_differ_are_not_compared(tmp_path: Path) -> None:
     """They differ from the first step on, and meet at the fourth."""
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
-        answers = pool(2).run(watched_apart, tmp_path / "run")
+        answers = get_pool(2).run(watched_apart, tmp_path / "run")
     assert [code for code, _ in answers] == [0, 0]
     assert "not-compared" in answers[0][1]
     assert "corruption" not in answers[0][1]
@@ -171,7 +171,7 @@ def watched_apart(run_dir: Path) -> tuple[int, list[str]]:
     """The exit code, and the kinds of verdicts of the run."""
     words = ("parallel=apart", "batch.global_size=4", "health=[on]", "health.on.corruption.every=1", "run.steps=6")
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
-        code = train(session(run_dir, *words))
+        code = train(open_session(run_dir, *words))
     verdicts = [line for line in read_events(run_dir) if line["event"] == "verdict"]
     return code, [line["kind"] for line in verdicts]
 
@@ -203,7 +203,7 @@ def test_a_rank_that_computes_wrongly_is_named_without_a_replica(tmp_path: Path)
     with RealRuns(tmp_path) as runs:
         runs.train("run.dir=calm", *words)
         runs.train("run.dir=wild", *words, "health=[on,chaos]", "health.chaos.at=[miscompute@6:1]", *twice)
-        assert runs.curve("wild") == runs.curve("calm")
+        assert runs.read_curve("wild") == runs.read_curve("calm")
         found = [line for line in read_events(tmp_path / "wild") if line.get("kind") == "corruption"]
     (verdict,) = [line for line in found if line["event"] == "verdict"]
     assert (verdict["where"], verdict["details"]["exclude"], verdict["step"]) == ("rank 1", "rank 1", 6)
@@ -226,7 +226,7 @@ def test_what_a_step_done_twice_needs_is_asked_for() -> None:
     every = "health.on.corruption.recompute_every=5"
     words = ("model.vocab_size=256", "run.deterministic=false", "health=[on]", every)
     with pytest.raises(UserError, match=r"run.deterministic=on, or health.on.corruption.recompute_every=null"):
-        check(small_run(*words))
+        check(build_small_run(*words))
 
 
 def test_a_rank_is_to_blame_where_it_gave_other_bits_before_it_got_any() -> None:
@@ -250,7 +250,7 @@ def test_of_two_it_is_known_that_they_differ() -> None:
 def test_without_a_majority_nobody_is_named_for_sure(sums: tuple[int, ...]) -> None:
     monitor = CorruptionMonitor(CorruptionOptions())
     monitor.odd = {rank: {"weights": odd} for rank, odd in odd_ones([(7, each, each) for each in sums]).items()}
-    found = list(monitor.observe(next(iter(healthy(1)))))
+    found = list(monitor.observe(next(iter(make_healthy(1)))))
     assert [verdict.where for verdict in found] == [f"rank {rank}" for rank in range(len(sums))]
     assert all("exclude" not in verdict.details and verdict.confidence < 1 for verdict in found)
     assert all("no majority" in verdict.evidence for verdict in found)
@@ -260,12 +260,12 @@ def test_who_is_outvoted_is_named_for_sure() -> None:
     monitor = CorruptionMonitor(CorruptionOptions())
     rows = [(7, each) for each in (1, 1, 1, 2, 2)]
     monitor.odd = {rank: {"weights": odd} for rank, odd in odd_ones(rows).items()}
-    found = list(monitor.observe(next(iter(healthy(1)))))
+    found = list(monitor.observe(next(iter(make_healthy(1)))))
     assert [verdict.details["exclude"] for verdict in found] == ["rank 3", "rank 4"]
 
 
 def test_any_bit_of_any_element_and_any_swap_is_seen(tmp_path: Path) -> None:
-    s = session(tmp_path / "out", "parallel=single")
+    s = open_session(tmp_path / "out", "parallel=single")
     before = fingerprint(weights(s.runtime))
     generator = torch.Generator().manual_seed(0)
     shards = list(s.runtime.shards())

@@ -19,7 +19,7 @@ import pytest
 from gangline.pulse import memory
 from gangline.pulse.write import Pulse
 from gangline.run.events import read_events
-from gangline_basics.launch.failures import first
+from gangline_basics.launch.failures import find_first
 from gangline_health.hangs import flight
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched
@@ -71,9 +71,9 @@ def test_a_stopped_rank_is_found_named_killed_and_the_run_goes_on(runs):
     flights = [json.loads((out / "logs" / name).read_text()) for name in report["flight_recorder"]]
     assert len(flights) == 3, "torch's own record, of those that could answer"
     assert all(any(entry["profiling_name"].startswith("gloo:") for entry in one["entries"]) for one in flights)
-    begun = len(runs.records("out"))
+    begun = len(runs.read_records("out"))
     wait_for(lambda: rank_of(out, 2).read().pid != stopped.pid if len(find(out)) == 4 else False)
-    wait_for(lambda: len(runs.records("out")) > begun + 20)
+    wait_for(lambda: len(runs.read_records("out")) > begun + 20)
     os.kill(run.pid, signal.SIGINT)
     printed, _ = run.communicate(timeout=120)
     assert "rank 2 failed first: hang: rank 2" in printed
@@ -94,8 +94,8 @@ def test_act_warn_with_a_stopped_rank_continues_the_run(runs):
         wait_for(lambda: stacks.exists() and stacks.read_text().endswith("}"))
         stacks.unlink()
         os.kill(stopped, signal.SIGCONT)
-        begun = len(runs.records("out"))
-        wait_for(lambda begun=begun: len(runs.records("out")) > begun + 10)
+        begun = len(runs.read_records("out"))
+        wait_for(lambda begun=begun: len(runs.read_records("out")) > begun + 10)
     assert run.poll() is None
     assert not [line for line in read_events(out) if line["event"] in ("end", "order")]
     assert [line["suggestion"] for line in verdicts(out)] == ["warn", "warn"]
@@ -154,7 +154,7 @@ def test_a_check_that_never_returns_is_named_and_left_out_and_the_run_goes_on(ru
     (failed,) = verdicts(tmp_path / "out", "check-failed")
     wanted = "health=sleeps is left out until the job ends or its code changes: rank 1 failed first: hang"
     assert failed["evidence"].startswith(wanted)
-    assert [record["step"] for record in runs.records("out")] == list(range(1, 61))
+    assert [record["step"] for record in runs.read_records("out")] == list(range(1, 61))
 
 
 @pytest.mark.nightly  # nothing is learnt by then: as long as the slowest build of a busy machine may take
@@ -170,7 +170,7 @@ def test_a_check_that_never_comes_back_from_its_start_is_named_too(runs, tmp_pat
     assert "in what health=sleeps does" in hang["evidence"]
     (failed,) = verdicts(tmp_path / "out", "check-failed")
     assert failed["evidence"].startswith("health=sleeps is left out until the job ends")
-    assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4]
+    assert [record["step"] for record in runs.read_records("out")] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("trouble", ["an odd answer", "no URL", "no room for the stacks"])
@@ -191,7 +191,7 @@ def test_a_hung_rank_is_killed_though_nobody_could_be_told(tmp_path: Path, troub
     finally:
         child.kill()
         child.wait()
-    failure = first(logs, 1)
+    failure = find_first(logs, 1)
     assert failure is not None
     assert (failure.rank, failure.what) == (0, "hang: rank 0 stands still; it was killed")
     assert failure.member == "health/mine", "the next start leaves it out"
@@ -214,7 +214,7 @@ def test_of_what_comes_in_anybodys_code_no_check_is_blamed(tmp_path: Path, why: 
         for child in children:
             child.kill()
             child.wait()
-    failure = first(tmp_path / "logs", 1)
+    failure = find_first(tmp_path / "logs", 1)
     assert failure is not None
     assert failure.member == member
 

@@ -18,8 +18,8 @@ from gangline_health.commands.report import run as report
 from gangline_health.ledger.picture import picture
 from gangline_health.ledger.report import Ledger, ledger
 from gangline_health.ledger.spans import KINDS, Span, partition, seconds
-from gangline_testkit import readable, tips_of, words_of
-from gangline_testkit.sessions import session
+from gangline_testkit import list_readable, list_tips, list_words
+from gangline_testkit.sessions import open_session
 
 BEGAN = 1.7e9
 
@@ -212,10 +212,10 @@ def test_a_run_with_a_kill_step_by_step(tmp_path: Path) -> None:
     assert set(content["seconds"]) == set(KINDS)
     assert content["young_daly"]["checkpoint_seconds"] > 0
     drawn = picture(of)
-    words = readable(drawn)
+    words = list_readable(drawn)
     assert words[0].startswith("Where the time went")
     assert {"the run", "faults", "seconds since the run began", "seconds", "lost work", "data wait"} <= set(words)
-    (tip,) = tips_of(render(drawn, ".svg").decode())
+    (tip,) = list_tips(render(drawn, ".svg").decode())
     assert tip == "rank: rank 1 failed first: killed by SIGKILL, found after 3.06 s"
     above, below = drawn.axes
     (fault,) = above.get_lines()
@@ -274,7 +274,7 @@ def test_spans_are_cut_without_gap_or_overlap(drawn: list[tuple[float, float, st
 
 def test_a_real_run_that_died_and_went_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    s = session(out, "run.steps=8", "parallel=single")
+    s = open_session(out, "run.steps=8", "parallel=single")
     taken = s.runtime.finish_update
 
     def dies() -> None:
@@ -285,13 +285,13 @@ def test_a_real_run_that_died_and_went_on(tmp_path: Path, capsys: pytest.Capture
     s.runtime.finish_update = dies  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         train(s)
-    assert train(session(out, "run.steps=8", "parallel=single")) == 0
+    assert train(open_session(out, "run.steps=8", "parallel=single")) == 0
     whole(ledger(out))
     assert report([str(out), "--json", "--svg", str(tmp_path / "run.svg")]) == 0
     content = json.loads(capsys.readouterr().out)
     assert sum(content["seconds"].values()) == pytest.approx(content["wall_seconds"])
     assert content["seconds"]["compute"] > 0
-    assert "seconds since the run began" in words_of((tmp_path / "run.svg").read_text())
+    assert "seconds since the run began" in list_words((tmp_path / "run.svg").read_text())
     assert report([str(out)]) == 0
     assert "where the time went" in capsys.readouterr().out
 

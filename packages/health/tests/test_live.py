@@ -36,7 +36,7 @@ from gangline_health.live.follow import Follower
 from gangline_health.live.openmetrics import GAUGES, RunCollector
 from gangline_testkit.ports import free_port
 from gangline_testkit.real_runs import RealRuns
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 WARNS = {"event": "verdict", "kind": "straggler", "where": "rank 3", "suggestion": "warn", "evidence": 'a "slow" one'}
 
@@ -154,9 +154,9 @@ def test_metrics_are_served_and_follow_the_run(tmp_path: Path) -> None:
 
 def test_metrics_port_names_the_extra_where_the_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    check(small_run("health=[on]", "model.vocab_size=256"))
+    check(build_small_run("health=[on]", "model.vocab_size=256"))
     with pytest.raises(UserError, match=r"pip install 'gangline-health\[metrics\]'"):
-        check(small_run("health=[on]", "model.vocab_size=256", "health.on.metrics_port=9100"))
+        check(build_small_run("health=[on]", "model.vocab_size=256", "health.on.metrics_port=9100"))
 
 
 def test_a_port_that_cannot_be_had_is_told_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_a_command_that_hangs_leaves_no_process(tmp_path: Path, end: str) -> Non
 @pytest.mark.parametrize("url", ["http://host:abc/", "http://[bad", "http:///path", "http://a b/", "ftp://host/x"])
 def test_a_url_that_is_none_is_refused_and_sending_to_it_raises_nothing(url: str) -> None:
     with pytest.raises(UserError, match=r"health.on.alert is no URL"):
-        check(small_run("health=[on]", f"health.on.alert='{url}'"))
+        check(build_small_run("health=[on]", f"health.on.alert='{url}'"))
     assert send(url, WARNS) != ""
 
 
@@ -314,13 +314,13 @@ def test_no_word_of_a_webhook_is_written_down(
     secret = f"{hook}/T0-very-secret"
     for literal in (secret, f"curl -d @- {secret}", "http://me:word@host"):
         with pytest.raises(UserError, match=r"health.on.alert holds a secret"):
-            check(small_run("health=[on]", f"health.on.alert='{literal}'"))
-    check(small_run("health=[on]", "model.vocab_size=256", "health.on.alert='sh alert.sh'"))
+            check(build_small_run("health=[on]", f"health.on.alert='{literal}'"))
+    check(build_small_run("health=[on]", "model.vocab_size=256", "health.on.alert='sh alert.sh'"))
     monkeypatch.setenv("HOOK", secret)
     words = ("model.vocab_size=256", "health.on.alert=${oc.env:HOOK}", f"run.dir={tmp_path}/out")
-    run = small_run("health=[on]", *words)
+    run = build_small_run("health=[on]", *words)
     check(run)
-    arguments = json.dumps([one.args for _, part in run.parts() for one in part.sidecars(run)])
+    arguments = json.dumps([one.args for _, part in run.iterate_parts() for one in part.list_sidecars(run)])
     RunDirectory.create(run).unlock()
     out = tmp_path / "out"
     assert alerts.target_of(str(out)) == secret
@@ -388,8 +388,8 @@ def test_a_run_is_shown_scraped_and_told_of_while_it_lives(tmp_path: Path, capsy
         told = tmp_path / "told"
         (first, *_) = wait_for(lambda: told.exists() and told.read_text().splitlines())
         assert json.loads(first)["kind"] == "not-finite"
-        done = runs.records("out")[-1]["step"]
-        wait_for(lambda: runs.records("out")[-1]["step"] > done + 5, seconds=60)
+        done = runs.read_records("out")[-1]["step"]
+        wait_for(lambda: runs.read_records("out")[-1]["step"] > done + 5, seconds=60)
         assert watch.run([str(tmp_path / "out"), "--once"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
         assert "2 of 2 ranks are on this machine" in shown

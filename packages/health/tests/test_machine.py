@@ -18,7 +18,7 @@ from gangline_health.config import MachineOptions
 from gangline_health.gpus import Gpus, has_gpus
 from gangline_health.monitors.machine import MachineMonitor
 from gangline_health.probes import Finding, Probe, descriptors, disk, memory
-from gangline_testkit.health import healthy
+from gangline_testkit.health import make_healthy
 
 
 class Refused(Exception):
@@ -234,7 +234,7 @@ def test_a_finding_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert monitor.watches() == "descriptors, memory, disk, gpus"
     said: list[Verdict] = []
     deadline, more = time.monotonic() + 60, 20  # records after the one at which it is said
-    for record in healthy(6000):
+    for record in make_healthy(6000):
         said += monitor.observe(record)
         more -= bool(said)
         if not more or time.monotonic() > deadline:
@@ -258,7 +258,7 @@ def test_the_same_defect_of_a_second_gpu_is_news_and_another_number_of_the_first
     def heard(until: int, said: list[str]) -> list[str]:
         deadline, more = time.monotonic() + 60, 20
         while more and time.monotonic() < deadline:
-            said += [verdict.evidence for verdict in monitor.observe(healthy(1)[0])]
+            said += [verdict.evidence for verdict in monitor.observe(make_healthy(1)[0])]
             more -= len(said) >= until
             time.sleep(0.01)
         return said
@@ -280,7 +280,7 @@ def test_without_a_driver_gpus_are_unknown_and_that_is_said_at_the_start(monkeyp
     monkeypatch.setattr("gangline_health.monitors.machine.has_gpus", lambda: True)
     monitor = MachineMonitor(MachineOptions(), "/")
     assert monitor.unknown().startswith("gpus (")
-    assert [v for record in healthy(5) for v in monitor.observe(record) if v.details["probe"] == "gpus"] == []
+    assert [v for record in make_healthy(5) for v in monitor.observe(record) if v.details["probe"] == "gpus"] == []
 
 
 def test_a_machine_without_a_gpu_has_no_gpu_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +308,7 @@ def test_a_clock_that_is_off_is_named() -> None:
     monitor = MachineMonitor(MachineOptions(memory=0, disk=0, descriptors=1), "/")
     monitor.attach(cast(Any, None), cast(Any, SimpleNamespace(rank=2)), None, torch.device("cpu"))
     said = []
-    for record in healthy(4):
+    for record in make_healthy(4):
         monitor.collective(cast(Any, Three()), record.step)
         said += [verdict for verdict in monitor.observe(record) if verdict.details["probe"] == "clock"]
     (verdict,) = said

@@ -11,13 +11,13 @@ import pytest
 from gangline.record import StepRecord
 from gangline_health.config import NumbersOptions
 from gangline_health.monitors.numbers import ROUTINE, SEVERAL, NumbersMonitor
-from gangline_testkit.health import healthy
+from gangline_testkit.health import make_healthy
 
 
 def series(losses, norms=None) -> list[StepRecord]:
     found = []
     for step, loss in enumerate(losses, 1):
-        record = healthy(1)[0]
+        record = make_healthy(1)[0]
         record.step, record.loss, record.grad_norm = (
             step,
             float(loss),

@@ -9,7 +9,7 @@ from gangline.health import Action, Agreed, Order, Verdict
 from gangline.run.attempts import Attempt
 from gangline_health.config import Budget, Playbook, Playbooks
 from gangline_health.playbooks import count_used, respond
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 
 def verdict(kind: str = "loss-spike", step: int = 500, row: int = 3, **details) -> Verdict:
@@ -155,8 +155,8 @@ def test_no_run_goes_round_in_circles(faults: list[tuple[str, int]], back: int) 
     ],
 )
 def test_playbook_option_without_effect_is_noted(setting: str, said: str) -> None:
-    run = small_run("health=[on]", "checkpoint.every=10", f"health.on.playbooks.{setting}")
-    notices = run.health["on"].notices(run)
+    run = build_small_run("health=[on]", "checkpoint.every=10", f"health.on.playbooks.{setting}")
+    notices = run.health["on"].list_notices(run)
     assert [said in notice for notice in notices] == ([True] if said else [])
-    run = small_run("health=[on]", "launch=elastic", "checkpoint.every=10")
-    assert run.health["on"].notices(run) == []
+    run = build_small_run("health=[on]", "launch=elastic", "checkpoint.every=10")
+    assert run.health["on"].list_notices(run) == []

@@ -19,7 +19,7 @@ from gangline.pulse.memory import remove, sweep
 from gangline.pulse.write import Pulse, use
 from gangline_health.pulses import PulseReader, find, readers
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 # A rank that is killed in its backward pass, in a collective of a group of four.
 RANK = """
@@ -29,7 +29,7 @@ pulse = Pulse.open(sys.argv[1], rank=3, world=8, generation=2, owner=int(sys.arg
 group = pulse.group("tp", (0, 1, 2, 3))
 for step in range(1, 7):
     pulse.step(step)
-    with pulse.phase("backward"):
+    with pulse.enter_phase("backward"):
         row = pulse.begin(group, 1, 4096)
         before = pulse.wait(row)
         if step == 6:
@@ -112,14 +112,16 @@ def test_how_long_phases_last_is_kept_without_the_first_steps(tmp_path):
         for step in range(11, 21):
             mine.step(step)
             began = time.perf_counter()
-            with mine.phase("forward"):
+            with mine.enter_phase("forward"):
                 time.sleep(0.05 if step < 14 else 0.001)
             short += time.perf_counter() - began < 0.05
         (path,) = find(tmp_path)
         lasted = PulseReader(path).read().lasted["forward"]
         assert sum(lasted) == 7
-        assert max(layout.upper(n) for n, count in enumerate(lasted) if count) * 1e-9 >= 0.001
-        assert sum(lasted[: layout.column(50_000_000) + 1]) >= short, "as long as they were, where the machine paused"
+        assert max(layout.compute_upper(n) for n, count in enumerate(lasted) if count) * 1e-9 >= 0.001
+        assert sum(lasted[: layout.find_column(50_000_000) + 1]) >= short, (
+            "as long as they were, where the machine paused"
+        )
     finally:
         remove(os.getpid())
 
@@ -156,7 +158,7 @@ def waiting(run_dir: str, seconds: float):
     """Rank 1 comes late to a sum; what rank 0's pulse says meanwhile, read by rank 1."""
     try:
         mine = Pulse.open(run_dir, rank.index, rank.world, 0, os.getppid())
-        comm = Pulsed(rank.comms(Mesh.of({"dp_shard": rank.world}), False).axis("dp_shard"), mine)
+        comm = Pulsed(rank.make_comms(Mesh.of({"dp_shard": rank.world}), False).get_comm("dp_shard"), mine)
         comm.barrier()
         seen = None
         if rank.index == 1:
@@ -175,7 +177,7 @@ def waiting(run_dir: str, seconds: float):
 
 def test_who_waits_for_whom_is_seen_while_it_waits(tmp_path):
     try:
-        assert pool(2).run(waiting, str(tmp_path), 120.0)[1] == ("collective", ("all_reduce", 2, 12))
+        assert get_pool(2).run(waiting, str(tmp_path), 120.0)[1] == ("collective", ("all_reduce", 2, 12))
     finally:
         sweep()
         for path in find(tmp_path):

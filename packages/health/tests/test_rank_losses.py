@@ -18,9 +18,9 @@ from gangline.run.events import read_events
 from gangline.train.rank import train
 from gangline_health.config import RankLossesOptions
 from gangline_health.monitors.rank_losses import RankLossesMonitor
-from gangline_testkit.health import healthy
-from gangline_testkit.pool import pool
-from gangline_testkit.sessions import session
+from gangline_testkit.health import make_healthy
+from gangline_testkit.pool import get_pool
+from gangline_testkit.sessions import open_session
 
 RANKS = 8
 
@@ -28,7 +28,7 @@ RANKS = 8
 def records(steps: int, seed: int = 0, ranks: int = RANKS, tail: bool = False) -> Iterator[StepRecord]:
     """A falling loss; ranks differ by chance, with a `tail` as of a mixture: one in ten reads something much harder."""
     draw = random.Random(seed)
-    for record in healthy(steps, seed):
+    for record in make_healthy(steps, seed):
         hard = [draw.random() < 0.1 if tail else False for _ in range(ranks)]
         losses: list[float | None] = [record.loss + draw.gauss(1.5 if one else 0.0, 0.1) for one in hard]
         yield replace(record, rank_losses=losses, tokens=ranks * 4096)
@@ -103,7 +103,7 @@ SINCE = 48
 
 def with_a_fault(run_dir: Path, bad: int | None, what: str) -> int:
     """A run of which one rank reads noise in place of text, or has the sign of some weights wrong; the exit code."""
-    s = session(run_dir, *REAL)
+    s = open_session(run_dir, *REAL)
     take, applied = s.batches.take, s.runtime.finish_update
     draw = torch.Generator().manual_seed(0)
 
@@ -129,7 +129,7 @@ def with_a_fault(run_dir: Path, bad: int | None, what: str) -> int:
 
 @pytest.mark.parametrize("what", ["data", pytest.param("weights", marks=pytest.mark.nightly)])
 def test_of_four_real_ranks_the_one_that_reads_or_computes_something_else_is_named(tmp_path: Path, what: str) -> None:
-    assert pool(4).run(with_a_fault, tmp_path / "out", 2, what) == [0] * 4
+    assert get_pool(4).run(with_a_fault, tmp_path / "out", 2, what) == [0] * 4
     found = [line for line in read_events(tmp_path / "out") if line.get("kind") == "rank-loss"]
     assert {line["where"] for line in found} == {"rank 2"}
     assert {line["details"]["rank"] for line in found} == {2}
@@ -143,6 +143,6 @@ def test_of_four_real_ranks_the_one_that_reads_or_computes_something_else_is_nam
 
 @pytest.mark.nightly
 def test_of_four_real_ranks_with_nothing_wrong_none_is_named(tmp_path: Path) -> None:
-    assert pool(4).run(with_a_fault, tmp_path / "out", None, "") == [0] * 4
+    assert get_pool(4).run(with_a_fault, tmp_path / "out", None, "") == [0] * 4
     assert not [line for line in read_events(tmp_path / "out") if line.get("kind") == "rank-loss"]
     assert len(read_records(tmp_path / "out" / "metrics.jsonl")[-1]["rank_losses"]) == 4

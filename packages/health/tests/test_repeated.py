@@ -171,7 +171,7 @@ def test_a_run_that_fails_at_one_step_again_and_again(tmp_path: Path, kills: int
             return
         runs.train("run.dir=calm", *words)
         assert then == []
-        assert runs.curve("out") == runs.curve("calm")
+        assert runs.read_curve("out") == runs.read_curve("calm")
 
 
 @pytest.mark.nightly

@@ -23,9 +23,9 @@ from gangline_health.check import WatchCheck
 from gangline_health.config import WatchedHealth
 from gangline_health.monitors.base import Monitor
 from gangline_health.monitors.numbers import NumbersMonitor
-from gangline_testkit.health import healthy
-from gangline_testkit.runs import small_run
-from gangline_testkit.sessions import session
+from gangline_testkit.health import make_healthy
+from gangline_testkit.runs import build_small_run
+from gangline_testkit.sessions import open_session
 
 G, STEPS = 8, 70
 BAD = range(60 * G, 63 * G)  # samples
@@ -40,7 +40,7 @@ HEALTH = (
 
 def run(run_dir: Path, bad: range, *settings: str) -> tuple[int, list[dict], list[attempts.Attempt]]:
     """A run whose loss is five times as high over some samples: (exit code, records, orders)."""
-    s = session(run_dir, *HEALTH, *settings)
+    s = open_session(run_dir, *HEALTH, *settings)
     step = s.runtime.step
 
     def spoilt(microbatches):
@@ -81,7 +81,7 @@ def test_where_it_does_not_help_the_run_stops_and_says_why(tmp_path: Path) -> No
 
 
 def test_weights_with_a_nan_are_not_saved_and_the_run_recovers(tmp_path: Path) -> None:
-    s = session(tmp_path / "out", *HEALTH, "run.steps=12", "checkpoint.every=4")
+    s = open_session(tmp_path / "out", *HEALTH, "run.steps=12", "checkpoint.every=4")
     update, once = s.optimizer.step, [8]
 
     def breaks(learning_rate: float) -> None:
@@ -120,8 +120,8 @@ def test_without_a_checkpoint_to_go_back_to_the_run_stops_and_says_so(tmp_path: 
     ],
 )
 def test_notice_names_checkpoints_that_a_playbook_would_miss(words: tuple[str, ...], said: str) -> None:
-    whole = small_run("health=[on]", "parallel=ddp", "launch.processes=2", "checkpoint=torch", *words)
-    notices = [note for _, config in whole.parts() for note in config.notices(whole)]
+    whole = build_small_run("health=[on]", "parallel=ddp", "launch.processes=2", "checkpoint=torch", *words)
+    notices = [note for _, config in whole.iterate_parts() for note in config.list_notices(whole)]
     assert [said in note for note in notices] == ([True] if said else [])
 
 
@@ -132,7 +132,7 @@ def test_a_monitor_that_raises_is_named_and_the_run_goes_on(tmp_path: Path, monk
         return ()
 
     monkeypatch.setattr(NumbersMonitor, "observe", observe)
-    s = session(tmp_path / "out", "health=[on]", "run.steps=6")
+    s = open_session(tmp_path / "out", "health=[on]", "run.steps=6")
     told: list[str] = []
     s.reporter.note = told.append  # type: ignore[assignment]
     assert train(s) == 0
@@ -164,7 +164,7 @@ class Counts(Monitor):
 
 
 def test_note_at_the_start_is_one_short_line_with_details_beside_it() -> None:
-    run = small_run("health=[on]")
+    run = build_small_run("health=[on]")
     check = WatchCheck(cast(WatchedHealth, run.health["on"]), run)
     (note,) = [verdict for verdict in check.before_run() if verdict.kind == "watch"]
     names = "numbers, corruption, rank_losses, stragglers, saves, repeated, machine"
@@ -178,12 +178,12 @@ def test_note_at_the_start_is_one_short_line_with_details_beside_it() -> None:
 
 def test_a_monitor_that_raises_on_one_rank_is_left_out_by_all_at_once() -> None:
     """Else the other ranks would wait for it in its collective, and states would differ."""
-    run = small_run("health=[on]")
+    run = build_small_run("health=[on]")
     checks = [WatchCheck(cast(WatchedHealth, run.health["on"]), run) for _ in range(2)]
     mine = [Counts(), Counts(raises=3)]
     for each, monitor in zip(checks, mine, strict=True):
         each.monitors = {monitor.name: monitor}
-    for record in healthy(6):
+    for record in make_healthy(6):
         for each in checks:
             each.before_step(record.step)
             each.collective(cast(Comm, None))
@@ -207,13 +207,13 @@ def test_a_monitor_that_raises_on_one_rank_is_left_out_by_all_at_once() -> None:
 )
 def test_what_cannot_be_is_refused(word: str, said: str) -> None:
     with pytest.raises(UserError, match="health") as caught:
-        check(small_run("health=[on]", word))
+        check(build_small_run("health=[on]", word))
     assert said in str(caught.value)
 
 
 def test_what_is_refused_is_told_its_own_default() -> None:
     with pytest.raises(UserError, match="must each be one of note, warn") as caught:
-        check(small_run("health=[on]", "health.on.playbooks.loss_spike.actions=[explode]"))
+        check(build_small_run("health=[on]", "health.on.playbooks.loss_spike.actions=[explode]"))
     assert "The default:  health.on.playbooks.loss_spike.actions=[roll_back" in str(caught.value)
 
 
@@ -227,13 +227,13 @@ def test_a_monitor_that_raises_in_a_collective_is_the_only_one_that_is_left_out(
 
     monkeypatch.setattr(NumbersMonitor, "collective", collective)
     with pytest.raises(OSError, match="no such driver") as raised:
-        train(session(tmp_path / "out", "health=[on]", "run.steps=6"))
+        train(open_session(tmp_path / "out", "health=[on]", "run.steps=6"))
     member = RankFailure.of(0, raised.value).member
     assert member == "health/on/numbers"
     events = Events(tmp_path / "out")
     events.write("launch", why="rank", member=member, evidence="no such driver")
     events.close()
-    s = session(tmp_path / "out", "health=[on]", "run.steps=6")
+    s = open_session(tmp_path / "out", "health=[on]", "run.steps=6")
     assert train(s) == 0
     check = s.health["on"]
     assert isinstance(check, WatchCheck)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gangline_health.monitors.saves import SavesMonitor
-from gangline_testkit.health import healthy
+from gangline_testkit.health import make_healthy
 
 FULL, GONE = "No space left on device (/runs/a)", "the store is lost"
 
@@ -14,7 +14,7 @@ def test_each_reason_is_said_once_and_again_when_it_has_come_back() -> None:
     monitor = SavesMonitor()
     why = {3: FULL, 4: FULL, 5: GONE, 6: None, 7: FULL}
     said = {}
-    for record in healthy(10):
+    for record in make_healthy(10):
         saved = "step-00000001" if record.step == 2 else None
         for verdict in monitor.observe(replace(record, failed_save=why.get(record.step), saved=saved)):
             said[record.step] = verdict

@@ -9,10 +9,10 @@ import pytest
 
 from gangline import UserError
 from gangline.config.check import check
-from gangline.explain.reliability import Reliability, SimulatedJob, simulator
+from gangline.explain.reliability import Reliability, SimulatedJob, build_simulator
 from gangline_health.commands.simulate import run, simulate_courses, text_of
 from gangline_health.simulate import EventSimulator
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 JOBS = {
     "a thousand GPUs": SimulatedJob(nodes=128, days=300, save_seconds=60, restart_seconds=600, spares=99),
@@ -33,14 +33,14 @@ def test_it_comes_to_the_closed_form(name: str) -> None:
 
 def test_no_other_interval_does_better_than_young_and_daly() -> None:
     model = Reliability(3600.0, 30.0, 120.0)
-    best = max((model.ettr(every), every) for every in range(30, 3600, 5))
-    assert model.young_daly() == pytest.approx(best[1], rel=0.1)
-    assert model.ettr(model.young_daly()) == pytest.approx(best[0], rel=1e-3)
+    best = max((model.compute_ettr(every), every) for every in range(30, 3600, 5))
+    assert model.compute_young_daly() == pytest.approx(best[1], rel=0.1)
+    assert model.compute_ettr(model.compute_young_daly()) == pytest.approx(best[0], rel=1e-3)
 
 
 def test_table_of_optimal_intervals() -> None:
     """Young's sqrt(2 w M), to within the save itself: M = 7.9 h, w = 60 s."""
-    assert Reliability(7.9 * 3600, 60.0, 0.0).young_daly() == pytest.approx(1847 - 60, abs=2)
+    assert Reliability(7.9 * 3600, 60.0, 0.0).compute_young_daly() == pytest.approx(1847 - 60, abs=2)
 
 
 def test_without_spares_a_job_waits_for_repairs() -> None:
@@ -98,11 +98,11 @@ def test_a_simulator_is_chosen_by_its_name(capsys: pytest.CaptureFixture[str]) -
     named = json.loads(capsys.readouterr().out)
     assert run(words) == 0
     assert json.loads(capsys.readouterr().out) == named
-    assert type(simulator("events")) is EventSimulator
+    assert type(build_simulator("events")) is EventSimulator
     with pytest.raises(UserError, match="Installed choices for simulator: events"):
         run([*words, "--simulator", "oracle"])
 
 
 def test_a_run_has_no_use_for_one() -> None:
     with pytest.raises(UserError, match="No part of a run reads that group"):
-        check(small_run("model.vocab_size=256", "simulator=events"))
+        check(build_small_run("model.vocab_size=256", "simulator=events"))

@@ -16,7 +16,7 @@ from gangline_health.monitors.steadily_slow import SlowRanks
 from gangline_health.monitors.straggler_options import StragglersOptions
 from gangline_health.monitors.stragglers import OWN, StragglersMonitor
 from gangline_health.playbooks import respond
-from gangline_testkit.health import healthy
+from gangline_testkit.health import make_healthy
 
 RANKS = 8
 
@@ -27,7 +27,7 @@ def rows(
     """Records of ranks with noise of five percent and pauses now and then; one is slow in one phase."""
     draw = random.Random(seed)
     usual = {"data": 0.001, "forward": 0.1, "backward": 0.2, "optimizer": 0.02, "other": 0.004}
-    for record in healthy(steps, seed):
+    for record in make_healthy(steps, seed):
         own = {name: [one * abs(draw.gauss(1.0, 0.05)) for _ in range(RANKS)] for name, one in usual.items()}
         if draw.random() < 0.1:  # any rank may be held up once
             own["forward"][draw.randrange(RANKS)] += 0.5
@@ -104,7 +104,7 @@ def test_one_rank_and_ranks_that_say_nothing_are_no_stragglers():
     monitor = StragglersMonitor(StragglersOptions())
     alone = {name: [1.0] for name in (*OWN, "collective", "checkpoint")}
     records = [
-        replace(record, rank_phases=phases) for record, phases in zip(healthy(40), [None, alone] * 20, strict=True)
+        replace(record, rank_phases=phases) for record, phases in zip(make_healthy(40), [None, alone] * 20, strict=True)
     ]
     assert said(monitor, records) == []
 

@@ -22,7 +22,7 @@ def test_what_is_planted_under_torchrun_is_found_and_named(tmp_path: Path) -> No
     with RealRuns(tmp_path) as runs:
         started = runs.start("run.dir=out", *WORDS, FAULTS, agent=AGENT, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
         runs.finish(started)
-        records = runs.records("out")
+        records = runs.read_records("out")
     out = tmp_path / "out"
     assert [record["step"] for record in records] == list(range(1, 41))
     assert [record["step"] for record in records if record["skipped"]] == [12]

@@ -15,7 +15,7 @@ import pytest
 HERE = Path(__file__).parent
 CODE = """
 import sys
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline_basics.launch import forkserver
 from gangline_launch.forked import fork_agent
 """
@@ -29,7 +29,7 @@ forked.OF_AN_AGENT, forkserver.list_modules = (), lambda run: set()
 forkserver.PRELOAD = (forkserver.PRELOAD[0], "slow_to_load")
 """
 FORK = """
-sys.exit(fork_agent("forked_agent:" + sys.argv[1], (sys.argv[2],), default_run()))
+sys.exit(fork_agent("forked_agent:" + sys.argv[1], (sys.argv[2],), build_default_run()))
 """
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gangline.cli.train import main as train
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline_launch.kubernetes import manifests
 from gangline_launch.kubernetes.config import KubernetesLaunch
 from gangline_launch.kubernetes.launcher import dump
@@ -52,7 +52,7 @@ DIRECTORIES = {"fabric": "/runs/some one's/00"}
 
 
 def rendered(name: str) -> list[dict]:
-    run = default_run(parallel="ddp", launch=CASES[name])
+    run = build_default_run(parallel="ddp", launch=CASES[name])
     return manifests.render(CASES[name], run, Path(DIRECTORIES.get(name, "/runs/my_run.7")), "0123abcd")
 
 
@@ -146,7 +146,7 @@ def test_what_a_pod_cannot_be_without_is_refused(words, said, capsys):
 def test_names_that_kubernetes_refuses_are_refused_before_the_submit(option, bad, good):
     def said(value):
         config = replace(CASES["jobset"], **{option: value})
-        run = default_run(parallel="ddp", launch=config)
+        run = build_default_run(parallel="ddp", launch=config)
         run.job.dir = "/runs/one"
         return [problem.what for problem in config.check(run)]
 
@@ -232,7 +232,7 @@ def test_what_a_pod_says_is_in_the_run_directory_and_settings_of_the_network_com
     python.chmod(0o755)
     (tmp_path / "nccl-env-profile.sh").write_text("export OF_PROFILE=set\n")
     config = CASES["fabric"]
-    text = manifests.script(config, default_run(parallel="ddp", launch=config), run_dir)
+    text = manifests.script(config, build_default_run(parallel="ddp", launch=config), run_dir)
     variables = {"PATH": f"{python.parent}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "1"}
     variables["NCCL_LIB_DIR"] = str(tmp_path)
     with (tmp_path / "logs").open("wb") as logs:  # no pipe: tail ends once bash has been waited for
@@ -262,7 +262,7 @@ def expanded(command: str, variables: dict[str, str]) -> str:
 
 def test_bash_gets_the_script_after_the_expansion_of_kubernetes():
     config = replace(CASES["kueue"], setup=["export A=$(HOME) B=$$$ C=$(PYTHONUNBUFFERED)"])
-    run, run_dir = default_run(parallel="ddp", launch=config), Path("/runs/$(PYTHONUNBUFFERED)/$$")
+    run, run_dir = build_default_run(parallel="ddp", launch=config), Path("/runs/$(PYTHONUNBUFFERED)/$$")
     command = manifests.pod(config, run, run_dir)["spec"]["containers"][0]["command"]
     assert expanded(command[2], {"PYTHONUNBUFFERED": "1"}) == manifests.script(config, run, run_dir)
     assert "tail --pid=$$ " in manifests.script(config, run, run_dir)

@@ -15,9 +15,9 @@ import pytest
 
 from gangline import UserError
 from gangline.config import ParallelConfig
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.run.ending import RunEnding, decide_ending
-from gangline_basics.cluster.given import nodes_per_rack
+from gangline_basics.cluster.given import count_nodes_per_rack
 from gangline_basics.launch.placed import PlacedAddress
 from gangline_launch import agent, clocks, fabric, storage
 from gangline_launch.explain import axes_by_tier
@@ -125,7 +125,7 @@ def test_what_other_machines_do_not_see_is_named(tmp_path):
 
 
 def test_what_a_run_needs_is_its_directory_its_data_and_its_code(tmp_path):
-    run = default_run()
+    run = build_default_run()
     run.data.path = "corpus"
     names = [what for what, _ in storage.list_needed_paths(run, tmp_path)]
     assert names[0] == "the run directory"
@@ -154,8 +154,8 @@ def test_ranks_are_in_the_order_of_places():
 
 
 def test_racks_of_different_numbers_promise_nothing():
-    assert nodes_per_rack(["s.r0.a", "s.r0.b", "s.r1.c", "s.r1.d"]) == 2
-    assert nodes_per_rack(["s.r0.a", "s.r0.b", "s.r1.c"]) == 1
+    assert count_nodes_per_rack(["s.r0.a", "s.r0.b", "s.r1.c", "s.r1.d"]) == 2
+    assert count_nodes_per_rack(["s.r0.a", "s.r0.b", "s.r1.c"]) == 1
 
 
 def test_pods_are_in_the_order_of_the_labels_of_their_nodes(tmp_path, capsys):
@@ -166,7 +166,7 @@ def test_pods_are_in_the_order_of_the_labels_of_their_nodes(tmp_path, capsys):
     }
     places = {name: levels.place(name, of_node, wanted) for name, of_node in labels.items()}
     assert places["ip-5.internal"] == "z1.r0.ip-5-internal"
-    assert nodes_per_rack(list(places.values())) == 2
+    assert count_nodes_per_rack(list(places.values())) == 2
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / levels.FILE).write_text(json.dumps(places))
     given = []
@@ -277,7 +277,7 @@ SPARE = "  spine.rack1.n5: waits as a spare\n  dp_replicate"
     ],
 )
 def test_each_axis_is_shown_with_the_links_between_the_nodes_that_were_given(tmp_path, where, expected):
-    run = default_run(parallel="ddp", launch=SlurmLaunch())
+    run = build_default_run(parallel="ddp", launch=SlurmLaunch())
     run.parallel = Halves()
     names = [f"n{number}" for number, _ in enumerate(where, 1)]
     places = [f"spine.{rack}.{name}" for name, rack in zip(names, where, strict=True)]
@@ -290,7 +290,7 @@ def test_each_axis_is_shown_with_the_links_between_the_nodes_that_were_given(tmp
 class Halves(ParallelConfig):
     """Shards inside four ranks."""
 
-    def axes(self, world):
+    def size_axes(self, world):
         return {"dp_replicate": world // 4, "dp_shard": 4}
 
 
@@ -299,8 +299,8 @@ def test_every_line_of_a_fabric_has_a_source_and_a_reason(name):
     for line in fabric.FABRICS[name]:
         assert line.source.startswith("https://")
         assert line.why
-    run = default_run(parallel="ddp", launch=SlurmLaunch(fabric=name, processes=1))
-    assert run.launch.environment(run) == fabric.variables(name)
+    run = build_default_run(parallel="ddp", launch=SlurmLaunch(fabric=name, processes=1))
+    assert run.launch.get_environment(run) == fabric.variables(name)
 
 
 # --- again, or not ----------------------------------------------------------------------------------------------------

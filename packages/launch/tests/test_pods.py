@@ -54,7 +54,7 @@ class Pods:
             "GANGLINE_POD": "127.0.0.1",
             "GANGLINE_PLACE": str(index),
         }
-        command = warm.command("gangline_launch.agent", variables)
+        command = warm.make_command("gangline_launch.agent", variables)
         words = [str(self.path), "--nodes", nodes, "--per-node", "1", "--processes", "2"]
         with (self.path / "launch" / f"node-{index}.out").open("a") as out:
             process = subprocess.Popen(
@@ -93,7 +93,7 @@ def test_late_pod_on_a_members_node_joins_without_lost_steps(pods):
     wait_for(lambda: len(pods.launches()) == 2)
     launch = pods.launches()[-1]
     assert (launch["why"], sorted(launch["nodes"])) == ("joined", ["a/0", "b/1", "b/2"])
-    pods.runs.wait_for_step(members[0], "out", pods.runs.records("out")[-1]["step"] + 2)
+    pods.runs.wait_for_step(members[0], "out", pods.runs.read_records("out")[-1]["step"] + 2)
     steps = [json.loads(line)["step"] for line in (pods.path / "metrics.jsonl").read_text().splitlines()[:-1]]
     assert steps == sorted(set(steps)), "steps were done twice"
 

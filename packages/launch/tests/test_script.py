@@ -12,7 +12,7 @@ import pytest
 
 from gangline import UserError
 from gangline.cli.train import main as train
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.run.ending import read_ending
 from gangline_launch import setup
 from gangline_launch.job import lock_submit
@@ -46,7 +46,7 @@ CASES = {
 
 
 def rendered(config: SlurmLaunch, tasks: int = 0) -> str:
-    run = default_run(parallel="ddp", launch=config)
+    run = build_default_run(parallel="ddp", launch=config)
     text = script.render(config, run, Path("/shared/runs/one"), tasks)
     return text.replace(script.python(), "PYTHON").replace(script.version("gangline-core"), "VERSION")
 
@@ -167,8 +167,8 @@ def test_times_are_read_as_slurm_reads_them(time, seconds):
 )
 def test_setup_entry_must_be_a_complete_command(entries, said):
     config = SlurmLaunch(nodes="2", processes=2, gpus_per_node=0, setup=entries)
-    found = config.check(default_run(parallel="ddp", launch=config))
-    assert said in " ".join(word for problem in found for word in (problem.what, *problem.details()))
+    found = config.check(build_default_run(parallel="ddp", launch=config))
+    assert said in " ".join(word for problem in found for word in (problem.what, *problem.format_details()))
     assert bool(found) == bool(said)
 
 

@@ -56,7 +56,7 @@ def requeues(out: Path) -> list[dict]:
 
 def test_four_nodes_draw_the_curve_of_one_process(slurm, runs, undisturbed):
     printed = runs.finish(runs.start("run.dir=out", "parallel=3d", "launch=slurm", "launch.nodes=4"))
-    same(runs.curve("out"), undisturbed[:STEPS])
+    same(runs.read_curve("out"), undisturbed[:STEPS])
     out = runs.directory / "out"
     assert "running on n[1-4]" in printed
     assert f"step {STEPS}/{STEPS}" in printed  # the run's own line
@@ -81,7 +81,7 @@ def test_a_spare_takes_the_place_of_a_node_that_is_lost(slurm, runs, undisturbed
     one, lost, spare = launches(out)[-1]["nodes"]
     slurm.kill_node(lost)
     printed = runs.finish(process)
-    same(runs.curve("out"), undisturbed[:STEPS])
+    same(runs.read_curve("out"), undisturbed[:STEPS])
     last = launches(out)[-1]
     assert (last["nodes"], last["processes"], last["why"]) == ([one, spare], 2, "node")
     assert f"gone: {lost}" in printed
@@ -105,14 +105,14 @@ def test_notice_urgent_work_and_an_excluded_node_start_one_run_again(slurm, runs
     slurm.ask("sbatch", "--partition=urgent", "--nodes=5", "--exclusive", "--wrap=sleep 1", "--output=/dev/null")
     wait_for(lambda: len(launches(out)) > before)
 
-    runs.wait_for_step(process, "out", runs.records("out")[-1]["step"] + 3)
+    runs.wait_for_step(process, "out", runs.read_records("out")[-1]["step"] + 3)
     bad, first = launches(out)[-1]["nodes"][0], job(out)
     with (out / "attempts.jsonl").open("a") as file:
         line = {"attempt": 1, "start": None, "why": "a finding", "order": "exclude", "exclude": [bad], "step": 5}
         file.write(json.dumps({**line, "time": datetime.now(UTC).isoformat(timespec="seconds")}) + "\n")
     slurm.ask("scancel", "--signal=USR1", first)
     printed = runs.finish(process)
-    same(runs.curve("out"), undisturbed)
+    same(runs.read_curve("out"), undisturbed)
     assert "started again" in printed
     assert job(out) != first
     *_, submit, last = requeues(out)
@@ -127,7 +127,7 @@ def test_what_is_planted_is_found_and_named_and_a_requeued_job_knows_of_it(slurm
 
     faults = "health.chaos.at=[stop@5:1,exception@9:0,kill-all@13:1]"
     printed = runs.finish(runs.start("run.dir=out", *DDP, "health=[on,chaos]", faults))
-    same(runs.curve("out"), undisturbed[:STEPS])
+    same(runs.read_curve("out"), undisturbed[:STEPS])
     out = runs.directory / "out"
     (hang,) = [line for line in read_events(out) if line["event"] == "verdict" and line["kind"] == "hang"]
     assert (hang["where"], hang["details"]["why"]) == ("rank 1", "stopped")
@@ -148,7 +148,7 @@ def test_a_sweep_is_one_array_and_ends_with_a_table(slurm, runs):
     words = ("-m", "run.dir=sweep", "run.seed=1,2", "run.steps=4", "schedule.warmup_steps=0", *one)
     printed = runs.finish(runs.start(*words))
     for number in (0, 1):
-        assert [step for step, *_ in runs.curve(f"sweep/{number:02d}")] == [1, 2, 3, 4]
+        assert [step for step, *_ in runs.read_curve(f"sweep/{number:02d}")] == [1, 2, 3, 4]
     assert job(runs.directory / "sweep" / "00") == job(runs.directory / "sweep" / "01")
     assert "what varied" in printed
     assert "run.seed=2" in printed

@@ -22,10 +22,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from gangline import UserError
 from gangline.batch import Batch
 from gangline.config import BatchSection, Run
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
-from gangline.model.init import shards_of
+from gangline.model.init import list_shards
 from gangline.plugin.registry import installed
 from gangline_models.hugging_face.commands import words_for
 from gangline_models.hugging_face.config import config_json_of, read_edited_config
@@ -41,7 +41,7 @@ def run_of(directory: Path) -> Run:
     """The run that the directory's config.json asks for, with the edits that are installed."""
     batch = BatchSection(sequence_length=LENGTH, global_size=2)
     model, edits = read_edited_config(directory)
-    return default_run(model=model, batch=batch, **{installed().part_of(edit).group: edit for edit in edits})
+    return build_default_run(model=model, batch=batch, **{installed().find_part(edit).group: edit for edit in edits})
 
 
 def computed(run: Run) -> dict[str, Any]:
@@ -68,14 +68,14 @@ def ours(run: Run, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(torch.nan)
-    load_pretrained(run.model.weights_directory(), shards_of(model, plan), plan)
+    load_pretrained(run.model.get_weights_directory(), list_shards(model, plan), plan)
     return model
 
 
 def write(run: Run, model: torch.nn.Module, directory: Path, dtype: str = "float32") -> Path:
     _, plan = compose_model(run)
     config = config_json_of(run, str(directory), dtype)
-    held = {shard.name.removeprefix("model/"): shard for shard in shards_of(model, plan)}
+    held = {shard.name.removeprefix("model/"): shard for shard in list_shards(model, plan)}
     shapes = {name: tuple(shard.global_shape) for name, shard in held.items()}
     shapes = {name: shape for name, shape in shapes.items() if find_theirs(plan, name, shape)}
     arrays = ((name, held[name].local.detach()) for name in shapes)
@@ -94,7 +94,7 @@ def compare_logits(model: PreTrainedModel, directory: Path) -> None:
     assert problems(run) == ""
     batch = tokens(model.config.vocab_size)
     with torch.no_grad():
-        expected, logits = model(batch.tokens).logits, ours(run).logits(batch)
+        expected, logits = model(batch.tokens).logits, ours(run).compute_logits(batch)
     assert expected.std() > 0.1
     assert (logits - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max()))
 
@@ -228,7 +228,7 @@ class Files:
         except UserError:  # the weights say otherwise, which transformers passes over
             return None
         with torch.no_grad():
-            gap = (model.logits(self.batch) - expected).abs().max()
+            gap = (model.compute_logits(self.batch) - expected).abs().max()
         # What a field decides moves logits by 1e-2 and more. A norm's default epsilon may be 1000 times smaller than
         # the one saved: rounding is then ten times what it is there, in theirs as in ours (each against float64).
         return None if gap < 1e-4 * max(1.0, float(expected.abs().max())) else f"logits differ by {float(gap)}"

@@ -35,10 +35,10 @@ class Echo(EditConfig):
     def resolve(self, run):
         return replace(self, by=self.by or 4 * run.batch.global_size)
 
-    def summary(self, metrics):
+    def summarise(self, metrics):
         return {"echo/emitted": float(len(metrics))}
 
-    def first_weights(self, run, shards, plan):
+    def fill_first_weights(self, run, shards, plan):
         for shard in shards:
             if shard.name == "model/head.norm.weight":
                 shard.local.fill_(plan.layers)
@@ -90,7 +90,7 @@ def echo(tmp_path):
 
 def test_all_of_it_in_a_run_that_goes_out_and_comes_back(echo, runs, capsys):
     runs.train("echo=on", "run.dir=first", "run.steps=1", "optimizer.learning_rate=0", "schedule=constant")
-    assert runs.records("first")[-1]["metrics"] == {"echo/emitted": 0.0}
+    assert runs.read_records("first")[-1]["metrics"] == {"echo/emitted": 0.0}
     out = runs.directory / "hf"
     assert export_run([str(runs.directory / "first"), str(out)]) == 0
     weights = load_file(out / "model.safetensors")

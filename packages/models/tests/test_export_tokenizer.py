@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from gangline.errors import UserError
-from gangline_basics.data.chat import template_of
-from gangline_basics.data.tokenizer_files import tokenizer_files
+from gangline_basics.data.chat import read_template
+from gangline_basics.data.tokenizer_files import read_tokenizer_files
 from gangline_models.hugging_face.commands import export_run
 from gangline_testkit.sessions import train_session
 
@@ -26,11 +26,13 @@ def tokenizer(tmp_path):
 
 
 def test_the_files_of_a_tokenizer_and_its_end_go_beside_the_weights(tokenizer, tmp_path):
-    found = tokenizer_files(tokenizer, None)
+    found = read_tokenizer_files(tokenizer, None)
     assert set(found) == {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}
     assert json.loads(found["generation_config.json"]) == {"eos_token_id": 7}
     (tmp_path / "mine.jinja").write_text("{{ messages }}")
-    assert tokenizer_files(tokenizer, None, str(tmp_path / "mine.jinja"))["chat_template.jinja"] == b"{{ messages }}"
+    assert (
+        read_tokenizer_files(tokenizer, None, str(tmp_path / "mine.jinja"))["chat_template.jinja"] == b"{{ messages }}"
+    )
 
 
 def test_special_tokens_that_stand_in_their_own_file_are_known(tokenizer, tmp_path):
@@ -38,7 +40,7 @@ def test_special_tokens_that_stand_in_their_own_file_are_known(tokenizer, tmp_pa
     config = tmp_path / "tokenizer_config.json"
 
     def named() -> dict:
-        return json.loads(tokenizer_files(tokenizer, None).get("generation_config.json", b"{}"))
+        return json.loads(read_tokenizer_files(tokenizer, None).get("generation_config.json", b"{}"))
 
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "a", "eos_token": "a"}))
     assert named() == {"bos_token_id": 0, "eos_token_id": 0}
@@ -57,19 +59,19 @@ def test_link_out_of_the_tokenizer_directory_is_refused(tokenizer, tmp_path_fact
         (tmp_path / name).unlink(missing_ok=True)
         (tmp_path / name).symlink_to(secret)
         with pytest.raises(UserError, match=rf"{name} is a symbolic link out of its directory") as refused:
-            tokenizer_files(tokenizer, None)
+            read_tokenizer_files(tokenizer, None)
         assert str(secret) in str(refused.value)
         (tmp_path / name).unlink()
     base = tmp_path / "base"
     base.mkdir()
     (base / "generation_config.json").symlink_to(secret)
     with pytest.raises(UserError, match="symbolic link"):
-        tokenizer_files(None, str(base))
+        read_tokenizer_files(None, str(base))
     (tmp_path / "merges.txt").symlink_to(tmp_path / "notes.txt")
-    assert tokenizer_files(tokenizer, None)["merges.txt"] == b"not of the tokenizer"
+    assert read_tokenizer_files(tokenizer, None)["merges.txt"] == b"not of the tokenizer"
     (tmp_path / "vocab.json").mkdir()
     with pytest.raises(UserError, match="not a regular file"):
-        tokenizer_files(tokenizer, None)
+        read_tokenizer_files(tokenizer, None)
 
 
 def test_links_of_the_hugging_face_cache_are_followed(tokenizer, tmp_path_factory, tmp_path):
@@ -82,36 +84,38 @@ def test_links_of_the_hugging_face_cache_are_followed(tokenizer, tmp_path_factor
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tmp_path / name, blobs / name[::-1])
         (snapshot / name).symlink_to(f"../../blobs/{name[::-1]}")
-    found = tokenizer_files(str(snapshot / "tokenizer.json"), None)
+    found = read_tokenizer_files(str(snapshot / "tokenizer.json"), None)
     assert set(found) == {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}
     (tmp_path / "link").symlink_to(snapshot)
-    assert tokenizer_files(str(tmp_path / "link" / "tokenizer.json"), None) == found
+    assert read_tokenizer_files(str(tmp_path / "link" / "tokenizer.json"), None) == found
     other = hub / "models--owner--other" / "secret"
     other.parent.mkdir()
     other.write_text("a key")
     (snapshot / "vocab.json").symlink_to("../../../models--owner--other/secret")
     with pytest.raises(UserError, match="symbolic link"):
-        tokenizer_files(str(snapshot / "tokenizer.json"), None)
+        read_tokenizer_files(str(snapshot / "tokenizer.json"), None)
 
 
 def test_the_generation_config_of_the_base_goes_on(tokenizer, tmp_path):
     base = tmp_path / "base"
     base.mkdir()
     (base / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
-    assert json.loads(tokenizer_files(tokenizer, str(base))["generation_config.json"]) == {"eos_token_id": [3, 4, 7]}
-    assert set(tokenizer_files(None, str(base))) == {"generation_config.json"}
+    assert json.loads(read_tokenizer_files(tokenizer, str(base))["generation_config.json"]) == {
+        "eos_token_id": [3, 4, 7]
+    }
+    assert set(read_tokenizer_files(None, str(base))) == {"generation_config.json"}
 
 
 def test_export_without_a_generation_config_keeps_the_end_of_config_json(tokenizer, tmp_path):
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "config.json").write_text('{"eos_token_id": 2, "pad_token_id": null, "hidden_size": 8}')
-    found = json.loads(tokenizer_files(None, str(tmp_path / "base"))["generation_config.json"])
+    found = json.loads(read_tokenizer_files(None, str(tmp_path / "base"))["generation_config.json"])
     assert found == {"eos_token_id": 2}
 
 
 def test_a_tokenizer_that_is_gone_is_told(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
-        tokenizer_files(str(tmp_path / "nowhere.json"), None)
+        read_tokenizer_files(str(tmp_path / "nowhere.json"), None)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,7 @@ def test_a_tokenizer_that_is_gone_is_told(tmp_path):
 def test_a_file_of_another_shape_is_told(tokenizer, tmp_path, name):
     (tmp_path / name).write_text("[1]")
     with pytest.raises(UserError, match=r"damaged|It is no JSON object"):
-        tokenizer_files(tokenizer, str(tmp_path))
+        read_tokenizer_files(tokenizer, str(tmp_path))
 
 
 def test_weights_are_exported_when_the_tokenizer_is_gone(tmp_path, capsys):
@@ -152,6 +156,6 @@ def test_a_spoilt_config_of_a_tokenizer_has_no_chat_template(tokenizer, tmp_path
     config = tmp_path / "tokenizer_config.json"
     config.write_text("[1]")
     with pytest.raises(UserError, match=r"tokenizer_config\.json cannot be read"):
-        template_of(tokenizer)
+        read_template(tokenizer)
     config.write_text('{"bos_token": {"lstrip": false}, "chat_template": "x"}')
-    assert template_of(tokenizer).special == {}
+    assert read_template(tokenizer).special == {}

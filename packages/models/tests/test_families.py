@@ -15,9 +15,9 @@ from transformers import AutoConfig
 
 from gangline import UserError
 from gangline.config import BatchSection, Run
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.model.compose import compose_model
-from gangline.model.tree import parameter_shapes
+from gangline.model.tree import get_parameter_shapes
 from gangline.plugin.registry import installed
 from gangline_models.families.gpt2 import Gpt2
 from gangline_models.families.olmo import Olmo3, Olmo3Format
@@ -43,7 +43,7 @@ class TestFamilies(FamilySuite):
         (tmp_path / "config.json").write_text((directory / "config.json").read_text())
         run, batch = run_of(tmp_path), tokens(97)
         with torch.no_grad():
-            assert (ours(run).logits(batch) - model(batch.tokens).logits).abs().max() < 1e-5
+            assert (ours(run).compute_logits(batch) - model(batch.tokens).logits).abs().max() < 1e-5
 
     @pytest.mark.parametrize("same", [True, False])
     def test_head_beside_tied_embeddings_is_a_copy_or_refused(self, same, saved, tmp_path):
@@ -72,8 +72,8 @@ class TestFamilies(FamilySuite):
         (tmp_path / "config.json").write_text(json.dumps(content))
         compare_logits(model, tmp_path)
         run, whole = run_of(tmp_path), run_of(directory)
-        assert "model.layers.3.*" in "".join(run.model.notices(run))
-        assert whole.model.notices(whole) == []
+        assert "model.layers.3.*" in "".join(run.model.list_notices(run))
+        assert whole.model.list_notices(whole) == []
 
     def test_what_predicts_further_tokens_beside_the_layers_too(self, saved, tmp_path):
         model, directory = saved("qwen3-next-dense")
@@ -90,8 +90,8 @@ class TestFamilies(FamilySuite):
         (tmp_path / "config.json").write_text(json.dumps(content))
         compare_logits(model, tmp_path)
         run, whole = run_of(tmp_path), run_of(directory)
-        assert "mtp.*" in "".join(run.model.notices(run))
-        assert whole.model.notices(whole) == []
+        assert "mtp.*" in "".join(run.model.list_notices(run))
+        assert whole.model.list_notices(whole) == []
         (tmp_path / "config.json").write_text(json.dumps(content | {"use_sliding_window": True}))
         with pytest.raises(UserError, match="use_sliding_window=True"):
             model_config_from(tmp_path)
@@ -150,7 +150,7 @@ def said(run: Run) -> str:
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(model, what):
-    run = default_run(model=model, batch=BatchSection(sequence_length=LENGTH, global_size=2))
+    run = build_default_run(model=model, batch=BatchSection(sequence_length=LENGTH, global_size=2))
     assert what in said(run)
 
 
@@ -164,22 +164,22 @@ def test_what_a_family_has_no_words_for_is_not_written():
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_published_shape_is_a_model(name):
     config = PRESETS[name]()
-    run = default_run(model=config)
+    run = build_default_run(model=config)
     assert config.check(run) == []
     tree, plan = compose_model(run)
-    assert plan.find_unmatched(parameter_shapes(tree)) == []
+    assert plan.find_unmatched(get_parameter_shapes(tree)) == []
     written = config_json_of(run, name, "bfloat16")
     assert written["hidden_size" if written["model_type"] != "gpt2" else "n_embd"]
 
 
-OURS = [name for name, offer in installed().offers("model").items() if offer.distribution == "gangline-models"]
+OURS = [name for name, offer in installed().get_offers("model").items() if offer.distribution == "gangline-models"]
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_transformers_opens_the_config_of_every_part(name):
     """Its fields have types, and 256.0 is none where it wants 256."""
-    config = installed().offers("model")[name].part.config()
-    run = default_run(model=config, batch=BatchSection(sequence_length=LENGTH))
+    config = installed().get_offers("model")[name].part.config()
+    run = build_default_run(model=config, batch=BatchSection(sequence_length=LENGTH))
     content = json.loads(json.dumps(config_json_of(run, name, "float32")))
     theirs = type(AutoConfig.for_model(content["model_type"])).from_dict(content)
     assert theirs.hidden_size == config.dim

@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gangline.config.compose import compose_one
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.errors import UserError
 from gangline.model.adapter import Adapter
 from gangline.model.build import construct, materialise
-from gangline.model.init import make_whole_model, shards_of
-from gangline.model.tree import parameter_shapes
+from gangline.model.init import list_shards, make_whole_model
+from gangline.model.tree import get_parameter_shapes
 from gangline.plan import Name, Plan
 from gangline.shard import Shard
 from gangline_basics.model.config import DecoderConfig
@@ -68,7 +68,7 @@ def randomised(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> tor
 
 def write(directory: Path, config: DecoderConfig, model: torch.nn.Module, **options) -> Path:
     tree, plan = plan_decoder(config)
-    shapes = parameter_shapes(tree)
+    shapes = get_parameter_shapes(tree)
     export(
         directory,
         ((name, p.detach()) for name, p in model.named_parameters()),
@@ -86,7 +86,7 @@ def read(directory: Path, config: DecoderConfig, dtype: torch.dtype = torch.floa
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(torch.nan)
-    load_pretrained(directory, shards_of(model, plan), plan)
+    load_pretrained(directory, list_shards(model, plan), plan)
     return model
 
 
@@ -97,7 +97,7 @@ def test_transformers_computes_the_same_logits_from_what_we_write(name, tmp_path
     theirs = AutoModelForCausalLM.from_pretrained(write(tmp_path / "out", config, ours), dtype=torch.float32)
     assert type(theirs).__name__ == architecture_of(config)
     with torch.no_grad():
-        expected, logits = theirs(batch.tokens).logits, ours.logits(batch)
+        expected, logits = theirs(batch.tokens).logits, ours.compute_logits(batch)
     assert logits.std() > 0.1
     assert (logits - expected).abs().max() < 1e-5
 
@@ -113,9 +113,9 @@ def test_we_compute_the_same_logits_from_what_transformers_writes(name, tmp_path
     found = model_config_from(tmp_path)
     filled = replace(config, kv_heads=config.key_heads, head_dim=config.head_width, weights=str(tmp_path))
     assert found == filled
-    assert found.check(default_run()) == []
+    assert found.check(build_default_run()) == []
     with torch.no_grad():
-        assert (read(tmp_path, found).logits(batch) - theirs(batch.tokens).logits).abs().max() < 1e-5
+        assert (read(tmp_path, found).compute_logits(batch) - theirs(batch.tokens).logits).abs().max() < 1e-5
 
 
 def test_documents_are_those_of_a_mask_in_transformers(tmp_path, random_batch):
@@ -126,7 +126,7 @@ def test_documents_are_those_of_a_mask_in_transformers(tmp_path, random_batch):
     mask = torch.zeros(same.shape).masked_fill(~same.tril(), torch.finfo(torch.float32).min)
     with torch.no_grad():
         expected = theirs(batch.tokens, position_ids=batch.position, attention_mask=mask).logits
-        assert (ours.logits(batch) - expected).abs().max() < 1e-5
+        assert (ours.compute_logits(batch) - expected).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
@@ -617,7 +617,7 @@ class TestRefusals:
 
     def test_another_model_than_the_configuration_says(self, directory):
         config = replace(CASES["llama"], layers=4, kv_heads=4, weights=str(directory))
-        problems = check_weights(default_run(model=config))
+        problems = check_weights(build_default_run(model=config))
         text = str(UserError.of(problems))
         assert "layers is 3 there and 4 here" in text
         assert "kv_heads is 2 there and 4 here" in text
@@ -706,7 +706,7 @@ class TestRefusals:
     @pytest.mark.parametrize("fault", ["missing", "twice", "unknown", "shape"])
     def test_an_export_that_fails_leaves_nothing(self, fault, tmp_path):
         tree, plan = plan_decoder(CASES["llama"])
-        arrays = [(name, torch.zeros(shape)) for name, shape in parameter_shapes(tree).items()]
+        arrays = [(name, torch.zeros(shape)) for name, shape in get_parameter_shapes(tree).items()]
         broken = {
             "missing": arrays[:-1],
             "twice": [*arrays, arrays[0]],
@@ -714,7 +714,7 @@ class TestRefusals:
             "shape": [(arrays[0][0], torch.zeros(2, 2)), *arrays[1:]],
         }[fault]
         with pytest.raises(ValueError, match=r"array"):
-            export(tmp_path / "out", broken, plan=plan, shapes=parameter_shapes(tree), config={})
+            export(tmp_path / "out", broken, plan=plan, shapes=get_parameter_shapes(tree), config={})
         assert list(tmp_path.iterdir()) == []
 
 
@@ -741,6 +741,6 @@ def test_a_run_goes_out_and_comes_back_in(runs, capsys):
     shutil.rmtree(out)
     assert "model.weights" in runs.expect_refusal(*command, "run.dir=third")
     printed = runs.train("resume=second", "run.steps=2")  # its checkpoint has them
-    assert len(runs.records("second")) == 2, printed
+    assert len(runs.read_records("second")) == 2, printed
     with pytest.raises(UserError, match="no checkpoint step-00000099"):
         export_run([str(runs.directory / "first"), str(out), "--checkpoint", "step-00000099"])

@@ -24,8 +24,8 @@ def test_filters_of_a_convolution_are_no_matrices(tmp_path: Path, optimizer: str
     size = ["batch.global_size=2", "batch.sequence_length=16", "run.device=cpu", "validate.every=null"]
     (run,) = compose(["recipe=quick", *MODEL, *words, *size, "run.steps=2", "checkpoint=off"])
     RunDirectory.create(run).unlock()
-    mesh = Mesh.of(run.parallel.axes(1))
-    comms = rank.comms(mesh)
+    mesh = Mesh.of(run.parallel.size_axes(1))
+    comms = rank.make_comms(mesh)
     started = build(run, RunDirectory.open(run.job.dir), mesh, comms, torch.device("cpu"))
     shapes = {name: started.runtime.registry[f"model/{name}"].shape for name in started.runtime.names()}
     filters = [name for name, shape in shapes.items() if len(shape) == 3 and shape[1] == 1]

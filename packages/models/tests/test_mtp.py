@@ -23,13 +23,13 @@ from gangline.config.compose import compose, compose_one
 from gangline.model.compose import compose_model
 from gangline.model.forward_context import Collected, Frame, frame
 from gangline.model.init import make_whole_model
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.parallel.prepare import finish_head
 from gangline_models.hugging_face.config import read_edited_config
 from gangline_testkit import ModelEditSuite
-from gangline_testkit.inputs import microbatch
-from gangline_testkit.runs import small_run
-from gangline_testkit.sessions import lines, train_on_ranks, train_session
+from gangline_testkit.inputs import make_microbatch
+from gangline_testkit.runs import build_small_run
+from gangline_testkit.sessions import read_lines, train_on_ranks, train_session
 
 
 class TestOn(ModelEditSuite):
@@ -70,10 +70,10 @@ def cross_entropies(model: torch.nn.Module, batch: Batch) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", ["ragged", "documents"])
 def test_its_loss_is_that_of_the_paper(kind):
-    run = small_run("mtp=on", "mtp.depth=2", "mtp.weight=0.5")
+    run = build_small_run("mtp=on", "mtp.depth=2", "mtp.weight=0.5")
     model = make_whole_model(*compose_model(run), seed=3, dtype=torch.float64)
     plain = make_whole_model(*compose_model(replace(run, edits={})), seed=3, dtype=torch.float64)
-    batch = microbatch([3, 8, 9], 0, 12, 61, kind)
+    batch = make_microbatch([3, 8, 9], 0, 12, 61, kind)
     collected = Collected()
     with frame(Frame(loss_mask=batch.loss_mask, collected=collected)):
         loss = model(batch)
@@ -97,11 +97,11 @@ def test_blocks_of_modules_are_recomputed_and_compiled(recompute: str, compiled:
     all is as without.
     """
     counters.clear()
-    run, batch, got = small_run("mtp=on", "mtp.depth=2"), microbatch([3, 8, 9], 0, 12, 61, "documents"), []
+    run, batch, got = build_small_run("mtp=on", "mtp.depth=2"), make_microbatch([3, 8, 9], 0, 12, 61, "documents"), []
     tree, plan = compose_model(run)
-    for finish in (finisher(Recompute.none, False), finisher(Recompute(recompute), compiled, seams=plan.seams)):
+    for finish in (make_finish(Recompute.none, False), make_finish(Recompute(recompute), compiled, seams=plan.seams)):
         model, counted, collected = make_whole_model(tree, plan, seed=3, dtype=torch.float64), list[str](), Collected()
-        assert plan.blocks_in_head(dict(model.named_modules())) == ["head.mtp.0.block", "head.mtp.1.block"]
+        assert plan.list_blocks_in_head(dict(model.named_modules())) == ["head.mtp.0.block", "head.mtp.1.block"]
         finish_head(model, plan, finish)
         for module in model.head.mtp:
             module.block.attention.wq.register_forward_hook(lambda *_, counted=counted: counted.append("wq"))
@@ -139,7 +139,7 @@ def test_it_falls_and_is_told_apart(tmp_path: Path):
     """On one process and on two; the loss is the model's own alone."""
     assert train_session(tmp_path / "one", *TRAINED) == 0
     assert train_on_ranks(2, tmp_path / "two", *TRAINED, "parallel=ddp") == 0
-    one, two = (lines(tmp_path / name, "metrics.jsonl") for name in ("one", "two"))
+    one, two = (read_lines(tmp_path / name, "metrics.jsonl") for name in ("one", "two"))
     first, last = one[0], one[-1]
     assert first["loss"] == pytest.approx(math.log(256), abs=0.5)
     for metric in ("mtp_loss", "mtp/1", "mtp/2"):
@@ -152,12 +152,12 @@ def test_it_falls_and_is_told_apart(tmp_path: Path):
 
 
 def test_evaluation_and_logits_are_those_without_it():
-    run = small_run("mtp=on")
+    run = build_small_run("mtp=on")
     model = make_whole_model(*compose_model(run), seed=3, dtype=torch.float64).eval()
     plain = make_whole_model(*compose_model(replace(run, edits={})), seed=3, dtype=torch.float64).eval()
-    batch = microbatch([3, 8], 0, 12, 61, "whole")
+    batch = make_microbatch([3, 8], 0, 12, 61, "whole")
     assert model(batch).equal(plain(batch))
-    assert model.logits(batch).equal(plain.logits(batch))
+    assert model.compute_logits(batch).equal(plain.compute_logits(batch))
 
 
 LATENT = (
@@ -186,7 +186,7 @@ def test_weights_go_out_in_deepseeks_names_and_come_back(tmp_path: Path):
     assert json.loads((directory / "config.json").read_text())["num_nextn_predict_layers"] == 2
     again = run_of(directory)
     assert again.edits["mtp"].depth == 2
-    assert [*again.model.notices(again), *again.edits["mtp"].notices(again)] == []
+    assert [*again.model.list_notices(again), *again.edits["mtp"].list_notices(again)] == []
     there = dict(ours(again).named_parameters())
     for name, weight in model.named_parameters():
         assert weight.equal(there[name]), name
@@ -206,7 +206,7 @@ def test_what_a_directory_lacks_is_drawn_or_refused(tmp_path: Path):
     assert read_edited_config(directory)[1] == []  # config.json speaks of them, but they are not there
     (drawn,) = compose(["recipe=tiny", *LATENT, "mtp=on", f"model.weights={directory}"])
     check(drawn)
-    assert "they are drawn" in "".join(drawn.edits["mtp"].notices(drawn))
+    assert "they are drawn" in "".join(drawn.edits["mtp"].list_notices(drawn))
     merge = dict(ours(drawn).named_parameters())["head.mtp.0.merge.weight"]
     assert 0 < merge.std() < 0.1
     save_file({n: t for n, t in tensors.items() if "layers.3" not in n}, file, {"format": "pt"})
@@ -216,7 +216,7 @@ def test_what_a_directory_lacks_is_drawn_or_refused(tmp_path: Path):
     (one,) = compose(["recipe=tiny", *LATENT, "mtp=on", f"model.weights={directory}"])
     check(one)
     (none,) = compose(["recipe=tiny", *LATENT, f"model.weights={directory}"])
-    assert "model.layers.2.*" in "".join(none.model.notices(none))
+    assert "model.layers.2.*" in "".join(none.model.list_notices(none))
 
 
 def test_files_that_are_not_of_the_weights_bring_no_modules(tmp_path: Path):
@@ -229,12 +229,12 @@ def test_files_that_are_not_of_the_weights_bring_no_modules(tmp_path: Path):
     save_file(own, directory / "model.safetensors", {"format": "pt"})
     assert read_edited_config(directory)[1] == []
     (again,) = compose(["recipe=tiny", *LATENT, "mtp=on", f"model.weights={directory}"])
-    assert "they are drawn" in "".join(again.edits["mtp"].notices(again))
+    assert "they are drawn" in "".join(again.edits["mtp"].list_notices(again))
 
 
 def test_an_export_of_another_family_is_without(tmp_path: Path):
     (run,) = compose(["recipe=tiny", "mtp=on", "model.dim=24", "model.layers=1"])
-    assert "an export leaves them out" in "".join(run.edits["mtp"].notices(run))
+    assert "an export leaves them out" in "".join(run.edits["mtp"].list_notices(run))
     model = make_whole_model(*compose_model(run), seed=3, dtype=torch.float32)
     directory = write(run, model, tmp_path / "out")
     assert not any("layers.1." in name or "mtp" in name for name in load_file(directory / "model.safetensors"))
@@ -248,8 +248,8 @@ def test_an_export_of_another_family_is_without(tmp_path: Path):
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(UserError, match="depth=12: rows of 12 tokens have none so far ahead"):
-        check(small_run("mtp=on", "mtp.depth=12"))
+        check(build_small_run("mtp=on", "mtp.depth=12"))
     with pytest.raises(UserError, match="mup has no rule for the head"):
-        compose_model(small_run("mtp=on", "mup=on"))
+        compose_model(build_small_run("mtp=on", "mup=on"))
     with pytest.raises(UserError, match="mtp has no rule for the embedding of this model"):
         compose_model(compose_one(["model=gpt2", "mtp=on"]))

@@ -16,8 +16,8 @@ from gangline.config.check import check
 from gangline.config.compose import compose
 from gangline.errors import UserError
 from gangline.model.compose import compose_model
-from gangline.model.tree import parameter_shapes
-from gangline_testkit.sessions import lines, session, train_on_ranks, train_session
+from gangline.model.tree import get_parameter_shapes
+from gangline_testkit.sessions import open_session, read_lines, train_on_ranks, train_session
 
 BLOCKS = ("attention.wq", "attention.wk", "attention.wv", "attention.wo")
 BLOCKS += ("feed_forward.w_gate", "feed_forward.w_up", "feed_forward.w_down")
@@ -37,7 +37,7 @@ def test_at_the_base_width_it_changes_nothing(tmp_path: Path) -> None:
     without = [word for word in mup if not word.startswith("mup")]
     assert train_session(tmp_path / "on", *mup, "run.steps=3") == 0
     assert train_session(tmp_path / "off", *without, "run.steps=3") == 0
-    one, other = (lines(tmp_path / name, "metrics.jsonl") for name in ("on", "off"))
+    one, other = (read_lines(tmp_path / name, "metrics.jsonl") for name in ("on", "off"))
     assert [record["loss"] for record in one] == [record["loss"] for record in other]
 
 
@@ -48,7 +48,7 @@ def test_first_weights_scores_and_logits_of_a_wide_model() -> None:
     _, base = compose_model(narrow)
     assert tree.head.scale == 1 / 4
     assert tree.blocks[0].attention.scale == 1 / math.sqrt(8)  # heads of one width: more of them
-    for name, shape in parameter_shapes(tree).items():
+    for name, shape in get_parameter_shapes(tree).items():
         there, here = base.init(name), plan.init(name)
         factor = 0.5 if len(shape) >= 2 and name.startswith("blocks.") else 1.0
         assert here.scale == pytest.approx(there.scale * factor), name
@@ -73,14 +73,14 @@ def test_it_obeys_the_law(tmp_path: Path) -> None:
     layout = ("parallel=ddp", "batch.micro_size=2")
     assert train_session(tmp_path / "one", *words(64), "run.steps=4") == 0
     assert train_on_ranks(2, tmp_path / "two", *words(64), *layout, "run.steps=4") == 0
-    one, two = (lines(tmp_path / name, "metrics.jsonl") for name in ("one", "two"))
+    one, two = (read_lines(tmp_path / name, "metrics.jsonl") for name in ("one", "two"))
     for here, there in zip(one, two, strict=True):
         assert there["loss"] == pytest.approx(here["loss"], rel=1e-12)
 
 
 def changes(run_dir: Path, *chosen: str) -> dict[str, float]:
     """Module -> root mean square of what five steps changed of its output for one batch; "logits" too."""
-    s = session(run_dir, *chosen, "precision=fp32", "schedule.warmup_steps=0", "batch.micro_size=8")
+    s = open_session(run_dir, *chosen, "precision=fp32", "schedule.warmup_steps=0", "batch.micro_size=8")
     model, (batch, *_) = s.runtime.model, s.batches.take(0, 0)
     before = outputs(model, batch)
     for step in range(5):
@@ -105,7 +105,7 @@ def outputs(model: Any, batch: Batch) -> dict[str, Tensor]:
         if path
     ]
     with torch.no_grad():
-        keep("logits", model.logits(batch))
+        keep("logits", model.compute_logits(batch))
     for hook in hooks:
         hook.remove()
     return found

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from gangline.cli.main import main
 from gangline.cli.train import main as train
-from gangline.config.check import problems
+from gangline.config.check import find_problems
 from gangline.config.compose import compose_one
 from gangline.errors import UserError
 from gangline.model.pretrained import find_pretrained
@@ -19,7 +19,7 @@ from gangline_models.hugging_face.commands import export_run
 from gangline_models.hugging_face.config import config_json_of, model_config_from
 from gangline_models.hugging_face.pretrained import HuggingFace
 from gangline_testkit import as_installed
-from gangline_testkit.sessions import session, train_session
+from gangline_testkit.sessions import open_session, train_session
 
 
 def test_a_name_of_the_hub_is_answered_with_the_command_that_fetches_it(capsys):
@@ -28,7 +28,7 @@ def test_a_name_of_the_hub_is_answered_with_the_command_that_fetches_it(capsys):
 
 
 def test_a_directory_that_is_not_there_is_named():
-    (problem,) = problems(compose_one(["model.weights=/nowhere"]))
+    (problem,) = find_problems(compose_one(["model.weights=/nowhere"]))
     assert [word in problem.what for word in ("model.weights", "/nowhere")] == [True, True]
     assert "config.json" in problem.what + problem.why
 
@@ -58,7 +58,7 @@ class Variant(DecoderConfig):
 
 @dataclass
 class Own(ModelConfig):
-    def weights_directory(self):
+    def get_weights_directory(self):
         return "somewhere"
 
 
@@ -112,7 +112,7 @@ def test_who_derives_from_the_decoder_reads_weights_as_it_does(tmp_path):
     (tmp_path / "stranger_models.py").write_text(STRANGERS)
     with as_installed("gangline-strangers", "stranger_models", path=tmp_path):
         assert isinstance(find_pretrained(compose_one(["model=variant"]).model), HuggingFace)
-        (problem,) = problems(compose_one(["model=own"]))
+        (problem,) = find_problems(compose_one(["model=own"]))
     assert "model=own begins with the weights in somewhere, and nothing reads them" in problem.what
     assert "capability 'pretrained'" in problem.why
 
@@ -140,7 +140,7 @@ def test_averages_are_exported_by_their_prefix(tmp_path):
     name = "model.layers.1.mlp.gate_proj.weight"
     (average,) = (
         shard.local.float()
-        for shard in session(out, *ema).shards()
+        for shard in open_session(out, *ema).shards()
         if shard.name == f"{prefix}/blocks.1.feed_forward.w_gate.weight"
     )
     torch.testing.assert_close(theirs[name], average)

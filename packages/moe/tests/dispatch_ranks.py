@@ -65,7 +65,7 @@ def made(dtype: torch.dtype, skew: float, x: Tensor, part: slice = slice(None)):
 
 
 def on_ranks(dtype: torch.dtype, skew: float, ranks_per_node: int | None) -> dict[str, Tensor]:
-    comm = rank.comms(Mesh.of({"dp_shard": rank.world}), True).axis("dp_shard")
+    comm = rank.make_comms(Mesh.of({"dp_shard": rank.world}), True).get_comm("dp_shard")
     x, grad = inputs(dtype, rank.world)
     own = slice(2 * rank.index, 2 * rank.index + 2)
     module = made(dtype, skew, x, own)
@@ -104,7 +104,7 @@ class Counting(Wrapped):
 
 def bytes_sent(rows_each: int, width: int, experts: int) -> tuple[int, int, int]:
     """(of rows, of counts, the least there can be), there and back; `experts` experts, rows at random."""
-    comm = Counting(rank.comms(Mesh.of({"dp_shard": rank.world}), False).axis("dp_shard"))
+    comm = Counting(rank.make_comms(Mesh.of({"dp_shard": rank.world}), False).get_comm("dp_shard"))
     generator = torch.Generator().manual_seed(rank.index)
     expert = torch.randint(0, experts, (rows_each,), generator=generator).sort().values
     counts = torch.bincount(expert, minlength=experts)

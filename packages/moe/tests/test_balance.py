@@ -109,9 +109,9 @@ def test_a_bias_evens_the_load():
 
 
 def test_the_summary_of_a_step():
-    told = MoeOptions().summary({"blocks.0/load": [3.0, 1.0], "blocks.1/load": [2.0, 2.0], "blocks.1/entropy": 0.1})
+    told = MoeOptions().summarise({"blocks.0/load": [3.0, 1.0], "blocks.1/load": [2.0, 2.0], "blocks.1/entropy": 0.1})
     assert told == {"blocks.0/imbalance": 1.5, "blocks.1/imbalance": 1.0, "moe/imbalance": 1.5}
-    assert MoeOptions().summary({"blocks.0/load": [0.0, 0.0]}) == {}
+    assert MoeOptions().summarise({"blocks.0/load": [0.0, 0.0]}) == {}
 
 
 def test_the_load_is_of_all_tokens_but_padding():

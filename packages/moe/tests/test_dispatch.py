@@ -6,7 +6,7 @@ import dispatch_ranks as ranks
 import pytest
 import torch
 
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 MANY = -1  # so many experts on a rank that their rows travel together and are regrouped
 
@@ -27,8 +27,8 @@ MANY = -1  # so many experts on a rank that their rows travel together and are r
 )
 def test_the_same_bits_as_one_process(world, dtype, skew, ranks_per_node):
     """Output, gradients of the input, of what the router gave, and of the experts' weights."""
-    of_ranks = pool(world).run(ranks.on_ranks, dtype, skew, ranks_per_node)
-    want = pool(1).run(ranks.alone, dtype, skew, world)[0]
+    of_ranks = get_pool(world).run(ranks.on_ranks, dtype, skew, ranks_per_node)
+    want = get_pool(1).run(ranks.alone, dtype, skew, world)[0]
     for name in want:
         got = torch.cat([found[name] for found in of_ranks])
         assert torch.equal(got, want[name]), f"{name}: {float((got - want[name]).abs().max()):.2g} apart"
@@ -36,6 +36,6 @@ def test_the_same_bits_as_one_process(world, dtype, skew, ranks_per_node):
 
 @pytest.mark.parametrize(("world", "experts"), [(2, 8), (4, 8), (8, 8), (2, 32)])
 def test_no_byte_more_than_the_rows_that_leave(world, experts):
-    for rows, counts, least in pool(world).run(ranks.bytes_sent, 40, 16, experts):
+    for rows, counts, least in get_pool(world).run(ranks.bytes_sent, 40, 16, experts):
         assert rows == least
         assert counts == 8 * (world - 1) * (experts // world)

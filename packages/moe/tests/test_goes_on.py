@@ -8,11 +8,11 @@ from gangline.config.resume import continue_run
 from gangline.config.serial import to_dict
 from gangline.errors import UserError
 from gangline_testkit import RealRuns
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 
 def test_the_ranks_of_experts_may_change_and_their_number_may_not():
-    content = to_dict(small_run("moe=on", "moe.ep=2"))
+    content = to_dict(build_small_run("moe=on", "moe.ep=2"))
     run, changed = continue_run("runs/x", content, ["moe.ep=4", "moe.ep_out_of=[dp_shard,tp]", "moe.ranks_per_node=2"])
     assert run.edits["moe"].ep == 4
     assert sorted(changed) == ["moe.ep", "moe.ep_out_of", "moe.ranks_per_node"]
@@ -25,5 +25,5 @@ def test_a_compiled_layer_computes_the_same(tmp_path):
     with RealRuns(tmp_path) as runs:
         runs.train("moe=on", "run.steps=4", "run.dir=plain")
         runs.train("moe=on", "run.steps=4", "run.compile=true", "run.dir=compiled")
-    for one, other in zip(runs.records("compiled"), runs.records("plain"), strict=True):
+    for one, other in zip(runs.read_records("compiled"), runs.read_records("plain"), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)

@@ -20,7 +20,7 @@ from transformers import (
 from gangline.errors import UserError
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
-from gangline.model.init import shards_of
+from gangline.model.init import list_shards
 from gangline_models.hugging_face.commands import words_for
 from gangline_models.hugging_face.config import config_json_of, read_edited_config
 from gangline_models.hugging_face.names import find_theirs
@@ -32,8 +32,8 @@ from gangline_moe.interop.read import read_experts
 from gangline_moe.presets import DeepSeekV3, Mixtral8x7B, Qwen3_30B_A3B
 from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, Sigmoid, Softmax
 from gangline_testkit.inputs import make_full_batch
-from gangline_testkit.runs import small_run
-from gangline_testkit.sessions import session
+from gangline_testkit.runs import build_small_run
+from gangline_testkit.sessions import open_session
 
 COMMON = {
     "vocab_size": 97,
@@ -81,7 +81,7 @@ def words(directory):
 
     config, edits = read_edited_config(directory)
     found = [word for edit in edits for word in _words(edit)]
-    return small_run("model.qk_norm=false", *_settings(config, "model"), *found)
+    return build_small_run("model.qk_norm=false", *_settings(config, "model"), *found)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -98,14 +98,14 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
     assert not run.edits["moe"].check(run)
     tree, plan = compose_model(run)
     ours = materialise(construct(tree), plan).eval()
-    load_pretrained(tmp_path / "hf", shards_of(ours, plan), plan)
+    load_pretrained(tmp_path / "hf", list_shards(ours, plan), plan)
     tokens = torch.randint(0, 97, (3, 20), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        got, want = ours.logits(make_full_batch(tokens)), theirs(tokens).logits
+        got, want = ours.compute_logits(make_full_batch(tokens)), theirs(tokens).logits
     assert want.std() > 0.3
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
 
-    shapes = {s.name.removeprefix("model/"): tuple(s.global_shape) for s in shards_of(ours, plan)}
+    shapes = {s.name.removeprefix("model/"): tuple(s.global_shape) for s in list_shards(ours, plan)}
     shapes = {name: shape for name, shape in shapes.items() if find_theirs(plan, name, shape)}
     written = config_json_of(run, "run", "float32")
     export(tmp_path / "out", ((n, ours.state_dict()[n]) for n in shapes), plan=plan, shapes=shapes, config=written)
@@ -125,7 +125,7 @@ def test_expert_that_the_router_never_picks_is_refused(tmp_path):
         words_for(tmp_path / "hf")
     assert f"no place for.\n  {extra}." in str(refused.value)
     with pytest.raises(UserError) as again:
-        session(tmp_path / "run", *words)
+        open_session(tmp_path / "run", *words)
     assert str(again.value) == str(refused.value)
 
 

@@ -14,7 +14,7 @@ from gangline.model import forward_context
 from gangline.model.build import construct
 from gangline.model.forward_context import Collected, Frame
 from gangline.model.linear_nodes import LinearNode
-from gangline.model.weight_grads import deferring
+from gangline.model.weight_grads import defer_gradients
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import FeedForwardNode
 from gangline_basics.model.gating import Gating
@@ -140,11 +140,11 @@ class Halved(Plain):
     def linear(self, x, w, b=None):
         return super().linear(x / 2, w, b)
 
-    def grad_x(self, dy, w):
-        return super().grad_x(dy, w) / 2
+    def compute_grad_x(self, dy, w):
+        return super().compute_grad_x(dy, w) / 2
 
-    def grad_w(self, dy, x):
-        return super().grad_w(dy, x) / 2
+    def compute_grad_w(self, dy, x):
+        return super().compute_grad_w(dy, x) / 2
 
 
 def test_a_precision_that_does_more_than_multiply_is_asked():
@@ -251,7 +251,7 @@ def test_gradients_of_experts_may_come_later(dtype):
         module, kept = layer(dtype=dtype, dim=16, hidden=16), []
         x = x_of(dtype=dtype, dim=16).requires_grad_()
         y = module(x)
-        with deferring(kept.append) if later else contextlib.nullcontext():
+        with defer_gradients(kept.append) if later else contextlib.nullcontext():
             y.sum().backward()
         assert len(kept) == 3 * later
         assert all((weight.grad is None) == later for weight in module.experts.parameters())

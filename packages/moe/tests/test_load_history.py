@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gangline.config.check import meaningless
+from gangline.config.check import find_meaningless
 from gangline.errors import UserError
 from gangline.health import Action
 from gangline.record import StepRecord
@@ -24,9 +24,9 @@ from gangline_moe.heatmap import HeatmapTracker
 from gangline_moe.load_history import StepLoads, load_history, windows
 from gangline_moe.picture import draw_by_layer, draw_over_time
 from gangline_moe.report import as_text, main, shade
-from gangline_testkit import HealthCheckSuite, TrackerSuite, readable, words_of
-from gangline_testkit.health import healthy
-from gangline_testkit.runs import small_run
+from gangline_testkit import HealthCheckSuite, TrackerSuite, list_readable, list_words
+from gangline_testkit.health import make_healthy
+from gangline_testkit.runs import build_small_run
 
 EVEN, UNEVEN = [8.0, 8.0, 8.0, 8.0], [31.0, 0.0, 1.0, 0.0]
 
@@ -42,7 +42,7 @@ class TestTracker(TrackerSuite):
 def record(step: int, **loads: list[float]) -> StepRecord:
     metrics = {f"blocks.{name[1:]}/load": load for name, load in loads.items()}
     metrics |= {f"blocks.{name[1:]}/entropy": 1.25 for name in loads}
-    return replace(healthy(1)[0], step=step, metrics=metrics)
+    return replace(make_healthy(1)[0], step=step, metrics=metrics)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_the_report(run_dir, capsys):
     assert lines[lines.index(layers[0]) + 1] == "     0 |++@@@| 3.88"
     assert lines[lines.index(layers[1]) + 1] == "     0 |+++++| 1.00"
     assert lines[0] == f"load of the experts: {run_dir.name}"
-    words = words_of((run_dir / "picture.svg").read_text())
+    words = list_words((run_dir / "picture.svg").read_text())
     assert {f"Load of the experts: {run_dir.name}", "steps 1 to 10; a cell is 2 steps"} <= set(words)
     assert words.count("expert") == 3
     assert words.count("10") == 1  # the last step, below all plots
@@ -135,7 +135,7 @@ def test_a_run_without_experts(tmp_path):
 
 
 def test_dead_and_hot_experts_are_told_once_each():
-    check = ExpertsCheck(ExpertsHealth(patience=3, hot=2.0), small_run("moe=on"))
+    check = ExpertsCheck(ExpertsHealth(patience=3, hot=2.0), build_small_run("moe=on"))
     found = [(step, str(v)) for step in range(1, 9) for v in check.observe(record(step, b0=UNEVEN))]
     assert found == [
         (3, "hot-expert at blocks.0, expert 0: 3.9 times the mean load for 3 steps in a row"),
@@ -144,7 +144,7 @@ def test_dead_and_hot_experts_are_told_once_each():
     ]
     list(check.observe(record(9, b0=EVEN)))
     assert not [v for step in (10, 11) for v in check.observe(record(step, b0=UNEVEN))]
-    again = ExpertsCheck(ExpertsHealth(patience=3, hot=2.0), small_run("moe=on"))
+    again = ExpertsCheck(ExpertsHealth(patience=3, hot=2.0), build_small_run("moe=on"))
     again.load_state(json.loads(json.dumps(check.state())))
     (hot, *_) = again.observe(record(12, b0=UNEVEN))
     assert hot.suggestion is Action.WARN
@@ -174,10 +174,10 @@ def test_pictures_of_every_size_are_readable(layers, experts, steps):
     del found[0].loads["blocks.0"]
     if not found[0].loads:
         found[0].loads["blocks.0"] = [1.0] * experts
-    words = readable(draw_by_layer(found, "runs/a"))
+    words = list_readable(draw_by_layer(found, "runs/a"))
     assert words[0] == "Load of the experts: runs/a"
     assert {"layer", "expert", "blocks.0", f"blocks.{layers - 1}", "0"} <= set(words)
-    words = readable(draw_over_time(found, 60, "runs/a"))
+    words = list_readable(draw_over_time(found, 60, "runs/a"))
     assert {"step", str(windows(found, 60)[0][-1].step), "blocks.0", f"blocks.{layers - 1}"} <= set(words)
     assert words.count("expert") == layers
 
@@ -191,12 +191,12 @@ def test_pictures_of_every_size_are_readable(layers, experts, steps):
     ],
 )
 def test_bad_options(words, message):
-    (problem,) = meaningless(small_run("moe=on", *words))
+    (problem,) = find_meaningless(build_small_run("moe=on", *words))
     assert problem.what == message
 
 
 def test_tracker_without_matplotlib_is_refused(monkeypatch):
-    run = small_run("moe=on", "track=experts")
+    run = build_small_run("moe=on", "track=experts")
     assert run.track["experts"].check(run) == []
     monkeypatch.setattr("gangline_moe.config.find_spec", lambda name: None)
     (problem,) = run.track["experts"].check(run)
@@ -205,4 +205,4 @@ def test_tracker_without_matplotlib_is_refused(monkeypatch):
 
 
 def test_no_load_is_too_hot_where_the_bound_is_infinite():
-    assert meaningless(small_run("moe=on", "health=experts", "health.experts.hot=inf")) == []
+    assert find_meaningless(build_small_run("moe=on", "health=experts", "health.experts.hot=inf")) == []

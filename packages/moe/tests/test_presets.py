@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gangline.model.compose import compose_model
-from gangline.model.flops import flops_per_token, parameter_count
-from gangline.model.tree import nodes, parameter_shapes
+from gangline.model.flops import count_flops_per_token, count_parameters
+from gangline.model.tree import get_parameter_shapes, iterate_nodes
 from gangline.plan import Plan
 from gangline_moe.nodes import ExpertsNode, MoeNode, RouterNode
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 MIXTRAL = "dim=4096 layers=32 heads=32 kv_heads=8 head_dim=128 hidden=14336 vocab_size=32000 qk_norm=false"
 QWEN = "dim=2048 layers=48 heads=32 kv_heads=4 head_dim=128 hidden=6144 vocab_size=151936 qk_norm=true"
@@ -17,7 +17,7 @@ DEEPSEEK = "dim=7168 layers=61 heads=128 kv_heads=128 head_dim=128 hidden=18432 
 
 
 def tree_of(model, *settings):
-    return compose_model(small_run(*(f"model.{word}" for word in model.split()), *settings))[0]
+    return compose_model(build_small_run(*(f"model.{word}" for word in model.split()), *settings))[0]
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def tree_of(model, *settings):
     [(MIXTRAL, "mixtral_8x7b", 46_702_792_704), (QWEN, "qwen3_30b_a3b", 30_532_122_624)],
 )
 def test_the_number_of_parameters(model, choice, parameters):
-    assert parameter_count(tree_of(model, f"moe={choice}")) == parameters
+    assert count_parameters(tree_of(model, f"moe={choice}")) == parameters
 
 
 def test_the_feed_forwards_of_deepseek_v3():
@@ -33,7 +33,7 @@ def test_the_feed_forwards_of_deepseek_v3():
     tree = tree_of(DEEPSEEK, "moe=deepseek_v3", "moe/router=grouped")
     ours = sum(
         value[0] * value[1] * (value[2] if len(value) > 2 else 1)
-        for name, value in parameter_shapes(tree).items()
+        for name, value in get_parameter_shapes(tree).items()
         if any(part in name for part in (".experts.", ".shared.", ".router."))
     )
     assert ours == 58 * (257 * 3 * 7168 * 2048 + 256 * 7168)
@@ -43,11 +43,11 @@ def test_a_token_costs_its_own_experts_and_the_router_alone():
     dense, sparse = tree_of(MIXTRAL), tree_of(MIXTRAL, "moe=mixtral_8x7b")
     trained = Plan(embed="embed", blocks="blocks", head="head", layers=32)
     extra = 3 * 32 * (2 * 3 * 4096 * 14336 + 2 * 8 * 4096)  # one expert more than the dense layer, and the gate
-    assert flops_per_token(sparse, 64, trained) - flops_per_token(dense, 64, trained) == extra
+    assert count_flops_per_token(sparse, 64, trained) - count_flops_per_token(dense, 64, trained) == extra
 
 
 def test_every_other_block_from_the_second_on():
     tree = tree_of("layers=6", "moe=on", "moe.first=1", "moe.every=2")
-    found = [path for path, node in nodes(tree) if isinstance(node, MoeNode)]
+    found = [path for path, node in iterate_nodes(tree) if isinstance(node, MoeNode)]
     assert found == [f"blocks.{index}.feed_forward" for index in (1, 3, 5)]
-    assert sum(isinstance(node, RouterNode | ExpertsNode) for _, node in nodes(tree)) == 6
+    assert sum(isinstance(node, RouterNode | ExpertsNode) for _, node in iterate_nodes(tree)) == 6

@@ -11,7 +11,7 @@ from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import NormNode
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import edit
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 CASES = {
     "moe.experts=0": "moe.experts=0 must be at least 1",
@@ -38,7 +38,7 @@ CASES = {
 @pytest.mark.parametrize("setting", CASES)
 def test_bad_options(setting):
     with pytest.raises(UserError) as refused:
-        check(small_run("moe=on", "model.vocab_size=256", setting))
+        check(build_small_run("moe=on", "model.vocab_size=256", setting))
     assert CASES[setting] in str(refused.value)
 
 
@@ -54,15 +54,15 @@ def test_bad_options(setting):
 )
 def test_bad_routers(settings, message):
     with pytest.raises(UserError, match=message):
-        check(small_run("moe=on", *settings))
+        check(build_small_run("moe=on", *settings))
 
 
 def test_experts_that_no_ranks_share():
     """ddp has ranks, and folds none of them."""
     words = ("moe=on", "model.vocab_size=256", "parallel=ddp", "launch.processes=2", "moe.ep_out_of=[dp_replicate]")
     with pytest.raises(UserError, match=r"moe.ep=2: under parallel=ddp no ranks share the experts"):
-        check(small_run(*words, "moe.ep=2"))
-    run = small_run(*words)
+        check(build_small_run(*words, "moe.ep=2"))
+    run = build_small_run(*words)
     check(run)
     assert run.edits["moe"].resolve(run).ep == 1
 
@@ -80,9 +80,9 @@ def test_what_is_left_open_follows_from_the_layout():
     def ep(run):
         return compose_model(run)[1].folds[0].size
 
-    run = small_run("moe=on", "launch.processes=6")
+    run = build_small_run("moe=on", "launch.processes=6")
     run.parallel = Rows()
     assert ep(run) == 2
-    assert ep(small_run("moe=on")) == 1
+    assert ep(build_small_run("moe=on")) == 1
     run.edits["moe"].ep = 1
     assert ep(run) == 1

@@ -10,7 +10,7 @@ from gangline.model.compose import compose_model
 from gangline.model.init import make_whole_model
 from gangline_testkit import as_installed
 from gangline_testkit.inputs import make_full_batch
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -58,12 +58,12 @@ def test_a_foreign_router_is_chosen_by_name(tmp_path):
     (tmp_path / "turning.py").write_text(PLUGIN)
     (tmp_path / "turning_modules.py").write_text(MODULES)
     with as_installed("gangline-turning", "turning", path=tmp_path):
-        run = small_run("moe=on", "moe/router=turns", "moe.router.first=3", "moe.experts=4")
+        run = build_small_run("moe=on", "moe/router=turns", "moe.router.first=3", "moe.experts=4")
         tree, plan = compose_model(run)
         model = make_whole_model(tree, plan, seed=0)
         router = model.blocks[0].feed_forward.router
         assert router(torch.zeros(1, 5, 24)).expert_Nk.flatten().tolist() == [3, 0, 1, 2, 3]
         batch = make_full_batch(torch.zeros(2, 6, dtype=torch.int64))
-        assert model.logits(batch).isfinite().all()
+        assert model.compute_logits(batch).isfinite().all()
         with pytest.raises(UserError, match=r"Installed choices for moe/router: .*turns"):
-            small_run("moe=on", "moe/router=none")
+            build_small_run("moe=on", "moe/router=none")

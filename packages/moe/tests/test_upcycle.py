@@ -8,7 +8,7 @@ import torch
 from gangline.config.check import check
 from gangline.errors import UserError
 from gangline.model.compose import compose_model
-from gangline.model.init import make_whole_model, shards_of
+from gangline.model.init import list_shards, make_whole_model
 from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
 from gangline.shard import Shard
@@ -16,7 +16,7 @@ from gangline_basics.sampling.sampler import load_model
 from gangline_moe.upcycle import upcycle
 from gangline_testkit import RealRuns
 from gangline_testkit.inputs import make_full_batch
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 MODEL = ("model.vocab_size=256", "model.dim=32", "model.heads=2", "model.kv_heads=1", "model.hidden=64")
 
@@ -31,7 +31,7 @@ def here(tmp_path_factory):
 
 
 def run_of(here, *settings):
-    return small_run(
+    return build_small_run(
         *MODEL, "model.qk_norm=false", "model.tied=true", "moe=on", f"moe.upcycle_from={here / 'dense'}", *settings
     )
 
@@ -49,11 +49,13 @@ def test_it_begins_as_the_model_it_came_from(here, settings):
     tree, plan = compose_model(run)
     model = make_whole_model(tree, plan, seed=0)
     drawn = model.blocks[0].feed_forward.router.gate.weight.clone()
-    run.edits["moe"].first_weights(run, shards_of(model, plan), plan)
+    run.edits["moe"].fill_first_weights(run, list_shards(model, plan), plan)
     tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
     batch = make_full_batch(tokens)
     with torch.no_grad():
-        torch.testing.assert_close(model.logits(batch), dense_model(here).logits(batch), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            model.compute_logits(batch), dense_model(here).compute_logits(batch), rtol=1e-5, atol=1e-5
+        )
     assert torch.equal(model.blocks[0].feed_forward.router.gate.weight, drawn)
 
 
@@ -82,4 +84,4 @@ def test_another_model_is_refused(here):
     run = run_of(here, "model.layers=3")
     tree, plan = compose_model(run)
     with pytest.raises(UserError, match="holds another model than the one to make sparse"):
-        run.edits["moe"].first_weights(run, shards_of(make_whole_model(tree, plan, seed=0), plan), plan)
+        run.edits["moe"].fill_first_weights(run, list_shards(make_whole_model(tree, plan, seed=0), plan), plan)

@@ -11,9 +11,9 @@ from torch import Tensor
 from gangline.batch import Batch
 from gangline.comm.base import Comm
 from gangline.comm.wrap import Wrapped, WrappedComms
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.mesh import Mesh
-from gangline.shard import dtype_name
+from gangline.shard import name_dtype
 from gangline_basics.gradients.config import RoundedGradients, SignGradients, SumGradients
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.optimizer.adamw import build as build_adamw
@@ -78,10 +78,10 @@ def built(
     axes = axes or {"dp_replicate": 1, "dp_shard": rank.world}
     parallel = ThreeD(tp=1, pp=1, zero=zero, **axes)
     kinds = {"sum": SumGradients(), "bf16": RoundedGradients(), "onebit": SignGradients(start_step=after)}
-    comms = rank.comms(Mesh.of(parallel.axes(rank.world)), False)
+    comms = rank.make_comms(Mesh.of(parallel.size_axes(rank.world)), False)
     if counter is not None:
         comms = WrappedComms(comms, lambda comm: ByAxis(comm, counter))
-    run = default_run(model=MODEL, parallel=parallel, gradients=kinds[gradients])
+    run = build_default_run(model=MODEL, parallel=parallel, gradients=kinds[gradients])
     return runtime_of(run, comms=comms, precision=Plain(compute, torch.float32))
 
 
@@ -96,7 +96,7 @@ class ByAxis(Counting):
 def trained(zero: int, gradients: str, steps: int, broken: bool) -> float:
     """The mean loss of the last steps. broken: what is lost is forgotten."""
     runtime = built(zero, gradients)
-    run = default_run(model=MODEL)
+    run = build_default_run(model=MODEL)
     optimizer = build_adamw(Adamw(weight_decay=0.0), run, runtime)
     last = []
     for step in range(steps):
@@ -152,4 +152,4 @@ def dtypes_on_the_wire(zero: int) -> tuple[set[str], set[str], set[str]]:
     big = [key.split() for key, count in found.items() if count > 1000 and len(key.split()) == 3]
     summed = {dtype for _, call, dtype in big if call in ("all_reduce", "reduce_scatter", "all_to_all")}
     gathered = {dtype for _, call, dtype in big if call == "all_gather"}
-    return summed, gathered, {dtype_name(x.dtype) for x in pieces_grad(runtime)}
+    return summed, gathered, {name_dtype(x.dtype) for x in pieces_grad(runtime)}

@@ -7,7 +7,7 @@ from runtimes import runtime_of
 
 from gangline.batch import Batch
 from gangline.plugin import registry
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 ROWS, LENGTH, VOCABULARY = 8, 12, 61
 
@@ -26,7 +26,7 @@ def batches(step: int, rows: int) -> list[Batch]:
 
 def losses(settings: tuple[str, ...], steps: int, microbatch: int = ROWS) -> list[float]:
     """The mean loss of each step of a training with AdamW."""
-    run = small_run(*settings)
+    run = build_small_run(*settings)
     runtime = runtime_of(run)
     optimizer = registry.build(run.optimizer, run, runtime)
     index, width = runtime.data_coordinate

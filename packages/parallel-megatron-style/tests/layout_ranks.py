@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gangline.config.check import layout_problems
+from gangline.config.check import find_layout_problems
 from gangline.errors import Problem
 from gangline.plan import Fold
-from gangline.shard import dtype_name
+from gangline.shard import name_dtype
 from gangline_parallel_megatron_style.layout import fits
 from gangline_testkit import StrategySuite, rank, strategy_ranks
-from gangline_testkit.compare import close, number_close
-from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.compare import assert_number_close, close
+from gangline_testkit.scenarios import FLOAT64, RunLayout, Scenario
+from gangline_testkit.strategy_ranks import StrategyJob
 
 LENGTH = 16  # tokens: divides over cp 4 in zig-zag halves, and over cp 2 x tp 4
 
@@ -47,12 +47,12 @@ class Composition:
     def __str__(self) -> str:
         fold = f"lanes={self.lanes}/{'+'.join(self.out_of)}" if self.lanes else ""
         kind = "" if self.batches == "ragged" else self.batches
-        dtype = "" if self.dtype is torch.float64 else dtype_name(self.dtype)
+        dtype = "" if self.dtype is torch.float64 else name_dtype(self.dtype)
         return " ".join(word for word in (self.on, self.model, self.more, kind, fold, dtype) if word)
 
     @property
-    def layout(self) -> Layout:
-        return Layout.from_words(self.on)
+    def layout(self) -> RunLayout:
+        return RunLayout.from_words(self.on)
 
     @property
     def scenario(self) -> Scenario:
@@ -70,21 +70,21 @@ class Layouts(StrategySuite):
 
     choice = "parallel=3d"
 
-    def job_of(self, composition: Composition) -> Job:
+    def job_of(self, composition: Composition) -> StrategyJob:
         """What the ranks do. The composition must be one that `train` accepts."""
         assert not (problems := self.problems(composition)), "\n".join(map(str, problems))
-        return self.job(composition.layout, composition.scenario)
+        return self.make_job(composition.layout, composition.scenario)
 
     def problems(self, composition: Composition) -> list[Problem]:
         """Why `train` would refuse the composition's layout."""
         self.out_of = composition.out_of
-        job = self.job(composition.layout, composition.scenario)
+        job = self.make_job(composition.layout, composition.scenario)
         run = job.run
         folds = fits.problems(run.parallel, run, job.mesh, job.tree, job.plan)
-        return [*run.parallel.check(run), *layout_problems(run), *folds]
+        return [*run.parallel.check(run), *find_layout_problems(run), *folds]
 
-    def job(self, layout: Layout, scenario: Scenario) -> Job:
-        job = super().job(layout, scenario)
+    def make_job(self, layout: RunLayout, scenario: Scenario) -> StrategyJob:
+        job = super().make_job(layout, scenario)
         folds = tuple(Fold(fold.name, fold.size, self.out_of) for fold in job.plan.folds)
         return replace(job, plan=replace(job.plan, folds=folds))
 
@@ -119,11 +119,11 @@ class Layouts(StrategySuite):
         for index, (before, finite, after) in enumerate(answers):
             unknown = [culprit for culprit, flags in zip(culprits, finite, strict=True) if any(flags)]
             assert not unknown, f"rank {index} does not know that the ranks {unknown} are not finite: {finite}"
-            number_close("norm after it", after, before, 0)
+            assert_number_close("norm after it", after, before, 0)
             assert math.isfinite(after)
 
 
-def one_bad_rank(job: Job, culprits: Sequence[int]) -> tuple[float, list[tuple[bool, bool]], float]:
+def one_bad_rank(job: StrategyJob, culprits: Sequence[int]) -> tuple[float, list[tuple[bool, bool]], float]:
     """(norm, for each culprit whether the step counts as finite with that rank broken, norm when all is well again).
 
     Broken in two ways: an array that the rank holds is not a number, which comes into the loss and all gradients; or

@@ -14,7 +14,7 @@ from gangline.model.init import initialise
 from gangline.plugin import registry
 from gangline.precision import Precision
 from gangline.runtime import Job
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_testkit import rank
 
 
@@ -26,13 +26,13 @@ def runtime_of(
     What is given takes the place of what the run says: a `model` with values of its own, of which none are drawn;
     `comms` that count; a `precision`.
     """
-    composed, mesh = Composed.of(run), Mesh.of(run.parallel.axes(rank.world))
+    composed, mesh = Composed.of(run), Mesh.of(run.parallel.size_axes(rank.world))
     job = Job(
         composed,
         mesh,
-        comms or rank.comms(mesh, run.deterministic),
+        comms or rank.make_comms(mesh, run.deterministic),
         precision or registry.build(run.precision, run),
-        finisher(run.job.recompute, run.job.compile, run.job.recompute_every, composed.plan.seams),
+        make_finish(run.job.recompute, run.job.compile, run.job.recompute_every, composed.plan.seams),
     )
     if model is not None:
         job.model = model

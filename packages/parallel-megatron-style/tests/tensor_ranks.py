@@ -12,9 +12,9 @@ from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.init import make_whole_model
 from gangline.model.linear import Linear
-from gangline.model.seams import calls
+from gangline.model.seams import get_calls
 from gangline.plan import Plan
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
 from gangline_basics.precision.plain import Plain
@@ -85,7 +85,7 @@ def whole_of(case: Case, dtype: torch.dtype | None = None) -> tuple[torch.nn.Mod
 
 def extent(case: Case, plan: Plan, name: str, rows: int, index: int, n: int) -> tuple[int, int, int]:
     """(dim, first, end) of what rank `index` of `n` holds of a matrix that is cut, with `rows` along that dim."""
-    cut = plan.cuts_of(name, 2)["tp"]
+    cut = plan.get_cuts(name, 2)["tp"]
     if name.split(".")[-2] in ("wk", "wv") and case.kv_heads < n:
         each = rows // case.kv_heads
         head = index * case.kv_heads // n
@@ -97,12 +97,12 @@ def extent(case: Case, plan: Plan, name: str, rows: int, index: int, n: int) -> 
 def cut_model(case: Case, comm: Comm, dtype: torch.dtype | None = None):
     """This rank's part of the model: parameters replaced by slices, products and seams set."""
     model, plan = whole_of(case, dtype)
-    losses = calls(case.built()[0], plan, "loss")
+    losses = get_calls(case.built()[0], plan, "loss")
     made: dict[int, torch.nn.Parameter] = {}
     first_rows = {}
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
-        owner = plan.owner(name)
-        cut = plan.cuts_of(owner, parameter.dim()).get("tp")
+        owner = plan.get_owner(name)
+        cut = plan.get_cuts(owner, parameter.dim()).get("tp")
         if id(parameter) not in made:
             part = parameter.detach()
             if cut is not None:
@@ -119,14 +119,14 @@ def cut_model(case: Case, comm: Comm, dtype: torch.dtype | None = None):
     cut_modules(
         model, plan, comm, precision, sequence_parallel=case.sequence_parallel, first_rows=first_rows, losses=losses
     )
-    finish = finisher(case.recompute, False, seams=plan.seams)
+    finish = make_finish(case.recompute, False, seams=plan.seams)
     for index, block in enumerate(model.blocks):
         finish(block, f"blocks.{index}")
     return model, plan
 
 
 def tp() -> Comm:
-    return rank.comms(Mesh.of({"tp": rank.world})).axis("tp")
+    return rank.make_comms(Mesh.of({"tp": rank.world})).get_comm("tp")
 
 
 def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -161,7 +161,7 @@ def assembled(case: Case, ranks: list[Found], reference: Found) -> dict[str, tor
     found = {}
     for name, whole in reference.gradients.items():
         total = torch.zeros_like(whole)
-        cut = plan.cuts_of(name, whole.dim()).get("tp")
+        cut = plan.get_cuts(name, whole.dim()).get("tp")
         if cut is not None:
             for index, one in enumerate(ranks):
                 dim, first, end = extent(case, plan, name, whole.shape[cut.dim], index, len(ranks))

@@ -6,8 +6,8 @@ import pytest
 
 from gangline.callback import Callback
 from gangline.train.rank import train
-from gangline_testkit.pool import pool
-from gangline_testkit.sessions import lines, session
+from gangline_testkit.pool import get_pool
+from gangline_testkit.sessions import open_session, read_lines
 
 
 class TenTimes(Callback):
@@ -20,19 +20,19 @@ class TenTimes(Callback):
 
 
 def changed(run_dir, *settings):
-    s = session(run_dir, "run.steps=3", "optimizer.clip_norm=0.001", "checkpoint=off", *settings)
+    s = open_session(run_dir, "run.steps=3", "optimizer.clip_norm=0.001", "checkpoint=off", *settings)
     s.callbacks["ten-times"] = TenTimes()
     train(s)
 
 
 def curve(run_dir):
-    return [(line["loss"], line["grad_norm"]) for line in lines(run_dir, "metrics.jsonl")]
+    return [(line["loss"], line["grad_norm"]) for line in read_lines(run_dir, "metrics.jsonl")]
 
 
 @pytest.mark.parametrize("layout", ["parallel=fsdp", "parallel=pp"])
 def test_changed_gradients_are_clipped_as_on_one_process(layout, tmp_path):
     """Each rank holds some of the gradients, and measures their norm again with the others."""
     changed(tmp_path / "one")
-    pool(2).run(changed, tmp_path / "two", layout)
+    get_pool(2).run(changed, tmp_path / "two", layout)
     for found, want in zip(curve(tmp_path / "two"), curve(tmp_path / "one"), strict=True):
         assert found == pytest.approx(want, rel=1e-12)

@@ -14,7 +14,7 @@ from gangline.model.linear import Embedding
 from gangline.model.linear_nodes import EmbeddingNode
 from gangline.model.tree import Node
 from gangline_parallel_megatron_style.build import probe_width
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 
 class Pixels(Embedding):
@@ -38,14 +38,14 @@ def model_with(embedding: nn.Module) -> nn.Module:
 
 
 def test_the_width_is_that_of_what_the_embedding_gives_or_says():
-    tree, plan = compose_model(small_run("model.dim=24"))
+    tree, plan = compose_model(build_small_run("model.dim=24"))
     node = EmbeddingNode(vocab_size=61, dim=24)
     assert probe_width(model_with(Embedding(node)), plan, tree) == 24
     assert probe_width(model_with(Pixels(node)), plan, tree) == 24
 
 
 def test_an_embedding_that_neither_gives_nor_says_it_is_refused():
-    tree, plan = compose_model(small_run("model.dim=24"))
+    tree, plan = compose_model(build_small_run("model.dim=24"))
     odd = replace(tree, **{plan.embed: Unsaid()})
     with pytest.raises(UserError, match=r"embed says it of no batch without 'pixels'"):
         probe_width(model_with(Pixels(EmbeddingNode(vocab_size=61, dim=24))), plan, odd)

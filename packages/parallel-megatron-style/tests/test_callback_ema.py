@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gangline_testkit.sessions import lines, session, train_on_ranks, train_session
+from gangline_testkit.sessions import open_session, read_lines, train_on_ranks, train_session
 
 EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "validate.every=2", "batch.micro_size=1")
 OPEN = ("parallel.tp=1", "parallel.pp=1", "parallel.cp=1", "parallel.dp_replicate=1", "parallel.dp_shard=1")
@@ -14,7 +14,7 @@ LAYOUTS = (("parallel.tp=2", "parallel.pp=2"), ("parallel.cp=2", "parallel.dp_sh
 
 def averages(run_dir) -> dict[str, torch.Tensor]:
     """Read by one process, whatever layout wrote them."""
-    s = session(run_dir, *EMA)
+    s = open_session(run_dir, *EMA)
     return {shard.name: shard.local.clone() for shard in s.shards() if shard.name.startswith("callback/")}
 
 
@@ -28,7 +28,7 @@ def test_averages_travel_over_every_axis_and_stay_those_of_one_process(tmp_path)
     for name, array in want.items():
         torch.testing.assert_close(found[name], array, rtol=0, atol=1e-12 * float(array.abs().max()), msg=name)
     losses = [
-        [record["validation_losses"] for record in lines(tmp_path / run, "metrics.jsonl")][1::2]
+        [record["validation_losses"] for record in read_lines(tmp_path / run, "metrics.jsonl")][1::2]
         for run in ("cut", "one")
     ]
     for cut, one in zip(*losses, strict=True):

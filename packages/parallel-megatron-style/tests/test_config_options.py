@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.config.defaults import default_run
-from gangline.config.fields import options
+from gangline.config.defaults import build_default_run
+from gangline.config.fields import iterate_options
 from gangline.config.serial import from_dict, to_dict
 from gangline.explain.topology import Topology
 from gangline.mesh import AXES, Mesh
@@ -16,12 +16,12 @@ PARTS = (ThreeD, Fsdp, Hsdp, Tp, Pp)
 
 @pytest.mark.parametrize("part", PARTS)
 def test_every_option_says_what_it_is(part):
-    assert [option.path for option in options(part, "parallel") if not option.comment] == []
+    assert [option.path for option in iterate_options(part, "parallel") if not option.comment] == []
 
 
 @pytest.mark.parametrize("option", ["schedule", "context", "zero"])
 def test_choices_are_named_where_the_option_is_described(option):
-    found = next(each for each in options(AxesConfig, "parallel") if each.path == f"parallel.{option}")
+    found = next(each for each in iterate_options(AxesConfig, "parallel") if each.path == f"parallel.{option}")
     assert len(found.choices) > 1
     assert [choice for choice in found.choices if choice not in found.help] == []
 
@@ -29,11 +29,11 @@ def test_choices_are_named_where_the_option_is_described(option):
 @pytest.mark.parametrize("part", PARTS)
 def test_a_run_directory_gives_the_options_back(part):
     config = part(tp=2, stages=[3, 1], topology=Topology(gpus_per_node=4, node_bandwidth=300.0))
-    assert from_dict(to_dict(default_run(parallel=config))).parallel == config
+    assert from_dict(to_dict(build_default_run(parallel=config))).parallel == config
 
 
 def test_all_parts_have_the_same_options():
-    names = {tuple(option.path for option in options(part, "parallel")) for part in PARTS}
+    names = {tuple(option.path for option in iterate_options(part, "parallel")) for part in PARTS}
     assert len(names) == 1
 
 
@@ -51,7 +51,7 @@ def test_all_parts_have_the_same_options():
     ],
 )
 def test_how_many_microbatches_a_pipeline_likes(pp, share, microbatches):
-    assert Pp().accumulation(share, Mesh.of({"pp": pp})) == microbatches
+    assert Pp().count_microbatches(share, Mesh.of({"pp": pp})) == microbatches
 
 
 # --- the network ------------------------------------------------------------------------------------------------------
@@ -61,20 +61,25 @@ def test_which_links_an_axis_uses():
     """Four nodes of two ranks, two nodes a rack."""
     network = Topology(gpus_per_node=2, nodes_per_rack=2)
     mesh = Mesh.of({"pp": 2, "dp_shard": 2, "tp": 2})
-    assert [network.tier(mesh, axis) for axis in ("tp", "dp_shard", "pp", "cp")] == ["node", "rack", "cluster", "self"]
-    assert network.tier(mesh, "dp_shard", "tp") == "rack"
-    assert network.tier(mesh, *AXES) == "cluster"
+    assert [network.find_tier(mesh, axis) for axis in ("tp", "dp_shard", "pp", "cp")] == [
+        "node",
+        "rack",
+        "cluster",
+        "self",
+    ]
+    assert network.find_tier(mesh, "dp_shard", "tp") == "rack"
+    assert network.find_tier(mesh, *AXES) == "cluster"
 
 
 def test_a_group_that_straddles_two_nodes_uses_the_slower_links():
     network = Topology(gpus_per_node=4, nodes_per_rack=8)
-    assert network.tier(Mesh.of({"dp_shard": 4, "tp": 3}), "tp") == "rack"
-    assert network.tier(Mesh.of({"dp_shard": 3, "tp": 4}), "tp") == "node"
+    assert network.find_tier(Mesh.of({"dp_shard": 4, "tp": 3}), "tp") == "rack"
+    assert network.find_tier(Mesh.of({"dp_shard": 3, "tp": 4}), "tp") == "node"
 
 
 def test_bandwidths():
     network = Topology(node_bandwidth=450, rack_bandwidth=50, cluster_bandwidth=25)
-    assert network.bandwidth("node") == 450e9
-    assert network.bandwidth("rack") == 50e9
-    assert network.bandwidth("cluster") == 25e9
-    assert network.bandwidth("self") == float("inf")
+    assert network.get_bandwidth("node") == 450e9
+    assert network.get_bandwidth("rack") == 50e9
+    assert network.get_bandwidth("cluster") == 25e9
+    assert network.get_bandwidth("self") == float("inf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.cli.train import main
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.errors import Problem
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
@@ -157,12 +157,12 @@ def test_a_broken_model_is_told_once_and_the_layout_does_not_stumble_over_it(tra
 
 
 def problems(config, processes: int, **given) -> list[Problem]:
-    return config.check(default_run(parallel=config, launch=LocalLaunch(processes=processes), **given))
+    return config.check(build_default_run(parallel=config, launch=LocalLaunch(processes=processes), **given))
 
 
 @pytest.mark.parametrize("config", [ThreeD(), Fsdp(), Hsdp(), Tp(), Pp()], ids=lambda config: type(config).__name__)
 def test_the_defaults_fit_the_default_model(config):
-    assert problems(config, config.world(0)) == []
+    assert problems(config, config.count_ranks(0)) == []
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -206,7 +206,7 @@ def test_any_other_vocabulary_can_be_cut_and_any_length_without_sequence_paralle
 
 def of_plan(change, config=None, **axes) -> list[str]:
     """What is wrong once the plan of the default model is changed."""
-    run = default_run(parallel=config or ThreeD())
+    run = build_default_run(parallel=config or ThreeD())
     tree, plan = compose_model(run)
     return [problem.what for problem in fits.problems(run.parallel, run, Mesh.of(axes), tree, change(plan))]
 
@@ -218,7 +218,7 @@ def replaced(**changes):
 
 
 def test_a_rule_that_cuts_nothing_is_a_mistake_of_the_plan():
-    more = lambda plan: plan.extend(cuts=(Cut.colwise("blocks.*.attention.wx"),))  # noqa: E731
+    more = lambda plan: plan.extend(cuts=(Cut.cut_colwise("blocks.*.attention.wx"),))  # noqa: E731
     assert of_plan(more) == ["the plan of this model cuts blocks.*.attention.wx, and the model has no such parameter."]
 
 

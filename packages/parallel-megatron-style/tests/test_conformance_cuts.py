@@ -7,7 +7,7 @@ ranks of the same are nightly (`test_conformance_nightly`), and in compositions 
 from __future__ import annotations
 
 from gangline_testkit import StrategySuite
-from gangline_testkit.scenarios import Layout
+from gangline_testkit.scenarios import RunLayout
 
 FEW = ("batch.global_size=4",)  # no axis here divides the samples, and what is sent for each costs
 LONG = ("model.layers=4", "batch.global_size=8", "batch.micro_size=1")
@@ -17,8 +17,8 @@ class TestTp(StrategySuite):
     choice = "parallel=tp"
     settings = FEW
     layouts = (
-        Layout(2, ("model.kv_heads=1",)),  # which both ranks hold
-        Layout(2, ("parallel.sequence_parallel=false",)),
+        RunLayout(2, ("model.kv_heads=1",)),  # which both ranks hold
+        RunLayout(2, ("parallel.sequence_parallel=false",)),
     )
 
 
@@ -27,17 +27,17 @@ class TestPp(StrategySuite):
     settings = LONG
     can = {"exact"}
     layouts = (
-        Layout(4, ("parallel.schedule=zb_h1",)),
-        Layout(2, ("parallel.schedule=dualpipe_v",)),
+        RunLayout(4, ("parallel.schedule=zb_h1",)),
+        RunLayout(2, ("parallel.schedule=dualpipe_v",)),
     )
 
 
 class TestCp(StrategySuite):
     choice = "parallel=3d"
     settings = (*FEW, "parallel.tp=1", "parallel.pp=1", "parallel.dp_shard=1")
-    layouts = (Layout(2, ("parallel.cp=2",)), Layout(2, ("parallel.cp=2", "parallel.context=ulysses")))
+    layouts = (RunLayout(2, ("parallel.cp=2",)), RunLayout(2, ("parallel.cp=2", "parallel.context=ulysses")))
 
 
 class Test3d(StrategySuite):
     choice = "parallel=3d"
-    layouts = (Layout(8),)
+    layouts = (RunLayout(8),)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from gangline_testkit import StrategySuite
-from gangline_testkit.scenarios import Layout
+from gangline_testkit.scenarios import RunLayout
 
 
 class TestFsdp(StrategySuite):
     choice = "parallel=fsdp"
     can = {"exact", "exact tied"}
     layouts = (  # others are nightly
-        Layout(1),
-        Layout(4),
-        Layout(2, ("parallel.zero=1",)),
-        Layout(2, ("parallel.zero=0",)),
+        RunLayout(1),
+        RunLayout(4),
+        RunLayout(2, ("parallel.zero=1",)),
+        RunLayout(2, ("parallel.zero=0",)),
     )
 
 
 class TestHsdp(StrategySuite):
     choice = "parallel=hsdp"
     can = {"exact", "exact tied"}
-    layouts = (Layout(4),)
+    layouts = (RunLayout(4),)

@@ -13,15 +13,15 @@ from gangline.comm.solo import Solo
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
 from gangline.model.calls import AttentionCall
-from gangline_basics.model.attention import PLAIN, attention, plain
-from gangline_basics.model.reference_attention import visible
+from gangline_basics.model.attention import PLAIN, attention, get_plain_attention
+from gangline_basics.model.reference_attention import make_mask
 from gangline_parallel_megatron_style.context import blocks, ring as ring_module, visibility as visibility_module
 from gangline_parallel_megatron_style.context.blocks import CPU, MATH
 from gangline_parallel_megatron_style.context.cut import cut_tokens
 from gangline_parallel_megatron_style.context.ring import RingAttention
 from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 B, T, E = 2, 16, 8
 NAMES = ("out", "dq", "dk", "dv")
@@ -39,7 +39,7 @@ class Case:
 
 
 def cp():
-    return rank.comms(Mesh.of({"cp": rank.world}), False).axis("cp")
+    return rank.make_comms(Mesh.of({"cp": rank.world}), False).get_comm("cp")
 
 
 def inputs(case: Case):
@@ -61,7 +61,7 @@ def sinks_of(case: Case) -> list[torch.Tensor]:
 def whole(case: Case) -> list[torch.Tensor]:
     (q, k, v, dout), document, position = inputs(case)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    out = plain(case.call)(*leaves, document, position, *sinks_of(case))
+    out = get_plain_attention(case.call)(*leaves, document, position, *sinks_of(case))
     out.backward(dout)
     return [out.detach(), *(x.grad for x in leaves)]
 
@@ -82,7 +82,7 @@ def parts(case: Case):
         ring_module.kernel_for = lambda q, masked: MATH
     try:
         ring = case.method == "ring"
-        here = RingAttention(comm, case.call) if ring else UlyssesAttention(comm, plain(case.call))
+        here = RingAttention(comm, case.call) if ring else UlyssesAttention(comm, get_plain_attention(case.call))
         out = here(*leaves, document, cut(position), *sinks_of(case))
         out.backward(dout)
     finally:
@@ -111,7 +111,7 @@ DOCUMENTS = {
 @pytest.mark.parametrize("documents", DOCUMENTS)
 def test_float64(world, method, kv_heads, documents):
     case = Case(method, kv_heads=kv_heads, documents=DOCUMENTS[documents])
-    for name, found, wanted in zip(NAMES, together(pool(world).run(parts, case)), whole(case), strict=True):
+    for name, found, wanted in zip(NAMES, together(get_pool(world).run(parts, case)), whole(case), strict=True):
         assert (found - wanted).norm() <= 1e-12 * wanted.norm(), name
 
 
@@ -129,7 +129,7 @@ def test_calls_that_are_declared(method, documents):
     kinds = [AttentionCall(**call) for call in CALLS.values()]
     for call in kinds if method == "ulysses" else kinds[:3]:
         case = Case(method.replace("math", "ring"), documents=DOCUMENTS[documents], math=method == "math", call=call)
-        for name, found, wanted in zip(NAMES, together(pool(4).run(parts, case)), whole(case), strict=True):
+        for name, found, wanted in zip(NAMES, together(get_pool(4).run(parts, case)), whole(case), strict=True):
             assert (found - wanted).norm() <= 1e-12 * wanted.norm(), (call, name)
 
 
@@ -142,7 +142,7 @@ def test_what_ring_attention_cannot_compute_it_refuses():
 def test_ring_without_a_kernel_that_takes_masks(documents):
     """The path of a GPU where documents hide something, or in float32."""
     case = Case("ring", kv_heads=2, documents=DOCUMENTS[documents], math=True)
-    for name, found, wanted in zip(NAMES, together(pool(4).run(parts, case)), whole(case), strict=True):
+    for name, found, wanted in zip(NAMES, together(get_pool(4).run(parts, case)), whole(case), strict=True):
         assert (found - wanted).norm() <= 1e-12 * wanted.norm(), name
 
 
@@ -150,7 +150,7 @@ def test_ring_without_a_kernel_that_takes_masks(documents):
 @pytest.mark.parametrize("documents", ["no documents", "documents"])
 def test_float32(method, documents):
     case = Case(method, torch.float32, kv_heads=2, documents=DOCUMENTS[documents])
-    for name, found, wanted in zip(NAMES, together(pool(4).run(parts, case)), whole(case), strict=True):
+    for name, found, wanted in zip(NAMES, together(get_pool(4).run(parts, case)), whole(case), strict=True):
         assert (found - wanted).norm() <= 2e-6 * wanted.norm(), name
 
 
@@ -163,7 +163,7 @@ def test_bfloat16_rounds_as_one_process_does(method, documents):
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     exact = attention(*leaves, document, position)
     exact.backward(dout.double())
-    ours, plain = together(pool(4).run(parts, case)), whole(case)
+    ours, plain = together(get_pool(4).run(parts, case)), whole(case)
     for name, found, rounded, wanted in zip(NAMES, ours, plain, [exact, *(x.grad for x in leaves)], strict=True):
         off, own = ((x.double() - wanted).norm() / wanted.norm() for x in (found, rounded))
         assert off < 2 * own + 2**-8, name
@@ -175,7 +175,7 @@ def test_bfloat16_rounds_as_one_process_does(method, documents):
 def test_ulysses_changes_no_bit(world, dtype, documents):
     """It moves numbers and computes nothing, as long as no key head is repeated."""
     case = Case("ulysses", dtype, documents=DOCUMENTS[documents])
-    for name, found, wanted in zip(NAMES, together(pool(world).run(parts, case)), whole(case), strict=True):
+    for name, found, wanted in zip(NAMES, together(get_pool(world).run(parts, case)), whole(case), strict=True):
         assert found.equal(wanted), name
 
 
@@ -228,7 +228,7 @@ def test_ring_sends_keys_and_values_to_every_other_rank_and_gradients_home():
     """n - 1 transfers forward; backward as many, and n of the gradients, which come home. Documents travel once."""
     kv, numbers = 2 * B * 2 * (T // 4) * E * 8, B * (T // 4) * 8
     for documents in (False, True):
-        for (calls, sent), backward in pool(4).run(counted, "ring", documents):
+        for (calls, sent), backward in get_pool(4).run(counted, "ring", documents):
             assert calls == {"exchange": 2 * 3} | ({"all_gather": 1} if documents else {})
             assert sent == {"exchange": 2 * 3 * kv} | ({"all_gather": 3 * numbers} if documents else {})
             assert backward == ({"exchange": 3 + 4}, {"exchange": 7 * kv})
@@ -239,7 +239,7 @@ def test_ulysses_is_two_transfers_each_way():
     t = T // 2
     packed, out, numbers = (B * (4 + 2 + 2) * t * E * 8) // 2, (B * 4 * t * E * 8) // 2, B * t * 8
     for documents in (False, True):
-        for (calls, sent), backward in pool(2).run(counted, "ulysses", documents):
+        for (calls, sent), backward in get_pool(2).run(counted, "ulysses", documents):
             assert calls == {"all_to_all": 4, "all_gather": 1}
             assert sent == {"all_to_all": 2 * (packed + out), "all_gather": numbers * (2 if documents else 1)}
             assert backward == ({"all_to_all": 2}, {"all_to_all": packed + out})
@@ -270,11 +270,11 @@ def blocks_computed(documents, window=None) -> tuple[int, int]:
 
 def test_blocks_that_nobody_sees_are_skipped_and_masks_made_where_needed():
     """Of eight chunks, documents change after the fourth: fronts see fronts alone, backs see backs."""
-    assert pool(4).run(blocks_computed, ((0,), (0,))) == [(4, 0)] * 4
+    assert get_pool(4).run(blocks_computed, ((0,), (0,))) == [(4, 0)] * 4
     # each other rank has a front and a back, and the two documents meet there: computed one by one, without a mask
-    assert pool(4).run(blocks_computed, ((0, 8), (0, 8))) == [(4, 0)] * 4
-    assert pool(4).run(blocks_computed, ((0, 2, 4, 6, 8, 10, 12, 14),) * 2) == [(1, 0)] * 4
-    assert all(masked for _, masked in pool(4).run(blocks_computed, ((0, 8), (0, 8)), 3))  # a window is a mask
+    assert get_pool(4).run(blocks_computed, ((0, 8), (0, 8))) == [(4, 0)] * 4
+    assert get_pool(4).run(blocks_computed, ((0, 2, 4, 6, 8, 10, 12, 14),) * 2) == [(1, 0)] * 4
+    assert all(masked for _, masked in get_pool(4).run(blocks_computed, ((0, 8), (0, 8)), 3))  # a window is a mask
 
 
 # --- one block --------------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_a_block(kernel, mask, kv_heads):
     seen = None
     if mask in ("some", "a row that sees nothing"):
         document = torch.tensor([[0, 0, 1, 1, 1, 2]] * B)
-        seen = visible(AttentionCall(), document, document)
+        seen = make_mask(AttentionCall(), document, document)
         if mask == "a row that sees nothing":
             seen[:, :, 2] = False
     causal = mask == "causal"
@@ -320,7 +320,7 @@ def test_a_block_of_heads_that_lie_in_memory_as_they_like(masked):
     q, k, v, dout = (x.to(memory_format=torch.channels_last) for x in dense)
     assert q.stride(-1) > 1
     document = torch.tensor([[0, 0, 1, 1, 1, 2]] * B)
-    seen = visible(AttentionCall(), document, document) if masked else None
+    seen = make_mask(AttentionCall(), document, document) if masked else None
     out, lse = CPU.forward(q, k, v, not masked, seen, None)
     wanted, wanted_lse = MATH.forward(*dense[:3], not masked, seen, None)
     torch.testing.assert_close((out, lse), (wanted, wanted_lse), rtol=1e-12, atol=1e-12)

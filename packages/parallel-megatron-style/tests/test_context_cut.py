@@ -11,8 +11,8 @@ from gangline.batch import Batch
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.init import make_whole_model
-from gangline.model.seams import calls
-from gangline.train.recompute_and_compile import finisher
+from gangline.model.seams import get_calls
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
 from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
@@ -20,7 +20,7 @@ from gangline_parallel_megatron_style.context.cut import cut_batch, cut_tokens
 from gangline_parallel_megatron_style.context.ring import RingAttention
 from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 B, T = 2, 16
 
@@ -79,8 +79,8 @@ def model_of(method: str | None, comm=None, recompute: Recompute = Recompute.non
     )
     model = make_whole_model(tree, plan, seed=1, dtype=torch.float64)
     if method is not None:
-        set_attention(model, plan, comm, method, calls(tree, plan, "attention"))
-    finish = finisher(recompute, False, seams=plan.seams)
+        set_attention(model, plan, comm, method, get_calls(tree, plan, "attention"))
+    finish = make_finish(recompute, False, seams=plan.seams)
     for index, block in enumerate(model.blocks):
         finish(block, f"blocks.{index}")
     return model
@@ -88,7 +88,7 @@ def model_of(method: str | None, comm=None, recompute: Recompute = Recompute.non
 
 def trained(method: str, documents: bool, recompute: Recompute):
     """This rank's loss and gradients."""
-    comm = rank.comms(Mesh.of({"cp": rank.world}), False).axis("cp")
+    comm = rank.make_comms(Mesh.of({"cp": rank.world}), False).get_comm("cp")
     model = model_of(method, comm, recompute)
     loss = model(cut_batch(batch_of(documents), comm.index, comm.size, ORDERS[method]))
     loss.backward()
@@ -104,7 +104,7 @@ def test_a_model_over_cut_sequences(world, method, documents, recompute):
     whole = model_of(None)
     wanted = whole(batch_of(documents))
     wanted.backward()
-    ranks = pool(world).run(trained, method, documents, recompute)
+    ranks = get_pool(world).run(trained, method, documents, recompute)
     assert sum(loss for loss, _ in ranks) == pytest.approx(wanted.item(), rel=1e-12)
     for name, parameter in whole.named_parameters():
         total = sum(gradients[name] for _, gradients in ranks)
@@ -112,17 +112,17 @@ def test_a_model_over_cut_sequences(world, method, documents, recompute):
 
 
 def seams(method: str) -> tuple[list[str], bool]:
-    model = model_of(method, rank.comms(Mesh.of({"cp": rank.world}), False).axis("cp"))
+    model = model_of(method, rank.make_comms(Mesh.of({"cp": rank.world}), False).get_comm("cp"))
     seams = [block.attention.attention for block in model.blocks]
     shared = seams[0] is seams[1] if method == "ring" else seams[0].recall is seams[1].recall
     return [type(seam).__name__ for seam in seams], shared
 
 
 def test_layers_share_what_is_known_of_a_batch():
-    assert pool(2).run(seams, "ring")[0] == ([RingAttention.__name__] * 2, True)
-    assert pool(2).run(seams, "ulysses")[0] == ([UlyssesAttention.__name__] * 2, True)
+    assert get_pool(2).run(seams, "ring")[0] == ([RingAttention.__name__] * 2, True)
+    assert get_pool(2).run(seams, "ulysses")[0] == ([UlyssesAttention.__name__] * 2, True)
 
 
 def test_one_rank_changes_nothing():
-    model = model_of("ring", rank.comms(Mesh.of({})).axis("cp"))
+    model = model_of("ring", rank.make_comms(Mesh.of({})).get_comm("cp"))
     assert model.blocks[0].attention.attention is model_of(None).blocks[0].attention.attention

@@ -12,8 +12,8 @@ from gangline.comm.solo import Solo
 from gangline.config.check import check
 from gangline.errors import UserError
 from gangline.model.calls import AttentionCall, LossCall
-from gangline.model.seams import calls
-from gangline_basics.model.attention import plain
+from gangline.model.seams import get_calls
+from gangline_basics.model.attention import get_plain_attention
 from gangline_basics.model.loss import CrossEntropy
 from gangline_basics.parallel.prepare import set_products
 from gangline_basics.precision.plain import Plain
@@ -23,7 +23,7 @@ from gangline_parallel_megatron_style.context.ring import RingAttention
 from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_testkit import as_installed
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 PLUGIN = """
 from dataclasses import dataclass, fields
@@ -45,7 +45,7 @@ class Windowed(AttentionNode):
 class Said(Windowed):
     other: str | None = None
 
-    def seams(self):
+    def get_seams(self):
         return {"attention": AttentionCall(window=3, other=self.other)}
 
 
@@ -87,7 +87,7 @@ def narrow(tmp_path):
 def refusal(*words: str) -> str:
     """What `train` says to these words before it starts anything; nothing where it starts."""
     try:
-        check(small_run("model.vocab_size=256", *words))
+        check(build_small_run("model.vocab_size=256", *words))
     except UserError as error:
         return str(error)
     return ""
@@ -123,8 +123,8 @@ def test_what_is_declared_beyond_the_known_fields_is_wrapped_and_never_replaced(
 
 def test_where_nobody_says_what_tp_calls_with_some_of_the_heads_it_is_told(narrow):
     def told(*words: str) -> str:
-        run = small_run("model.vocab_size=256", *words, "parallel=tp", "launch.processes=2")
-        return " ".join(run.parallel.notices(run))
+        run = build_small_run("model.vocab_size=256", *words, "parallel=tp", "launch.processes=2")
+        return " ".join(run.parallel.list_notices(run))
 
     assert "blocks.0.attention and 1 more: nobody says" in told("narrow=on")
     assert told("narrow=on", "narrow.said=true") == told()
@@ -163,7 +163,7 @@ def model_with(function, declared: AttentionCall | None, method: Method = "ring"
     """A model whose second block has `function` in its seam, after `method` stepped in."""
     case = Case()
     model, plan = whole_of(case)
-    found = calls(case.built()[0], plan, "attention")
+    found = get_calls(case.built()[0], plan, "attention")
     found["blocks.1.attention"] = declared
     model.blocks[1].attention.attention = function
     set_attention(model, plan, two("cp"), method, found)
@@ -177,9 +177,9 @@ WINDOW = AttentionCall(window=3)
     ("function", "declared"),
     [
         (lambda q, k, v, document, position: v, AttentionCall()),
-        (plain(WINDOW), AttentionCall()),
-        (plain(AttentionCall()), WINDOW),
-        (plain(WINDOW), None),
+        (get_plain_attention(WINDOW), AttentionCall()),
+        (get_plain_attention(AttentionCall()), WINDOW),
+        (get_plain_attention(WINDOW), None),
     ],
     ids=["a function that says nothing", "another than declared", "declared and not there", "not declared"],
 )
@@ -207,13 +207,13 @@ def test_what_nobody_here_has_is_wrapped_and_never_computed_as_something_else(ca
     assert isinstance(model_with(function, call, "ulysses").blocks[1].attention.attention, UlyssesAttention)
     with pytest.raises(UserError, match=r"blocks\.1\.attention"):
         model_with(function, call)
-    for build in (plain, lambda call: RingAttention(two("cp"), call)):
+    for build in (get_plain_attention, lambda call: RingAttention(two("cp"), call)):
         with pytest.raises(ValueError, match=r"softplus for exp|Slopes"):
             build(call)
 
 
 def test_ring_attention_computes_for_each_layer_what_it_declares():
-    model = model_with(plain(WINDOW), WINDOW)
+    model = model_with(get_plain_attention(WINDOW), WINDOW)
     rings = [block.attention.attention for block in model.blocks]
     assert all(isinstance(ring, RingAttention) for ring in rings)
     assert [ring.computes for ring in rings] == [AttentionCall(), WINDOW]
@@ -225,7 +225,7 @@ def test_a_module_without_the_seam_is_refused(method):
     model, plan = whole_of(case)
     del model.blocks[0].attention.attention
     with pytest.raises(UserError, match=r"blocks\.0\.attention has no function `attention`"):
-        set_attention(model, plan, two("cp"), method, calls(case.built()[0], plan, "attention"))
+        set_attention(model, plan, two("cp"), method, get_calls(case.built()[0], plan, "attention"))
 
 
 PLAIN = Plain(torch.float64, torch.float64)

@@ -10,21 +10,21 @@ from test_cost_traffic import microbatch
 from torch import nn
 
 from gangline.config import RunSection
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import Composed
 from gangline.plugin import registry
 from gangline.runtime import Job
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.explain.activations import ActivationSizes
 from gangline_basics.model.config import DecoderConfig
 from gangline_parallel_megatron_style.config import Pp, Tp
 from gangline_parallel_megatron_style.cost import activations, peak_memory, timing
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
-from gangline_testkit import bytes_kept
+from gangline_testkit import count_kept_bytes
 
 MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, hidden=48)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -33,7 +33,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def case_of(
     model: DecoderConfig = MODEL, precision: str = "fp32", config=None, recompute: str = "none", **axes: int
 ) -> Case:
-    run = default_run(
+    run = build_default_run(
         parallel=config or Tp(),
         model=model,
         precision=precision,
@@ -47,7 +47,7 @@ def built(case: Case, precision: str) -> nn.Module:
     model = construct(case.tree).to(DTYPES[precision]).to_empty(device="cpu")
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.02)
-    finish = finisher(case.recompute, False, 1, case.plan.seams)
+    finish = make_finish(case.recompute, False, 1, case.plan.seams)
     for index, block in enumerate(model.blocks):
         finish(block, f"blocks.{index}")
     return model
@@ -60,7 +60,7 @@ def test_a_block_keeps_what_the_closed_form_says(model, precision):
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
     sizes = activations.sizes_of(case, gpu=False)
-    found = bytes_kept(module.parameters(), lambda: module.blocks[1](hidden, batch))
+    found = count_kept_bytes(module.parameters(), lambda: module.blocks[1](hidden, batch))
     assert found == activations.count_block(case, 1, sizes) + activations.angles(case, sizes)
 
 
@@ -70,7 +70,7 @@ def test_a_recomputed_block_keeps_its_input(precision):
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch).detach().requires_grad_()
     tokens = [batch.tokens, batch.position, batch.targets, batch.loss_mask, batch.sample]
-    found = bytes_kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
+    found = count_kept_bytes([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
     assert found == activations.count_block(case, 1, activations.sizes_of(case, gpu=False))
 
 
@@ -83,7 +83,7 @@ def test_recomputed_attention_forgets_little(precision):
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
     tokens = [batch.tokens, batch.position]
-    found = bytes_kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
+    found = count_kept_bytes([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
     sizes = activations.sizes_of(case, gpu=False)
     assert found == activations.count_block(case, 1, sizes) + activations.angles(case, sizes)
 
@@ -98,7 +98,7 @@ def test_the_head_keeps_what_the_closed_form_says(precision):
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
     sizes = activations.sizes_of(case, gpu=False)
-    found = bytes_kept(module.parameters(), lambda: module.head(hidden, batch))
+    found = count_kept_bytes(module.parameters(), lambda: module.head(hidden, batch))
     closed = activations.head(case, sizes)
     logits = 2 * 16 * 64 * case.bytes.compute
     backward = logits + 2 * 2 * 16 * 64 * 4  # their gradient, and a piece of them in float32 and its exponentials
@@ -109,14 +109,14 @@ def test_the_head_keeps_what_the_closed_form_says(precision):
 @pytest.mark.parametrize("tp", [2, 4])
 def test_a_block_cut_by_tp(tp, sequence_parallel):
     """arXiv 2205.05198, equations 2 and 4, on the runtime's own modules."""
-    run = default_run(
+    run = build_default_run(
         parallel=Tp(sequence_parallel=sequence_parallel),
         model=replace(MODEL, kv_heads=4),
         batch={"global_size": 2, "sequence_length": 16},
     )
     mesh = Mesh.of({"tp": tp})
     case, comms = Case.of(run, mesh), FakeComms(mesh)
-    finish, precision = finisher(Recompute.none, False), registry.build(run.precision, run)
+    finish, precision = make_finish(Recompute.none, False), registry.build(run.precision, run)
     job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, finish)
     runtime, made = registry.build(run.parallel, job), job.model
     for shard in runtime.shards():
@@ -126,7 +126,7 @@ def test_a_block_cut_by_tp(tp, sequence_parallel):
     if not sequence_parallel:
         hidden = hidden.detach().contiguous().requires_grad_()
     sizes = activations.sizes_of(case, gpu=False)
-    found = bytes_kept(made.parameters(), lambda: made.get_submodule("blocks.1")(hidden, batch))
+    found = count_kept_bytes(made.parameters(), lambda: made.get_submodule("blocks.1")(hidden, batch))
     assert found == activations.count_block(case, 1, sizes) + activations.angles(case, sizes)
 
 

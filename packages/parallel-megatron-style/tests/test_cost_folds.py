@@ -8,14 +8,14 @@ from typing import ClassVar
 import pytest
 
 from gangline.config import RunSection
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.config.sections import Recompute
 from gangline.explain.topology import Topology
 from gangline.mesh import Mesh
 from gangline.model.local_sizes import CommVolume, LocalSizes
 from gangline.model.tree import Node, Shape
 from gangline.plan import Cut, Fold
-from gangline_basics.explain.activations import count_node, norm_bytes
+from gangline_basics.explain.activations import count_node, count_norm_bytes
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.decoder_nodes import NormNode
 from gangline_parallel_megatron_style.config import ThreeD
@@ -36,13 +36,13 @@ class LanesNode(Node):
     norm: NormNode
     lanes: int = LANES
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         return {"w": (self.lanes, WIDTH, self.dim)} if self.lanes else {}
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         return sizes.tokens * 100 + sizes.inner_tokens * sizes.itemsize + sizes.master_itemsize
 
-    def communication_volume(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
+    def list_volumes(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
         ranks = sizes.size("lane")
         if ranks == 1:
             return ()
@@ -54,7 +54,7 @@ class LanesNode(Node):
 
 
 class SilentNode(LanesNode):
-    activation_bytes = Node.activation_bytes
+    activation_bytes = Node.count_activation_bytes
 
 
 def case_of(
@@ -63,7 +63,7 @@ def case_of(
     """A small decoder with lanes in the place of its second feed-forward."""
     axes = {name: settings.pop(name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp") if name in settings}
     precision = settings.pop("precision", "bf16")
-    run = default_run(
+    run = build_default_run(
         parallel=ThreeD(**settings),
         model=MODEL,
         precision=precision,
@@ -153,14 +153,14 @@ def test_bytes_of_a_stack_on_a_fold(zero, dp_shard):
 def test_a_node_says_what_its_module_keeps_and_its_children_are_asked(tp):
     case = case_of(tp=tp, dp_shard=2, sequence_parallel=True)
     sizes, stream = activations.sizes_of(case), 16 // tp
-    norm = norm_bytes(sizes, stream, 32)
+    norm = count_norm_bytes(sizes, stream, 32)
     assert count_node(case.by_path["blocks.1.feed_forward"], sizes) == stream * 100 + 16 * 2 + 4 + norm
 
 
 def test_a_node_that_says_nothing_is_guessed_by_its_shapes():
     case = case_of(dp_shard=2)
     silent = SilentNode(dim=32, norm=NormNode(dim=32))
-    guessed = 16 * (WIDTH + 32) * 2 + norm_bytes(activations.sizes_of(case), 16, 32)
+    guessed = 16 * (WIDTH + 32) * 2 + count_norm_bytes(activations.sizes_of(case), 16, 32)
     assert count_node(silent, activations.sizes_of(case)) == guessed
 
 

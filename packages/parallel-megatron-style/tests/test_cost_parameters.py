@@ -9,7 +9,7 @@ from math import prod
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
@@ -30,12 +30,12 @@ MODEL = DecoderConfig(vocab_size=37, dim=32, layers=5, heads=4, kv_heads=2, hidd
 
 def case_of(config: ThreeD | None = None, model: DecoderConfig = MODEL, **axes) -> Case:
     config = config or ThreeD()
-    return Case.of(default_run(parallel=config, model=model, batch={"global_size": 8}), Mesh.of(axes))
+    return Case.of(build_default_run(parallel=config, model=model, batch={"global_size": 8}), Mesh.of(axes))
 
 
 def numels(model: DecoderConfig) -> Counter[str]:
     """Kind -> numbers, of the modules themselves."""
-    tree, plan = compose_model(default_run(model=model))
+    tree, plan = compose_model(build_default_run(model=model))
     found: Counter[str] = Counter()
     for name, parameter in construct(tree).named_parameters():
         inside = name.startswith(f"{plan.blocks}.")
@@ -70,7 +70,7 @@ meshes = st.fixed_dictionaries(
 @settings(max_examples=30)
 @given(meshes, st.booleans(), st.sampled_from([None, ("dp_shard",), ("dp_shard", "tp")]))
 def test_sizes_are_those_of_the_registry(axes, sequence_parallel, fold):
-    mesh, run = Mesh.of(axes), default_run(parallel=ThreeD(), model=MODEL)
+    mesh, run = Mesh.of(axes), build_default_run(parallel=ThreeD(), model=MODEL)
     tree, plan = compose_model(run)
     if fold:
         rule = Cut("blocks.*.feed_forward.w_up", 1, "lane")

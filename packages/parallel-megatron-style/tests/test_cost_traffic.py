@@ -14,7 +14,7 @@ from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
 from gangline.plugin import registry
 from gangline.runtime import Job
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_parallel_megatron_style.cost import traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
@@ -33,13 +33,13 @@ def microbatch(case: Case) -> Batch:
 def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[FakeComms]]:
     """One step of a stage's data ranks, or every so many of them, each alone."""
     run = compose_one([*TINY.split(), *words.split()])
-    mesh = Mesh.of(run.parallel.axes(run.launch.processes or run.parallel.world(0)))
+    mesh = Mesh.of(run.parallel.size_axes(run.launch.processes or run.parallel.count_ranks(0)))
     case, found = Case.of(run, mesh), []
     tree, plan = compose_model(run)
     points = list(mesh.iterate_along({"pp": stage}, ("dp_replicate", "dp_shard", "cp")))
     for point in points[::every]:
         comms = FakeComms(mesh, mesh.rank(point))
-        finish = finisher(run.job.recompute, False, run.job.recompute_every, plan.seams)
+        finish = make_finish(run.job.recompute, False, run.job.recompute_every, plan.seams)
         precision = registry.build(run.precision, run)
         runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
         comms.traffic.bytes.clear()  # what it takes to begin
@@ -161,14 +161,14 @@ def test_what_muon_gathers_and_hands_out(words, monkeypatch):
     """Of all ranks of a stage together, for they do not send the same; in several batches."""
     monkeypatch.setattr("gangline_basics.parallel.owners.LIMIT", 20_000)
     run = compose_one([*TINY.split(), "optimizer=muon", *words.split()])
-    mesh = Mesh.of(run.parallel.axes(run.launch.processes or run.parallel.world(0)))
+    mesh = Mesh.of(run.parallel.size_axes(run.launch.processes or run.parallel.count_ranks(0)))
     case, (tree, plan) = Case.of(run, mesh), compose_model(run)
     for stage in range(mesh.size("pp")):
         handed, calls = 0, set()
         points = list(mesh.iterate_along({"pp": stage}, ("dp_replicate", "dp_shard", "cp", "tp")))
         for point in points:
             comms, precision = FakeComms(mesh, mesh.rank(point)), registry.build(run.precision, run)
-            finish = finisher(run.job.recompute, False)
+            finish = make_finish(run.job.recompute, False)
             runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
             optimizer = registry.build(run.optimizer, run, runtime)
             runtime.step([microbatch(case)] * case.microbatches)

@@ -13,13 +13,13 @@ from compress_ranks import (
     trained,
 )
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.mesh import Mesh
 from gangline_basics.gradients.config import CHUNK
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.memory import KEPT, state
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 STEPS = 100
 
@@ -38,14 +38,14 @@ def test_in_bfloat16_a_model_learns_as_without_compression():
 
 
 def trained_loss(zero: int, gradients: str, broken: bool = False) -> float:
-    losses = pool(2).run(trained, zero, gradients, STEPS, broken)
+    losses = get_pool(2).run(trained, zero, gradients, STEPS, broken)
     assert losses[0] == losses[1]
     return losses[0]
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_gradients_before_start_step_are_summed_as_they_are(zero):
-    for plain, before, after in pool(2).run(first_gradients, zero):
+    for plain, before, after in get_pool(2).run(first_gradients, zero):
         assert all(torch.equal(a, b) for a, b in zip(plain, before, strict=True))
         assert not any(torch.equal(a, b) for a, b in zip(plain, after, strict=True))
 
@@ -61,7 +61,7 @@ def test_gradients_before_start_step_are_summed_as_they_are(zero):
 )
 def test_errors_are_local_arrays_of_one_layout(axes, zero):
     """Every rank names the same arrays, and holds one row of each."""
-    names, held, again = zip(*pool(4).run(local_arrays, zero, axes), strict=True)
+    names, held, again = zip(*get_pool(4).run(local_arrays, zero, axes), strict=True)
     assert len(set(names)) == 1
     assert names[0], "there are none"
     assert all(name.startswith("local/") and axes_in(name, axes) for name, _ in names[0])
@@ -77,7 +77,7 @@ def axes_in(name: str, axes: dict[str, int]) -> bool:
 
 def test_two_level_sums_send_a_share_between_replicas():
     """dp_replicate 2 x dp_shard 2, zero=0: scattered inside, 1/2 of it across, gathered inside."""
-    for found, numbers in pool(4).run(bytes_by_axis, 0, "sum", {"dp_replicate": 2, "dp_shard": 2}):
+    for found, numbers in get_pool(4).run(bytes_by_axis, 0, "sum", {"dp_replicate": 2, "dp_shard": 2}):
         assert found["dp_shard+cp reduce_scatter"] == 4 * numbers
         assert found["dp_replicate all_reduce"] == 2 * numbers
         assert found["dp_shard+cp all_gather"] == 2 * numbers
@@ -90,9 +90,9 @@ def test_two_level_sums_send_a_share_between_replicas():
 
 def test_between_replicas_alone_gradients_are_compressed():
     axes = {"dp_replicate": 2, "dp_shard": 2}
-    rows = sum(shape[1] * shape[2] for name, shape in pool(4).run(local_arrays, 1, axes)[0][0] if "worker" in name)
+    rows = sum(shape[1] * shape[2] for name, shape in get_pool(4).run(local_arrays, 1, axes)[0][0] if "worker" in name)
     wire = rows * (1 + 32 / CHUNK) / 8
-    for found, numbers in pool(4).run(bytes_by_axis, 1, "onebit", axes):
+    for found, numbers in get_pool(4).run(bytes_by_axis, 1, "onebit", axes):
         assert numbers / 2 < rows < 0.7 * numbers  # of small buffers much is filling
         assert found["dp_shard+cp reduce_scatter"] == pytest.approx(4 * numbers, rel=0.05)
         assert found["dp_replicate all_to_all"] == pytest.approx(wire, rel=0.01)
@@ -102,7 +102,7 @@ def test_between_replicas_alone_gradients_are_compressed():
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_gradients_are_added_in_float32_under_bf16(zero):
     """Weights are gathered in bfloat16; nothing that is added over ranks is."""
-    for summed, gathered, kept in pool(2).run(dtypes_on_the_wire, zero):
+    for summed, gathered, kept in get_pool(2).run(dtypes_on_the_wire, zero):
         assert summed == {"float32"}
         assert gathered == ({"bfloat16"} if zero else set())
         assert kept == {"float32"}
@@ -112,7 +112,7 @@ def test_gradients_are_added_in_float32_under_bf16(zero):
 @pytest.mark.parametrize("zero", [0, 1])
 def test_the_layout_counts_the_errors(axes, zero):
     """But for what fills up chunks of small buffers."""
-    rows = sum(shape[1] * shape[2] for _, shape in pool(4).run(local_arrays, zero, axes)[0][0])
-    run = default_run(model=MODEL, parallel=ThreeD(tp=1, pp=1, zero=zero, **axes), gradients="onebit")
+    rows = sum(shape[1] * shape[2] for _, shape in get_pool(4).run(local_arrays, zero, axes)[0][0])
+    run = build_default_run(model=MODEL, parallel=ThreeD(tp=1, pp=1, zero=zero, **axes), gradients="onebit")
     told = state(Case.of(run, Mesh.of(axes)), 0)[KEPT]
     assert 0.7 * 4 * rows < told <= 4 * rows

@@ -14,8 +14,8 @@ from gangline.model.init import make_whole_model
 from gangline_basics.precision.plain import Plain
 from gangline_testkit.compare import assemble, compare_all
 from gangline_testkit.inputs import share
-from gangline_testkit.pool import pool
-from gangline_testkit.runs import small_run
+from gangline_testkit.pool import get_pool
+from gangline_testkit.runs import build_small_run
 
 LAYOUTS = ["parallel=fsdp", "parallel=tp", "parallel=pp"]
 FLOAT64 = Plain(torch.float64, torch.float64)
@@ -23,7 +23,7 @@ FLOAT64 = Plain(torch.float64, torch.float64)
 
 def given(settings, frozen=()):
     """(run, its strategy with a model that has its weights)."""
-    run = small_run(*settings)
+    run = build_small_run(*settings)
     tree, plan = compose_model(run)
     model = make_whole_model(tree, replace(plan, frozen=tuple(frozen)), seed=3, dtype=torch.float64)
     return run, runtime_of(run, model=model, precision=FLOAT64)
@@ -50,17 +50,17 @@ def stepped(settings, frozen):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_model_keeps_the_values_it_comes_with(layout):
-    run = small_run(layout)
+    run = build_small_run(layout)
     tree, plan = compose_model(run)
     model = make_whole_model(tree, plan, seed=3, dtype=torch.float64)
     want = {f"model/{name}": weight.detach() for name, weight in model.named_parameters()}
-    got = assemble(pool(2).run(held, (layout,)), {name: tuple(x.shape) for name, x in want.items()})
+    got = assemble(get_pool(2).run(held, (layout,)), {name: tuple(x.shape) for name, x in want.items()})
     compare_all("given", got, want, 0)
 
 
 def shared_buffer(settings):
     """(what each block has of one buffer that two of them registered on the meta device, names it is kept under)."""
-    run = small_run(*settings)
+    run = build_small_run(*settings)
     model = construct(compose_model(run)[0])
     table = torch.empty(3, device="meta")
     for block in model.blocks:
@@ -74,7 +74,7 @@ def shared_buffer(settings):
 
 @pytest.mark.parametrize("layout", ["parallel=fsdp", "parallel=tp"])
 def test_a_buffer_of_two_blocks_stays_one(layout):
-    for tables, names in pool(2).run(shared_buffer, (layout,)):
+    for tables, names in get_pool(2).run(shared_buffer, (layout,)):
         assert tables == [[0.0, 1.0, 2.0]] * 2
         assert names == ["model/blocks.0.table"]
 
@@ -87,10 +87,10 @@ FROZEN = [("embed.weight",), ("embed", "blocks.0")]  # the second leaves a first
 @pytest.mark.parametrize("frozen", FROZEN, ids=["embedding", "stage"])
 def test_what_is_frozen_is_left_as_it_is_and_the_rest_is_trained(layout, tied, frozen):
     tie = f"model.tied={str(tied).lower()}"
-    (want,) = pool(1).run(
+    (want,) = get_pool(1).run(
         stepped, ("parallel=single", "parallel.groups=2" if layout == LAYOUTS[0] else tie, tie), frozen
     )
-    ranks = pool(2).run(stepped, (layout, tie), frozen)
+    ranks = get_pool(2).run(stepped, (layout, tie), frozen)
     shapes = {name: shape for rank_ in ranks for name, shape in rank_[4].items()}
     assert "embed.weight" not in shapes
     for loss, tokens, norm, _, _ in ranks:

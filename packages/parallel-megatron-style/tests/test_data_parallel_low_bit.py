@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
 from gangline.model.init import initialise
 from gangline.plugin import registry
 from gangline.runtime import Job
-from gangline.shard import Shard, model_array
-from gangline.train.recompute_and_compile import finisher
+from gangline.shard import Shard, name_model_array
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.low_bit import decode
 from gangline_basics.model.low_bit_node import keep_in_8_bits
@@ -21,7 +21,7 @@ from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.memory import state
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 MODEL = DecoderConfig(vocab_size=64, dim=64, layers=3, heads=4, hidden=256)
 
@@ -30,7 +30,7 @@ def made(world: int, tp: int, zero: int, precision: str):
     """(run, tree, plan) of a model whose blocks are frozen and kept as codes."""
     parallel = ThreeD(tp=tp, pp=1, zero=zero, dp_replicate=1, dp_shard=world // tp)
     batch = {"global_size": world, "micro_size": 1, "sequence_length": 8}
-    run = default_run(model=MODEL, parallel=parallel, precision=precision, batch=batch)
+    run = build_default_run(model=MODEL, parallel=parallel, precision=precision, batch=batch)
     tree, plan = compose_model(run)
     tree, plan, paths = keep_in_8_bits(tree, plan.extend(frozen=("blocks",)))
     assert len(paths) == 7 * MODEL.layers
@@ -47,10 +47,12 @@ def distinct(tensors: list[Tensor]) -> int:
 def body(tp: int, zero: int, precision: str):
     """(bytes of weights, bytes of masters beside them, what this rank has of one linear's codes and scales)."""
     run, tree, plan = made(rank.world, tp, zero, precision)
-    mesh = Mesh.of(run.parallel.axes(rank.world))
-    finish = finisher(run.job.recompute, run.job.compile, run.job.recompute_every, plan.seams)
+    mesh = Mesh.of(run.parallel.size_axes(rank.world))
+    finish = make_finish(run.job.recompute, run.job.compile, run.job.recompute_every, plan.seams)
     precision = registry.build(run.precision, run)
-    runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, rank.comms(mesh), precision, finish))
+    runtime = registry.build(
+        run.parallel, Job(Composed(run, tree, plan), mesh, rank.make_comms(mesh), precision, finish)
+    )
     initialise(runtime.shards(), plan, run.seed)
     buffers = runtime.storage.param_buffers
     weights = distinct([buffer.full for buffer in buffers])
@@ -66,8 +68,8 @@ def body(tp: int, zero: int, precision: str):
 @pytest.mark.parametrize(("tp", "zero"), [(1, 0), (1, 1), (1, 3), (2, 1)])
 def test_bytes_are_those_of_the_closed_form_and_codes_those_of_the_whole(tp, zero, precision):
     run, tree, plan = made(2, tp, zero, precision)
-    case = Case.of(run, Mesh.of(run.parallel.axes(2)), (tree, plan))
-    found = pool(2).run(body, tp, zero, precision)
+    case = Case.of(run, Mesh.of(run.parallel.size_axes(2)), (tree, plan))
+    found = get_pool(2).run(body, tp, zero, precision)
     told = state(case, 0)
     for weights, masters, _ in found:
         assert weights == pytest.approx(told["weights"], rel=0.03)  # filled up to the grain of ranges
@@ -75,7 +77,7 @@ def test_bytes_are_those_of_the_closed_form_and_codes_those_of_the_whole(tp, zer
     shape = (64, 256)
     whole = torch.empty(shape)
     name = "blocks.1.feed_forward.w_down.weight"
-    initialise([Shard(model_array(name), shape, whole.dtype, (0, 0), whole)], plan, run.seed)
+    initialise([Shard(name_model_array(name), shape, whole.dtype, (0, 0), whole)], plan, run.seed)
     codes, scales = torch.zeros(shape, dtype=torch.int8), torch.zeros(64, 256 // 64)
     for _, _, parts in found:
         for which, (row, column), local in parts:

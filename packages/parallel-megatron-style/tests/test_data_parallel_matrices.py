@@ -12,9 +12,9 @@ from gangline.model.compose import compose_model
 from gangline.plan import Fold
 from gangline_testkit import strategy_ranks
 from gangline_testkit.compare import check_mapped_once
-from gangline_testkit.pool import pool
-from gangline_testkit.runs import small_run
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.pool import get_pool
+from gangline_testkit.runs import build_small_run
+from gangline_testkit.strategy_ranks import StrategyJob
 from gangline_testkit.toys.plugin import Lanes, edit_lanes
 
 
@@ -28,10 +28,10 @@ from gangline_testkit.toys.plugin import Lanes, edit_lanes
     ids=["tp", "tp beside dp", "both"],
 )
 def test_every_matrix_is_mapped_whole_and_once(mesh, fold, zero):
-    run = small_run("parallel=3d", f"parallel.zero={zero}")
+    run = build_small_run("parallel=3d", f"parallel.zero={zero}")
     tree, plan, _ = edit_lanes(*compose_model(run), Lanes(fold=fold.size))
     plan = replace(plan, folds=(fold,))
     build = "gangline_parallel_megatron_style.build:build"
-    job = Job(build, run, tree, plan, Mesh.of(mesh), torch.float64, "ragged", 1)
-    want = pool(1).run(strategy_ranks.expect_mapped, replace(job, build="", mesh=Mesh.of({})))[0]
-    check_mapped_once(pool(Mesh.of(mesh).world).run(strategy_ranks.map_matrices, job), want)
+    job = StrategyJob(build, run, tree, plan, Mesh.of(mesh), torch.float64, "ragged", 1)
+    want = get_pool(1).run(strategy_ranks.expect_mapped, replace(job, build="", mesh=Mesh.of({})))[0]
+    check_mapped_once(get_pool(Mesh.of(mesh).world).run(strategy_ranks.map_matrices, job), want)

@@ -10,7 +10,7 @@ import torch
 from runtimes import runtime_of
 from torch import Tensor
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.mesh import Mesh
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.optimizer.adamw import build as build_adamw
@@ -22,7 +22,7 @@ from gangline_parallel_megatron_style.cost.peak_memory import moments
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
 from gangline_testkit import rank
 from gangline_testkit.inputs import share
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 MODEL = DecoderConfig(vocab_size=64, dim=64, layers=6, heads=4, hidden=192)
 MICROS = 2
@@ -32,7 +32,7 @@ def run_of(world: int, zero: int, precision: str):
     axes = {"dp_replicate": 1, "dp_shard": world}
     parallel = ThreeD(tp=1, pp=1, zero=zero, **axes)
     batch = {"global_size": world * MICROS, "micro_size": 1, "sequence_length": 8}
-    return default_run(model=MODEL, parallel=parallel, precision=precision, batch=batch)
+    return build_default_run(model=MODEL, parallel=parallel, precision=precision, batch=batch)
 
 
 def distinct(tensors: list[Tensor | None]) -> int:
@@ -102,9 +102,9 @@ def test_bytes_by_kind_are_those_of_the_closed_form(world, zero, precision):
     Whole 16 bytes a parameter in float32 and 18 in bfloat16 (2 + 4 + 4 + 8); n ranks hold 1/n of what is cut.
     """
     n, half = world if zero else 1, precision == "bf16"
-    ranks = pool(world).run(body, zero, precision)
+    ranks = get_pool(world).run(body, zero, precision)
     run = run_of(world, zero, precision)
-    case = Case.of(run, Mesh.of(run.parallel.axes(world)))
+    case = Case.of(run, Mesh.of(run.parallel.size_axes(world)))
     told = state(case, 0)
     for kind in ("weights", "gradients"):
         told[kind] += max(moment[kind] for moment in moments(case, 0, activations.sizes_of(case)))

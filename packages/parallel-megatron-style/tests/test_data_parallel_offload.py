@@ -10,17 +10,17 @@ from gangline.model.compose import compose_model
 from gangline.plugin.registry import build
 from gangline_testkit import rank, strategy_ranks
 from gangline_testkit.compare import close
-from gangline_testkit.pool import pool
-from gangline_testkit.runs import small_run
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.pool import get_pool
+from gangline_testkit.runs import build_small_run
+from gangline_testkit.strategy_ranks import StrategyJob
 
 BUILD = "gangline_parallel_megatron_style.build:build"
 LAYOUTS = [("parallel=3d", {"dp_shard": 2}), ("parallel=fsdp", {"dp_shard": 2}), ("parallel=tp", {"tp": 2})]
 
 
 def job_of(layout, axes, offload):
-    run = small_run(layout, f"parallel.offload={str(offload).lower()}")
-    return Job(BUILD, run, *compose_model(run), Mesh.of(axes), torch.float32, "ragged", 3)
+    run = build_small_run(layout, f"parallel.offload={str(offload).lower()}")
+    return StrategyJob(BUILD, run, *compose_model(run), Mesh.of(axes), torch.float32, "ragged", 3)
 
 
 def storages(job):
@@ -40,7 +40,7 @@ def storages(job):
 
 @pytest.mark.parametrize(("layout", "axes"), LAYOUTS, ids=[name for name, _ in LAYOUTS])
 def test_the_same_bits(layout, axes):
-    plain, moved = (pool(2).run(strategy_ranks.train, job_of(layout, axes, offload)) for offload in (False, True))
+    plain, moved = (get_pool(2).run(strategy_ranks.train, job_of(layout, axes, offload)) for offload in (False, True))
     for one, two in zip(plain, moved, strict=True):
         assert [(s.loss_sum, s.norm) for s in one.steps] == [(s.loss_sum, s.norm) for s in two.steps]
         for (name, _, before), (_, _, after) in zip(one.last, two.last, strict=True):
@@ -49,7 +49,7 @@ def test_the_same_bits(layout, axes):
 
 @pytest.mark.parametrize(("layout", "axes"), LAYOUTS, ids=[name for name, _ in LAYOUTS])
 def test_what_is_stepped_shares_no_memory_with_what_is_computed_with(layout, axes):
-    for devices, shared in pool(2).run(storages, job_of(layout, axes, True)):
+    for devices, shared in get_pool(2).run(storages, job_of(layout, axes, True)):
         assert devices == {"cpu"}
         assert not shared
 
@@ -67,5 +67,5 @@ def places_of_gradients(job):
 def test_gradients_come_into_the_same_memory_at_each_step():
     """Memory that is asked for anew is not pinned, and the host waits for each copy to it."""
     layout, axes = LAYOUTS[0]
-    for one, two in pool(2).run(places_of_gradients, job_of(layout, axes, True)):
+    for one, two in get_pool(2).run(places_of_gradients, job_of(layout, axes, True)):
         assert one == two

@@ -16,13 +16,13 @@ from gangline.train.report import Clock
 from gangline.train.save import save, settle
 from gangline.train.session import Session
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
-from gangline_testkit.runs import small_run
+from gangline_testkit.pool import get_pool
+from gangline_testkit.runs import build_small_run
 
 
 def session_of(run: Run, path: str) -> Session:
-    mesh = Mesh.of(run.parallel.axes(rank.world))
-    return build(run, RunDirectory(path), mesh, rank.comms(mesh), torch.device("cpu"))
+    mesh = Mesh.of(run.parallel.size_axes(rank.world))
+    return build(run, RunDirectory(path), mesh, rank.make_comms(mesh), torch.device("cpu"))
 
 
 def state(session: Session, prefix: str) -> dict[str, torch.Tensor]:
@@ -54,9 +54,11 @@ def saved_and_resumed(run: Run, path: str) -> tuple[list[bool], list[str], bool,
 def test_errors_are_saved_for_the_same_layout(tmp_path):
     path = str(tmp_path / "run")
     settings = ("parallel=fsdp", "parallel.zero=1", "gradients=onebit", "gradients.start_step=0")
-    run = small_run(*settings, "parallel.dp_shard=2", "model.vocab_size=256", "checkpoint=torch", f"run.dir={path}")
+    run = build_small_run(
+        *settings, "parallel.dp_shard=2", "model.vocab_size=256", "checkpoint=torch", f"run.dir={path}"
+    )
     RunDirectory.create(run)
-    for found, notes, zero, other_notes in pool(2).run(saved_and_resumed, run, path):
+    for found, notes, zero, other_notes in get_pool(2).run(saved_and_resumed, run, path):
         assert found == [True] * 5
         assert notes == []
         assert zero

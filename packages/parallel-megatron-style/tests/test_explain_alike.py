@@ -17,7 +17,7 @@ SMALL = "batch.micro_size=1 model.layers=9 model.heads=8 model.kv_heads=8 model.
 
 def explained(words: str, world: int):
     run = compose_one(f"{words} {SMALL} launch.processes={world} batch.global_size={2 * world}".split())
-    return explain_case(Case.of(run, Mesh.of(run.parallel.axes(world))))
+    return explain_case(Case.of(run, Mesh.of(run.parallel.size_axes(world))))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from gangline.plugin.registry import installed
 from gangline.run.directory import RunDirectory
 from gangline.run.events import Events
 from gangline_parallel_megatron_style.explain.of_run import explain_run
-from gangline_testkit import words_of
+from gangline_testkit import list_words
 
 LLAMA = (
     "model=llama3-405b parallel=3d parallel.tp=8 parallel.pp=16 parallel.dp_shard=128 launch.processes=16384 "
@@ -130,7 +130,7 @@ def test_what_is_allowed_and_unwise_is_noted(say, words, note):
     assert code == 0
     assert note in text
     run = compose_one(words.split())
-    assert any(note in notice for notice in run.parallel.notices(run))
+    assert any(note in notice for notice in run.parallel.list_notices(run))
 
 
 def test_a_good_layout_has_no_notes(say):
@@ -181,7 +181,7 @@ def test_a_schedule_is_drawn(say, tmp_path):
         ["rank 1", "F0", "F1", "B0", "B1"],
     ]
     assert say("draw --schedule=zb_v --svg=v.svg") == (0, "v.svg\n")
-    words = words_of((tmp_path / "v.svg").read_text())
+    words = list_words((tmp_path / "v.svg").read_text())
     assert "Pipeline zb_v: 4 ranks of 2 chunks, 8 microbatches" in words
 
 
@@ -205,6 +205,6 @@ def test_help(say):
 
 
 def test_the_parts_and_the_verb_are_there():
-    assert installed().commands()["parallel"].summary == "Explain a layout, draw a pipeline's schedule"
-    ours = {name for name, offer in installed().offers("parallel").items() if "megatron" in offer.distribution}
+    assert installed().get_commands()["parallel"].summary == "Explain a layout, draw a pipeline's schedule"
+    ours = {name for name, offer in installed().get_offers("parallel").items() if "megatron" in offer.distribution}
     assert ours == {"3d", "fsdp", "hsdp", "tp", "pp"}

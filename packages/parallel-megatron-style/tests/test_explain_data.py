@@ -33,7 +33,7 @@ LAYOUTS = [
 @pytest.fixture(scope="module", params=LAYOUTS)
 def both(request):
     run = compose_one(request.param.split())
-    mesh = Mesh.of(run.parallel.axes(run.launch.processes or 8))
+    mesh = Mesh.of(run.parallel.size_axes(run.launch.processes or 8))
     found = run.parallel.explain(run, mesh)
     return Case.of(run, mesh), found
 
@@ -87,6 +87,6 @@ def test_another_network_is_another_tier():
     from gangline.explain.topology import Topology
 
     run = compose_one(["parallel=3d"])
-    found = run.parallel.explain(run, Mesh.of(run.parallel.axes(8)), topology=Topology(gpus_per_node=2))
+    found = run.parallel.explain(run, Mesh.of(run.parallel.size_axes(8)), topology=Topology(gpus_per_node=2))
     assert {sent.tier for sent in found.ranks[0].transfers if sent.axes == ("tp",)} == {"node"}
     assert {sent.each_node for sent in found.ranks[0].transfers if sent.axes == ("pp",)} == {1}

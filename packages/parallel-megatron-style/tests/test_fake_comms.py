@@ -18,7 +18,7 @@ def test_a_fold_that_does_not_divide_its_axes_is_refused():
 def test_a_fake_mesh_of_16384_ranks_counts_what_crosses_each_axis():
     mesh = Mesh.of({"pp": 16, "dp_shard": 128, "tp": 8})
     comms = FakeComms(mesh, rank=12_345, device="meta")
-    tp, data, pipeline = (comms.axis(axis) for axis in ("tp", "dp_shard", "pp"))
+    tp, data, pipeline = (comms.get_comm(axis) for axis in ("tp", "dp_shard", "pp"))
     assert (tp.size, data.size, pipeline.size, comms.world.size) == (8, 128, 16, 16_384)
     x = torch.empty(8192, 1024, dtype=torch.bfloat16, device="meta")
     for _ in range(3):
@@ -39,7 +39,7 @@ def test_a_fake_mesh_of_16384_ranks_counts_what_crosses_each_axis():
 
 
 def test_fake_values_are_those_of_equal_ranks():
-    comm = FakeComms(Mesh.of({"tp": 4}), rank=1).axis("tp")
+    comm = FakeComms(Mesh.of({"tp": 4}), rank=1).get_comm("tp")
     x = torch.arange(8.0)
     assert comm.reduce_scatter(x).tolist() == [8.0, 12.0]
     assert comm.all_gather(x[:2]).tolist() == [0.0, 1.0] * 4

@@ -10,7 +10,7 @@ from gangline.errors import UserError
 from gangline_parallel_megatron_style.precision import device
 from gangline_parallel_megatron_style.precision.config import Fp8
 from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision, build
-from gangline_testkit.runs import small_run
+from gangline_testkit.runs import build_small_run
 
 
 @pytest.mark.parametrize("scaling", RECIPES)
@@ -91,17 +91,17 @@ def pretend(monkeypatch, capability):
 def test_a_gpu_that_cannot_is_refused_with_what_can_be_chosen_instead(monkeypatch):
     pretend(monkeypatch, (8, 0))
     with pytest.raises(UserError) as caught:
-        build(Fp8(scaling="row"), small_run("precision=fp8"))
+        build(Fp8(scaling="row"), build_small_run("precision=fp8"))
     assert str(caught.value) == (
         "precision=fp8 precision.scaling=row does not work on this NVIDIA A100.\n"
         "  Products in float8 need compute capability 8.9 (Ada) or 9.0 (Hopper); it has 8.0.\n"
         "  precision=bf16"
     )
-    build(Fp8(), small_run("precision=fp8", "run.device=cpu"))
+    build(Fp8(), build_small_run("precision=fp8", "run.device=cpu"))
     pretend(monkeypatch, (9, 0))
-    build(Fp8(scaling="block"), small_run("precision=fp8"))
+    build(Fp8(scaling="block"), build_small_run("precision=fp8"))
 
 
 def test_another_scaling_is_refused():
     with pytest.raises(UserError, match="tensor or row or block"):
-        small_run("precision=fp8", "precision.scaling=column")
+        build_small_run("precision=fp8", "precision.scaling=column")

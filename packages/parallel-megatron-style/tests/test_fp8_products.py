@@ -24,8 +24,8 @@ def products(precision, x, w, dy):
     form = precision.recipe.gradients
     return {
         "y": (precision.linear(x, w).reshape(-1, w.shape[0]), rows, w, Format.E4M3),
-        "dx": (precision.grad_x(dy, w).reshape(-1, w.shape[1]), above, w.t(), form),
-        "dw": (precision.grad_w(dy, x), above.t(), rows.t(), form),
+        "dx": (precision.compute_grad_x(dy, w).reshape(-1, w.shape[1]), above, w.t(), form),
+        "dw": (precision.compute_grad_w(dy, x), above.t(), rows.t(), form),
     }
 
 
@@ -89,8 +89,8 @@ def test_backward_is_the_two_halves(scaling, biased):
     y = precision.linear(x, w, b)
     found = torch.autograd.grad(y, leaves, dy)
     with torch.no_grad():
-        assert found[0].equal(precision.grad_x(dy, w))
-        assert found[1].equal(precision.grad_w(dy, x))
+        assert found[0].equal(precision.compute_grad_x(dy, w))
+        assert found[1].equal(precision.compute_grad_w(dy, x))
         assert y.equal(precision.linear(x, w) + (b if biased else 0))
         assert not biased or found[2].equal(dy.flatten(0, -2).sum(0))
     assert not y._is_view(), "who adds up the parts of ranks writes into them"
@@ -105,7 +105,7 @@ def test_inputs_in_float32_are_rounded_to_bfloat16_first():
     assert y.equal(precision.linear(x.bfloat16(), w.bfloat16()))
     (dx,) = torch.autograd.grad(y, x, dy.bfloat16())
     assert dx.dtype == torch.float32
-    assert dx.equal(precision.grad_x(dy.bfloat16(), w.bfloat16()).float())
+    assert dx.equal(precision.compute_grad_x(dy.bfloat16(), w.bfloat16()).float())
 
 
 # --- against torch's scaled product -----------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_what_is_not_finite_is_not_hidden(scaling, name, place):
 def test_zeros(scaling):
     precision = Fp8Precision(RECIPES[scaling])
     x, w, dy = operands((4,), 40, 24)
-    for found in (precision.linear(x * 0, w), precision.grad_x(dy * 0, w), precision.grad_w(dy, x * 0)):
+    for found in (precision.linear(x * 0, w), precision.compute_grad_x(dy * 0, w), precision.compute_grad_w(dy, x * 0)):
         assert not found.any()
 
 

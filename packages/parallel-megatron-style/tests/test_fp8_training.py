@@ -10,8 +10,8 @@ from fp8_ranks import ROWS, batches, losses
 from runtimes import runtime_of
 
 from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision
-from gangline_testkit.pool import pool
-from gangline_testkit.runs import small_run
+from gangline_testkit.pool import get_pool
+from gangline_testkit.runs import build_small_run
 
 SCALINGS = list(RECIPES)
 FP8 = ("precision=fp8",)
@@ -19,7 +19,7 @@ FP8 = ("precision=fp8",)
 
 @cache
 def one_process(*settings: str, steps: int, microbatch: int = ROWS) -> list[float]:
-    return pool(1).run(losses, settings, steps, microbatch)[0]
+    return get_pool(1).run(losses, settings, steps, microbatch)[0]
 
 
 def scaled(scaling: str) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ def test_tensor_parallelism_trains_alike(scaling, sequence_parallel):
     """
     want = one_process(*scaled(scaling), steps=8)
     layout = ("parallel=tp", f"parallel.sequence_parallel={str(sequence_parallel).lower()}")
-    first, second = pool(2).run(losses, (*scaled(scaling), *layout), 8)
+    first, second = get_pool(2).run(losses, (*scaled(scaling), *layout), 8)
     assert first == second
     apart = [abs(a / b - 1) for a, b in zip(first, want, strict=True)]
     assert apart[0] < 2**-8 / 8
@@ -66,14 +66,14 @@ def test_a_pipeline_trains_to_the_bit_alike(scaling, schedule):
     """Also where the two halves of the backward pass run at different times."""
     want = one_process(*scaled(scaling), steps=4, microbatch=2)
     layout = ("parallel=pp", f"parallel.schedule={schedule}", "batch.micro_size=2")
-    assert pool(2).run(losses, (*scaled(scaling), *layout), 4, 2) == [want, want]
+    assert get_pool(2).run(losses, (*scaled(scaling), *layout), 4, 2) == [want, want]
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_data_parallelism_trains_alike(strategy):
     """The same products; gradients are added in another order, in float32."""
     want = one_process(*FP8, steps=4, microbatch=2)
-    for found in pool(2).run(losses, (*FP8, f"parallel={strategy}", "batch.micro_size=2"), 4, 2):
+    for found in get_pool(2).run(losses, (*FP8, f"parallel={strategy}", "batch.micro_size=2"), 4, 2):
         assert found[0] == pytest.approx(want[0], rel=1e-6)
         assert found == pytest.approx(want, rel=1e-2)
 
@@ -94,7 +94,7 @@ def multiplied(settings: tuple[str, ...]) -> tuple[list, list, list]:
 
     Fp8Precision.product = watched
     try:
-        runtime = runtime_of(small_run(*settings))
+        runtime = runtime_of(build_small_run(*settings))
         runtime.evaluate(batches(0, ROWS))
     finally:
         Fp8Precision.product = product
@@ -104,7 +104,7 @@ def multiplied(settings: tuple[str, ...]) -> tuple[list, list, list]:
 
 def test_only_the_linear_layers_of_blocks_are_in_float8():
     """Embedding, head, norms and attention stay in bfloat16."""
-    shapes, linear, dtypes = pool(1).run(multiplied, FP8)[0]
+    shapes, linear, dtypes = get_pool(1).run(multiplied, FP8)[0]
     assert len(linear) == 2 * 7
     assert sorted(shapes) == sorted(linear)
     assert set(dtypes) == {torch.bfloat16}

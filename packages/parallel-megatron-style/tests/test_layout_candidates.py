@@ -17,7 +17,7 @@ def axes(config) -> tuple[int, ...]:
 
 def test_open_axes_take_every_size_and_named_ones_stay():
     run = compose_one(["parallel=3d", "parallel.tp=2", "launch.processes=16", "batch.global_size=8", "model.layers=8"])
-    found = list(run.parallel.layouts(run, 16))
+    found = list(run.parallel.iterate_layouts(run, 16))
     assert {axes(one) for one in found if one.cp == 1} == {
         (1, 1, 8, 1, 2),
         (2, 1, 4, 1, 2),
@@ -32,7 +32,7 @@ def test_tp_stays_within_a_node_and_data_ranks_divide_the_batch():
     run = compose_one(
         ["parallel=3d", "parallel.topology.gpus_per_node=4", "launch.processes=16", "batch.global_size=4"]
     )
-    found = {axes(one) for one in run.parallel.layouts(run, 16)}
+    found = {axes(one) for one in run.parallel.iterate_layouts(run, 16)}
     assert max(tp for *_, tp in found) == 4
     assert all(4 % shard == 0 for _, _, shard, _, _ in found)
 
@@ -51,10 +51,10 @@ def test_no_layout_is_better_than_its_bounds(words):
     run = compose_one(f"{words} launch.processes=8 {sizes}".split())
     model = compose_model(run)
     seen = 0
-    for config in run.parallel.layouts(run, 8):
-        mesh = Mesh.of(config.axes(8))
+    for config in run.parallel.iterate_layouts(run, 8):
+        mesh = Mesh.of(config.size_axes(8))
         run.parallel = config
-        bounds, found = config.bounds(run, mesh, model), config.explain(run, mesh)
+        bounds, found = config.compute_bounds(run, mesh, model), config.explain(run, mesh)
         assert bounds.bytes <= max(rank.memory for rank in found.ranks)
         assert 0 <= bounds.idle < 1
         assert (bounds.idle > 0) <= (mesh.size("pp") > 1)

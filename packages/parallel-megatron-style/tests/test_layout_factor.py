@@ -7,7 +7,7 @@ from math import prod
 import pytest
 from hypothesis import given, strategies as st
 
-from gangline.config.ranges import divisors
+from gangline.config.ranges import find_divisors
 from gangline.errors import UserError
 from gangline.mesh import AXES
 from gangline_parallel_megatron_style.config import AxesConfig, Fsdp, Hsdp, Pp, ThreeD, Tp
@@ -20,7 +20,7 @@ named = st.fixed_dictionaries({}, optional={axis: st.integers(1, 6) for axis in 
 
 @given(st.integers(1, 5000))
 def test_divisors(number):
-    assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
+    assert find_divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
 
 
 def test_nearest_is_in_proportion():
@@ -30,7 +30,7 @@ def test_nearest_is_in_proportion():
 
 @given(st.sampled_from(PARTS), st.integers(1, 4096))
 def test_open_axes_fill_any_world(part, world):
-    sizes = part().axes(world)
+    sizes = part().size_axes(world)
     assert prod(sizes.values()) == world
     assert tuple(sizes) == AXES
 
@@ -41,36 +41,36 @@ def test_named_axes_stay_where_there_is_a_layout_and_are_refused_where_there_is_
     left, remainder = divmod(world, prod(sizes.values()))
     possible = not remainder and (left == 1 or any(axis not in sizes for axis in part.TAKERS))
     if possible:
-        found = config.axes(world)
+        found = config.size_axes(world)
         assert prod(found.values()) == world
         assert {axis: found[axis] for axis in sizes} == sizes
     else:
         with pytest.raises(UserError, match=f"does not fit {world} processes"):
-            config.axes(world)
+            config.size_axes(world)
 
 
 @given(st.sampled_from(PARTS), named, st.integers(1, 64))
 def test_every_near_layout_that_is_offered_fits(part, sizes, world):
     try:
-        part(**sizes).axes(world)
+        part(**sizes).size_axes(world)
     except UserError as error:
         offered = error.details[-1].removeprefix("Nearest: ").rstrip(".").split("; or ")
         assert offered
         for word in offered:
             path, _, value = word.partition("=")
             if path == "launch.processes":
-                part(**sizes).axes(int(value))
+                part(**sizes).size_axes(int(value))
             else:
-                part(**{**sizes, path.removeprefix("parallel."): int(value)}).axes(world)
+                part(**{**sizes, path.removeprefix("parallel."): int(value)}).size_axes(world)
 
 
 @given(named, st.integers(0, 16))
 def test_the_world_that_a_part_asks_for_can_be_laid_out(sizes, gpus):
     for part in PARTS:
         config = part(**sizes)
-        world = config.world(gpus)
+        world = config.count_ranks(gpus)
         if not gpus or all(axis in sizes for axis in part.TAKERS):
-            assert prod(config.axes(world).values()) == world
+            assert prod(config.size_axes(world).values()) == world
         else:
             assert world == gpus
 
@@ -98,7 +98,7 @@ def test_the_world_that_a_part_asks_for_can_be_laid_out(sizes, gpus):
     ids=str,
 )
 def test_what_open_axes_take(config: AxesConfig, world, sizes):
-    assert config.axes(world) == {axis: sizes.get(axis, 1) for axis in AXES}
+    assert config.size_axes(world) == {axis: sizes.get(axis, 1) for axis in AXES}
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_what_open_axes_take(config: AxesConfig, world, sizes):
     ids=str,
 )
 def test_how_many_processes_a_part_asks_for(config: AxesConfig, gpus, world):
-    assert config.world(gpus) == world
+    assert config.count_ranks(gpus) == world
 
 
 def test_the_message_of_a_layout_that_does_not_fit():
     with pytest.raises(UserError) as caught:
-        ThreeD(tp=3, pp=2).axes(8)
+        ThreeD(tp=3, pp=2).size_axes(8)
     assert str(caught.value) == (
         "pp 2 x tp 3 = 6 does not fit 8 processes.\n"
         "  8 is no multiple of 6. "

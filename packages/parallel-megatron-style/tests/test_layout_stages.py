@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.tree import Node
@@ -68,7 +68,7 @@ def test_every_stage_needs_a_block(stages):
 
 
 def of(config: Pp, pp: int, **model) -> list[range]:
-    run = default_run(parallel=config, launch=LocalLaunch(processes=pp))
+    run = build_default_run(parallel=config, launch=LocalLaunch(processes=pp))
     for name, value in model.items():
         setattr(run.model, name, value)
     tree, plan = compose_model(run)
@@ -77,14 +77,14 @@ def of(config: Pp, pp: int, **model) -> list[range]:
 
 def test_a_large_vocabulary_takes_blocks_off_the_last_stage():
     sizes = [len(blocks) for blocks in of(Pp(), 2, layers=8, vocab_size=20_000)]
-    tree, _ = compose_model(default_run())
+    tree, _ = compose_model(build_default_run())
     assert forward_flops(tree.head, 128) < forward_flops(tree.blocks[0], 128)
     assert [len(blocks) for blocks in of(Pp(), 2, layers=8)] == [4, 4]
     assert sizes == [7, 1]
 
 
 def test_blocks_that_do_not_say_what_they_compute_count_alike():
-    tree, plan = compose_model(default_run())
+    tree, plan = compose_model(build_default_run())
     tree = replace(tree, blocks=(Silent(),) * 4)
     assert partition(Pp(), Mesh.of({"pp": 2}), tree, plan, 128) == [range(2), range(2, 4)]
 

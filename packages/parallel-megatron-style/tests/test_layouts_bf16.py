@@ -10,7 +10,7 @@ import torch
 from layout_ranks import Composition, Layouts
 
 from gangline_testkit import StrategySuite
-from gangline_testkit.compare import number_close
+from gangline_testkit.compare import assert_number_close
 
 LAYERS = 2
 ROUNDING = 2.0**-8  # half the spacing of bfloat16 numbers at 1: the relative error of one rounding to nearest
@@ -36,13 +36,13 @@ class Alone(StrategySuite):
 def test_gradients_of_bf16_part_by_rounding_alone(on):
     suite, composition = Layouts(), Composition(on, f"layers={LAYERS}", dtype=torch.float32, steps=1)
     job = replace(suite.job_of(composition), compute=torch.bfloat16)
-    one = Alone().job(replace(composition.layout, world=1, settings=()), composition.scenario)
+    one = Alone().make_job(replace(composition.layout, world=1, settings=()), composition.scenario)
     (alone,) = suite.train_job(replace(one, compute=torch.bfloat16))
     want = {name: gradient for name, _, gradient in alone.steps[0].held}
     ranks = suite.train_job(job)
     got = suite.assemble_shards([of_rank.steps[0].held for of_rank in ranks], want)
-    number_close("loss", ranks[0].steps[0].loss_sum, alone.steps[0].loss_sum, BOUND)
-    number_close("norm", ranks[0].steps[0].norm, alone.steps[0].norm, BOUND)
+    assert_number_close("loss", ranks[0].steps[0].loss_sum, alone.steps[0].loss_sum, BOUND)
+    assert_number_close("norm", ranks[0].steps[0].norm, alone.steps[0].norm, BOUND)
     apart = {name: float((got[name] - want[name]).norm() / want[name].norm()) for name in want}
     assert max(apart.values()) < BOUND, apart
     assert max(apart.values()) > 0, "the products were not rounded to bfloat16"

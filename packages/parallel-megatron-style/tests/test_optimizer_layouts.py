@@ -11,8 +11,8 @@ from gangline.config.resume import continue_run
 from gangline.config.serial import to_dict
 from gangline.mesh import Mesh
 from gangline.run.directory import RunDirectory
-from gangline_testkit.pool import pool
-from gangline_testkit.sessions import lines, session, train_on_ranks, train_session
+from gangline_testkit.pool import get_pool
+from gangline_testkit.sessions import open_session, read_lines, train_on_ranks, train_session
 
 OPTIMIZERS = {
     "adamw8bit": ("optimizer=adamw8bit", "optimizer.block=4", "optimizer.fewest=1"),
@@ -44,7 +44,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def same(one: Path, other: Path, rel: float) -> None:
-    for here, there in zip(lines(one, "metrics.jsonl"), lines(other, "metrics.jsonl"), strict=True):
+    for here, there in zip(read_lines(one, "metrics.jsonl"), read_lines(other, "metrics.jsonl"), strict=True):
         assert there["step"] == here["step"]
         assert there["loss"] == pytest.approx(here["loss"], rel=rel), here["step"]
         assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=10 * rel), here["step"]
@@ -72,7 +72,7 @@ def test_a_run_goes_on_in_another_layout(tmp_path: Path, alone: tuple[tuple[str,
 
 def held(path: Path, *words: str) -> tuple[int, int]:
     """(bytes of optimizer state on this rank, what `explain` says of the ranks of its stage that have most)."""
-    started = session(path, *words)
+    started = open_session(path, *words)
     run = started.run
     said = run.parallel.explain(run, Mesh.of(dict(started.mesh.sizes)))
     assert said is not None
@@ -85,7 +85,7 @@ def held(path: Path, *words: str) -> tuple[int, int]:
 def test_explain_says_the_bytes(tmp_path: Path, layout: str, optimizer: str) -> None:
     """Of the rank that has most of its stage; rows over ranks that do not divide are counted as equal shares."""
     world, *words = LAYOUTS[layout]
-    ranks = pool(world).run(held, tmp_path / "run", *OPTIMIZERS[optimizer], *words)
+    ranks = get_pool(world).run(held, tmp_path / "run", *OPTIMIZERS[optimizer], *words)
     by_stage: dict[int, int] = {}
     for bytes_held, said in ranks:
         by_stage[said] = max(by_stage.get(said, 0), bytes_held)
@@ -103,11 +103,13 @@ def test_explain_says_the_bytes(tmp_path: Path, layout: str, optimizer: str) -> 
     ],
 )
 def test_a_block_that_a_layout_cuts_is_refused(words: str, said: str) -> None:
-    from gangline.config.check import problems
-    from gangline_testkit.runs import small_run
+    from gangline.config.check import find_problems
+    from gangline_testkit.runs import build_small_run
 
-    run = small_run("optimizer=adamw8bit", "optimizer.fewest=1", "optimizer.block=64", "model.dim=64", *words.split())
-    found = [problem for problem in problems(run) if "inside of one" in problem.what]
+    run = build_small_run(
+        "optimizer=adamw8bit", "optimizer.fewest=1", "optimizer.block=64", "model.dim=64", *words.split()
+    )
+    found = [problem for problem in find_problems(run) if "inside of one" in problem.what]
     assert len(found) == bool(said)
     for problem in found:
         assert said in problem.mend
@@ -122,6 +124,6 @@ def test_what_mends_a_cut_block_mends_a_resume(tmp_path: Path) -> None:
     kept = to_dict(RunDirectory.open(str(tmp_path / "cut")).run())
     assert continue_run(str(tmp_path / "cut"), kept, words)[1]["optimizer.block"] == [16, 4]
     assert train_on_ranks(2, tmp_path / "cut", *chosen, *words) == 0
-    one, cut = (lines(tmp_path / name, "metrics.jsonl") for name in ("one", "cut"))
+    one, cut = (read_lines(tmp_path / name, "metrics.jsonl") for name in ("one", "cut"))
     for here, there in zip(one, cut, strict=True):
         assert there["loss"] == pytest.approx(here["loss"], rel=1e-12 if here["step"] < 6 else 1e-3)

@@ -24,7 +24,7 @@ from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, peak_activations
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 DIM = 8
 EACH = pytest.mark.parametrize("name", sorted(SCHEDULES))
@@ -127,7 +127,7 @@ def reference(case: Case, stages: int):
 
 
 def executor(case: Case, clock=None):
-    comm = rank.comms(Mesh.of({"pp": rank.world})).axis("pp")
+    comm = rank.make_comms(Mesh.of({"pp": rank.world})).get_comm("pp")
     stages = {}
     stage = Chain({}, stages, rank.world * case.chunks - 1, case)
     made = Executor(stage, comm, case.name, chunks=case.chunks, times=case.times, overlap=case.overlap)
@@ -167,23 +167,23 @@ def check(case: Case):
 def test_bits_of_one_process(name, world, dtype):
     for microbatches in (1, 3, 9):
         chunks = 3 if name == "interleaved_1f1b" and microbatches == 3 else SCHEDULES[name].chunks
-        found = pool(world).run(check, Case(name, microbatches, chunks, dtype))
+        found = get_pool(world).run(check, Case(name, microbatches, chunks, dtype))
         assert sorted(found) == [0] * (world - 1) + [microbatches]
 
 
 def test_layers_that_put_nothing_off_are_right_too():
-    pool(2).run(check, Case("zb_v", 5, 2, split=False))
+    get_pool(2).run(check, Case("zb_v", 5, 2, split=False))
 
 
 def test_costs_change_the_order_and_not_the_bits():
     times = tuple(ActionTimes(F=1 + stage % 2, I=1.5 + stage, W=0.7) for stage in range(4))
-    pool(2).run(check, Case("zb_v", 6, 2, times=times))
+    get_pool(2).run(check, Case("zb_v", 6, 2, times=times))
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("microbatches", [1, 3, 9])
 def test_forwards_that_take_turns_with_backwards_have_the_bits_of_one_process(world, microbatches):
-    pool(world).run(check, Case("dualpipe_v", microbatches, 2, overlap=True))
+    get_pool(world).run(check, Case("dualpipe_v", microbatches, 2, overlap=True))
 
 
 def noting(case: Case):
@@ -194,12 +194,12 @@ def noting(case: Case):
 
 def test_each_goes_on_while_the_other_waits():
     """Between a wait's begin (F, B) and its end (f, b) the other one computes, up to a wait of its own."""
-    for notes, schedule, index in pool(2).run(noting, Case("dualpipe_v", 8, 2, overlap=True)):
+    for notes, schedule, index in get_pool(2).run(noting, Case("dualpipe_v", 8, 2, overlap=True)):
         pairs = sum(rank == index for rank, _ in schedule.pairs)
         assert notes.count("FB") + notes.count("BF") >= pairs > 8
         assert notes.count("F") == notes.count("f")
         assert notes.count("B") == notes.count("b")
-    for notes, _, _ in pool(2).run(noting, Case("1f1b", 8, 1, overlap=True)):
+    for notes, _, _ in get_pool(2).run(noting, Case("1f1b", 8, 1, overlap=True)):
         assert "FB" not in notes
         assert "BF" not in notes
 
@@ -235,7 +235,7 @@ def failing_lane(case: Case, kind: str):
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_a_failure_ends_what_takes_turns_with_it(kind):
-    assert pool(1).run(failing_lane, Case("dualpipe_v", 6, 2, overlap=True), kind) == [True]
+    assert get_pool(1).run(failing_lane, Case("dualpipe_v", 6, 2, overlap=True), kind) == [True]
 
 
 def changing(case: Case):
@@ -246,7 +246,7 @@ def changing(case: Case):
 
 
 def test_the_number_of_microbatches_may_change_from_step_to_step():
-    assert pool(2).run(changing, Case("1f1b", 4, 1)) == [[0] * 5, [1, 4, 2, 3, 1]]
+    assert get_pool(2).run(changing, Case("1f1b", 4, 1)) == [[0] * 5, [1, 4, 2, 3, 1]]
 
 
 def held(case: Case):
@@ -270,7 +270,7 @@ def held(case: Case):
 @EACH
 def test_activations_are_freed_as_soon_as_their_backward_is_done(name):
     case = Case(name, 8, SCHEDULES[name].chunks)
-    for most, allowed in pool(4).run(held, case):
+    for most, allowed in get_pool(4).run(held, case):
         assert 1 <= most <= allowed
         assert most == allowed or SCHEDULES[name].splits_backward  # after I its graph is gone, W keeps its inputs only
 
@@ -302,7 +302,7 @@ def in_order(case: Case):
 
 @EACH
 def test_transfers_one_at_a_time_neither_deadlock_nor_pile_up(name):
-    found = [pool(4).run(in_order, Case(name, microbatches, SCHEDULES[name].chunks)) for microbatches in (8, 16)]
+    found = [get_pool(4).run(in_order, Case(name, microbatches, SCHEDULES[name].chunks)) for microbatches in (8, 16)]
     for (few, _), (many, _) in zip(*found, strict=True):
         assert many == 2 * few > 0
     if name != "gpipe":
@@ -318,8 +318,8 @@ def ticking(case: Case):
 
 def test_times_are_recorded_beside_the_actions():
     case = Case("zb_h1", 3, 1)
-    spans = pool(2).run(ticking, case)
-    found = Timeline(pool(2).run(scheduled, case)[0], tuple(spans))
+    spans = get_pool(2).run(ticking, case)
+    found = Timeline(get_pool(2).run(scheduled, case)[0], tuple(spans))
     assert [len(each) for each in spans] == [9, 9]
     assert found.busy(0) == 9
     assert spans[0][:2] == ((0.0, 1.0), (2.0, 3.0))
@@ -340,7 +340,7 @@ def unused(case: Case):
 
 def test_a_stage_that_ignores_its_input_is_named():
     with pytest.raises(RuntimeError, match="stage 1 gave its hidden state no gradient in microbatch 0"):
-        pool(2).run(unused, Case("1f1b", 1, 1))
+        get_pool(2).run(unused, Case("1f1b", 1, 1))
 
 
 def failing(case: Case):
@@ -364,5 +364,5 @@ def failing(case: Case):
 
 
 def test_a_failed_step_leaves_nothing_to_the_next():
-    (found,) = pool(1).run(failing, Case("zb_h1", 1, 1))
+    (found,) = get_pool(1).run(failing, Case("zb_h1", 1, 1))
     assert found == (1, True)

@@ -13,7 +13,7 @@ from gangline.model.linear_nodes import LinearNode
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 DIM, ROWS = 8, 3
 
@@ -52,7 +52,7 @@ def distance(out, target):
 def both(name, microbatches):
     from torch.distributed import pipelining
 
-    comm = rank.comms(Mesh.of({"pp": rank.world})).axis("pp")
+    comm = rank.make_comms(Mesh.of({"pp": rank.world})).get_comm("pp")
     generator = torch.Generator().manual_seed(5)
     xs, ys = torch.randn(2, microbatches, ROWS, DIM, generator=generator)
     made = Executor(Chain([], [], 0, xs, ys), comm, name)
@@ -92,4 +92,4 @@ def both(name, microbatches):
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b"])
 def test_same_bits_as_torch(name):
-    assert pool(2).run(both, name, 4) == [0, 4]
+    assert get_pool(2).run(both, name, 4) == [0, 4]

@@ -16,9 +16,9 @@ from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.pipeline.record import SPANS, timeline
 from gangline_parallel_megatron_style.pipeline.schedules import make_schedule
 from gangline_testkit import strategy_ranks
-from gangline_testkit.pool import pool
-from gangline_testkit.runs import small_run
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.pool import get_pool
+from gangline_testkit.runs import build_small_run
+from gangline_testkit.strategy_ranks import StrategyJob
 
 SETTINGS = ("parallel=pp", "parallel.record=true", "launch.processes=2", "parallel.schedule=zb_h1")
 
@@ -26,12 +26,12 @@ SETTINGS = ("parallel=pp", "parallel.record=true", "launch.processes=2", "parall
 @pytest.fixture(scope="module")
 def trained():
     """The metrics of the steps of a recorded run on two ranks."""
-    run = small_run(*SETTINGS)
+    run = build_small_run(*SETTINGS)
     tree, plan = compose_model(run)
-    job = Job(
+    job = StrategyJob(
         "gangline_parallel_megatron_style.build:build", run, tree, plan, Mesh.of({"pp": 2}), torch.float32, "whole", 2
     )
-    return run, pool(2).run(strategy_ranks.train, job)
+    return run, get_pool(2).run(strategy_ranks.train, job)
 
 
 def test_every_rank_tells_the_same_of_all_actions(trained):
@@ -48,7 +48,7 @@ def test_every_rank_tells_the_same_of_all_actions(trained):
 
 def test_it_is_drawn_from_the_run_directory(trained, tmp_path, capsys):
     _, ranks = trained
-    directory = RunDirectory.create(small_run(*SETTINGS, f"run.dir={tmp_path / 'run'}")).path
+    directory = RunDirectory.create(build_small_run(*SETTINGS, f"run.dir={tmp_path / 'run'}")).path
     lines = [{"step": number + 1, "metrics": step.metrics} for number, step in enumerate(ranks[0].steps)]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["draw", str(directory)]) == 0
@@ -63,7 +63,7 @@ def test_it_is_drawn_from_the_run_directory(trained, tmp_path, capsys):
 
 
 def test_a_run_that_recorded_nothing_says_how_to(tmp_path):
-    directory = RunDirectory.create(small_run(*SETTINGS, f"run.dir={tmp_path / 'run'}")).path
+    directory = RunDirectory.create(build_small_run(*SETTINGS, f"run.dir={tmp_path / 'run'}")).path
     (directory / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
     with pytest.raises(UserError, match=r"parallel\.record=true"):
         main(["draw", str(directory)])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline_testkit.sessions import lines, train_on_ranks, train_session
+from gangline_testkit.sessions import read_lines, train_on_ranks, train_session
 
 WORDS = (
     "run.steps=6",
@@ -44,7 +44,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[s
     def records(*words: str) -> list[dict[str, Any]]:
         run_dir = tmp_path_factory.mktemp("alone") / "run"
         assert train_session(run_dir, *words) == 0
-        return lines(run_dir, "metrics.jsonl")
+        return read_lines(run_dir, "metrics.jsonl")
 
     return records
 
@@ -54,7 +54,7 @@ def test_the_run_is_that_of_one_process(tmp_path: Path, alone: Callable, layout:
     chosen = (f"optimizer={optimizer}", *WORDS)
     world, *words = LAYOUTS[layout]
     assert train_on_ranks(world, tmp_path / "cut", *chosen, *words) == 0
-    one, cut = alone(*chosen), lines(tmp_path / "cut", "metrics.jsonl")
+    one, cut = alone(*chosen), read_lines(tmp_path / "cut", "metrics.jsonl")
     assert [record["first_sample"] for record in cut] == [0, 4, 8, 12, 20, 28]
     for here, there in zip(one, cut, strict=True):
         assert there["first_sample"] == here["first_sample"]

@@ -21,9 +21,9 @@ PLAN = Plan(
     layers=LAYERS,
     cuts=(
         Cut("embed.weight", 0),
-        Cut.colwise("blocks.*.q", 2),
-        Cut.colwise("blocks.*.k", 2),
-        Cut.rowwise("blocks.*.o", 2),
+        Cut.cut_colwise("blocks.*.q", 2),
+        Cut.cut_colwise("blocks.*.k", 2),
+        Cut.cut_rowwise("blocks.*.o", 2),
         Cut("blocks.*.lanes", 0, "lane"),
         Cut("head.weight", 0),
     ),
@@ -86,13 +86,18 @@ def test_boxes_tile_every_array_and_each_has_one_primary(mesh, fold, tied, seque
 
 def test_arrays_lie_as_the_plan_reads_its_cuts():
     """Where an edit's rule comes first: no later one is taken up for what that rule leaves whole."""
-    mine = (Cut.whole("blocks.0.q"), Cut.rowwise("blocks.*.q_norm"), Cut("blocks.*.q_norm", 0), Cut("blocks.1.q", 1))
+    mine = (
+        Cut.whole("blocks.0.q"),
+        Cut.cut_rowwise("blocks.*.q_norm"),
+        Cut("blocks.*.q_norm", 0),
+        Cut("blocks.1.q", 1),
+    )
     plan = replace(PLAN, cuts=(*mine, *PLAN.cuts), folds=(Fold("lane", 2, ("dp_shard",)),))
     mesh = Mesh.of({"dp_shard": 2, "tp": 2})
     arrays = lay_out(plan, mesh, of(False), [0] * 5, zero=0, sequence_parallel=True, dtype="float32")
     for name, shape in SHAPES.items():
         cut = {division.dim for division in arrays.registry[f"model/{name}"].divisions}
-        assert cut == {rule.dim for rule in plan.cuts_of(name, len(shape)).values()}, name
+        assert cut == {rule.dim for rule in plan.get_cuts(name, len(shape)).values()}, name
     parts = [arrays.registry.list_rank_boxes(f"model/blocks.{i}.q", 0)[0][0].shape for i in range(3)]
     assert parts == [(8, 8), (8, 4), (4, 8)]
     assert arrays.registry.list_rank_boxes("model/blocks.0.q_norm", 0)[0][0].shape == (2,)
@@ -147,7 +152,7 @@ def test_a_buffer_may_be_shared_by_modules_of_one_stage_only():
     [
         (PLAN, ("blocks.0.q", "blocks.1.q"), "only the embedding and the head"),
         (replace(PLAN, head="top"), None, "none of the modules that the plan names"),
-        (replace(PLAN, cuts=(Cut.colwise("blocks.*.q", 3),)), None, "units of 3"),
+        (replace(PLAN, cuts=(Cut.cut_colwise("blocks.*.q", 3),)), None, "units of 3"),
     ],
 )
 def test_what_has_no_home_is_refused(plan, aliases, message):

@@ -21,12 +21,12 @@ from tensor_ranks import (
 
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
-from gangline.model.seams import calls
+from gangline.model.seams import get_calls
 from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
 from gangline_parallel_megatron_style.context.cut import cut_batch
 from gangline_parallel_megatron_style.pipeline.weight_grad_store import WeightGradStore
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 SHAPES = {
     "plain": {},
@@ -43,7 +43,7 @@ SHAPES = {
 
 def agree(case: Case, world: int, bound: float) -> None:
     reference = one_process(case)
-    ranks = pool(world).run(one_rank, case)
+    ranks = get_pool(world).run(one_rank, case)
     for one in ranks:
         for loss, first, wanted in zip(one.losses, ranks[0].losses, reference.losses, strict=True):
             assert loss.equal(first)
@@ -71,7 +71,7 @@ def test_bfloat16_rounds_as_one_process_does(world, sequence_parallel):
     """Against float64: the error of one process in bfloat16 bounds it, and a rounding for each rank in a sum."""
     case = Case(torch.bfloat16, sequence_parallel, kv_heads=2)
     exact, rounded = one_process(replace(case, dtype=torch.float64)), one_process(case)
-    found = assembled(case, ranks := pool(world).run(one_rank, case), rounded)
+    found = assembled(case, ranks := get_pool(world).run(one_rank, case), rounded)
     for name, gradient in found.items():
         own = difference(rounded.gradients[name], exact.gradients[name])
         assert difference(gradient, exact.gradients[name]) < 2 * own + world * 2**-8, name
@@ -82,7 +82,7 @@ def test_bfloat16_rounds_as_one_process_does(world, sequence_parallel):
 @pytest.mark.parametrize("recompute", [Recompute.selective, Recompute.full], ids=lambda r: r.value)
 def test_recomputation_changes_no_bit(sequence_parallel, recompute):
     case = Case(sequence_parallel=sequence_parallel, kv_heads=2)
-    kept, again = (pool(2).run(one_rank, replace(case, recompute=r)) for r in (Recompute.none, recompute))
+    kept, again = (get_pool(2).run(one_rank, replace(case, recompute=r)) for r in (Recompute.none, recompute))
     for one, other in zip(kept, again, strict=True):
         assert one.losses[0].equal(other.losses[0])
         assert all(one.gradients[name].equal(other.gradients[name]) for name in one.gradients)
@@ -105,7 +105,7 @@ def evaluated(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 def test_without_gradients_the_loss_is_the_same(sequence_parallel):
-    for silent, loss in pool(2).run(evaluated, Case(sequence_parallel=sequence_parallel)):
+    for silent, loss in get_pool(2).run(evaluated, Case(sequence_parallel=sequence_parallel)):
         assert silent.equal(loss)
         assert not silent.requires_grad
 
@@ -125,8 +125,8 @@ def deferred(case: Case) -> tuple[list[str], int, dict[str, torch.Tensor]]:
 def test_weight_gradients_may_be_deferred(sequence_parallel):
     """All cut weights wait, two columns and two rows a layer, the lookup and the head; no bit differs."""
     case = Case(sequence_parallel=sequence_parallel)
-    at_once = pool(2).run(one_rank, case)
-    for (early, kept, gradients), one in zip(pool(2).run(deferred, case), at_once, strict=True):
+    at_once = get_pool(2).run(one_rank, case)
+    for (early, kept, gradients), one in zip(get_pool(2).run(deferred, case), at_once, strict=True):
         assert all("norm" in name for name in early)
         assert kept == 4 * case.layers + 2
         assert all(gradients[name].equal(one.gradients[name]) for name in one.gradients)
@@ -134,10 +134,10 @@ def test_weight_gradients_may_be_deferred(sequence_parallel):
 
 def with_context(case: Case, method: str) -> Found:
     """One rank of 2 x 2, tp within cp; the loss of its part of the sequences."""
-    comms = rank.comms(Mesh.of({"cp": 2, "tp": 2}))
-    cp = comms.axis("cp")
-    model, plan = cut_model(case, comms.axis("tp"))
-    set_attention(model, plan, cp, method, calls(case.built()[0], plan, "attention"))
+    comms = rank.make_comms(Mesh.of({"cp": 2, "tp": 2}))
+    cp = comms.get_comm("cp")
+    model, plan = cut_model(case, comms.get_comm("tp"))
+    set_attention(model, plan, cp, method, get_calls(case.built()[0], plan, "attention"))
     loss = model(cut_batch(batch_of(case), cp.index, cp.size, ORDERS[method]))
     (loss * 0.125).backward()
     return Found([loss.detach()], gradients_of(model))
@@ -149,7 +149,7 @@ def test_with_sequences_cut_over_cp(sequence_parallel, method):
     """Each tp group has the gradients of its own tokens, which add up."""
     case = Case(sequence_parallel=sequence_parallel, kv_heads=2)
     reference = one_process(case)
-    ranks = pool(4).run(with_context, case, method)
+    ranks = get_pool(4).run(with_context, case, method)
     total = ranks[0].losses[0] + ranks[2].losses[0]
     assert total.item() == pytest.approx(reference.losses[0].item(), rel=1e-12)
     halves = [assembled(case, ranks[first : first + 2], reference) for first in (0, 2)]

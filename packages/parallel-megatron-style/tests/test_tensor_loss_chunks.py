@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import write_ranks
 
-from gangline_testkit.compare import close, number_close
-from gangline_testkit.pool import pool
-from gangline_testkit.runs import small_run
+from gangline_testkit.compare import assert_number_close, close
+from gangline_testkit.pool import get_pool
+from gangline_testkit.runs import build_small_run
 
 SETTINGS = (
     "model.vocab_size=51",
@@ -24,11 +24,12 @@ def test_gradients_are_those_of_all_at_once(on, more):
     world = 4 if "dp_shard" in on else 2
     words = (*SETTINGS, *more, "parallel=3d", *(f"parallel.{word}" for word in on.split()))
     whole, parts = (
-        pool(world).run(write_ranks.stepped, small_run(*words, *chunk)) for chunk in ((), ("run.loss_chunk=3",))
+        get_pool(world).run(write_ranks.stepped, build_small_run(*words, *chunk))
+        for chunk in ((), ("run.loss_chunk=3",))
     )
     for one, other in zip(whole, parts, strict=True):
-        number_close("loss", other.loss_sum, one.loss_sum, 1e-12)
-        number_close("norm", other.norm, one.norm, 1e-12)
+        assert_number_close("loss", other.loss_sum, one.loss_sum, 1e-12)
+        assert_number_close("norm", other.norm, one.norm, 1e-12)
         assert other.metrics == pytest.approx(one.metrics, rel=1e-12)
         for (name, _, before), (_, _, after) in zip(one.held, other.held, strict=True):
             close(name, after, before, 1e-12)

@@ -28,7 +28,7 @@ from gangline_parallel_megatron_style.tensor.region import Region
 from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, gather_sequence, make_sequence_reducer
 from gangline_parallel_megatron_style.tensor.setting import Setting
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 MODES = pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 WIDE = torch.float64
@@ -45,13 +45,13 @@ class Noting(Plain):
         self.events.append("linear")
         return super().linear(x, w, b)
 
-    def grad_x(self, dy, w):
+    def compute_grad_x(self, dy, w):
         self.events.append("dx")
-        return super().grad_x(dy, w)
+        return super().compute_grad_x(dy, w)
 
-    def grad_w(self, dy, x):
+    def compute_grad_w(self, dy, x):
         self.events.append("dw")
-        return super().grad_w(dy, x)
+        return super().compute_grad_w(dy, x)
 
 
 class NotingComm(Wrapped):
@@ -103,10 +103,10 @@ def events_of(sequence_parallel: bool, x_grad: bool, w_grad: bool) -> tuple[list
 
 
 def test_weights_get_theirs_while_the_input_gradient_travels():
-    for forward, backward in pool(2).run(events_of, False, True, True):
+    for forward, backward in get_pool(2).run(events_of, False, True, True):
         assert forward == ["linear", "linear", "linear", "all_reduce"]
         assert backward == ["dx", "dw", "dx", "dx", "all_reduce", "dw", "dw", "wait"]
-    for forward, backward in pool(2).run(events_of, True, True, True):
+    for forward, backward in get_pool(2).run(events_of, True, True, True):
         assert forward == ["all_gather", "linear", "linear", "linear", "reduce_scatter"]
         around = ["all_gather", "dx", "dx", "reduce_scatter", "wait", "dw", "dw", "wait"]
         assert backward == ["all_gather", "dx", "dw", *around]
@@ -114,12 +114,12 @@ def test_weights_get_theirs_while_the_input_gradient_travels():
 
 @MODES
 def test_nothing_is_computed_for_what_wants_no_gradient(sequence_parallel):
-    for _, backward in pool(2).run(events_of, sequence_parallel, False, False):
+    for _, backward in get_pool(2).run(events_of, sequence_parallel, False, False):
         assert backward == []
-    for _, backward in pool(2).run(events_of, sequence_parallel, True, False):
+    for _, backward in get_pool(2).run(events_of, sequence_parallel, True, False):
         assert "dw" not in backward
         assert backward.count("dx") == 3
-    for _, backward in pool(2).run(events_of, sequence_parallel, False, True):
+    for _, backward in get_pool(2).run(events_of, sequence_parallel, False, True):
         assert backward.count("dw") == 3
         assert backward.count("dx") == 1
         assert "all_reduce" not in backward
@@ -138,7 +138,7 @@ def frozen_biases(sequence_parallel: bool) -> list[torch.Tensor]:
 
 @MODES
 def test_biases_alone(sequence_parallel):
-    for column, row in pool(2).run(frozen_biases, sequence_parallel):
+    for column, row in get_pool(2).run(frozen_biases, sequence_parallel):
         assert column.abs().max() < 1e-12
         assert row.tolist() == [4.0] * 3
 
@@ -156,7 +156,7 @@ def twice_backward(sequence_parallel: bool) -> tuple[torch.Tensor, torch.Tensor]
 
 @MODES
 def test_a_graph_may_run_backward_again(sequence_parallel):
-    for twice, found in pool(2).run(twice_backward, sequence_parallel):
+    for twice, found in get_pool(2).run(twice_backward, sequence_parallel):
         torch.testing.assert_close(found, twice, rtol=1e-13, atol=0)
 
 
@@ -170,7 +170,7 @@ def written_in_place() -> bool:
 
 
 def test_an_input_written_in_place_counts_as_another():
-    assert all(pool(2).run(written_in_place))
+    assert all(get_pool(2).run(written_in_place))
 
 
 def without_and_with() -> tuple[bool, bool]:
@@ -183,7 +183,7 @@ def without_and_with() -> tuple[bool, bool]:
 
 
 def test_what_entered_without_gradients_serves_no_product_with_them():
-    assert pool(2).run(without_and_with) == [(False, True)] * 2
+    assert get_pool(2).run(without_and_with) == [(False, True)] * 2
 
 
 def summed_in_order() -> float:
@@ -197,7 +197,7 @@ def summed_in_order() -> float:
 
 def test_input_gradients_are_added_in_order_of_call():
     """In another order the 1 would be lost beside the large ones."""
-    assert pool(2).run(summed_in_order) == [2.0, 2.0]
+    assert get_pool(2).run(summed_in_order) == [2.0, 2.0]
 
 
 # --- vocabulary -------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def looked_up(vocabulary: int, sequence_parallel: bool):
 @pytest.mark.parametrize("vocabulary", [5, 8, 11])
 def test_lookup_is_exact(vocabulary, sequence_parallel):
     """One rank has the row and the others add zeros. With 5 rows over 4 ranks the last has none."""
-    for same, off in pool(4).run(looked_up, vocabulary, sequence_parallel):
+    for same, off in get_pool(4).run(looked_up, vocabulary, sequence_parallel):
         assert same
         assert off < 1e-13
 
@@ -271,8 +271,8 @@ def lost(vocabulary: int, sequence_parallel: bool, chunk: int, dtype: torch.dtyp
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 25])
 @pytest.mark.parametrize("vocabulary", [5, 8, 11])
 def test_the_loss_over_parts_of_the_vocabulary(vocabulary, sequence_parallel, chunk):
-    found = pool(4).run(lost, vocabulary, sequence_parallel, chunk, WIDE)
-    found += pool(4).run(lost, vocabulary, sequence_parallel, chunk, WIDE, 0.2)
+    found = get_pool(4).run(lost, vocabulary, sequence_parallel, chunk, WIDE)
+    found += get_pool(4).run(lost, vocabulary, sequence_parallel, chunk, WIDE, 0.2)
     for loss, off in found:
         assert loss.equal(found[0][0])
         assert max(off) < 1e-12
@@ -281,7 +281,7 @@ def test_the_loss_over_parts_of_the_vocabulary(vocabulary, sequence_parallel, ch
 @MODES
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-7)], ids=["float32", "bf16"])
 def test_the_loss_in_narrow_types(sequence_parallel, dtype, bound):
-    found = pool(4).run(lost, 11, sequence_parallel, 1 << 25, dtype)
+    found = get_pool(4).run(lost, 11, sequence_parallel, 1 << 25, dtype)
     for loss, off in found:
         assert loss.dtype == torch.float32
         assert max(off) < bound
@@ -303,7 +303,7 @@ def along_the_sequence():
 
 
 def test_cutting_gathering_and_adding_along_the_sequence():
-    for same, total, gathered, added in pool(4).run(along_the_sequence):
+    for same, total, gathered, added in get_pool(4).run(along_the_sequence):
         assert same
         assert total
         assert gathered == added == [1 + 2 + 3 + 4]
@@ -366,7 +366,7 @@ def test_a_pattern_of_a_module_covers_what_an_edit_adds_inside(whole):
     """What is laid out and what is computed with go by the same reading."""
     wide = Linear(LinearNode(in_features=8, out_features=4))
     wide.side = Linear(LinearNode(in_features=8, out_features=2))
-    cuts = (*((Cut.whole("foreign.0.side"),) if whole else ()), Cut.colwise("foreign.0"))
+    cuts = (*((Cut.whole("foreign.0.side"),) if whole else ()), Cut.cut_colwise("foreign.0"))
     model, _ = applied(Case(), foreign=torch.nn.ModuleList([wide]), cuts=cuts)
     assert [isinstance(x.product.__self__, Region) for x in (wide, wide.side)] == [True, not whole]
     plan = Plan("embed", "foreign", "head", 1, cuts=cuts)
@@ -380,7 +380,9 @@ def test_a_pattern_of_a_module_covers_what_an_edit_adds_inside(whole):
 
 
 def test_a_product_that_is_not_cut_stays_whole():
-    model, _ = applied(Case(), cuts=(Cut.colwise("blocks.*.attention.wq"),), master_dtype=("blocks.*.attention.wk",))
+    model, _ = applied(
+        Case(), cuts=(Cut.cut_colwise("blocks.*.attention.wq"),), master_dtype=("blocks.*.attention.wk",)
+    )
     attention = model.blocks[0].attention
     assert isinstance(attention.wq.product.__self__, Region)
     assert isinstance(attention.wv.product.__self__, Plain)
@@ -398,7 +400,10 @@ def test_products_of_one_module_share_a_region():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cuts": (Cut.colwise("blocks.*.attention.wq"),), "master_dtype": ("blocks.*.attention.wq",)}, "master dtype"),
+        (
+            {"cuts": (Cut.cut_colwise("blocks.*.attention.wq"),), "master_dtype": ("blocks.*.attention.wq",)},
+            "master dtype",
+        ),
         ({"cuts": (Cut("embed.weight", 1),)}, "rows of its weight"),
         ({"cuts": (Cut("head.norm.weight", 0),)}, "no module around it has `bind"),
         ({"cuts": (Cut("head.weight", 0),), "seams": ()}, "no module around it has `bind"),

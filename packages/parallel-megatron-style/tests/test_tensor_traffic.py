@@ -16,7 +16,7 @@ from gangline.config.sections import Recompute
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.tensor.region import Region
 from gangline_parallel_megatron_style.tensor.setting import Setting
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 HIDDEN = ROWS * LENGTH * 32 * 8  # bytes of one hidden state of all tokens, float64
 SUM = ROWS * LENGTH * 2 * 8  # what a rank says of its logits
@@ -66,7 +66,7 @@ def counted(case: Case):
 @pytest.mark.parametrize("layers", [1, 3])
 def test_two_all_reduces_a_layer_each_way(layers):
     """And one for the embedding forward, one for the head backward, whose forward gathers two numbers a row."""
-    for forward, backward in pool(2).run(counted, Case(layers=layers, kv_heads=2)):
+    for forward, backward in get_pool(2).run(counted, Case(layers=layers, kv_heads=2)):
         sums = 2 * layers + 1
         assert forward == ({"all_reduce": sums, "all_gather": 1}, {"all_reduce": sums * HIDDEN, "all_gather": 2 * SUM})
         assert backward == ({"all_reduce": sums}, {"all_reduce": sums * HIDDEN})
@@ -75,7 +75,7 @@ def test_two_all_reduces_a_layer_each_way(layers):
 @pytest.mark.parametrize("layers", [1, 3])
 def test_sequence_parallelism_gathers_and_scatters_instead_and_gathers_again(layers):
     """An all-reduce costs as much as one of each. The gathers again are for the weights of what enters a region."""
-    for forward, backward in pool(2).run(counted, Case(layers=layers, kv_heads=2, sequence_parallel=True)):
+    for forward, backward in get_pool(2).run(counted, Case(layers=layers, kv_heads=2, sequence_parallel=True)):
         scatters = gathers = 2 * layers + 1
         assert forward[0] == {"reduce_scatter": scatters, "all_gather": gathers + 1}
         assert forward[1] == {"reduce_scatter": scatters * HIDDEN, "all_gather": gathers * HIDDEN + 2 * SUM}
@@ -89,8 +89,8 @@ def test_a_recomputed_block_ends_before_its_last_sum(sequence_parallel):
     """One sum more a layer, not two: when the last product has kept its input all is there."""
     case = Case(layers=3, kv_heads=2, sequence_parallel=sequence_parallel)
     for (kept, _), (again, _) in zip(
-        (backward for _, backward in pool(2).run(counted, case)),
-        (backward for _, backward in pool(2).run(counted, replace(case, recompute=Recompute.full))),
+        (backward for _, backward in get_pool(2).run(counted, case)),
+        (backward for _, backward in get_pool(2).run(counted, replace(case, recompute=Recompute.full))),
         strict=True,
     ):
         sums = "reduce_scatter" if sequence_parallel else "all_reduce"
@@ -123,12 +123,12 @@ def kept_bytes(case: Case, cut: bool) -> int:
 def test_what_is_kept_shrinks_with_the_ranks(world):
     """Under sequence parallelism all activations, without it those in the regions; only rotary angles stay whole."""
     numbers = ROWS * LENGTH * 8
-    (whole,) = pool(1).run(kept_bytes, Case(), False)
+    (whole,) = get_pool(1).run(kept_bytes, Case(), False)
     angles = 2 * 4 * numbers
     inside = (4 * 32 + 4 + 4 * 48) * numbers  # q, k, v, out and its log-sum-exp; gate, silu(gate), up, their product
-    for kept in pool(world).run(kept_bytes, Case(), True):
+    for kept in get_pool(world).run(kept_bytes, Case(), True):
         assert kept <= whole - inside * (world - 1) // world
-    for kept in pool(world).run(kept_bytes, Case(sequence_parallel=True), True):
+    for kept in get_pool(world).run(kept_bytes, Case(sequence_parallel=True), True):
         assert kept <= angles + (whole - angles) // world
 
 
@@ -155,5 +155,5 @@ def kept_open(sequence_parallel: bool) -> list[bool]:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 def test_what_entered_is_forgotten_as_soon_as_it_has_served(sequence_parallel):
-    for seen in pool(2).run(kept_open, sequence_parallel):
+    for seen in get_pool(2).run(kept_open, sequence_parallel):
         assert seen == [True, False] * 3

@@ -6,8 +6,8 @@ import pytest
 import write_ranks
 
 from gangline.runtime import Sampling
-from gangline_testkit.pool import pool
-from gangline_testkit.runs import small_run
+from gangline_testkit.pool import get_pool
+from gangline_testkit.runs import build_small_run
 
 MODEL = ("model.vocab_size=51", "model.layers=4", "model.heads=4", "model.kv_heads=2", "model.init_std=0.4")
 SETTINGS = (*MODEL, "batch.sequence_length=16", "batch.global_size=8", "precision=fp64", "parallel=3d")
@@ -25,8 +25,8 @@ LAYOUTS = {
 
 
 def written(on: str, world: int, *more: str, how: Sampling):
-    run = small_run(*SETTINGS, *(f"parallel.{word}" for word in on.split()), *more)
-    found = pool(world).run(write_ranks.texts, run, PROMPTS, how)
+    run = build_small_run(*SETTINGS, *(f"parallel.{word}" for word in on.split()), *more)
+    found = get_pool(world).run(write_ranks.texts, run, PROMPTS, how)
     assert all(texts == found[0][0] for texts, _ in found), "the ranks say different things"
     assert all(change == 0 for _, change in found), "writing changed what is computed afterwards"
     return found[0][0]
@@ -43,5 +43,5 @@ def test_a_text_is_that_of_one_process(on, more):
     assert len({tuple(one.tokens) for one in alone}) == len(PROMPTS)
     assert written(on, LAYOUTS[on], *more, how=how) == alone
     if on == "tp=2":
-        run = small_run(*SETTINGS[:-1], *more, "parallel=ddp")
-        assert pool(2).run(write_ranks.texts, run, PROMPTS, how)[0][0] == alone
+        run = build_small_run(*SETTINGS[:-1], *more, "parallel=ddp")
+        assert get_pool(2).run(write_ranks.texts, run, PROMPTS, how)[0][0] == alone

@@ -8,7 +8,7 @@ from gangline.batch import Batch
 from gangline.config.schema import Run
 from gangline.runtime import Sampling, Written
 from gangline_testkit.inputs import share
-from gangline_testkit.strategy_ranks import Stepped, run_step
+from gangline_testkit.strategy_ranks import RankStep, run_step
 
 
 def texts(run: Run, prompts: list[list[int]], how: Sampling) -> tuple[list[Written], float]:
@@ -25,7 +25,7 @@ def batches(run: Run, coordinate: tuple[int, int]) -> list[Batch]:
     return share(0, index, width, **sizes, vocab_size=run.model.vocab_size, kind="whole")
 
 
-def stepped(run: Run) -> Stepped:
+def stepped(run: Run) -> RankStep:
     """One step."""
     runtime = runtime_of(run)
     return run_step(runtime, batches(run, runtime.data_coordinate))

@@ -19,7 +19,7 @@ from gangline_basics.cluster.file import Quantity, load_cluster, save_cluster
 from gangline_basics.explain.timeline import StepTimeline
 from gangline_planner.assumed import complete_words, explain
 from gangline_planner.calibrate.command import build_cluster, describe_crowding, read_error, run_ranks, threads_of
-from gangline_planner.calibrate.fit import Measured, numbers, stage_time, work_of
+from gangline_planner.calibrate.fit import Measured, count_work, numbers, stage_time
 from gangline_planner.calibrate.kernels import ATTENTION, PRODUCTS
 from gangline_planner.calibrate.lines import two_costs
 from gangline_planner.calibrate.links import CollectiveCall
@@ -71,7 +71,7 @@ def measurements(known: dict[str, float], ranks: int = 1) -> Measured:
         forward=forward,
         backward=backward,
         steps={model: MICROBATCHES * stage_time(model, "cpu", known).all for model in MODELS["cpu"]},
-        starts=MICROBATCHES * 3 * work_of(STARTS, "cpu").modules * known["module.seconds"],
+        starts=MICROBATCHES * 3 * count_work(STARTS, "cpu").modules * known["module.seconds"],
         update=1e-3,
         sent={
             CollectiveCall(name, n, size): CollectiveCall(name, n, size).rounds * 1e-5 + size / 1e9

@@ -4,9 +4,9 @@ import subprocess
 
 import pytest
 
-from gangline_testkit.new_plugin import files
+from gangline_testkit.new_plugin import make_files
 
-SOURCE = files("mine", "tracker")["gangline_mine.py"]
+SOURCE = make_files("mine", "tracker")["gangline_mine.py"]
 
 
 @pytest.fixture

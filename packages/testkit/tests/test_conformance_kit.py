@@ -11,8 +11,8 @@ from gangline.errors import UserError
 from gangline.plugin.discovery import Offer
 from gangline.plugin.parts import Part
 from gangline.plugin.registry import installed
-from gangline_testkit import LAYOUT, ScheduleSuite, TrackerSuite, as_installed, needs, waive
-from gangline_testkit.report import Result, run_file, suite_of
+from gangline_testkit import LAYOUT, ScheduleSuite, TrackerSuite, as_installed, mark_capability, waive
+from gangline_testkit.report import Result, find_suite, run_file
 
 HEAD = "from gangline_testkit import *\n"
 
@@ -100,9 +100,9 @@ def test_claims_are_checked_both_ways(can: str, text: str, failed: set, could: l
 def test_an_unclaimed_capability_is_a_warning_not_a_skip() -> None:
     mine = type("TestMine", (TrackerSuite,), {"choice": "track=jsonl"})()
     mine.read_back = lambda directory: [(step, mine.losses[step]) for step in sorted(mine.losses)]
-    from gangline_testkit.health import healthy
+    from gangline_testkit.health import make_healthy
 
-    mine.losses = {record.step: record.loss for record in healthy(20)}
+    mine.losses = {record.step: record.loss for record in make_healthy(20)}
     mine.live = lambda *args, **kwargs: None
     with pytest.warns(UserWarning, match='track=jsonl could claim "keeps"'):
         mine.test_every_record_is_kept(Path())
@@ -120,7 +120,9 @@ def test_as_installed_raises_what_the_import_raises(tmp_path: Path) -> None:
 def test_every_group_has_its_suite() -> None:
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
         found = installed()
-        suites = {group: suite_of(offer) for group in found.groups() for offer in found.offers(group).values()}
+        suites = {
+            group: find_suite(offer) for group in found.list_groups() for offer in found.get_offers(group).values()
+        }
     assert suites["lanes"] == "gangline_testkit:ModelEditSuite"
     assert suites["model"] == "gangline_testkit:PartSuite"
     assert suites["checkpoint"] == "gangline_testkit:CheckpointerSuite"
@@ -140,7 +142,7 @@ def test_layouts_must_agree_unless_the_part_declares_that_they_do_not(
         choice = "schedule=mine"
         offer = Offer(Part(name="mine", config=Run, build="a:b", summary="Mine", layout_dependent=depends), "", "", "")
 
-        @needs(LAYOUT)
+        @mark_capability(LAYOUT)
         def test(self) -> None:
             raise AssertionError("loss of 2 ranks is 3.0, expected 2.0")
 

@@ -17,7 +17,7 @@ from gangline_testkit import (
     as_installed,
     waive,
 )
-from gangline_testkit.scenarios import Layout
+from gangline_testkit.scenarios import RunLayout
 
 FEW = ("batch.global_size=4",)  # samples: one for each of four ranks, and four microbatches where there is one
 
@@ -31,7 +31,7 @@ def toys():
 class TestRows(StrategySuite):
     choice = "parallel=rows"
     settings = FEW
-    layouts = (Layout(1), Layout(2), Layout(4))
+    layouts = (RunLayout(1), RunLayout(2), RunLayout(4))
     can = {"exact", "exact tied"}
 
 
@@ -49,7 +49,7 @@ class TestApart(StrategySuite):
     """Its replicas differ: a checkpoint, an evaluation and a sample are of the first."""
 
     choice = "parallel=apart"
-    layouts = (Layout(2),)
+    layouts = (RunLayout(2),)
     test_traffic_is_marked = waive("it sends no gradients")
     test_clip_measures_changed_gradients = waive("each replica clips by its own norm")
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard as OnDim, distrib
 
 from gangline_testkit import rank
 from gangline_testkit.dtensor import to_dtensor, to_shard
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 PLACEMENTS = [
     (Replicate(), Replicate()),
@@ -39,7 +39,7 @@ def there_and_back(shape, placements):
 @pytest.mark.parametrize("placements", PLACEMENTS)
 @pytest.mark.parametrize("shape", [(4, 6), (5, 3), (3, 1)])  # even, uneven, and with ranks that hold nothing
 def test_there_and_back(shape, placements):
-    found = pool(4).run(there_and_back, shape, placements)
+    found = get_pool(4).run(there_and_back, shape, placements)
     written = torch.zeros(shape)
     for offset, local, primary in found:
         if primary:
@@ -61,4 +61,4 @@ def refused():
 
 
 def test_what_is_no_box_is_refused():
-    pool(4).run(refused)
+    get_pool(4).run(refused)

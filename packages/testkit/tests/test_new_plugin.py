@@ -12,7 +12,7 @@ from gangline.errors import UserError
 from gangline.plugin.hooks import LISTS
 from gangline_testkit import as_installed
 from gangline_testkit.kinds import KINDS
-from gangline_testkit.new_plugin import choices_of, files, main, write
+from gangline_testkit.new_plugin import list_choices, main, make_files, write
 from gangline_testkit.report import run_file
 
 SLOW = ("checkpoint", "strategy", "optimizer", "edit", "callback")  # suites with kills, many layouts, or both
@@ -29,7 +29,7 @@ def run(strangers, module: str, *words: str) -> str:
 
 
 def test_the_smallest_plugin_is_small():
-    written = files("mine", "tracker")
+    written = make_files("mine", "tracker")
     assert code_lines(written["gangline_mine.py"]) <= 15
     assert code_lines(written["pyproject.toml"]) <= 12
     assert code_lines(written["tests/test_conformance.py"]) <= 5
@@ -45,7 +45,7 @@ def test_every_kind_shows_up_and_composes(tmp_path, strangers):
     assert "Cannot be used" not in listed
     words, verbs = [], []
     for kind, name in made.items():
-        choice = choices_of(name, kind)[0]
+        choice = list_choices(name, kind)[0]
         group, _, part = choice.partition("=")
         if part:
             words.append(f"{group}=[{part}]" if group in LISTS else choice)

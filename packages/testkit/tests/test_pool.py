@@ -20,7 +20,7 @@ from gangline.plugin.registry import installed
 from gangline_basics.launch import forkserver
 from gangline_testkit import rank
 from gangline_testkit.install import as_installed
-from gangline_testkit.pool import PoolBroken, pool
+from gangline_testkit.pool import PoolBroken, get_pool
 
 
 @dataclass
@@ -35,12 +35,12 @@ def who() -> tuple[int, int, int, int]:
 
 
 def summed(scale: Scale) -> torch.Tensor:
-    comm = rank.comms(Mesh.of({"dp_shard": rank.world})).axis("dp_shard")
+    comm = rank.make_comms(Mesh.of({"dp_shard": rank.world})).get_comm("dp_shard")
     return comm.all_reduce(torch.full((3,), float(rank.index + 1)) * scale.by)
 
 
 def along(axis: str) -> tuple[int, ...]:
-    return rank.comms(Mesh.of({"dp_replicate": 2, "dp_shard": 2})).axis(axis).ranks
+    return rank.make_comms(Mesh.of({"dp_replicate": 2, "dp_shard": 2})).get_comm(axis).ranks
 
 
 def one_raises(which: int) -> None:
@@ -78,76 +78,76 @@ def has_dynamo() -> bool:
 def test_ranks_find_loaded_what_they_need_whoever_has_started_a_server_before(monkeypatch) -> None:
     monkeypatch.setattr(forkserver, "PRELOAD", forkserver.PRELOAD[:1])
     forkserver.warm()
-    assert pool(1).run(has_dynamo) == [True]
+    assert get_pool(1).run(has_dynamo) == [True]
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_ranks_know_who_they_are_and_run_one_thread(world: int) -> None:
-    answers = pool(world).run(who)
+    answers = get_pool(world).run(who)
     assert [(index, of, threads) for index, of, _, threads in answers] == [(i, world, 1) for i in range(world)]
     assert len({pid for _, _, pid, _ in answers} | {os.getpid()}) == world + 1
 
 
 def test_ranks_are_kept() -> None:
-    first = [pid for _, _, pid, _ in pool(2).run(who)]
-    assert [pid for _, _, pid, _ in pool(2).run(who)] == first == pool(2).pids
+    first = [pid for _, _, pid, _ in get_pool(2).run(who)]
+    assert [pid for _, _, pid, _ in get_pool(2).run(who)] == first == get_pool(2).pids
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_collective_with_a_class_of_the_test_file(world: int) -> None:
-    for answer in pool(world).run(summed, Scale(2.0)):
+    for answer in get_pool(world).run(summed, Scale(2.0)):
         assert answer.tolist() == [world * (world + 1.0)] * 3
 
 
 def test_groups_of_a_mesh() -> None:
-    assert pool(4).run(along, "dp_shard") == [(0, 1), (0, 1), (2, 3), (2, 3)]
-    assert pool(4).run(along, "dp_replicate") == [(0, 2), (1, 3), (0, 2), (1, 3)]
+    assert get_pool(4).run(along, "dp_shard") == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert get_pool(4).run(along, "dp_replicate") == [(0, 2), (1, 3), (0, 2), (1, 3)]
 
 
 def test_the_first_failure_is_raised_with_its_rank_and_the_pool_is_replaced() -> None:
-    used = pool(2)
+    used = get_pool(2)
     with pytest.raises(UserError, match="the corpus is empty") as caught:
         used.run(one_raises, 1)
     (note,) = caught.value.__notes__
     assert note.startswith("on rank 1 of 2:")
     assert "in one_raises" in note
     assert used.broken
-    assert pool(2) is not used
-    assert pool(2).run(summed, Scale(1.0))[0].tolist() == [3.0] * 3
+    assert get_pool(2) is not used
+    assert get_pool(2).run(summed, Scale(1.0))[0].tolist() == [3.0] * 3
 
 
 def test_an_exception_that_cannot_travel_is_named() -> None:
     with pytest.raises(RuntimeError, match="Stubborn: code 7"):
-        pool(1).run(raises_stubborn)
+        get_pool(1).run(raises_stubborn)
 
 
 def test_a_rank_that_hangs_breaks_the_pool() -> None:
-    pids = pool(2).pids
-    pool(2).run(who)  # they are there, and rank 0 has nothing to load any more
+    pids = get_pool(2).pids
+    get_pool(2).run(who)  # they are there, and rank 0 has nothing to load any more
     with pytest.raises(PoolBroken, match=r"no answer in 10 s from ranks 1 of 2"):
-        pool(2).run(one_hangs, 1, timeout=10.0)
+        get_pool(2).run(one_hangs, 1, timeout=10.0)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
 
 def test_a_rank_that_dies_breaks_the_pool_at_once() -> None:
-    pool(2).run(who)
+    get_pool(2).run(who)
     with pytest.raises(PoolBroken, match="these died: 0"):  # after the time that it has they would be said to be silent
-        pool(2).run(one_dies, 0)
+        get_pool(2).run(one_dies, 0)
 
 
 def test_a_rank_that_died_between_two_uses_is_replaced() -> None:
-    used = pool(2)
+    used = get_pool(2)
     os.kill(used.pids[0], signal.SIGKILL)
     used._processes[0].join()
-    assert [index for index, *_ in pool(2).run(who)] == [0, 1]
+    assert [index for index, *_ in get_pool(2).run(who)] == [0, 1]
 
 
 def test_what_no_rank_could_find_is_refused_here() -> None:
     with pytest.raises((pickle.PicklingError, AttributeError)):
-        pool(2).run(lambda: 1)
-    assert not pool(2).broken
+        get_pool(2).run(lambda: 1)
+    assert not get_pool(2).broken
 
 
 def test_no_rank_outlives_the_process_that_asked(tmp_path) -> None:
@@ -155,10 +155,10 @@ def test_no_rank_outlives_the_process_that_asked(tmp_path) -> None:
     script.write_text(
         textwrap.dedent("""
         import os, signal
-        from gangline_testkit.pool import pool
+        from gangline_testkit.pool import get_pool
 
         if __name__ == "__main__":
-            print(*pool(2).pids, flush=True)
+            print(*get_pool(2).pids, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         """)
     )
@@ -173,12 +173,12 @@ def test_no_rank_outlives_the_process_that_asked(tmp_path) -> None:
 
 
 def has_toys() -> bool:
-    return "rows" in installed().offers("parallel")
+    return "rows" in installed().get_offers("parallel")
 
 
 def test_a_rank_knows_what_is_installed_meanwhile() -> None:
     """A pool is forked once, and plugins are made to look installed, and taken away, while it lives."""
-    before = pool(1).run(has_toys)
+    before = get_pool(1).run(has_toys)
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
-        assert pool(1).run(has_toys) == [True]
-    assert pool(1).run(has_toys) == before == [False]
+        assert get_pool(1).run(has_toys) == [True]
+    assert get_pool(1).run(has_toys) == before == [False]

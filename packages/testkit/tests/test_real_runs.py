@@ -10,7 +10,7 @@ import time
 import pytest
 
 from gangline_testkit import RealRuns
-from gangline_testkit.processes import children, kill, living, wait_until_none_lives
+from gangline_testkit.processes import find_children, find_living, kill, wait_until_none_lives
 
 SLEEPER = "import subprocess, sys; subprocess.Popen(['sleep', '1000']); print(flush=True); sys.stdin.read()"
 
@@ -63,11 +63,11 @@ def sleeper():
 
 
 def test_who_lives_and_who_started_whom(sleeper):
-    while not all(command for command in children(sleeper.pid).values()):
+    while not all(command for command in find_children(sleeper.pid).values()):
         time.sleep(0.01)  # forked, and not yet what it is to be
-    ((child, command),) = children(sleeper.pid).items()
+    ((child, command),) = find_children(sleeper.pid).items()
     assert command.split() == ["sleep", "1000"]
-    found = living(sleeper.pid)
+    found = find_living(sleeper.pid)
     assert set(found) == {sleeper.pid, child}
     assert found[child].parent == sleeper.pid
     assert found[sleeper.pid].parent == os.getpid()

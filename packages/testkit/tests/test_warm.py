@@ -61,7 +61,7 @@ def variables(site: Path, **more: str) -> dict[str, str]:
 
 def start(module: str, *words: str, site: Path, **more: str) -> subprocess.Popen[str]:
     environment = variables(site, **more)
-    command = warm.command(module, environment)
+    command = warm.make_command(module, environment)
     assert str(warm.CLIENT) in command
     return subprocess.Popen(
         [*command, *words],
@@ -143,16 +143,16 @@ def test_a_server_of_ones_own_loads_and_sees_what_is_given_and_knows_nothing_els
     (site / "asks.py").write_text(ASKS)
     plain, here = variables(site / "nothing"), variables(site, SEEN="1")
     monkeypatch.setenv("PYTHONPATH", str(site))
-    server = warm.Server(["xmlrpc.client"], {"SEEN": "1"})
+    server = warm.WarmServer(["xmlrpc.client"], {"SEEN": "1"})
     try:
-        command = [*server.command("says", plain), "0"]
+        command = [*server.make_command("says", plain), "0"]
         done = subprocess.run(command, cwd=site, env=plain, capture_output=True, text=True, timeout=120)
         said = json.loads(done.stdout)
         assert not said["customized"]
         assert str(site) not in said["path"][1:]
         assert server.environment["SEEN"] == "1"
         for asked, told in ((server, "True 1"), (warm, "False 1")):
-            command = asked.command("asks", here)
+            command = asked.make_command("asks", here)
             assert str(warm.CLIENT) in command
             done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=120)
             assert done.stdout.strip() == told, done.stderr
@@ -162,7 +162,7 @@ def test_a_server_of_ones_own_loads_and_sees_what_is_given_and_knows_nothing_els
 
 @pytest.mark.parametrize("name", ["PYTHONHASHSEED", "OMP_NUM_THREADS", "LD_PRELOAD"])
 def test_what_python_and_its_libraries_read_at_their_start_makes_it_cold(site, name):
-    assert warm.command("says", variables(site, **{name: "2"})) == [sys.executable, "-m", "says"]
+    assert warm.make_command("says", variables(site, **{name: "2"})) == [sys.executable, "-m", "says"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_what_python_and_its_libraries_read_at_their_start_makes_it_cold(site, n
 )
 def test_a_process_that_has_set_variables_itself_still_starts_warm(site, monkeypatch, name):
     monkeypatch.setenv(name, "1000")
-    assert str(warm.CLIENT) in warm.command("says", variables(site))
+    assert str(warm.CLIENT) in warm.make_command("says", variables(site))
 
 
 def test_a_warm_run_is_the_cold_one(runs):
@@ -179,7 +179,7 @@ def test_a_warm_run_is_the_cold_one(runs):
     printed = runs.train("run.dir=warm", "parallel=ddp", "launch.processes=2", "run.deterministic=on")
     cold = runs.start("run.dir=cold", "parallel=ddp", "launch.processes=2", "run.deterministic=on")
     assert runs.finish(cold).replace("cold", "warm") == printed
-    assert runs.curve("warm") == runs.curve("cold")
+    assert runs.read_curve("warm") == runs.read_curve("cold")
     warm_files, cold_files = (
         {str(path.relative_to(runs.directory / name)) for path in (runs.directory / name).rglob("*")}
         for name in ("warm", "cold")

@@ -12,7 +12,7 @@ import pytest
 from gangline.record import StepRecord
 from gangline.track import Start
 from gangline.train.report import Reporter
-from gangline_testkit.health import healthy
+from gangline_testkit.health import make_healthy
 from gangline_track.background import BackgroundTracker, Connection, TrackingFailed, lists
 from gangline_track.config import Service
 
@@ -51,7 +51,7 @@ def jsonl(directory: Path, records: list[StepRecord]) -> None:
 def test_a_service_that_hangs_holds_neither_a_step_nor_the_end(tmp_path: Path, capsys) -> None:
     gate = threading.Event()
     tracker = begun(tmp_path, Kept([], gate), queue=5, deadline_seconds=0.2)
-    for record in healthy(100):
+    for record in make_healthy(100):
         tracker.record(record)
     tracker.end({"why": "done"})  # it would hang for good
     said = capsys.readouterr().err
@@ -71,13 +71,13 @@ def test_a_service_is_told_of_the_end_while_others_are_waited_for(tmp_path: Path
 
     connection = Slow([])
     tracker = begun(tmp_path, connection, queue=5)
-    for record in healthy(100):
+    for record in make_healthy(100):
         tracker.record(record)
     tracker.start_end({"why": "done"})
     gate.set()
     tracker.thread.join(120)
     assert connection.closed
-    assert [step for step, _ in connection.store] == [record.step for record in healthy(5)]
+    assert [step for step, _ in connection.store] == [record.step for record in make_healthy(5)]
     tracker.end({"why": "done"})
 
 
@@ -86,7 +86,7 @@ def test_a_service_that_fails_is_said_by_the_next_call(tmp_path: Path) -> None:
 
     def told() -> None:
         until = time.monotonic() + 300
-        for record in healthy(30_000):
+        for record in make_healthy(30_000):
             tracker.record(record)
             time.sleep(0.01)
             assert time.monotonic() < until
@@ -97,7 +97,7 @@ def test_a_service_that_fails_is_said_by_the_next_call(tmp_path: Path) -> None:
 
 def test_a_kill_leaves_no_gap_and_no_step_twice(tmp_path: Path) -> None:
     """Eight steps, of which the service got six; the run goes on from step seven."""
-    records = healthy(12)
+    records = make_healthy(12)
     store = [(record.step, record.loss) for record in records[:6]]
     jsonl(tmp_path, records[:8])
     tracker = begun(tmp_path, Kept(store), first=7)
@@ -108,7 +108,7 @@ def test_a_kill_leaves_no_gap_and_no_step_twice(tmp_path: Path) -> None:
 
 
 def test_a_kill_behind_what_was_sent_sends_no_step_again(tmp_path: Path) -> None:
-    records = healthy(12)
+    records = make_healthy(12)
     store = [(record.step, record.loss) for record in records[:8]]
     jsonl(tmp_path, records[:8])
     tracker = begun(tmp_path, Kept(store), first=5)
@@ -119,7 +119,7 @@ def test_a_kill_behind_what_was_sent_sends_no_step_again(tmp_path: Path) -> None
 
 
 def test_a_way_back_sends_no_step_again(tmp_path: Path) -> None:
-    records, store = healthy(12), []
+    records, store = make_healthy(12), []
     tracker = begun(tmp_path, Kept(store))
     for record in [*records[:8], *records[5:]]:
         tracker.record(record)
@@ -130,7 +130,7 @@ def test_a_way_back_sends_no_step_again(tmp_path: Path) -> None:
 def test_one_of_so_many_steps(tmp_path: Path) -> None:
     store: list[tuple[int, float]] = []
     tracker = begun(tmp_path, Kept(store), every=5)
-    for record in healthy(12):
+    for record in make_healthy(12):
         tracker.record(record)
     tracker.end({"why": "done"})
     assert [step for step, _ in store] == [5, 10]
@@ -146,7 +146,7 @@ def test_notes_and_pictures_come_with_the_end(tmp_path: Path) -> None:
 
 
 def test_what_an_error_left_behind_is_closed_by_the_next_start(tmp_path: Path) -> None:
-    records, store = healthy(6), []
+    records, store = make_healthy(6), []
     first = Kept(store)
     left = begun(tmp_path, first)
     for record in records[:3]:
@@ -165,7 +165,7 @@ def test_trackers_that_hang_are_waited_for_together(tmp_path: Path, monkeypatch)
     trackers = {name: begun(tmp_path / name, Kept([], gate), queue=50, deadline_seconds=0.2) for name in ("a", "b")}
 
     for tracker in trackers.values():
-        tracker.record(healthy(1)[0])
+        tracker.record(make_healthy(1)[0])
 
         def join(wait: float, join=tracker.thread.join) -> None:
             seen.append([one.until for one in trackers.values()])
@@ -183,7 +183,7 @@ def test_trackers_that_hang_are_waited_for_together(tmp_path: Path, monkeypatch)
 
 def test_list_in_a_record_keeps_its_finite_numbers():
     """metrics.jsonl has a number that is not finite as a string."""
-    (record,) = healthy(1)
+    (record,) = make_healthy(1)
     record.metrics["load"] = [1.0, float("nan"), "inf", 2.0]
     record.metrics["norms"] = [float("-inf")]
     found = lists(record)

@@ -60,11 +60,11 @@ class TestMlflow(TrackerSuite):
     def _tables(self, tables: Path) -> None:
         self.tables = tables
 
-    def tracker(self, directory: Path) -> Tracker:
+    def build_tracker(self, directory: Path) -> Tracker:
         directory.mkdir(exist_ok=True)
         if not (directory / "mlflow.db").exists():  # that it makes them itself real runs show
             shutil.copytree(self.tables, directory, dirs_exist_ok=True)
-        return super().tracker(directory)
+        return super().build_tracker(directory)
 
     def read_back(self, directory: Path) -> list[tuple[int, float]]:
         return mlflow_history(directory)

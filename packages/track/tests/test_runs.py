@@ -117,7 +117,7 @@ def test_an_mlflow_that_is_away_is_left_out(runs: RealRuns) -> None:
     away = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "3"}
     printed = runs.train(*words, *options, **away)
     assert printed.count("track=mlflow failed and is left out") == 1
-    assert len(runs.records("away")) == 4
+    assert len(runs.read_records("away")) == 4
 
 
 def test_disabled_writes_nothing(runs: RealRuns) -> None:

@@ -28,17 +28,17 @@ def find_accepted(run: Run, candidates: Iterable[Mapping[str, Any]], most: int =
         return []
     token = _asking.set(True)
     try:
-        before = _problems(run)
+        before = _find_problems(run)
         found: list[str] = []
         for change in islice(candidates, MOST_TRIED):
-            if len(found) < most and _problems(_change(run, change)) < before:
+            if len(found) < most and _find_problems(_change(run, change)) < before:
                 found.append(" ".join(f"{path}={spell(value)}" for path, value in change.items()))
         return found
     finally:
         _asking.reset(token)
 
 
-def nearest(run: Run, candidates: Iterable[Mapping[str, Any]], most: int = 4) -> str:
+def suggest_nearest(run: Run, candidates: Iterable[Mapping[str, Any]], most: int = 4) -> str:
     """The same as a line of advice, or ""."""
     return "; or ".join(find_accepted(run, candidates, most))
 
@@ -54,10 +54,10 @@ def _change(run: Run, change: Mapping[str, Any]) -> Run:
     return from_dict(content)
 
 
-def _problems(run: Run) -> set[str]:
-    from gangline.config.check import problems
+def _find_problems(run: Run) -> set[str]:
+    from gangline.config.check import find_problems
 
     try:
-        return {problem.what for problem in problems(run)}
+        return {problem.what for problem in find_problems(run)}
     except UserError as error:
         return {error.what}

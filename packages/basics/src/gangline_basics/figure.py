@@ -58,7 +58,7 @@ STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def use_style() -> Iterator[None]:
     """Draw in the style of the project, whatever the user's matplotlibrc says; also a decorator.
 
     Raises UserError where matplotlib is not installed.
@@ -74,8 +74,8 @@ def style() -> Iterator[None]:
         yield
 
 
-@style()
-def subplots(
+@use_style()
+def make_subplots(
     title: str, about: str = "", heights: Sequence[float] = (3.5,), width: float = WIDTH, sharex: bool = False
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure and a plot for each height, from top to bottom. Lengths are inches."""
@@ -88,7 +88,7 @@ def subplots(
     return figure, [*plots]
 
 
-def legend(axes: Axes, below: int = 0, **options: Any) -> None:
+def add_legend(axes: Axes, below: int = 0, **options: Any) -> None:
     """Add a legend where it covers no data: right of the plot, or below all plots in so many columns.
 
     An entry takes 0.19 inches of the height of the plot.
@@ -99,14 +99,14 @@ def legend(axes: Axes, below: int = 0, **options: Any) -> None:
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), **options)
 
 
-def integers(*axes: Axis) -> None:
+def use_integer_ticks(*axes: Axis) -> None:
     """Let an axis have ticks at integers alone: steps, ranks, layers."""
     for axis in axes:
         locator: Any = axis.get_major_locator()
         locator.set_params(integer=True)
 
 
-def bars(axes: Axes, seconds: Mapping[str, float], colours: Sequence[str]) -> None:
+def add_bars(axes: Axes, seconds: Mapping[str, float], colours: Sequence[str]) -> None:
     """Add a bar for each kind of time, from top to bottom, with its seconds and its share of the sum."""
     together = sum(seconds.values()) or 1.0
     drawn = axes.barh([*seconds], [*seconds.values()], color=colours)
@@ -117,15 +117,15 @@ def bars(axes: Axes, seconds: Mapping[str, float], colours: Sequence[str]) -> No
     axes.invert_yaxis()
 
 
-def tip(artist: Artist, text: str) -> None:
+def add_tip(artist: Artist, text: str) -> None:
     """Let a browser show a text under the pointer at a mark within a plot."""
     artist.set_gid(f"tip:{text}")
     artist.set_in_layout(False)  # the layout would measure each mark
 
 
-@style()
+@use_style()
 def render(figure: Figure, ending: str) -> bytes:
-    """Return the content of an .svg or .png file. The plots get the heights that `subplots` was given."""
+    """Return the content of an .svg or .png file. The plots get the heights that `make_subplots` was given."""
     layout: Any = figure.get_layout_engine()
     layout.execute(figure)
     grid: Any = figure.axes[0].get_gridspec()

@@ -28,33 +28,33 @@ class Flags(argparse.ArgumentParser):
     def add_number(self, flag: str, example: str, text: str, *, integer: bool = False, **more: Any) -> None:
         """Add a flag that takes a number above 0."""
 
-        def number(given: str) -> float | int:
+        def convert_number(text: str) -> float | int:
             try:
-                found = float(given)
+                found = float(text)
             except ValueError:
                 found = 0.0
             if not found > 0:
-                raise UserError(f"{flag} {given}: expected a number above 0.", f"Such as  {flag} {example}")
+                raise UserError(f"{flag} {text}: expected a number above 0.", f"Such as  {flag} {example}")
             if not 1 / MOST <= found <= MOST:
-                raise UserError(f"{flag} {given}: expected a number between {1 / MOST:g} and {MOST:g}.")
+                raise UserError(f"{flag} {text}: expected a number between {1 / MOST:g} and {MOST:g}.")
             if integer and found != int(found):
-                raise UserError(f"{flag} {given}: expected a whole number.")
+                raise UserError(f"{flag} {text}: expected a whole number.")
             return int(found) if integer else found
 
-        self.add_argument(flag, type=number, metavar="N", help=text, **more)
+        self.add_argument(flag, type=convert_number, metavar="N", help=text, **more)
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """Return flags and arguments, which may be mixed. Raises UserError for an unknown flag."""
         options, unknown = self.parse_known_intermixed_args(list(argv))
         for word in unknown:
             if not word.startswith("-"):
-                raise UserError(f"unexpected {word}.", self.usage_line())
+                raise UserError(f"unexpected {word}.", self.format_usage_line())
             known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             nearest = suggest_near(word.partition("=")[0], known)
             raise UserError(f"there is no flag {word}.", nearest, f"Flags: {', '.join(known)}.")
         return options
 
-    def usage_line(self) -> str:
+    def format_usage_line(self) -> str:
         """Return the usage on one line."""
         return " ".join(self.format_usage().split())
 
@@ -62,6 +62,6 @@ class Flags(argparse.ArgumentParser):
         """Raise UserError."""
         found = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
         if found is None:
-            raise UserError(f"{message}.", self.usage_line())
+            raise UserError(f"{message}.", self.format_usage_line())
         flag, what = found.groups()
         raise UserError(f"{flag} needs a value." if what == "expected one argument" else f"{flag}: {what}.")

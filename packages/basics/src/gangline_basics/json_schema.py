@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 
-from gangline.config.defaults import default_choices
-from gangline.config.fields import REQUIRED, Option, options
-from gangline.config.ranges import OneOf, bound, conditions
+from gangline.config.defaults import get_default_choices
+from gangline.config.fields import REQUIRED, Option, iterate_options
+from gangline.config.ranges import OneOf, get_bound, list_conditions
 from gangline.config.sections import SECTIONS
-from gangline.config.values import alternatives
+from gangline.config.values import list_alternatives
 from gangline.plugin.hooks import BY_GROUP, GROUPS, LISTS
 from gangline.plugin.registry import OFF, installed
 
@@ -39,77 +39,77 @@ def main(argv: Sequence[str]) -> int:
 def run_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of every run that can be composed here, third-party parts included."""
     found, parts, definitions = installed(), {}, {}
-    sections = {name: _object(options(section, name), name) for name, section in SECTIONS.items()}
+    sections = {name: _make_object(iterate_options(section, name), name) for name, section in SECTIONS.items()}
     rules: list[dict[str, Any]] = []
-    for group in found.groups():
-        offers = found.offers(group)
+    for group in found.list_groups():
+        offers = found.get_offers(group)
         if not offers or (group in BY_GROUP and group not in GROUPS):
             continue
         for name, offer in offers.items():
-            schema = _object(options(offer.part.config, group), group)
+            schema = _make_object(iterate_options(offer.part.config, group), group)
             schema["properties"] |= {name: {"type": ["object", "null"]} for name in offer.part.opens}
-            definitions[_definition(group, name)] = {"description": offer.part.summary, **schema}
+            definitions[_name_definition(group, name)] = {"description": offer.part.summary, **schema}
             if group not in LISTS:
-                rules.append(_rule(group, name))
-        names = found.choices(group)
+                rules.append(_make_rule(group, name))
+        names = found.find_choices(group)
         if group in LISTS:
             parts[group] = {"type": "array", "items": {"enum": names}}
-            sections[group] = _sections({name: _reference(group, name) for name in names})
+            sections[group] = _make_sections({name: _make_reference(group, name) for name in names})
         else:
-            parts[group] = {"enum": _switches(names)}
+            parts[group] = {"enum": _list_switches(names)}
             sections |= {} if "/" in group else {group: {"type": ["object", "null"]}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Configuration of a gangline run",
-        **_sections({"parts": _sections(parts), **sections}),
+        **_make_sections({"parts": _make_sections(parts), **sections}),
         "allOf": rules,
         "$defs": definitions,
     }
 
 
-def _rule(group: str, name: str) -> dict[str, Any]:
+def _make_rule(group: str, name: str) -> dict[str, Any]:
     """Return the rule that a group has the options of the chosen part; the default part needs no choice."""
-    chosen: dict[str, Any] = {"properties": {group: {"enum": _switches([name])}}}
+    chosen: dict[str, Any] = {"properties": {group: {"enum": _list_switches([name])}}}
     condition: dict[str, Any] = {"properties": {"parts": chosen}}
-    if default_choices().get(group) != name:
+    if get_default_choices().get(group) != name:
         chosen["required"], condition["required"] = [group], ["parts"]
-    then = _reference(group, name)
+    then = _make_reference(group, name)
     for step in reversed(group.split("/")):
         then = {"properties": {step: then}}
     return {"if": condition, "then": then}
 
 
-def _switches(names: list[str]) -> list[Any]:
+def _list_switches(names: list[str]) -> list[Any]:
     """Return the names of parts, with true and false as YAML 1.1 reads on and off."""
     return [*names, *(value for word, value in (("on", True), (OFF, False)) if word in names)]
 
 
-def _definition(group: str, name: str) -> str:
+def _name_definition(group: str, name: str) -> str:
     return f"{group.replace('/', '.')}={name}"
 
 
-def _reference(group: str, name: str) -> dict[str, Any]:
-    return {"$ref": f"#/$defs/{_definition(group, name)}"}
+def _make_reference(group: str, name: str) -> dict[str, Any]:
+    return {"$ref": f"#/$defs/{_name_definition(group, name)}"}
 
 
-def _sections(properties: dict[str, Any]) -> dict[str, Any]:
+def _make_sections(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
 
 
-def _object(found: Iterable[Option], prefix: str) -> dict[str, Any]:
+def _make_object(found: Iterable[Option], prefix: str) -> dict[str, Any]:
     """Return the schema of options, those of nested dataclasses in objects of their own."""
-    schema = _sections({})
+    schema = _make_sections({})
     for option in found:
         *way, last = option.path.removeprefix(f"{prefix}.").split(".")
         place = schema
         for name in way:
-            place = place["properties"].setdefault(name, _sections({}))
-        place["properties"][last] = _option(option)
+            place = place["properties"].setdefault(name, _make_sections({}))
+        place["properties"][last] = _make_option(option)
     return schema
 
 
-def _option(option: Option) -> dict[str, Any]:
-    schema = _join_branches([*_branches(option.stated), _REFERENCE])
+def _make_option(option: Option) -> dict[str, Any]:
+    schema = _join_branches([*_iterate_branches(option.stated), _REFERENCE])
     schema |= {"description": option.help} if option.help else {}
     return schema if option.default in (REQUIRED, math.inf) else {**schema, "default": option.default}
 
@@ -121,30 +121,30 @@ def _join_branches(branches: list[dict[str, Any]]) -> dict[str, Any]:
     return dict(kept[0]) if len(kept) == 1 else {"anyOf": kept}
 
 
-def _branches(hint: Any) -> Iterator[dict[str, Any]]:
+def _iterate_branches(hint: Any) -> Iterator[dict[str, Any]]:
     """Yield the schema of each type that a value may have."""
     kind, args = get_origin(hint), get_args(hint)
-    if len(members := alternatives(hint)) > 1:
+    if len(members := list_alternatives(hint)) > 1:
         for member in members:
-            yield from _branches(member)
+            yield from _iterate_branches(member)
     elif kind is Annotated:
-        listed = [list(bound(item)) for item in conditions(hint) if isinstance(item, OneOf)]
-        limits = {_KEYWORDS[type(item)]: bound(item) for item in conditions(hint) if type(item) in _KEYWORDS}
-        yield from ({"enum": listed[0]} if listed else {**branch, **limits} for branch in _branches(args[0]))
+        listed = [list(get_bound(item)) for item in list_conditions(hint) if isinstance(item, OneOf)]
+        limits = {_KEYWORDS[type(item)]: get_bound(item) for item in list_conditions(hint) if type(item) in _KEYWORDS}
+        yield from ({"enum": listed[0]} if listed else {**branch, **limits} for branch in _iterate_branches(args[0]))
     elif kind is Literal:
         yield {"enum": list(args)}
     elif isinstance(hint, type) and issubclass(hint, Enum):
         yield {"enum": [member.value for member in hint]}
     elif (kind or hint) in (list, tuple, set, frozenset):
-        yield {"type": "array", **_items(args)}
+        yield {"type": "array", **_make_items(args)}
     elif (kind or hint) is dict:
-        yield {"type": "object", "additionalProperties": _join_branches([*_branches(args[1] if args else Any)])}
+        yield {"type": "object", "additionalProperties": _join_branches([*_iterate_branches(args[1] if args else Any)])}
     else:
         yield {"type": _TYPES[hint]} if hint in _TYPES else {}
 
 
-def _items(args: tuple[Any, ...]) -> dict[str, Any]:
-    inner = [_join_branches([*_branches(arg)]) for arg in args if arg is not Ellipsis]
+def _make_items(args: tuple[Any, ...]) -> dict[str, Any]:
+    inner = [_join_branches([*_iterate_branches(arg)]) for arg in args if arg is not Ellipsis]
     if len(inner) < 2:
         return {"items": inner[0]} if inner else {}
     return {"prefixItems": inner, "minItems": len(inner), "maxItems": len(inner)}

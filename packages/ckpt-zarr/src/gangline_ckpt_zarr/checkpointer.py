@@ -20,7 +20,7 @@ from gangline_ckpt_zarr.load.shards import load
 from gangline_ckpt_zarr.notes import Notes
 from gangline_ckpt_zarr.save.buffers import Buffers
 from gangline_ckpt_zarr.save.durable import DurableCopies, DurableCopy
-from gangline_ckpt_zarr.save.interval import Interval, observed_mtbf
+from gangline_ckpt_zarr.save.interval import Interval, measure_mtbf
 from gangline_ckpt_zarr.save.staged import StagedDelivery
 from gangline_ckpt_zarr.save.task import SaveTask
 from gangline_ckpt_zarr.save.transfer import fair
@@ -58,7 +58,7 @@ class ZarrCheckpointer(Checkpointer):
         self._writer, self._copier = WriterClient(), WriterClient()
         self.copies = DurableCopies()
         self._buffers = Buffers(self.memory, self._writer)
-        mtbf = observed_mtbf(self._run_dir) if config.mtbf_hours is None else config.mtbf_hours * 3600
+        mtbf = measure_mtbf(self._run_dir) if config.mtbf_hours is None else config.mtbf_hours * 3600
         self._interval = Interval(mtbf) if config.every == "auto" else None
 
     @property
@@ -67,7 +67,7 @@ class ZarrCheckpointer(Checkpointer):
 
     # --- when --------------------------------------------------------------------------------------------------------
 
-    def due(self, step: int, seconds: float, every: str | int | None) -> SaveRequest | None:
+    def get_due_save(self, step: int, seconds: float, every: str | int | None) -> SaveRequest | None:
         """The tiers that are due, too; every tier after the last step, where the run saves then.
 
         Where memory has every step, people are told of one when it is there: a kill takes the run back no further.
@@ -86,7 +86,7 @@ class ZarrCheckpointer(Checkpointer):
     def _is_near_due(self, step: int, seconds: float, every: str | int | None) -> bool:
         """With `auto` rank 0 decides: only its clock counts."""
         if self._interval is None:
-            return super().due(step, seconds, every) is not None
+            return super().get_due_save(step, seconds, every) is not None
         saving = self._newest is not None and self._newest.state is SaveState.WRITING
         return self._interval.due(seconds, saving, copying=bool(self.copies.sources())) and _rank() == 0
 
@@ -118,7 +118,7 @@ class ZarrCheckpointer(Checkpointer):
         seconds = time.perf_counter() - start
         self._newest = SaveHandle(task.id, seconds, delivery.done, copy.done, delivery.progress_of_all)
         if self._interval is not None and self.disk in task.wanted:  # a copy in memory outlives no machine
-            self._interval.saved(seconds)
+            self._interval.note_save(seconds)
         return self._newest
 
     def _wait(self) -> None:
@@ -164,21 +164,21 @@ class ZarrCheckpointer(Checkpointer):
                 self._notes.add(f"{tier.store.url} cannot be read: {describe_error(error)}; going by the nearer tiers")
         return sorted(found)
 
-    def lasts(self, id: CheckpointId) -> bool:
+    def is_lasting(self, id: CheckpointId) -> bool:
         """Whether it is anywhere but in memory."""
         return any(tier.has(id) for tier in self.tiers if tier is not self.memory)
 
-    def notices(self) -> Sequence[str]:
+    def take_notices(self) -> Sequence[str]:
         trouble = "" if self.memory is None else self.memory.trouble()
         if trouble and trouble != self._trouble:
             self._trouble = trouble
             self._notes.add(trouble)
         return self._notes.take()
 
-    def document(self, id: CheckpointId) -> dict[str, Any]:
+    def read_document(self, id: CheckpointId) -> dict[str, Any]:
         return self.metas(id)[0][1].document
 
-    def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
+    def read_shapes(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
         return self.metas(id)[0][1].shapes
 
     def metas(self, id: CheckpointId) -> Sequence[tuple[Tier, Meta]]:

@@ -33,7 +33,7 @@ class ZarrCheckpoint(CheckpointConfig):
     mtbf_hours: PositiveFloat | None = None  # mean time between failures, for every=auto; null: as seen, 24 at first
     deadline_seconds: PositiveFloat = 600.0  # how long a store may fail or stay silent before a save is given up
 
-    def sidecars(self, run: Run) -> list[Sidecar]:
+    def list_sidecars(self, run: Run) -> list[Sidecar]:
         """What keeps the machine's memory tier while workers come and go."""
         if self.memory_every is None:
             return []

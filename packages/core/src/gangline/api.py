@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from gangline.config.check import check
 from gangline.config.schema import Run
 from gangline.errors import UserError
-from gangline.launch.base import preparation
+from gangline.launch.base import get_preparation
 from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
 
@@ -71,7 +71,7 @@ def launch(directory: RunDirectory) -> int:
     keeps the configuration that it had.
     """
     run = directory.run()
-    if not run.launch.here and (ready := preparation()):
+    if not run.launch.here and (ready := get_preparation()):
         ready.stop()
     try:
         return registry.build(run.launch, run).launch(directory)

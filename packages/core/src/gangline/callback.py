@@ -10,7 +10,7 @@ from abc import ABC
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gangline.shard import dtype_name, model_array, parameter_of
+from gangline.shard import name_dtype, name_model_array, parse_parameter
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         """Return the arrays `<place>/...` that this rank holds. `allocate_like` makes some sharded like the weights."""
         return ()
 
-    def first_values(self, shards: Sequence[Shard], weights: Sequence[Shard]) -> None:
+    def fill_first_values(self, shards: Sequence[Shard], weights: Sequence[Shard]) -> None:
         """Fill the arrays that no checkpoint fills: all in a new run, those that the checkpoint lacks on a resume.
 
         weights: this rank's `model/...` arrays as they are now. Unless overridden, an array `<place>/.../<parameter>`
@@ -141,14 +141,14 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
 def allocate_like(runtime: Runtime, prefix: str, dtype: torch.dtype | None = None) -> tuple[Registry, list[Shard]]:
     """Allocate an array `<prefix>/<parameter>` for every trained parameter, sharded like it: (registry, shards).
 
-    Their values are not set: `Callback.first_values` does that. dtype: None for that of the parameters.
+    Their values are not set: `Callback.fill_first_values` does that. dtype: None for that of the parameters.
     """
     import torch
 
     from gangline.shard import Shard
 
-    name = None if dtype is None else dtype_name(dtype)
-    registry = runtime.registry.like(prefix, [model_array(parameter) for parameter in runtime.names()], name)
+    name = None if dtype is None else name_dtype(dtype)
+    registry = runtime.registry.add_like(prefix, [name_model_array(parameter) for parameter in runtime.names()], name)
     shards = []
     for named in runtime.parameters():
         for piece in named.pieces:
@@ -162,7 +162,7 @@ def start_from_weights(shards: Iterable[Shard], weights: Iterable[Shard]) -> Non
     """Give each array whose name ends with a parameter's the values of that parameter, where it has the same box."""
     import torch
 
-    held = {(parameter_of(weight.name), weight.box): weight.local for weight in weights}
+    held = {(parse_parameter(weight.name), weight.box): weight.local for weight in weights}
     with torch.no_grad():
         for shard in shards:
             if (weight := held.get((shard.name.rpartition("/")[2], shard.box))) is not None:

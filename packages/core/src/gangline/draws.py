@@ -1,6 +1,6 @@
 """Counter-based random numbers: a function of their key alone, so that no layout can change them.
 
-Two generators: `uniforms` hashes integer tensors on whatever device they lie (dropout, jitter), and `fill` draws
+Two generators: `draw_uniforms` hashes integer tensors on whatever device they lie (dropout, jitter), and `fill` draws
 weights in fixed blocks of rows, on the CPU, from Philox (Salmon et al., SC 2011) keyed by (seed, name, block).
 """
 
@@ -21,7 +21,7 @@ _GOLDEN, _MIX1, _MIX2 = (
 )
 
 
-def key_of(*parts: object) -> int:
+def make_key(*parts: object) -> int:
     """A signed 64-bit key of any printable parts."""
     digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
@@ -39,10 +39,10 @@ def mix_bits(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
-def uniforms(seed: int, step: int, *coordinates: Tensor | str) -> Tensor:
+def draw_uniforms(seed: int, step: int, *coordinates: Tensor | str) -> Tensor:
     """Uniforms in [0, 1), float32 with 24 random bits, of the broadcast shape of the int64 tensors in `coordinates`."""
     site = [part for part in coordinates if isinstance(part, str)]
-    state: Tensor | int = key_of(seed, step, *site)
+    state: Tensor | int = make_key(seed, step, *site)
     for part in coordinates:
         if not isinstance(part, str):
             state = mix_bits(part.to(torch.int64) + state + _GOLDEN)
@@ -75,7 +75,7 @@ def fill(
         return
     width, lead = (shape[-1], shape[:-1]) if shape else (1, ())
     columns = slice(offset[-1], offset[-1] + out.shape[-1]) if shape else slice(0, 1)
-    rows = _rows(offset[:-1], tuple(out.shape[:-1]), lead)
+    rows = _number_rows(offset[:-1], tuple(out.shape[:-1]), lead)
     total = math.prod(lead)
     flat = out.detach().reshape(len(rows), columns.stop - columns.start)
     blocks, starts = np.unique(rows // BLOCK_ROWS, return_index=True)
@@ -83,7 +83,7 @@ def fill(
     def draw(block: int, start: int, stop: int) -> None:
         first = block * BLOCK_ROWS
         count = min(BLOCK_ROWS, total - first)
-        generator = np.random.Generator(np.random.Philox(key=key_of(seed, name, block) & ((1 << 64) - 1)))
+        generator = np.random.Generator(np.random.Philox(key=make_key(seed, name, block) & ((1 << 64) - 1)))
         if distribution == "normal":
             drawn = generator.standard_normal((count, width), dtype=np.float32)
         else:
@@ -109,7 +109,7 @@ def fill(
         out.detach().copy_(flat.view(out.shape))
 
 
-def _rows(offset: tuple[int, ...], local: tuple[int, ...], lead: tuple[int, ...]) -> np.ndarray:
+def _number_rows(offset: tuple[int, ...], local: tuple[int, ...], lead: tuple[int, ...]) -> np.ndarray:
     """Global numbers, ascending, of the rows of a box: its leading dims flattened as those of the whole are."""
     rows = np.zeros(1, np.int64)
     for start, length, whole in zip(offset, local, lead, strict=True):

@@ -26,7 +26,7 @@ class Problem:
     why: str = ""  # the reason
     mend: str = ""  # the command or setting that makes it work
 
-    def details(self) -> list[str]:
+    def format_details(self) -> list[str]:
         """Return the lines below `what`."""
         return [*self.why.splitlines(), *self.mend.splitlines()]
 
@@ -49,23 +49,23 @@ class UserError(Exception):
         """One error that shows every problem found, numbered where there are several."""
         found = list(problems)
         if len(found) == 1:
-            return cls(found[0].what, *found[0].details())
+            return cls(found[0].what, *found[0].format_details())
         lines = []
         for number, problem in enumerate(found, 1):
-            lines += [f"{number}. {problem.what}", *(f"   {line}" for line in problem.details())]
+            lines += [f"{number}. {problem.what}", *(f"   {line}" for line in problem.format_details())]
         return cls(f"{len(found)} things cannot work:", *lines)
 
-    def problem(self) -> Problem:
+    def to_problem(self) -> Problem:
         """The same as one problem among others."""
         return Problem(self.what, "\n".join(self.details))
 
 
-def printable(text: str) -> str:
+def escape_controls(text: str) -> str:
     """The text with its control characters escaped, line breaks excepted: text of a file may not steer a terminal."""
-    return "".join(repr(sign)[1:-1] if _steers(sign) else sign for sign in text)
+    return "".join(repr(sign)[1:-1] if _is_control(sign) else sign for sign in text)
 
 
-def _steers(sign: str) -> bool:
+def _is_control(sign: str) -> bool:
     return sign not in "\n\t" and unicodedata.category(sign) in ("Cc", "Cf", "Cs")
 
 

@@ -61,8 +61,8 @@ class Bucket:
     layout  the bucket's layout
     flat    (size,) this rank's gradients, in the dtype in which the precision sums them. They may be overwritten. They
             still carry the loss scale of `precision=fp16`, and are inf or nan in a step that overflows
-    kept    the arrays that `GradientReduction.arrays` named, to be changed in place: in the dtype and on the device of
-            `flat`, zero before the first step and where a checkpoint has none for this layout
+    kept    the arrays that `GradientReduction.get_array_shapes` named, to be changed in place: in the dtype and on the
+            device of `flat`, zero before the first step and where a checkpoint has none for this layout
     step    number of the step, from 0: one less than in the step's record. It continues on a resume, so a warm-up is
             `step < n`. A strategy that cannot keep all gradients (zero=2 and 3) sums a bucket after each microbatch,
             so several times in a step
@@ -87,7 +87,7 @@ class GradientReduction(ABC):
     in the same layout continues to the bit. Random numbers are a function of the run's seed, the step and a name.
     """
 
-    def arrays(self, layout: BucketLayout) -> Mapping[str, tuple[int, ...]]:
+    def get_array_shapes(self, layout: BucketLayout) -> Mapping[str, tuple[int, ...]]:
         """Return name -> shape of what this rank keeps of a bucket between steps: an error, a basis.
 
         A pure function of the layout: it is called for buckets of other ranks too. The arrays are saved with the run

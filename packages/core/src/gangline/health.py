@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.callback import Callback
 from gangline.errors import RAISED
-from gangline.pulse.write import current
+from gangline.pulse.write import get_current
 
 if TYPE_CHECKING:
     from gangline.comm.base import Comm
@@ -200,7 +200,7 @@ def run_within(part: str) -> Iterator[None]:
 
     The next starts of the job ask the check to do without it (`HealthCheck.leave_out`).
     """
-    pulse = current()
+    pulse = get_current()
     check = pulse.call("")
     pulse.call(f"{check}/{part}")
     try:
@@ -219,7 +219,7 @@ def decide(agreed: Agreed, responses: Sequence[Order]) -> Order:
     Exclusions of other orders are added to it, and their change of the learning rate if the strongest has none.
     """
     answered = {kind for order in responses for kind in order.kinds}
-    orders = [*responses, playbook(agreed.verdicts, answered)]
+    orders = [*responses, decide_order(agreed.verdicts, answered)]
     strongest = max(orders, key=lambda order: order.action)
     for order in orders:
         if order is not strongest and (order.cuts or order.exclude):
@@ -230,7 +230,7 @@ def decide(agreed: Agreed, responses: Sequence[Order]) -> Order:
     return strongest
 
 
-def playbook(verdicts: Iterable[Verdict], answered: Iterable[str] = ()) -> Order:
+def decide_order(verdicts: Iterable[Verdict], answered: Iterable[str] = ()) -> Order:
     """Return the order that core takes by itself: the strongest suggestion left after overrides and answers."""
     found, answered = list(verdicts), set(answered)
     overridden = answered.union(*(verdict.overrides for verdict in found))

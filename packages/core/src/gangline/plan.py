@@ -1,7 +1,7 @@
 """How a model may be sharded: torch-free data, next to the model's configuration.
 
-A strategy reads only the plan of a model; a model knows nothing of ranks. `colwise` and `rowwise` have the meaning that
-they have in transformers' `base_model_tp_plan`.
+A strategy reads only the plan of a model; a model knows nothing of ranks. `cut_colwise` and `cut_rowwise` mean what
+colwise and rowwise mean in transformers' `base_model_tp_plan`.
 
 Patterns are dotted module or parameter names in which `*` stands for one component:
 ``blocks.*.attention.wq`` matches ``blocks.0.attention.wq`` and, as a module pattern, every parameter in it.
@@ -27,27 +27,27 @@ SCALES = ".scales"  # end of the names of scales, which are stored next to codes
 
 
 @lru_cache(maxsize=4096)
-def _regex(pattern: str) -> re.Pattern[str]:
+def _compile_regex(pattern: str) -> re.Pattern[str]:
     return re.compile("(" + re.escape(pattern).replace(r"\*", r"[^.]+") + r")(\..+)?")
 
 
 def matches(pattern: str, name: str) -> bool:
     """Return whether `pattern` names `name` itself, or a module around it."""
-    return _regex(pattern).fullmatch(name) is not None
+    return _compile_regex(pattern).fullmatch(name) is not None
 
 
 def names(pattern: str, name: str) -> bool:
     """Return whether `pattern` names `name` itself, and not a module around it."""
-    found = _regex(pattern).fullmatch(name)
+    found = _compile_regex(pattern).fullmatch(name)
     return found is not None and found[2] is None
 
 
-def block_number(path: str) -> int:
+def parse_block_number(path: str) -> int:
     """Return the number of the block at `path`: the last number in it. Raises StopIteration if there is none."""
     return next(int(part) for part in reversed(path.split(".")) if part.isdecimal())
 
 
-def _specific(pattern: str) -> tuple[int, int]:
+def _rank_specificity(pattern: str) -> tuple[int, int]:
     return pattern.count("."), -pattern.count("*")
 
 
@@ -57,7 +57,7 @@ def choose_by_pattern(values: Mapping[str, V], name: str, default: V) -> V:
     The most specific pattern has most components; of these, the fewest stars.
     """
     found = [pattern for pattern in values if matches(pattern, name)]
-    return values[max(found, key=_specific)] if found else default
+    return values[max(found, key=_rank_specificity)] if found else default
 
 
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
@@ -77,7 +77,7 @@ def is_mapped(name: str, shape: Sequence[int]) -> bool:
 class Cut:
     """Parameters matching `pattern` may be sharded along tensor dim `dim` by mesh (or fold) axis `axis`.
 
-    `unit`: rows that stay together (the width of a head). `Plan.cuts_of` says which rule counts. A pattern of a module
+    `unit`: rows that stay together (the width of a head). `Plan.get_cuts` says which rule counts. A pattern of a module
     covers all parameters in it, also those that an edit adds there. Raises ValueError for a negative dim, a unit below
     1, and one dim cut by every axis.
     """
@@ -94,12 +94,12 @@ class Cut:
             raise ValueError(f"the cut of {self.pattern}: one dim cannot be cut by every axis; Cut.whole cuts none")
 
     @classmethod
-    def colwise(cls, pattern: str, unit: int = 1) -> Cut:
+    def cut_colwise(cls, pattern: str, unit: int = 1) -> Cut:
         """Y = X Wᵀ with W (out, in) cut along its outputs."""
         return cls(pattern, 0, "tp", unit)
 
     @classmethod
-    def rowwise(cls, pattern: str, unit: int = 1) -> Cut:
+    def cut_rowwise(cls, pattern: str, unit: int = 1) -> Cut:
         """Y = X Wᵀ with W (out, in) cut along its inputs: partial sums to be added."""
         return cls(pattern, 1, "tp", unit)
 
@@ -117,7 +117,7 @@ class Fold:
     size: int
     out_of: tuple[str, ...]
 
-    def ranks(self, mesh: Mesh, rank: int) -> list[int]:
+    def list_ranks(self, mesh: Mesh, rank: int) -> list[int]:
         """The ranks of the fold that `rank` is in, in order; itself alone where the mesh has none of the fold's axes.
 
         The ranks along those axes, in mesh order, are dealt out in runs of `size`: neighbours on the fastest axes make
@@ -125,16 +125,16 @@ class Fold:
         """
         joint, together = self._place(mesh, rank)
         first = joint - joint % self.size
-        return self._ranks_at(mesh, rank, range(first, min(first + self.size, together)))
+        return self._list_ranks_at(mesh, rank, range(first, min(first + self.size, together)))
 
-    def rest_ranks(self, mesh: Mesh, rank: int) -> list[int]:
-        """The ranks that have the same place in their folds as `rank`, in order. Raises ValueError as `ranks` does."""
+    def list_rest_ranks(self, mesh: Mesh, rank: int) -> list[int]:
+        """The ranks with the same place in their folds as `rank`, in order. Raises ValueError like `list_ranks`."""
         joint, together = self._place(mesh, rank)
-        return self._ranks_at(mesh, rank, range(joint % self.size, together, self.size))
+        return self._list_ranks_at(mesh, rank, range(joint % self.size, together, self.size))
 
     def _place(self, mesh: Mesh, rank: int) -> tuple[int, int]:
         """(the joint index of `rank` along the fold's axes, how many ranks are along them)."""
-        axes = self._axes(mesh)
+        axes = self._list_axes(mesh)
         together = mesh.size(*axes)
         if together > 1 and together % self.size:
             raise ValueError(
@@ -142,11 +142,11 @@ class Fold:
             )
         return mesh.index(mesh.coordinate(rank), axes), together
 
-    def _ranks_at(self, mesh: Mesh, rank: int, joints: Iterable[int]) -> list[int]:
-        axes, coordinate = self._axes(mesh), mesh.coordinate(rank)
+    def _list_ranks_at(self, mesh: Mesh, rank: int, joints: Iterable[int]) -> list[int]:
+        axes, coordinate = self._list_axes(mesh), mesh.coordinate(rank)
         return [mesh.rank({**coordinate, **mesh.coordinate_along(axes, joint)}) for joint in joints]
 
-    def _axes(self, mesh: Mesh) -> tuple[str, ...]:
+    def _list_axes(self, mesh: Mesh) -> tuple[str, ...]:
         return tuple(axis for axis in mesh.axes if axis in self.out_of)
 
 
@@ -223,8 +223,8 @@ class Seam:
       attention(q, k, v, document, position) -> out     q (B, H, T, C), k and v (B, K, T, C), after rotation
       loss(hidden, weight, targets, loss_mask) -> sum   hidden (B, T, D), weight (V, D), targets and loss_mask (B, T)
 
-    The node there says what the call computes (`Node.seams`), and a function or module that is put there says it in its
-    attribute `computes`. A strategy that puts its own call there must compute exactly that, or refuse.
+    The node there says what the call computes (`Node.get_seams`), and a function or module that is put there says it in
+    its attribute `computes`. A strategy that puts its own call there must compute exactly that, or refuse.
     """
 
     name: Literal["attention", "loss"]
@@ -260,13 +260,13 @@ class Plan:
                 return rule
         raise LookupError(f"the plan has no Init for parameter {name!r}")
 
-    def cuts_of(self, name: str, dims: int) -> dict[str, Cut]:
+    def get_cuts(self, name: str, dims: int) -> dict[str, Cut]:
         """Return axis -> how it cuts the parameter `name` of `dims` dims; an axis that is missing does not cut it.
 
         For each axis the first rule that matches decides, and no later one, also where it says `Cut.whole` or where the
         parameter lacks its dim (the bias of a rowwise layer). A tied parameter is cut as the one it is stored under.
         """
-        name, found = self.owner(name), dict[str, Cut]()
+        name, found = self.get_owner(name), dict[str, Cut]()
         for cut in self.cuts:
             if matches(cut.pattern, name):
                 if cut.axis == EVERY_AXIS:
@@ -280,16 +280,16 @@ class Plan:
         Of all patterns of `frozen` and `trained` that match, the most specific decides: the one of most components, of
         these the one with fewest stars. Where one of each kind is as specific, it is trained.
         """
-        name = self.owner(name)
+        name = self.get_owner(name)
         frozen, trained = (
-            max((_specific(pattern) for pattern in patterns if matches(pattern, name)), default=None)
+            max((_rank_specificity(pattern) for pattern in patterns if matches(pattern, name)), default=None)
             for patterns in (self.frozen, self.trained)
         )
         return frozen is not None and (trained is None or frozen > trained)
 
     def find_low_bit(self, name: str) -> LowBit | None:
         """Return how the parameter `name`, or the weight whose scales it is, is stored; None: as the precision says."""
-        name = self.owner(name)
+        name = self.get_owner(name)
         if self.is_scales(name):
             name = f"{name.removesuffix(SCALES)}.weight"
         return next((rule for rule in self.low_bit if matches(rule.pattern, name)), None)
@@ -301,10 +301,10 @@ class Plan:
         weight = f"{name.removesuffix(SCALES)}.weight"
         return any(rule.dtype == "int8" and matches(rule.pattern, weight) for rule in self.low_bit)
 
-    def dtype_of(self, name: str) -> str | None:
+    def get_dtype(self, name: str) -> str | None:
         """Return the dtype that the parameter `name` is stored in, whatever the precision; None: of master weights."""
         rule = self.find_low_bit(name)
-        return None if rule is None else "float32" if self.is_scales(self.owner(name)) else rule.dtype
+        return None if rule is None else "float32" if self.is_scales(self.get_owner(name)) else rule.dtype
 
     def computes_as_kept(self, name: str) -> bool:
         """Return whether modules compute with the parameter `name` as it is stored: in the master dtype or as codes."""
@@ -313,18 +313,18 @@ class Plan:
             rule is not None and rule.dtype == "int8"
         )
 
-    def emits_under(self, path: str) -> str:
+    def get_emit_path(self, path: str) -> str:
         """Return the path under which the module at `path` emits: that of the block around it; "" outside of blocks."""
         for pattern in (f"{self.blocks}.*", *self.head_blocks):
             if matches(pattern, path):
                 return ".".join(path.split(".")[: pattern.count(".") + 1])
         return ""
 
-    def blocks_in_head(self, paths: Iterable[str]) -> list[str]:
+    def list_blocks_in_head(self, paths: Iterable[str]) -> list[str]:
         """Return those of `paths` of modules (or nodes) that are blocks inside the head, in order."""
         return [path for path in paths if any(names(pattern, path) for pattern in self.head_blocks)]
 
-    def owner(self, name: str) -> str:
+    def get_owner(self, name: str) -> str:
         """Return the name that a parameter is stored under: its own, unless it is tied to another."""
         return dict(self.tied).get(name, name)
 

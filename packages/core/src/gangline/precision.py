@@ -31,7 +31,7 @@ class Precision(ABC):
         of them; without a gradient it may call `linear` as a bare product, and the two below in its backward pass.
         """
 
-    def grad_x(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    def compute_grad_x(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """The derivative of `linear` by x: dy (..., out) times w (out, in), in the compute dtype.
 
         For a strategy that runs the two halves of a backward pass at different times. A precision whose `linear` is
@@ -39,7 +39,7 @@ class Precision(ABC):
         """
         return dy.to(self.compute_dtype) @ w
 
-    def grad_w(self, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def compute_grad_w(self, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The derivative of `linear` by w: (out, in), summed over the leading dims of dy (..., out) and x (..., in)."""
         return dy.flatten(0, -2).to(self.compute_dtype).t() @ x.flatten(0, -2).to(self.compute_dtype)
 

@@ -56,10 +56,10 @@ class StepRecord:
 
     def to_json(self) -> str:
         """One line, floats in full precision. Not finite: a string ("nan"), for JSON has no such number."""
-        return json.dumps(plain(asdict(self)), allow_nan=False)
+        return json.dumps(to_plain(asdict(self)), allow_nan=False)
 
 
-def numbers(record: StepRecord) -> dict[str, float | list[float]]:
+def list_numbers(record: StepRecord) -> dict[str, float | list[float]]:
     """The curves of one record by tag."""
     found: dict[str, float | list[float]] = {
         "loss": record.loss,
@@ -91,7 +91,7 @@ def record_of(line: str | bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 
 
-def newest(lines: Iterable[dict[str, Any] | None]) -> tuple[list[dict[str, Any]], int]:
+def keep_newest(lines: Iterable[dict[str, Any] | None]) -> tuple[list[dict[str, Any]], int]:
     """(Of what the lines of a metrics.jsonl hold each step's newest record, in order; how many lines are missed.)
 
     The file is append-only. A step that comes again (the run went back, or was killed and went on) begins anew from
@@ -113,21 +113,21 @@ def newest(lines: Iterable[dict[str, Any] | None]) -> tuple[list[dict[str, Any]]
     return list(found.values()), len(missed)
 
 
-def read_records(path: str | Path, told: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
-    """`newest` of a file. `told` is told of lines that are missed."""
-    records, missed = newest(_lines(path))
-    _tell(path, missed, told)
+def read_records(path: str | Path, report: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
+    """`keep_newest` of a file. `report` is told of lines that are missed."""
+    records, missed = keep_newest(_iterate_lines(path))
+    _tell(path, missed, report)
     return records
 
 
-def read_every_record(path: str | Path, told: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
+def read_every_record(path: str | Path, report: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
     """The same with every record, also of steps that came again, as they were written."""
-    lines = [*_lines(path)]
-    _tell(path, newest(lines)[1], told)
+    lines = [*_iterate_lines(path)]
+    _tell(path, keep_newest(lines)[1], report)
     return [record for record in lines if record is not None]
 
 
-def _lines(path: str | Path) -> Iterator[dict[str, Any] | None]:
+def _iterate_lines(path: str | Path) -> Iterator[dict[str, Any] | None]:
     """The record that each line of a file holds. A last one without an end may be one that a living run is writing."""
     with open_regular(path) as file:
         for line in file:
@@ -147,12 +147,12 @@ def describe_missing(path: str | Path, lines: int) -> str:
     return f"{path} is damaged: {lines} {holds} no record of a step, and those steps are missing."
 
 
-def plain(value: object) -> object:
+def to_plain(value: object) -> object:
     """The same as JSON has it: floats that are not finite as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     return value

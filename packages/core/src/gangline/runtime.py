@@ -75,7 +75,7 @@ class ShardedParam:
 
 @dataclass(eq=False)
 class Job:
-    """The input from which a strategy builds a runtime.
+    """What a strategy builds a runtime from: a run laid out over ranks, as one rank sees it (not a job of a cluster).
 
     comms    process groups of this rank, with the device that it computes on
     finish   called with each block and its path when the block is cut: recomputation and compilation wrap it
@@ -98,9 +98,9 @@ class Job:
     @cached_property
     def model(self) -> nn.Module:
         """The modules of the whole model on the meta device: shapes, and no memory."""
-        from gangline.model.build import model_of
+        from gangline.model.build import build_model
 
-        return model_of(self.composed.tree, self.composed.plan)
+        return build_model(self.composed.tree, self.composed.plan)
 
     @cached_property
     def reduction(self) -> GradientReduction:
@@ -181,14 +181,14 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def score(self, batches: Sequence[Batch], each: int = 1) -> torch.Tensor:
+    def score(self, batches: Sequence[Batch], losses_per_sample: int = 1) -> torch.Tensor:
         """Return each sample's log-likelihood in nats, in global order, on all ranks: (n,) float64 on the host.
 
         Each rank passes its share, one sample a batch and as many samples as every other rank; a share is padded with
         samples whose `loss_mask` is empty, which score 0. The shares are joined in order of `data_coordinate`. Valid
-        targets are summed, in evaluation mode, without gradients. each: losses per sample. With 1
-        the result is (n,); otherwise the model returns (each,) for a sample, and the result is (n, each). Raises
-        ValueError, on all ranks, where the shares differ in length.
+        targets are summed, in evaluation mode, without gradients. losses_per_sample: with 1
+        the result is (n,); with more the model returns (losses_per_sample,) for a sample, and the result is
+        (n, losses_per_sample). Raises ValueError, on all ranks, where the shares differ in length.
         """
 
     def generate(
@@ -233,13 +233,13 @@ class Runtime(ABC):
     def map_matrices(
         self,
         function: Callable[[torch.Tensor, MatrixId], torch.Tensor],
-        given: Iterable[tuple[str, Sequence[torch.Tensor]]],
+        inputs: Iterable[tuple[str, Sequence[torch.Tensor]]],
     ) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
         """Map full matrices, each on one rank of the stage, by a function from ((m, n) tensor, id) to an (m, n) tensor.
 
-        given: names of parameters of two dims and more, each with tensors that are sharded like the parameter's pieces
+        inputs: names of parameters of two dims and more, each with tensors that are sharded like the parameter's pieces
         and have their dtype (gradients, a momentum); in a stack (3 dims and more) each matrix is mapped alone. Yields
-        the same names with pieces of the results. It consumes `given` lazily, some matrices ahead of what it yields.
+        the same names with pieces of the results. It consumes `inputs` lazily, some matrices ahead of what it yields.
 
         The runtime chooses the rank that maps a matrix, equal on all ranks. `function` is called once for each matrix,
         on one rank; its result may depend only on the matrix and on state that this rank stores for it. All ranks of
@@ -247,7 +247,7 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def matrix_owners(self, names: Sequence[str]) -> Mapping[MatrixId, int]:
+    def find_matrix_owners(self, names: Sequence[str]) -> Mapping[MatrixId, int]:
         """Return the global rank that maps each matrix of these parameters, of all stages: equal on all ranks.
 
         State of a matrix belongs on this rank: `map_matrices` calls `function` there, if each stage passes all of its

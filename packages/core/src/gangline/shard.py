@@ -26,13 +26,13 @@ ITEMSIZE = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "
 MODEL = "model"  # what names of the model's arrays begin with
 
 
-def model_array(parameter: str) -> str:
+def name_model_array(parameter: str) -> str:
     """The array that a parameter or buffer of the model is kept as."""
     return f"{MODEL}/{parameter}"
 
 
-def parameter_of(array: str) -> str:
-    """The inverse of `model_array`: the model's own name of the array."""
+def parse_parameter(array: str) -> str:
+    """The inverse of `name_model_array`: the model's own name of the array."""
     return array.removeprefix(f"{MODEL}/")
 
 
@@ -41,12 +41,12 @@ def is_of_model(array: str) -> bool:
     return array.startswith(f"{MODEL}/")
 
 
-def dtype_name(dtype: torch.dtype) -> str:
+def name_dtype(dtype: torch.dtype) -> str:
     """Return the registry's name of a dtype: "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
-def itemsize(dtype: str) -> int:
+def get_itemsize(dtype: str) -> int:
     """Bytes of one element; one byte where the name is not listed (bool, uint8, float8)."""
     return ITEMSIZE.get(dtype, 1)
 
@@ -71,7 +71,7 @@ class Box:
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(start, stop) for start, stop in self.limits)
 
-    def overlap(self, other: Box) -> Box | None:
+    def intersect(self, other: Box) -> Box | None:
         """The part both have, in global coordinates."""
         start = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
         stop = tuple(
@@ -81,7 +81,7 @@ class Box:
             return None
         return Box(start, tuple(b - a for a, b in zip(start, stop, strict=True)))
 
-    def slices_within(self, outer: Box) -> tuple[slice, ...]:
+    def slice_within(self, outer: Box) -> tuple[slice, ...]:
         """Where this box lies in a tensor that holds `outer`."""
         return tuple(
             slice(start - base, start - base + length)
@@ -155,13 +155,13 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        return prod(self.shape) * itemsize(self.dtype)
+        return prod(self.shape) * get_itemsize(self.dtype)
 
     @property
     def cut_axes(self) -> tuple[str, ...]:
         return tuple(axis for division in self.divisions for axis in division.axes)
 
-    def boundaries(self) -> tuple[tuple[int, ...], ...]:
+    def list_boundaries(self) -> tuple[tuple[int, ...], ...]:
         """Every boundary along each dim, both ends included."""
         found = [{0, length} for length in self.shape]
         for division in self.divisions:
@@ -173,7 +173,7 @@ class Layout:
                     found[dim].update((start, start + length))
         return tuple(tuple(sorted(dim)) for dim in found)
 
-    def boxes(self, parts: Sequence[int]) -> list[Box]:
+    def list_boxes(self, parts: Sequence[int]) -> list[Box]:
         """The boxes of the holder of these parts, one part for each division."""
         boxes, earlier = [Box((0,) * len(self.shape), self.shape)], 0
         for division, part in zip(self.divisions, parts, strict=True):
@@ -182,7 +182,7 @@ class Layout:
             if stop <= start:
                 return []
             if division.rows:
-                boxes = _rows_of(boxes, start, stop)
+                boxes = _take_rows(boxes, start, stop)
             else:
                 boxes = [cut for box in boxes if (cut := _cut_along(box, division.dim, start, stop)) is not None]
             earlier = earlier * division.parts + part
@@ -191,7 +191,7 @@ class Layout:
     def iterate_boxes(self) -> Iterator[tuple[tuple[int, ...], Box]]:
         """Every box of the array with the parts of its holders, in order."""
         for parts in product(*(range(division.parts) for division in self.divisions)):
-            for box in self.boxes(parts):
+            for box in self.list_boxes(parts):
                 yield parts, box
 
 
@@ -200,21 +200,21 @@ def _cut_along(box: Box, dim: int, start: int, stop: int) -> Box | None:
     wanted = Box(
         box.offset[:dim] + (start,) + box.offset[dim + 1 :], box.shape[:dim] + (stop - start,) + box.shape[dim + 1 :]
     )
-    return box.overlap(wanted)
+    return box.intersect(wanted)
 
 
-def _rows_of(boxes: list[Box], start: int, stop: int) -> list[Box]:
+def _take_rows(boxes: list[Box], start: int, stop: int) -> list[Box]:
     """Rows `start` to `stop` of `boxes`, numbered through all of them; rows past the last are padding."""
     found: list[Box] = []
     for box in boxes:
         rows = prod(box.shape[:-1])
         if max(start, 0) < min(stop, rows):
-            found += _row_range(box, max(start, 0), min(stop, rows))
+            found += _cut_rows(box, max(start, 0), min(stop, rows))
         start, stop = start - rows, stop - rows
     return found
 
 
-def _row_range(box: Box, start: int, stop: int) -> list[Box]:
+def _cut_rows(box: Box, start: int, stop: int) -> list[Box]:
     """Rows `start` to `stop` > `start` of `box`, its leading dims flattened, as the fewest boxes in order."""
     if len(box.shape) <= 1:
         return [box]
@@ -225,18 +225,19 @@ def _row_range(box: Box, start: int, stop: int) -> list[Box]:
     first, last = -(-start // row), stop // row
     if first > last:  # within one matrix of the stack
         return [
-            _lead(box, start // row, inner) for inner in _row_range(_inner(box), start % row, stop - start // row * row)
+            _lead(box, start // row, inner)
+            for inner in _cut_rows(_drop_outer(box), start % row, stop - start // row * row)
         ]
     if start % row:
-        boxes += [_lead(box, start // row, inner) for inner in _row_range(_inner(box), start % row, row)]
+        boxes += [_lead(box, start // row, inner) for inner in _cut_rows(_drop_outer(box), start % row, row)]
     if last > first:
         boxes.append(Box((box.offset[0] + first, *box.offset[1:]), (last - first, *box.shape[1:])))
     if stop % row:
-        boxes += [_lead(box, last, inner) for inner in _row_range(_inner(box), 0, stop % row)]
+        boxes += [_lead(box, last, inner) for inner in _cut_rows(_drop_outer(box), 0, stop % row)]
     return boxes
 
 
-def _inner(box: Box) -> Box:
+def _drop_outer(box: Box) -> Box:
     return Box(box.offset[1:], box.shape[1:])
 
 
@@ -308,7 +309,7 @@ class Places:
         return found | self.mesh.coordinate_along(self.free, replica)
 
 
-def primary_replica(layout: Layout, parts: Sequence[int], writers: int) -> int:
+def find_primary_replica(layout: Layout, parts: Sequence[int], writers: int) -> int:
     """The number of the replica that writes a part: spread over the first `Places.writers`."""
     return (layout.turn + sum(parts)) % writers
 
@@ -354,7 +355,7 @@ class Registry:
             raise ValueError(f"two layouts for the same arrays: {', '.join(clash)}")
         return Registry(self.mesh, {**self.layouts, **other.layouts})
 
-    def like(self, prefix: str, names: Iterable[str], dtype: str | None = None) -> Registry:
+    def add_like(self, prefix: str, names: Iterable[str], dtype: str | None = None) -> Registry:
         """Arrays `prefix/<rest>` with the boxes of `model/<rest>`, for each of `names` (given as ``model/<rest>``)."""
         made = {}
         for name in names:
@@ -362,7 +363,7 @@ class Registry:
             made[f"{prefix}/{name.split('/', 1)[1]}"] = replace(layout, dtype=dtype or layout.dtype)
         return Registry(self.mesh, made)
 
-    def boxes(self, name: str) -> list[Box]:
+    def list_boxes(self, name: str) -> list[Box]:
         """All primary boxes of an array, in order: they tile it."""
         return [box for _, box in self[name].iterate_boxes()]
 
@@ -373,26 +374,26 @@ class Registry:
             return []
         places = Places(self.mesh, layout)
         parts, replica = places.of(coordinate)
-        primary = replica == primary_replica(layout, parts, places.writers)
-        return [(box, primary) for box in layout.boxes(parts)]
+        primary = replica == find_primary_replica(layout, parts, places.writers)
+        return [(box, primary) for box in layout.list_boxes(parts)]
 
-    def holders(self, name: str, box: Box) -> list[int]:
+    def find_holders(self, name: str, box: Box) -> list[int]:
         """The global ranks that hold all of a primary box, the primary first. Raises LookupError for any other box."""
         layout = self[name]
         parts = next((parts for parts, held in layout.iterate_boxes() if held == box), None)
         if parts is None:
             raise LookupError(f"{name} has no box {box}")
-        return self._holders(layout, Places(self.mesh, layout), parts)
+        return self._find_holders(layout, Places(self.mesh, layout), parts)
 
     def iterate_held(self, name: str) -> Iterator[tuple[Box, list[int]]]:
-        """Every primary box of an array with its holders, as `boxes` and `holders` say them."""
+        """Every primary box of an array with its holders, as `boxes` and `find_holders` say them."""
         layout = self[name]
         places = Places(self.mesh, layout)
-        return ((box, self._holders(layout, places, parts)) for parts, box in layout.iterate_boxes())
+        return ((box, self._find_holders(layout, places, parts)) for parts, box in layout.iterate_boxes())
 
-    def _holders(self, layout: Layout, places: Places, parts: Sequence[int]) -> list[int]:
+    def _find_holders(self, layout: Layout, places: Places, parts: Sequence[int]) -> list[int]:
         ranks = [self.mesh.rank(places.coordinate(parts, replica)) for replica in range(places.replicas)]
-        primary = ranks.pop(primary_replica(layout, parts, places.writers))
+        primary = ranks.pop(find_primary_replica(layout, parts, places.writers))
         return [primary, *sorted(ranks)]
 
     @cached_property

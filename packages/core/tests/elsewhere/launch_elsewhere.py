@@ -23,8 +23,8 @@ class Elsewhere(LaunchConfig):
     refuse: bool = False
     lose: bool = False  # sight of the job, after it was submitted
 
-    def world(self, run: Run) -> int:
-        return self.processes or run.parallel.world(self.gpus)
+    def count_ranks(self, run: Run) -> int:
+        return self.processes or run.parallel.count_ranks(self.gpus)
 
 
 class ElsewhereLauncher(Launcher):

@@ -30,8 +30,8 @@ class Around(ParallelConfig):
     inner: ParallelConfig = field(default_factory=Single)
     replicas: int = 1
 
-    def axes(self, world: int) -> dict[str, int]:
-        return self.inner.axes(world)
+    def size_axes(self, world: int) -> dict[str, int]:
+        return self.inner.size_axes(world)
 
 
 @hookimpl

@@ -37,11 +37,11 @@ class ArraysCheckpointer(Checkpointer):
         found = (CheckpointId.parse(path.stem) for path in self.folder.glob("step-*.npz"))
         return sorted(id for id in found if id is not None)
 
-    def document(self, id):
+    def read_document(self, id):
         with np.load(self._file(id)) as file:
             return json.loads(str(file["document"]))
 
-    def arrays(self, id):
+    def read_shapes(self, id):
         with np.load(self._file(id)) as file:
             return {name: file[name].shape for name in file.files if name != "document"}
 

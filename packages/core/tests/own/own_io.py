@@ -24,10 +24,10 @@ class StepsSource(DataSource):
         draws = np.random.default_rng((self.seed, self.split == "train", i)).integers(1, 3, self.tokens)
         return {"tokens": np.cumsum(draws) % self.modulus}
 
-    def length(self):
+    def count_samples(self):
         return 64
 
-    def fingerprint(self):
+    def compute_fingerprint(self):
         return f"steps-{self.modulus}-{self.tokens}-{self.seed}-{self.split}"
 
 

@@ -32,10 +32,10 @@ class TableNode(Node):
     module: ClassVar[str] = "own_runtime:Table"
     vocab_size: int
 
-    def shapes(self):
+    def get_shapes(self):
         return {"weight": (self.vocab_size, self.vocab_size)}
 
-    def flops(self, sequence_length):
+    def count_flops(self, sequence_length):
         return 0  # a row is looked up
 
 
@@ -51,7 +51,7 @@ def table(config, run):
 
 @dataclass
 class Alone(ParallelConfig):
-    def world(self, gpus):
+    def count_ranks(self, gpus):
         return 1
 
 

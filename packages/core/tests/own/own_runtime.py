@@ -57,7 +57,7 @@ class AloneRuntime(Runtime):
         return sum(losses), sum(int(batch.loss_mask.sum()) for batch in microbatches)
 
     @torch.no_grad()
-    def score(self, batches, each=1):
+    def score(self, batches, losses_per_sample=1):
         return -torch.stack([self.model(batch) for batch in batches]).double()
 
     def clip(self, max_norm):
@@ -69,10 +69,10 @@ class AloneRuntime(Runtime):
     def parameters(self):
         return [ShardedParam("weight", self.shard.global_shape, (ParamShard(self.model.weight, self.shard),))]
 
-    def map_matrices(self, function, given):
+    def map_matrices(self, function, inputs):
         raise NotImplementedError("descent maps no matrices")
 
-    def matrix_owners(self, names):
+    def find_matrix_owners(self, names):
         return {}
 
     def shards(self):

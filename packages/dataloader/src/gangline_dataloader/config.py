@@ -53,24 +53,28 @@ class SequenceConfig(DataConfig, ABC):
     def paths(self) -> list[str]:
         """The stores that are named."""
 
-    def codec(self, run: Run) -> TextCodec | None:
+    def build_codec(self, run: Run) -> TextCodec | None:
         from gangline_dataloader.sources.codec import codec, stores_of
 
         return next((codec(store) for store in stores_of(self)), None)
 
-    def chat_template(self, run: Run) -> ChatTemplate | None:
+    def build_chat_template(self, run: Run) -> ChatTemplate | None:
         from gangline_dataloader.sources.codec import stores_of, template
 
         return template(stores_of(self))
 
     def export_files(self, run: Run) -> dict[str, bytes]:
         from gangline_basics.data.codec import TokenizerCodec
-        from gangline_basics.data.tokenizer_files import tokenizer_files
+        from gangline_basics.data.tokenizer_files import read_tokenizer_files
 
-        codec = self.codec(run)
-        return tokenizer_files(codec.path, run.model.weights_directory()) if isinstance(codec, TokenizerCodec) else {}
+        codec = self.build_codec(run)
+        return (
+            read_tokenizer_files(codec.path, run.model.get_weights_directory())
+            if isinstance(codec, TokenizerCodec)
+            else {}
+        )
 
-    def notices(self, run: Run) -> list[str]:
+    def list_notices(self, run: Run) -> list[str]:
         from gangline_dataloader.sources.codec import old_masks, report_glued_texts, report_unused_fraction, stores_of
 
         stores = stores_of(self)
@@ -128,7 +132,7 @@ class TokensConfig(SequenceConfig):
         try:
             manifest = read(self.path)
         except UserError as error:
-            return [error.problem()]
+            return [error.to_problem()]
         problems = self._check_sequences(run)
         problems += self._check_vocabulary(run, manifest.vocab_size)
         if manifest.tokens <= run.batch.sequence_length:
@@ -149,12 +153,12 @@ class TokensConfig(SequenceConfig):
         try:
             return missing(parts_of(self, run))
         except UserError as error:
-            return [error.problem()]
+            return [error.to_problem()]
 
     def _check_vocabulary(self, run: Run, needed: int) -> list[Problem]:
-        from gangline.data.vocabulary import vocabulary_problems
+        from gangline.data.vocabulary import find_vocabulary_problems
 
-        return vocabulary_problems(
+        return find_vocabulary_problems(
             run.model.vocab_size, needed, f"data.path={self.path}", f"Its tokenizer has {needed} tokens."
         )
 
@@ -169,7 +173,7 @@ class TokensConfig(SequenceConfig):
             span = None if self.order == "text" else self.shuffle_span  # the order of data=text has none
             check_room(parts, span, self.cache_bytes, run.batch.sequence_length)
         except UserError as error:
-            return [error.problem()]
+            return [error.to_problem()]
         return self._check_vocabulary(run, parts[0].store.vocab_size) or missing(parts)
 
     def _check_sequences(self, run: Run) -> list[Problem]:
@@ -183,7 +187,7 @@ class TokensConfig(SequenceConfig):
         try:
             parts_of(self, run)
         except UserError as error:
-            return [error.problem()]
+            return [error.to_problem()]
         return []
 
     def _check_foreign(self, run: Run) -> list[Problem]:
@@ -192,7 +196,7 @@ class TokensConfig(SequenceConfig):
         try:
             source = tokens(self, run, "train" if self is run.data else "validation")
         except UserError as error:
-            return [error.problem()]
+            return [error.to_problem()]
         if self.documents and source.stores[0].documents is None:
             what = f"data.documents=true: {self.path} does not say where documents end."
             return [Problem(what, "nanoGPT and llm.c keep tokens alone.", "data.documents=false")]

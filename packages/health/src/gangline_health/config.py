@@ -239,7 +239,7 @@ class WatchedHealth(HealthConfig):
             )
         return [*found, *(self.hangs.problems(run) if self.hangs.on else ())]
 
-    def sidecars(self, run: Run) -> list[Sidecar]:
+    def list_sidecars(self, run: Run) -> list[Sidecar]:
         found = []
         if self.hangs.on:
             watch = "gangline_health.hangs.watch:main"
@@ -258,7 +258,7 @@ class WatchedHealth(HealthConfig):
 
         return record_comms(comms)
 
-    def notices(self, run: Run) -> list[str]:
+    def list_notices(self, run: Run) -> list[str]:
         """Return what playbooks lack: options with an effect, a checkpoint to go back to, one that is old enough."""
         return [*self._report_ineffective(run), *self._report_no_checkpoint(run)]
 
@@ -290,7 +290,7 @@ class WatchedHealth(HealthConfig):
             for kind, playbook in self.playbooks.items()
             if kind in returns
         }
-        if self.corruption.on and "corruption" in returns and run.launch.world(run) > 1:
+        if self.corruption.on and "corruption" in returns and run.launch.count_ranks(run) > 1:
             wanted["health.on.corruption.every"] = self.corruption.every
         short = {place: steps for place, steps in wanted.items() if steps > every * kept}
         if not short:

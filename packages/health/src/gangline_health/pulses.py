@@ -12,7 +12,7 @@ from pathlib import Path
 from gangline.launch.guard import read_birth
 from gangline.pulse import layout
 from gangline.pulse.layout import OPERATIONS, PHASES
-from gangline.pulse.memory import list_pulses, owner_of
+from gangline.pulse.memory import list_pulses, parse_owner
 
 TRIES = 10_000
 
@@ -53,7 +53,7 @@ class Seen:
     begun: dict[tuple[str, tuple[int, ...] | None], int] = field(default_factory=dict)  # collectives of each group
     recent: tuple[Collective, ...] = ()  # oldest first
     spent: dict[str, float] = field(default_factory=dict)  # seconds of each phase since the start
-    lasted: dict[str, list[int]] = field(default_factory=dict)  # of each phase a histogram, see `layout.column`
+    lasted: dict[str, list[int]] = field(default_factory=dict)  # of each phase a histogram, see `layout.find_column`
     member: str = ""  # the callback or health check that has been called and has not returned: "health/on"
 
 
@@ -72,7 +72,7 @@ class PulseReader:
     @property
     def owner(self) -> int:
         """The process that started the rank, and watches over it."""
-        return owner_of(self.path)
+        return parse_owner(self.path)
 
     def current(self) -> bool:
         """Whether the file is still this one: a rank that is started again makes another."""

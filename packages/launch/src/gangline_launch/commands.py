@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from gangline import UserError
-from gangline.cli import notes_by
+from gangline.cli import make_notes
 from gangline.cli.verbs import run_verb
 from gangline.record import read_records
 from gangline.run.directory import RunDirectory
@@ -55,7 +55,7 @@ def status(run_dir: Path) -> int:
     job = jobs.job_of(run_dir)
     print(f"{job.scheduler} job {job.id}: {scheduler_of(job).state(job).line()}")
     metrics = run_dir / "metrics.jsonl"
-    records = read_records(metrics, notes_by("gangline launch status")) if metrics.exists() else []
+    records = read_records(metrics, make_notes("gangline launch status")) if metrics.exists() else []
     steps = RunDirectory.open(run_dir).run().steps
     if records:
         print(f"step {records[-1]['step']} of {steps}, loss {float(records[-1]['loss']):.4f}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from gangline import Problem, UserError
 from gangline.config import NonNegativeInt, OneOf, PositiveFloat, RunsCode
 from gangline_basics.launch.config import ElasticLaunch
-from gangline_basics.launch.nodes import fewest_and_most
+from gangline_basics.launch.nodes import parse_nodes
 from gangline_launch import fabric, setup
 from gangline_launch.fabric import FABRICS
 
@@ -40,39 +40,39 @@ class ClusterLaunch(ElasticLaunch, ABC):
     )  # bash before the agents ('module load cuda'); failure ends the job
     dry_run: bool = False  # print what would be submitted, and submit nothing
 
-    def seconds_to_stop(self) -> float | None:
+    def get_seconds_to_stop(self) -> float | None:
         return min(self.grace_seconds, max(1.0, (self.signal_seconds or self.grace_seconds) - STOP_SECONDS))
 
-    def max_nodes(self) -> int:
+    def count_max_nodes(self) -> int:
         """Those that train; spares come on top."""
-        return fewest_and_most(self.nodes)[1]
+        return parse_nodes(self.nodes)[1]
 
     def elastic_nodes(self) -> str:
         """`launch.nodes` of the agents."""
-        fewest, most = fewest_and_most(self.nodes)
+        fewest, most = parse_nodes(self.nodes)
         return f"{fewest}:{most + self.spares}"
 
-    def environment(self, run: Run) -> dict[str, str]:
+    def get_environment(self, run: Run) -> dict[str, str]:
         return fabric.variables(self.fabric)
 
     def survives(self) -> bool:
         """Whether the job can go on without one of its nodes."""
-        fewest, most = fewest_and_most(self.elastic_nodes())
+        fewest, most = parse_nodes(self.elastic_nodes())
         return fewest < most
 
     @abstractmethod
     def gpus(self, run: Run) -> int:
         """Of each node; none for a run on the CPU."""
 
-    def world(self, run: Run) -> int:
-        return self.processes or run.parallel.world(self.gpus(run) * self.max_nodes())
+    def count_ranks(self, run: Run) -> int:
+        return self.processes or run.parallel.count_ranks(self.gpus(run) * self.count_max_nodes())
 
     def check(self, run: Run) -> list[Problem]:
         """Numbers of nodes without sense, more ranks than a node has GPUs, a run directory where nodes cannot meet."""
         try:
-            fewest_and_most(self.nodes)
+            parse_nodes(self.nodes)
         except UserError as error:
-            return [error.problem()]
+            return [error.to_problem()]
         found = []
         if "://" in (run.job.dir or ""):
             why = "Nodes meet there, with locks and with files that are replaced whole; no object store has them."
@@ -82,9 +82,10 @@ class ClusterLaunch(ElasticLaunch, ABC):
             what = f"launch.agents={self.agents}: the scheduler starts one agent on each node."
             found.append(Problem(what, "", "Leave launch.agents out."))
         found += setup.problems(self.setup)
-        gpus, ranks = self.gpus(run), self.ranks_of_node(run)
+        gpus, ranks = self.gpus(run), self.count_ranks_of_node(run)
         if 0 < gpus < ranks:
-            what = f"launch.nodes={self.nodes}: {self.world(run)} processes are {ranks} a node, which has {gpus} GPUs."
-            mend = f"launch.processes={gpus * self.max_nodes()}, or more nodes."
+            world = self.count_ranks(run)
+            what = f"launch.nodes={self.nodes}: {world} processes are {ranks} a node, which has {gpus} GPUs."
+            mend = f"launch.processes={gpus * self.count_max_nodes()}, or more nodes."
             found.append(Problem(what, "Each process takes a GPU of its own.", mend))
         return found

@@ -38,8 +38,8 @@ def axes_by_tier(run: Run, run_dir: Path) -> list[str]:
     for number, place in enumerate(given.places):
         first, last = number * each, min(world, (number + 1) * each) - 1
         lines.append(f"  {place}: " + (f"ranks {first} to {last}" if first <= last else "waits as a spare"))
-    topology, mesh = given.topology(), Mesh.of(run.parallel.axes(world))
+    topology, mesh = given.build_topology(), Mesh.of(run.parallel.size_axes(world))
     for axis, size in mesh.sizes:
         if size > 1:
-            lines.append(f"  {axis} {size}: its ranks reach each other over the {topology.tier(mesh, axis)}")
+            lines.append(f"  {axis} {size}: its ranks reach each other over the {topology.find_tier(mesh, axis)}")
     return lines

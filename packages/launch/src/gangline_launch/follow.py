@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from gangline import UserError
-from gangline.launch.signals import default_requests
+from gangline.launch.signals import restore_handlers
 from gangline.run.ending import read_ending
 from gangline.storage.files import open_regular, read_regular
 from gangline_launch import job as jobs
@@ -65,7 +65,7 @@ class Detached(KeyboardInterrupt):
 @contextmanager
 def _detachable() -> Iterator[None]:
     """Raise Detached in the main thread on SIGTERM and SIGHUP, unless a program that calls gangline handles them."""
-    default_requests()
+    restore_handlers()
     ends = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) == signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():
         ends = []

@@ -39,7 +39,7 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
         forkserver.warm(OF_AN_AGENT, run)
         context = multiprocessing.get_context("forkserver")
         ready, tell = context.Pipe(duplex=False)
-        agent = context.Process(target=_enter, args=(target, args, os.getpid(), forkserver.loading(), tell))
+        agent = context.Process(target=_enter, args=(target, args, os.getpid(), forkserver.find_loaded(), tell))
         agent.start()  # returns once the server has loaded everything
         told.holds = True
         tell.close()
@@ -60,7 +60,7 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
     except (EOFError, OSError):
         if not (lost := forkserver.read_exit()):
             raise
-        print(f"train: {failures.server_lost(lost)}", file=sys.stderr, flush=True)
+        print(f"train: {failures.explain_lost_server(lost)}", file=sys.stderr, flush=True)
         return EXIT_FAILURE
     finally:
         for signum, handler in before.items():

@@ -64,7 +64,7 @@ def list_needed_paths(run: Run, run_dir: Path, code: bool = True) -> Iterator[tu
     the last line of the batch script, which queues the job again, runs outside of it.
     """
     yield "the run directory", str(run_dir)
-    for place, config in run.parts():
+    for place, config in run.iterate_parts():
         for name in config.file_options:
             value = getattr(config, name)
             listed = [value] if isinstance(value, str) else value if isinstance(value, list) else []

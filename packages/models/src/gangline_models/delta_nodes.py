@@ -22,7 +22,7 @@ class HeadNormNode(NormNode):
 
     heads: int
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Its input and one number of each head, and where the weight counts from 1 their sum."""
         heads = max(1, self.heads // sizes.size("tp"))
         kept = sizes.inner_tokens * heads * (self.dim * sizes.itemsize + sizes.master_itemsize)
@@ -33,7 +33,7 @@ class HeadNormNode(NormNode):
 class RecomputedNormNode(NormNode):
     """A norm in what a layer computes again in its backward pass."""
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Nothing."""
         return 0
 
@@ -48,13 +48,13 @@ class GatedAttentionNode(AttentionNode):
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         fit_linears(self, {"wq": (self.dim, 2 * q), "wk": (self.dim, kv), "wv": (self.dim, kv), "wo": (q, self.dim)})
 
-    def seams(self) -> Mapping[str, Call]:
-        return super().seams()
+    def get_seams(self) -> Mapping[str, Call]:
+        return super().get_seams()
 
-    def decodes(self) -> Decoding | None:
-        return super().decodes()
+    def get_decoding(self) -> Decoding | None:
+        return super().get_decoding()
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """x; queries and keys after rotation, values, the output and its log-sum-exp; the gate, which lies beside what
         the norm of queries keeps, what it becomes, and the gated output.
         """
@@ -72,20 +72,20 @@ class ShortConvolutionNode(Node):
     channels: int
     width: int
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         return {"weight": (self.channels, 1, self.width)}
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "cached"
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Nothing: the layer computes it again."""
         return 0
 
-    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
         return ()
 
-    def flops(self, sequence_length: int) -> int:
+    def count_flops(self, sequence_length: int) -> int:
         """None that a matrix unit computes."""
         return 0
 
@@ -97,14 +97,14 @@ class DecayNode(Node):
     module: ClassVar[str] = "gangline_models.modules.delta:Decay"
     heads: int
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Nothing: the layer computes it again."""
         return 0
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         return {"a_log": (self.heads,), "dt_bias": (self.heads,)}
 
 
@@ -136,20 +136,20 @@ class GatedDeltaNode(Node):
         both = 2 * self.key_heads * self.key_dim + 2 * values
         fit_linears(self, {"wqkvz": (self.dim, both), "wba": (self.dim, 2 * self.heads), "w_out": (values, self.dim)})
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "cached"
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """x, what the first two products make of it, and what the last one reads; all between is computed again."""
         values = self.heads * self.value_dim
         inner = 2 * self.key_heads * self.key_dim + 3 * values + 2 * self.heads
         return (sizes.tokens * self.dim + sizes.inner_tokens * inner // sizes.size("tp")) * sizes.itemsize
 
-    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
+    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
         """It does not say."""
         return None
 
-    def flops(self, sequence_length: int) -> int:
+    def count_flops(self, sequence_length: int) -> int:
         """Reading and writing the state, and inside of a chunk scores, their inverse and what they read."""
         chunk = min(self.chunk, sequence_length)
         state = 3 * self.key_dim * self.value_dim

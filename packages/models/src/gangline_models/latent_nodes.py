@@ -31,10 +31,10 @@ class LatentUpNode(Node):
         sizes = {"up": (self.rank, self.out)}
         fit_linears(self, sizes if self.down is None else sizes | {"down": (self.dim, self.rank)})
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """What the product for all heads reads; the norm says its own."""
         return sizes.tokens * self.rank * sizes.itemsize
 
@@ -71,11 +71,11 @@ class MlaNode(Node):
         """Width of a query and a key."""
         return self.nope_dim + self.rope_dim
 
-    def flops(self, sequence_length: int) -> int:
+    def count_flops(self, sequence_length: int) -> int:
         """q·k and p·v with all keys."""
         return 2 * self.heads * (self.head_dim + self.v_dim) * sequence_length
 
-    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
+    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
         """None where queries and values are of two widths, for which there is no such product."""
         if self.head_dim != self.v_dim:
             return None
@@ -87,13 +87,13 @@ class MlaNode(Node):
         """What is computed at its seam."""
         return AttentionCall(scale=self.scale)
 
-    def seams(self) -> Mapping[str, Call]:
+    def get_seams(self) -> Mapping[str, Call]:
         return {"attention": self.call}
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "cached"
 
-    def communication_volume(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
+    def list_volumes(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
         """Of the key that all heads share, where tp cuts heads: gathered if tokens are cut, its gradient added up."""
         ranks = sizes.size("tp")
         if ranks == 1:
@@ -108,7 +108,7 @@ class MlaNode(Node):
         )
         return (volume,)
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """x; queries and keys after rotation; values and the keys that they lie beside; the output and its
         log-sum-exp. The key that all heads share lies beside the latent vector, which a norm keeps. Where values are
         not as wide as keys, all are filled up to one width, and the last product reads a copy of the output.

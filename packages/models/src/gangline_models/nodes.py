@@ -17,10 +17,10 @@ class WidthNormNode(NormNode):
 
     module: ClassVar[str] = "gangline_models.modules.width_norm:WidthNorm"
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Its input and one number a token; a rank has the heads that tp leaves it."""
         width = self.dim // sizes.size("tp")
         return sizes.inner_tokens * (width * sizes.itemsize + sizes.master_itemsize)
@@ -32,13 +32,13 @@ class LayerNormNode(NormNode):
 
     module: ClassVar[str] = "gangline_models.modules.layer_norm:LayerNorm"
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         return {"weight": (self.dim,), "bias": (self.dim,)}
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Its input, and of each token mean and deviation."""
         return sizes.tokens * (self.dim * sizes.itemsize + 2 * sizes.master_itemsize)
 
@@ -56,10 +56,10 @@ class UngatedFeedForwardNode(Node):
     def __post_init__(self) -> None:
         fit_linears(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """x, the first product, and its activation."""
         inner = sizes.inner_tokens * self.hidden // sizes.size("tp")
         return (sizes.tokens * self.dim + 2 * inner) * sizes.itemsize
@@ -73,7 +73,7 @@ class PositionedEmbeddingNode(Node):
     tokens: EmbeddingNode
     positions: EmbeddingNode
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
 
@@ -81,5 +81,5 @@ class PositionedEmbeddingNode(Node):
 class PositionedDecoderNode(DecoderNode):
     """A decoder with a `PositionedEmbeddingNode`."""
 
-    def ties(self) -> dict[str, str]:
+    def get_ties(self) -> dict[str, str]:
         return {"head.weight": "embed.tokens.weight"} if self.tied else {}

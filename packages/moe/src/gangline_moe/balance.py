@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gangline.model.forward_context import emit_loss, emit_metric, loss_mask, padding, sum_over_sequence
+from gangline.model.forward_context import emit_loss, emit_metric, get_loss_mask, get_padding, sum_over_sequence
 from gangline_moe.routers.base import Choice, Router
 
 
@@ -23,7 +23,7 @@ def apply_balance(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Te
     """
     node = router.node
     if router.training and node.emits_loss():
-        counts_BT = loss_mask(hidden_BTD)
+        counts_BT = get_loss_mask(hidden_BTD)
         counts_N = counts_BT.reshape(-1)
         if node.sequence_loss:
             term = node.sequence_loss * sequence_loss(choice, counts_BT)
@@ -40,7 +40,7 @@ def apply_balance(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Te
 
 def drop_padding(load_E: Tensor, choice: Choice) -> Tensor:
     """The load of tokens that do not only fill their row up."""
-    if (padding_BT := padding()) is None:
+    if (padding_BT := get_padding()) is None:
         return load_E
     own_N = (~padding_BT).reshape(-1).to(load_E.dtype)
     counts = load_E.new_zeros(len(load_E) + 1)  # the last: no expert

@@ -62,7 +62,7 @@ class MoeOptions(EditConfig):
         options = replace(self, hidden=self.dense_hidden(run)) if self.upcycle_from and not self.hidden else self
         return replace(options, ep=gcd(self.experts, self._ranks(run))) if self.ep is None else options
 
-    def layouts(self, run: Run, world: int) -> Iterator[MoeOptions]:
+    def iterate_layouts(self, run: Run, world: int) -> Iterator[MoeOptions]:
         """Every size of `ep` where it is open, each said outright: what an open one comes to depends on the layout."""
         if self.ep is not None:
             yield self
@@ -72,12 +72,12 @@ class MoeOptions(EditConfig):
 
     def _ranks(self, run: Run) -> int:
         """Ranks that may share a layer's experts: of the axes of `ep_out_of`, where the strategy folds any."""
-        from gangline.config.check import world_of
+        from gangline.config.check import count_ranks
 
         if isinstance(run.parallel, Single | Ddp):
             return 1
         try:
-            return Mesh.of(run.parallel.axes(world_of(run))).size(*self.ep_out_of)
+            return Mesh.of(run.parallel.size_axes(count_ranks(run))).size(*self.ep_out_of)
         except UserError:  # said where layouts are checked
             return 1
 
@@ -86,10 +86,10 @@ class MoeOptions(EditConfig):
         """Width of the model's feed-forwards, where its options say it."""
         return getattr(run.model, "hidden", None)
 
-    def summary(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
+    def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
         return {**imbalance(metrics)}
 
-    def first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
+    def fill_first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         if self.upcycle_from is not None:
             from gangline_moe.upcycle import upcycle
 
@@ -103,7 +103,7 @@ class MoeOptions(EditConfig):
             from gangline_moe.upcycle import problems
 
             found += problems(self, run)
-        if not found and run.model.weights_directory() is not None:
+        if not found and run.model.get_weights_directory() is not None:
             from gangline_moe.interop.format import weight_problems
 
             found += weight_problems(self, run)
@@ -111,7 +111,7 @@ class MoeOptions(EditConfig):
 
     def _nodes(self, run: Run) -> Iterator[Problem]:
         if (self.ep or 1) > 1 and self._ranks(run) == 1:
-            name = installed().part_of(run.parallel).part.name
+            name = installed().find_part(run.parallel).part.name
             yield Problem(
                 f"moe.ep={self.ep}: under parallel={name} no ranks share the experts.",
                 f"They are taken of {' x '.join(self.ep_out_of)}, and this layout has one rank there.",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gangline import UserError
 from gangline.model.linear_nodes import LinearNode
-from gangline.model.tree import Node, nodes, replace_node
+from gangline.model.tree import Node, iterate_nodes, replace_node
 from gangline.plan import Cut, Fold, Init, Plan, matches
 from gangline.plugin.registry import installed, load
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
@@ -24,7 +24,7 @@ def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[
 
     Raises UserError where the model has no feed-forward to replace, and where experts would compute something else.
     """
-    found = {path: node for path, node in nodes(tree) if isinstance(node, FeedForwardNode)}
+    found = {path: node for path, node in iterate_nodes(tree) if isinstance(node, FeedForwardNode)}
     chosen = [path for path in found if _has_experts(_block(path, plan), options)]
     if not chosen:
         raise refusal(found, plan, options)
@@ -37,7 +37,7 @@ def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[
     for path in chosen:
         tree = replace_node(tree, path, layer_node(found[path], options))
     left = set(found) - set(chosen)
-    qk_norm = any(isinstance(node, AttentionNode) and node.q_norm is not None for _, node in nodes(tree))
+    qk_norm = any(isinstance(node, AttentionNode) and node.q_norm is not None for _, node in iterate_nodes(tree))
     example = found[chosen[0]]
     biased = [name for name in LINEARS if _has_bias(example, name)]
     options = replace(options, hidden=options.hidden or max(1, example.hidden // options.top_k))
@@ -78,7 +78,7 @@ def refusal(found: dict[str, FeedForwardNode], plan: Plan, options: MoeOptions) 
 def layer_node(dense: FeedForwardNode, options: MoeOptions) -> MoeNode:
     """What stands in the place of `dense`."""
     hidden = options.hidden or max(1, dense.hidden // options.top_k)
-    build = load(installed().part_of(options.router).part.build)
+    build = load(installed().find_part(options.router).part.build)
     router = build(options.router, dim=dense.dim, experts=options.experts, top_k=options.top_k)
     stacks = {name: StackNode(bias=_has_bias(dense, name)) for name in LINEARS}
     experts = ExpertsNode(
@@ -119,8 +119,8 @@ def extend_plan(
         cuts = [Cut(f"{place}.experts", 0, FOLD)]
         if options.shared:
             inits += [replace(rule, pattern=f"{place}.shared.{name}") for name, rule in rules.items()]
-            cuts += [Cut.colwise(f"{place}.shared.{name}") for name in LINEARS[:2]]
-            cuts.append(Cut.rowwise(f"{place}.shared.w_down"))
+            cuts += [Cut.cut_colwise(f"{place}.shared.{name}") for name in LINEARS[:2]]
+            cuts.append(Cut.cut_rowwise(f"{place}.shared.w_down"))
         if options.shared_gate:
             inits.append(replace(rules["w_gate"], pattern=f"{place}.shared_gate"))
         if options.router.bias_rate:

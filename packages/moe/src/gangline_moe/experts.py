@@ -88,14 +88,14 @@ class StackProduct(torch.autograd.Function):
         dy_AO, dweight = dy_AO.contiguous(), None
         dbias = bias_gradient(dy_AO, ctx.bias, bounds) if need_bias else None
         if need_weight:
-            dweight = forward_context.weight_gradient(ctx.weight, lambda: products.outer(dy_AO, kept[0], bounds))
+            dweight = forward_context.return_weight_gradient(ctx.weight, lambda: products.outer(dy_AO, kept[0], bounds))
         return products.back(dy_AO, weight, bounds) if need_x else None, dweight, dbias, None, None
 
 
 class GatedProducts(torch.autograd.Function):
     """W_down gated(W_gate x, W_up x). Kept are x and the two products before the gate; the rest is computed again.
 
-    The parameters are kept in `ctx` beside the saved tensors, as `forward_context.weight_gradient` asks.
+    The parameters are kept in `ctx` beside the saved tensors, as `forward_context.return_weight_gradient` asks.
     """
 
     @staticmethod
@@ -131,7 +131,7 @@ class GatedProducts(torch.autograd.Function):
         def weight_gradient(index: int, dy: Tensor, x: Tensor) -> Tensor | None:
             if not need[index]:
                 return None
-            return forward_context.weight_gradient(ctx.weights[index], lambda: products.outer(dy, x, bounds))
+            return forward_context.return_weight_gradient(ctx.weights[index], lambda: products.outer(dy, x, bounds))
 
         if ctx.gating.plain:
             active_AH = F.silu(gate_AH)

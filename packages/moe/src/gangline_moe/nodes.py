@@ -39,7 +39,7 @@ class RouterNode(Node):
     def emits_loss(self) -> bool:
         return bool(self.sequence_loss or self.step_loss or self.z_loss)
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Scores of all experts, those of the chosen and which they are; the input, where the gate reads a copy."""
         N, E, k = sizes.tokens, self.experts, self.top_k
         kept = N * (E + k) * sizes.master_itemsize + N * k * INDEX
@@ -65,11 +65,11 @@ class SoftmaxNode(RouterNode):
     module: ClassVar[str] = "gangline_moe.routers.softmax:SoftmaxRouter"
     renormalise: bool = True
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
-        return super().activation_bytes(sizes) + self.renormalise * self.divides(sizes)
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
+        return super().count_activation_bytes(sizes) + self.renormalise * self.divides(sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +78,13 @@ class SigmoidNode(RouterNode):
     renormalise: bool = True
     scale: float = 1.0
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         shares = self.sequence_loss or self.step_loss  # scores as shares of 1: their sums are kept
         sums = sizes.tokens * sizes.master_itemsize if shares else 0
-        return super().activation_bytes(sizes) + self.renormalise * self.divides(sizes) + sums
+        return super().count_activation_bytes(sizes) + self.renormalise * self.divides(sizes) + sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class GroupedNode(SigmoidNode):
     groups: int
     top_groups: int
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
 
@@ -151,17 +151,17 @@ class StackNode(LinearNode):
     experts: int = 0
     top_k: int = 0
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         shapes: dict[str, Shape] = {"weight": (self.experts, self.out_features, self.in_features)}
         return shapes | ({"bias": (self.experts, self.out_features)} if self.bias else {})
 
-    def flops(self, sequence_length: int) -> int:
+    def count_flops(self, sequence_length: int) -> int:
         return 2 * self.top_k * self.out_features * self.in_features
 
-    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
         """If all experts get as many rows."""
         return (
             MatrixProduct(
@@ -172,7 +172,7 @@ class StackNode(LinearNode):
             ),
         )
 
-    def rows(self, sizes: LocalSizes) -> int:
+    def count_rows(self, sizes: LocalSizes) -> int:
         """If all experts get as many."""
         return sizes.tokens * self.top_k
 
@@ -194,7 +194,7 @@ class ExpertsNode(Node):
     w_up: Node = STACK
     w_down: Node = STACK
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
     def __post_init__(self) -> None:
@@ -209,7 +209,7 @@ class ExpertsNode(Node):
         """Whether an edit put something around one of the products."""
         return any(isinstance(stack, WrapNode) for stack in (self.w_gate, self.w_up, self.w_down))
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Nothing beyond what the layer states: it knows how many rows come."""
         return 0
 
@@ -228,7 +228,7 @@ class MoeNode(Node):
     capacity_factor: float | None = None
     ranks_per_node: int | None = None
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         """Over a capacity a token is dropped or not by the other tokens of its microbatch."""
         return "tokenwise" if self.capacity_factor is None else None
 
@@ -241,7 +241,7 @@ class MoeNode(Node):
             return pairs
         return min(pairs, experts * max(1, math.ceil(self.capacity_factor * pairs / experts)))
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Each row on its way in and out and its two products before the gate (where products are wrapped, also the
         activated gate and what the last product reads); where rows and pairs lie and where each
         expert's rows begin, on a fold also of those that came; the input, where the gate multiplies it as it is and no
@@ -260,7 +260,7 @@ class MoeNode(Node):
             kept += sizes.tokens * dim * sizes.itemsize
         return kept
 
-    def communication_volume(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
+    def list_volumes(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
         """Rows to their experts and back in the forward pass, their gradients the same ways; how many they are."""
         ranks, each = sizes.size(FOLD), self.ranks_per_node
         if ranks == 1:

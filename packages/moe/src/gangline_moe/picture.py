@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gangline_basics.figure import PALE, integers, style, subplots
+from gangline_basics.figure import PALE, make_subplots, use_integer_ticks, use_style
 from gangline_moe.load_history import StepLoads, layers_of, shares, windows
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ MOST = 2.0  # times the mean: the end of the colours
 SCALE = 0.12  # inches: the height of the colour scale
 
 
-@style()
+@use_style()
 def draw_over_time(steps: list[StepLoads], columns: int, run: str) -> Figure:
     """Return experts down and steps across, a plot for each layer; each cell is of one stretch of steps."""
     parts, layers = windows(steps, columns), layers_of(steps)
     counts = {layer: len(load) for step in steps for layer, load in step.loads.items()}
     heights = [min(2.0, max(0.5, 0.12 * counts[layer])) for layer in layers]
     about = f"{_steps(steps)}; a cell is {_lengths(parts)}"
-    figure, (*plots, scale) = subplots(f"Load of the experts: {run}", about, [*heights, SCALE])
+    figure, (*plots, scale) = make_subplots(f"Load of the experts: {run}", about, [*heights, SCALE])
     for axes, layer in zip(plots, layers, strict=True):
         empty = [math.nan] * counts[layer]
         loads = [shares(part, layer) if any(layer in step.loads for step in part) else empty for part in parts]
@@ -41,12 +41,12 @@ def draw_over_time(steps: list[StepLoads], columns: int, run: str) -> Figure:
     return figure
 
 
-@style()
+@use_style()
 def draw_by_layer(steps: list[StepLoads], run: str) -> Figure:
     """Return layers down and experts across, over all of `steps`."""
     layers = layers_of(steps)
     heights = [max(0.8, 0.2 * len(layers)), SCALE]
-    figure, (axes, scale) = subplots(f"Load of the experts: {run}", _steps(steps), heights)
+    figure, (axes, scale) = make_subplots(f"Load of the experts: {run}", _steps(steps), heights)
     table = [shares(steps, layer) for layer in layers]
     most = max(map(len, table))
     image = _cells(axes, [row + [math.nan] * (most - len(row)) for row in table])
@@ -62,7 +62,7 @@ def _cells(axes: Axes, table: Sequence[Sequence[float]]) -> AxesImage:
 
     colours = colormaps["RdBu_r"].with_extremes(bad=PALE)
     axes.spines[:].set_visible(True)
-    integers(axes.xaxis, axes.yaxis)
+    use_integer_ticks(axes.xaxis, axes.yaxis)
     axes.grid(False)
     return axes.imshow(table, colours, vmin=0, vmax=MOST, aspect="auto", interpolation="nearest")
 

@@ -67,19 +67,22 @@ class PrecisionProducts(Products):
     def back(self, y_AO: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
         out = y_AO.new_zeros(len(y_AO), w_EOI.shape[2])
         for index, run in runs(y_AO, bounds):
-            out[run] = self.precision.grad_x(y_AO[run], w_EOI[index])
+            out[run] = self.precision.compute_grad_x(y_AO[run], w_EOI[index])
         return out
 
     def outer(self, y_AO: Tensor, x_AI: Tensor, bounds: Tensor) -> Tensor:
         out = x_AI.new_zeros(len(bounds) - 1, y_AO.shape[1], x_AI.shape[1])
         for index, run in runs(x_AI, bounds):
-            out[index] = self.precision.grad_w(y_AO[run], x_AI[run])
+            out[index] = self.precision.compute_grad_w(y_AO[run], x_AI[run])
         return out
 
 
 def products_of(precision: Precision) -> Products:
-    """Grouped, unless the precision has gradients of its own (`grad_x`, `grad_w`), as float8 does."""
-    plain = type(precision).grad_x is Precision.grad_x and type(precision).grad_w is Precision.grad_w
+    """Grouped, unless the precision has gradients of its own (`compute_grad_x`, `compute_grad_w`), as float8 does."""
+    plain = (
+        type(precision).compute_grad_x is Precision.compute_grad_x
+        and type(precision).compute_grad_w is Precision.compute_grad_w
+    )
     return PlainProducts() if plain else PrecisionProducts(precision)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangline.cli import notes_by
+from gangline.cli import make_notes
 from gangline.cli.verbs import run_verb
 from gangline_basics.figure import write_figure
 from gangline_basics.flags import Flags
@@ -29,7 +29,7 @@ def report(argv: Sequence[str]) -> int:
     flags.add_argument("--svg", metavar="FILE", help="the report as a picture, too")
     flags.add_number("--columns", "60", "columns at most (60)", integer=True, default=60)
     options = flags.read(argv)
-    steps, run = load_history(options.run_dir, notes_by("gangline moe report")), Path(options.run_dir).resolve().name
+    steps, run = load_history(options.run_dir, make_notes("gangline moe report")), Path(options.run_dir).resolve().name
     print(as_text(steps, options.columns, run))
     if options.svg:
         write_figure(draw_over_time(steps, options.columns, run), options.svg)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from gangline_testkit import FLOAT64, LAYOUT, LAYOUT_CLAIM, ModelEditSuite, PartSuite, needs
+from gangline_testkit import FLOAT64, LAYOUT, LAYOUT_CLAIM, ModelEditSuite, PartSuite, mark_capability
 
 
 class RouterSuite(PartSuite):
@@ -32,13 +32,13 @@ class RouterSuite(PartSuite):
     def test_works_as_a_bare_module(self) -> None:
         self.experts().test_works_as_a_bare_module()
 
-    @needs(LAYOUT)
+    @mark_capability(LAYOUT)
     def test_layouts_agree(self, world: int) -> None:
         """Loss, gradients, norm, metrics and weights against one process, in float64."""
         suite = self.experts()
-        suite.compare(suite.job(world), FLOAT64)
+        suite.compare(suite.make_job(world), FLOAT64)
 
-    @needs(LAYOUT)
+    @mark_capability(LAYOUT)
     def test_recomputation_changes_nothing(self, world: int) -> None:
         suite = self.experts()
-        suite.compare(suite.job(world, recompute=True), FLOAT64)
+        suite.compare(suite.make_job(world, recompute=True), FLOAT64)

@@ -49,7 +49,7 @@ def _open(run_dir: str) -> tuple[Run, Checkpointer, CheckpointId]:
     """The run, its checkpointer and newest checkpoint. Raises UserError where there is no run or no checkpoint."""
     source = RunDirectory.open(run_dir).run()
     kept: Checkpointer = registry.build(source.checkpoint, source, None)
-    id = kept.latest()
+    id = kept.find_latest()
     if id is None:
         raise UserError(f"{run_dir} has no checkpoint.")
     return source, kept, id
@@ -65,7 +65,7 @@ def upcycle(run_dir: str, shards: Sequence[Shard]) -> None:
     from gangline.mesh import Mesh
 
     _, kept, id = _open(run_dir)
-    stored = kept.arrays(id)
+    stored = kept.read_shapes(id)
     wanted: list[tuple[Shard, Shard]] = []
     for shard in shards:
         name, shape, offset = shard.name, tuple(shard.global_shape), tuple(shard.offset)

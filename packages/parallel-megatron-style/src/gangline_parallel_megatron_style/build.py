@@ -13,12 +13,12 @@ from gangline.batch import Batch
 from gangline.comm.base import Comm, Comms
 from gangline.mesh import Mesh
 from gangline.model.linear import Linear
-from gangline.model.seams import calls, list_recomputed
+from gangline.model.seams import get_calls, list_recomputed
 from gangline.model.tree import Node, map_paths
 from gangline.plan import Plan
 from gangline.precision import Precision
 from gangline.runtime import Job
-from gangline.shard import dtype_name, model_array
+from gangline.shard import name_dtype, name_model_array
 from gangline_basics.parallel.prepare import bind_folds, finish_head, set_products
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.config import AxesConfig
@@ -42,7 +42,7 @@ from gangline_parallel_megatron_style.tensor.setting import Setting
 def build(config: AxesConfig, job: Job) -> ComposedRuntime:
     """The strategies `3d`, `fsdp`, `hsdp`, `tp` and `pp`."""
     run, plan, model, mesh, comms, precision = job.run, job.plan, job.model, job.mesh, job.comms, job.precision
-    pp, tp, cp = (comms.axis(axis) for axis in ("pp", "tp", "cp"))
+    pp, tp, cp = (comms.get_comm(axis) for axis in ("pp", "tp", "cp"))
     if pp.size > 1:  # NCCL wants all members in a group's first exchange, and later ones are between two
         pp.all_reduce(torch.zeros(1, device=comms.device))
     sequence_parallel = config.sequence_parallel and tp.size > 1
@@ -56,7 +56,7 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
         stages.ranks,
         zero=config.zero,
         sequence_parallel=sequence_parallel,
-        dtype=dtype_name(precision.param_dtype),
+        dtype=name_dtype(precision.param_dtype),
     )
     setting: Setting | None = None
     if tp.size > 1:
@@ -68,7 +68,7 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
             precision,
             sequence_parallel=sequence_parallel,
             first_rows=rows,
-            losses=calls(stages.tree, plan, "loss"),
+            losses=get_calls(stages.tree, plan, "loss"),
         )
     else:
         set_products(model, plan, precision)
@@ -127,7 +127,7 @@ def cut_context(
     from gangline_parallel_megatron_style.context.cut import cut_batch
 
     method = config.context
-    taken = set_attention(model, plan, cp, method, calls(tree, plan, "attention"))
+    taken = set_attention(model, plan, cp, method, get_calls(tree, plan, "attention"))
     return partial(cut_batch, index=cp.index, size=cp.size, order=ORDERS[method]), taken
 
 
@@ -144,7 +144,7 @@ def first_rows(arrays: ModelLayout, plan: Plan, mesh: Mesh, rank: int, given: Mo
     """The first row on this rank of every parameter whose rows are cut along tp."""
     found = {}
     for name in given.shapes:
-        for division in arrays.registry[model_array(name)].divisions:
+        for division in arrays.registry[name_model_array(name)].divisions:
             if division.axes == ("tp",) and not division.rows and division.dim == 0:
                 found[name], _ = part_of(division, mesh, mesh.coordinate(rank))
     return found
@@ -192,7 +192,7 @@ def probe_width(model: nn.Module, plan: Plan, tree: Node) -> int:
 
 
 def _make_reducer(comms: Comms, *axes: str) -> Callable[[Tensor], Tensor] | None:
-    comm = comms.axis(*axes)
+    comm = comms.get_comm(*axes)
     return make_sequence_reducer(comm) if comm.size > 1 else None
 
 

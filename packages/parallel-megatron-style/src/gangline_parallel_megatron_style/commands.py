@@ -61,8 +61,8 @@ def _explain(argv: Sequence[str]) -> int:
     run, given = _load_run(asked.words)
     case = case_of(run)
     if given is not None:  # the layout is that of the run's options; its links are those of the nodes
-        case = replace(case, config=replace(case.config, topology=given.topology(case.config.topology)))
-    found = explain_case(case, run.job.device != "cpu", run.precision.products())
+        case = replace(case, config=replace(case.config, topology=given.build_topology(case.config.topology)))
+    found = explain_case(case, run.job.device != "cpu", run.precision.get_product_format())
     if asked.trace and (problems := list(untraceable(case.tree, case.plan))):
         raise UserError.of(problems)
     print(text(case, found, asked.gpu_memory))
@@ -143,14 +143,14 @@ def _title(name: str, schedule: Schedule, whose: str = "") -> str:
 
 def _read_recorded(directory: Path) -> tuple[Timeline, Caption]:
     """What the newest recorded step of a run did, in milliseconds."""
-    from gangline.cli import notes_by
+    from gangline.cli import make_notes
     from gangline.record import read_records
     from gangline.run.directory import RunDirectory
     from gangline_parallel_megatron_style.cost.timing import schedule_of
     from gangline_parallel_megatron_style.explain.of_run import case_of
     from gangline_parallel_megatron_style.pipeline.record import latest, timeline
 
-    found = latest(read_records(directory / "metrics.jsonl", notes_by("gangline parallel draw")))
+    found = latest(read_records(directory / "metrics.jsonl", make_notes("gangline parallel draw")))
     case = case_of(RunDirectory.open(directory).run())
     schedule = schedule_of(case)
     if found is None or schedule is None:

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from gangline import Problem
-from gangline.config import LayoutBounds, NonNegativeInt, OneOf, ParallelConfig, PositiveInt, divisors
+from gangline.config import LayoutBounds, NonNegativeInt, OneOf, ParallelConfig, PositiveInt, find_divisors
 from gangline.explain.topology import Topology
 from gangline.mesh import AXES, Mesh
 from gangline_parallel_megatron_style.layout.factor import factor, nearest
@@ -53,7 +53,7 @@ class AxesConfig(ParallelConfig):
         """The axes that the user gave a size, in mesh order."""
         return {axis: size for axis in AXES if (size := getattr(self, axis)) is not None}
 
-    def world(self, gpus: int) -> int:
+    def count_ranks(self, gpus: int) -> int:
         """All GPUs; without one the part's default, or the product of the named axes where that does not fit it."""
         product = prod(self.list_given().values())
         if all(axis in self.list_given() for axis in self.TAKERS):
@@ -62,7 +62,7 @@ class AxesConfig(ParallelConfig):
             return gpus
         return self.DEFAULT_WORLD if product > 0 and self.DEFAULT_WORLD % product == 0 else max(1, product)
 
-    def axes(self, world: int) -> dict[str, int]:
+    def size_axes(self, world: int) -> dict[str, int]:
         """Sizes of all five axes; raises UserError, with the nearest layouts that fit, where there is none."""
         return factor(world, self.list_given(), self._wishes(world), self.TAKERS)
 
@@ -74,15 +74,15 @@ class AxesConfig(ParallelConfig):
 
         return check(self, run)
 
-    def notices(self, run: Run) -> list[str]:
+    def list_notices(self, run: Run) -> list[str]:
         """What works but is not what one would choose, for a run that `check` found nothing wrong with."""
-        from gangline.config.check import world_of
+        from gangline.config.check import count_ranks
         from gangline_parallel_megatron_style.cost.case import Case
         from gangline_parallel_megatron_style.layout.notices import notices
 
-        return notices(Case.of(run, Mesh.of(self.axes(world_of(run)))))
+        return notices(Case.of(run, Mesh.of(self.size_axes(count_ranks(run)))))
 
-    def accumulation(self, share: int, mesh: Mesh) -> int:
+    def count_microbatches(self, share: int, mesh: Mesh) -> int:
         """Microbatches that a rank's `share` of the batch is cut into where the run leaves batch.micro_size open.
 
         Without a pipeline one. With p stages the divisor of `share` nearest to 4p, multiples of p preferred (an
@@ -92,8 +92,8 @@ class AxesConfig(ParallelConfig):
         stages = mesh.size("pp")
         if stages == 1:
             return 1
-        whole_rounds = [number for number in divisors(share) if number % stages == 0]
-        return nearest(4 * stages, whole_rounds or divisors(share), 1)[0]
+        whole_rounds = [number for number in find_divisors(share) if number % stages == 0]
+        return nearest(4 * stages, whole_rounds or find_divisors(share), 1)[0]
 
     def explain(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
@@ -104,15 +104,15 @@ class AxesConfig(ParallelConfig):
         case = Case.of(run, mesh, model)
         if topology is not None:
             case = replace(case, config=replace(case.config, topology=topology))
-        return explain_case(case, run.job.device != "cpu", run.precision.products())
+        return explain_case(case, run.job.device != "cpu", run.precision.get_product_format())
 
-    def layouts(self, run: Run, world: int) -> Iterator[AxesConfig]:
+    def iterate_layouts(self, run: Run, world: int) -> Iterator[AxesConfig]:
         """Every size of the axes that are left open, what ZeRO cuts, and orders of the pipeline."""
         from gangline_parallel_megatron_style.layout.candidates import candidates
 
         return candidates(self, run, world)
 
-    def bounds(
+    def compute_bounds(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None = None
     ) -> LayoutBounds | None:
         from gangline_parallel_megatron_style.cost.bounds import bounds_of
@@ -160,7 +160,7 @@ class Hsdp(AxesConfig):
 
     def _wishes(self, world: int) -> Mapping[str, int]:
         left = max(1, world // max(1, prod(self.list_given().values())))
-        inside = [d for d in divisors(left) if d <= self.topology.gpus_per_node and d < left]
+        inside = [d for d in find_divisors(left) if d <= self.topology.gpus_per_node and d < left]
         return {"dp_shard": inside[-1] if inside and inside[-1] > 1 else left}
 
 

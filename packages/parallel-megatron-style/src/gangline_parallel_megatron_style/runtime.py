@@ -23,10 +23,10 @@ from gangline.runtime import MatrixId, Runtime, Sampling, ShardedParam, StepResu
 from gangline.shard import Registry, Shard
 from gangline_basics.parallel.matrices import Matrices
 from gangline_basics.parallel.metrics import Tally
-from gangline_basics.parallel.microbatch import count_tokens, frame_of
+from gangline_basics.parallel.microbatch import count_tokens, make_frame
 from gangline_basics.parallel.sample_losses import check_share, gather_in_order, sum_evaluated
 from gangline_basics.sampling.decode import decode
-from gangline_basics.sampling.on_ranks import writing
+from gangline_basics.sampling.on_ranks import prepare_model
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.data_parallel.group_schedule import GroupSchedule
 from gangline_parallel_megatron_style.data_parallel.norm import GradNorm
@@ -95,7 +95,7 @@ class ComposedRuntime(Runtime, RankStages):
         """
         self._context = self._begin(microbatches, Collected())
         if tokens is None:
-            self._context.count(microbatches, self.made.comms.axis(*DATA_AXES))  # before cp cuts them
+            self._context.count(microbatches, self.made.comms.get_comm(*DATA_AXES))  # before cp cuts them
         else:
             self._context.tokens = tokens
         return self._executor.step(len(microbatches)) if microbatches else []
@@ -113,17 +113,17 @@ class ComposedRuntime(Runtime, RankStages):
         self._context = self._begin((), None)
         return sum_evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.world, self.device)
 
-    def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
+    def score(self, batches: Sequence[Batch], losses_per_sample: int = 1) -> Tensor:
         check_share(batches, self.world, self.device)
         losses = self._losses(batches)
         self._context = self._begin((), None)
-        return gather_in_order(losses, len(batches), self.data_coordinate, self.world, self.device, each)
+        return gather_in_order(losses, len(batches), self.data_coordinate, self.world, self.device, losses_per_sample)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
     ) -> list[Written]:
         self.storage.refresh()
-        with writing(self.made.model), gather_sequences(self.made, self.stages):
+        with prepare_model(self.made.model), gather_sequences(self.made, self.stages):
             self._tokens_cut = 1
             try:
                 return decode(self._next, prompts, sampling, cached=self.made.cached, device=self.device, stop=stop)
@@ -133,7 +133,7 @@ class ComposedRuntime(Runtime, RankStages):
 
     def _next(self, batch: Batch) -> Tensor:
         """(B, V), on every rank: the logits of what follows each row's last token."""
-        self._context = StepContext([batch], [frame_of(batch, 0, self.made.seed, None)], None)
+        self._context = StepContext([batch], [make_frame(batch, 0, self.made.seed, None)], None)
         return broadcast_logits(self.made, self._executor.evaluate(1))
 
     @torch.no_grad()
@@ -205,16 +205,16 @@ class ComposedRuntime(Runtime, RankStages):
 
     @cached_property
     def _matrices(self) -> Matrices:
-        stage = self.made.comms.axis(*(axis for axis in AXES if axis != "pp"))
+        stage = self.made.comms.get_comm(*(axis for axis in AXES if axis != "pp"))
         return Matrices(self.registry, stage, self._parameters, self.device)
 
     def map_matrices(
-        self, function: Callable[[Tensor, MatrixId], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+        self, function: Callable[[Tensor, MatrixId], Tensor], inputs: Iterable[tuple[str, Sequence[Tensor]]]
     ) -> Iterator[tuple[str, Sequence[Tensor]]]:
-        return self._matrices.map(function, given)
+        return self._matrices.map(function, inputs)
 
-    def matrix_owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
-        return self._matrices.owners(names)
+    def find_matrix_owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
+        return self._matrices.find_owners(names)
 
     def local(self) -> tuple[Registry, list[Shard]]:
         return self.storage.local()

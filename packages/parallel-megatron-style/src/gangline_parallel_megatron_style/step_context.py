@@ -10,7 +10,7 @@ from gangline.batch import Batch
 from gangline.comm.base import Comm, Pending
 from gangline.comm.purpose import mark_traffic
 from gangline.model.forward_context import Collected, Frame
-from gangline_basics.parallel.microbatch import count_on_host, frame_of
+from gangline_basics.parallel.microbatch import count_on_host, make_frame
 
 
 class StepContext:
@@ -56,7 +56,7 @@ def local_frame(
     own_tokens     (B, T) of this rank's part of the sequences -> (B, t) under sequence parallelism
     over_sequence, for_all_heads  as `Frame` has them
     """
-    frame = frame_of(batch, number, seed, collected)
+    frame = make_frame(batch, number, seed, collected)
     frame.over_sequence, frame.for_all_heads = over_sequence, for_all_heads
     whole = frame.sample, frame.document, frame.position
     for name in ("sample", "document", "position", "loss_mask", "padding"):

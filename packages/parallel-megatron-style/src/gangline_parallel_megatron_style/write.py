@@ -48,7 +48,7 @@ def gather_sequences(made: Components, stages: list[Stage]) -> Iterator[None]:
 
 def broadcast_logits(made: Components, logits: list[Tensor]) -> Tensor:
     """(B, V) on every rank, of what the ranks with the head have: theirs, or their parts of the vocabulary."""
-    pp, tp = made.comms.axis("pp"), made.comms.axis("tp")
+    pp, tp = made.comms.get_comm("pp"), made.comms.get_comm("tp")
     heads = [segment.module for stage in made.stages for segment in stage if segment.kind == "head"]
     mine = logits[0].double() if logits else None
     if mine is not None and heads and isinstance(heads[0].loss, VocabularyLoss):

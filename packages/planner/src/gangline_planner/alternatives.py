@@ -40,7 +40,7 @@ def mesh_of(parallel: ParallelConfig, world: int) -> Mesh:
     """The layout's mesh; read off where all axes are named."""
     sizes = tuple((axis, getattr(parallel, axis, None)) for axis in AXES)
     named = all(size is not None for _, size in sizes)
-    return _intern_mesh(sizes if named else tuple(parallel.axes(world).items()))
+    return _intern_mesh(sizes if named else tuple(parallel.size_axes(world).items()))
 
 
 @cache
@@ -61,7 +61,7 @@ def alternatives(case: Planned) -> Iterator[tuple[Planned, ParallelConfig, list[
         ways = [replace(run.job, recompute=recompute) for recompute in again]
         batches = [replace(run.batch, micro_size=micro) for micro in _micro_sizes(run, typed)]
         bases = [[replace(edited.run, batch=batch, job=way) for way in ways] for batch in batches]
-        for parallel in edited.run.parallel.layouts(edited.run, case.world):
+        for parallel in edited.run.parallel.iterate_layouts(edited.run, case.world):
             if all(getattr(parallel, name) == getattr(run.parallel, name) for name in fixed):
                 yield edited, parallel, bases
 
@@ -69,7 +69,7 @@ def alternatives(case: Planned) -> Iterator[tuple[Planned, ParallelConfig, list[
 def _enumerate_edits(case: Planned, typed: set[str]) -> Iterator[Planned]:
     """The case, and those whose edits share the model otherwise."""
     groups = list(case.run.edits)
-    for options in product(*(config.layouts(case.run, case.world) for config in case.run.edits.values())):
+    for options in product(*(config.iterate_layouts(case.run, case.world) for config in case.run.edits.values())):
         edits = dict(zip(groups, options, strict=True))
         names = {f"{group}.{name}" for group in groups for name in list_changes(case.run.edits[group], edits[group])}
         if not names:

@@ -8,7 +8,7 @@ from math import ceil, log2
 
 from gangline import UserError
 from gangline.config import BatchSection, ParallelConfig, Run
-from gangline.config.check import layout_problems, meaningless, world_of
+from gangline.config.check import count_ranks, find_layout_problems, find_meaningless
 from gangline.config.compose import compose_one
 from gangline.explain.explained import Explained, Kernels
 from gangline.mesh import Mesh
@@ -35,7 +35,7 @@ class Planned:
 
     @property
     def world(self) -> int:
-        return world_of(self.run)
+        return count_ranks(self.run)
 
 
 def complete_words(words: Sequence[str]) -> Planned:
@@ -51,12 +51,12 @@ def complete_words(words: Sequence[str]) -> Planned:
     if not complete and "parallel" not in given:
         assumed += strategy(words)
     run = compose_one([*words, *assumed])
-    if not complete and "batch" not in given and not meaningless(run):
-        batch = usual_batch(run.batch, given, world_of(run))
+    if not complete and "batch" not in given and not find_meaningless(run):
+        batch = usual_batch(run.batch, given, count_ranks(run))
         changed = [item.name for item in fields(batch) if getattr(batch, item.name) != getattr(run.batch, item.name)]
         assumed = (*(f"batch.{name}={getattr(batch, name)}" for name in changed), *assumed)
         run = replace(run, batch=batch)
-    if problems := meaningless(run):
+    if problems := find_meaningless(run):
         raise UserError.of(problems)
     return Planned(run, tuple(words), assumed, compose_model(run))
 
@@ -89,20 +89,20 @@ def strategy(words: Sequence[str]) -> tuple[str, ...]:
     names = {word: word.lstrip("+").partition("=")[0].split(".") for word in words}
     options = {name[1] for name in names.values() if name[0] == "parallel" and len(name) > 1}
     run = compose_one([word for word, name in names.items() if name[0] != "parallel"])
-    if meaningless(run) or _has_room(run.parallel, options, world_of(run)):
+    if find_meaningless(run) or _has_room(run.parallel, options, count_ranks(run)):
         return ()
     found: dict[str, int] = {}
-    for name, offer in installed().offers("parallel").items():
+    for name, offer in installed().get_offers("parallel").items():
         config = offer.part.config()
-        world = run.launch.processes or config.world(0)
+        world = run.launch.processes or config.count_ranks(0)
         if _has_room(config, options, world):
-            found[name] = sum(1 for _ in config.layouts(replace(run, parallel=config), world))
+            found[name] = sum(1 for _ in config.iterate_layouts(replace(run, parallel=config), world))
     return (f"parallel={max(found, key=found.__getitem__)}",) if found else ()
 
 
 def _has_room(config: ParallelConfig, options: set[str], world: int) -> bool:
     try:
-        return options <= {item.name for item in fields(config)} and bool(config.axes(world) or world == 1)
+        return options <= {item.name for item in fields(config)} and bool(config.size_axes(world) or world == 1)
     except UserError:
         return False
 
@@ -111,7 +111,7 @@ def check_run(run: Run) -> UserError | None:
     """Why this run cannot be: what its parts and its layout say against it."""
     try:
         problems = [problem for part in (run.model, *run.edits.values()) for problem in part.check(run)]
-        problems += run.parallel.check(run) or layout_problems(run)
+        problems += run.parallel.check(run) or find_layout_problems(run)
     except UserError as error:
         return error
     return UserError.of(problems) if problems else None
@@ -119,7 +119,7 @@ def check_run(run: Run) -> UserError | None:
 
 def explain(case: Planned, run: Run, cluster: Cluster) -> Explained:
     """Raises UserError for a strategy that does not explain itself."""
-    mesh = Mesh.of(run.parallel.axes(case.world))
+    mesh = Mesh.of(run.parallel.size_axes(case.world))
     found = run.parallel.explain(run, mesh, case.model, cluster.topology)
     if found is None:
         raise UserError(

@@ -10,7 +10,7 @@ from itertools import count
 from gangline.config import LayoutBounds, ParallelConfig, Run
 from gangline.explain.explained import When
 from gangline.mesh import Mesh
-from gangline.model.flops import flops_per_token
+from gangline.model.flops import count_flops_per_token
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline_basics.cluster.file import Cluster
@@ -94,7 +94,7 @@ class LeastSeconds:
     def alternative(self, laid_out: LaidOut) -> Alternative | None:
         """None: it cannot be."""
         case, run, parallel, mesh = laid_out
-        bounds = parallel.bounds(run, mesh, case.model, self.cluster.topology)
+        bounds = parallel.compute_bounds(run, mesh, case.model, self.cluster.topology)
         if bounds is None:
             return None
         alone = Cores.of(self.cluster, self.cluster.topology, self.case.world, mesh.size("pp")).most
@@ -111,7 +111,7 @@ class LeastSeconds:
             return work, work
         if id(bounds.work) not in self._known:
             kernels = kernels_of(run)
-            rates = Rates.of(self.cluster, run.precision.products(), kernels)
+            rates = Rates.of(self.cluster, run.precision.get_product_format(), kernels)
             time = StageTime.of(bounds.work, self.cluster, rates, kernels)
             waits = sum(transfer_seconds(sent, self.cluster) for sent in bounds.transfers)
             self._known[id(bounds.work)] = (bounds, time, waits)
@@ -139,6 +139,6 @@ class LeastSeconds:
         return found
 
     def _bound_by_peak(self, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> float:
-        rates, length = Rates.of(self.cluster, run.precision.products()), run.batch.sequence_length
-        work = flops_per_token(model[0], length, model[1]) * length * run.batch.global_size
+        rates, length = Rates.of(self.cluster, run.precision.get_product_format()), run.batch.sequence_length
+        work = count_flops_per_token(model[0], length, model[1]) * length * run.batch.global_size
         return work / mesh.world / max(rates.narrow, rates.wide, rates.attention * 2)  # counted uncut

@@ -9,7 +9,7 @@ from statistics import mean, median
 from typing import Any
 
 from gangline import UserError
-from gangline.cli import notes_by
+from gangline.cli import make_notes
 from gangline.model.compose import compose_model
 from gangline.record import read_records
 from gangline.run.directory import RunDirectory
@@ -63,7 +63,7 @@ class Comparison:
 def compare(path: str, cluster: Cluster) -> Comparison:
     """Raises UserError for what is no run directory, and for a run that has no steps behind its first ones."""
     directory = RunDirectory.open(path)
-    told = notes_by("gangline plan compare")
+    told = make_notes("gangline plan compare")
     records = read_records(directory.metrics, told) if Path(directory.metrics).exists() else []
     whole = (
         one for one in records if isinstance(one.get("step_seconds"), float) and isinstance(one.get("seconds"), dict)

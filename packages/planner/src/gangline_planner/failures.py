@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from statistics import mean
 
-from gangline.explain.reliability import DAY, GROUP, SimulatedJob, simulator
+from gangline.explain.reliability import DAY, GROUP, SimulatedJob, build_simulator
 from gangline.plugin.registry import installed
 from gangline_planner.forecast import Forecast
 
@@ -43,14 +43,14 @@ class SimulatedGoodput:
 
 def simulate_goodput(plan: Forecast) -> SimulatedGoodput | None:
     """The course of the planned run. None where no simulator is installed, or failures are not known or too many."""
-    offers, known = installed().offers(GROUP), plan.reliability
+    offers, known = installed().get_offers(GROUP), plan.reliability
     if not offers or known is None or plan.save_every is None:
         return None
     days = plan.days or DAYS
     if days * DAY / known.mtbf_seconds * COURSES > MOST:
         return None
     name = min(offers)
-    plays = simulator(name)
+    plays = build_simulator(name)
     repaired = REPAIR / known.mtbf_seconds  # nodes that are in repair on average
     nodes = ceil(plan.world / plan.explained.topology.gpus_per_node)
     job = SimulatedJob(

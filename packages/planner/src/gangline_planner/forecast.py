@@ -52,7 +52,7 @@ class Forecast:
     @property
     def save_every(self) -> float | None:
         """Seconds of training between two saves that lose the least (Young and Daly)."""
-        return self.reliability.young_daly() if self.reliability and self.fits else None
+        return self.reliability.compute_young_daly() if self.reliability and self.fits else None
 
     @property
     def goodput(self) -> float | None:
@@ -60,7 +60,7 @@ class Forecast:
         if self.reliability is None or self.save_every is None:
             return None
         try:
-            return self.reliability.ettr(self.save_every)
+            return self.reliability.compute_ettr(self.save_every)
         except OverflowError:
             return 0.0
 

@@ -34,7 +34,7 @@ def _head(plan: Forecast, run: Run, assumed: Sequence[str]) -> Iterable[str]:
     axes = " x ".join(f"{axis} {size}" for axis, size in found.mesh.sizes if size > 1) or "one rank"
     yield f"{plan.world} ranks of {plan.cluster.name} ({plan.cluster.about})"
     yield f"{number(found.parameters)} parameters; {axes}; {found.microbatches} microbatches, schedule {found.schedule}"
-    precision = installed().part_of(run.precision).part.name
+    precision = installed().find_part(run.precision).part.name
     yield f"{run.batch.global_size:,} sequences of {run.batch.sequence_length:,} tokens a step, in {precision}"
     if assumed:
         yield f"assumed: {' '.join(assumed)}"

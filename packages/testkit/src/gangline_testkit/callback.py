@@ -17,12 +17,12 @@ from gangline.record import StepRecord
 from gangline.shard import is_of_model
 from gangline.train.rank import train
 from gangline.train.session import Session
-from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
+from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, mark_capability
 from gangline_testkit.compare import Held, assemble, compare_all
 from gangline_testkit.health_ranks import forbid_collectives
 from gangline_testkit.install import as_installed
-from gangline_testkit.pool import pool
-from gangline_testkit.sessions import session
+from gangline_testkit.pool import get_pool
+from gangline_testkit.sessions import open_session
 from gangline_testkit.suite import PartSuite
 
 ONE = "parallel=single"
@@ -54,9 +54,9 @@ class Lived:
 def run_callback(run_dir: Path, name: str, *settings: str) -> Lived:
     """Train on this rank until the run is done."""
     with ExitStack() as stack:
-        if "rows" not in installed().offers("parallel"):
+        if "rows" not in installed().get_offers("parallel"):
             stack.enter_context(as_installed("gangline-toys", "gangline_testkit.toys.plugin"))
-        s = session(run_dir, *settings)
+        s = open_session(run_dir, *settings)
         found = Lived(notes=list(s.notes))
         tell = s.reporter.record
         s.reporter.record = lambda record: found.records.append(record) or tell(record)  # type: ignore[method-assign, func-returns-value]
@@ -79,7 +79,7 @@ def _collect(s: Session, name: str, found: Lived) -> Lived:
 
 def end_by_error(run_dir: Path, name: str, *settings: str) -> None:
     """A run on which everything of a callback is called, then an error on this rank alone."""
-    s = session(run_dir, *settings)
+    s = open_session(run_dir, *settings)
     train(s)
     with forbid_collectives():
         s.callbacks[name].on_error(RuntimeError("another rank is gone"))
@@ -101,39 +101,39 @@ class CallbackSuite(PartSuite):
     def run_on_ranks(self, run_dir: Path, *more: str, world: int = 1, without: bool = False) -> list[Lived]:
         """What each rank saw of a run."""
         own = (FEW, f"run.steps={STEPS}", f"validate.every={HALF}") if without else (*self.chosen, *self.words)
-        return pool(world).run(run_callback, run_dir, self.offer.part.name, *own, *self.keep_chosen(*more))
+        return get_pool(world).run(run_callback, run_dir, self.offer.part.name, *own, *self.keep_chosen(*more))
 
-    def straight(self, place: Path) -> list[Lived]:
+    def run_straight(self, place: Path) -> list[Lived]:
         """What one process saw of the whole run; run once and kept."""
         key = repr((self.offer.part, self.words))
         if key not in _straight:
             _straight[key] = self.run_on_ranks(place, ONE)
         return _straight[key]
 
-    def assemble_arrays(self, found: list[Lived]) -> dict[str, Tensor]:
+    def assemble_arrays(self, lives: list[Lived]) -> dict[str, Tensor]:
         """The callback's arrays in the global view."""
-        own = {name: shape for name, shape in found[0].shapes.items() if name.startswith(f"{self.place}/")}
-        return assemble([rank.arrays for rank in found], own)
+        own = {name: shape for name, shape in lives[0].shapes.items() if name.startswith(f"{self.place}/")}
+        return assemble([rank.arrays for rank in lives], own)
 
     @property
     def place(self) -> str:
         return f"callback/{self.offer.part.name}"
 
-    def weights(self, found: list[Lived]) -> dict[str, Tensor]:
+    def gather_weights(self, lives: list[Lived]) -> dict[str, Tensor]:
         """The run's weights in the global view."""
-        own = {name: shape for name, shape in found[0].shapes.items() if is_of_model(name)}
-        return assemble([rank.weights for rank in found], own)
+        own = {name: shape for name, shape in lives[0].shapes.items() if is_of_model(name)}
+        return assemble([rank.weights for rank in lives], own)
 
     def test_builds_a_callback(self) -> None:
         run = self.run()
-        assert isinstance(self.build(self.config(run), run), Callback)
+        assert isinstance(self.build(self.build_config(run), run), Callback)
 
-    @needs(LAYOUT)
+    @mark_capability(LAYOUT)
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_layouts_agree(self, layout: str, tmp_path: Path) -> None:
         """Losses, metrics, arrays and state are those of one process; metrics and state the same on every rank."""
         world, choice = LAYOUTS[layout]
-        (alone,) = one = self.straight(tmp_path / "one")
+        (alone,) = one = self.run_straight(tmp_path / "one")
         found = self.run_on_ranks(tmp_path / "several", choice, world=world)
         for rank in found:
             assert not rank.boxes, f"the registry knows nothing of {rank.boxes[0]}"
@@ -150,7 +150,7 @@ class CallbackSuite(PartSuite):
         assert found[0].state.keys() == alone.state.keys()
 
     def test_a_checkpoint_in_the_middle_changes_no_bit(self, tmp_path: Path) -> None:
-        (straight,) = whole = self.straight(tmp_path / "straight")
+        (straight,) = whole = self.run_straight(tmp_path / "straight")
         self.run_on_ranks(tmp_path / "resumed", ONE, f"run.steps={HALF}")
         (resumed,) = again = self.run_on_ranks(tmp_path / "resumed", ONE)
         assert resumed.losses == straight.losses[HALF:]
@@ -167,7 +167,7 @@ class CallbackSuite(PartSuite):
 
     def test_leaves_over_some_of_the_arrays_it_is_asked_about(self) -> None:
         run = self.run()
-        callback = self.build(self.config(run), run)
+        callback = self.build(self.build_config(run), run)
         callback.place = self.place
         names = [f"{self.place}/unheard-of/{name}" for name in ("a", "b")]
         first, again = (list(callback.may_drop(list(names))) for _ in range(2))
@@ -176,11 +176,11 @@ class CallbackSuite(PartSuite):
 
     def test_no_collectives_on_an_error(self, tmp_path: Path) -> None:
         words = (*self.chosen, *self.words, *self.keep_chosen("parallel=ddp"))
-        pool(2).run(end_by_error, tmp_path / "run", self.offer.part.name, *words)
+        get_pool(2).run(end_by_error, tmp_path / "run", self.offer.part.name, *words)
 
-    @needs("watches")
+    @mark_capability("watches")
     def test_the_run_is_as_without_it(self, tmp_path: Path) -> None:
-        (one,) = found = self.straight(tmp_path / "with")
+        (one,) = found = self.run_straight(tmp_path / "with")
         (want,) = without = self.run_on_ranks(tmp_path / "without", ONE, without=True)
         assert one.losses == want.losses
-        compare_all("weight", self.weights(found), self.weights(without), 0)
+        compare_all("weight", self.gather_weights(found), self.gather_weights(without), 0)

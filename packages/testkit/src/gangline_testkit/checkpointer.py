@@ -14,9 +14,9 @@ import pytest
 from gangline.mesh import Mesh
 from gangline.run.attempts import Attempt, append
 from gangline_testkit import checkpointer_ranks as ranks, under_fire as fire
-from gangline_testkit.checkpointer_ranks import Job, document, registry_of
-from gangline_testkit.claims import needs
-from gangline_testkit.pool import PoolBroken, pool
+from gangline_testkit.checkpointer_ranks import CheckpointerJob, build_registry, make_document
+from gangline_testkit.claims import mark_capability
+from gangline_testkit.pool import PoolBroken, get_pool
 from gangline_testkit.suite import PartSuite
 
 ONE = Mesh.of({})
@@ -32,7 +32,7 @@ def _name(mesh: Mesh) -> str:
     return "-".join(f"{axis}{size}" for axis, size in mesh.sizes if size > 1) or "one"
 
 
-def _names(meshes: object) -> str:
+def _format_names(meshes: object) -> str:
     return _name(meshes) if isinstance(meshes, Mesh) else str(meshes)
 
 
@@ -53,35 +53,37 @@ class CheckpointerSuite(PartSuite):
         "retention": "with checkpoint.keep_last=N keeps the newest N that can be read, and deletes those before them",
     }
 
-    def kept_in(self, directory: Path) -> tuple[str, ...]:
+    def get_local_settings(self, directory: Path) -> tuple[str, ...]:
         """Settings that keep a run's checkpoints within its directory, where the part would not of itself."""
         return ()
 
-    def job(self, directory: Path, mesh: Mesh, large: int = 0, more: tuple[str, ...] = ()) -> Job:
+    def make_job(self, directory: Path, mesh: Mesh, large: int = 0, more: tuple[str, ...] = ()) -> CheckpointerJob:
         """The checkpointer on a mesh, with a run directory; `more`: further settings."""
-        run = self.run(f"run.dir={directory}", *self.kept_in(directory), *more)
-        return Job(self.offer.part.build, run, mesh, f"{directory}-{next(_number)}", large)
+        run = self.run(f"run.dir={directory}", *self.get_local_settings(directory), *more)
+        return CheckpointerJob(self.offer.part.build, run, mesh, f"{directory}-{next(_number)}", large)
 
     def save(self, directory: Path, mesh: Mesh, step: int, salt: int, attempt: int = 1) -> str:
         """Save on all ranks of a mesh; the id, which all must agree on."""
-        ids = pool(mesh.world).run(ranks.save, self.job(directory, mesh), step, salt, attempt)
+        ids = get_pool(mesh.world).run(ranks.save, self.make_job(directory, mesh), step, salt, attempt)
         assert len(set(ids)) == 1, f"ranks disagree about the id: {ids}"
         return ids[0]
 
     def load(self, directory: Path, mesh: Mesh, id: str, salt: int, names: tuple[str, ...] | None = None) -> None:
         """Load on all ranks of a mesh; every bit has to be what was saved."""
-        for rank, found in enumerate(pool(mesh.world).run(ranks.load, self.job(directory, mesh), id, salt, names)):
+        for rank, found in enumerate(
+            get_pool(mesh.world).run(ranks.load, self.make_job(directory, mesh), id, salt, names)
+        ):
             assert not found, f"rank {rank} of {_name(mesh)} got other values than were saved: {', '.join(found)}"
 
-    def seen(self, directory: Path) -> tuple[list[str], str | None]:
+    def read_as_tool(self, directory: Path) -> tuple[list[str], str | None]:
         """What a tool sees in another process: (all ids, the latest)."""
-        return pool(1).run(ranks.looked_up, self.job(directory, ONE))[0][:2]
+        return get_pool(1).run(ranks.look_up, self.make_job(directory, ONE))[0][:2]
 
-    def seen_ids(self, directory: Path) -> tuple[list[str], str | None]:
+    def list_as_tool(self, directory: Path) -> tuple[list[str], str | None]:
         """The same, where some of them may be damaged."""
-        return pool(1).run(ranks.listed, self.job(directory, ONE))[0]
+        return get_pool(1).run(ranks.list_ids, self.make_job(directory, ONE))[0]
 
-    def stored_files(self, directory: Path, id: str) -> list[Path]:
+    def find_files(self, directory: Path, id: str) -> list[Path]:
         """The files that make up a checkpoint: all under the run directory whose path names it."""
         return sorted(
             path for path in directory.rglob("*") if path.is_file() and id in str(path.relative_to(directory))
@@ -89,18 +91,18 @@ class CheckpointerSuite(PartSuite):
 
     # --- save and load -----------------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("mesh", [ONE, SHARDED, REPLICATED, TENSOR, PIPELINE], ids=_names)
+    @pytest.mark.parametrize("mesh", [ONE, SHARDED, REPLICATED, TENSOR, PIPELINE], ids=_format_names)
     def test_the_same_layout_gets_back_every_bit(self, mesh: Mesh, tmp_path: Path) -> None:
         """All dtypes and ranks of arrays; the shards are overwritten as soon as save returns."""
         id = self.save(tmp_path, mesh, 3, salt=1)
         assert id == "step-00000003"
         self.load(tmp_path, mesh, id, salt=1)
 
-    @needs("reshard")
+    @mark_capability("reshard")
     @pytest.mark.parametrize(
         ("saved", "loaded"),
         [(SHARDED, ONE), (ONE, SHARDED), (SHARDED, TENSOR), (TENSOR, PIPELINE), (PIPELINE, REPLICATED)],
-        ids=_names,
+        ids=_format_names,
     )
     def test_another_layout_gets_back_every_bit(self, saved: Mesh, loaded: Mesh, tmp_path: Path) -> None:
         """Boxes that match nothing that was saved."""
@@ -114,39 +116,39 @@ class CheckpointerSuite(PartSuite):
 
     def test_the_document_comes_back(self, tmp_path: Path) -> None:
         self.save(tmp_path, SHARDED, 1, salt=1)
-        _, _, (read,), _ = pool(1).run(ranks.looked_up, self.job(tmp_path, ONE))[0]
-        assert read == document(1, 1, 1)
+        _, _, (read,), _ = get_pool(1).run(ranks.look_up, self.make_job(tmp_path, ONE))[0]
+        assert read == make_document(1, 1, 1)
 
     def test_arrays_are_listed_with_their_shapes(self, tmp_path: Path) -> None:
         self.save(tmp_path, SHARDED, 1, salt=1)
-        _, _, _, (arrays,) = pool(1).run(ranks.looked_up, self.job(tmp_path, ONE))[0]
-        assert arrays == {name: layout.shape for name, layout in registry_of(SHARDED).layouts.items()}
+        _, _, _, (arrays,) = get_pool(1).run(ranks.look_up, self.make_job(tmp_path, ONE))[0]
+        assert arrays == {name: layout.shape for name, layout in build_registry(SHARDED).layouts.items()}
 
-    @needs("reshard")
+    @mark_capability("reshard")
     def test_a_tool_loads_without_ranks(self, tmp_path: Path) -> None:
         """No store, no process group: `gangline sample`."""
         id = self.save(tmp_path, SHARDED, 1, salt=1)
-        assert pool(1).run(ranks.load_as_tool, self.job(tmp_path, ONE), id, 1) == [[]]
+        assert get_pool(1).run(ranks.load_as_tool, self.make_job(tmp_path, ONE), id, 1) == [[]]
 
     def test_a_missing_array_is_the_users_error(self, tmp_path: Path) -> None:
         id = self.save(tmp_path, SHARDED, 1, salt=1)
-        asked = pool(2).run(ranks.load_strange, self.job(tmp_path, SHARDED), id, "model/absent", (3,))
+        asked = get_pool(2).run(ranks.load_strange, self.make_job(tmp_path, SHARDED), id, "model/absent", (3,))
         assert asked == ["UserError"] * 2
 
     def test_another_shape_is_the_users_error(self, tmp_path: Path) -> None:
         id = self.save(tmp_path, SHARDED, 1, salt=1)
-        asked = pool(2).run(ranks.load_strange, self.job(tmp_path, SHARDED), id, "model/norm.weight", (8,))
+        asked = get_pool(2).run(ranks.load_strange, self.make_job(tmp_path, SHARDED), id, "model/norm.weight", (8,))
         assert asked == ["UserError"] * 2
 
     # --- which one ---------------------------------------------------------------------------------------------------
 
     def test_an_empty_directory_has_none(self, tmp_path: Path) -> None:
-        assert self.seen(tmp_path) == ([], None)
+        assert self.read_as_tool(tmp_path) == ([], None)
 
     def test_checkpoints_are_listed_oldest_first(self, tmp_path: Path) -> None:
         for step in (10, 2, 100):
             self.save(tmp_path, ONE, step, salt=step)
-        assert self.seen(tmp_path) == (["step-00000002", "step-00000010", "step-00000100"], "step-00000100")
+        assert self.read_as_tool(tmp_path) == (["step-00000002", "step-00000010", "step-00000100"], "step-00000100")
         self.load(tmp_path, ONE, "step-00000010", salt=10)
 
     def test_latest_is_never_of_an_abandoned_branch(self, tmp_path: Path) -> None:
@@ -154,9 +156,9 @@ class CheckpointerSuite(PartSuite):
         for step in (1, 2, 3):
             self.save(tmp_path, ONE, step, salt=step)
         append(tmp_path, Attempt(2, "step-00000001", why="the loss went up"))
-        assert self.seen(tmp_path)[1] == "step-00000001"
+        assert self.read_as_tool(tmp_path)[1] == "step-00000001"
         assert self.save(tmp_path, ONE, 2, salt=22, attempt=2) == "step-00000002.2"
-        ids, latest = self.seen(tmp_path)
+        ids, latest = self.read_as_tool(tmp_path)
         assert latest == "step-00000002.2"
         assert set(ids) == {"step-00000001", "step-00000002", "step-00000003", "step-00000002.2"}
         self.load(tmp_path, ONE, "step-00000002", salt=2)
@@ -165,20 +167,20 @@ class CheckpointerSuite(PartSuite):
     def test_a_checkpoint_is_never_overwritten(self, tmp_path: Path) -> None:
         """A second save of the same step and attempt leaves the first as it was."""
         id = self.save(tmp_path, SHARDED, 4, salt=1)
-        raised = pool(2).run(ranks.failed_save, self.job(tmp_path, SHARDED), 4, 2)
+        raised = get_pool(2).run(ranks.save_with_error, self.make_job(tmp_path, SHARDED), 4, 2)
         assert all(raised), "a second save of the same step says nothing"
         self.load(tmp_path, SHARDED, id, salt=1)
 
-    @needs("retention")
+    @mark_capability("retention")
     def test_what_cannot_be_read_counts_for_nothing(self, tmp_path: Path) -> None:
         """Of two to be kept the newer is cut off: the one before it stays, for the run may need it yet."""
         ids = [self.save(tmp_path, SHARDED, step, salt=step) for step in (1, 2, 3)]
-        longest = max(self.stored_files(tmp_path, ids[2]), key=lambda path: path.stat().st_size)
+        longest = max(self.find_files(tmp_path, ids[2]), key=lambda path: path.stat().st_size)
         with longest.open("r+b") as file:
             file.truncate(longest.stat().st_size // 2)
-        job = self.job(tmp_path, SHARDED, more=("checkpoint.keep_last=2",))
-        (newest, _) = pool(2).run(ranks.save, job, 4, 4)
-        found, latest = self.seen_ids(tmp_path)
+        job = self.make_job(tmp_path, SHARDED, more=("checkpoint.keep_last=2",))
+        (newest, _) = get_pool(2).run(ranks.save, job, 4, 4)
+        found, latest = self.list_as_tool(tmp_path)
         assert latest == newest
         assert ids[1] in found, f"{ids[2]}, which cannot be read, was counted, and {ids[1]} deleted"
         assert ids[0] not in found, f"{ids[0]} is none of the newest two, and stays"
@@ -191,37 +193,39 @@ class CheckpointerSuite(PartSuite):
         for path in sorted(tmp_path.rglob(f"*{id}*")):
             if path.exists():
                 path.rename(path.with_name(path.name.replace(id, other)))
-        outcomes = pool(2).run(ranks.outcome, self.job(tmp_path, SHARDED), other, 3)
+        outcomes = get_pool(2).run(ranks.read_outcome, self.make_job(tmp_path, SHARDED), other, 3)
         kinds = {outcome.partition(":")[0] for outcome in outcomes}
         assert kinds <= {"bad", "gone"}, f"{id} under the name of {other}: {outcomes}"
 
     # --- what goes wrong ---------------------------------------------------------------------------------------------
 
-    @needs("atomic")
+    @mark_capability("atomic")
     def test_a_kill_leaves_whole_checkpoints_or_none(self, tmp_path: Path) -> None:
         """kill -9 of one rank just before it changes a file, at many of the files; then the run goes on."""
         whole = self.save(tmp_path, SHARDED, 1, salt=1)
-        counts = pool(2).run(ranks.save_and_die, self.job(tmp_path, SHARDED), 2, 2, None, 0)
+        counts = get_pool(2).run(ranks.save_and_die, self.make_job(tmp_path, SHARDED), 2, 2, None, 0)
         assert sum(counts), "the save changed no file that Python can see"
         moments = [(victim, after) for victim, count in enumerate(counts) for after in _spread(count, self.kills)]
         for number, (victim, after) in enumerate(moments):
             step = 10 + number
             with pytest.raises(PoolBroken):
-                pool(2).run(ranks.save_and_die, self.job(tmp_path, SHARDED), step, step, victim, after, grace=0.3)
-            ids, latest = self.seen(tmp_path)
+                get_pool(2).run(
+                    ranks.save_and_die, self.make_job(tmp_path, SHARDED), step, step, victim, after, grace=0.3
+                )
+            ids, latest = self.read_as_tool(tmp_path)
             assert whole in ids, f"a kill of rank {victim} before its change {after} took an older checkpoint away"
             for id in ids:
                 self.load(tmp_path, SHARDED, id, salt=int(id.removeprefix("step-")))
             assert latest == ids[-1]
         self.load(tmp_path, SHARDED, self.save(tmp_path, SHARDED, 99, salt=99), salt=99)
 
-    @needs("async")
+    @mark_capability("async")
     def test_a_kill_at_any_time_leaves_whole_checkpoints(self, tmp_path: Path) -> None:
         """kill -9 of a rank, of the processes that it has started, or of both, while the save goes on beside it."""
         assert "async" in self.can, "what is over when save returns is killed at its changes of files"
-        self.under_fire(tmp_path, self.moments)
+        self.save_under_kills(tmp_path, self.moments)
 
-    def under_fire(self, directory: Path, moments: int, seed: int | None = None) -> None:
+    def save_under_kills(self, directory: Path, moments: int, seed: int | None = None) -> None:
         """Saves that are killed at random moments; after each the newest is whole and the next save works.
 
         A save whose own processes alone are killed fails on all ranks or on none, and training goes on.
@@ -229,18 +233,18 @@ class CheckpointerSuite(PartSuite):
         seed = secrets.randbelow(1 << 32) if seed is None else seed
         print(f"seed {seed}")
         draw = random.Random(seed)
-        job = self.job(directory, SHARDED, large=512)
-        seconds = max(pool(2).run(fire.seconds_of_a_save, job, 1))
+        job = self.make_job(directory, SHARDED, large=512)
+        seconds = max(get_pool(2).run(fire.measure_save, job, 1))
         salts = {f"step-{step:08d}": step for step in (1, 2, 3)}
         killed = 3  # the step of the save that was killed last
         for number in range(moments):
             whom = draw.choice(("rank", "children", "both"))
             shot = fire.Shot(draw.randrange(2), whom, draw.uniform(0, 1.2) * seconds)
-            step = killed + (f"step-{killed:08d}" in self.seen(directory)[0])  # again, where nothing came of it
+            step = killed + (f"step-{killed:08d}" in self.read_as_tool(directory)[0])  # again, where nothing came of it
             steps = (step, step + 1, step + 2)
             salts |= {f"step-{one:08d}": one for one in steps}
             try:
-                came = pool(2).run(fire.save_under_fire, _again(job), salts, steps, shot, grace=0.3)
+                came = get_pool(2).run(fire.save_under_fire, _renew_token(job), salts, steps, shot, grace=0.3)
             except PoolBroken:
                 assert whom != "children", f"seed {seed}: {shot} of save {number} ended a rank"
                 killed = step + 1
@@ -251,42 +255,42 @@ class CheckpointerSuite(PartSuite):
                 ids = [f"step-{one:08d}" for one in steps]
                 assert outcomes in (ids, [ids[0], "SaveFailed", ids[2]]), f"seed {seed}, {shot}: {outcomes}"
                 killed = step + 2
-            found, newest = self.seen(directory)
+            found, newest = self.read_as_tool(directory)
             print(f"{shot} of saves of {seconds:.3f} s: the newest is {newest} of {steps}")
             assert newest == found[-1], f"seed {seed}: {newest} of {found}"
             assert int(newest.removeprefix("step-")) >= step, f"seed {seed}, {shot}: {steps[0]} is gone"
-            bad = pool(2).run(ranks.load, _again(job), newest, salts[newest])
+            bad = get_pool(2).run(ranks.load, _renew_token(job), newest, salts[newest])
             assert bad == [[], []], f"seed {seed}, {shot}: {newest} holds other values than were saved: {bad}"
 
     def test_the_save_that_was_killed_can_be_made_again(self, tmp_path: Path) -> None:
         """Leftovers of a dead save are in nobody's way."""
         self.save(tmp_path, SHARDED, 1, salt=1)  # makes folders, which those that are counted and killed find
-        counts = pool(2).run(ranks.save_and_die, self.job(tmp_path, SHARDED), 2, 2, None, 0)
+        counts = get_pool(2).run(ranks.save_and_die, self.make_job(tmp_path, SHARDED), 2, 2, None, 0)
         for victim, count in enumerate(counts):
             if count:
-                job = self.job(tmp_path, SHARDED)
+                job = self.make_job(tmp_path, SHARDED)
                 with pytest.raises(PoolBroken):
-                    pool(2).run(ranks.save_and_die, job, 3 + victim, 7, victim, count // 2, grace=0.3)
-                if f"step-{3 + victim:08d}" not in self.seen(tmp_path)[0]:
+                    get_pool(2).run(ranks.save_and_die, job, 3 + victim, 7, victim, count // 2, grace=0.3)
+                if f"step-{3 + victim:08d}" not in self.read_as_tool(tmp_path)[0]:
                     self.load(tmp_path, SHARDED, self.save(tmp_path, SHARDED, 3 + victim, salt=8), salt=8)
 
     def test_a_full_disk_fails_the_save_alone(self, tmp_path: Path) -> None:
         """SaveFailed on every rank; what was saved before is untouched, and with room again saving goes on."""
-        job = self.job(tmp_path, SHARDED, large=64)
-        (id, _) = pool(2).run(ranks.save, job, 1, 1)
-        asked = pool(2).run(ranks.save_on_a_full_disk, _again(job), 2, 2, 4096)
+        job = self.make_job(tmp_path, SHARDED, large=64)
+        (id, _) = get_pool(2).run(ranks.save, job, 1, 1)
+        asked = get_pool(2).run(ranks.save_on_a_full_disk, _renew_token(job), 2, 2, 4096)
         assert asked == ["SaveFailed"] * 2, f"instead of SaveFailed on both ranks: {asked}"
-        assert self.seen(tmp_path) == ([id], id)
-        assert pool(2).run(ranks.load, _again(job), id, 1) == [[], []]
-        (again, _) = pool(2).run(ranks.save, _again(job), 3, 3)
-        assert pool(2).run(ranks.load, _again(job), again, 3) == [[], []]
+        assert self.read_as_tool(tmp_path) == ([id], id)
+        assert get_pool(2).run(ranks.load, _renew_token(job), id, 1) == [[], []]
+        (again, _) = get_pool(2).run(ranks.save, _renew_token(job), 3, 3)
+        assert get_pool(2).run(ranks.load, _renew_token(job), again, 3) == [[], []]
 
     def test_a_lost_file_is_damage_that_is_named(self, tmp_path: Path) -> None:
         """Each file in turn: BadCheckpoint on every rank, or the checkpoint is not to be seen; never wrong numbers."""
         id = self.save(tmp_path, SHARDED, 1, salt=1)
-        files = [str(path) for path in self.stored_files(tmp_path, id)]
+        files = [str(path) for path in self.find_files(tmp_path, id)]
         assert files, f"no file under {tmp_path} names {id}"
-        per_rank = pool(2).run(ranks.lose_each, self.job(tmp_path, SHARDED), id, 1, files)
+        per_rank = get_pool(2).run(ranks.lose_each, self.make_job(tmp_path, SHARDED), id, 1, files)
         noticed = 0
         for file, outcomes in zip(files, zip(*per_rank, strict=True), strict=True):
             kinds = {outcome.partition(":")[0] for outcome in outcomes}
@@ -294,29 +298,29 @@ class CheckpointerSuite(PartSuite):
             noticed += kinds != {"right"}
         assert noticed, "no file is needed"
 
-    @needs("verify")
+    @mark_capability("verify")
     def test_every_flipped_byte_is_noticed(self, tmp_path: Path) -> None:
         """One bit in each file's first, last and several other bytes: BadCheckpoint, or nothing that matters."""
         id = self.save(tmp_path, ONE, 1, salt=1)
         places = []
-        for path in self.stored_files(tmp_path, id):
+        for path in self.find_files(tmp_path, id):
             size = path.stat().st_size
             places += [(str(path), place) for place in sorted({*range(0, size, max(1, size // 12)), size - 1})]
-        outcomes = pool(1).run(ranks.flip_each, self.job(tmp_path, ONE), id, 1, places)[0]
+        outcomes = get_pool(1).run(ranks.flip_each, self.make_job(tmp_path, ONE), id, 1, places)[0]
         kinds = [outcome.partition(":")[0] for outcome in outcomes]
         for (file, place), kind, outcome in zip(places, kinds, outcomes, strict=True):
             assert kind in ("bad", "gone", "right"), f"byte {place} of {file} flipped: {outcome}"
         assert "bad" in kinds
 
-    @needs("async")
+    @mark_capability("async")
     def test_save_returns_before_the_checkpoint_is_whole(self, tmp_path: Path) -> None:
-        job = self.job(tmp_path, SHARDED, large=8192)
-        tries = [pool(2).run(ranks.seen_while_saving, _again(job), step) for step in (1, 2, 3)]
+        job = self.make_job(tmp_path, SHARDED, large=8192)
+        tries = [get_pool(2).run(ranks.watch_save, _renew_token(job), step) for step in (1, 2, 3)]
         assert not all(visible for of_ranks in tries for visible, _, _ in of_ranks), "always whole when save returned"
         assert min(seconds - blocked for of_ranks in tries for _, blocked, seconds in of_ranks) > 0
 
 
-def _again(job: Job) -> Job:
+def _renew_token(job: CheckpointerJob) -> CheckpointerJob:
     """The same job with keys of its own in the store."""
     return replace(job, token=f"{job.token}-{next(_number)}")
 

@@ -22,13 +22,13 @@ from gangline.config.schema import Run
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.plugin.registry import load as load_object
-from gangline.shard import Division, Layout, Registry, Shard, dtype_name
+from gangline.shard import Division, Layout, Registry, Shard, name_dtype
 from gangline_testkit import rank
 from gangline_testkit.toys.rows_storage import split_evenly
 
 
 @dataclass(frozen=True)
-class Job:
+class CheckpointerJob:
     """A checkpointer on a mesh, in a run directory, as data. `large`: how many rows the largest arrays have."""
 
     build: str
@@ -41,7 +41,7 @@ class Job:
 # --- the arrays ------------------------------------------------------------------------------------------------------
 
 
-def registry_of(mesh: Mesh, large: int = 0) -> Registry:
+def build_registry(mesh: Mesh, large: int = 0) -> Registry:
     """Matrices in rows, in columns and both, a stack, a vector, a number, several dtypes, one array on a stage."""
     rows = mesh.size("dp_shard")
 
@@ -66,7 +66,7 @@ def registry_of(mesh: Mesh, large: int = 0) -> Registry:
     return Registry.of(mesh, layouts)
 
 
-def values(name: str, layout: Layout, salt: int) -> torch.Tensor:
+def make_values(name: str, layout: Layout, salt: int) -> torch.Tensor:
     """The whole array: another number at each place, others for each name and salt; nan, inf and -0.0 among floats."""
     count = 1
     for length in layout.shape:
@@ -78,12 +78,12 @@ def values(name: str, layout: Layout, salt: int) -> torch.Tensor:
     return whole.reshape(layout.shape)
 
 
-def shards_of(registry: Registry, salt: int | None, names: Iterable[str] | None = None) -> list[Shard]:
-    """This rank's shards, filled with `values`, or with -1 where salt is None."""
+def make_shards(registry: Registry, salt: int | None, names: Iterable[str] | None = None) -> list[Shard]:
+    """This rank's shards, filled with `make_values`, or with -1 where salt is None."""
     made = []
     for name in registry if names is None else names:
         layout = registry[name]
-        whole = None if salt is None else values(name, layout, salt)
+        whole = None if salt is None else make_values(name, layout, salt)
         for box, primary in registry.list_rank_boxes(name, rank.index):
             dtype = getattr(torch, layout.dtype)
             local = torch.full(box.shape, -1, dtype=dtype) if whole is None else whole[box.slices].clone()
@@ -91,22 +91,22 @@ def shards_of(registry: Registry, salt: int | None, names: Iterable[str] | None 
     return made
 
 
-def wrong(shards: Iterable[Shard], salt: int) -> list[str]:
-    """The shards that do not hold the bits of `values`."""
+def find_wrong(shards: Iterable[Shard], salt: int) -> list[str]:
+    """The shards that do not hold the bits of `make_values`."""
     found = []
     for shard in shards:
-        layout = Layout(shard.global_shape, dtype_name(shard.dtype))
-        want = values(shard.name, layout, salt)[shard.box.slices].contiguous()
-        if _bits(shard.local) != _bits(want):
+        layout = Layout(shard.global_shape, name_dtype(shard.dtype))
+        want = make_values(shard.name, layout, salt)[shard.box.slices].contiguous()
+        if _view_bits(shard.local) != _view_bits(want):
             found.append(f"{shard.name} at {shard.offset}")
     return found
 
 
-def _bits(x: torch.Tensor) -> bytes:
+def _view_bits(x: torch.Tensor) -> bytes:
     return x.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def document(step: int, attempt: int, salt: int) -> dict[str, Any]:
+def make_document(step: int, attempt: int, salt: int) -> dict[str, Any]:
     """A document with all that JSON can hold."""
     states = {
         "precision": {"scale": 65536.0, "good": None},
@@ -118,20 +118,20 @@ def document(step: int, attempt: int, salt: int) -> dict[str, Any]:
 # --- what a rank does ------------------------------------------------------------------------------------------------
 
 
-def opened(job: Job) -> Checkpointer:
+def open_checkpointer(job: CheckpointerJob) -> Checkpointer:
     """The checkpointer as a run's rank has it."""
-    comms = rank.comms(job.mesh)
+    comms = rank.make_comms(job.mesh)
     return load_object(job.build)(job.run.checkpoint, job.run, dist.PrefixStore(job.token, comms.store))  # type: ignore[arg-type]
 
 
-def opened_by_a_tool(job: Job) -> Checkpointer:
+def open_as_tool(job: CheckpointerJob) -> Checkpointer:
     """The checkpointer as a tool opens a finished run: no store, no process group."""
     return load_object(job.build)(job.run.checkpoint, job.run, None)
 
 
-def save(job: Job, step: int, salt: int, attempt: int = 1) -> str:
+def save(job: CheckpointerJob, step: int, salt: int, attempt: int = 1) -> str:
     """Save, overwrite the shards at once, wait until all is settled; the id."""
-    checkpointer = opened(job)
+    checkpointer = open_checkpointer(job)
     try:
         handle = save_with(checkpointer, job, step, salt, attempt)
         handle.settled.result()
@@ -141,11 +141,11 @@ def save(job: Job, step: int, salt: int, attempt: int = 1) -> str:
         checkpointer.close()
 
 
-def save_with(checkpointer: Checkpointer, job: Job, step: int, salt: int, attempt: int = 1) -> SaveHandle:
+def save_with(checkpointer: Checkpointer, job: CheckpointerJob, step: int, salt: int, attempt: int = 1) -> SaveHandle:
     """Save, overwrite the shards at once, wait until the checkpoint is visible."""
-    registry = registry_of(job.mesh, job.large)
-    shards = shards_of(registry, salt)
-    handle = checkpointer.save(SaveRequest(step), shards, registry, document(step, attempt, salt))
+    registry = build_registry(job.mesh, job.large)
+    shards = make_shards(registry, salt)
+    handle = checkpointer.save(SaveRequest(step), shards, registry, make_document(step, attempt, salt))
     for shard in shards:
         shard.local.fill_(-2)  # the next step overwrites them; what is saved is what was there
     settled_early = handle.state is SaveState.SETTLED and not handle.visible.done()
@@ -162,7 +162,7 @@ def save_with(checkpointer: Checkpointer, job: Job, step: int, salt: int, attemp
     return handle
 
 
-def failed_save(job: Job, step: int, salt: int) -> str:
+def save_with_error(job: CheckpointerJob, step: int, salt: int) -> str:
     """What a save raises, by class name; "" for nothing."""
     try:
         save(job, step, salt)
@@ -171,26 +171,26 @@ def failed_save(job: Job, step: int, salt: int) -> str:
     return ""
 
 
-def load(job: Job, id: str, salt: int, names: tuple[str, ...] | None = None) -> list[str]:
+def load(job: CheckpointerJob, id: str, salt: int, names: tuple[str, ...] | None = None) -> list[str]:
     """Load into shards of -1; those that then hold other bits than were saved."""
-    checkpointer, ident = opened(job), CheckpointId.parse(id)
+    checkpointer, ident = open_checkpointer(job), CheckpointId.parse(id)
     assert ident is not None
-    registry = registry_of(job.mesh, job.large)
-    shards = shards_of(registry, None, names)
+    registry = build_registry(job.mesh, job.large)
+    shards = make_shards(registry, None, names)
     try:
         checkpointer.load(ident, shards, registry)
-        return wrong(shards, salt)
+        return find_wrong(shards, salt)
     finally:
         checkpointer.close()
 
 
-def load_strange(job: Job, id: str, name: str, shape: tuple[int, ...]) -> str:
+def load_strange(job: CheckpointerJob, id: str, name: str, shape: tuple[int, ...]) -> str:
     """Ask for an array that is not stored so; what is raised, by class name."""
-    checkpointer, ident = opened(job), CheckpointId.parse(id)
+    checkpointer, ident = open_checkpointer(job), CheckpointId.parse(id)
     assert ident is not None
     registry = Registry.of(job.mesh, {name: Layout(shape, "float32")})
     try:
-        checkpointer.load(ident, shards_of(registry, None), registry)
+        checkpointer.load(ident, make_shards(registry, None), registry)
     except Exception as error:
         return type(error).__name__
     finally:
@@ -198,40 +198,42 @@ def load_strange(job: Job, id: str, name: str, shape: tuple[int, ...]) -> str:
     return ""
 
 
-def looked_up(job: Job) -> tuple[list[str], str | None, list[dict[str, Any]], list[dict[str, tuple[int, ...]]]]:
+def look_up(
+    job: CheckpointerJob,
+) -> tuple[list[str], str | None, list[dict[str, Any]], list[dict[str, tuple[int, ...]]]]:
     """All that a tool sees: ids, the latest, and each one's document and arrays."""
-    checkpointer = opened_by_a_tool(job)
-    ids, latest = checkpointer.list(), checkpointer.latest()
-    documents = [checkpointer.document(id) for id in ids]
-    arrays = [{name: tuple(shape) for name, shape in checkpointer.arrays(id).items()} for id in ids]
+    checkpointer = open_as_tool(job)
+    ids, latest = checkpointer.list(), checkpointer.find_latest()
+    documents = [checkpointer.read_document(id) for id in ids]
+    arrays = [{name: tuple(shape) for name, shape in checkpointer.read_shapes(id).items()} for id in ids]
     checkpointer.close()
     return [str(id) for id in ids], str(latest) if latest else None, documents, arrays
 
 
-def listed(job: Job) -> tuple[list[str], str | None]:
+def list_ids(job: CheckpointerJob) -> tuple[list[str], str | None]:
     """What a tool sees without opening any: ids, and the latest."""
-    checkpointer = opened_by_a_tool(job)
-    ids, latest = checkpointer.list(), checkpointer.latest()
+    checkpointer = open_as_tool(job)
+    ids, latest = checkpointer.list(), checkpointer.find_latest()
     checkpointer.close()
     return [str(id) for id in ids], str(latest) if latest else None
 
 
-def load_as_tool(job: Job, id: str, salt: int) -> list[str]:
+def load_as_tool(job: CheckpointerJob, id: str, salt: int) -> list[str]:
     """Load whole arrays without a store."""
-    checkpointer, ident = opened_by_a_tool(job), CheckpointId.parse(id)
+    checkpointer, ident = open_as_tool(job), CheckpointId.parse(id)
     assert ident is not None
-    registry = registry_of(job.mesh, job.large)
-    shards = shards_of(registry, None)
+    registry = build_registry(job.mesh, job.large)
+    shards = make_shards(registry, None)
     checkpointer.load(ident, shards, registry)
-    return wrong(shards, salt)
+    return find_wrong(shards, salt)
 
 
-def seen_while_saving(job: Job, step: int) -> tuple[bool, float, float]:
+def watch_save(job: CheckpointerJob, step: int) -> tuple[bool, float, float]:
     """Whether the checkpoint was visible as soon as `save` returned; seconds blocked, and until it was visible."""
-    checkpointer = opened(job)
-    registry = registry_of(job.mesh, job.large)
+    checkpointer = open_checkpointer(job)
+    registry = build_registry(job.mesh, job.large)
     began = time.monotonic()
-    handle = checkpointer.save(SaveRequest(step), shards_of(registry, step), registry, document(step, 1, step))
+    handle = checkpointer.save(SaveRequest(step), make_shards(registry, step), registry, make_document(step, 1, step))
     visible = handle.visible.done() and handle.id in checkpointer.list()
     handle.visible.result()
     seconds = time.monotonic() - began
@@ -239,9 +241,9 @@ def seen_while_saving(job: Job, step: int) -> tuple[bool, float, float]:
     return visible, handle.blocked_seconds, seconds
 
 
-def save_on_a_full_disk(job: Job, step: int, salt: int, room: int) -> str:
+def save_on_a_full_disk(job: CheckpointerJob, step: int, salt: int, room: int) -> str:
     """Save where no file may grow beyond `room` bytes; what is raised, by class name."""
-    checkpointer = opened(job)
+    checkpointer = open_checkpointer(job)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
@@ -257,16 +259,16 @@ def save_on_a_full_disk(job: Job, step: int, salt: int, room: int) -> str:
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def outcome(job: Job, id: str, salt: int) -> str:
+def read_outcome(job: CheckpointerJob, id: str, salt: int) -> str:
     """What reading a checkpoint comes to: "right", "wrong: ...", "gone", "bad: ...", or the name of another error."""
-    checkpointer, ident = opened(job), CheckpointId.parse(id)
+    checkpointer, ident = open_checkpointer(job), CheckpointId.parse(id)
     assert ident is not None
-    registry = registry_of(job.mesh, job.large)
-    shards = shards_of(registry, None)
+    registry = build_registry(job.mesh, job.large)
+    shards = make_shards(registry, None)
     try:
         if ident not in checkpointer.list():
             return "gone"
-        read = checkpointer.document(ident)
+        read = checkpointer.read_document(ident)
         checkpointer.load(ident, shards, registry)
     except BadCheckpoint as error:
         return f"bad: {error.array} in {error.file}"
@@ -274,24 +276,24 @@ def outcome(job: Job, id: str, salt: int) -> str:
         return f"{type(error).__name__}: {error}"
     finally:
         checkpointer.close()
-    found = wrong(shards, salt)
-    if read != document(ident.step, ident.attempt, salt):
+    found = find_wrong(shards, salt)
+    if read != make_document(ident.step, ident.attempt, salt):
         found.append("the document")
     return f"wrong: {', '.join(found)}" if found else "right"
 
 
-def lose_each(job: Job, id: str, salt: int, files: list[str]) -> list[str]:
+def lose_each(job: CheckpointerJob, id: str, salt: int, files: list[str]) -> list[str]:
     """The outcome with each file gone in turn; all ranks in step."""
     return _damage_each(job, id, salt, [(file, None) for file in files])
 
 
-def flip_each(job: Job, id: str, salt: int, places: list[tuple[str, int]]) -> list[str]:
+def flip_each(job: CheckpointerJob, id: str, salt: int, places: list[tuple[str, int]]) -> list[str]:
     """The outcome with each byte flipped in turn."""
     return _damage_each(job, id, salt, places)
 
 
-def _damage_each(job: Job, id: str, salt: int, places: list) -> list[str]:
-    world, outcomes = rank.comms(job.mesh).world, []
+def _damage_each(job: CheckpointerJob, id: str, salt: int, places: list) -> list[str]:
+    world, outcomes = rank.make_comms(job.mesh).world, []
     for number, (file, place) in enumerate(places):
         path, content = Path(file), b""
         if rank.index == 0:
@@ -301,8 +303,8 @@ def _damage_each(job: Job, id: str, salt: int, places: list) -> list[str]:
             else:
                 path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
         world.barrier()
-        turn = Job(job.build, job.run, job.mesh, f"{job.token}-{number}", job.large)
-        outcomes.append(outcome(turn, id, salt))
+        turn = CheckpointerJob(job.build, job.run, job.mesh, f"{job.token}-{number}", job.large)
+        outcomes.append(read_outcome(turn, id, salt))
         world.barrier()
         if rank.index == 0:
             path.write_bytes(content)
@@ -321,7 +323,7 @@ _watching = False
 
 def _watch(event: str, args: tuple) -> None:
     global _left, _made
-    if _directory and event in _CHANGES and any(_inside(arg) for arg in args[:2]):
+    if _directory and event in _CHANGES and any(_is_inside(arg) for arg in args[:2]):
         if event == "open" and not _writes(args):
             return
         if _left == _made:
@@ -329,7 +331,7 @@ def _watch(event: str, args: tuple) -> None:
         _made += 1
 
 
-def _inside(arg: object) -> bool:
+def _is_inside(arg: object) -> bool:
     text = os.fsdecode(arg) if isinstance(arg, str | bytes | os.PathLike) else ""
     return text.startswith(_directory)
 
@@ -339,7 +341,7 @@ def _writes(args: tuple) -> bool:
     return bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
-def save_and_die(job: Job, step: int, salt: int, victim: int | None, after: int) -> int:
+def save_and_die(job: CheckpointerJob, step: int, salt: int, victim: int | None, after: int) -> int:
     """Save, counting the changes this rank makes to files; the victim kills itself just before number `after`."""
     global _left, _made, _directory, _watching
     if not _watching:

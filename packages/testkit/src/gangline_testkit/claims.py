@@ -38,7 +38,7 @@ class Waived(UserWarning):
         super().__init__(f"{choice}: {reason}")
 
 
-def needs(capability: str) -> Callable[[Callable], Callable]:
+def mark_capability(capability: str) -> Callable[[Callable], Callable]:
     """Mark a standard test as about one capability, a word of its suite's `CLAIMS`."""
 
     def mark(test: Callable) -> Callable:
@@ -84,7 +84,7 @@ def waive(reason: str) -> Callable:
     return test
 
 
-def standard_tests(cls: type) -> dict[str, Callable]:
+def find_standard_tests(cls: type) -> dict[str, Callable]:
     """The kit's tests that a suite class inherits, by name."""
     found: dict[str, Callable] = {}
     for base in cls.__mro__:
@@ -94,10 +94,10 @@ def standard_tests(cls: type) -> dict[str, Callable]:
     return found
 
 
-def overridden(cls: type) -> list[str]:
+def find_overridden(cls: type) -> list[str]:
     """Names of standard tests that a class replaces or deletes without `waive`."""
     return [
         name
-        for name, test in standard_tests(cls).items()
+        for name, test in find_standard_tests(cls).items()
         if (mine := inspect.getattr_static(cls, name, None)) is not test and not getattr(mine, "waived", "")
     ]

@@ -18,7 +18,7 @@ MESHES = ({"dp_shard": 2}, {"tp": 2})
 def check_traffic(config: PartConfig, run: Run) -> None:
     """Raises AssertionError where the wrapped axes are other ones, or carry something else."""
     for sizes in MESHES:
-        inner = rank.comms(Mesh.of(sizes), True)
+        inner = rank.make_comms(Mesh.of(sizes), True)
         wrapped = config.wrap(run, inner)
         assert isinstance(wrapped, Comms), f"`wrap` gave {type(wrapped).__name__}, not Comms"
         for name in ("rank", "device"):
@@ -27,7 +27,7 @@ def check_traffic(config: PartConfig, run: Run) -> None:
         wrapped.store.set(key, b"carried")
         assert inner.store.get(key) == b"carried", "`wrap` changed the store"
         fold = Fold("lanes", 2, tuple(sizes))
-        pairs = [(wrapped.axis(*axes), inner.axis(*axes)) for axes in combinations(("dp_shard", "tp"), 1)]
+        pairs = [(wrapped.get_comm(*axes), inner.get_comm(*axes)) for axes in combinations(("dp_shard", "tp"), 1)]
         pairs += [(wrapped.world, inner.world), (wrapped.fold(fold), inner.fold(fold))]
         pairs += [(wrapped.fold_rest(fold), inner.fold_rest(fold))]
         for comm, bare in pairs:
@@ -42,14 +42,16 @@ def _compare_comms(comm: Comm, bare: Comm) -> None:
     x = torch.arange(4.0 * n, dtype=torch.float64).add(10 * bare.index + 1).view(2 * n, 2)
     for prefix in ("", "start_"):
         for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
-            _equal(name, _call(comm, prefix + name, x), _call(bare, prefix + name, x))
-        _equal("broadcast", _call(comm, f"{prefix}broadcast", x, n - 1), _call(bare, f"{prefix}broadcast", x, n - 1))
+            _assert_equal(name, _call(comm, prefix + name, x), _call(bare, prefix + name, x))
+        _assert_equal(
+            "broadcast", _call(comm, f"{prefix}broadcast", x, n - 1), _call(bare, f"{prefix}broadcast", x, n - 1)
+        )
         received = [[torch.empty_like(x) for _ in range(n)] for _ in range(2)]
         for one, into in zip((comm, bare), received, strict=True):
             sends, recvs = [(x, peer) for peer in range(n)], [(y, peer) for peer, y in enumerate(into)]
             getattr(one, f"{prefix}exchange")(sends, recvs) if not prefix else one.start_exchange(sends, recvs).wait()
         for ours, theirs in zip(*received, strict=True):
-            _equal("exchange", ours, theirs)
+            _assert_equal("exchange", ours, theirs)
     comm.barrier()
 
 
@@ -58,7 +60,7 @@ def _call(comm: Comm, name: str, x: torch.Tensor, *more: int) -> torch.Tensor:
     return found.wait() if name.startswith("start_") else found
 
 
-def _equal(name: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+def _assert_equal(name: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert ours.equal(theirs), (
         f"{name} gives {ours.flatten()[:4].tolist()}... instead of {theirs.flatten()[:4].tolist()}..."
     )

@@ -35,12 +35,12 @@ class CommandSuite:
         return self.choice.removeprefix("gangline ")
 
     def test_is_listed_with_a_short_summary(self) -> None:
-        summary = installed().commands()[self.verb].summary
+        summary = installed().get_commands()[self.verb].summary
         assert summary.strip() == summary
         assert 0 < len(summary) <= LONGEST_SUMMARY, f"{len(summary)} letters; {LONGEST_SUMMARY} fit into the table"
 
     def test_run_path_resolves(self) -> None:
-        run = installed().commands()[self.verb].run
+        run = installed().get_commands()[self.verb].run
         assert callable(load(run)), f"{run} cannot be called"
 
     def test_help_is_given_without_torch(self) -> None:

@@ -71,7 +71,7 @@ def compare_all(what: str, got: Mapping[str, Tensor], want: Mapping[str, Tensor]
         close(f"{what} {name}", got[name], want[name], relative)
 
 
-def number_close(what: str, got: float, want: float, relative: float) -> None:
+def assert_number_close(what: str, got: float, want: float, relative: float) -> None:
     """One number; 0: the same bits."""
     apart = abs(got - want)
     assert apart <= relative * abs(want), f"{what} is {got!r}, expected {want!r}"
@@ -85,7 +85,7 @@ def compare_clipped(
     after = assemble([held for _, _, held in per_rank], shapes)
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in before.values()))
     for clipped, _, _ in per_rank:
-        number_close(what, clipped, norm, 1e-12)
+        assert_number_close(what, clipped, norm, 1e-12)
     factor = min(limit / norm, 1.0)
     scaled = {name: gradient * factor for name, gradient in before.items()}
     compare_all("clipped gradient", after, scaled, 1e-4 if factor < 1 else 0)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangline.cli import wide_open
+from gangline.cli import open_console
 from gangline.errors import UserError
 from gangline.plugin.discovery import Offer
 from gangline.plugin.registry import installed
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--markdown", action="store_true", help="a table to paste into a README")
     options = parser.parse_args(argv)
-    offers, verbs = offers_of(options.distribution)
+    offers, verbs = find_offers(options.distribution)
     tests = options.tests or (OWN if OWN.exists() else None)
     if tests is not None and not tests.is_file():
         raise UserError(f"there is no file {tests}.", "Leave out --tests to run the suites without claims.")
@@ -43,15 +43,15 @@ def main(argv: Sequence[str]) -> int:
     return 1 if any(result.failed for result in results) else 0
 
 
-def offers_of(distribution: str) -> tuple[list[Offer], list[str]]:
+def find_offers(distribution: str) -> tuple[list[Offer], list[str]]:
     """The parts and the verbs that a distribution supplies. Raises UserError, with the cause, where there are none."""
     found = installed()
     for failure in found.failures:
         if _is_same_name(failure.distribution, distribution):
             raise UserError(f"{failure.supplier} {failure.why}", failure.mend)
-    every = [offer for group in found.groups() for offer in found.offers(group).values() if not offer.viewed]
+    every = [offer for group in found.list_groups() for offer in found.get_offers(group).values() if not offer.viewed]
     mine = [offer for offer in every if _is_same_name(offer.distribution, distribution)]
-    verbs = found.verbs_of(distribution)
+    verbs = found.list_verbs(distribution)
     if not mine and not verbs:
         names = ", ".join(sorted({offer.distribution for offer in every if offer.distribution}))
         raise UserError(
@@ -70,7 +70,7 @@ def conform(offers: Sequence[Offer], verbs: Sequence[str], tests: Path | None) -
             tests = Path(folder, "test_conformance.py")
             tests.write_text(report.generate_tests(offers, verbs), encoding="utf-8")
         results = report.run_file(tests.resolve())
-    suites = {f"{offer.group}={offer.part.name}": report.suite_of(offer) for offer in offers}
+    suites = {f"{offer.group}={offer.part.name}": report.find_suite(offer) for offer in offers}
     suites |= {f"gangline {verb}": "gangline_testkit:CommandSuite" for verb in verbs}
     rows = []
     for choice, suite in suites.items():
@@ -82,7 +82,7 @@ def conform(offers: Sequence[Offer], verbs: Sequence[str], tests: Path | None) -
 
 def show(results: Sequence[Result], distribution: str, markdown: bool) -> None:
     """The table, then what failed."""
-    rows = [_cells(result) for result in results]
+    rows = [_format_cells(result) for result in results]
     if markdown:
         print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
         print("\n".join(f"| {' | '.join(row)} |" for row in rows))
@@ -93,13 +93,13 @@ def show(results: Sequence[Result], distribution: str, markdown: bool) -> None:
         table = Table(*COLUMNS, title=f"conformance of {distribution}", title_justify="left")
         for row in rows:
             table.add_row(*map(Text, row))
-        wide_open().print(table)
+        open_console().print(table)
     for result in results:
         for test, why in result.failed.items():
             print(f"FAILED {result.choice} {test}: {why}")
 
 
-def _cells(result: Result) -> tuple[str, ...]:
+def _format_cells(result: Result) -> tuple[str, ...]:
     remarks = [f"could claim {word}" for word in sorted(result.could_claim)]
     remarks += [f"waives {waiver}" for waiver in result.waived]
     claims = ", ".join(sorted(result.claims))

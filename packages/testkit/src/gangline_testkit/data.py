@@ -19,20 +19,20 @@ from gangline.data.base import DataSource
 from gangline.data.sample import Sample
 from gangline.errors import UserError
 from gangline.plugin.registry import load
-from gangline_testkit.claims import needs
+from gangline_testkit.claims import mark_capability
 from gangline_testkit.data_reader import BatchReaderSuite
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 SOME = 24  # samples that a test looks at
 
 
-def digests(build: str, run: Run, split: str, numbers: list[int]) -> list[str]:
+def compute_digests(build: str, run: Run, split: str, numbers: list[int]) -> list[str]:
     """What a rank makes of the same samples."""
     source = load(build)(run.data, run, split)
-    return [_digest(source.sample(number)) for number in numbers]
+    return [_compute_digest(source.sample(number)) for number in numbers]
 
 
-def _digest(sample: Sample) -> str:
+def _compute_digest(sample: Sample) -> str:
     found = hashlib.blake2b(digest_size=8)
     for name, value in sorted(sample.items()):
         found.update(f"{name} {value.shape}".encode())  # type: ignore[attr-defined]
@@ -49,16 +49,16 @@ class DataSourceSuite(BatchReaderSuite):
         "reads": "what is missing, or too short, in data.path is the user's error",
     }
 
-    def model_settings(self) -> tuple[str, ...]:
+    def get_model_settings(self) -> tuple[str, ...]:
         return ("model.vocab_size=256", "batch.sequence_length=32")
 
-    def corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
+    def write_corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
         """Write data that no part of repeats, other data for another `first`; the settings that name it."""
         path = directory / f"{first}-{words}.txt"
-        path.write_text(self.text(first, words))
+        path.write_text(self.make_text(first, words))
         return (f"data.path={path}",)
 
-    def text(self, first: int = 0, words: int = 1500) -> str:
+    def make_text(self, first: int = 0, words: int = 1500) -> str:
         """What `corpus` writes: counting words, so that every few letters say where they are."""
         return "".join(f"{100_000 + first + n} " for n in range(words))
 
@@ -66,22 +66,24 @@ class DataSourceSuite(BatchReaderSuite):
         """Which part of the data a sample's inputs are: [start, stop) in letters of the text."""
         read = source.decode(sample["tokens"][:-1].tolist())
         assert read is not None, "decode gives no text: override `place`"
-        text = self.text()
+        text = self.make_text()
         while read and read not in text:  # the last one may end in a separator
             read = read[:-1]
         assert len(read) > len("100000 "), "a sample is not to be found in the data"
         return text.index(read), text.index(read) + len(read)
 
-    def source(self, tmp_path: Path, *settings: str, split: str = "train", corpus: Iterable[str] | None = None) -> Any:
+    def build_source(
+        self, tmp_path: Path, *settings: str, split: str = "train", corpus: Iterable[str] | None = None
+    ) -> Any:
         """The source on the suite's data."""
-        run = self.run(*(self.corpus(tmp_path) if corpus is None else corpus), *settings)
+        run = self.run(*(self.write_corpus(tmp_path) if corpus is None else corpus), *settings)
         return self.build(run.data, run, split)
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("split", ["train", "validation"])
     def test_samples_have_the_shapes_and_types_of_the_contract(self, split: str, tmp_path: Path) -> None:
-        source = self.source(tmp_path, split=split)
+        source = self.build_source(tmp_path, split=split)
         for i in range(SOME):
             sample = source.sample(i)
             tokens = sample["tokens"]
@@ -105,107 +107,109 @@ class DataSourceSuite(BatchReaderSuite):
 
     def test_a_sample_depends_on_its_number_alone(self, tmp_path: Path) -> None:
         """Not on what was asked before, not on the instance, not on what was done to the arrays it gave."""
-        source = self.source(tmp_path)
-        first = [_digest(source.sample(i)) for i in range(SOME)]
+        source = self.build_source(tmp_path)
+        first = [_compute_digest(source.sample(i)) for i in range(SOME)]
         for i in reversed(range(SOME)):
             given = source.sample(i)
             for value in given.values():
                 if value.flags.writeable:
                     value[...] = 1
-        assert [_digest(source.sample(i)) for i in range(SOME)] == first
-        another = self.source(tmp_path)
-        assert [_digest(another.sample(i)) for i in reversed(range(SOME))] == first[::-1]
+        assert [_compute_digest(source.sample(i)) for i in range(SOME)] == first
+        another = self.build_source(tmp_path)
+        assert [_compute_digest(another.sample(i)) for i in reversed(range(SOME))] == first[::-1]
 
     def test_every_process_sees_the_same_samples(self, tmp_path: Path) -> None:
-        run, numbers = self.run(*self.corpus(tmp_path)), [5, 0, SOME, 5]
+        run, numbers = self.run(*self.write_corpus(tmp_path)), [5, 0, SOME, 5]
         source = self.build(run.data, run, "train")
-        here = [_digest(source.sample(i)) for i in numbers]
-        for answer in pool(2).run(digests, self.offer.part.build, run, "train", numbers):
+        here = [_compute_digest(source.sample(i)) for i in numbers]
+        for answer in get_pool(2).run(compute_digests, self.offer.part.build, run, "train", numbers):
             assert answer == here
 
     def test_length_is_a_number_of_samples_or_none(self, tmp_path: Path) -> None:
         """None: without end. Validation asks for it."""
         for split in ("train", "validation"):
-            length = self.source(tmp_path, split=split).length()
+            length = self.build_source(tmp_path, split=split).count_samples()
             assert length is None or (isinstance(length, int) and length > 0), f"the length of {split} is {length!r}"
 
     # --- epochs ------------------------------------------------------------------------------------------------------
 
-    def places(self, source: DataSource, numbers: Iterable[int]) -> list[tuple[int, int]]:
+    def find_places(self, source: DataSource, numbers: Iterable[int]) -> list[tuple[int, int]]:
         return sorted(self.place(source, source.sample(i)) for i in numbers)
 
-    @needs("epochs")
+    @mark_capability("epochs")
     def test_an_epoch_repeats_nothing_and_leaves_nothing_out(self, tmp_path: Path) -> None:
         """But for the end of each split, which may be too short for a sample."""
         covered = []
         for split in ("train", "validation"):
-            source = self.source(tmp_path, split=split)
-            places = self.places(source, range(source.length()))
+            source = self.build_source(tmp_path, split=split)
+            places = self.find_places(source, range(source.count_samples()))
             for (_, stop), (start, _) in itertools.pairwise(places):
                 assert start >= stop, f"letters {start} to {stop} of the data come twice in an epoch of {split}"
             covered += places
-        letters = np.zeros(len(self.text()), dtype=bool)
+        letters = np.zeros(len(self.make_text()), dtype=bool)
         for start, stop in covered:
             letters[start:stop] = True
         assert (~letters).sum() <= 3 * 33, f"{(~letters).sum()} letters of the data are never shown"
 
-    @needs("epochs")
+    @mark_capability("epochs")
     def test_the_next_epoch_shows_the_same_again(self, tmp_path: Path) -> None:
-        source = self.source(tmp_path)
-        count = source.length()
-        assert self.places(source, range(count, 2 * count)) == self.places(source, range(count))
+        source = self.build_source(tmp_path)
+        count = source.count_samples()
+        assert self.find_places(source, range(count, 2 * count)) == self.find_places(source, range(count))
 
-    @needs("disjoint")
+    @mark_capability("disjoint")
     def test_validation_is_never_trained_on(self, tmp_path: Path) -> None:
-        train, held_out = (self.source(tmp_path, split=split) for split in ("train", "validation"))
-        seen = np.zeros(len(self.text()), dtype=bool)
-        for start, stop in self.places(train, range(train.length() or SOME)):
+        train, held_out = (self.build_source(tmp_path, split=split) for split in ("train", "validation"))
+        seen = np.zeros(len(self.make_text()), dtype=bool)
+        for start, stop in self.find_places(train, range(train.count_samples() or SOME)):
             seen[start:stop] = True
-        for start, stop in self.places(held_out, range(held_out.length() or SOME)):
+        for start, stop in self.find_places(held_out, range(held_out.count_samples() or SOME)):
             assert not seen[start:stop].any(), f"letters {start} to {stop} are trained on and validated with"
 
     # --- what is said about it ---------------------------------------------------------------------------------------
 
     def test_fingerprint_is_the_same_for_the_same_samples(self, tmp_path: Path) -> None:
-        one, two = self.source(tmp_path), self.source(tmp_path)
+        one, two = self.build_source(tmp_path), self.build_source(tmp_path)
         one.sample(3)
-        assert one.fingerprint() == two.fingerprint() != ""
+        assert one.compute_fingerprint() == two.fingerprint() != ""
 
     @pytest.mark.parametrize("change", ["data", "length", "seed", "split"])
     def test_fingerprint_changes_with_the_samples(self, change: str, tmp_path: Path) -> None:
-        source = self.source(tmp_path)
+        source = self.build_source(tmp_path)
         other = {
-            "data": lambda: self.source(tmp_path, corpus=self.corpus(tmp_path, first=70_000)),
-            "length": lambda: self.source(tmp_path, "batch.sequence_length=31"),
-            "seed": lambda: self.source(tmp_path, "run.seed=8"),
-            "split": lambda: self.source(tmp_path, split="validation"),
+            "data": lambda: self.build_source(tmp_path, corpus=self.write_corpus(tmp_path, first=70_000)),
+            "length": lambda: self.build_source(tmp_path, "batch.sequence_length=31"),
+            "seed": lambda: self.build_source(tmp_path, "run.seed=8"),
+            "split": lambda: self.build_source(tmp_path, split="validation"),
         }[change]()
-        same = all(_digest(source.sample(i)) == _digest(other.sample(i)) for i in range(SOME))
-        assert same or source.fingerprint() != other.fingerprint(), f"other {change}, other samples, same fingerprint"
+        same = all(_compute_digest(source.sample(i)) == _compute_digest(other.sample(i)) for i in range(SOME))
+        assert same or source.fingerprint() != other.compute_fingerprint(), (
+            f"other {change}, other samples, same fingerprint"
+        )
 
     def test_state_is_json(self, tmp_path: Path) -> None:
-        state = self.source(tmp_path).state(17)
+        state = self.build_source(tmp_path).state(17)
         assert json.loads(json.dumps(state)) == state
 
     def test_description_is_one_line(self, tmp_path: Path) -> None:
-        described = self.source(tmp_path).describe()
+        described = self.build_source(tmp_path).describe()
         assert described
         assert "\n" not in described
 
-    @needs("reads")
+    @mark_capability("reads")
     def test_missing_data_is_the_users_error(self, tmp_path: Path) -> None:
         """Found by `check` before anything starts, or raised as a UserError; never a traceback."""
-        run = copy.deepcopy(self.run(*self.corpus(tmp_path)))
-        for setting in self.corpus(tmp_path):
+        run = copy.deepcopy(self.run(*self.write_corpus(tmp_path)))
+        for setting in self.write_corpus(tmp_path):
             found = Path(setting.partition("=")[2])
             shutil.rmtree(found) if found.is_dir() else found.unlink()
         if not run.data.check(run):
             with pytest.raises(UserError):
                 self.build(run.data, run, "train").sample(0)
 
-    @needs("reads")
+    @mark_capability("reads")
     def test_too_little_data_is_the_users_error(self, tmp_path: Path) -> None:
-        run = self.run(*self.corpus(tmp_path, words=2))
+        run = self.run(*self.write_corpus(tmp_path, words=2))
         if not run.data.check(run):
             with pytest.raises(UserError):
                 self.build(run.data, run, "train").sample(0)

@@ -27,35 +27,35 @@ FIELDS = ("tokens", "targets", "loss_mask", "position", "document", "padding", "
 class BatchReaderSuite(PartSuite):
     """A part of `DataSourceSuite`."""
 
-    def source(self, tmp_path: Path, *settings: str, split: str = "train") -> Any:
+    def build_source(self, tmp_path: Path, *settings: str, split: str = "train") -> Any:
         """The source on the suite's data. Raises NotImplementedError until an author overrides it."""
         raise NotImplementedError
 
     @contextmanager
-    def reading(
+    def read_batches(
         self, source: DataSource, index: int = 0, width: int = 1, micro_size: int = MICRO
     ) -> Iterator[BatchReader]:
-        reader = source.reader(ReadPlace(index, width, SIZE, micro_size, CPU))
+        reader = source.open_reader(ReadPlace(index, width, SIZE, micro_size, CPU))
         try:
             yield reader
         finally:
             reader.close()
 
     def assert_samples(
-        self, source: DataSource, given: Sequence[StoredBatch], numbers: Sequence[int], counted: int | None = None
+        self, source: DataSource, batches: Sequence[StoredBatch], numbers: Sequence[int], counted: int | None = None
     ) -> None:
         """The microbatches hold these samples, as `sample` gives them; rows from `counted` on do not count."""
-        read = [int(number) for stored in given for number in stored.sample]
+        read = [int(number) for stored in batches for number in stored.sample]
         assert read == list(numbers), f"samples {read} are read; {list(numbers)} are wanted"
-        for stored in given:
+        for stored in batches:
             mine = stored.sample.tolist()
             wanted = stack_samples([source.sample(i) for i in mine], mine, KeptMemory(CPU))
             wanted.counted = counted
             _assert_equal(expand(stored, 0, CPU), expand(wanted, 0, CPU), mine)
 
     def test_a_reader_gives_the_samples_themselves(self, tmp_path: Path) -> None:
-        source = self.source(tmp_path)
-        with self.reading(source) as reader:
+        source = self.build_source(tmp_path)
+        with self.read_batches(source) as reader:
             reader.begin(0, 0)
             for step in range(4):
                 given = list(reader.take())
@@ -64,8 +64,8 @@ class BatchReaderSuite(PartSuite):
 
     def test_a_reader_goes_on_anywhere(self, tmp_path: Path) -> None:
         """After a resume, after a rollback, behind samples that are passed over: it begins anew at any sample."""
-        source = self.source(tmp_path)
-        with self.reading(source) as reader:
+        source = self.build_source(tmp_path)
+        with self.read_batches(source) as reader:
             for cursor, steps in ((SIZE, 2), (5 * SIZE + 3, 1), (0, 2), (1, 1), (1, 1)):
                 reader.begin(cursor, step=cursor)
                 for step in range(steps):
@@ -73,10 +73,10 @@ class BatchReaderSuite(PartSuite):
                     self.assert_samples(source, reader.take(), range(first, first + SIZE))
 
     def test_readers_of_every_width_share_each_batch(self, tmp_path: Path) -> None:
-        source = self.source(tmp_path)
+        source = self.build_source(tmp_path)
         for width in (2, 4, 8):
             for index in range(width):
-                with self.reading(source, index, width, micro_size=1) as reader:
+                with self.read_batches(source, index, width, micro_size=1) as reader:
                     reader.begin(3, 1)
                     for step in range(2):
                         first = 3 + step * SIZE + index * SIZE // width
@@ -84,13 +84,13 @@ class BatchReaderSuite(PartSuite):
 
     def test_held_out_samples_are_the_same_for_every_width(self, tmp_path: Path) -> None:
         """Each of the first ones counts once; what does not divide is filled up with rows that do not count."""
-        source = self.source(tmp_path, split="validation")
-        length = source.length()
+        source = self.build_source(tmp_path, split="validation")
+        length = source.count_samples()
         count = 5 if length is None else min(5, length)
         for width in (1, 2, 4):
             read, shares = list[int](), set[int]()
             for index in range(width):
-                with self.reading(source, index, width) as reader:
+                with self.read_batches(source, index, width) as reader:
                     held_out = 0
                     for stored in reader.read_held_out(5):
                         rows = stored.sample.tolist()
@@ -103,8 +103,8 @@ class BatchReaderSuite(PartSuite):
 
     def test_what_a_reader_gave_stays_until_the_next(self, tmp_path: Path) -> None:
         """Its memory may be filled again only then, also where the step takes longer than to read ahead."""
-        source = self.source(tmp_path)
-        with self.reading(source) as reader:
+        source = self.build_source(tmp_path)
+        with self.read_batches(source) as reader:
             reader.begin(0, 0)
             for step in range(6):
                 given = reader.take()
@@ -113,8 +113,8 @@ class BatchReaderSuite(PartSuite):
 
     def test_a_closed_reader_reads_nothing_more(self, tmp_path: Path) -> None:
         before = set(threading.enumerate())
-        source = self.source(tmp_path)
-        with self.reading(source) as reader:
+        source = self.build_source(tmp_path)
+        with self.read_batches(source) as reader:
             reader.begin(0, 0)
             reader.take()
             reader.close()

@@ -21,28 +21,28 @@ from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.calls import call_of
 from gangline.model.compose import compose_model
-from gangline.model.contracts import Bindable, seam_function
-from gangline.model.flops import flops_per_token
+from gangline.model.contracts import Bindable, get_seam_function
+from gangline.model.flops import count_flops_per_token
 from gangline.model.linear import Embedding, Linear
-from gangline.model.seams import calls, list_recomputed
-from gangline.model.tree import Node, children, nodes, parameter_shapes
+from gangline.model.seams import get_calls, list_recomputed
+from gangline.model.tree import Node, get_parameter_shapes, iterate_children, iterate_nodes
 from gangline.plan import Plan
 from gangline_basics.model.low_bit_node import EightBitNode
 from gangline_testkit import strategy_ranks as ranks
-from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
-from gangline_testkit.compare import assemble, close, compare_all, number_close
+from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, mark_capability
+from gangline_testkit.compare import assemble, assert_number_close, close, compare_all
 from gangline_testkit.inputs import make_full_batch
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 from gangline_testkit.scenarios import FLOAT64
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.strategy_ranks import StrategyJob
 from gangline_testkit.suite import PartSuite, check_success
 from gangline_testkit.toys.plugin import Rows
 
 _TORCH_FREE = """
 import hashlib, sys
 from gangline.model.compose import compose_model
-from gangline_testkit.runs import small_run
-made = repr(compose_model(small_run(*sys.argv[1:])))
+from gangline_testkit.runs import build_small_run
+made = repr(compose_model(build_small_run(*sys.argv[1:])))
 assert "torch" not in sys.modules, "torch is imported"
 print(hashlib.sha256(made.encode()).hexdigest())
 """
@@ -65,10 +65,10 @@ class ModelEditSuite(PartSuite):
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, values)
 
-    def model_settings(self) -> tuple[str, ...]:
+    def get_model_settings(self) -> tuple[str, ...]:
         return self.model
 
-    def config(self, run: Run) -> Any:
+    def build_config(self, run: Run) -> Any:
         return run.edits[self.group]
 
     def compose_before(self) -> tuple[Node, Plan]:
@@ -78,7 +78,7 @@ class ModelEditSuite(PartSuite):
     def compose_after(self) -> tuple[Node, Plan, list[str]]:
         """The edit applied: tree, plan, and the paths it claims."""
         tree, plan = self.compose_before()
-        tree, plan, claimed = self.build(tree, plan, self.config(self.run()))
+        tree, plan, claimed = self.build(tree, plan, self.build_config(self.run()))
         return tree, plan, list(claimed)
 
     # --- the edit itself ---------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class ModelEditSuite(PartSuite):
     def test_pure(self) -> None:
         """What it is given stays as it was, and what it gives is the same each time."""
         tree, plan = self.compose_before()
-        options = self.config(self.run())
+        options = self.build_config(self.run())
         kept = copy.deepcopy((tree, plan, options))
         one = self.build(tree, plan, options)
         assert (tree, plan, options) == kept, "the edit changed what it was given"
@@ -94,7 +94,7 @@ class ModelEditSuite(PartSuite):
         assert repr(one) == repr(two), "the edit gives something else the second time"
 
     def test_torch_free_and_the_same_in_every_process(self) -> None:
-        words = [*self.model_settings(), *self.chosen, *self.settings]
+        words = [*self.get_model_settings(), *self.chosen, *self.settings]
         done = subprocess.run(
             [sys.executable, "-c", _TORCH_FREE, *words], capture_output=True, text=True, timeout=120, env=os.environ
         )
@@ -119,7 +119,7 @@ class ModelEditSuite(PartSuite):
         """Parameters and persistent buffers; tied ones under the name they are kept under."""
         tree, plan, _ = self.compose_after()
         for name in construct(tree).state_dict():
-            plan.init(plan.owner(name))
+            plan.init(plan.get_owner(name))
 
     def test_every_pattern_of_the_plan_matches(self) -> None:
         tree, plan, _ = self.compose_after()
@@ -130,15 +130,15 @@ class ModelEditSuite(PartSuite):
         """Parameters are counted from the tree alone."""
         tree, _, _ = self.compose_after()
         made = {name: tuple(p.shape) for name, p in construct(tree).named_parameters()}
-        assert parameter_shapes(tree) == made
+        assert get_parameter_shapes(tree) == made
 
     def test_codes_are_kept_in_the_blocks_of_their_nodes(self) -> None:
         """What fills codes and scales reads the plan, what multiplies by them the node."""
         tree, plan, _ = self.compose_after()
-        blocks = {f"{path}.weight": node.block for path, node in nodes(tree) if isinstance(node, EightBitNode)}
-        for name in parameter_shapes(tree):
+        blocks = {f"{path}.weight": node.block for path, node in iterate_nodes(tree) if isinstance(node, EightBitNode)}
+        for name in get_parameter_shapes(tree):
             rule = plan.find_low_bit(name)
-            if plan.is_scales(name) or plan.owner(name) != name:
+            if plan.is_scales(name) or plan.get_owner(name) != name:
                 continue
             told = rule.block if rule is not None else 0
             assert told == blocks.get(name, 0), (
@@ -147,17 +147,17 @@ class ModelEditSuite(PartSuite):
 
     def test_nodes_count_their_operations(self) -> None:
         tree, plan, _ = self.compose_after()
-        assert flops_per_token(tree, 128, plan) > 0
+        assert count_flops_per_token(tree, 128, plan) > 0
 
     def test_every_cut_module_can_be_bound(self) -> None:
         """A strategy cuts core's Linear and Embedding, and what a loss seam multiplies; any other with a cut parameter
         has `bind(axis)`.
         """
         tree, plan, _ = self.compose_after()
-        model, losses = construct(tree), calls(tree, plan, "loss")
+        model, losses = construct(tree), get_calls(tree, plan, "loss")
         before = dict(construct(self.compose_before()[0]).named_parameters(remove_duplicate=False))
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            axes = set(plan.cuts_of(name, parameter.dim()))
+            axes = set(plan.get_cuts(name, parameter.dim()))
             if not axes or name in before:
                 continue
             around = [name.rsplit(".", depth)[0] for depth in range(1, name.count(".") + 1)]
@@ -173,8 +173,8 @@ class ModelEditSuite(PartSuite):
         tree, plan, _ = self.compose_after()
         modules = dict(construct(tree).named_modules())
         for seam in plan.seams:
-            for path, call in calls(tree, plan, seam.name).items():
-                function = seam_function(modules[path], seam.name)
+            for path, call in get_calls(tree, plan, seam.name).items():
+                function = get_seam_function(modules[path], seam.name)
                 if function is None:
                     continue
                 own = call_of(function)
@@ -184,15 +184,15 @@ class ModelEditSuite(PartSuite):
 
     # --- what it computes --------------------------------------------------------------------------------------------
 
-    def job(self, world: int, recompute: bool = False) -> Job:
+    def make_job(self, world: int, recompute: bool = False) -> StrategyJob:
         """The edited model on data ranks of the toy strategy `rows`, which implements folds."""
         run = replace(self.run("run.deterministic=false"), parallel=Rows())
         tree, plan, _ = self.compose_after()
         build = "gangline_testkit.toys.rows:build"
-        return Job(build, run, tree, plan, Mesh.of({"dp_shard": world}), torch.float64, "ragged", 3, recompute)
+        return StrategyJob(build, run, tree, plan, Mesh.of({"dp_shard": world}), torch.float64, "ragged", 3, recompute)
 
     def test_loss_and_gradients_are_finite(self) -> None:
-        _, steps, last, _, _ = pool(1).run(ranks.expect, self.job(1), 1)[0]
+        _, steps, last, _, _ = get_pool(1).run(ranks.expect, self.make_job(1), 1)[0]
         assert all(math.isfinite(step.loss_sum) and step.finite for step in steps)
         assert all(bool(torch.isfinite(array).all()) for array in last.values() if array.is_floating_point())
         for step in steps:
@@ -201,41 +201,41 @@ class ModelEditSuite(PartSuite):
 
     def test_every_parameter_learns(self) -> None:
         """A gradient reaches it, in the first step or, where a factor begins at zero (as LoRA's B does), after it."""
-        steps = pool(1).run(ranks.expect, self.job(1), 1)[0][1]
+        steps = get_pool(1).run(ranks.expect, self.make_job(1), 1)[0][1]
         still = [name for name in steps[0].gradients if not any(bool(step.gradients[name].any()) for step in steps)]
         assert not still, f"no gradient reaches {', '.join(still)}"
 
     def test_works_as_a_bare_module(self) -> None:
         """Sampling calls it outside of any step."""
-        assert pool(1).run(bare, self.job(1))[0]
+        assert get_pool(1).run(check_bare, self.make_job(1))[0]
 
     def test_what_is_kept_between_tokens_changes_no_text(self) -> None:
-        """Where all nodes say how they take one more token (`Node.decodes`); else nothing is kept."""
-        for kept, anew in pool(1).run(generate_texts, self.job(1))[0]:
+        """Where all nodes say how they take one more token (`Node.get_decoding`); else nothing is kept."""
+        for kept, anew in get_pool(1).run(generate_texts, self.make_job(1))[0]:
             close("with what is kept of earlier tokens, logits of the next ones", kept, anew, FLOAT64)
 
-    @needs(LAYOUT)
+    @mark_capability(LAYOUT)
     def test_layouts_agree(self, world: int) -> None:
         """Loss, gradients, norm, metrics and weights against one process, in float64."""
-        self.compare(self.job(world), FLOAT64)
+        self.compare(self.make_job(world), FLOAT64)
 
-    @needs(LAYOUT)
+    @mark_capability(LAYOUT)
     def test_recomputation_changes_nothing(self, world: int) -> None:
-        self.compare(self.job(world, recompute=True), FLOAT64)
+        self.compare(self.make_job(world, recompute=True), FLOAT64)
 
-    @needs(LAYOUT)
+    @mark_capability(LAYOUT)
     def test_layouts_that_cut_the_model_agree(self, axis: str) -> None:
         """tp: heads and features; cp: the tokens of a sequence; pp: the blocks. Folds have one rank there."""
-        job = self.job(1)
+        job = self.make_job(1)
         plan = replace(job.plan, folds=tuple(replace(fold, out_of=("dp_shard",)) for fold in job.plan.folds))
         self.compare(replace(job, plan=plan, mesh=Mesh.of({axis: 2})), FLOAT64)
 
-    def compare(self, job: Job, relative: float) -> None:
-        got = pool(job.mesh.world).run(ranks.train, job)
-        _, steps, last, evaluated, _ = pool(1).run(ranks.expect, job, got[0].coordinate[1])[0]
+    def compare(self, job: StrategyJob, relative: float) -> None:
+        got = get_pool(job.mesh.world).run(ranks.train, job)
+        _, steps, last, evaluated, _ = get_pool(1).run(ranks.expect, job, got[0].coordinate[1])[0]
         for number, want in enumerate(steps):
             one = got[0].steps[number]
-            number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
+            assert_number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
             shapes = {name: tuple(gradient.shape) for name, gradient in want.gradients.items()}
             held = assemble([of_rank.steps[number].held for of_rank in got], shapes)
             compare_all(f"gradient of step {number}:", held, want.gradients, relative)
@@ -246,21 +246,21 @@ class ModelEditSuite(PartSuite):
                 )
         shapes = {name: tuple(array.shape) for name, array in last.items()}
         compare_all("at the end:", assemble([of_rank.last for of_rank in got], shapes), last, relative)
-        number_close("evaluated loss", got[0].evaluated[0], evaluated[0], relative)
+        assert_number_close("evaluated loss", got[0].evaluated[0], evaluated[0], relative)
 
 
-def bare(job: Job) -> bool:
+def check_bare(job: StrategyJob) -> bool:
     """Logits of a few tokens outside of any frame: finite, and nothing is emitted."""
     from gangline_testkit.reference import Reference
 
     reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
     with torch.no_grad():
-        loss = reference.loss(job.share(0, 0, 1)[-1])
+        loss = reference.compute_loss(job.share(0, 0, 1)[-1])
     return bool(torch.isfinite(loss))
 
 
 @torch.no_grad()
-def generate_texts(job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def generate_texts(job: StrategyJob) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Logits (tokens, V) by which a text is written after each of some prompts side by side, and those of the text
     alone, computed at once. Nothing where a node does not say how it takes one more token.
     """
@@ -277,7 +277,7 @@ def generate_texts(job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
     steps: list[torch.Tensor] = []
 
     def forward(batch: Batch) -> torch.Tensor:
-        steps.append(model.head.logits(model.hidden(batch)[:, -1:])[:, -1])
+        steps.append(model.head.compute_logits(model.hidden(batch)[:, -1:])[:, -1])
         return steps[-1]
 
     prompts = [[token % job.vocab_size for token in row] for row in ((3, 1, 4), (1,), (5, 9, 2, 6))]
@@ -286,7 +286,7 @@ def generate_texts(job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
     found = []
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         alone = make_full_batch(torch.tensor([prompt + text.tokens[:-1]]))
-        found.append((torch.stack([step[row] for step in steps]), model.logits(alone)[0, len(prompt) - 1 :]))
+        found.append((torch.stack([step[row] for step in steps]), model.compute_logits(alone)[0, len(prompt) - 1 :]))
     return found
 
 
@@ -296,7 +296,7 @@ def _is_within(path: str, claim: str) -> bool:
 
 def _list_changed(before: Node, after: Node, path: str = "") -> Iterator[str]:
     """The topmost nodes that differ."""
-    theirs, ours = dict(children(before)), dict(children(after))
+    theirs, ours = dict(iterate_children(before)), dict(iterate_children(after))
     if type(before) is not type(after) or set(theirs) != set(ours) or _read_fields(before) != _read_fields(after):
         yield path
         return

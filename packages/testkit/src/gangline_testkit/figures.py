@@ -1,4 +1,4 @@
-"""Checks of figures for the tests of what draws with `gangline_basics.figure`: `readable` and `words_of`."""
+"""Checks of figures for the tests of what draws with `gangline_basics.figure`: `list_readable` and `list_words`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.colors import to_hex
 
-from gangline_basics.figure import INK, render, style
+from gangline_basics.figure import INK, render, use_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,8 +47,8 @@ class _Recorder(RendererAgg):
             self.lines.append(Words(s, box, prop.get_size_in_points(), to_hex(gc.get_rgb()), bold))
 
 
-@style()
-def readable(figure: Figure) -> list[str]:
+@use_style()
+def list_readable(figure: Figure) -> list[str]:
     """Return the lines of text of a figure as people read them: from top to bottom, from left to right.
 
     Raises AssertionError where text is outside of the figure, touches other text, is small or pale, where the first
@@ -77,12 +77,12 @@ def readable(figure: Figure) -> list[str]:
     return [line.text for line in lines]
 
 
-def words_of(svg: str) -> list[str]:
+def list_words(svg: str) -> list[str]:
     """Return the lines of text of an SVG file, in the order of the file."""
     return [text.text or "" for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
-def tips_of(svg: str) -> list[str]:
+def list_tips(svg: str) -> list[str]:
     """Return what a browser shows under the pointer, in the order of the file."""
     groups = ElementTree.fromstring(svg).iter(f"{SVG}g")
     return [tip for group in groups if (tip := group.findtext(f"{SVG}title")) is not None]

@@ -98,7 +98,7 @@ class Strangers:
     ) -> subprocess.CompletedProcess[str]:
         """`python -m MODULE WORDS` where they are on the path."""
         environment = {**os.environ, **self.environment, "OMP_NUM_THREADS": "1"}
-        command = [*warm.command(module, environment), *words]
+        command = [*warm.make_command(module, environment), *words]
         return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
 
 

@@ -13,7 +13,7 @@ from gangline.config.schema import GradientsConfig
 from gangline.gradients import GradientReduction
 from gangline_testkit import gradients_ranks as ranks
 from gangline_testkit.gradients_ranks import Sums
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 from gangline_testkit.suite import PartSuite
 
 ROUNDS = 40  # sums of one and the same gradient, whose mean is compared with the exact sum
@@ -39,19 +39,19 @@ class GradientsSuite(PartSuite):
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, values, ids=str)
 
-    def sums(self, **options: Any) -> Sums:
+    def build_sums(self, **options: Any) -> Sums:
         return Sums(self.offer.part.build, self.run(*self.keep_chosen("parallel=ddp")), **{"steps": HALF, **options})
 
     def sum_buckets(self, world: int, **options: Any) -> list[list[list[Tensor]]]:
         """Rank -> step -> bucket -> what the rank gets."""
-        found: list[list[list[Tensor]]] = pool(world).run(ranks.sum_buckets, self.sums(**options))
+        found: list[list[list[Tensor]]] = get_pool(world).run(ranks.sum_buckets, self.build_sums(**options))
         return found
 
     # --- the part ----------------------------------------------------------------------------------------------------
 
     def test_builds_a_reduction(self) -> None:
         run = self.run()
-        assert isinstance(self.build(self.config(run), run), GradientReduction)
+        assert isinstance(self.build(self.build_config(run), run), GradientReduction)
 
     def test_says_what_it_loses(self) -> None:
         """A sum that is not exact depends on the layout: `Part.layout_dependent` says how."""
@@ -60,18 +60,18 @@ class GradientsSuite(PartSuite):
 
     def test_says_bytes_and_numbers(self, world: int, scatters: bool) -> None:
         """For `explain` and the planner: what is sent and kept for a large bucket is at most a tenth more."""
-        config = self.config(self.run())
+        config = self.build_config(self.run())
         assert isinstance(config, GradientsConfig)
         size = ranks.LARGE.size
         told_sent = config.count_sent(size, world, scatters, 4)
         told_kept = config.count_kept(size, world, scatters)
-        for sent, kept in pool(world).run(ranks.count_bytes, self.sums(scatters=scatters)):
+        for sent, kept in get_pool(world).run(ranks.count_bytes, self.build_sums(scatters=scatters)):
             assert sent <= SLACK * told_sent, f"count_sent says {told_sent:.0f} bytes, and a rank sends {sent}"
             assert kept <= SLACK * told_kept, f"count_kept says {told_kept} numbers, and a rank keeps {kept}"
 
     def test_arrays_are_a_function_of_the_layout(self, world: int, scatters: bool) -> None:
         """Each rank names the arrays of all ranks, without asking them."""
-        said = ranks.describe_arrays(self.sums(scatters=scatters), world)
+        said = ranks.describe_arrays(self.build_sums(scatters=scatters), world)
         count = len(ranks.BUCKETS)
         assert said[:count] == said[count : 2 * count] == said[2 * count :], "other arrays the second time"
         for arrays in said[:count]:
@@ -92,7 +92,7 @@ class GradientsSuite(PartSuite):
             of_ranks = [sum((step[number].double() for step in of_rank), torch.zeros(())) / ROUNDS for of_rank in found]
             mean = torch.cat(of_ranks) if scatters else of_ranks[0]
             assert mean.shape == (layout.size,), f"a sum of {layout.size} elements has the shape {tuple(mean.shape)}"
-            true = ranks.exact(layout, number, 0, world)
+            true = ranks.compute_exact(layout, number, 0, world)
             inside = torch.cat([torch.arange(slot.offset, slot.offset + slot.size) for slot in layout.slots])
             away = float((mean - true)[inside].norm() / true.norm())
             assert away <= self.tolerance, (
@@ -140,7 +140,7 @@ class GradientsSuite(PartSuite):
 
     def run_training(self, run_dir: Path, *words: str) -> list[Any]:
         """Of each of two ranks what it saw of a run."""
-        return pool(2).run(ranks.run_training, run_dir, *words, "checkpoint.every=null")
+        return get_pool(2).run(ranks.run_training, run_dir, *words, "checkpoint.every=null")
 
 
 def _check_same_bits(first: Any, second: Any, what: str) -> None:

@@ -20,7 +20,7 @@ from gangline.train.rank import train
 from gangline_basics.parallel.kept_gradients import KeptArrays
 from gangline_testkit import rank
 from gangline_testkit.compare import Held
-from gangline_testkit.sessions import session
+from gangline_testkit.sessions import open_session
 from gangline_testkit.traffic_ranks import CountingComm
 
 # matrices, vectors, filling, and a piece of a row; sizes that 2 and 4 ranks divide
@@ -62,7 +62,7 @@ class Sums:
     handover: int = 0
 
 
-def gradient(layout: BucketLayout, number: int, step: int, index: int, dtype: torch.dtype) -> Tensor:
+def make_gradient(layout: BucketLayout, number: int, step: int, index: int, dtype: torch.dtype) -> Tensor:
     """The gradients of the rank `index`, zero between slots."""
     generator = torch.Generator().manual_seed(1 + index + 100 * number + 10_000 * step)
     flat = torch.zeros(layout.size, dtype=dtype)
@@ -72,12 +72,12 @@ def gradient(layout: BucketLayout, number: int, step: int, index: int, dtype: to
     return flat
 
 
-def exact(layout: BucketLayout, number: int, step: int, ranks: int) -> Tensor:
+def compute_exact(layout: BucketLayout, number: int, step: int, ranks: int) -> Tensor:
     """The sum of all ranks' gradients, in float64."""
-    return torch.stack([gradient(layout, number, step, index, torch.float64) for index in range(ranks)]).sum(0)
+    return torch.stack([make_gradient(layout, number, step, index, torch.float64) for index in range(ranks)]).sum(0)
 
 
-def layouts(ranks: int, scatters: bool) -> list[BucketLayout]:
+def make_layouts(ranks: int, scatters: bool) -> list[BucketLayout]:
     return [replace(bucket, ranks=ranks, scatters=scatters) for bucket in BUCKETS]
 
 
@@ -86,21 +86,21 @@ def build_reduction(sums: Sums) -> GradientReduction:
     return reduction
 
 
-def fresh(sums: Sums, reduction: GradientReduction, comm: Comm) -> list[Mapping[str, Tensor]]:
+def make_fresh(sums: Sums, reduction: GradientReduction, comm: Comm) -> list[Mapping[str, Tensor]]:
     like = torch.empty(0, dtype=sums.dtype)
-    return [KeptArrays(reduction, [own], own, like).views for own in layouts(comm.size, sums.scatters)]
+    return [KeptArrays(reduction, [own], own, like).views for own in make_layouts(comm.size, sums.scatters)]
 
 
 @torch.no_grad()
 def sum_buckets(sums: Sums) -> list[list[Tensor]]:
     """Step -> bucket -> what this rank gets."""
-    comm = rank.comms(Mesh.of({"dp_replicate": rank.world}), False).axis("dp_replicate")
+    comm = rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).get_comm("dp_replicate")
     reduction = build_reduction(sums)
-    kept, found = fresh(sums, reduction, comm), []
+    kept, found = make_fresh(sums, reduction, comm), []
     for step in range(sums.steps):
         if step and step == sums.handover:
             before, reduction = kept, build_reduction(sums)
-            kept = fresh(sums, reduction, comm)
+            kept = make_fresh(sums, reduction, comm)
             for arrays, filled in zip(before, kept, strict=True):
                 for name, array in arrays.items():
                     filled[name].copy_(array)
@@ -112,8 +112,8 @@ def _run_step(
     sums: Sums, reduction: GradientReduction, comm: Comm, kept: Sequence[Mapping[str, Tensor]], step: int
 ) -> Iterator[Tensor]:
     pending: list[Pending[Tensor]] = []
-    for number, layout in enumerate(layouts(comm.size, sums.scatters)):
-        flat = gradient(layout, number, 0 if sums.constant else step, comm.index, sums.dtype)
+    for number, layout in enumerate(make_layouts(comm.size, sums.scatters)):
+        flat = make_gradient(layout, number, 0 if sums.constant else step, comm.index, sums.dtype)
         start = reduction.reduce_scatter if sums.scatters else reduction.reduce
         pending.append(start(Bucket(layout, flat, kept[number], step), comm))
         if not sums.late:
@@ -126,10 +126,10 @@ def _run_step(
 def count_bytes(sums: Sums) -> tuple[int, int]:
     """(bytes that this rank sends, numbers that it keeps) for the large bucket in float32, after any warm-up."""
     sent: Counter[str] = Counter()
-    comm = CountingComm(rank.comms(Mesh.of({"dp_replicate": rank.world}), False).axis("dp_replicate"), sent)
+    comm = CountingComm(rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).get_comm("dp_replicate"), sent)
     reduction, layout = build_reduction(sums), replace(LARGE, ranks=comm.size, scatters=sums.scatters)
     kept = KeptArrays(reduction, [layout], layout, torch.empty(0)).views
-    bucket = Bucket(layout, gradient(layout, 0, 0, comm.index, torch.float32), kept, LATE)
+    bucket = Bucket(layout, make_gradient(layout, 0, 0, comm.index, torch.float32), kept, LATE)
     (reduction.reduce_scatter if sums.scatters else reduction.reduce)(bucket, comm).wait()
     return sent.total(), sum(array.numel() for array in kept.values())
 
@@ -138,15 +138,15 @@ def describe_arrays(sums: Sums, ranks: int) -> list[dict[str, tuple[int, ...]]]:
     """The kept arrays of every bucket, as one reduction says twice and another once."""
     first, other = build_reduction(sums), build_reduction(sums)
     return [
-        {name: tuple(shape) for name, shape in reduction.arrays(layout).items()}
+        {name: tuple(shape) for name, shape in reduction.get_array_shapes(layout).items()}
         for reduction in (first, first, other)
-        for layout in layouts(ranks, sums.scatters)
+        for layout in make_layouts(ranks, sums.scatters)
     ]
 
 
 def run_training(run_dir: Path, *settings: str) -> tuple[list[StepRecord], list[Held], list[str]]:
     """(records, weights, names of arrays of this layout alone) of this rank after a run, or a resume."""
-    s, records = session(run_dir, *settings), list[StepRecord]()
+    s, records = open_session(run_dir, *settings), list[StepRecord]()
     tell = s.reporter.record
     s.reporter.record = lambda record: records.append(record) or tell(record)  # type: ignore[method-assign, func-returns-value]
     train(s)

@@ -18,8 +18,8 @@ from gangline.health import Action, Agreed, HealthCheck, Verdict, decide
 from gangline.record import StepRecord
 from gangline.run.attempts import Attempt
 from gangline_testkit.claims import Unclaimed
-from gangline_testkit.health_ranks import ask_check, attach_check, observe_records, run_training, small_runtime
-from gangline_testkit.pool import pool
+from gangline_testkit.health_ranks import ask_check, attach_check, build_small_runtime, observe_records, run_training
+from gangline_testkit.pool import get_pool
 from gangline_testkit.suite import PartSuite
 
 LIVED = 4  # steps of a real run, before it is gone on with
@@ -29,7 +29,7 @@ PATIENCE = 40  # steps that a check may take to be sure
 Records = list[StepRecord]
 
 
-def healthy(steps: int = STEPS, seed: int = 0) -> Records:
+def make_healthy(steps: int = STEPS, seed: int = 0) -> Records:
     """A run on which nothing is wrong: a loss that falls with noise, steady times and memory."""
     noise = np.random.Generator(np.random.Philox(key=seed)).standard_normal((steps, 4))
     records = []
@@ -67,16 +67,16 @@ def healthy(steps: int = STEPS, seed: int = 0) -> Records:
 def _from(change: Callable[[StepRecord, int], StepRecord], steps: int = STEPS) -> Callable[[Records], Records]:
     """Change the records from FAULT on, for `steps` steps; `change` gets how many steps it is since."""
 
-    def fault(records: Records) -> Records:
+    def add_fault(records: Records) -> Records:
         return [
             change(record, record.step - FAULT) if FAULT <= record.step < FAULT + steps else record
             for record in records
         ]
 
-    return fault
+    return add_fault
 
 
-def _bytes(record: StepRecord, growth: float) -> StepRecord:
+def _count_bytes(record: StepRecord, growth: float) -> StepRecord:
     return replace(record, memory_bytes=int(record.memory_bytes * growth))
 
 
@@ -89,7 +89,7 @@ FAULTS: dict[str, Callable[[Records], Records]] = {
     "slow-steps": _from(
         lambda r, n: replace(r, step_seconds=r.step_seconds * 5, tokens_per_second=r.tokens_per_second / 5)
     ),
-    "memory-growth": _from(lambda r, n: _bytes(r, 1 + 0.03 * n)),
+    "memory-growth": _from(lambda r, n: _count_bytes(r, 1 + 0.03 * n)),
 }
 
 
@@ -109,11 +109,11 @@ class HealthCheckSuite(PartSuite):
     def check(self) -> HealthCheck:
         """A fresh check."""
         run = self.run()
-        return attach_check(self.build(self.config(run), run), self.offer.part.name)
+        return attach_check(self.build(self.build_config(run), run), self.offer.part.name)
 
-    def verdicts(self, records: Records, check: HealthCheck | None = None) -> list[tuple[int, Verdict]]:
+    def find_verdicts(self, records: Records, check: HealthCheck | None = None) -> list[tuple[int, Verdict]]:
         """What one process's check says: (step, verdict)."""
-        check, (*_, comms) = check or self.check(), small_runtime()
+        check, (*_, comms) = check or self.check(), build_small_runtime()
         return [(record.step, verdict) for record in records for verdict in ask_check(check, record, comms.world)]
 
     # --- faults ------------------------------------------------------------------------------------------------------
@@ -121,12 +121,12 @@ class HealthCheckSuite(PartSuite):
     def test_quiet_where_nothing_is_wrong(self) -> None:
         """Nothing stronger than a note, over several runs."""
         for seed in range(5):
-            loud = [(step, v) for step, v in self.verdicts(healthy(400, seed)) if v.suggestion > Action.NOTE]
+            loud = [(step, v) for step, v in self.find_verdicts(make_healthy(400, seed)) if v.suggestion > Action.NOTE]
             assert not loud, f"on a healthy run: {loud[0][1].kind} at step {loud[0][0]}: {loud[0][1].evidence}"
 
     def test_catches_the_fault(self, fault: str) -> None:
         """Where it is claimed; where it is not, a probe."""
-        said = self.verdicts(self.faults[fault](healthy()))
+        said = self.find_verdicts(self.faults[fault](make_healthy()))
         steps = [step for step, verdict in said if verdict.suggestion > Action.NOTE]
         caught = bool(steps) and FAULT <= steps[0] <= FAULT + PATIENCE
         if fault in self.can:
@@ -137,7 +137,7 @@ class HealthCheckSuite(PartSuite):
     test_catches_the_fault.capability_in = "fault"  # type: ignore[attr-defined]
 
     def test_verdicts_say_what_where_and_what_to_do(self, fault: str) -> None:
-        for _, verdict in self.verdicts(self.faults[fault](healthy())):
+        for _, verdict in self.find_verdicts(self.faults[fault](make_healthy())):
             assert isinstance(verdict, Verdict)
             assert verdict.kind
             assert verdict.kind == verdict.kind.lower()
@@ -156,8 +156,8 @@ class HealthCheckSuite(PartSuite):
 
         check = self.check()
         said: list[Attempt] = []
-        for record in self.faults[fault](healthy()):
-            found = tuple(verdict for _, verdict in self.verdicts([record], check))
+        for record in self.faults[fault](make_healthy()):
+            found = tuple(verdict for _, verdict in self.find_verdicts([record], check))
             history = tuple(said)
             agreed = Agreed(
                 (*found, make_not_finite(record)) if not record.finite else found, history, 1e9 + record.step
@@ -181,7 +181,7 @@ class HealthCheckSuite(PartSuite):
                 f"run.steps={steps}",
                 "validate.every=2",
             )
-            for notes, history in pool(2).run(run_training, tmp_path / "run", *words):
+            for notes, history in get_pool(2).run(run_training, tmp_path / "run", *words):
                 failed = [note for note in notes if "failed" in note]
                 assert not failed, failed[0]
                 assert not [line for line in history if line.order], f"on a healthy run it ordered {history[-1]}"
@@ -190,29 +190,31 @@ class HealthCheckSuite(PartSuite):
 
     def test_state_goes_through_a_checkpoint(self, fault: str) -> None:
         """A check that is stored and taken up again says what it would have said."""
-        records = self.faults[fault](healthy())
+        records = self.faults[fault](make_healthy())
         for place in (0, FAULT - 1, FAULT, FAULT + 2):
             whole = self.check()
-            self.verdicts(records[:place], whole)
+            self.find_verdicts(records[:place], whole)
             state = json.loads(json.dumps(whole.state()))
             again = self.check()
             again.load_state(state)
             assert again.state() == state
-            said = [[(s, v.to_dict()) for s, v in self.verdicts(records[place:], check)] for check in (whole, again)]
+            said = [
+                [(s, v.to_dict()) for s, v in self.find_verdicts(records[place:], check)] for check in (whole, again)
+            ]
             assert said[0] == said[1], f"after a checkpoint at step {place} it speaks differently"
 
     def test_no_collectives_outside_of_collective(self) -> None:
         """And state is the same on all ranks."""
         run = self.run()
-        records = FAULTS["not-finite"](healthy(FAULT + 5))
-        answers = pool(2).run(
-            observe_records, self.offer.part.build, self.offer.part.name, self.config(run), run, records
+        records = FAULTS["not-finite"](make_healthy(FAULT + 5))
+        answers = get_pool(2).run(
+            observe_records, self.offer.part.build, self.offer.part.name, self.build_config(run), run, records
         )
         assert answers[0][1] == answers[1][1], "ranks keep different states"
 
     def test_strange_records_raise_nothing(self) -> None:
         check = self.check()
-        plain = healthy(1)[0]
+        plain = make_healthy(1)[0]
         strange = [
             replace(plain, mfu=None, rank_seconds=None, rank_phases=None, seconds={}, memory_bytes=0),
             replace(plain, step=2, loss=math.inf, grad_norm=math.inf, finite=False),
@@ -222,13 +224,13 @@ class HealthCheckSuite(PartSuite):
             replace(plain, step=6, rank_losses=[None, None]),
             replace(plain, step=3),  # after a rollback steps come again
         ]
-        self.verdicts(strange, check)
+        self.find_verdicts(strange, check)
 
     def test_records_are_left_as_they_are(self) -> None:
         for fault in self.faults.values():
-            records = fault(healthy())
+            records = fault(make_healthy())
             before = copy.deepcopy(records)
-            self.verdicts(records)
+            self.find_verdicts(records)
             assert repr(records) == repr(before)  # nan differs from itself, its letters do not
 
     def test_before_run_gives_verdicts(self) -> None:

@@ -25,9 +25,9 @@ from gangline.runtime import Runtime
 from gangline.train.rank import train
 from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
-from gangline_testkit.runs import small_run
-from gangline_testkit.sessions import session
-from gangline_testkit.strategy_ranks import Job, start_rows
+from gangline_testkit.runs import build_small_run
+from gangline_testkit.sessions import open_session
+from gangline_testkit.strategy_ranks import StrategyJob, start_rows
 
 
 class Outside(AssertionError):
@@ -55,17 +55,17 @@ def forbid_collectives() -> Iterator[None]:
 
 
 @cache
-def small_runtime() -> tuple[Runtime, Optimizer, Comms]:
+def build_small_runtime() -> tuple[Runtime, Optimizer, Comms]:
     """A small model on the toy strategy, over the ranks of the pool or in this process alone: what checks attach to."""
-    run, mesh = small_run(), Mesh.of({"dp_shard": rank.world})
-    job = Job("", run, *compose_model(run), mesh, torch.float32, "ragged")
+    run, mesh = build_small_run(), Mesh.of({"dp_shard": rank.world})
+    job = StrategyJob("", run, *compose_model(run), mesh, torch.float32, "ragged")
     runtime = start_rows(job, Plain(job.dtype, job.dtype))
-    return runtime, build(run.optimizer, run, runtime), rank.comms(mesh, True)
+    return runtime, build(run.optimizer, run, runtime), rank.make_comms(mesh, True)
 
 
 def attach_check(check: HealthCheck, name: str) -> HealthCheck:
     """A check as it is before a run's first step."""
-    runtime, optimizer, comms = small_runtime()
+    runtime, optimizer, comms = build_small_runtime()
     check.place = f"health/{name}"
     check.attach(runtime, optimizer, comms, comms.store, comms.device)
     return check
@@ -92,7 +92,7 @@ def observe_records(
     """What a rank's check says over these records, as core would ask it; and its state at the end."""
     check = attach_check(load(build)(config, run), name)
     said = [verdict.to_dict() for verdict in check.before_run()]
-    *_, comms = small_runtime()
+    *_, comms = build_small_runtime()
     for record in records:
         said += [verdict.to_dict() for verdict in ask_check(check, record, comms.world)]
     with forbid_collectives():
@@ -101,7 +101,7 @@ def observe_records(
 
 def run_training(run_dir: Path, *settings: str) -> tuple[list[str], list[Attempt]]:
     """Train on this rank: (what people were told, the lines of attempts.jsonl)."""
-    s = session(run_dir, *settings)
+    s = open_session(run_dir, *settings)
     notes, note = [], s.reporter.note
     s.reporter.note = lambda text: notes.append(text) or note(text)  # type: ignore[method-assign, func-returns-value]
     train(s)

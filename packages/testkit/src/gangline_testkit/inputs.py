@@ -10,7 +10,7 @@ from gangline.batch import Batch
 Kind = str  # "ragged" (masks of every length, also none), "whole", "documents"
 
 
-def sample(number: int, length: int, vocab_size: int, kind: Kind) -> dict[str, np.ndarray]:
+def make_sample(number: int, length: int, vocab_size: int, kind: Kind) -> dict[str, np.ndarray]:
     """Sample `number`: T+1 tokens, a mask of the targets, and where asked documents with positions of their own."""
     draws = np.random.Generator(np.random.Philox(key=number + 1))
     made: dict[str, np.ndarray] = {
@@ -28,9 +28,9 @@ def sample(number: int, length: int, vocab_size: int, kind: Kind) -> dict[str, n
     return made
 
 
-def microbatch(numbers: list[int], step: int, length: int, vocab_size: int, kind: Kind) -> Batch:
+def make_microbatch(numbers: list[int], step: int, length: int, vocab_size: int, kind: Kind) -> Batch:
     """These samples as one microbatch."""
-    rows = [sample(number, length, vocab_size, kind) for number in numbers]
+    rows = [make_sample(number, length, vocab_size, kind) for number in numbers]
 
     def stack_rows(name: str) -> torch.Tensor | None:
         return torch.from_numpy(np.stack([row[name] for row in rows])) if name in rows[0] else None
@@ -63,6 +63,6 @@ def share(
     own = size // width
     first = step * size + index * own
     return [
-        microbatch(list(range(start, start + micro_size)), step, length, vocab_size, kind)
+        make_microbatch(list(range(start, start + micro_size)), step, length, vocab_size, kind)
         for start in range(first, first + own, micro_size)
     ]

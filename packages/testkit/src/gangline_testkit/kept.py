@@ -1,4 +1,4 @@
-"""What autograd keeps of a forward pass, in bytes: what `Node.activation_bytes` of a module is held against."""
+"""What autograd keeps of a forward pass, in bytes: what `Node.count_activation_bytes` of a module is held against."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def bytes_kept(known: Iterable[Tensor], forward: Callable[[], object]) -> int:
+def count_kept_bytes(known: Iterable[Tensor], forward: Callable[[], object]) -> int:
     """Bytes that `forward()` keeps for its backward pass, each piece of memory once.
 
     known: tensors that live anyway and do not count, such as weights and the batch. What `forward` gives is kept alive

@@ -10,7 +10,7 @@ from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline_testkit.claims import standard_tests
+from gangline_testkit.claims import find_standard_tests
 from gangline_testkit.report import Result, run_file
 from gangline_testkit.suite import PartSuite
 
@@ -34,7 +34,7 @@ def judge(mutant: Mutant, suite: str, place: Path, *tests: str) -> Result:
     """What the suite, or these tests of it, says about the mutant."""
     path = place / f"test_{re.sub(r'[^a-z]', '_', str(mutant))}.py"
     lines = [
-        "from gangline_testkit.scenarios import Layout",
+        "from gangline_testkit.scenarios import RunLayout",
         f"from gangline_testkit import {suite}",
         "",
         "",
@@ -63,6 +63,6 @@ def assert_only_its_behaviour(mutant: Mutant, suite: str, place: Path) -> None:
     result = judge(mutant, suite, place)
     failed = {test.partition("[")[0] for test in result.failed}
     assert mutant.test in failed
-    assert not failed & set(standard_tests(PartSuite)) - {mutant.test}, (
+    assert not failed & set(find_standard_tests(PartSuite)) - {mutant.test}, (
         "a mutant must be wrong in what it does, not in how it is offered"
     )

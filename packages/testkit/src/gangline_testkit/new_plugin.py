@@ -49,7 +49,7 @@ class Test{title}({suite}):
 # What the suite of a kind has to know besides.
 MORE = {
     "checkpoint": """
-    def kept_in(self, directory):
+    def get_local_settings(self, directory):
         return (f"checkpoint.folder={directory}/elsewhere",)
 """,
     "gradients": """
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--kinds", action="store_true", help="list the kinds that there are, and end")
     options = parser.parse_args(argv)
     if options.kinds:
-        kinds = {kind.name: kind for kind in (*KINDS, *installed().kinds().values())}
+        kinds = {kind.name: kind for kind in (*KINDS, *installed().get_kinds().values())}
         width = max(map(len, kinds))
         print("\n".join(f"{name:{width}}  {kind.summary}" for name, kind in kinds.items()))
         return 0
@@ -93,37 +93,37 @@ def main(argv: Sequence[str]) -> int:
 
 def write(name: str, kind: str, where: Path) -> Path:
     """The plugin `gangline-<name>` of one kind in a new directory of `where`; the directory."""
-    chosen, folder = _kind(kind), where / f"gangline-{name}"
+    chosen, folder = _find_kind(kind), where / f"gangline-{name}"
     _refuse(name, chosen, folder)
-    for path, text in files(name, kind).items():
+    for path, text in make_files(name, kind).items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     return folder
 
 
-def files(name: str, kind: str) -> dict[str, str]:
+def make_files(name: str, kind: str) -> dict[str, str]:
     """Path -> content of every file of a new plugin."""
-    chosen, module = _kind(kind), f"gangline_{name.replace('-', '_')}"
-    code = example(chosen)
+    chosen, module = _find_kind(kind), f"gangline_{name.replace('-', '_')}"
+    code = read_example(chosen)
     entry = next(iter(code.values()))
-    old = entry_name(entry)
-    choices = choices_of(name, chosen)
+    old = parse_entry_name(entry)
+    choices = list_choices(name, chosen)
     choice, words = choices[0], " ".join(map(_quote_choice, choices))
     group, _, part = choice.partition("=")
     outer = "".join(f"{word} " for word in _choose_openers(group))
     supplier = chosen.example.partition(".")[0].replace("_", "-")
     suppliers = {"gangline-core", *({supplier} - {"gangline", "gangline-testkit"})}
     needs = sorted(f'"{supplier}>=0.1,<1"' for supplier in suppliers)
-    names = {"name": name, "module": module, "title": _title(name), "choice": choice, "needs": ", ".join(needs)}
-    hook = hooks_of(entry)[0][0].name
+    names = {"name": name, "module": module, "title": _make_title(name), "choice": choice, "needs": ", ".join(needs)}
+    hook = find_hooks(entry)[0][0].name
     use = f"train {outer}{words}" if part else choice
     listed = "gangline plugins" if part else "gangline --help"
     written = {
         "pyproject.toml": PYPROJECT.format(**names),
         "README.md": README.format(**names, use=use, hook=hook, listed=listed),
         **{path.replace("MODULE", module): rename_example(text, old, name, chosen) for path, text in code.items()},
-        "tests/test_conformance.py": _tests(name, chosen),
+        "tests/test_conformance.py": _make_tests(name, chosen),
     }
     return written
 
@@ -134,10 +134,10 @@ def _quote_choice(choice: str) -> str:
     return f"'{group}=[{'console,' if group == 'track' else ''}{part}]'" if group in LISTS else choice
 
 
-def _tests(name: str, kind: Kind) -> str:
+def _make_tests(name: str, kind: Kind) -> str:
     """A suite for each part of the example, the kind's own for the first."""
-    choices = choices_of(name, kind)
-    others = {other.group: other.suite for other in reversed(installed().kinds().values())}
+    choices = list_choices(name, kind)
+    others = {other.group: other.suite for other in reversed(installed().get_kinds().values())}
     suites = [kind.suite, *(others[choice.partition("=")[0]] for choice in choices[1:])]
     imports: dict[str, list[str]] = {}
     for suite in suites:
@@ -145,12 +145,12 @@ def _tests(name: str, kind: Kind) -> str:
         imports.setdefault(module, []).append(cls)
     lines = [f"from {module} import {', '.join(sorted(names))}\n" for module, names in imports.items()]
     for number, (choice, suite) in enumerate(zip(choices, suites, strict=True), 1):
-        title = _title(name) + (str(number) if number > 1 else "")
+        title = _make_title(name) + (str(number) if number > 1 else "")
         lines += ["\n\n", TEST.format(title=title, suite=suite.partition(":")[2], choice=choice)]
     return "".join(lines) + MORE.get(kind.name, "")
 
 
-def example(kind: Kind) -> dict[str, str]:
+def read_example(kind: Kind) -> dict[str, str]:
     """Path -> text of the example's files, MODULE for the name of its module; the entry module first.
 
     Raises LookupError where the kind names an example that is not there.
@@ -170,7 +170,7 @@ def example(kind: Kind) -> dict[str, str]:
     return {f"MODULE/{path.name}": path.read_text(encoding="utf-8") for path in (entry, *others)}
 
 
-def entry_name(code: str) -> str:
+def parse_entry_name(code: str) -> str:
     """The name that an example goes by: that of its module in its first line. Raises LookupError where it has none."""
     found = _MODULE.match(code)
     if found is None:
@@ -178,25 +178,25 @@ def entry_name(code: str) -> str:
     return found[1]
 
 
-def choices_of(name: str, kind: Kind) -> list[str]:
+def list_choices(name: str, kind: Kind) -> list[str]:
     """What a user types to choose each part of a new plugin; of a verb, the command."""
-    entry = next(iter(example(kind).values()))
-    code = rename_example(entry, entry_name(entry), name, kind)
+    entry = next(iter(read_example(kind).values()))
+    code = rename_example(entry, parse_entry_name(entry), name, kind)
     if kind.group:
         return [f"{kind.group}={name}"]
-    return parts_of(code) if _opens_a_group(kind) else [f"gangline {name}"]
+    return list_parts(code) if _opens_a_group(kind) else [f"gangline {name}"]
 
 
-def hooks_of(code: str) -> list[tuple[Hook, ast.FunctionDef]]:
+def find_hooks(code: str) -> list[tuple[Hook, ast.FunctionDef]]:
     """Return the hooks that an entry module implements, with their functions, in order."""
     functions = [node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
     return [(BY_NAME[function.name], function) for function in functions if function.name in BY_NAME]
 
 
-def parts_of(code: str) -> list[str]:
+def list_parts(code: str) -> list[str]:
     """Return "group=name" of each part that an entry module offers, where both are constants in the module."""
     found = []
-    for hook, function in hooks_of(code):
+    for hook, function in find_hooks(code):
         for call in ast.walk(function):
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "Part":
                 words = [word for word in call.keywords if isinstance(word.value, ast.Constant)]
@@ -209,13 +209,13 @@ def rename_example(code: str, example: str, name: str, kind: Kind) -> str:
     """The example's code with its name replaced: of the module, of the classes, of the part or the group."""
     own = name.replace("-", "_")
     code = code.replace(f"gangline_{example}", f"gangline_{own}")
-    code = re.sub(rf"\b{example.title()}(?=[A-Z]|\b)", _title(name), code)
+    code = re.sub(rf"\b{example.title()}(?=[A-Z]|\b)", _make_title(name), code)
     return re.sub(rf"\b{example}\b", own if _opens_a_group(kind) else name, code)
 
 
 def _opens_a_group(kind: Kind) -> bool:
     """Groups are named as Python names are; parts and verbs may have a '-'."""
-    return not kind.group and hooks_of(next(iter(example(kind).values())))[0][0].yields is Part
+    return not kind.group and find_hooks(next(iter(read_example(kind).values())))[0][0].yields is Part
 
 
 def _choose_openers(group: str) -> list[str]:
@@ -223,16 +223,16 @@ def _choose_openers(group: str) -> list[str]:
     outer, nested, field = group.rpartition("/")
     if not nested:
         return []
-    openers = [name for name, offer in sorted(installed().offers(outer).items()) if field in offer.part.opens]
+    openers = [name for name, offer in sorted(installed().get_offers(outer).items()) if field in offer.part.opens]
     return [*_choose_openers(outer), f"{outer}={'on' if 'on' in openers else openers[0]}"]
 
 
-def _title(name: str) -> str:
+def _make_title(name: str) -> str:
     return "".join(word.title() for word in name.split("-"))
 
 
-def _kind(name: str) -> Kind:
-    kinds = installed().kinds()
+def _find_kind(name: str) -> Kind:
+    kinds = installed().get_kinds()
     if name not in kinds:
         raise UserError(
             f"there is no kind of plugin {name!r}.", suggest_near(name, kinds), f"Kinds: {', '.join(kinds)}."
@@ -248,11 +248,11 @@ def _refuse(name: str, kind: Kind, folder: Path) -> None:
         )
     if folder.exists():
         raise UserError(f"{folder.name} is already here.", "Choose another name, or move it away.")
-    group, _, part = choices_of(name, kind)[0].partition("=")
+    group, _, part = list_choices(name, kind)[0].partition("=")
     if not kind.group and group in GROUPS:
         raise UserError(f"{group} is a group of gangline itself.", "Choose another name.")
-    if not part and name in installed().commands():
+    if not part and name in installed().get_commands():
         raise UserError(f"gangline {name} exists.", "Choose another name.")
-    if part in installed().offers(group):
-        offer = installed().offers(group)[part]
+    if part in installed().get_offers(group):
+        offer = installed().get_offers(group)[part]
         raise UserError(f"{group}={part} exists; it is supplied by {offer.distribution}.", "Choose another name.")

@@ -15,13 +15,13 @@ from gangline.model.compose import compose_model
 from gangline.optimizer import Optimizer
 from gangline.plugin.registry import installed, load
 from gangline.runtime import Runtime
-from gangline.shard import Registry, dtype_name
+from gangline.shard import Registry, name_dtype
 from gangline_basics.precision.plain import Plain
 from gangline_testkit import strategy_ranks as ranks
-from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
+from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, mark_capability
 from gangline_testkit.compare import Held, assemble, close, compare_all
-from gangline_testkit.pool import pool
-from gangline_testkit.strategy_ranks import Job, start_rows
+from gangline_testkit.pool import get_pool
+from gangline_testkit.strategy_ranks import StrategyJob, start_rows
 from gangline_testkit.suite import PartSuite
 from gangline_testkit.toys.plugin import Lanes, edit_lanes
 
@@ -31,7 +31,7 @@ STACK = Lanes(lanes=3, width=1)  # three matrices of one row: of four ranks one 
 
 
 @dataclass
-class Stepped:
+class HeldState:
     """What a rank holds after some steps."""
 
     weights: list[Held]
@@ -40,9 +40,9 @@ class Stepped:
     losses: list[float]
 
 
-def start(job: Job) -> tuple[Runtime, Optimizer]:
+def start(job: StrategyJob) -> tuple[Runtime, Optimizer]:
     """The optimizer on a toy strategy, or on that of the run where one was chosen."""
-    strategy = installed().part_of(job.run.parallel).part
+    strategy = installed().find_part(job.run.parallel).part
     if strategy.default:
         runtime = start_rows(job, Plain(job.dtype, job.dtype))
     else:
@@ -50,7 +50,7 @@ def start(job: Job) -> tuple[Runtime, Optimizer]:
     return runtime, load(job.build)(job.run.optimizer, job.run, runtime)
 
 
-def weights_of(runtime: Runtime) -> list[Held]:
+def list_weights(runtime: Runtime) -> list[Held]:
     """The pieces of what is trained; of what modules learn by themselves the optimizer knows nothing."""
     return [
         (p.name, piece.shard.offset, piece.tensor.detach().clone()) for p in runtime.parameters() for piece in p.pieces
@@ -61,7 +61,9 @@ def state_of(optimizer: Optimizer) -> list[Held]:
     return [(shard.name, shard.offset, shard.local.detach().clone()) for shard in optimizer.shards()]
 
 
-def steps(job: Job, runtime: Runtime, optimizer: Optimizer, first: int, last: int, rate: float = RATE) -> list[float]:
+def train_steps(
+    job: StrategyJob, runtime: Runtime, optimizer: Optimizer, first: int, last: int, rate: float = RATE
+) -> list[float]:
     """Train on one and the same batch."""
     losses = []
     for _ in range(first, last):
@@ -72,16 +74,16 @@ def steps(job: Job, runtime: Runtime, optimizer: Optimizer, first: int, last: in
     return losses
 
 
-def train_job(job: Job, count: int, rate: float = RATE) -> Stepped:
+def train_job(job: StrategyJob, count: int, rate: float = RATE) -> HeldState:
     runtime, optimizer = start(job)
-    losses = steps(job, runtime, optimizer, 0, count, rate)
-    return Stepped(weights_of(runtime), state_of(optimizer), optimizer.state(), losses)
+    losses = train_steps(job, runtime, optimizer, 0, count, rate)
+    return HeldState(list_weights(runtime), state_of(optimizer), optimizer.state(), losses)
 
 
-def resume_job(job: Job, count: int) -> tuple[Stepped, Stepped]:
+def resume_job(job: StrategyJob, count: int) -> tuple[HeldState, HeldState]:
     """A run in one go, and one whose second half has an optimizer and a runtime that were filled from the first's."""
     runtime, optimizer = start(job)
-    steps(job, runtime, optimizer, 0, count)
+    train_steps(job, runtime, optimizer, 0, count)
     again, other = start(job)
     with torch.no_grad():
         for shards, filled in ((runtime.shards(), again.shards()), (optimizer.shards(), other.shards())):
@@ -91,16 +93,16 @@ def resume_job(job: Job, count: int) -> tuple[Stepped, Stepped]:
     other.load_state(json.loads(json.dumps(optimizer.state())))
     ends = []
     for one, steps_of in ((runtime, optimizer), (again, other)):
-        losses = steps(job, one, steps_of, count, 2 * count)
-        ends.append(Stepped(weights_of(one), state_of(steps_of), steps_of.state(), losses))
+        losses = train_steps(job, one, steps_of, count, 2 * count)
+        ends.append(HeldState(list_weights(one), state_of(steps_of), steps_of.state(), losses))
     return ends[0], ends[1]
 
 
-def describe_shards(job: Job) -> tuple[Registry, list[tuple[str, tuple[int, ...], tuple[int, ...], str, bool]]]:
+def describe_shards(job: StrategyJob) -> tuple[Registry, list[tuple[str, tuple[int, ...], tuple[int, ...], str, bool]]]:
     """The registry of a fresh optimizer, and its shards: name, offset, shape, dtype, primary."""
     _, optimizer = start(job)
     shards = [
-        (s.name, tuple(s.offset), tuple(s.local.shape), dtype_name(s.dtype), s.primary) for s in optimizer.shards()
+        (s.name, tuple(s.offset), tuple(s.local.shape), name_dtype(s.dtype), s.primary) for s in optimizer.shards()
     ]
     return optimizer.registry, shards
 
@@ -121,24 +123,26 @@ class OptimizerSuite(PartSuite):
         if "world" in metafunc.fixturenames:
             metafunc.parametrize("world", self.worlds)
 
-    def job(self, world: int, dtype: torch.dtype = torch.float64, *settings: str) -> Job:
+    def make_job(self, world: int, dtype: torch.dtype = torch.float64, *settings: str) -> StrategyJob:
         run = self.run("run.deterministic=true", "batch.global_size=4", *settings)
         tree, plan, _ = edit_lanes(*compose_model(run), STACK)
-        usual = installed().part_of(run.parallel).part.default
-        mesh = Mesh.of({"dp_shard": world} if usual else run.parallel.axes(world))
-        return Job(self.offer.part.build, run, tree, plan, mesh, dtype, "ragged")
+        usual = installed().find_part(run.parallel).part.default
+        mesh = Mesh.of({"dp_shard": world} if usual else run.parallel.size_axes(world))
+        return StrategyJob(self.offer.part.build, run, tree, plan, mesh, dtype, "ragged")
 
     def assemble_state(self, world: int, count: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(weights, state) in the global view after some steps."""
-        registry, _ = pool(1).run(describe_shards, self.job(1))[0]
-        answers = pool(world).run(train_job, self.job(world, dtype), count)
+        registry, _ = get_pool(1).run(describe_shards, self.make_job(1))[0]
+        answers = get_pool(world).run(train_job, self.make_job(world, dtype), count)
         state = assemble([a.state for a in answers], {name: registry[name].shape for name in registry})
-        shapes = {name: tuple(local.shape) for name, _, local in pool(1).run(train_job, self.job(1), 0)[0].weights}
+        shapes = {
+            name: tuple(local.shape) for name, _, local in get_pool(1).run(train_job, self.make_job(1), 0)[0].weights
+        }
         return assemble([a.weights for a in answers], shapes), state
 
     def test_state_is_there_before_the_first_step(self, world: int) -> None:
         """So that a load has something to fill: registered, tiling, named optimizer/<state>/<parameter>."""
-        answers = pool(world).run(describe_shards, self.job(world))
+        answers = get_pool(world).run(describe_shards, self.make_job(world))
         registry = answers[0][0]
         assert all(other == registry for other, _ in answers)
         assert len(registry.layouts), "no state; an optimizer without any waives this test"
@@ -152,23 +156,23 @@ class OptimizerSuite(PartSuite):
         held = [[(n, o, torch.zeros(shape)) for n, o, shape, _, _ in shards] for _, shards in answers]
         assemble(held, {name: registry[name].shape for name in registry})
 
-    @needs(LAYOUT)
+    @mark_capability(LAYOUT)
     def test_layouts_agree(self, world: int) -> None:
         """Weights and state after several steps, to rounding in float64."""
         (weights, state), (want, want_state) = (self.assemble_state(w, STEPS, torch.float64) for w in (world, 1))
         compare_all("weights", weights, want, 1e-9)
         compare_all("state", state, want_state, 1e-9)
 
-    @needs("exact")
+    @mark_capability("exact")
     def test_pieces_get_the_bits_of_the_whole(self, world: int) -> None:
         """Steps from the same gradients, on pieces and on whole arrays."""
-        answers = pool(world).run(step_known_gradients, self.job(world, torch.float32), STEPS)
-        (alone,) = pool(1).run(step_known_gradients, self.job(1, torch.float32), STEPS)
+        answers = get_pool(world).run(step_known_gradients, self.make_job(world, torch.float32), STEPS)
+        (alone,) = get_pool(1).run(step_known_gradients, self.make_job(1, torch.float32), STEPS)
         shapes = {name: tuple(local.shape) for name, _, local in alone}
         compare_all("weights", assemble(answers, shapes), assemble([alone], shapes), 0)
 
     def test_a_checkpoint_in_the_middle_changes_no_bit(self, world: int) -> None:
-        for straight, resumed in pool(world).run(resume_job, self.job(world, torch.float32), 2):
+        for straight, resumed in get_pool(world).run(resume_job, self.make_job(world, torch.float32), 2):
             assert straight.losses == resumed.losses
             assert straight.counters == resumed.counters
             for (name, _, want), (_, _, got) in zip(
@@ -177,33 +181,33 @@ class OptimizerSuite(PartSuite):
                 close(name, got, want, 0)
 
     def test_state_counts_the_same_on_all_ranks(self, world: int) -> None:
-        answers = pool(world).run(train_job, self.job(world), 2)
+        answers = get_pool(world).run(train_job, self.make_job(world), 2)
         assert all(answer.counters == answers[0].counters for answer in answers)
         assert json.loads(json.dumps(answers[0].counters)) == answers[0].counters
 
     def test_an_unknown_array_of_a_checkpoint_is_refused(self, world: int) -> None:
         """`leaves` gives up what it knows by name, if anything; the same on all ranks."""
-        answers = pool(world).run(list_leftover, self.job(world), "unheard-of")
+        answers = get_pool(world).run(list_leftover, self.make_job(world), "unheard-of")
         assert answers == [[]] * world, f"leaves over an array of a state that it never had: {answers}"
 
     def test_the_loss_falls(self) -> None:
-        losses = pool(1).run(train_job, self.job(1), 12)[0].losses
+        losses = get_pool(1).run(train_job, self.make_job(1), 12)[0].losses
         assert losses[-1] < losses[0] - 0.05, f"{losses[0]:.3f} -> {losses[-1]:.3f} over the same batch"
 
     def test_a_rate_of_nothing_changes_no_weight(self) -> None:
-        job = self.job(1)
-        before, after = (pool(1).run(train_job, job, count, 0.0)[0].weights for count in (0, 2))
+        job = self.make_job(1)
+        before, after = (get_pool(1).run(train_job, job, count, 0.0)[0].weights for count in (0, 2))
         for (name, _, was), (_, _, now) in zip(before, after, strict=True):
             close(name, now, was, 0)
 
 
-def list_leftover(job: Job, state: str) -> list[str]:
+def list_leftover(job: StrategyJob, state: str) -> list[str]:
     """Which arrays of such a state a fresh optimizer leaves over."""
     runtime, optimizer = start(job)
     return sorted(optimizer.may_drop([f"optimizer/{state}/{name}" for name in runtime.names()]))
 
 
-def step_known_gradients(job: Job, count: int) -> list[Held]:
+def step_known_gradients(job: StrategyJob, count: int) -> list[Held]:
     """Steps from gradients that are a function of the place in the whole array, so that sums of ranks play no part."""
     runtime, optimizer = start(job)
     for step in range(count):
@@ -216,4 +220,4 @@ def step_known_gradients(job: Job, count: int) -> list[Held]:
                 for piece in named.pieces:
                     piece.tensor.grad = whole.view(named.shape)[piece.shard.box.slices].to(piece.tensor.dtype).clone()
         optimizer.step(RATE)
-    return weights_of(runtime)
+    return list_weights(runtime)

@@ -1,7 +1,7 @@
 """Ranks that are forked once and kept, with their process group open: a multi-rank test costs milliseconds.
 
     def body(scale):                                  # module-level, in the test file itself
-        comm = rank.comms(Mesh.of({"dp_shard": rank.world})).axis("dp_shard")
+        comm = rank.make_comms(Mesh.of({"dp_shard": rank.world})).get_comm("dp_shard")
         return comm.all_reduce(torch.ones(3) * scale)
 
     def test_sums():
@@ -50,7 +50,7 @@ _server: int | None = None  # the process id of the server that has loaded PRELO
 
 
 class PoolBroken(RuntimeError):
-    """A rank died or did not answer in time. The next `pool(world)` makes new ranks."""
+    """A rank died or did not answer in time. The next `get_pool(world)` makes new ranks."""
 
 
 class Pool:
@@ -116,7 +116,7 @@ class Pool:
             raise PoolBroken(f"of {self.world} ranks these died: {', '.join(map(str, dead))}{heard}")
         if failures:
             rank, failure = min(failures.items(), key=lambda item: (item[1].of_a_peer, item[1].time))
-            raise failure.error(rank, self.world)
+            raise failure.make_error(rank, self.world)
         raise PoolBroken(f"no answer in {timeout:g} s from ranks {', '.join(map(str, waiting))} of {self.world}")
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class Pool:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def pool(world: int) -> Pool:
+def get_pool(world: int) -> Pool:
     """The kept pool of `world` ranks, made when first asked for and after one broke."""
     found = _pools.get(world)
     if found is None or found.broken or not all(process.is_alive() for process in found._processes):

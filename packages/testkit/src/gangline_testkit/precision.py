@@ -15,22 +15,22 @@ from gangline.model.compose import compose_model
 from gangline.plugin.registry import load
 from gangline.precision import Precision
 from gangline_testkit import strategy_ranks as ranks
-from gangline_testkit.claims import needs
+from gangline_testkit.claims import mark_capability
 from gangline_testkit.compare import assemble
-from gangline_testkit.pool import pool
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.pool import get_pool
+from gangline_testkit.strategy_ranks import StrategyJob
 from gangline_testkit.suite import PartSuite
 
 STEPS = 4
 OUTCOMES = [False, False, True, False, True, True, False, False, False, True]  # which steps were not finite
 
 
-def _product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+def _multiply(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     """x Wᵀ + b in float64."""
     return x.double() @ w.double().T + (0 if b is None else b.double())
 
 
-def train_job(build: str, job: Job) -> tuple[list[float], list[dict[str, Tensor]], list[str]]:
+def train_job(build: str, job: StrategyJob) -> tuple[list[float], list[dict[str, Tensor]], list[str]]:
     """Losses, gradients and dtypes of a short training in one process, in the precision under test."""
     precision: Precision = load(build)(job.run.precision, job.run)
     runtime = ranks.start_rows(job, precision)
@@ -65,14 +65,14 @@ class PrecisionSuite(PartSuite):
         "scale": "finds a loss scale: lowers it after a step that was not finite",
     }
 
-    def precision(self, run: Run | None = None) -> Precision:
+    def build_precision(self, run: Run | None = None) -> Precision:
         run = run or self.run()
         return self.build(run.precision, run)
 
     def compute_tolerance(self, precision: Precision) -> float:
         return 8 * torch.finfo(precision.compute_dtype).eps if "faithful" in self.can else self.tolerance
 
-    def inputs(self, precision: Precision, *lead: int) -> tuple[Tensor, Tensor, Tensor]:
+    def make_inputs(self, precision: Precision, *lead: int) -> tuple[Tensor, Tensor, Tensor]:
         """x (*lead, 24), w (16, 24) and b (16,), of ordinary sizes, in the dtypes that a strategy would hand over."""
         draws = torch.Generator().manual_seed(5)
         x, w, b = (torch.randn(shape, generator=draws) for shape in ((*lead, 24), (16, 24), (16,)))
@@ -87,7 +87,7 @@ class PrecisionSuite(PartSuite):
 
     def test_masters_have_at_least_float32(self) -> None:
         """Checkpoints keep them, whatever is computed with."""
-        precision = self.precision()
+        precision = self.build_precision()
         for name in ("param_dtype", "compute_dtype", "reduce_dtype", "grad_dtype"):
             assert getattr(precision, name).is_floating_point, f"{name} is {getattr(precision, name)}"
         assert precision.param_dtype.itemsize >= 4
@@ -96,23 +96,23 @@ class PrecisionSuite(PartSuite):
     @pytest.mark.parametrize("lead", [(5,), (2, 3), (1, 1, 7)], ids=str)
     @pytest.mark.parametrize("biased", [False, True])
     def test_linear_is_the_product(self, lead: tuple[int, ...], biased: bool) -> None:
-        precision = self.precision()
-        x, w, b = self.inputs(precision, *lead)
+        precision = self.build_precision()
+        x, w, b = self.make_inputs(precision, *lead)
         y = precision.linear(x, w, b if biased else None)
         assert y.shape == (*lead, 16)
         assert y.is_floating_point()
-        self.check_near("x Wᵀ + b", y, _product(x, w, b if biased else None), self.compute_tolerance(precision))
+        self.check_near("x Wᵀ + b", y, _multiply(x, w, b if biased else None), self.compute_tolerance(precision))
 
-    @needs("faithful")
+    @mark_capability("faithful")
     def test_linear_is_as_exact_as_its_dtype(self) -> None:
-        precision = self.precision()
-        x, w, b = self.inputs(precision, 64)
+        precision = self.build_precision()
+        x, w, b = self.make_inputs(precision, 64)
         exact = 8 * torch.finfo(precision.compute_dtype).eps
-        self.check_near("x Wᵀ + b", precision.linear(x, w, b), _product(x, w, b), exact)
+        self.check_near("x Wᵀ + b", precision.linear(x, w, b), _multiply(x, w, b), exact)
 
     def test_linear_has_the_gradients_of_the_product(self) -> None:
-        precision = self.precision()
-        x, w, b = self.inputs(precision, 4, 6)
+        precision = self.build_precision()
+        x, w, b = self.make_inputs(precision, 4, 6)
         y = precision.linear(x, w, b)
         upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(6)).to(y.dtype)
         got = torch.autograd.grad(y, (x, w, b), upstream)
@@ -124,38 +124,38 @@ class PrecisionSuite(PartSuite):
 
     def test_linear_of_no_tokens(self) -> None:
         """A rank may have none."""
-        precision = self.precision()
-        x, w, b = self.inputs(precision, 0)
+        precision = self.build_precision()
+        x, w, b = self.make_inputs(precision, 0)
         y = precision.linear(x, w, b)
         assert y.shape == (0, 16)
         (gradient,) = torch.autograd.grad(y.sum(), w)
         assert not bool(gradient.any())
 
     def test_linear_leaves_its_inputs_alone(self) -> None:
-        precision = self.precision()
-        x, w, b = self.inputs(precision, 4)
+        precision = self.build_precision()
+        x, w, b = self.make_inputs(precision, 4)
         before = [t.detach().clone() for t in (x, w, b)]
         precision.linear(x, w, b).float().sum().backward()
         assert all(torch.equal(t.detach(), was) for t, was in zip((x, w, b), before, strict=True))
 
     def test_linear_is_repeatable(self) -> None:
-        precision = self.precision()
-        x, w, b = self.inputs(precision, 3, 5)
+        precision = self.build_precision()
+        x, w, b = self.make_inputs(precision, 3, 5)
         assert torch.equal(precision.linear(x, w, b), precision.linear(x, w, b))
 
     # --- the loss scale ----------------------------------------------------------------------------------------------
 
     def test_without_a_loss_scale_it_stays_one(self) -> None:
-        precision = self.precision()
+        precision = self.build_precision()
         if "scale" not in self.can:
             assert not self.run().precision.finds_scale, "PrecisionConfig.finds_scale, without the claim"
             for outcome in OUTCOMES:
                 assert precision.scale == 1.0
                 precision.update(outcome)
 
-    @needs("scale")
+    @mark_capability("scale")
     def test_the_scale_falls_where_steps_are_not_finite(self) -> None:
-        precision = self.precision()
+        precision = self.build_precision()
         assert self.run().precision.finds_scale, "PrecisionConfig.finds_scale is not true"
         first = precision.scale
         precision.update(True)
@@ -171,7 +171,7 @@ class PrecisionSuite(PartSuite):
     def test_state_goes_through_a_checkpoint(self) -> None:
         """Stored and taken up again at any moment, it goes on as if nothing had been."""
         for place in range(len(OUTCOMES)):
-            one, two = self.precision(), self.precision()
+            one, two = self.build_precision(), self.build_precision()
             for outcome in OUTCOMES[:place]:
                 one.update(outcome)
             two.load_state(json.loads(json.dumps(one.state())))
@@ -187,14 +187,14 @@ class PrecisionSuite(PartSuite):
         """A short training in this precision and the reference's in float32 (or float64, as the masters are)."""
         run = self.run("run.deterministic=true")
         tree, plan = compose_model(run)
-        master = self.precision(run).param_dtype
-        job = Job(self.offer.part.build, run, tree, plan, Mesh.of({}), master, "ragged", STEPS)
-        return pool(1).run(train_job, self.offer.part.build, job)[0], pool(1).run(ranks.expect, job, 1)[0][1]
+        master = self.build_precision(run).param_dtype
+        job = StrategyJob(self.offer.part.build, run, tree, plan, Mesh.of({}), master, "ragged", STEPS)
+        return get_pool(1).run(train_job, self.offer.part.build, job)[0], get_pool(1).run(ranks.expect, job, 1)[0][1]
 
     def test_training_follows_the_masters_precision(self) -> None:
         """Losses and unscaled gradients stay near those of a run that computes as exactly as its masters are kept."""
         (losses, gradients, dtypes), steps = self.train_both()
-        precision = self.precision()
+        precision = self.build_precision()
         assert dtypes == [str(precision.param_dtype)]
         allowed = min(8 * self.compute_tolerance(precision), 0.25)
         for number, want in enumerate(steps):

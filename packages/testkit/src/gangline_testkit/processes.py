@@ -24,7 +24,7 @@ class Process:
     command: str
 
 
-def living(session: int) -> dict[int, Process]:
+def find_living(session: int) -> dict[int, Process]:
     """By id, what lives of a session. What is started with ``start_new_session=True`` leads one, of its own id."""
     found = {}
     for entry in Path("/proc").iterdir():
@@ -32,17 +32,17 @@ def living(session: int) -> dict[int, Process]:
             with contextlib.suppress(OSError):  # it has ended since
                 fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
                 if int(fields[3]) == session and fields[0] != "Z":
-                    found[int(entry.name)] = Process(int(fields[1]), _command(entry))
+                    found[int(entry.name)] = Process(int(fields[1]), _read_command(entry))
     return found
 
 
-def children(pid: int) -> dict[int, str]:
+def find_children(pid: int) -> dict[int, str]:
     """By id, the command lines of the processes that one has started, also of those that it has not yet waited for."""
     ids = [int(word) for task in Path(f"/proc/{pid}/task").glob("*/children") for word in task.read_text().split()]
-    return {child: _command(Path(f"/proc/{child}")) for child in sorted(ids)}
+    return {child: _read_command(Path(f"/proc/{child}")) for child in sorted(ids)}
 
 
-def rank_processes(run_dir: Path) -> dict[int, int]:
+def find_rank_processes(run_dir: Path) -> dict[int, int]:
     """By rank, the ids of the living ranks of a run's newest start on this machine, as their pulses have them."""
     heads = [memoryview(path.read_bytes()).cast("q")[: layout.HEAD].tolist() for path in list_pulses(run_dir)]
     newest = max((head[layout.GENERATION] for head in heads), default=0)
@@ -53,7 +53,7 @@ def rank_processes(run_dir: Path) -> dict[int, int]:
 def wait_until_none_lives(session: int, seconds: float = 60.0) -> None:
     """Return once nothing of a session lives; fail where something still does after so many seconds."""
     deadline = time.monotonic() + seconds
-    while (left := living(session)) and time.monotonic() < deadline:
+    while (left := find_living(session)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left, f"still alive after {seconds:g} s: {left}"
 
@@ -65,7 +65,7 @@ def kill(process: subprocess.Popen[Any]) -> None:
     process.wait()
 
 
-def _command(entry: Path) -> str:
+def _read_command(entry: Path) -> str:
     with contextlib.suppress(OSError):
         return (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return ""

@@ -41,7 +41,7 @@ class Failure:
     time: float
     of_a_peer: bool  # the transport lost another rank: that one has the reason
 
-    def error(self, rank: int, of: int) -> BaseException:
+    def make_error(self, rank: int, of: int) -> BaseException:
         """The exception to raise in the process that asked, with the rank's traceback."""
         found: BaseException
         try:
@@ -52,7 +52,7 @@ class Failure:
         return found
 
 
-def comms(mesh: Mesh, deterministic: bool = True) -> Comms:
+def make_comms(mesh: Mesh, deterministic: bool = True) -> Comms:
     """Communication over `mesh`, on the open process group; made once for each mesh and kept.
 
     Raises ValueError for a mesh of another size than the pool.

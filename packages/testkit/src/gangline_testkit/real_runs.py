@@ -8,7 +8,7 @@ def runs(tmp_path):
 def test_a_run_goes_on_where_it_was(runs):
     runs.train("run.dir=out", "checkpoint=mine", "run.steps=3")
     runs.train("resume=out", "run.steps=6")
-    assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4, 5, 6]
+    assert [record["step"] for record in runs.read_records("out")] == [1, 2, 3, 4, 5, 6]
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def copy_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
 
 
-def small_text(directory: Path) -> Path:
+def write_small_text(directory: Path) -> Path:
     """Make a directory with 40 short files in it, some 20 KB of English; the directory.
 
     Raises ValueError if it exists: another `RealRuns` has it.
@@ -89,13 +89,13 @@ class RealRuns:
         loaded: Sequence[str] = (),
     ) -> None:
         self.directory = directory
-        self.settings = (f"data.path={small_text(directory / 'corpus')}", *settings)
+        self.settings = (f"data.path={write_small_text(directory / 'corpus')}", *settings)
         self.seconds = seconds
         self.warm = warm
         self.loaded = loaded
         self.environment = {"OMP_NUM_THREADS": "1"}  # several ranks share a few cores
         self._started: list[subprocess.Popen[str]] = []
-        self._server: warm_starts.Server | None = None
+        self._server: warm_starts.WarmServer | None = None
 
     def __enter__(self) -> RealRuns:
         return self
@@ -118,7 +118,7 @@ class RealRuns:
         agent: what starts the ranks, as arguments of Python: ``["-m", "torch.distributed.run", "--nproc-per-node=2"]``.
         prefix: a command that runs all that, such as ``["prlimit", "--fsize=4096"]``.
         """
-        return self._start([*prefix, sys.executable, *agent, "-m", TRAIN], words, self._variables(environment))
+        return self._start([*prefix, sys.executable, *agent, "-m", TRAIN], words, self._make_variables(environment))
 
     def fork(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         """`start` from a process that has torch loaded: a third of the time, for tests of what happens later.
@@ -127,23 +127,23 @@ class RealRuns:
         """
         if not self.warm:
             return self.start(*words, **environment)
-        variables = self._variables(environment)
+        variables = self._make_variables(environment)
         if self.loaded and self._server is None:
-            self._server = warm_starts.Server(self.loaded, variables)
+            self._server = warm_starts.WarmServer(self.loaded, variables)
         server = self._server or warm_starts
-        return self._start(server.command(TRAIN, variables), words, variables)
+        return self._start(server.make_command(TRAIN, variables), words, variables)
 
-    def torchrun(self, agent: Sequence[str], *words: str, **environment: str) -> subprocess.Popen[str]:
+    def start_torchrun(self, agent: Sequence[str], *words: str, **environment: str) -> subprocess.Popen[str]:
         """`train WORDS` as the ranks of torchrun, whose own options `agent` are: ``["--nproc-per-node=2"]``.
 
         Agent and ranks are forked from a process that has torch loaded, which for six of them saves a quarter of a
         minute of a core; `start` with an agent starts them cold.
         """
-        variables = self._variables(environment)
-        torchrun, train = (warm_starts.command(module, variables) for module in ("torch.distributed.run", TRAIN))
+        variables = self._make_variables(environment)
+        torchrun, train = (warm_starts.make_command(module, variables) for module in ("torch.distributed.run", TRAIN))
         return self._start([*torchrun, *agent, "--no-python", *train], words, variables)
 
-    def _variables(self, more: dict[str, str]) -> dict[str, str]:
+    def _make_variables(self, more: dict[str, str]) -> dict[str, str]:
         return {**copy_environment(), **self.environment, **more}
 
     def _start(self, command: list[str], words: Sequence[str], variables: dict[str, str]) -> subprocess.Popen[str]:
@@ -191,15 +191,15 @@ class RealRuns:
 
     # --- what they wrote ---------------------------------------------------------------------------------------------
 
-    def records(self, run_dir: str) -> list[dict[str, Any]]:
+    def read_records(self, run_dir: str) -> list[dict[str, Any]]:
         """Each step's newest record."""
         return read_records(self.directory / run_dir / "metrics.jsonl")
 
-    def curve(self, run_dir: str) -> list[tuple[int, float, float]]:
+    def read_curve(self, run_dir: str) -> list[tuple[int, float, float]]:
         """(step, loss, gradient norm) of each record: equal for two runs that computed the same bits."""
-        return [(record["step"], record["loss"], record["grad_norm"]) for record in self.records(run_dir)]
+        return [(record["step"], record["loss"], record["grad_norm"]) for record in self.read_records(run_dir)]
 
-    def attempts(self, run_dir: str) -> list[dict[str, Any]]:
+    def read_attempts(self, run_dir: str) -> list[dict[str, Any]]:
         """The lines of `attempts.jsonl`: each start of the run and each way back."""
         return [json.loads(line) for line in (self.directory / run_dir / "attempts.jsonl").read_text().splitlines()]
 

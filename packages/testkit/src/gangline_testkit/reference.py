@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from gangline.batch import Batch
 from gangline.model import forward_context
-from gangline.model.buffers import buffers_of, listeners, put
+from gangline.model.buffers import iterate_buffers, iterate_listeners, put
 from gangline.model.build import construct
 from gangline.model.forward_context import Collected, Frame
 from gangline.model.init import initialise
 from gangline.model.tree import Node
 from gangline.plan import Plan
-from gangline.shard import Shard, model_array
+from gangline.shard import Shard, name_model_array
 
 
 @dataclass
@@ -54,32 +54,32 @@ class Reference:
         given = dict(self.model.named_parameters(remove_duplicate=False))
         names = {id(given[name]): name for name in reversed(given)}
         for alias, parameter in given.items():
-            name = self.plan.owner(names[id(parameter)])
+            name = self.plan.get_owner(names[id(parameter)])
             if name not in self.weights:
-                codes = self.plan.dtype_of(name) == "int8"
+                codes = self.plan.get_dtype(name) == "int8"
                 made, trained = torch.empty(parameter.shape, dtype=self.dtype), not self.plan.is_frozen(name)
                 made = made.to(torch.int8) if codes else made
                 self.weights[name] = nn.Parameter(made, requires_grad=trained)
             _put(self.model, alias, self.weights[name])
-        for buffer in list(buffers_of(self.model)):
+        for buffer in list(iterate_buffers(self.model)):
             real = torch.empty(buffer.tensor.shape, dtype=buffer.tensor.dtype)
             put(self.model, buffer, real)
             if buffer.kept is not None:
                 self.buffers[buffer.kept] = real
         initialise(
             [
-                Shard(model_array(name), tuple(array.shape), array.dtype, (0,) * array.dim(), array.detach())
-                for name, array in self.arrays().items()
+                Shard(name_model_array(name), tuple(array.shape), array.dtype, (0,) * array.dim(), array.detach())
+                for name, array in self.get_arrays().items()
             ],
             self.plan,
             self.seed,
         )
 
-    def arrays(self) -> dict[str, Tensor]:
+    def get_arrays(self) -> dict[str, Tensor]:
         """Weights and persistent buffers by name, as they are now."""
         return {**{name: weight.detach() for name, weight in self.weights.items()}, **self.buffers}
 
-    def loss(self, batch: Batch) -> Tensor:
+    def compute_loss(self, batch: Batch) -> Tensor:
         """Embed, blocks, head."""
         hidden = self.model.get_submodule(self.plan.embed)(batch)
         for index in range(self.plan.layers):
@@ -88,7 +88,7 @@ class Reference:
                 hidden = self.model.get_submodule(path)(hidden, batch)
         return self.model.get_submodule(self.plan.head)(hidden, batch)
 
-    def _frame(self, batch: Batch, number: int, coefficient: float, collected: Collected | None) -> Frame:
+    def _make_frame(self, batch: Batch, number: int, coefficient: float, collected: Collected | None) -> Frame:
         return Frame(
             microbatch=number,
             seed=self.seed,
@@ -113,8 +113,8 @@ class Reference:
                 weight.grad = None
             share = 0.0
             for batch in group:
-                with forward_context.frame(self._frame(batch, number, 1.0 / max(tokens, 1), collected)) as frame:
-                    loss = self.loss(batch)
+                with forward_context.frame(self._make_frame(batch, number, 1.0 / max(tokens, 1), collected)) as frame:
+                    loss = self.compute_loss(batch)
                     loss.backward(torch.full_like(loss, frame.coefficient))
                 share += float(loss.detach().double())
                 number += 1
@@ -125,12 +125,12 @@ class Reference:
                 totals[name] = totals[name] + gradient if name in totals else gradient.detach().clone()
         for name, weight in self.trained.items():
             weight.grad = totals[name]
-        norm = self.norm()
+        norm = self.compute_norm()
         metrics = self._reduce(collected, tokens)
         finite = math.isfinite(loss_sum) and math.isfinite(norm)
         return Expected(loss_sum, tokens, finite, norm, {n: g.clone() for n, g in totals.items()}, metrics, shares)
 
-    def norm(self) -> float:
+    def compute_norm(self) -> float:
         """Squares of each row in float64, then by name: the order that layout invariance fixes."""
         sums = []
         for weight in self.trained.values():
@@ -161,8 +161,8 @@ class Reference:
         for name, weight in self.trained.items():
             assert weight.grad is not None
             descend(weight, weight.grad, self.velocity[name])
-        for path, module in listeners(self.model, "", self.plan):
-            module.after_step(self._emitted.get(self.plan.emits_under(path), {}))
+        for path, module in iterate_listeners(self.model, "", self.plan):
+            module.after_step(self._emitted.get(self.plan.get_emit_path(path), {}))
 
     @torch.no_grad()
     def evaluate(self, groups: Sequence[Sequence[Batch]]) -> tuple[float, int]:
@@ -170,8 +170,8 @@ class Reference:
         loss_sum, tokens = 0.0, 0
         self.model.eval()
         for number, batch in enumerate(batch for group in groups for batch in group):
-            with forward_context.frame(self._frame(batch, number, 1.0, None)):
-                loss_sum += float(self.loss(batch).double())
+            with forward_context.frame(self._make_frame(batch, number, 1.0, None)):
+                loss_sum += float(self.compute_loss(batch).double())
             tokens += int(batch.loss_mask.sum())
         self.model.train()
         return loss_sum, tokens

@@ -31,17 +31,17 @@ class Result:
     waived: list[str] = field(default_factory=list)  # "test: reason"
 
 
-def suite_of(offer: Offer) -> str:
+def find_suite(offer: Offer) -> str:
     """The suite that fits a part, as "package.module:Class": that of the kind of plugin that adds to its group."""
     if issubclass(offer.part.config, EditConfig):
         return "gangline_testkit:ModelEditSuite"
-    fitting = (kind.suite for kind in installed().kinds().values() if kind.group == offer.group)
+    fitting = (kind.suite for kind in installed().get_kinds().values() if kind.group == offer.group)
     return next(fitting, "gangline_testkit:PartSuite")
 
 
 def generate_tests(offers: Iterable[Offer], verbs: Iterable[str] = ()) -> str:
     """A test file with a suite for each part and each verb, and no claims."""
-    wanted = [(suite_of(offer), f"{offer.group}={offer.part.name}") for offer in offers]
+    wanted = [(find_suite(offer), f"{offer.group}={offer.part.name}") for offer in offers]
     wanted += [("gangline_testkit:CommandSuite", f"gangline {verb}") for verb in verbs]
     lines = []
     for number, (suite, choice) in enumerate(wanted):
@@ -74,7 +74,7 @@ def run_file(path: Path, tests: Sequence[str] = ()) -> list[Result]:
             del sys.modules[name]
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise RuntimeError(f"pytest ended with {code!r}: {collector.trouble or 'nothing was said'}")
-    return collector.results()
+    return collector.list_results()
 
 
 class _Collector:
@@ -125,7 +125,7 @@ class _Collector:
             result.passed -= 1
             result.waived.append(f"{nodeid.rpartition('::')[2]}: {found.reason}")
 
-    def results(self) -> list[Result]:
+    def list_results(self) -> list[Result]:
         """In the order of the file; a capability could be claimed where all its probes passed."""
         for (suite, capability), count in self._probes.items():
             if self._held[suite, capability] == count:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from gangline.config.defaults import default_choices
+from gangline.config.defaults import get_default_choices
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict
 from gangline.plugin.hooks import LISTS
@@ -34,16 +34,16 @@ SMALL = (
 )
 
 
-def small_run(*settings: str) -> Run:
+def build_small_run(*settings: str) -> Run:
     """The run that these settings make of a small one; later ones win. Raises UserError as `train` would."""
-    return from_dict(content([*SMALL, *settings]))
+    return from_dict(parse_settings([*SMALL, *settings]))
 
 
-def content(settings: Iterable[str]) -> dict[str, Any]:
+def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
     """Settings as the plain data of a run."""
-    parts: dict[str, Any] = {**default_choices(), "track": []}
+    parts: dict[str, Any] = {**get_default_choices(), "track": []}
     values: dict[str, Any] = {"parts": parts}
-    groups = installed().groups()
+    groups = installed().list_groups()
     for setting in settings:
         key, _, text = setting.partition("=")
         if key in LISTS:

@@ -13,14 +13,14 @@ FLOAT64, FLOAT32 = 1e-12, 1e-5  # bounds of layout invariance, relative to the l
 
 
 @dataclass(frozen=True)
-class Layout:
+class RunLayout:
     """A world and the settings that lay the run over it."""
 
     world: int
     settings: tuple[str, ...] = ()
 
     @classmethod
-    def from_words(cls, words: str) -> Layout:
+    def from_words(cls, words: str) -> RunLayout:
         """Axes and options of a strategy that has every axis, "pp=2 tp=2 zero=3"; an axis left out has one rank."""
         options = {**dict.fromkeys(AXES, "1"), **dict(word.split("=") for word in words.split())}
         world = math.prod(int(options[axis]) for axis in AXES)

@@ -16,8 +16,8 @@ STEPS = 50
 _TORCH_FREE = """
 import sys
 from gangline.plugin import registry
-from gangline_testkit.runs import small_run
-run = small_run(*sys.argv[1:])
+from gangline_testkit.runs import build_small_run
+run = build_small_run(*sys.argv[1:])
 print(registry.build(run.schedule, run)(3))
 assert "torch" not in sys.modules, "torch is imported"
 """
@@ -28,32 +28,32 @@ class ScheduleSuite(PartSuite):
 
     CLAIMS: ClassVar[dict[str, str]] = {}
 
-    def factor(self, *settings: str) -> Callable[[int], float]:
+    def build_factor(self, *settings: str) -> Callable[[int], float]:
         run = self.run(f"run.steps={STEPS}", *settings)
         return self.build(run.schedule, run)
 
     def test_factors_lie_between_nothing_and_one(self) -> None:
         """Also past the run's end, which a resume may move."""
-        factor = self.factor()
+        factor = self.build_factor()
         for step in range(2 * STEPS):
             assert 0 <= factor(step) <= 1, f"{factor(step)} at step {step}"
             assert math.isfinite(factor(step))
 
     def test_something_is_learnt(self) -> None:
-        factor = self.factor()
+        factor = self.build_factor()
         assert max(factor(step) for step in range(STEPS)) > 0.99, "the full rate is never reached"
         assert all(factor(step) > 0 for step in range(STEPS // 2))
 
     def test_pure(self) -> None:
         """A resume asks for a step in the middle first."""
-        one, two = self.factor(), self.factor()
+        one, two = self.build_factor(), self.build_factor()
         forwards = [one(step) for step in range(STEPS)]
         assert [two(step) for step in reversed(range(STEPS))] == forwards[::-1]
         assert [one(step) for step in range(STEPS)] == forwards
 
     def test_warm_up(self) -> None:
         """From above nothing, up to the full rate at step number `warmup_steps`."""
-        factor = self.factor("schedule.warmup_steps=8")
+        factor = self.build_factor("schedule.warmup_steps=8")
         rise = [factor(step) for step in range(9)]
         assert rise == sorted(rise)
         assert 0 < rise[0] < rise[-1]
@@ -68,4 +68,4 @@ class ScheduleSuite(PartSuite):
             env=os.environ,
         )
         check_success(done)
-        assert float(done.stdout) == self.factor("run.steps=20")(3)
+        assert float(done.stdout) == self.build_factor("run.steps=20")(3)

@@ -14,8 +14,8 @@ from gangline.train.build import build
 from gangline.train.rank import train
 from gangline.train.session import Session
 from gangline_testkit import rank
-from gangline_testkit.pool import pool
-from gangline_testkit.runs import small_run
+from gangline_testkit.pool import get_pool
+from gangline_testkit.runs import build_small_run
 
 SETTINGS = (
     "checkpoint=torch",
@@ -30,27 +30,27 @@ SETTINGS = (
 )
 
 
-def session(run_dir: Path, *settings: str) -> Session:
+def open_session(run_dir: Path, *settings: str) -> Session:
     """A run's session on this rank, restored where the directory has a checkpoint."""
-    run = small_run(*SETTINGS, *settings, f"run.dir={run_dir}")
+    run = build_small_run(*SETTINGS, *settings, f"run.dir={run_dir}")
     if rank.index == 0 and not run_dir.exists():
         RunDirectory.create(run).unlock()
-    mesh = Mesh.of(run.parallel.axes(rank.world))
-    comms = rank.comms(mesh)
+    mesh = Mesh.of(run.parallel.size_axes(rank.world))
+    comms = rank.make_comms(mesh)
     comms.world.barrier()
     return build(run, RunDirectory.open(str(run_dir)), mesh, comms, torch.device("cpu"))
 
 
 def train_session(run_dir: Path, *settings: str) -> int:
     """Train, in this process, to the end; the exit code."""
-    return train(session(run_dir, *settings))
+    return train(open_session(run_dir, *settings))
 
 
 def train_on_ranks(world: int, run_dir: Path, *settings: str) -> int:
     """The same on the ranks of a pool."""
-    return pool(world).run(train_session, run_dir, *settings)[0]
+    return get_pool(world).run(train_session, run_dir, *settings)[0]
 
 
-def lines(run_dir: Path, file: str) -> list[dict[str, Any]]:
+def read_lines(run_dir: Path, file: str) -> list[dict[str, Any]]:
     """Every line of a file of the run."""
     return [json.loads(line) for line in (run_dir / file).read_text().splitlines()]

@@ -50,7 +50,7 @@ def pack(value: Any) -> Parcel:
     files = {}
     for name in pickler.modules:
         file = getattr(sys.modules.get(name), "__file__", None)
-        if file is not None and not _importable(name, file):
+        if file is not None and not _is_importable(name, file):
             files[name] = file
     return Parcel(buffer.getvalue(), files, list(sys.path))
 
@@ -93,7 +93,7 @@ def load_file(name: str, file: str) -> ModuleType:
     return module
 
 
-def _importable(name: str, file: str) -> bool:
+def _is_importable(name: str, file: str) -> bool:
     """Whether another process with this `sys.path` that imports `name` gets this very file."""
     where, spec = None, None
     parts = name.split(".")

@@ -20,8 +20,8 @@ JOBS = {
 
 _TORCH_FREE = """
 import sys
-from gangline.explain.reliability import SimulatedJob, simulator
-simulator(sys.argv[1]).simulate(SimulatedJob(nodes=8, days=1))
+from gangline.explain.reliability import SimulatedJob, build_simulator
+build_simulator(sys.argv[1]).simulate(SimulatedJob(nodes=8, days=1))
 assert "torch" not in sys.modules, "torch is imported"
 """
 
@@ -31,17 +31,17 @@ class SimulatorSuite(PartSuite):
 
     CLAIMS: ClassVar[dict[str, str]] = {}
 
-    def simulator(self) -> FailureSimulator:
-        return self.build(self.config(self.run()))
+    def build_simulator(self) -> FailureSimulator:
+        return self.build(self.build_config(self.run()))
 
     def mean(self, job: SimulatedJob) -> tuple[float, float]:
         """(share of the time in steps that stand, faults), over some courses."""
-        found = [self.simulator().simulate(replace(job, seed=seed)) for seed in range(COURSES)]
+        found = [self.build_simulator().simulate(replace(job, seed=seed)) for seed in range(COURSES)]
         return sum(one.ettr for one in found) / COURSES, sum(one.faults for one in found) / COURSES
 
     def test_every_second_is_in_one_account(self) -> None:
         for name, job in JOBS.items():
-            found = self.simulator().simulate(job)
+            found = self.build_simulator().simulate(job)
             assert math.isclose(found.wall_seconds, job.days * 86400.0), f"{name}: another length of time"
             spent = sum(found.seconds.values())
             assert math.isclose(spent, found.wall_seconds, rel_tol=1e-9), f"{name}: {spent} s of {found.wall_seconds}"
@@ -50,16 +50,16 @@ class SimulatorSuite(PartSuite):
 
     def test_a_course_is_a_function_of_the_job(self) -> None:
         """Asked twice, and after another one."""
-        one, job = self.simulator(), JOBS["rare faults"]
+        one, job = self.build_simulator(), JOBS["rare faults"]
         first: SimulatedTime = one.simulate(job)
         one.simulate(JOBS["many faults"])
         assert one.simulate(job) == first, "another time it comes to something else"
-        assert self.simulator().simulate(job) == first, "another one comes to something else"
+        assert self.build_simulator().simulate(job) == first, "another one comes to something else"
 
     def test_on_average_it_comes_to_the_closed_form(self) -> None:
         """With spares enough, within 3 %."""
         for name, job in JOBS.items():
-            (ettr, faults), expected = self.mean(job), job.reliability.ettr(job.every)
+            (ettr, faults), expected = self.mean(job), job.reliability.compute_ettr(job.every)
             assert math.isclose(ettr, expected, rel_tol=0.03), f"{name}: an ETTR of {ettr:.4f}, expected {expected:.4f}"
             number = job.days * 86400.0 / job.reliability.mtbf_seconds
             assert math.isclose(faults, number, rel_tol=0.1), f"{name}: {faults:g} faults, expected {number:.1f}"

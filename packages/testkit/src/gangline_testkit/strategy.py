@@ -10,11 +10,18 @@ import pytest
 import torch
 
 from gangline.mesh import DATA_AXES, Mesh
-from gangline.shard import dtype_name, model_array
+from gangline.shard import name_dtype, name_model_array
 from gangline_testkit import strategy_ranks as ranks, traffic_ranks as traffic
-from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
-from gangline_testkit.compare import assemble, check_mapped_once, close, compare_all, compare_clipped, number_close
-from gangline_testkit.pool import pool
+from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, mark_capability
+from gangline_testkit.compare import (
+    assemble,
+    assert_number_close,
+    check_mapped_once,
+    close,
+    compare_all,
+    compare_clipped,
+)
+from gangline_testkit.pool import get_pool
 from gangline_testkit.scenarios import (
     ACCUMULATED,
     DOCUMENTS,
@@ -28,15 +35,15 @@ from gangline_testkit.scenarios import (
     RECOMPUTED,
     SINGLE,
     TIED,
-    Layout,
+    RunLayout,
 )
-from gangline_testkit.strategy_runs import StrategyRuns, shapes_of
+from gangline_testkit.strategy_runs import StrategyRuns, get_shapes
 
 
 class StrategySuite(StrategyRuns):
     """Subclass with ``choice = "parallel=mine"``.
 
-    `layouts` are the ones to test; by default those of 1, 2 and 4 ranks that the part's `axes` lays out.
+    `layouts` are the ones to test; by default those of 1, 2 and 4 ranks that the part's `size_axes` lays out.
     """
 
     CLAIMS: ClassVar[dict[str, str]] = {
@@ -47,38 +54,38 @@ class StrategySuite(StrategyRuns):
 
     # --- what lies where ---------------------------------------------------------------------------------------------
 
-    def test_initial_weights_are_those_of_one_process(self, layout: Layout) -> None:
+    def test_initial_weights_are_those_of_one_process(self, layout: RunLayout) -> None:
         """A function of (seed, name), to the bit."""
         for scenario in (PLAIN, TIED, LANES):
-            job = self.job(layout, scenario)
+            job = self.make_job(layout, scenario)
             got = self.train_job(job)
             first = self.train_reference(job, got[0].coordinate[1])[0]
             compare_all("initial", self.assemble_shards([of_rank.first for of_rank in got], first), first, 0)
 
-    def test_registry_is_whole_and_the_same_on_every_rank(self, layout: Layout) -> None:
+    def test_registry_is_whole_and_the_same_on_every_rank(self, layout: RunLayout) -> None:
         """It is made from plan and mesh alone: every array, its boxes tiling it, one holder of each primary."""
-        job = self.job(layout, LANES)
+        job = self.make_job(layout, LANES)
         registries = [of_rank.registry for of_rank in self.train_job(job)]
         first = registries[0]
         assert all(registry == first for registry in registries)
         arrays = self.train_reference(job, 1)[0]
-        assert set(first) == {model_array(name) for name in arrays}
+        assert set(first) == {name_model_array(name) for name in arrays}
         for name, array in arrays.items():
-            assert first[model_array(name)].shape == tuple(array.shape)
-            assert first[model_array(name)].dtype == dtype_name(array.dtype)
-            boxes = first.boxes(model_array(name))
+            assert first[name_model_array(name)].shape == tuple(array.shape)
+            assert first[name_model_array(name)].dtype == name_dtype(array.dtype)
+            boxes = first.list_boxes(name_model_array(name))
             ones = [("box", box.offset, torch.ones(box.shape)) for box in boxes]
             assert sum(box.size for box in boxes) == array.numel(), f"the boxes of {name} overlap, or leave a gap"
             assemble([ones], {"box": tuple(array.shape)})
             for box in boxes:
-                held = [first.list_rank_boxes(model_array(name), rank) for rank in range(layout.world)]
+                held = [first.list_rank_boxes(name_model_array(name), rank) for rank in range(layout.world)]
                 primaries = [rank for rank, own in enumerate(held) if (box, True) in own]
                 assert len(primaries) == 1, f"{len(primaries)} primaries of {name}{box}"
-                assert first.holders(model_array(name), box)[0] == primaries[0]
+                assert first.find_holders(name_model_array(name), box)[0] == primaries[0]
 
-    def test_shards_are_the_boxes_of_the_registry(self, layout: Layout) -> None:
+    def test_shards_are_the_boxes_of_the_registry(self, layout: RunLayout) -> None:
         for scenario in (PLAIN, TIED, LANES):
-            job = self.job(layout, scenario)
+            job = self.make_job(layout, scenario)
             registry = self.train_job(job)[0].registry
             primaries: dict[str, int] = {}
             for rank, shards in enumerate(self.run_on_ranks(ranks.list_shards, job)):
@@ -91,8 +98,8 @@ class StrategySuite(StrategyRuns):
                     primaries[name] = primaries.get(name, 0) + primary * math.prod(length)
             assert primaries == {name: math.prod(registry[name].shape) for name in registry}
 
-    def test_parameters_are_the_same_on_all_ranks_of_a_stage(self, layout: Layout) -> None:
-        job = self.job(layout, LANES)
+    def test_parameters_are_the_same_on_all_ranks_of_a_stage(self, layout: RunLayout) -> None:
+        job = self.make_job(layout, LANES)
         by_stage: dict[int, list] = {}
         for rank, parameters in enumerate(self.run_on_ranks(ranks.list_pieces, job)):
             stage = job.mesh.coordinate(rank)["pp"]
@@ -104,70 +111,70 @@ class StrategySuite(StrategyRuns):
                 )
                 assert inside, f"rank {rank}: a piece of {name} lies outside of it"
 
-    def test_every_share_of_the_batch_is_read(self, layout: Layout) -> None:
-        coordinates = [of_rank.coordinate for of_rank in self.train_job(self.job(layout, PLAIN))]
+    def test_every_share_of_the_batch_is_read(self, layout: RunLayout) -> None:
+        coordinates = [of_rank.coordinate for of_rank in self.train_job(self.make_job(layout, PLAIN))]
         width = coordinates[0][1]
         assert {of for _, of in coordinates} == {width}
         assert sorted({index for index, _ in coordinates}) == list(range(width))
 
-    @needs(LAYOUT)
-    def test_matrices_are_mapped_whole_and_once(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_matrices_are_mapped_whole_and_once(self, layout: RunLayout) -> None:
         """Each on one rank, whatever part of it a rank holds; those of a stack one by one."""
         for scenario in (PLAIN, LANES):
-            job = self.job(layout, scenario)
-            want = pool(1).run(ranks.expect_mapped, replace(job, mesh=Mesh.of({})))[0]
+            job = self.make_job(layout, scenario)
+            want = get_pool(1).run(ranks.expect_mapped, replace(job, mesh=Mesh.of({})))[0]
             check_mapped_once(self.run_on_ranks(ranks.map_matrices, job), want)
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    @needs(LAYOUT)
-    def test_loss_and_tokens(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_loss_and_tokens(self, layout: RunLayout) -> None:
         """Sums over the global count of valid tokens, equal on all ranks."""
-        job = self.job(layout, PLAIN)
+        job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
         steps = self.train_reference(job, got[0].coordinate[1])[1]
         for of_rank in got:
             for one, want in zip(of_rank.steps, steps, strict=True):
-                number_close("loss", one.loss_sum, want.loss_sum, FLOAT64)
+                assert_number_close("loss", one.loss_sum, want.loss_sum, FLOAT64)
                 assert one.tokens == want.tokens
                 assert one.finite
                 assert one.loss_sum == got[0].steps[of_rank.steps.index(one)].loss_sum, "ranks disagree about the loss"
 
-    @needs(LAYOUT)
-    def test_each_rank_says_what_it_added_to_the_loss(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_each_rank_says_what_it_added_to_the_loss(self, layout: RunLayout) -> None:
         """The ranks that read one share of the batch add up to the loss and the tokens of that share."""
-        job = self.job(layout, PLAIN)
+        job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
         width = got[0].coordinate[1]
         for number, want in enumerate(self.train_reference(job, width)[1]):
             for index, (loss_sum, tokens) in enumerate(want.shares):
                 owns = [of_rank.steps[number].own for of_rank in got if of_rank.coordinate[0] == index]
                 what = f"own loss of data rank {index}, step {number},"
-                number_close(what, sum(own for own, _ in owns), loss_sum, FLOAT64)
+                assert_number_close(what, sum(own for own, _ in owns), loss_sum, FLOAT64)
                 assert sum(count for _, count in owns) == tokens, f"own tokens of data rank {index}"
 
-    @needs(LAYOUT)
-    def test_gradients(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_gradients(self, layout: RunLayout) -> None:
         """Every element, in the global view."""
-        job = self.job(layout, PLAIN)
+        job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
         want = self.train_reference(job, got[0].coordinate[1])[1][0].gradients
         compare_all("gradient", self.assemble_shards([of_rank.steps[0].held for of_rank in got], want), want, FLOAT64)
 
-    @needs(LAYOUT)
-    def test_gradient_norm(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_gradient_norm(self, layout: RunLayout) -> None:
         """Global, each parameter counted once, the same on all ranks."""
         for scenario in (PLAIN, TIED, LANES):
-            job = self.job(layout, scenario)
+            job = self.make_job(layout, scenario)
             got = self.train_job(job)
             want = self.train_reference(job, got[0].coordinate[1])[1][0].norm
             for of_rank in got:
-                number_close("norm", of_rank.steps[0].norm, want, FLOAT64)
+                assert_number_close("norm", of_rank.steps[0].norm, want, FLOAT64)
                 assert of_rank.steps[0].norm == got[0].steps[0].norm, "ranks disagree about the norm"
 
-    def test_traffic_is_marked(self, layout: Layout) -> None:
+    def test_traffic_is_marked(self, layout: RunLayout) -> None:
         """With `gangline.comm.purpose.mark_traffic`, by which parts that wrap a Comm tell gradients from other sums."""
-        job = self.job(layout, PLAIN)
+        job = self.make_job(layout, PLAIN)
         found = self.run_on_ranks(traffic.count_step, job)
         if job.mesh.size(*DATA_AXES) == 1:
             return
@@ -177,86 +184,86 @@ class StrategySuite(StrategyRuns):
         for purpose in ("tokens", "loss"):
             assert any(of_rank.sent[purpose] for of_rank in found), f"no traffic is marked as {purpose}"
 
-    @needs(LAYOUT)
-    def test_clip_scales_all_gradients_alike(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_clip_scales_all_gradients_alike(self, layout: RunLayout) -> None:
         """Down to the norm, and never up."""
-        job = self.job(layout, PLAIN)
+        job = self.make_job(layout, PLAIN)
         want = self.train_reference(job, 1)[1][0]
         for limit in (0.5 * want.norm, 2.0 * want.norm):
             found = self.run_on_ranks(ranks.clip_gradients, job, limit)
-            number_close("the norm that clip gives", found[0][0], want.norm, FLOAT64)
-            compare_clipped(found, shapes_of(want.gradients), limit, "norm")
+            assert_number_close("the norm that clip gives", found[0][0], want.norm, FLOAT64)
+            compare_clipped(found, get_shapes(want.gradients), limit, "norm")
 
-    def test_clip_measures_changed_gradients(self, layout: Layout) -> None:
+    def test_clip_measures_changed_gradients(self, layout: RunLayout) -> None:
         """Gradients that were multiplied after the step are clipped by their own norm, or `clip` refuses them."""
-        job = self.job(layout, PLAIN)
-        shapes = shapes_of(self.train_reference(job, 1)[1][0].gradients)
+        job = self.make_job(layout, PLAIN)
+        shapes = get_shapes(self.train_reference(job, 1)[1][0].gradients)
         for found in zip(*self.run_on_ranks(ranks.clip_changed_gradients, job, 0.5, 10.0), strict=True):
             if None not in found:  # else a rank refused, which ends the run
                 compare_clipped(found, shapes, 0.5, "norm of gradients times 10")
 
-    @needs(LAYOUT)
-    def test_float32_step(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_float32_step(self, layout: RunLayout) -> None:
         self.compare(layout, SINGLE, FLOAT32)
 
-    @needs(LAYOUT)
-    def test_tied_weights(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_tied_weights(self, layout: RunLayout) -> None:
         """One parameter under one name: its gradient is the sum of both uses, and it counts once."""
         self.compare(layout, TIED, FLOAT64)
 
-    @needs(LAYOUT)
-    def test_documents_and_positions(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_documents_and_positions(self, layout: RunLayout) -> None:
         self.compare(layout, DOCUMENTS, FLOAT64)
 
-    @needs(LAYOUT)
-    def test_accumulation(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_accumulation(self, layout: RunLayout) -> None:
         """Several microbatches of several samples."""
         self.compare(layout, ACCUMULATED, FLOAT64)
 
-    @needs(LAYOUT)
-    def test_recomputation_changes_nothing(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_recomputation_changes_nothing(self, layout: RunLayout) -> None:
         """What is emitted counts once, and what is drawn is drawn again."""
         self.compare(layout, RECOMPUTED, FLOAT64)
 
-    def test_a_step_in_which_no_target_counts(self, layout: Layout) -> None:
-        for of_rank in self.run_on_ranks(ranks.step_without_targets, self.job(layout, PLAIN)):
+    def test_a_step_in_which_no_target_counts(self, layout: RunLayout) -> None:
+        for of_rank in self.run_on_ranks(ranks.step_without_targets, self.make_job(layout, PLAIN)):
             assert (of_rank.loss_sum, of_rank.tokens, of_rank.finite, of_rank.norm) == (0.0, 0, True, 0.0)
             assert not any(bool(gradient.any()) for _, _, gradient in of_rank.held)
 
     @pytest.mark.parametrize("value", [math.nan, math.inf], ids=["nan", "inf"])
-    def test_not_finite_on_one_rank_is_known_to_all(self, layout: Layout, value: float) -> None:
+    def test_not_finite_on_one_rank_is_known_to_all(self, layout: RunLayout, value: float) -> None:
         """And the next step is as if nothing had been."""
-        job = self.job(layout, PLAIN)
+        job = self.make_job(layout, PLAIN)
         answers = self.run_on_ranks(ranks.step_bad_sample, job, value)
         for bad, good in answers:
             assert not bad.finite, "a step that was not finite on one rank counts as finite on another"
             assert good.finite
-            number_close("norm after it", good.norm, answers[0][1].norm, 0)
+            assert_number_close("norm after it", good.norm, answers[0][1].norm, 0)
         assert all(bool(torch.isfinite(gradient).all()) for _, good in answers for _, _, gradient in good.held)
 
     # --- several steps -----------------------------------------------------------------------------------------------
 
-    @needs(LAYOUT)
-    def test_weights_after_several_steps(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_weights_after_several_steps(self, layout: RunLayout) -> None:
         """What the optimizer wrote into the pieces is taken up, and replicas hold the same bits."""
-        job = self.job(layout, PLAIN)
+        job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
         last = self.train_reference(job, got[0].coordinate[1])[2]
         compare_all("weights", self.assemble_shards([of_rank.last for of_rank in got], last), last, FLOAT64)
 
-    @needs(LAYOUT)
-    def test_evaluate(self, layout: Layout) -> None:
-        job = self.job(layout, PLAIN)
+    @mark_capability(LAYOUT)
+    def test_evaluate(self, layout: RunLayout) -> None:
+        job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
         loss_sum, tokens = self.train_reference(job, got[0].coordinate[1])[3]
         for of_rank in got:
-            number_close("evaluated loss", of_rank.evaluated[0], loss_sum, FLOAT64)
+            assert_number_close("evaluated loss", of_rank.evaluated[0], loss_sum, FLOAT64)
             assert of_rank.evaluated[1] == tokens
 
-    @needs(LAYOUT)
-    def test_score(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_score(self, layout: RunLayout) -> None:
         """Each sample's log-likelihood, in global order, the same bits on all ranks; 0 for what fills a share up."""
-        job = self.job(layout, PLAIN)
+        job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
         scores = self.train_reference(job, got[0].coordinate[1])[4]
         for of_rank in got:
@@ -264,54 +271,54 @@ class StrategySuite(StrategyRuns):
             close("score of sample, between two ranks,", of_rank.scores, got[0].scores, 0)
         assert got[0].scores[-1] == 0
 
-    def test_score_refuses_shares_that_do_not_fit(self, layout: Layout) -> None:
+    def test_score_refuses_shares_that_do_not_fit(self, layout: RunLayout) -> None:
         """On every rank alike, for a rank that went on alone would wait for ever."""
-        for answers in zip(*self.run_on_ranks(ranks.misfit_shares, self.job(layout, PLAIN)), strict=True):
+        for answers in zip(*self.run_on_ranks(ranks.score_misfits, self.make_job(layout, PLAIN)), strict=True):
             assert len(set(answers)) == 1, f"the ranks say {answers}"
             assert answers[0].startswith("ValueError"), f"score took shares that do not fit: {answers[0]}"
 
-    def test_what_is_written_through_shards_is_computed_with(self, layout: Layout) -> None:
+    def test_what_is_written_through_shards_is_computed_with(self, layout: RunLayout) -> None:
         """A checkpoint is loaded so."""
-        job = self.job(layout, PLAIN)
-        want = pool(1).run(ranks.expect_written, replace(job, mesh=Mesh.of({})), 1.5)[0]
+        job = self.make_job(layout, PLAIN)
+        want = get_pool(1).run(ranks.expect_written, replace(job, mesh=Mesh.of({})), 1.5)[0]
         for loss_sum, tokens in self.run_on_ranks(ranks.write_and_evaluate, job, 1.5):
-            number_close("evaluated loss", loss_sum, want[0], FLOAT64)
+            assert_number_close("evaluated loss", loss_sum, want[0], FLOAT64)
             assert tokens == want[1]
 
-    def test_two_runs_of_one_layout_are_bit_identical(self, layout: Layout) -> None:
+    def test_two_runs_of_one_layout_are_bit_identical(self, layout: RunLayout) -> None:
         """Under run.deterministic."""
-        job = self.job(layout, EXACT)
+        job = self.make_job(layout, EXACT)
         one, two = self.train_job(job), self.run_on_ranks(ranks.train, job)
         for first, second in zip(one, two, strict=True):
             assert [(s.loss_sum, s.norm) for s in first.steps] == [(s.loss_sum, s.norm) for s in second.steps]
             for (name, _, before), (_, _, after) in zip(first.last, second.last, strict=True):
                 close(f"second run: {name}", after, before, 0)
 
-    @needs("exact")
-    def test_bit_identical_to_one_process(self, layout: Layout) -> None:
+    @mark_capability("exact")
+    def test_bit_identical_to_one_process(self, layout: RunLayout) -> None:
         self.compare(layout, EXACT, 0)
 
-    @needs("exact")
-    def test_an_evaluation_is_bit_identical_to_one_process(self, layout: Layout) -> None:
+    @mark_capability("exact")
+    def test_an_evaluation_is_bit_identical_to_one_process(self, layout: RunLayout) -> None:
         """Losses are added in the order of the samples, however many ranks hold them."""
         self.compare(layout, EXACT_EVALUATION, 0)
 
-    @needs("exact tied")
-    def test_bit_identical_with_tied_weights(self, layout: Layout) -> None:
+    @mark_capability("exact tied")
+    def test_bit_identical_with_tied_weights(self, layout: RunLayout) -> None:
         self.compare(layout, EXACT_TIED, 0)
 
     # --- folds and what modules emit ---------------------------------------------------------------------------------
 
-    @needs(LAYOUT)
-    def test_a_module_on_a_fold(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_a_module_on_a_fold(self, layout: RunLayout) -> None:
         """Its gradients are summed over what is left beside the fold, and no more."""
         self.compare(layout, LANES, FLOAT64)
 
-    @needs(LAYOUT)
-    def test_emitted_metrics(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_emitted_metrics(self, layout: RunLayout) -> None:
         """Sums, means, maxima and loss terms, each token counted once; equal on all ranks."""
         for scenario in (LANES, RECOMPUTED):
-            job = self.job(layout, scenario)
+            job = self.make_job(layout, scenario)
             got = self.train_job(job)
             steps = self.train_reference(job, got[0].coordinate[1])[1]
             for of_rank in got:
@@ -322,20 +329,20 @@ class StrategySuite(StrategyRuns):
                         found = torch.tensor(one.metrics[name], dtype=torch.float64)
                         close(f"metric {name}", found, torch.tensor(value, dtype=torch.float64), FLOAT64)
 
-    @needs(LAYOUT)
-    def test_emitted_loss_reaches_the_gradients(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_emitted_loss_reaches_the_gradients(self, layout: RunLayout) -> None:
         """The objective is (loss + terms) / global tokens; the reported loss is without the terms."""
-        job = self.job(layout, LANES)
+        job = self.make_job(layout, LANES)
         got = self.train_job(job)
         want = self.train_reference(job, got[0].coordinate[1])[1][0]
-        number_close("loss without the terms", got[0].steps[0].loss_sum, want.loss_sum, FLOAT64)
+        assert_number_close("loss without the terms", got[0].steps[0].loss_sum, want.loss_sum, FLOAT64)
         held = self.assemble_shards([of_rank.steps[0].held for of_rank in got], want.gradients)
         compare_all("gradient", held, want.gradients, FLOAT64)
 
-    @needs(LAYOUT)
-    def test_modules_are_told_after_the_step(self, layout: Layout) -> None:
+    @mark_capability(LAYOUT)
+    def test_modules_are_told_after_the_step(self, layout: RunLayout) -> None:
         """`after_step` gets what was emitted, reduced over the whole step; its buffer is state."""
-        job = self.job(layout, LANES)
+        job = self.make_job(layout, LANES)
         got = self.train_job(job)
         last = self.train_reference(job, got[0].coordinate[1])[2]
         held = self.assemble_shards([of_rank.last for of_rank in got], last)

@@ -21,8 +21,8 @@ from gangline.plan import Plan
 from gangline.plugin.registry import load
 from gangline.precision import Precision
 from gangline.runtime import Job as RuntimeJob, MatrixId, Runtime
-from gangline.shard import Registry, dtype_name, model_array, parameter_of
-from gangline.train.recompute_and_compile import finisher
+from gangline.shard import Registry, name_dtype, name_model_array, parse_parameter
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
 from gangline_testkit.compare import Clipped, Held
@@ -32,7 +32,7 @@ from gangline_testkit.toys.rows import RowsRuntime
 
 
 @dataclass(frozen=True)
-class Job:
+class StrategyJob:
     """One run of a strategy, as data."""
 
     build: str
@@ -46,7 +46,7 @@ class Job:
     recompute: bool = False  # in full, whatever the run says
     compute: torch.dtype | None = None  # of products; none: `dtype`, in which weights and gradients are
 
-    def key(self) -> str:
+    def make_key(self) -> str:
         """Equal for jobs that do the same."""
         return repr(self)
 
@@ -87,7 +87,7 @@ class Job:
 
 
 @dataclass
-class Stepped:
+class RankStep:
     """One step on one rank. `held` are this rank's pieces of the gradients."""
 
     loss_sum: float
@@ -107,18 +107,18 @@ class Trained:
     registry: Registry
     names: list[str]  # of parameters(), in order
     first: list[Held] = field(default_factory=list)  # the initial arrays
-    steps: list[Stepped] = field(default_factory=list)
+    steps: list[RankStep] = field(default_factory=list)
     last: list[Held] = field(default_factory=list)  # the arrays at the end
     evaluated: tuple[float, int] = (0.0, 0)
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-def start(job: Job, wrap: Callable[[Comms], Comms] = lambda comms: comms) -> Runtime:
+def start(job: StrategyJob, wrap: Callable[[Comms], Comms] = lambda comms: comms) -> Runtime:
     """Cut, then fill: as `gangline.train.build` does. wrap: what is put around the communication."""
-    comms = wrap(rank.comms(job.mesh, job.run.deterministic))
+    comms = wrap(rank.make_comms(job.mesh, job.run.deterministic))
     section = job.run.job
     recompute = Recompute.full if job.recompute else section.recompute
-    finish = finisher(recompute, False, section.recompute_every, job.plan.seams)
+    finish = make_finish(recompute, False, section.recompute_every, job.plan.seams)
     precision = Plain(job.compute or job.dtype, job.dtype)
     composed = Composed(job.run, job.tree, job.plan)
     runtime = load(job.build)(job.run.parallel, RuntimeJob(composed, job.mesh, comms, precision, finish))
@@ -126,25 +126,25 @@ def start(job: Job, wrap: Callable[[Comms], Comms] = lambda comms: comms) -> Run
     return runtime
 
 
-def start_rows(job: Job, precision: Precision) -> Runtime:
+def start_rows(job: StrategyJob, precision: Precision) -> Runtime:
     """The job's model on the toy strategy, whose pieces are rows of matrices and boxes of stacks; sums in rank order.
 
     For parts that are no strategies; `job.build` is not looked at.
     """
-    comms = rank.comms(job.mesh, True)
-    finish = finisher(Recompute.none, False, 1, job.plan.seams)
+    comms = rank.make_comms(job.mesh, True)
+    finish = make_finish(Recompute.none, False, 1, job.plan.seams)
     composed = Composed(job.run, job.tree, job.plan)
     runtime = RowsRuntime(RuntimeJob(composed, job.mesh, comms, precision, finish))
     initialise(runtime.shards(), job.plan, job.run.seed)
     return runtime
 
 
-def arrays(runtime: Runtime) -> list[Held]:
+def hold_arrays(runtime: Runtime) -> list[Held]:
     """What this rank holds, under names without "model/"."""
-    return [(parameter_of(s.name), s.offset, s.local.detach().clone()) for s in runtime.shards()]
+    return [(parse_parameter(s.name), s.offset, s.local.detach().clone()) for s in runtime.shards()]
 
 
-def gradients(runtime: Runtime) -> list[Held]:
+def hold_gradients(runtime: Runtime) -> list[Held]:
     """What this rank holds of the gradients."""
     held = []
     for named in runtime.parameters():
@@ -155,12 +155,12 @@ def gradients(runtime: Runtime) -> list[Held]:
     return held
 
 
-def run_step(runtime: Runtime, microbatches: list[Batch]) -> Stepped:
+def run_step(runtime: Runtime, microbatches: list[Batch]) -> RankStep:
     """Forward, backward, norm; nothing is scaled and nothing stepped."""
     result = runtime.step(microbatches)
     norm = runtime.clip(None)
-    own, held = (result.own_loss_sum, result.own_tokens), gradients(runtime)
-    return Stepped(result.loss_sum, result.tokens, result.finite, result.metrics, norm, held, own)
+    own, held = (result.own_loss_sum, result.own_tokens), hold_gradients(runtime)
+    return RankStep(result.loss_sum, result.tokens, result.finite, result.metrics, norm, held, own)
 
 
 def apply(runtime: Runtime, velocities: dict[int, Tensor]) -> None:
@@ -174,46 +174,46 @@ def apply(runtime: Runtime, velocities: dict[int, Tensor]) -> None:
     runtime.finish_update()
 
 
-def train(job: Job) -> Trained:
+def train(job: StrategyJob) -> Trained:
     """Some steps, then an evaluation of the step after them, and its samples' scores."""
     runtime = start(job)
     index, width = runtime.data_coordinate
     names = [named.name for named in runtime.parameters()]
-    trained = Trained((index, width), runtime.registry, names, first=arrays(runtime))
+    trained = Trained((index, width), runtime.registry, names, first=hold_arrays(runtime))
     velocities: dict[int, Tensor] = {}
     for step in range(job.steps):
         trained.steps.append(run_step(runtime, job.share(step, index, width)))
         apply(runtime, velocities)
     trained.evaluated = runtime.evaluate(job.share(job.steps, index, width))
     trained.scores = runtime.score(job.share_for_score(index, width))
-    trained.last = arrays(runtime)
+    trained.last = hold_arrays(runtime)
     return trained
 
 
 def expect(
-    job: Job, width: int
+    job: StrategyJob, width: int
 ) -> tuple[dict[str, Tensor], list[Expected], dict[str, Tensor], tuple[float, int], Tensor]:
     """The same on the reference: initial arrays, each step, final arrays, the evaluation, the scores."""
     reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
-    first = {name: array.clone() for name, array in reference.arrays().items()}
+    first = {name: array.clone() for name, array in reference.get_arrays().items()}
     steps = []
     for step in range(job.steps):
         steps.append(reference.step([job.share(step, index, width) for index in range(width)]))
         reference.update()
     evaluated = reference.evaluate([job.share(job.steps, index, width) for index in range(width)])
     scores = reference.score(job.share_for_score(0, 1))
-    return first, steps, {name: array.clone() for name, array in reference.arrays().items()}, evaluated, scores
+    return first, steps, {name: array.clone() for name, array in reference.get_arrays().items()}, evaluated, scores
 
 
-def list_shards(job: Job) -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str, bool]]:
+def list_shards(job: StrategyJob) -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str, bool]]:
     """Every shard: name, global shape, offset, local shape, dtype, primary."""
     return [
-        (s.name, tuple(s.global_shape), tuple(s.offset), tuple(s.local.shape), dtype_name(s.dtype), s.primary)
+        (s.name, tuple(s.global_shape), tuple(s.offset), tuple(s.local.shape), name_dtype(s.dtype), s.primary)
         for s in start(job).shards()
     ]
 
 
-def list_pieces(job: Job) -> list[tuple[str, tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]]:
+def list_pieces(job: StrategyJob) -> list[tuple[str, tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]]:
     """Every parameter: name, shape, its pieces' offsets and shapes. The pieces must be leaves."""
     found = []
     for named in start(job).parameters():
@@ -228,10 +228,10 @@ def transform_matrix(matrix: Tensor) -> Tensor:
     return matrix @ matrix.T @ matrix + matrix.norm()
 
 
-def map_matrices(job: Job) -> tuple[list[Held], list[MatrixId], dict[MatrixId, int]]:
+def map_matrices(job: StrategyJob) -> tuple[list[Held], list[MatrixId], dict[MatrixId, int]]:
     """This rank's pieces of what `map_matrices` makes, by `transform_matrix`, of all matrices doubled; which it mapped.
 
-    And what `matrix_owners` says of all.
+    And what `find_matrix_owners` says of all.
     """
     runtime, held, mapped = start(job), [], list[MatrixId]()
 
@@ -244,11 +244,11 @@ def map_matrices(job: Job) -> tuple[list[Held], list[MatrixId], dict[MatrixId, i
     for name, made in runtime.map_matrices(count_matrix, given):
         pairs = zip(named[name].pieces, made, strict=True)
         held += [(name, piece.shard.offset, tensor.clone()) for piece, tensor in pairs]
-    names = [name for name in runtime.names() if len(runtime.registry[model_array(name)].shape) >= 2]
-    return held, mapped, dict(runtime.matrix_owners(names))
+    names = [name for name in runtime.names() if len(runtime.registry[name_model_array(name)].shape) >= 2]
+    return held, mapped, dict(runtime.find_matrix_owners(names))
 
 
-def expect_mapped(job: Job) -> dict[str, Tensor]:
+def expect_mapped(job: StrategyJob) -> dict[str, Tensor]:
     """The same of each matrix in one process."""
     reference, found = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype), {}
     for name, weight in reference.weights.items():
@@ -258,16 +258,16 @@ def expect_mapped(job: Job) -> dict[str, Tensor]:
     return found
 
 
-def clip_gradients(job: Job, max_norm: float) -> Clipped:
+def clip_gradients(job: StrategyJob, max_norm: float) -> Clipped:
     """One step, and what `clip` makes of its gradients."""
     runtime = start(job)
     runtime.step(job.share(0, *runtime.data_coordinate))
-    before = gradients(runtime)
+    before = hold_gradients(runtime)
     norm = runtime.clip(max_norm)
-    return norm, before, gradients(runtime)
+    return norm, before, hold_gradients(runtime)
 
 
-def clip_changed_gradients(job: Job, max_norm: float, factor: float) -> list[Clipped | None]:
+def clip_changed_gradients(job: StrategyJob, max_norm: float, factor: float) -> list[Clipped | None]:
     """Two steps, and what `clip` makes of their gradients, which were multiplied after the step.
 
     In the first step `remeasure` is not called, and `clip` may raise RuntimeError (None); in the second it is.
@@ -280,7 +280,7 @@ def clip_changed_gradients(job: Job, max_norm: float, factor: float) -> list[Cli
                 for piece in named.pieces:
                     assert piece.tensor.grad is not None
                     piece.tensor.grad.mul_(factor)
-        before = gradients(runtime)
+        before = hold_gradients(runtime)
         if announced:
             runtime.remeasure()
         try:
@@ -290,11 +290,11 @@ def clip_changed_gradients(job: Job, max_norm: float, factor: float) -> list[Cli
                 raise
             found.append(None)
         else:
-            found.append((norm, before, gradients(runtime)))
+            found.append((norm, before, hold_gradients(runtime)))
     return found
 
 
-def misfit_shares(job: Job) -> list[str]:
+def score_misfits(job: StrategyJob) -> list[str]:
     """What `score` raises where a batch has two samples, and where the first share is shorter than the others."""
     runtime = start(job)
     index, width = runtime.data_coordinate
@@ -313,7 +313,7 @@ def misfit_shares(job: Job) -> list[str]:
     return told
 
 
-def write_and_evaluate(job: Job, factor: float) -> tuple[float, int]:
+def write_and_evaluate(job: StrategyJob, factor: float) -> tuple[float, int]:
     """Multiply every array through its shard's view, as a load would fill it; then evaluate.
 
     Replicas that may differ do: those of which a checkpoint holds nothing are multiplied by another factor.
@@ -329,23 +329,23 @@ def write_and_evaluate(job: Job, factor: float) -> tuple[float, int]:
     return runtime.evaluate(job.share(0, *runtime.data_coordinate))
 
 
-def expect_written(job: Job, factor: float) -> tuple[float, int]:
+def expect_written(job: StrategyJob, factor: float) -> tuple[float, int]:
     """The same on the reference."""
     reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
     with torch.no_grad():
-        for array in reference.arrays().values():
+        for array in reference.get_arrays().values():
             array.mul_(factor)
     return reference.evaluate([job.share(0, 0, 1)])
 
 
-def step_bad_sample(job: Job, value: float) -> list[Stepped]:
+def step_bad_sample(job: StrategyJob, value: float) -> list[RankStep]:
     """A step whose sample 0 alone meets a weight that is not finite, then the same step with the weight mended."""
     runtime = start(job)
     index, width = runtime.data_coordinate
     batches = job.share(0, index, width)
     for batch in batches:
         batch.tokens = torch.where((batch.sample == 0)[:, None], job.vocab_size - 1, batch.tokens)
-    poisoned = model_array(f"{job.plan.embed}.weight")
+    poisoned = name_model_array(f"{job.plan.embed}.weight")
     steps = []
     for poison in (value, 0.0):
         with torch.no_grad():
@@ -358,7 +358,7 @@ def step_bad_sample(job: Job, value: float) -> list[Stepped]:
     return steps
 
 
-def step_without_targets(job: Job) -> Stepped:
+def step_without_targets(job: StrategyJob) -> RankStep:
     """A step in which no target counts on any rank."""
     runtime = start(job)
     batches = job.share(0, *runtime.data_coordinate)

@@ -14,10 +14,10 @@ from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline_testkit import strategy_ranks as ranks
-from gangline_testkit.compare import Held, assemble, close, compare_all, number_close
-from gangline_testkit.pool import pool
-from gangline_testkit.scenarios import Layout, Scenario
-from gangline_testkit.strategy_ranks import Job, Trained
+from gangline_testkit.compare import Held, assemble, assert_number_close, close, compare_all
+from gangline_testkit.pool import get_pool
+from gangline_testkit.scenarios import RunLayout, Scenario
+from gangline_testkit.strategy_ranks import StrategyJob, Trained
 from gangline_testkit.suite import PartSuite
 from gangline_testkit.toys.plugin import Lanes, edit_lanes
 
@@ -27,67 +27,69 @@ _done: dict[str, Any] = {}  # what the ranks gave, by job: many tests look at on
 class StrategyRuns(PartSuite):
     """Runs of one strategy, in each layout."""
 
-    layouts: ClassVar[tuple[Layout, ...] | None] = None
+    layouts: ClassVar[tuple[RunLayout, ...] | None] = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "layout" in metafunc.fixturenames:
-            metafunc.parametrize("layout", self.layouts or list(self._layouts()), ids=str)
+            metafunc.parametrize("layout", self.layouts or list(self._iterate_layouts()), ids=str)
 
-    def _layouts(self) -> Iterator[Layout]:
+    def _iterate_layouts(self) -> Iterator[RunLayout]:
         for world in (1, 2, 4):
             with suppress(UserError):
-                self.run().parallel.axes(world)
-                yield Layout(world)
+                self.run().parallel.size_axes(world)
+                yield RunLayout(world)
 
-    def job(self, layout: Layout, scenario: Scenario) -> Job:
+    def make_job(self, layout: RunLayout, scenario: Scenario) -> StrategyJob:
         """The scenario under the layout, as core would set it up."""
         run = self.run("run.deterministic=false", *layout.settings, *scenario.settings)
         tree, plan = compose_model(run)
         if scenario.lanes:
             tree, plan, _ = edit_lanes(tree, plan, Lanes(fold=scenario.lanes))
-        mesh = Mesh.of(run.parallel.axes(layout.world))
+        mesh = Mesh.of(run.parallel.size_axes(layout.world))
         assert mesh.world == layout.world, f"axes({layout.world}) lays out {mesh.world} ranks"
         build = self.offer.part.build
-        return Job(build, run, tree, plan, mesh, scenario.dtype, scenario.batches, scenario.steps, scenario.recompute)
+        return StrategyJob(
+            build, run, tree, plan, mesh, scenario.dtype, scenario.batches, scenario.steps, scenario.recompute
+        )
 
-    def run_on_ranks(self, body: Any, job: Job, *args: Any) -> list[Any]:
+    def run_on_ranks(self, body: Any, job: StrategyJob, *args: Any) -> list[Any]:
         """Run a body on all ranks of the job's mesh."""
-        return pool(job.mesh.world).run(body, job, *args)
+        return get_pool(job.mesh.world).run(body, job, *args)
 
-    def train_job(self, job: Job) -> list[Trained]:
+    def train_job(self, job: StrategyJob) -> list[Trained]:
         """Each rank's record of the job; run once and kept."""
-        key = f"{type(self).__qualname__} {job.key()}"
+        key = f"{type(self).__qualname__} {job.make_key()}"
         if key not in _done:
             _done[key] = self.run_on_ranks(ranks.train, job)
         return _done[key]
 
-    def train_reference(self, job: Job, width: int) -> Any:
+    def train_reference(self, job: StrategyJob, width: int) -> Any:
         """The reference's record of the same; groups of microbatches as `width` data ranks would have them."""
         plain = replace(job, build="", mesh=Mesh.of({}), recompute=False)
-        key = f"{width} {replace(plain, run=_drop_strategy(plain.run)).key()}"
+        key = f"{width} {replace(plain, run=_drop_strategy(plain.run)).make_key()}"
         if key not in _done:
-            _done[key] = pool(1).run(ranks.expect, plain, width)[0]
+            _done[key] = get_pool(1).run(ranks.expect, plain, width)[0]
         return _done[key]
 
     def assemble_shards(self, per_rank: list[list[Held]], names: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The global view of what the ranks hold, by the shapes that the reference knows."""
-        return assemble(per_rank, shapes_of(names))
+        return assemble(per_rank, get_shapes(names))
 
-    def compare(self, layout: Layout, scenario: Scenario, relative: float) -> None:
+    def compare(self, layout: RunLayout, scenario: Scenario, relative: float) -> None:
         """Everything of a training run against the reference."""
-        job = self.job(layout, scenario)
+        job = self.make_job(layout, scenario)
         got = self.train_job(job)
         width = got[0].coordinate[1]
         _, steps, last, evaluated, scores = self.train_reference(job, width)
         for number, want in enumerate(steps):
             one = got[0].steps[number]
-            number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
+            assert_number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
             assert one.tokens == want.tokens
             held = self.assemble_shards([of_rank.steps[number].held for of_rank in got], want.gradients)
             compare_all(f"gradient of step {number}:", held, want.gradients, relative)
-            number_close(f"norm of step {number}", one.norm, want.norm, relative)
+            assert_number_close(f"norm of step {number}", one.norm, want.norm, relative)
         compare_all("at the end:", self.assemble_shards([of_rank.last for of_rank in got], last), last, relative)
-        number_close("evaluated loss", got[0].evaluated[0], evaluated[0], relative)
+        assert_number_close("evaluated loss", got[0].evaluated[0], evaluated[0], relative)
         close("score of sample", got[0].scores, scores, relative)
 
 
@@ -96,6 +98,6 @@ def _drop_strategy(run: Any) -> Any:
     return replace(run, parallel=None)
 
 
-def shapes_of(arrays: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def get_shapes(arrays: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """The shape of each array."""
     return {name: tuple(array.shape) for name, array in arrays.items()}

@@ -21,8 +21,8 @@ from gangline.errors import UserError
 from gangline.plugin.discovery import Offer
 from gangline.plugin.hooks import ENTRY_POINTS, LISTS
 from gangline.plugin.registry import installed, load
-from gangline_testkit.claims import overridden, standard_tests
-from gangline_testkit.runs import small_run
+from gangline_testkit.claims import find_overridden, find_standard_tests
+from gangline_testkit.runs import build_small_run
 
 GUARD = "test_standard_tests_are_all_here"
 IMPORT_SECONDS = 0.5  # of CPU, for an entry module beyond gangline itself
@@ -77,7 +77,7 @@ class PartSuite:
 
     def run(self, *settings: str) -> Run:
         """A small run with the part chosen, its settings, and then these."""
-        return small_run(*self.model_settings(), *self.around, *self.chosen, *self.settings, *settings)
+        return build_small_run(*self.get_model_settings(), *self.around, *self.chosen, *self.settings, *settings)
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -103,19 +103,19 @@ class PartSuite:
         outer, nested, field = self.group.rpartition("/")
         if not nested:
             return ()
-        openers = [name for name, offer in sorted(installed().offers(outer).items()) if field in offer.part.opens]
+        openers = [name for name, offer in sorted(installed().get_offers(outer).items()) if field in offer.part.opens]
         return (f"{outer}={'on' if 'on' in openers else openers[0]}",)
 
-    def model_settings(self) -> tuple[str, ...]:
+    def get_model_settings(self) -> tuple[str, ...]:
         """Settings that come before the part's own; a suite of a group says more."""
         return ()
 
-    def config(self, run: Run) -> PartConfig:
+    def build_config(self, run: Run) -> PartConfig:
         """The part's configuration in a run."""
         if self.group in LISTS:
             return getattr(run, self.group)[self.offer.part.name]
         outer, *fields = self.group.split("/")
-        config = dict(run.parts())[outer]
+        config = dict(run.iterate_parts())[outer]
         for field in fields:
             config = getattr(config, field)
         return config
@@ -124,24 +124,24 @@ class PartSuite:
 
     def test_standard_tests_are_all_here(self) -> None:
         """No standard test is replaced or deleted, unless with `waive("why")`."""
-        gone = overridden(type(self))
+        gone = find_overridden(type(self))
         assert not gone, f"standard tests are overridden: {', '.join(gone)}; put waive('why') in their place"
 
     def test_claims_are_known_words(self) -> None:
         unknown = sorted(set(self.can) - set(self.CLAIMS))
         assert not unknown, f"no such claims: {', '.join(unknown)}; there are {', '.join(self.CLAIMS)}"
-        spoken = {getattr(test, "capability", None) for test in standard_tests(type(self)).values()} - {None}
+        spoken = {getattr(test, "capability", None) for test in find_standard_tests(type(self)).values()} - {None}
         assert spoken <= set(self.CLAIMS)
 
     def test_entry_module_imports_without_torch(self) -> None:
         """`train --help` and `gangline plugins` import it in every environment that has it."""
         heavy = self.import_entry_module()["heavy"]
-        assert not heavy, f"{entry_module(self.offer.distribution)} imports {', '.join(heavy)}"
+        assert not heavy, f"{find_entry_module(self.offer.distribution)} imports {', '.join(heavy)}"
 
     def test_entry_module_imports_quickly(self) -> None:
         seconds = self.import_entry_module()["seconds"]
         if seconds >= IMPORT_SECONDS:  # once more: a busy machine, or modules that had to be compiled first
-            of = entry_module(self.offer.distribution), os.environ.get("PYTHONPATH", "")
+            of = find_entry_module(self.offer.distribution), os.environ.get("PYTHONPATH", "")
             seconds = min(seconds, _import_module.__wrapped__(*of)["seconds"])
         assert seconds < IMPORT_SECONDS, f"{seconds:.2f} s of CPU; {IMPORT_SECONDS} s are allowed"
 
@@ -151,7 +151,7 @@ class PartSuite:
 
     def import_entry_module(self) -> dict[str, Any]:
         """What the import of the entry module does in a fresh process."""
-        return _import_module(entry_module(self.offer.distribution), os.environ.get("PYTHONPATH", ""))
+        return _import_module(find_entry_module(self.offer.distribution), os.environ.get("PYTHONPATH", ""))
 
     def test_summary_is_one_short_line(self) -> None:
         summary = self.offer.part.summary
@@ -165,7 +165,7 @@ class PartSuite:
         """config.yaml and checkpoints keep it as plain data."""
         run = self.run()
         stored = json.loads(json.dumps(to_dict(run)))
-        assert self.config(from_dict(stored)) == self.config(run)
+        assert self.build_config(from_dict(stored)) == self.build_config(run)
         assert to_dict(from_dict(stored)) == stored
 
     def test_config_refuses_an_unknown_option(self) -> None:
@@ -183,14 +183,14 @@ class PartSuite:
         group, _, name = self.choice.partition("=")
         word = f"{group}=[{name}]" if group in LISTS else self.choice
         (run,) = compose([*self.around, word, *self.settings])
-        assert type(self.config(run)) is self.offer.part.config
+        assert type(self.build_config(run)) is self.offer.part.config
 
     def test_variables_are_words_for_the_environment(self) -> None:
         """The same each time; core sets them, where the user has not."""
         run, before = self.run(), dict(os.environ)
-        config = self.config(run)
-        said = config.environment(run)
-        assert said == config.environment(run), "another time it wants other variables"
+        config = self.build_config(run)
+        said = config.get_environment(run)
+        assert said == config.get_environment(run), "another time it wants other variables"
         assert dict(os.environ) == before, "it sets variables itself"
         for name, value in said.items():
             assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name), f"{name!r} is no name of a variable"
@@ -199,12 +199,12 @@ class PartSuite:
     def test_what_it_wraps_around_a_comm_carries_the_same(self) -> None:
         """On two ranks, every operation beside the same without the part."""
         run = self.run()
-        config = self.config(run)
+        config = self.build_config(run)
         if type(config).wrap is not PartConfig.wrap:
             from gangline_testkit.comm_ranks import check_traffic
-            from gangline_testkit.pool import pool
+            from gangline_testkit.pool import get_pool
 
-            pool(2).run(check_traffic, config, run)
+            get_pool(2).run(check_traffic, config, run)
 
 
 def check_success(done: subprocess.CompletedProcess[str]) -> None:
@@ -213,7 +213,7 @@ def check_success(done: subprocess.CompletedProcess[str]) -> None:
         raise AssertionError(f"{done.stderr.strip().rpartition(chr(10))[2]}\n{done.stderr}")
 
 
-def entry_module(distribution: str) -> str:
+def find_entry_module(distribution: str) -> str:
     """The module that a distribution registers with gangline. Raises LookupError where it registers none."""
     for entry in entry_points(group=ENTRY_POINTS):
         if entry.dist is not None and entry.dist.metadata["Name"] == distribution:

@@ -13,16 +13,16 @@ import pytest
 from gangline.config.serial import to_dict
 from gangline.record import StepRecord
 from gangline.track import Start, Tracker
-from gangline_testkit.claims import needs
-from gangline_testkit.health import healthy
+from gangline_testkit.claims import mark_capability
+from gangline_testkit.health import make_healthy
 from gangline_testkit.suite import PartSuite
 
 SUMMARY = {"why": "done", "evidence": "", "step": 20, "steps": 20, "tokens": 4096, "seconds": 9.5, "checkpoint": None}
 
 
-def strange() -> list[StepRecord]:
+def make_strange_records() -> list[StepRecord]:
     """What is not finite, what is not known, lists, verdicts, other metrics in each step."""
-    plain = healthy(1)[0]
+    plain = make_healthy(1)[0]
     verdict = {"kind": "not-finite", "where": "step 2", "confidence": 1.0, "evidence": "nan", "suggestion": "skip"}
     return [
         replace(plain, mfu=None, rank_seconds=None, rank_phases=None, seconds={}),
@@ -60,15 +60,15 @@ class TrackerSuite(PartSuite):
         """
         raise AssertionError("nothing reads the records back: override `read_back`")
 
-    def tracker(self, directory: Path) -> Tracker:
+    def build_tracker(self, directory: Path) -> Tracker:
         """A tracker on a run directory."""
         directory.mkdir(exist_ok=True)
         run = self.run(f"run.dir={directory}")
-        return self.build(self.config(run), run)
+        return self.build(self.build_config(run), run)
 
     def start_tracker(self, directory: Path, first_step: int = 0) -> Tracker:
         """A tracker that was told that the run begins, or goes on."""
-        tracker = self.tracker(directory)
+        tracker = self.build_tracker(directory)
         tracker.begin(
             Start(
                 name="run",
@@ -84,7 +84,7 @@ class TrackerSuite(PartSuite):
         )
         return tracker
 
-    def live(self, directory: Path, records: list[StepRecord], first_step: int = 0, end: bool = True) -> None:
+    def run_once(self, directory: Path, records: list[StepRecord], first_step: int = 0, end: bool = True) -> None:
         """One start of a run, as core tells it; without `end` it was killed."""
         tracker = self.start_tracker(directory, first_step)
         for record in records:
@@ -95,19 +95,19 @@ class TrackerSuite(PartSuite):
     def test_a_run_is_told_from_begin_to_end(self, tmp_path: Path) -> None:
         tracker = self.start_tracker(tmp_path / "run")
         tracker.note("a line for people, with [brackets] and % signs")
-        for record in healthy(20):
+        for record in make_healthy(20):
             tracker.record(record)
         tracker.note("saved step-00000020")
         tracker.end(dict(SUMMARY))
 
     def test_strange_records_raise_nothing(self, tmp_path: Path) -> None:
-        self.live(tmp_path / "run", strange())
+        self.run_once(tmp_path / "run", make_strange_records())
 
     def test_records_are_left_as_they_are(self, tmp_path: Path) -> None:
         """Other trackers and the health checks read the same object."""
-        records = strange()
+        records = make_strange_records()
         before = repr(copy.deepcopy(records))  # nan differs from itself, its letters do not
-        self.live(tmp_path / "run", records)
+        self.run_once(tmp_path / "run", records)
         assert repr(records) == before, "the tracker changed a record"
 
     def test_a_run_that_ends_before_its_first_step(self, tmp_path: Path) -> None:
@@ -115,39 +115,39 @@ class TrackerSuite(PartSuite):
 
     def test_a_killed_run_can_be_gone_on_with(self, tmp_path: Path) -> None:
         """No `end`; the next process begins in the same directory, twice from the same step."""
-        records = healthy(12)
-        self.live(tmp_path / "run", records[:8], end=False)
-        self.live(tmp_path / "run", records[5:9], first_step=5, end=False)
-        self.live(tmp_path / "run", records[5:], first_step=5)
+        records = make_healthy(12)
+        self.run_once(tmp_path / "run", records[:8], end=False)
+        self.run_once(tmp_path / "run", records[5:9], first_step=5, end=False)
+        self.run_once(tmp_path / "run", records[5:], first_step=5)
 
     def test_a_way_back_within_a_run(self, tmp_path: Path) -> None:
         """After a rollback steps come again."""
-        records = healthy(12)
-        self.live(tmp_path / "run", [*records[:8], *records[5:]])
+        records = make_healthy(12)
+        self.run_once(tmp_path / "run", [*records[:8], *records[5:]])
 
     def test_writes_only_into_the_run_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
         monkeypatch.chdir(elsewhere)
-        self.live(tmp_path / "run", healthy(5))
+        self.run_once(tmp_path / "run", make_healthy(5))
         assert not list(elsewhere.iterdir())
         assert {path.name for path in tmp_path.iterdir()} == {"run", "elsewhere"}
 
-    @needs("keeps")
+    @mark_capability("keeps")
     def test_every_record_is_kept(self, tmp_path: Path) -> None:
         """In order, each once."""
-        records = healthy(20)
-        self.live(tmp_path / "run", records)
+        records = make_healthy(20)
+        self.run_once(tmp_path / "run", records)
         self.check_same(self.read_back(tmp_path / "run"), records)
 
-    @needs("resumes")
+    @mark_capability("resumes")
     def test_an_abandoned_branch_is_gone(self, tmp_path: Path) -> None:
         """Eight steps, killed; gone on with from step 5 with other losses; then back to step 9 within the run."""
-        records = healthy(12)
+        records = make_healthy(12)
         other = [replace(record, loss=record.loss + 10) for record in records[5:]]
         again = [replace(record, loss=record.loss + 20) for record in records[9:]]
-        self.live(tmp_path / "run", records[:8], end=False)
-        self.live(tmp_path / "run", [*other, *again], first_step=5)
+        self.run_once(tmp_path / "run", records[:8], end=False)
+        self.run_once(tmp_path / "run", [*other, *again], first_step=5)
         self.check_same(self.read_back(tmp_path / "run"), [*records[:5], *other[:4], *again])
 
     @staticmethod

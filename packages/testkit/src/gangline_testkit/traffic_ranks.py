@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gangline.comm.base import Comm, Pending, Reduction, Splits, Transfers
-from gangline.comm.purpose import traffic_purpose
+from gangline.comm.purpose import get_purpose
 from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline_testkit import strategy_ranks as ranks
 
@@ -31,7 +31,7 @@ class CountingComm(Wrapped):
 
     def _count(self, nbytes: int, ranges: int) -> None:
         """Add `ranges` ranges of what is given, of as many as there are ranks."""
-        self.sent[traffic_purpose()] += nbytes * ranges // self.size
+        self.sent[get_purpose()] += nbytes * ranges // self.size
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
         self._count(x.nbytes, 2 * (self.size - 1))
@@ -54,7 +54,7 @@ class CountingComm(Wrapped):
         return super()._exchange(sends, recvs, background)
 
 
-def count_step(job: ranks.Job) -> StepTraffic:
+def count_step(job: ranks.StrategyJob) -> StepTraffic:
     """A step, and the norm of its gradients."""
     sent: Counter[str] = Counter()
     runtime = ranks.start(job, lambda comms: WrappedComms(comms, lambda comm: CountingComm(comm, sent)))

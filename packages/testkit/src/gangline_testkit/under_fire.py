@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gangline.checkpoint.base import SaveFailed
 from gangline_testkit import checkpointer_ranks as ranks, rank
-from gangline_testkit.processes import children
+from gangline_testkit.processes import find_children
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,22 @@ class Shot:
     seconds: float
 
 
-def save_under_fire(job: ranks.Job, salts: dict[str, int], steps: tuple[int, int, int], shot: Shot) -> list[str]:
+def save_under_fire(
+    job: ranks.CheckpointerJob, salts: dict[str, int], steps: tuple[int, int, int], shot: Shot
+) -> list[str]:
     """Load the newest, save in peace, save while somebody is killed, save again; what came of each.
 
     `salts`: of each checkpoint that there may be. The first save also gets every process running that the checkpointer
     has. Of the three steps the last is for who is left: nobody is where a rank was killed.
     """
-    checkpointer, came = ranks.opened(job), []
-    registry = ranks.registry_of(job.mesh, job.large)
+    checkpointer, came = ranks.open_checkpointer(job), []
+    registry = ranks.build_registry(job.mesh, job.large)
     try:
-        newest = checkpointer.latest()
+        newest = checkpointer.find_latest()
         if newest is not None:
-            shards = ranks.shards_of(registry, None)
+            shards = ranks.make_shards(registry, None)
             checkpointer.load(newest, shards, registry)
-            came.append(", ".join(ranks.wrong(shards, salts[str(newest)])))
+            came.append(", ".join(ranks.find_wrong(shards, salts[str(newest)])))
         for number, step in enumerate(steps):
             if number == 1 and shot.victim == rank.index:
                 killer = threading.Timer(shot.seconds, _kill, (shot.whom,))
@@ -54,9 +56,9 @@ def save_under_fire(job: ranks.Job, salts: dict[str, int], steps: tuple[int, int
         checkpointer.close()
 
 
-def seconds_of_a_save(job: ranks.Job, step: int) -> float:
+def measure_save(job: ranks.CheckpointerJob, step: int) -> float:
     """How long a save takes when every process it needs is running: the shortest of two."""
-    checkpointer, seconds = ranks.opened(job), []
+    checkpointer, seconds = ranks.open_checkpointer(job), []
     try:
         for number in range(3):
             began = time.monotonic()
@@ -68,14 +70,14 @@ def seconds_of_a_save(job: ranks.Job, step: int) -> float:
 
 
 def _kill(whom: str) -> None:
-    killed = list(children(os.getpid())) if whom != "rank" else []
+    killed = list(find_children(os.getpid())) if whom != "rank" else []
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     if whom != "children":
         os.kill(os.getpid(), signal.SIGKILL)
     # Time to notice: who asks a process in the moment of its death asks in vain. It dies when a busy machine lets it;
     # then somebody should ask how it ended, which need not be before it is missed.
-    _wait(lambda: not any(_lives(pid) for pid in killed), 60.0)
+    _wait(lambda: not any(_is_alive(pid) for pid in killed), 60.0)
     _wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in killed), 3.0)
     time.sleep(0.02)
 
@@ -86,7 +88,7 @@ def _wait(until: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.005)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     """Not so one that has ended, and that its parent has not asked for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

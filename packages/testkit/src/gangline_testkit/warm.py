@@ -25,10 +25,10 @@ _READ_AT_START = re.compile(r"(PYTHON|OMP_|GOMP_|MKL_|KMP_|LD_|MALLOC_|TORCH_LOG
 # process of a test that imports it, if only by way of another library.
 FORKED = {"PYTHONPATH", "PYTHONSAFEPATH", "GOMP_SPINCOUNT", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
 _PATH = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}  # before a test added to it
-_server: Server | None = None
+_server: WarmServer | None = None
 
 
-class Server:
+class WarmServer:
     """The process that commands are forked from; it ends with this one.
 
     more: modules that it loads beside torch and Hydra, as libraries that the part under test imports as it runs. They
@@ -56,7 +56,7 @@ class Server:
             )
         os.close(waits)
 
-    def command(self, module: str, environment: Mapping[str, str]) -> list[str]:
+    def make_command(self, module: str, environment: Mapping[str, str]) -> list[str]:
         """What stands for `python -m MODULE` in a process with these variables; itself, where they forbid a fork."""
         if self._fits(environment):
             return [sys.executable, "-I", "-S", str(CLIENT), self.address, module]
@@ -74,10 +74,10 @@ class Server:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def command(module: str, environment: Mapping[str, str]) -> list[str]:
-    """`Server.command` of this process's server, which is started when it is first asked for."""
+def make_command(module: str, environment: Mapping[str, str]) -> list[str]:
+    """`Server.make_command` of this process's server, which is started when it is first asked for."""
     global _server
     if _server is None:
-        _server = Server()
+        _server = WarmServer()
         atexit.register(_server.close)
-    return _server.command(module, environment)
+    return _server.make_command(module, environment)

@@ -26,18 +26,18 @@ def main() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
         socket.send_fds(server, [NUMBER.pack(len(content))], [0, 1, 2])
         server.sendall(content)
-        pid = number(server)
+        pid = read_number(server)
         for signum in PASSED_ON:
             signal.signal(signum, lambda signum, frame: os.kill(pid, signum))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
-        code = number(server)
+        code = read_number(server)
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
         os.kill(os.getpid(), -code)
     os._exit(code)
 
 
-def number(server: socket.socket) -> int:
+def read_number(server: socket.socket) -> int:
     """The next number that the server says."""
     found = server.recv(NUMBER.size, socket.MSG_WAITALL)
     if not found:

@@ -73,7 +73,7 @@ def main() -> None:
     request = _serve(listener, alive)
     if request is not None:
         _become(request, address)
-        _end(_code(request["module"]))
+        _end(_run_module(request["module"]))
 
 
 def _load(more: Sequence[str]) -> None:
@@ -115,7 +115,7 @@ def _stack(context: int = 1) -> list[inspect.FrameInfo]:
     return found
 
 
-def _code(module: str) -> int:
+def _run_module(module: str) -> int:
     """The exit code of `python -m MODULE`, or minus the signal that it ends by."""
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -208,15 +208,15 @@ def _become(request: dict[str, Any], address: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.chdir(request["cwd"])
-    before = _entries(os.environ)
+    before = _list_entries(os.environ)
     os.environ.clear()
     os.environ.update(request["environment"])
     kept = [entry for entry in sys.path[1:] if entry not in before]
     here = [] if os.environ.pop("PYTHONSAFEPATH", "") else [request["cwd"]]
-    sys.path[:] = [*here, *_entries(os.environ), *kept]
+    sys.path[:] = [*here, *_list_entries(os.environ), *kept]
     importlib.invalidate_caches()
     _forget([entry for entry in sys.path if entry not in (*kept, *before)])
-    if any(Path(entry, "sitecustomize.py").exists() for entry in _entries(os.environ)):
+    if any(Path(entry, "sitecustomize.py").exists() for entry in _list_entries(os.environ)):
         sys.modules.pop("sitecustomize", None)
         importlib.import_module("sitecustomize")
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
@@ -249,7 +249,7 @@ def _make_popen(address: str) -> type[subprocess.Popen[Any]]:
     return Popen
 
 
-def _entries(environment: Any) -> list[str]:
+def _list_entries(environment: Any) -> list[str]:
     return [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 

@@ -121,13 +121,13 @@ class Unchecked(FilesCheckpointer):
 
 
 class Newest(FilesCheckpointer):
-    def latest(self):
+    def find_latest(self):
         return max(self.list(), default=None)
 
 
 class ForgetsDocument(FilesCheckpointer):
-    def document(self, id):
-        return {**super().document(id), "states": {}}
+    def read_document(self, id):
+        return {**super().read_document(id), "states": {}}
 
 
 class HidesFullDisk(FilesCheckpointer):
@@ -149,7 +149,7 @@ class KeepsDamageToItself(FilesCheckpointer):
 class CountsUnreadable(FilesCheckpointer):
     """Whole is what has a name."""
 
-    def lacks(self, id):
+    def explain_damage(self, id):
         return ""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from gangline.model.calls import AttentionCall
-from gangline.model.tree import nodes, replace_node
+from gangline.model.tree import iterate_nodes, replace_node
 from gangline.plan import Cut, Init
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
 from gangline_testkit.toys.plugin import LanesNode, edit_lanes
@@ -48,7 +48,7 @@ def OwnLanes(tree, plan, options):
     """The ranks of a fold never add up their lanes."""
     tree, plan, claimed = edited(tree, plan, options)
     for path in claimed:
-        node = dict(nodes(tree))[path]
+        node = dict(iterate_nodes(tree))[path]
         own = OwnLanesNode(dim=node.dim, lanes=node.lanes, width=node.width, penalty=node.penalty)
         tree = replace_node(tree, path, own)
     return tree, plan, claimed
@@ -58,7 +58,7 @@ def OwnLanes(tree, plan, options):
 class BoastingNode(AttentionNode):
     module: ClassVar[str] = "gangline_basics.model.attention:Attention"
 
-    def seams(self):
+    def get_seams(self):
         return {"attention": AttentionCall(window=3)}
 
 
@@ -78,9 +78,9 @@ class SwapsAttentionNode(AttentionNode):
 
 def SwapsAttention(tree, plan, options):
     """Puts a function of its own into the seam, and its node does not say what that computes."""
-    claimed = [path for path, node in nodes(tree) if isinstance(node, AttentionNode)]
+    claimed = [path for path, node in iterate_nodes(tree) if isinstance(node, AttentionNode)]
     for path in claimed:
-        node = dict(nodes(tree))[path]
+        node = dict(iterate_nodes(tree))[path]
         tree = replace_node(tree, path, SwapsAttentionNode(**{i.name: getattr(node, i.name) for i in fields(node)}))
     return tree, plan, claimed
 
@@ -99,8 +99,8 @@ class ConfigSizesNode(FeedForwardNode):
 class UndeclaredPartialNode(FeedForwardNode):
     module: ClassVar[str] = "broken_modules:UndeclaredPartialModule"
 
-    def shapes(self):
-        return {**super().shapes(), "gain": (1,)}
+    def get_shapes(self):
+        return {**super().get_shapes(), "gain": (1,)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class RemembersNode(FeedForwardNode):
 class ShiftsNode(FeedForwardNode):
     module: ClassVar[str] = "broken_modules:ShiftsModule"
 
-    def decodes(self):
+    def get_decoding(self):
         return "tokenwise"
 
 
@@ -120,8 +120,8 @@ class ShiftsNode(FeedForwardNode):
 class LowRankNode(FeedForwardNode):
     module: ClassVar[str] = "broken_modules:LowRankModule"
 
-    def shapes(self):
-        return {**super().shapes(), "a": (2, self.dim), "b": (self.dim, 2)}
+    def get_shapes(self):
+        return {**super().get_shapes(), "a": (2, self.dim), "b": (self.dim, 2)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +130,9 @@ class IdleNode(UndeclaredPartialNode):
 
 
 def _in_place_of_feed_forwards(tree, plan, cls):
-    claimed = [path for path, node in nodes(tree) if isinstance(node, FeedForwardNode)]
+    claimed = [path for path, node in iterate_nodes(tree) if isinstance(node, FeedForwardNode)]
     for path in claimed:
-        node = dict(nodes(tree))[path]
+        node = dict(iterate_nodes(tree))[path]
         tree = replace_node(tree, path, cls(**{item.name: getattr(node, item.name) for item in fields(node)}))
     return tree, plan, claimed
 

@@ -31,7 +31,7 @@ class LeavesOut(NumbersSource):
 
 
 class NoLength(NumbersSource):
-    def length(self):
+    def count_samples(self):
         raise TypeError("without end")
 
 
@@ -50,7 +50,7 @@ class IgnoresSplit(NumbersSource):
 
 
 class OneFingerprint(NumbersSource):
-    def fingerprint(self):
+    def compute_fingerprint(self):
         return "numbers"
 
 
@@ -71,7 +71,7 @@ class TooShort(NumbersSource):
 class OffAfterResume(NumbersSource):
     """Begins one sample late, but for the beginning."""
 
-    def reader(self, place):
+    def open_reader(self, place):
         class Reader(SampleReader):
             def begin(self, cursor, step):
                 super().begin(cursor + (cursor > 0), step)
@@ -82,7 +82,7 @@ class OffAfterResume(NumbersSource):
 class DiffersByWidth(NumbersSource):
     """Deals samples out in turns, as samplers of other libraries do."""
 
-    def reader(self, place):
+    def open_reader(self, place):
         class Reader(SampleReader):
             def _store(self, numbers, memory, slot, counted=None):
                 if counted is None:
@@ -104,7 +104,7 @@ class ForgetsMasks(NumbersSource):
         sample["loss_mask"] = np.arange(len(sample["tokens"]) - 1) % 3 > 0
         return sample
 
-    def reader(self, place):
+    def open_reader(self, place):
         class Reader(SampleReader):
             def take(self):
                 return [replace(stored, loss_mask=None) for stored in super().take()]
@@ -113,7 +113,7 @@ class ForgetsMasks(NumbersSource):
 
 
 class ReadsAfterClose(NumbersSource):
-    def reader(self, place):
+    def open_reader(self, place):
         class Reader(SampleReader):
             def close(self):
                 if not self._closed:
@@ -125,7 +125,7 @@ class ReadsAfterClose(NumbersSource):
 class FillsTooEarly(NumbersSource):
     """One piece of memory for all that is ahead."""
 
-    def reader(self, place):
+    def open_reader(self, place):
         class Reader(SampleReader):
             def _store(self, numbers, memory, slot, counted=None):
                 return super()._store(numbers, memory, slot[1] if counted is None else slot, counted)
@@ -136,10 +136,12 @@ class FillsTooEarly(NumbersSource):
 class ValidatesByRank(NumbersSource):
     """Each rank on the first samples, as if it were alone."""
 
-    def reader(self, place):
+    def open_reader(self, place):
         class Reader(SampleReader):
             def read_held_out(self, count):
-                for numbers, counted in replace(place, index=0, width=1).iterate_held_out(count, self.source.length()):
+                for numbers, counted in replace(place, index=0, width=1).iterate_held_out(
+                    count, self.source.count_samples()
+                ):
                     yield self._store(numbers, self._memory, "held out", counted)
 
         return Reader(self, place)
@@ -292,12 +294,12 @@ def CountsCalls(config, run):
 
 
 def TooHigh(config, run):
-    return lambda step: min((step + 1) / (config.warmup(run) + 1), 1.0) * 1.5
+    return lambda step: min((step + 1) / (config.count_warmup_steps(run) + 1), 1.0) * 1.5
 
 
 def FromNothing(config, run):
-    return lambda step: min(step / max(config.warmup(run), 1), 1.0)
+    return lambda step: min(step / max(config.count_warmup_steps(run), 1), 1.0)
 
 
 def WithTorch(config, run):
-    return lambda step: float(torch.tensor(1.0)) if step >= config.warmup(run) else (step + 1) / 9
+    return lambda step: float(torch.tensor(1.0)) if step >= config.count_warmup_steps(run) else (step + 1) / 9

@@ -202,13 +202,13 @@ class Swapped(Previous):
 
 
 class Exported(Previous):
-    def environment(self, run):
+    def get_environment(self, run):
         os.environ["GANGLINE_BROKEN"] = str(time.monotonic_ns())
         return {}
 
 
 class Numbered(Previous):
-    def environment(self, run):
+    def get_environment(self, run):
         return {"TORCH_FR_BUFFER_SIZE": 100}
 
 

@@ -72,7 +72,7 @@ class Grows(Summed):
     def __init__(self, config, run):
         self.asked = 0
 
-    def arrays(self, layout):
+    def get_array_shapes(self, layout):
         self.asked += 1
         return {f"error-{number}": (layout.size,) for number in range(self.asked)}
 

@@ -8,7 +8,7 @@ import torch
 
 from gangline.comm.ordered import sum_rows
 from gangline.runtime import MatrixId
-from gangline_basics.parallel.microbatch import count_tokens, frame_of
+from gangline_basics.parallel.microbatch import count_tokens, make_frame
 from gangline_basics.parallel.norm import clip
 from gangline_testkit.toys.rows import RowsRuntime
 
@@ -52,14 +52,14 @@ class ForgetsVectors(Broken):
 
 
 class LocalTokens(Broken):
-    def _divisor(self, tokens, microbatches):
+    def _compute_divisor(self, tokens, microbatches):
         return int(count_tokens(microbatches, self.device)) * self.comm.size
 
 
 class CountsTwice(Broken):
     """Every holder of a vector adds its squares to the norm."""
 
-    def _global_norm(self):
+    def _compute_global_norm(self):
         squares = sum(tensor.grad.double().square().sum() for _, _, tensor in self.gradients())
         return self.comm.all_reduce(squares).sqrt()
 
@@ -108,8 +108,8 @@ class NeverTells(Broken):
 class Misplaces(Broken):
     """Shards say that they lie one row further down than they do."""
 
-    def _shards_of(self, part):
-        shards = super()._shards_of(part)
+    def _list_shards(self, part):
+        shards = super()._list_shards(part)
         for shard in shards:
             if part.cut and shard.offset[0] + shard.local.shape[0] < shard.global_shape[0]:
                 shard.offset = (shard.offset[0] + 1, *shard.offset[1:])
@@ -142,8 +142,8 @@ class EvaluatesAlone(Broken):
         self._refresh()
         loss = 0.0
         for index, batch in enumerate(microbatches):
-            with forward_context.frame(frame_of(batch, index, self.seed, None)):
-                loss += float(self.axes.loss(batch))
+            with forward_context.frame(make_frame(batch, index, self.seed, None)):
+                loss += float(self.axes.compute_loss(batch))
         return loss, int(count_tokens(microbatches, self.device))
 
 
@@ -160,7 +160,7 @@ class EvaluatesByShare(Broken):
 
     def evaluate(self, microbatches):
         total = torch.zeros(2, dtype=torch.float64)
-        for loss in self._losses(microbatches):
+        for loss in self._compute_losses(microbatches):
             total[0] += loss
         total[1] = count_tokens(microbatches, self.device)[0]
         loss_sum, tokens = self.comm.all_reduce(total).tolist()
@@ -170,28 +170,28 @@ class EvaluatesByShare(Broken):
 class RepeatsMatrices(Broken):
     """Every rank maps every matrix."""
 
-    def map_matrices(self, function, given):
-        for name, pieces in given:
+    def map_matrices(self, function, inputs):
+        for name, pieces in inputs:
             part = self.parts[name]
             whole = part.gather_rows(pieces)
             matrices = whole.view(-1, *whole.shape[-2:])
             mapped = torch.stack([function(x, MatrixId(name, i)) for i, x in enumerate(matrices)]).view_as(whole)
-            yield name, [mapped[box.slices_within(part.place)] for box in part.boxes]
+            yield name, [mapped[box.slice_within(part.place)] for box in part.boxes]
 
 
 class MapsPieces(Broken):
     """What a rank has of a matrix is mapped as if it were one."""
 
-    def map_matrices(self, function, given):
-        for name, pieces in given:
+    def map_matrices(self, function, inputs):
+        for name, pieces in inputs:
             yield name, [function(piece.flatten(0, -2), MatrixId(name, 0)).view_as(piece) for piece in pieces]
 
 
 class MapsElsewhere(Broken):
     """Says of every matrix that the first rank maps it."""
 
-    def matrix_owners(self, names):
-        return dict.fromkeys(super().matrix_owners(names), 0)
+    def find_matrix_owners(self, names):
+        return dict.fromkeys(super().find_matrix_owners(names), 0)
 
 
 class ClipsVectors(Broken):
@@ -223,8 +223,8 @@ class ClipsByTheStep(Broken):
 class ForgetsAShare(Broken):
     """The last rank's samples score 0."""
 
-    def score(self, batches, each=1):
-        scores = super().score(batches, each)
+    def score(self, batches, losses_per_sample=1):
+        scores = super().score(batches, losses_per_sample)
         scores[-len(batches) :] = 0
         return scores
 
@@ -232,5 +232,5 @@ class ForgetsAShare(Broken):
 class ScoresBackwards(Broken):
     """The shares follow each other in the opposite order of their ranks."""
 
-    def score(self, batches, each=1):
-        return super().score(batches, each).view(self.comm.size, -1).flip(0).flatten()
+    def score(self, batches, losses_per_sample=1):
+        return super().score(batches, losses_per_sample).view(self.comm.size, -1).flip(0).flatten()

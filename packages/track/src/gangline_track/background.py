@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangline.record import StepRecord, numbers, read_records
+from gangline.record import StepRecord, list_numbers, read_records
 from gangline.track import Start, Tracker
 from gangline_track.config import Service
 
@@ -192,12 +192,12 @@ SENT_LATER = "metrics.jsonl has all, and the run's next start sends what is miss
 
 def scalars(record: StepRecord) -> dict[str, float]:
     """The numbers of a record that are one number each."""
-    return {name: number(value) for name, value in numbers(record).items() if not isinstance(value, list)}
+    return {name: number(value) for name, value in list_numbers(record).items() if not isinstance(value, list)}
 
 
 def lists(record: StepRecord) -> dict[str, list[float]]:
     """Return the finite numbers of each measurement that is a list: a histogram has no place for others."""
-    found = {name: map(number, value) for name, value in numbers(record).items() if isinstance(value, list)}
+    found = {name: map(number, value) for name, value in list_numbers(record).items() if isinstance(value, list)}
     return {name: [value for value in values if math.isfinite(value)] for name, values in found.items()}
 
 

@@ -91,7 +91,7 @@ class Trackio(Service):
             problems.append(Problem(what, "", "track.trackio.space=null   or   track.trackio.server=null"))
         return problems
 
-    def environment(self, run: Run) -> dict[str, str]:
+    def get_environment(self, run: Run) -> dict[str, str]:
         return {"TRACKIO_DIR": str(Path(self.path).absolute())} if self.path else {}
 
 

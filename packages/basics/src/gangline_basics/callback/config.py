@@ -27,7 +27,7 @@ class Ema(CallbackConfig):
     decays: list[Decay] = field(default_factory=lambda: [0.999])  # an average for each; it spans 1/(1-decay) steps
     validate: bool = True  # validate each average beside the run's own weights
 
-    def copies(self, run: Run) -> int:
+    def count_copies(self, run: Run) -> int:
         return len(self.decays)
 
     def check(self, run: Run) -> list[Problem]:
@@ -51,10 +51,10 @@ class Profile(CallbackConfig):
     stacks: bool = False  # the lines of Python that called each operator
 
     def check(self, run: Run) -> list[Problem]:
-        return list(self._problems(run))
+        return list(self._find_problems(run))
 
-    def _problems(self, run: Run) -> Iterator[Problem]:
-        from gangline.config.check import world_of
+    def _find_problems(self, run: Run) -> Iterator[Problem]:
+        from gangline.config.check import count_ranks
 
         if not self.steps or not self.ranks:
             yield Problem("callback=profile has nothing to do.", "", "Name callback.profile.steps and .ranks.")
@@ -62,7 +62,7 @@ class Profile(CallbackConfig):
         if beyond:
             yield Problem(f"callback.profile.steps: the run has steps 1 to {run.steps}, and no step {beyond[0]}.")
         try:
-            world = world_of(run)
+            world = count_ranks(run)
         except UserError:
             return  # who lays out the run says so
         absent = [rank for rank in self.ranks if rank >= world]

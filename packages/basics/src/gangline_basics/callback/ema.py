@@ -24,7 +24,7 @@ from gangline.config.schema import Run
 from gangline.optimizer import Optimizer
 from gangline.record import StepRecord
 from gangline.runtime import Runtime
-from gangline.shard import Shard, model_array
+from gangline.shard import Shard, name_model_array
 from gangline_basics.callback.config import Ema
 
 
@@ -65,7 +65,7 @@ class EmaCallback(Callback):
     ) -> None:
         self._weights = [piece.tensor for named in runtime.parameters() for piece in named.pieces]
         dtypes = {
-            runtime.registry[model_array(name)].dtype for name in runtime.names()
+            runtime.registry[name_model_array(name)].dtype for name in runtime.names()
         }  # of all, also where none is here
         dtype = torch.float64 if "float64" in dtypes else torch.float32
         self.averages = [Average(decay, runtime, self.place, dtype) for decay in self.config.decays]

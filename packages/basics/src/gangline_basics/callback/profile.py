@@ -42,7 +42,7 @@ class ProfileCallback(Callback):
     ) -> None:
         self.rank, self.device = comms.rank, device
         if self.rank in self.config.ranks:
-            self._last = {step: end for start, end in rows(self.config.steps) for step in range(start, end + 1)}
+            self._last = {step: end for start, end in iterate_rows(self.config.steps) for step in range(start, end + 1)}
 
     def before_step(self, step: int) -> None:
         if self._tracer is not None and step != self._next:  # the run went back
@@ -119,7 +119,7 @@ class ProfileCallback(Callback):
         return f"{steps}.rank-{self.rank:05d}"
 
 
-def rows(steps: Iterable[int]) -> Iterator[tuple[int, int]]:
+def iterate_rows(steps: Iterable[int]) -> Iterator[tuple[int, int]]:
     """First and last of each row of neighbouring numbers."""
     ordered = sorted(set(steps))
     starts = [step for step in ordered if step - 1 not in ordered]

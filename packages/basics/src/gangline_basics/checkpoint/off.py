@@ -39,11 +39,11 @@ class NoCheckpointer(Checkpointer):
     def list(self):
         return []
 
-    def document(self, id: CheckpointId) -> dict[str, Any]:
+    def read_document(self, id: CheckpointId) -> dict[str, Any]:
         """Raises UserError: nothing is kept."""
         raise UserError(f"there is no checkpoint {id}.", WHY)
 
-    def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
+    def read_shapes(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
         """Raises UserError: nothing is kept."""
         raise UserError(f"there is no checkpoint {id}.", WHY)
 

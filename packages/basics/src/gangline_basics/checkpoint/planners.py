@@ -54,7 +54,7 @@ class ShardSavePlanner(SavePlanner):
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """Raises ValueError for shards that the registry does not know, or that do not tile their array."""
         plans, metadata = create_default_global_save_plan(all_plans)
-        arrays = arrays_of(metadata)
+        arrays = get_arrays(metadata)
         for name in self.registry:
             shape, dtype = self.registry[name].shape, getattr(torch, self.registry[name].dtype)
             if prod(shape) == 0:
@@ -74,7 +74,7 @@ class ShardSavePlanner(SavePlanner):
         return self.local[write_item.index].local.detach()
 
 
-def arrays_of(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+def get_arrays(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
     """The stored arrays by name."""
     stored = metadata.state_dict_metadata
     return {name: array for name, array in stored.items() if isinstance(array, TensorStorageMetadata)}
@@ -105,7 +105,7 @@ class ShardLoadPlanner(LoadPlanner):
 
     def set_up_planner(self, state_dict, metadata: Metadata | None = None, is_coordinator=False) -> None:
         assert metadata is not None
-        self.stored = arrays_of(metadata)
+        self.stored = get_arrays(metadata)
 
     def create_local_plan(self) -> LoadPlan:
         """Raises UserError where the checkpoint lacks an array, or holds it in another shape."""

@@ -34,7 +34,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline.run.generation import hold
 from gangline.storage.files import open_regular, read_regular, sync_folder, write_whole
-from gangline_basics.checkpoint.planners import arrays_of
+from gangline_basics.checkpoint.planners import get_arrays
 
 METADATA, DOCUMENT, CHECKSUMS = ".metadata", "document.json", "checksums.json"
 TEMPORARY, CONDEMNED = ".tmp-", ".old-"  # prefixes of what is being written, and of what is being deleted
@@ -155,7 +155,7 @@ class ChecksumFile:
             RecursionError,
             OverflowError,
         ) as error:
-            raise BadCheckpoint("every array", None, path, _first_line(error)) from error
+            raise BadCheckpoint("every array", None, path, _format_first_line(error)) from error
 
     def read(self, name: str) -> bytes:
         """A whole file. Raises BadCheckpoint where it is not what was written."""
@@ -163,12 +163,12 @@ class ChecksumFile:
         try:
             content = read_regular(path, TABLE_BYTES)
         except (OSError, UserError) as error:
-            raise BadCheckpoint("every array", None, path, _first_line(error)) from error
+            raise BadCheckpoint("every array", None, path, _format_first_line(error)) from error
         if zlib.crc32(content) != self.files.get(name):
             raise BadCheckpoint("every array", None, path, "its checksum differs")
         return content
 
-    def document(self) -> dict[str, Any]:
+    def read_document(self) -> dict[str, Any]:
         """The document, which must be of the checkpoint that the directory's name says. Raises BadCheckpoint."""
         try:
             document = json.loads(self.read(DOCUMENT))
@@ -180,15 +180,15 @@ class ChecksumFile:
         return document
 
 
-def _first_line(error: Exception) -> str:
+def _format_first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def lacking(directory: Path) -> str:
+def explain_missing_files(directory: Path) -> str:
     """Why a checkpoint cannot be whole, "" where it can: its tables, and whether its files are as long as they say."""
     try:
         checksums = ChecksumFile(directory)
-        checksums.document()
+        checksums.read_document()
         checksums.read(METADATA)
         ends: dict[str, int] = {}
         for name, offset, length in checksums.records:
@@ -275,7 +275,7 @@ class DcpReader(FileSystemReader):
         try:
             if self._table is None:
                 self.checksums = ChecksumFile(self.directory)
-                self.checksums.document()
+                self.checksums.read_document()
                 self._table = _unpickle(self.checksums.read(METADATA), self.directory / METADATA)
         except BadCheckpoint as damage:
             self.damage = damage
@@ -288,7 +288,7 @@ class DcpReader(FileSystemReader):
         if self.damage is not None:
             raise self.damage
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
-        self.stored = arrays_of(metadata)
+        self.stored = get_arrays(metadata)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         wanted: dict[Any, list[ReadItem]] = {}
@@ -323,7 +323,7 @@ class DcpReader(FileSystemReader):
             if zlib.crc32(content) == checksum:
                 return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
         except (OSError, UserError) as error:
-            why = _first_line(error)
+            why = _format_first_line(error)
         index = item.storage_index
         chunk = next(c for c in self.stored[index.fqn].chunks if c.offsets == index.offset)
         box = tuple((a, a + n) for a, n in zip(chunk.offsets, chunk.sizes, strict=True))

@@ -18,10 +18,17 @@ from torch.distributed import checkpoint as dcp
 
 from gangline.checkpoint.base import Checkpointer, SaveFailed, SaveHandle, SaveRequest
 from gangline.checkpoint.id import CheckpointId
-from gangline.checkpoint.retention import superfluous
+from gangline.checkpoint.retention import find_superfluous
 from gangline.errors import UserError
-from gangline_basics.checkpoint.planners import ShardLoadPlanner, ShardSavePlanner, arrays_of
-from gangline_basics.checkpoint.storage import CHECKSUMS, CONDEMNED, ChecksumFile, DcpReader, DcpWriter, lacking
+from gangline_basics.checkpoint.planners import ShardLoadPlanner, ShardSavePlanner, get_arrays
+from gangline_basics.checkpoint.storage import (
+    CHECKSUMS,
+    CONDEMNED,
+    ChecksumFile,
+    DcpReader,
+    DcpWriter,
+    explain_missing_files,
+)
 
 if TYPE_CHECKING:
     from gangline.comm.base import Store
@@ -69,29 +76,29 @@ class DcpCheckpointer(Checkpointer):
         names = (path.parent.name for path in self.directory.glob(f"*/{CHECKSUMS}"))
         return sorted(id for name in names if (id := CheckpointId.parse(name)) is not None)
 
-    def document(self, id: CheckpointId) -> dict[str, Any]:
-        return ChecksumFile(self._path(id)).document()
+    def read_document(self, id: CheckpointId) -> dict[str, Any]:
+        return ChecksumFile(self._make_path(id)).read_document()
 
-    def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
+    def read_shapes(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
         """From DCP's own table. Raises BadCheckpoint."""
-        reader = self._reader_of(id)
-        stored = arrays_of(reader.read_metadata())
+        reader = self._get_reader(id)
+        stored = get_arrays(reader.read_metadata())
         if reader.damage is not None:
             raise reader.damage
         return {name: tuple(array.size) for name, array in stored.items()}
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
-        reader, self._reader = self._reader_of(id), None
+        reader, self._reader = self._get_reader(id), None
         _call(dcp.load, registry, storage_reader=reader, planner=ShardLoadPlanner(shards, reader.directory))
 
-    def _reader_of(self, id: CheckpointId) -> DcpReader:
+    def _get_reader(self, id: CheckpointId) -> DcpReader:
         """Return a reader that may have the table of chunks already: reading it takes seconds for each 10,000."""
-        path = self._path(id)
+        path = self._make_path(id)
         if self._reader is None or self._reader.directory != path:
             self._reader = DcpReader(path)
         return self._reader
 
-    def _path(self, id: CheckpointId) -> Path:
+    def _make_path(self, id: CheckpointId) -> Path:
         path = self.directory / str(id)
         if not path.is_dir():
             held = ", ".join(map(str, self.list())) or "none"
@@ -103,7 +110,7 @@ class DcpCheckpointer(Checkpointer):
         if self.keep_last is None:
             return
         self._trusted.add(saved)
-        gone = superfluous(self.run_dir, self.list(), self.keep_last, self._lacks, {saved})
+        gone = find_superfluous(self.run_dir, self.list(), self.keep_last, self._explain_damage, {saved})
         for path in (self.directory / str(id) for id in gone):
             condemned = path.with_name(CONDEMNED + path.name)
             try:
@@ -112,10 +119,10 @@ class DcpCheckpointer(Checkpointer):
                 warnings.warn(f"{path} could not be deleted: {error.strerror}", stacklevel=2)
             rmtree(condemned, ignore_errors=True)
 
-    def _lacks(self, id: CheckpointId) -> str:
+    def _explain_damage(self, id: CheckpointId) -> str:
         """Why a checkpoint counts for nothing; what this run saw become whole is trusted."""
         if id not in self._trusted:
-            if why := lacking(self.directory / str(id)):
+            if why := explain_missing_files(self.directory / str(id)):
                 return why
             self._trusted.add(id)
         return ""

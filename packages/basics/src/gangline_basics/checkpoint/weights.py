@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Collection, Iterable
 
 from gangline.errors import UserError
-from gangline.shard import MODEL, model_array
+from gangline.shard import MODEL, name_model_array
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def weights_under(prefix: str, stored: Collection[str], names: Iterable[str]) -> dict[str, str]:
+def find_weights_under(prefix: str, stored: Collection[str], names: Iterable[str]) -> dict[str, str]:
     """The array that each of the model's `names` (without "model/") is read from.
 
     prefix: "model", or what other weights are kept under, such as "callback/ema/0.999". What is never trained, frozen
@@ -31,8 +31,8 @@ def weights_under(prefix: str, stored: Collection[str], names: Iterable[str]) ->
     found = {name: f"{prefix}/{name}" for name in names if f"{prefix}/{name}" in stored}
     if prefix == MODEL:
         return found
-    if prefix not in prefixes(stored, names):
-        others = ", ".join([MODEL, *prefixes(stored, names)])
+    if prefix not in list_prefixes(stored, names):
+        others = ", ".join([MODEL, *list_prefixes(stored, names)])
         raise UserError(f"the checkpoint holds no weights {prefix}.", f"It holds: {others}.")
     trained = {name.rpartition("/")[2] for name in stored if name.startswith("optimizer/")}
     trained |= {stack for name in trained for stack, _, number in [name.rpartition(".")] if number.isdecimal()}
@@ -41,10 +41,10 @@ def weights_under(prefix: str, stored: Collection[str], names: Iterable[str]) ->
         raise UserError(
             f"{prefix} is not all of the model: it has no {lacking[0]}.", f"{len(lacking)} such parameters are trained."
         )
-    return {name: found.get(name, model_array(name)) for name in names}
+    return {name: found.get(name, name_model_array(name)) for name in names}
 
 
-def prefixes(stored: Iterable[str], names: Iterable[str]) -> list[str]:
+def list_prefixes(stored: Iterable[str], names: Iterable[str]) -> list[str]:
     """What weights beside the model's own are kept under, by callbacks and health checks."""
     known = set(names)
     parted = (name.rpartition("/") for name in stored if name.startswith(("callback/", "health/")))

@@ -202,8 +202,8 @@ def _read(path: Path) -> Cluster:
         raise UserError(f"{path}: network is no mapping.", "It is, such as:  network: {gpus_per_node: 8}")
     _check_names(found, PLACES, "", path)
     _check_names(network, NETWORK, "network.", path)
-    numbers = _numbers(found, path)
-    return Cluster(path.stem, str(found.get("about", "")), _topology(found, path), numbers)
+    numbers = _read_numbers(found, path)
+    return Cluster(path.stem, str(found.get("about", "")), _read_topology(found, path), numbers)
 
 
 def _check_names(given: dict[str, Any], names: Sequence[str], place: str, path: Path) -> None:
@@ -218,7 +218,7 @@ def _check_names(given: dict[str, Any], names: Sequence[str], place: str, path: 
             )
 
 
-def _numbers(found: dict[str, Any], path: Path) -> dict[str, Quantity]:
+def _read_numbers(found: dict[str, Any], path: Path) -> dict[str, Quantity]:
     given = found.get("numbers")
     if not isinstance(given, dict):
         raise UserError(f"{path} has no `numbers`.", "They are what a cluster file is for.")
@@ -267,7 +267,7 @@ def _count(network: dict[str, Any], name: str, default: int | None, path: Path) 
     return value
 
 
-def _topology(found: dict[str, Any], path: Path) -> Topology:
+def _read_topology(found: dict[str, Any], path: Path) -> Topology:
     network, numbers = found.get("network") or {}, found.get("numbers") or {}
     try:
         found = {

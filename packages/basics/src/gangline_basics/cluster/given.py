@@ -23,11 +23,11 @@ class GivenNodes:
     def ranks_of_node(self) -> int:
         return (self.processes + self.spares) // len(self.names)
 
-    def topology(self, base: Topology | None = None) -> Topology:
+    def build_topology(self, base: Topology | None = None) -> Topology:
         """`base` with the nodes and racks of the ranks that train."""
         each = self.ranks_of_node
         training = self.places[: -(-self.processes // each)]
-        return replace(base or Topology(), gpus_per_node=each, nodes_per_rack=nodes_per_rack(training))
+        return replace(base or Topology(), gpus_per_node=each, nodes_per_rack=count_nodes_per_rack(training))
 
 
 def read_nodes(run_dir: str | Path) -> GivenNodes | None:
@@ -42,7 +42,7 @@ def read_nodes(run_dir: str | Path) -> GivenNodes | None:
     return GivenNodes(names, tuple(last.get("places") or names), last["processes"], last["spares"])
 
 
-def nodes_per_rack(places: Sequence[str]) -> int:
+def count_nodes_per_rack(places: Sequence[str]) -> int:
     """How many neighbours share the lowest switch; 1 where racks have different numbers, for then none can be said."""
     sizes = set(Counter(place.rpartition(".")[0] for place in places).values())
     return sizes.pop() if len(sizes) == 1 else 1

@@ -26,11 +26,11 @@ HALF_CHARACTER = "it has half a character (of a surrogate pair)"
 
 
 class AnswerSpan(NamedTuple):
-    """[start, stop) of the letters that the assistant said. said: where its own part ends, before an end token."""
+    """[start, stop) of the letters that the assistant wrote. content_stop: where the text ends, before an end token."""
 
     start: int
     stop: int
-    said: int
+    content_stop: int
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _check_reasoning(template: ChatTemplate, messages: Messages, text: str, firs
         if not is_trained_on(message):
             continue
         for name in REASONING:
-            for rest in _rests(message.get(name), text):
+            for rest in _iterate_rests(message.get(name), text):
                 without = {key: value for key, value in {**message, name: rest}.items() if key != name or value}
                 try:
                     same = template.render([*messages[:number], without, *messages[number + 1 :]]) == text
@@ -95,20 +95,20 @@ def _check_reasoning(template: ChatTemplate, messages: Messages, text: str, firs
                     raise TemplateRefusal(f"the template leaves out {name}")
 
 
-def _rests(reasoning: Any, text: str) -> Iterator[Any]:
+def _iterate_rests(reasoning: Any, text: str) -> Iterator[Any]:
     """What is left of reasoning without each part of it that the text may lack."""
     parts = reasoning if isinstance(reasoning, list) else [reasoning]
     for number, part in enumerate(parts):
-        if any(one.strip() not in text for one in _texts(part)):
+        if any(one.strip() not in text for one in _list_texts(part)):
             yield [*parts[:number], *parts[number + 1 :]]
 
 
-def _texts(value: Any) -> list[str]:
+def _list_texts(value: Any) -> list[str]:
     """All texts in a part of reasoning, but for what kind of part it is."""
     if isinstance(value, dict):
-        return [text for name, one in value.items() if name != "type" for text in _texts(one)]
+        return [text for name, one in value.items() if name != "type" for text in _list_texts(one)]
     if isinstance(value, list):
-        return [text for one in value for text in _texts(one)]
+        return [text for one in value for text in _list_texts(one)]
     return [value] if isinstance(value, str) else []
 
 

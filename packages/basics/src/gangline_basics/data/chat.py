@@ -14,7 +14,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from gangline.errors import UserError
-from gangline_basics.data.named_tokens import CONFIG, read_object, special_tokens
+from gangline_basics.data.named_tokens import CONFIG, read_object, read_special_tokens
 
 Spans = tuple[tuple[int, int], ...]  # [start, stop) of letters
 
@@ -43,7 +43,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
         )
         environment.globals.update(raise_exception=self._raise)
-        environment.filters["tojson"] = _tojson
+        environment.filters["tojson"] = _dump_json
         try:
             self._template = environment.from_string(source)
         except Exception as error:  # what it computes is computed here, and too deep a nesting is a RecursionError
@@ -95,7 +95,7 @@ class ChatTemplate:
         raise self._error(message)
 
 
-def _tojson(
+def _dump_json(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -105,18 +105,18 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def template_of(tokenizer: str | None, template: str | None = None) -> ChatTemplate:
+def read_template(tokenizer: str | None, template: str | None = None) -> ChatTemplate:
     """The template in a file, or the one beside a tokenizer.json. Raises UserError where there is none.
 
     tokenizer: path of the tokenizer.json; None: text is bytes, and no template lies beside them.
     """
     beside = None if tokenizer is None else Path(tokenizer).expanduser().parent
-    special = {} if beside is None else special_tokens(beside)
+    special = {} if beside is None else read_special_tokens(beside)
     file = None if beside is None else beside / "chat_template.jinja"
     if template is not None:
-        return ChatTemplate(_text(Path(template).expanduser()), special, template)
+        return ChatTemplate(_read_text(Path(template).expanduser()), special, template)
     if file is not None and file.is_file():
-        return ChatTemplate(_text(file), special, str(file))
+        return ChatTemplate(_read_text(file), special, str(file))
     found = None if beside is None else read_object(beside / CONFIG).get("chat_template")
     if isinstance(found, list) and all(isinstance(one, dict) for one in found):  # several by name
         named = [one for one in found if one.get("name") == "default"]
@@ -134,7 +134,7 @@ def template_of(tokenizer: str | None, template: str | None = None) -> ChatTempl
     )
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

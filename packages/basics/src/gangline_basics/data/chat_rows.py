@@ -11,7 +11,7 @@ from gangline_basics.data.answers import ASSISTANT
 TOOLS = "tools"  # the field of a row
 
 
-def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
+def parse_messages(value: Any, where: str) -> list[dict[str, Any]]:
     """A list of {role, content}, and of an answer `weight` 0 where it is not to be trained on.
 
     A call of tools may have no words. Raises UserError that names the row.
@@ -35,7 +35,7 @@ def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
     return found
 
 
-def tools_of(row: dict[str, Any], where: str) -> list[Any] | None:
+def parse_tools(row: dict[str, Any], where: str) -> list[Any] | None:
     """The tools that a row's conversation may call: its field `tools`, a list of objects, or either as JSON.
 
     None where it names none. Raises UserError that names the row.

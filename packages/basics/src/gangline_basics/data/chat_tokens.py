@@ -43,8 +43,8 @@ class ChatEncoder:
 
     def __init__(self, codec: TextCodec, template: ChatTemplate) -> None:
         self.codec, self.template = codec, template
-        self._special = np.asarray(sorted(_special(codec, template)), np.int64)
-        self._end = _id(codec, template.special.get("eos_token"))
+        self._special = np.asarray(sorted(_find_special(codec, template)), np.int64)
+        self._end = _find_id(codec, template.special.get("eos_token"))
 
     def __call__(self, chats: Sequence[RenderedChat]) -> list[MaskedTokens]:
         encoded = zip(chats, self._encode_places([chat.text for chat in chats]), strict=True)
@@ -75,14 +75,14 @@ class ChatEncoder:
             yield np.asarray(found.ids, np.int64), np.asarray(found.offsets, np.int64).reshape(-1, 2)
 
 
-def _special(codec: TextCodec, template: ChatTemplate) -> set[int]:
+def _find_special(codec: TextCodec, template: ChatTemplate) -> set[int]:
     if not isinstance(codec, TokenizerCodec):
         return set()
     added = codec.tokenizer.get_added_tokens_decoder().items()
     own = {id for id, token in added if token.special or token.content.strip()}
-    return (own | {_id(codec, word) for word in template.special.values()}) - {NONE}
+    return (own | {_find_id(codec, word) for word in template.special.values()}) - {NONE}
 
 
-def _id(codec: TextCodec, word: str | None) -> int:
+def _find_id(codec: TextCodec, word: str | None) -> int:
     found = None if word is None or not isinstance(codec, TokenizerCodec) else codec.tokenizer.token_to_id(word)
     return NONE if found is None else found

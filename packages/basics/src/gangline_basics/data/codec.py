@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline.errors import UserError
-from gangline_basics.data.named_tokens import special_tokens
+from gangline_basics.data.named_tokens import read_special_tokens
 from gangline_basics.data.pieces import TextPieces
 
 if TYPE_CHECKING:
@@ -94,12 +94,12 @@ class TokenizerCodec(TextCodec):
     def __init__(self, path: str, separator: str | None, errors: str, options: tuple[str, str] = OPTIONS) -> None:
         self.option = f"{options[0]}{path}"  # for messages
         content = _read(path, self.option)
-        self.tokenizer = _tokenizer(self.option, content)
+        self.tokenizer = _load_tokenizer(self.option, content)
         self.path, self.errors, self.pieces = path, errors, TextPieces(self.tokenizer, content)
         self.vocab_size = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.identity = blake2b(content, digest_size=8).hexdigest()
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.int32)
-        names = _ends_of_text(path) if separator is None else (separator,)
+        names = _list_ends(path) if separator is None else (separator,)
         found = [id for name in names if (id := self.tokenizer.token_to_id(name)) is not None]
         if separator is not None and not found:
             raise UserError(f"{options[1]}{separator} is no token of {path}.")
@@ -166,7 +166,7 @@ def _read(path: str, option: str) -> bytes:
         ) from error
 
 
-def _tokenizer(option: str, content: bytes) -> Tokenizer:
+def _load_tokenizer(option: str, content: bytes) -> Tokenizer:
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
@@ -186,7 +186,7 @@ def _tokenizer(option: str, content: bytes) -> Tokenizer:
     return opened
 
 
-def _ends_of_text(path: str) -> tuple[str, ...]:
+def _list_ends(path: str) -> tuple[str, ...]:
     """Names that the end of a text may have, the likeliest first."""
-    named = special_tokens(Path(path).expanduser().parent).get("eos_token")
+    named = read_special_tokens(Path(path).expanduser().parent).get("eos_token")
     return (*END_OF_TEXT, *([] if named is None else [named]), *ENDS)

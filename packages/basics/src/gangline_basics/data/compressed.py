@@ -64,41 +64,41 @@ class _Streams(io.RawIOBase):
             self._input = bytes(zeros % self._padding) + self._input  # begins no stream
 
 
-def _zstd(raw: BinaryIO) -> _Streams:
+def _open_zstd(raw: BinaryIO) -> _Streams:
     import zstandard
 
     return _Streams(raw, zstandard.ZstdDecompressor().decompressobj)
 
 
-def _buffer(streams: _Streams) -> BinaryIO:
+def _add_buffer(streams: _Streams) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(streams, _BUFFER))
 
 
 _READERS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
-    ".bz2": lambda raw: _buffer(_Streams(raw, bz2.BZ2Decompressor, (_BUFFER,))),
-    ".xz": lambda raw: _buffer(_Streams(raw, lzma.LZMADecompressor, (_BUFFER,), padding=4)),
-    ".zst": lambda raw: _buffer(_zstd(raw)),
+    ".bz2": lambda raw: _add_buffer(_Streams(raw, bz2.BZ2Decompressor, (_BUFFER,))),
+    ".xz": lambda raw: _add_buffer(_Streams(raw, lzma.LZMADecompressor, (_BUFFER,), padding=4)),
+    ".zst": lambda raw: _add_buffer(_open_zstd(raw)),
 }
 COMPRESSED = tuple(_READERS)  # endings of names
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
 
-def compression(path: str) -> str:
+def find_compression(path: str) -> str:
     """The ending that says how a file is compressed, "" for one that is not."""
     return next((ending for ending in COMPRESSED if path.lower().endswith(ending)), "")
 
 
 @contextmanager
 def open_decompressed(
-    path: str, *, ending: str | None = None, source: Callable[[], BinaryIO] | None = None, said: str = ""
+    path: str, *, ending: str | None = None, source: Callable[[], BinaryIO] | None = None, prefix: str = ""
 ) -> Iterator[BinaryIO]:
     """The bytes of the file `path`, as a stream. Raises UserError where they cannot be read, also within.
 
     ending: how it is compressed, where not its name says so. source: opens it, where it is no file of this machine.
-    said: before the path in what is raised ("data.path: ").
+    prefix: before the path in what is raised ("data.path: ").
     """
-    reader = _READERS.get(compression(path) if ending is None else ending, lambda raw: raw)
+    reader = _READERS.get(find_compression(path) if ending is None else ending, lambda raw: raw)
     try:
         with open(path, "rb") if source is None else source() as raw:
             yield reader(raw)
@@ -106,12 +106,12 @@ def open_decompressed(
         if error.name != "zstandard":
             raise
         why = "Zstandard is read by the package zstandard:  pip install zstandard"
-        raise UserError(f"{said}{path} cannot be read.", why) from error
+        raise UserError(f"{prefix}{path} cannot be read.", why) from error
     except _DAMAGE as error:
-        raise UserError(f"{said}{path} is damaged, or not what its name says.", str(error)) from error
+        raise UserError(f"{prefix}{path} is damaged, or not what its name says.", str(error)) from error
     except OSError as error:
-        raise UserError(f"{said}{path} cannot be read.", error.strerror or str(error)) from error
+        raise UserError(f"{prefix}{path} cannot be read.", error.strerror or str(error)) from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "zstandard":  # which need not be installed
             raise
-        raise UserError(f"{said}{path} is damaged, or not what its name says.", str(error)) from error
+        raise UserError(f"{prefix}{path} is damaged, or not what its name says.", str(error)) from error

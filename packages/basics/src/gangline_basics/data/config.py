@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from gangline.config.ranges import Share
 from gangline.config.schema import DataConfig
 from gangline.config.values import spell
-from gangline.data.vocabulary import vocabulary_problems
+from gangline.data.vocabulary import find_vocabulary_problems
 from gangline.errors import Problem, UserError
 from gangline.plugin.parts import Part
 
@@ -41,19 +41,19 @@ class TextConfig(DataConfig):
     validation_fraction: Share = 0.02  # of the files (of one file: its end) is held out; 1, of a validation set: all
     encoding_errors: Literal["replace", "ignore", "strict"] = "replace"  # of text that is not UTF-8, with a tokenizer
 
-    def codec(self, run: Run) -> TextCodec:
+    def build_codec(self, run: Run) -> TextCodec:
         """Text to tokens and back, without reading the data. Raises UserError."""
         from gangline_basics.data.codec import open_codec
 
         return open_codec(self.tokenizer, self.separator, self.encoding_errors)
 
     def export_files(self, run: Run) -> dict[str, bytes]:
-        from gangline_basics.data.tokenizer_files import tokenizer_files
+        from gangline_basics.data.tokenizer_files import read_tokenizer_files
 
-        return tokenizer_files(self.tokenizer, run.model.weights_directory()) if self.tokenizer else {}
+        return read_tokenizer_files(self.tokenizer, run.model.get_weights_directory()) if self.tokenizer else {}
 
-    def notices(self, run: Run) -> list[str]:
-        if self.tokenizer is None or self.codec(run).separator is not None:
+    def list_notices(self, run: Run) -> list[str]:
+        if self.tokenizer is None or self.build_codec(run).separator is not None:
             return []
         return [
             f"data.tokenizer={self.tokenizer} names no end of text: files follow one another with no token between "
@@ -62,8 +62,8 @@ class TextConfig(DataConfig):
 
     def check(self, run: Run) -> list[Problem]:
         """Everything that names, sizes and beginnings of files can tell."""
-        from gangline_basics.data.compressed import compression
-        from gangline_basics.data.corpus import listing
+        from gangline_basics.data.compressed import find_compression
+        from gangline_basics.data.corpus import list_corpus
         from gangline_basics.data.formats import check_head, is_lines
 
         problems = []
@@ -85,12 +85,14 @@ class TextConfig(DataConfig):
             )
         problems += self._check_vocabulary(run)
         try:
-            files = listing(self.path)
+            files = list_corpus(self.path)
             for file in files[:: max(1, len(files) // HEADS)] if self.path is not None else ():
                 check_head(file.path, self.text_field, self.binary)
         except UserError as error:
-            return [*problems, error.problem()]
-        stored = any(compression(file.path) or is_lines(file.path) for file in files)  # their text has another size
+            return [*problems, error.to_problem()]
+        stored = any(
+            find_compression(file.path) or is_lines(file.path) for file in files
+        )  # their text has another size
         size = sum(file.size for file in files)
         needed = run.batch.sequence_length + 1
         if self.tokenizer is None and not stored and size < needed:
@@ -105,11 +107,11 @@ class TextConfig(DataConfig):
 
     def _check_vocabulary(self, run: Run) -> list[Problem]:
         try:
-            needed = self.codec(run).vocab_size
+            needed = self.build_codec(run).vocab_size
         except UserError as error:
-            return [error.problem()]
+            return [error.to_problem()]
         whose = "bytes" if self.tokenizer is None else f"data.tokenizer={self.tokenizer}"
-        return vocabulary_problems(run.model.vocab_size, needed, whose, f"The data has {needed} different tokens.")
+        return find_vocabulary_problems(run.model.vocab_size, needed, whose, f"The data has {needed} different tokens.")
 
 
 PARTS = (

@@ -44,17 +44,19 @@ class FilePart:
         content = formats.read(path)
         cut = None if self.cut is None else self.cut * len(content) // self.file.size  # the size is of what is stored
         if formats.is_lines(path):
-            lines, first = formats.lines_of(content, cut, self.after)
-            return formats.documents(lines, path, field, first)
+            lines, first = formats.read_lines(content, cut, self.after)
+            return formats.read_documents(lines, path, field, first)
         if not binary:
             formats.refuse_binary(content, path)
         if cut is None:
             return [content]
-        at = _line_end(content, cut)
+        at = _find_line_end(content, cut)
         return [content[at:] if self.after else content[:at]]
 
 
-def listing(path: str | list[str] | None, mend: str = "data.path=null takes the built-in corpus.") -> list[TextFile]:
+def list_corpus(
+    path: str | list[str] | None, mend: str = "data.path=null takes the built-in corpus."
+) -> list[TextFile]:
     """Every file that `path` names, in order of name; files, directories and globs may be mixed.
 
     mend: what is said to who names nothing that there is.
@@ -62,15 +64,17 @@ def listing(path: str | list[str] | None, mend: str = "data.path=null takes the 
     """
     if path is None:
         root = sysconfig.get_path("stdlib")
-        return _files(_walk(root, skip=NOT_LIBRARY, suffix=".py"), path, root)
+        return _list_files(_walk(root, skip=NOT_LIBRARY, suffix=".py"), path, root)
     found: list[str] = []
     asked = [os.path.expanduser(one) for one in ([path] if isinstance(path, str) else path)]
     for one in asked:
         found += _expand(one, mend)
-    return _files(found, path, os.path.commonpath([os.path.abspath(_root(one)) for one in asked]) if asked else None)
+    return _list_files(
+        found, path, os.path.commonpath([os.path.abspath(_find_root(one)) for one in asked]) if asked else None
+    )
 
 
-def _root(path: str) -> str:
+def _find_root(path: str) -> str:
     """The folder that a path names files below: their names are from there, whatever files are in it."""
     if os.path.isdir(path):
         return path
@@ -81,13 +85,13 @@ def _root(path: str) -> str:
 
 def _expand(path: str, mend: str) -> list[str]:
     if os.path.isdir(path):
-        found = files_below(path, skip={"__pycache__"})
+        found = walk_files(path, skip={"__pycache__"})
         why = "The directory has no files (hidden ones do not count)."
     elif os.path.exists(path):
         check_regular(path)
         return [path]
     elif glob.has_magic(path):
-        found = files_matching(path)
+        found = find_files(path)
         why = "The pattern matches no file."
     else:
         found, why = [], "There is no such file or directory" + ("." if os.path.isabs(path) else f" in {os.getcwd()}.")
@@ -96,7 +100,7 @@ def _expand(path: str, mend: str) -> list[str]:
     return found
 
 
-def files_matching(pattern: str) -> list[str]:
+def find_files(pattern: str) -> list[str]:
     """Every file that a glob matches, without directories and links to nothing. Raises UserError as `check_regular`."""
     found = [file for file in glob.glob(pattern, recursive=True) if os.path.exists(file) and not os.path.isdir(file)]
     for file in found:
@@ -124,7 +128,7 @@ def _walk(root: str, skip: set[str], suffix: str = "") -> list[str]:
     return found
 
 
-def files_below(root: str, skip: Set[str]) -> list[str]:
+def walk_files(root: str, skip: Set[str]) -> list[str]:
     """Every regular file below a folder, without hidden ones and without folders of the names `skip`.
 
     Raises UserError for a link that leads out of the folder or to nothing, for what is no regular file, and for a
@@ -162,7 +166,7 @@ def _check_link(path: str, inside: str, root: str) -> None:
         )
 
 
-def _files(paths: list[str], asked: str | list[str] | None, root: str | None = None) -> list[TextFile]:
+def _list_files(paths: list[str], asked: str | list[str] | None, root: str | None = None) -> list[TextFile]:
     whole = [os.path.abspath(path) for path in dict.fromkeys(paths)]
     root = root or os.path.commonpath([os.path.dirname(path) for path in whole])
     files = []
@@ -181,7 +185,7 @@ def split(files: list[TextFile], fraction: float, name: str) -> list[FilePart]:
     Whole files are held out, chosen by a hash of their names, so that a file stays on its side when others come or
     go. Where there are too few files for that, the end of the text is held out instead.
     """
-    held_out = {file for file in files if _fraction_of(file.name) < fraction}
+    held_out = {file for file in files if _hash_to_fraction(file.name) < fraction}
     if len(files) * fraction >= 1 and 0 < len(held_out) < len(files):
         return [FilePart(file) for file in files if (file in held_out) == (name == "validation")]
     total = sum(file.size for file in files)
@@ -197,11 +201,11 @@ def split(files: list[TextFile], fraction: float, name: str) -> list[FilePart]:
     return pieces
 
 
-def _fraction_of(name: str) -> float:
+def _hash_to_fraction(name: str) -> float:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") / 2**64
 
 
-def _line_end(content: bytes, at: int) -> int:
+def _find_line_end(content: bytes, at: int) -> int:
     """The end of the line that byte `at` lies in; without lines, the next boundary of a UTF-8 character."""
     newline = content.find(b"\n", at)
     if 0 <= newline < len(content) - 1:

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from gangline.errors import UserError
-from gangline_basics.data.compressed import COMPRESSED, compression, open_decompressed
+from gangline_basics.data.compressed import COMPRESSED, find_compression, open_decompressed
 
 HEAD = 1 << 16  # bytes that are enough to tell text from other bytes
 NULS, INVALID = 1e-3, 0.3  # more of them than this is no text: prose in Latin-1 has up to 0.1 of invalid UTF-8
@@ -17,12 +17,12 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 def is_lines(path: str) -> bool:
     """Whether each line of a file is a JSON object, a document of its own."""
-    return path.lower().removesuffix(compression(path)).endswith(LINES)
+    return path.lower().removesuffix(find_compression(path)).endswith(LINES)
 
 
 def read(path: str, limit: int = -1) -> bytes:
     """The uncompressed bytes of a file, `limit` of them at most. Raises UserError where it cannot be read."""
-    with open_decompressed(path, said="data.path: ") as file:
+    with open_decompressed(path, prefix="data.path: ") as file:
         return file.read(limit)
 
 
@@ -30,12 +30,12 @@ def check_head(path: str, field: str, binary: bool) -> None:
     """Raises UserError for a file whose beginning says that it cannot be read as text."""
     head = read(path, HEAD)
     if is_lines(path):
-        documents(head if len(head) < HEAD else head[: head.rfind(b"\n") + 1], path, field)
+        read_documents(head if len(head) < HEAD else head[: head.rfind(b"\n") + 1], path, field)
     elif not binary:
         refuse_binary(head, path)
 
 
-def binary_bytes(content: bytes) -> str:
+def describe_binary(content: bytes) -> str:
     """Count and kind of the bytes that no text has, in the beginning of a file; "" where it looks like text."""
     head = content[:HEAD]
     nuls, invalid = head.count(0), head[:-4].decode(errors="replace").count("�")  # its end may cut a character
@@ -49,7 +49,7 @@ def has_half_character(text: str) -> bool:
     return _HALF.search(text) is not None
 
 
-def utf8_bytes(text: str) -> bytes:
+def encode_utf8(text: str) -> bytes:
     """Return a text as bytes. Half of a surrogate pair becomes three bytes that are not UTF-8."""
     return text.encode(errors="surrogatepass")
 
@@ -62,7 +62,7 @@ def replace_invalid(content: bytes) -> tuple[str, int]:
 
 def refuse_binary(content: bytes, path: str) -> None:
     """Raises UserError for bytes that are no text."""
-    if not (what := binary_bytes(content)):
+    if not (what := describe_binary(content)):
         return
     endings = ", ".join(COMPRESSED)
     raise UserError(
@@ -73,7 +73,7 @@ def refuse_binary(content: bytes, path: str) -> None:
     )
 
 
-def documents(content: bytes, path: str, field: str, first: int = 1) -> list[bytes]:
+def read_documents(content: bytes, path: str, field: str, first: int = 1) -> list[bytes]:
     """The text of each line, a JSON object, of which `field` holds it. first: the number of the first line.
 
     Raises UserError that names the line, and the fields that are there.
@@ -90,7 +90,7 @@ def documents(content: bytes, path: str, field: str, first: int = 1) -> list[byt
             raise UserError(f"data.path: line {number} of {path} is no JSON object.", 'Each has to be {"text": "..."}.')
         if not isinstance(record.get(field), str):
             raise _explain_no_text(record, number, path, field)
-        found.append(utf8_bytes(record[field]))  # `encoding_errors` decides of bytes that are not UTF-8
+        found.append(encode_utf8(record[field]))  # `encoding_errors` decides of bytes that are not UTF-8
     return found
 
 
@@ -104,7 +104,7 @@ def _explain_no_text(record: dict[str, Any], number: int, path: str, field: str)
     )
 
 
-def lines_of(content: bytes, cut: int | None, after: bool) -> tuple[bytes, int]:
+def read_lines(content: bytes, cut: int | None, after: bool) -> tuple[bytes, int]:
     """Whole lines of one side of byte `cut`, and the number of the first: a line is where it begins."""
     if cut is None:
         return content, 1

@@ -13,7 +13,7 @@ CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"
 
 
-def special_tokens(directory: Path) -> dict[str, str]:
+def read_special_tokens(directory: Path) -> dict[str, str]:
     """Name -> word: those of tokenizer_config.json, and those of special_tokens_map.json as transformers takes them.
 
     A config that lists its added tokens says all; where it does not, the map is heard before it. Raises UserError for
@@ -33,7 +33,7 @@ def map_words(config: dict[str, Any], map: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def generation_config(directory: Path) -> dict[str, Any]:
+def read_generation_config(directory: Path) -> dict[str, Any]:
     """Return a model's generation config; without that file the token ids of config.json, as transformers does.
 
     Raises UserError for a file that cannot be read.

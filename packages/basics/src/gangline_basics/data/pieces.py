@@ -45,12 +45,12 @@ class TextPieces:
     def __call__(self, text: str) -> list[str]:
         """The pieces of a text, of at least `PIECE` characters but the last."""
         found, start = [], 0
-        while (place := self._border(text, start + PIECE)) is not None:
+        while (place := self._find_border(text, start + PIECE)) is not None:
             found.append(text[start:place])
             start = place + self._dropped
         return [*found, text[start:]] if text else []
 
-    def _border(self, text: str, first: int) -> int | None:
+    def _find_border(self, text: str, first: int) -> int | None:
         """The first place from `first` on where the text may be split, if there is one before its end."""
         if not (self._words or self._spaces):
             return None
@@ -68,11 +68,11 @@ class TextPieces:
     def _split_words(self, text: str, start: int) -> Iterator[int]:
         borders: set[int] | None = None
         for shift in range(SHIFTS):
-            here = self._word_borders(text, start, start - WINDOW + shift, start + 2 * WINDOW + shift)
+            here = self._find_word_borders(text, start, start - WINDOW + shift, start + 2 * WINDOW + shift)
             borders = here if borders is None else borders & here
         yield from sorted(borders or ())
 
-    def _word_borders(self, text: str, start: int, begin: int, end: int) -> set[int]:
+    def _find_word_borders(self, text: str, start: int, begin: int, end: int) -> set[int]:
         """The places from `start` on where the pre-tokenizer splits the normal form of text[begin:end]."""
         normal = self._normal(text[begin:end])
         firsts = {first for _, (first, _) in self._before.pre_tokenize_str(normal)}
@@ -94,7 +94,7 @@ class TextPieces:
             place = text.find(" ", place + 1, start + WINDOW)
 
 
-def _steps(part: dict[str, Any] | None, kinds: str) -> list[dict[str, Any]]:
+def _list_steps(part: dict[str, Any] | None, kinds: str) -> list[dict[str, Any]]:
     """The parts of a sequence of normalizers or pre-tokenizers, or the one part."""
     if part is None:
         return []
@@ -102,7 +102,7 @@ def _steps(part: dict[str, Any] | None, kinds: str) -> list[dict[str, Any]]:
 
 
 def _splits_at_words(about: dict[str, Any]) -> bool:
-    steps = _steps(about.get("pre_tokenizer"), "pretokenizers")
+    steps = _list_steps(about.get("pre_tokenizer"), "pretokenizers")
     plain = (about.get("normalizer") or {}).get("type") in FORMS
     local = (one["type"] in LOCAL or (one["type"] == "ByteLevel" and not one.get("add_prefix_space")) for one in steps)
     return plain and bool(steps) and all(local)
@@ -116,7 +116,7 @@ def _splits_at_spaces(about: dict[str, Any]) -> bool:
 
 
 def _puts_sign_first(about: dict[str, Any]) -> bool:
-    steps = _steps(about.get("normalizer"), "normalizers")
+    steps = _list_steps(about.get("normalizer"), "normalizers")
     wanted = [{"type": "Prepend", "prepend": SIGN}, {"type": "Replace", "pattern": {"String": " "}, "content": SIGN}]
     return about.get("pre_tokenizer") is None and steps == wanted and _begins_words(about)
 

@@ -16,7 +16,7 @@ from gangline.data.base import DataSource, Split
 from gangline.data.sample import Sample
 from gangline.errors import UserError
 from gangline_basics.data.codec import TextCodec
-from gangline_basics.data.corpus import listing, split
+from gangline_basics.data.corpus import list_corpus, split
 from gangline_basics.data.formats import is_lines
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ class TextSource(DataSource):
             sample["loss_mask"] = file[1:] == file[:-1]
         return sample
 
-    def length(self) -> int:
+    def count_samples(self) -> int:
         return self.windows
 
-    def fingerprint(self) -> str:
+    def compute_fingerprint(self) -> str:
         order = (
             self.seed,
             self.split,
@@ -89,7 +89,7 @@ class TextSource(DataSource):
             f"unigram entropy {self._entropy:.3f} nats"
         )
 
-    def unigram_entropy(self) -> float:
+    def compute_unigram_entropy(self) -> float:
         """-Σ p log p of the tokens' frequencies, in nats: the loss of a model that only knows those."""
         return self._entropy
 
@@ -99,7 +99,7 @@ class TextSource(DataSource):
         p = counts[counts > 0] / len(self.tokens)
         return float(-(p * np.log(p)).sum())
 
-    def tokenizer_identity(self) -> str:
+    def identify_tokenizer(self) -> str:
         return f"{self.codec.identity}, end of text {self.codec.separator}"
 
     def encode(self, text: str) -> list[int]:
@@ -116,8 +116,8 @@ class TextSource(DataSource):
 
 def build(config: TextConfig, run: Run, split_name: Split) -> TextSource:
     """Read one split. Raises UserError where a file cannot be read or the text is shorter than one sequence."""
-    codec = config.codec(run)
-    pieces = split(listing(config.path), config.validation_fraction, split_name)
+    codec = config.build_codec(run)
+    pieces = split(list_corpus(config.path), config.validation_fraction, split_name)
     end = np.asarray([] if codec.separator is None else [codec.separator], codec.dtype)
     parts: list[np.ndarray] = []
     for piece in pieces:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
-from gangline_basics.data.named_tokens import CONFIG, GENERATION, MAP, generation_config, map_words
+from gangline_basics.data.named_tokens import CONFIG, GENERATION, MAP, map_words, read_generation_config
 
 # As transformers writes them; which there are depends on the tokenizer.
 TOKENIZER = (
@@ -24,7 +24,7 @@ TOKENIZER = (
 TEMPLATE = "chat_template.jinja"
 
 
-def tokenizer_files(tokenizer: str | None, weights: str | None, template: str | None = None) -> dict[str, bytes]:
+def read_tokenizer_files(tokenizer: str | None, weights: str | None, template: str | None = None) -> dict[str, bytes]:
     """Name -> content of the files that go with a model's weights.
 
     tokenizer: a tokenizer.json, with whatever lies beside it; None: the data has none. weights: the directory that the
@@ -36,12 +36,12 @@ def tokenizer_files(tokenizer: str | None, weights: str | None, template: str | 
     try:
         if tokenizer is not None:
             path = Path(tokenizer).expanduser()
-            files = {name: file_beside(path.parent, name) for name in TOKENIZER if name != "tokenizer.json"}
+            files = {name: find_file(path.parent, name) for name in TOKENIZER if name != "tokenizer.json"}
             found = {name: file.read_bytes() for name, file in files.items() if file is not None}
             found["tokenizer.json"] = path.read_bytes()
         if template is not None:
             found[TEMPLATE] = Path(template).expanduser().read_bytes()
-        generation = {} if weights is None else _generation(Path(weights).expanduser())
+        generation = {} if weights is None else _read_generation(Path(weights).expanduser())
         for name, token in _map_tokens(found).items():
             before = generation.get(name)
             ends = before if isinstance(before, list) else [] if before is None else [before]
@@ -59,7 +59,7 @@ def tokenizer_files(tokenizer: str | None, weights: str | None, template: str | 
     return found
 
 
-def file_beside(directory: Path, name: str) -> Path | None:
+def find_file(directory: Path, name: str) -> Path | None:
     """Return the path of a file that is copied because it lies in a directory, or None where there is none.
 
     Raises UserError for a symbolic link out of the directory, whose target may be private. A link inside one repository
@@ -82,9 +82,9 @@ def file_beside(directory: Path, name: str) -> Path | None:
     return path
 
 
-def _generation(directory: Path) -> dict[str, Any]:
-    file_beside(directory, GENERATION)
-    return generation_config(directory)
+def _read_generation(directory: Path) -> dict[str, Any]:
+    find_file(directory, GENERATION)
+    return read_generation_config(directory)
 
 
 def _map_tokens(files: dict[str, bytes]) -> dict[str, Any]:

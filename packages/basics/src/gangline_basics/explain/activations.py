@@ -16,7 +16,7 @@ from math import gcd
 from gangline.model.calls import LOSS_CHUNK
 from gangline.model.linear_nodes import EmbeddingNode, LinearNode
 from gangline.model.local_sizes import LocalSizes
-from gangline.model.tree import Node, WrapNode, children, nodes
+from gangline.model.tree import Node, WrapNode, iterate_children, iterate_nodes
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode, HeadNode, NormNode
 from gangline_basics.model.low_bit_node import EightBitNode
@@ -59,7 +59,7 @@ class ActivationSizes:
         return self.local.size("tp")
 
 
-def norm_bytes(sizes: ActivationSizes, rows: int, width: int, offset: float = 0.0) -> int:
+def count_norm_bytes(sizes: ActivationSizes, rows: int, width: int, offset: float = 0.0) -> int:
     """Kept by a norm over `rows` rows, its output not counted: the operator that reads it keeps it.
 
     With an `offset` the sum with the weight is kept as well.
@@ -83,7 +83,7 @@ def _is_wrapped(node: Node) -> bool:
     return isinstance(node, WrapNode)
 
 
-def attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> int:
+def count_attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> int:
     """x, then q, k, v after rotation, the output and its log-sum-exp; with q_norm and k_norm what these keep."""
     heads, key_heads = node.heads // sizes.tp, max(1, node.kv_heads // sizes.tp)
     kept = sizes.tokens * node.dim * sizes.itemsize if reads(node, path, sizes, "wq", "wk", "wv") else 0
@@ -93,9 +93,9 @@ def attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> int:
     kept += sizes.inner_tokens * heads * sizes.master_itemsize
     for normed, own in ((node.q_norm, heads), (node.k_norm, key_heads)):
         if normed is not None:
-            said = normed.activation_bytes(sizes.local)
+            said = normed.count_activation_bytes(sizes.local)
             rows = sizes.inner_tokens * own
-            kept += norm_bytes(sizes, rows, node.head_dim, normed.offset) if said is None else said
+            kept += count_norm_bytes(sizes, rows, node.head_dim, normed.offset) if said is None else said
     return kept
 
 
@@ -110,16 +110,16 @@ def count_node(node: Node, sizes: ActivationSizes, path: str = "") -> int:
     """Return the bytes that the node at `path` and all nodes in it save: as `activation_bytes` says, else as modules of
     gangline-basics do. A node of an unknown kind is counted with the input and output of each of its matrices.
     """
-    below = [(child, f"{path}.{name}" if name else path) for name, child in children(node)]
-    said = node.activation_bytes(sizes.local)
+    below = [(child, f"{path}.{name}" if name else path) for name, child in iterate_children(node)]
+    said = node.count_activation_bytes(sizes.local)
     if said is not None:
         return said + sum(count_node(child, sizes, at) for child, at in below)
     if isinstance(node, NormNode):
-        return norm_bytes(sizes, sizes.tokens, node.dim, node.offset)
+        return count_norm_bytes(sizes, sizes.tokens, node.dim, node.offset)
     if isinstance(node, AttentionNode | FeedForwardNode):
-        own = attention(node, sizes, path) if isinstance(node, AttentionNode) else feed_forward(node, sizes, path)
+        own = count_attention(node, sizes, path) if isinstance(node, AttentionNode) else feed_forward(node, sizes, path)
         return own + sum(count_node(child, sizes, at) for child, at in below if isinstance(child, WrapNode))
-    matrices = [node.shapes(), *(child.shapes() for child, _ in below if isinstance(child, LinearNode))]
+    matrices = [node.get_shapes(), *(child.get_shapes() for child, _ in below if isinstance(child, LinearNode))]
     kept = sum(count_node(child, sizes, at) for child, at in below)
     for shape in (shape for shapes in matrices for shape in shapes.values()):
         if len(shape) > 1:
@@ -136,7 +136,7 @@ def count_recomputed_attention(node: Node, sizes: ActivationSizes) -> int:
         heads = node.heads // sizes.tp
         output = heads * node.head_dim * sizes.itemsize if copies_output(node, sizes, heads) else 0
         saved = sizes.inner_tokens * (heads * sizes.master_itemsize + output)
-    return saved + sum(count_recomputed_attention(child, sizes) for _, child in children(node))
+    return saved + sum(count_recomputed_attention(child, sizes) for _, child in iterate_children(node))
 
 
 def copies_output(node: AttentionNode, sizes: ActivationSizes, heads: int) -> bool:
@@ -152,7 +152,7 @@ def count_angles(blocks: Iterable[Node], sizes: ActivationSizes) -> int:
     found = {
         (rope, rope.width or node.head_dim)  # type: ignore[attr-defined]
         for block in blocks
-        for _, node in nodes(block)
+        for _, node in iterate_nodes(block)
         if isinstance(rope := getattr(node, "rope", None), Rope)
     }
     return sizes.inner_tokens * sum(width for _, width in found) * sizes.master_itemsize
@@ -170,7 +170,7 @@ def count_head(
     more = sum(isinstance(node, HeadNode) for _, node in inside)
     vocabulary = -(-plan.facts.get("vocab_size", 0) // sizes.tp)
     rows = min(sizes.inner_tokens, plan.facts.get("loss_chunk", sizes.inner_tokens))  # that have logits at a time
-    stream = norm_bytes(sizes, sizes.tokens, width) + sizes.tokens * width * sizes.itemsize
+    stream = count_norm_bytes(sizes, sizes.tokens, width) + sizes.tokens * width * sizes.itemsize
     logits = rows * vocabulary * sizes.itemsize
     kept = sizes.inner_tokens * (sizes.master_itemsize + 9)
     each = count_further_loss(plan, sizes)
@@ -192,14 +192,14 @@ def count_further_loss(plan: Plan, sizes: ActivationSizes) -> int:
 
 def list_beside_head(head: Node, path: str) -> list[tuple[str, Node]]:
     """All nodes that edits have put beside the head at `path`, with their paths."""
-    return [found for at, node in _list_beside(head, path) for found in nodes(node, at)]
+    return [found for at, node in _list_beside(head, path) for found in iterate_nodes(node, at)]
 
 
 def _list_beside(head: Node, path: str) -> list[tuple[str, Node]]:
     """What lies beside the head where edits wrap it, with its path."""
     found = list[tuple[str, Node]]()
     while isinstance(head, WrapNode):
-        found += [(f"{path}.{name}", child) for name, child in children(head) if name]
+        found += [(f"{path}.{name}", child) for name, child in iterate_children(head) if name]
         head = head.inner
     return found
 
@@ -210,7 +210,13 @@ def _count_within_head(node: Node, sizes: ActivationSizes, path: str, blocks: Ma
         return blocks[path]
     if isinstance(node, EmbeddingNode):
         return 0
-    own = sizes.tokens * node.dim * sizes.itemsize if isinstance(node, HeadNode) else node.activation_bytes(sizes.local)
+    own = (
+        sizes.tokens * node.dim * sizes.itemsize
+        if isinstance(node, HeadNode)
+        else node.count_activation_bytes(sizes.local)
+    )
     if own is None:
         return count_node(node, sizes, path)
-    return own + sum(_count_within_head(child, sizes, f"{path}.{name}", blocks) for name, child in children(node))
+    return own + sum(
+        _count_within_head(child, sizes, f"{path}.{name}", blocks) for name, child in iterate_children(node)
+    )

@@ -14,15 +14,15 @@ from gangline.explain.topology import Topology
 from gangline.explain.work import StageWork
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
-from gangline.model.flops import flops_per_token, parameter_count
+from gangline.model.flops import count_flops_per_token, count_parameters
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct
-from gangline.model.tree import Node, map_paths, parameter_shapes
-from gangline.plan import Plan, block_number, is_mapped
-from gangline.shard import Layout, Registry, model_array
+from gangline.model.tree import Node, get_parameter_shapes, map_paths
+from gangline.plan import Plan, is_mapped, parse_block_number
+from gangline.shard import Layout, Registry, name_model_array
 from gangline_basics.explain.activations import ActivationSizes, count_head, count_node, count_recomputed_attention
-from gangline_basics.explain.work import work_of
-from gangline_basics.launch.memory import weight_bytes
+from gangline_basics.explain.work import count_work
+from gangline_basics.launch.memory import count_weight_bytes
 from gangline_basics.parallel.owners import count_most_matrix_bytes
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def explain_replicated(
     """bucket: bytes of gradients that are added over the ranks at a time; None: nothing is sent."""
     tree, plan = model or compose_model(run)
     topology = topology or Topology()
-    nodes, width = map_paths(tree), run.precision.sizes()
+    nodes, width = map_paths(tree), run.precision.get_sizes()
     share = run.batch.global_size // mesh.size(*DATA_AXES)
-    micro = run.batch.micro_size or share // run.parallel.accumulation(share, mesh)
+    micro = run.batch.micro_size or share // run.parallel.count_microbatches(share, mesh)
     tokens, microbatches = micro * run.batch.sequence_length, share // micro
     local = LocalSizes(
         tokens=tokens, inner_tokens=tokens, itemsize=width.compute, master_itemsize=width.master, ranks={}
@@ -54,21 +54,21 @@ def explain_replicated(
         recomputed = block and run.job.recompute is not Recompute.none and (index - 1) % run.job.recompute_every == 0
         key = (nodes[path], recomputed, plan.is_frozen(f"{path}.weight"))
         if key not in seen or first:
-            seen[key] = _part(run, nodes[path], path, plan, sizes, recomputed)
+            seen[key] = _count_part(run, nodes[path], path, plan, sizes, recomputed)
         work, stays, more = seen[key]
         parts.append(work)
         kept, again = kept + stays, max(again, more)
     in_head = dict[str, int]()
-    for path in plan.blocks_in_head(nodes):
-        recomputed = run.job.recompute is not Recompute.none and block_number(path) % run.job.recompute_every == 0
-        work, in_head[path], more = _part(run, nodes[path], path, plan, sizes, recomputed)
+    for path in plan.list_blocks_in_head(nodes):
+        recomputed = run.job.recompute is not Recompute.none and parse_block_number(path) % run.job.recompute_every == 0
+        work, in_head[path], more = _count_part(run, nodes[path], path, plan, sizes, recomputed)
         parts[-1], again = parts[-1].add_recomputed(work), max(again, more)
-    total, shapes = StageWork.total(parts), parameter_shapes(tree)
+    total, shapes = StageWork.add_up(parts), get_parameter_shapes(tree)
     matrix = {name: name.startswith(f"{plan.blocks}.") and is_mapped(name, shape) for name, shape in shapes.items()}
     trained = {name: prod(shape) for name, shape in shapes.items() if not plan.is_frozen(name)}
-    numbers, kept_bytes = parameter_count(tree), Counter[str]()
+    numbers, kept_bytes = count_parameters(tree), Counter[str]()
     for name, shape in shapes.items():
-        used, beside = weight_bytes(plan, name, width)
+        used, beside = count_weight_bytes(plan, name, width)
         kept_bytes.update({"weights": prod(shape) * used, "master weights": prod(shape) * beside})
     states = sum(
         run.optimizer.state_bytes(shapes[name], shapes[name], matrix=matrix[name], master=width.master)
@@ -82,7 +82,9 @@ def explain_replicated(
             "master weights": kept_bytes["master weights"],
             "gradients": sum(trained.values()) * width.gradient,
             "optimizer state": states,
-            "callbacks": sum(one.copies(run) for one in run.callback.values()) * sum(trained.values()) * width.master,
+            "callbacks": sum(one.count_copies(run) for one in run.callback.values())
+            * sum(trained.values())
+            * width.master,
             "activations": kept + end["activations"] + again,
             "logits": end["logits"],
         }
@@ -91,7 +93,7 @@ def explain_replicated(
     gradients, ranks = sum(trained.values()), mesh.size(*DATA_AXES)
     calls = ceil(gradients * width.wire / bucket) if bucket and ranks > 1 else 0
     nbytes = int(run.gradients.count_sent(gradients, ranks, False, width.wire)) if ranks > 1 else 0
-    sent = _gradients(mesh, topology, nbytes, calls)
+    sent = _list_gradients(mesh, topology, nbytes, calls)
     if calls and (kept_numbers := run.gradients.count_kept(gradients, ranks, scatters=False)):
         found["kept by the reduction"] = kept_numbers * width.wire
     rank = RankExplained(
@@ -111,10 +113,12 @@ def explain_replicated(
         work=(total,),
         microbatches=microbatches,
         tokens=run.batch.global_size * run.batch.sequence_length,
-        state_bytes=width.gradient + int(2 * (1 + run.optimizer.states(matrix=True)) * width.master) + width.compute,
-        token_flops=flops_per_token(tree, run.batch.sequence_length, plan),
+        state_bytes=width.gradient
+        + int(2 * (1 + run.optimizer.count_states(matrix=True)) * width.master)
+        + width.compute,
+        token_flops=count_flops_per_token(tree, run.batch.sequence_length, plan),
         parameters=numbers,
-        products=run.precision.products(),
+        products=run.precision.get_product_format(),
     )
 
 
@@ -122,17 +126,17 @@ def _count_matrices(run: Run, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]])
     """What the optimizer keeps of whole matrices, of the rank that has most of it."""
     if not run.optimizer.maps_matrices():
         return 0
-    registry = Registry.of(mesh, {model_array(name): Layout(shape) for name, shape in shapes.items()})
+    registry = Registry.of(mesh, {name_model_array(name): Layout(shape) for name, shape in shapes.items()})
     ranks = mesh.group(0, DATA_AXES)
-    return count_most_matrix_bytes(run.optimizer, registry, list(shapes), ranks, run.precision.sizes().master)
+    return count_most_matrix_bytes(run.optimizer, registry, list(shapes), ranks, run.precision.get_sizes().master)
 
 
-def _part(
+def _count_part(
     run: Run, node: Node, path: str, plan: Plan, sizes: ActivationSizes, recomputed: bool
 ) -> tuple[StageWork, int, int]:
     """(its work, bytes kept from its forward pass to its backward pass, bytes made again there)."""
     made = count_node(node, sizes, path)
-    work = replace(work_of(node, path, plan, sizes.local, sequence_length=run.batch.sequence_length), kept=made)
+    work = replace(count_work(node, path, plan, sizes.local, sequence_length=run.batch.sequence_length), kept=made)
     if path in (plan.embed, plan.head):
         return work, 0, 0
     if not recomputed:
@@ -152,7 +156,7 @@ def _step_flops(work: StageWork) -> int:
     return 2 * work.flops + weights + attention + again
 
 
-def _gradients(mesh: Mesh, topology: Topology, nbytes: int, calls: int) -> tuple[Transfer, ...]:
+def _list_gradients(mesh: Mesh, topology: Topology, nbytes: int, calls: int) -> tuple[Transfer, ...]:
     axes = tuple(axis for axis in DATA_AXES if mesh.size(axis) > 1)
     ranks = mesh.size(*axes)
     if not calls:
@@ -166,7 +170,7 @@ def _gradients(mesh: Mesh, topology: Topology, nbytes: int, calls: int) -> tuple
             each_node=min(ranks, topology.gpus_per_node),
             each_rack=min(ranks, topology.domains[1][1]),
             each_datacentre=min(ranks, topology.domains[2][1]),
-            tier=topology.tier(mesh, *axes),
+            tier=topology.find_tier(mesh, *axes),
             calls=calls,
             bytes=nbytes,
             when="end",

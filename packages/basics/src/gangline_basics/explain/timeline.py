@@ -37,14 +37,14 @@ class StepTimeline:
         """Until the last action ends."""
         return max(spans[-1][2] for spans in self.spans)
 
-    def busy(self, rank: int) -> float:
+    def compute_busy_time(self, rank: int) -> float:
         """Time in which a rank computes."""
         return sum(end - start for _, start, end in self.spans[rank])
 
     @property
     def bubble(self) -> float:
         """The share of all ranks' time in which they wait for each other, 0 to 1."""
-        return 1 - sum(map(self.busy, range(len(self.spans)))) / (self.makespan * len(self.spans))
+        return 1 - sum(map(self.compute_busy_time, range(len(self.spans)))) / (self.makespan * len(self.spans))
 
 
 def step_timeline(explained: Explained, times: Sequence[ActionTimes], latency: float = 0.0) -> StepTimeline:
@@ -101,7 +101,7 @@ def _order_turns(all_turns: Sequence[tuple[tuple[StepAction, ...], ...]], last: 
         turns = all_turns[rank]
         while at[rank] < len(turns):
             turn = turns[at[rank]]
-            needs = [need for action in turn for need in _needs(action, last)]
+            needs = [need for action in turn for need in _list_needs(action, last)]
             lacks = next((need for need in needs if need not in done), None)
             if lacks is not None:
                 waiting[lacks].append(rank)
@@ -119,7 +119,7 @@ def _order_turns(all_turns: Sequence[tuple[tuple[StepAction, ...], ...]], last: 
     return steps
 
 
-def _needs(action: StepAction, last: int) -> tuple[tuple[str, int, int], ...]:
+def _list_needs(action: StepAction, last: int) -> tuple[tuple[str, int, int], ...]:
     kind, stage, microbatch = action
     if kind == "F":
         return (("F", stage - 1, microbatch),) if stage else ()

@@ -10,11 +10,11 @@ from gangline.model.flops import computes_frozen
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct, MatrixProduct, Product
-from gangline.model.tree import Node, children, nodes
+from gangline.model.tree import Node, iterate_children, iterate_nodes
 from gangline.plan import Plan
 
 
-def work_of(
+def count_work(
     node: Node, path: str, plan: Plan, sizes: LocalSizes, *, sequence_length: int, ulysses: bool = False
 ) -> StageWork:
     """Of the node at `path` and all in it, nothing recomputed and nothing kept yet.
@@ -31,12 +31,12 @@ def work_of(
     forward: Counter[Product] = Counter()
     weights: Counter[Product] = Counter()
     unknown, unknown_flops, modules = [], 0, 0
-    for at, inner in nodes(node, path):
+    for at, inner in iterate_nodes(node, path):
         modules += 1
-        said = inner.products(whole, sequence_length)
-        claimed = inner.flops(sequence_length) * tokens
-        silent = not claimed and not inner.shapes() and next(children(inner), None) is None
-        if silent and inner.activation_bytes(whole) is None:
+        said = inner.list_products(whole, sequence_length)
+        claimed = inner.count_flops(sequence_length) * tokens
+        silent = not claimed and not inner.get_shapes() and next(iterate_children(inner), None) is None
+        if silent and inner.count_activation_bytes(whole) is None:
             unknown.append(at)
         if said is None or abs(sum(product.flops for product in said) - claimed) > 0.01 * claimed:
             if claimed:
@@ -66,8 +66,8 @@ def work_of(
 
 def _cut(product: MatrixProduct, name: str, node: Node, plan: Plan, sizes: LocalSizes, tokens: int) -> MatrixProduct:
     """A product on one rank: its columns or its inner dim cut by tp, its matrices by what they lie on."""
-    shape = node.shapes()[product.weight]
-    cuts = plan.cuts_of(name, len(shape))
+    shape = node.get_shapes()[product.weight]
+    cuts = plan.get_cuts(name, len(shape))
     parallel = sizes.size("tp") > 1 and "tp" in cuts
     rows = product.rows * (sizes.inner_tokens if parallel else sizes.tokens) // tokens
     inner, columns, matrices = product.inner, product.columns, product.matrices

@@ -35,10 +35,10 @@ class CodedSum(GradientReduction):
     def __init__(self, codec: GradCodec, start_step: int = 0) -> None:
         self.codec, self.start_step = codec, start_step
 
-    def arrays(self, layout: BucketLayout) -> dict[str, tuple[int, ...]]:
+    def get_array_shapes(self, layout: BucketLayout) -> dict[str, tuple[int, ...]]:
         if not self.codec.feedback:
             return {}
-        row = self._row(layout)
+        row = self._count_row(layout)
         shapes: dict[str, tuple[int, ...]] = {WORKER: (layout.ranks, row)}
         return shapes if layout.scatters else {**shapes, SERVER: (1, row)}
 
@@ -54,22 +54,22 @@ class CodedSum(GradientReduction):
             parts = self.codec.decode(comm.all_gather(code), flat.dtype)[:, :length]
             return flat.copy_(parts.reshape(-1)[: flat.numel()])
 
-        return self._range(bucket, padded.view(comm.size, length), comm, gather)
+        return self._sum_range(bucket, padded.view(comm.size, length), comm, gather)
 
     def reduce_scatter(self, bucket: Bucket, comm: Comm) -> Pending[Tensor]:
         if bucket.step < self.start_step:
             return comm.start_reduce_scatter(bucket.flat)
         length = bucket.flat.numel() // comm.size
-        return self._range(bucket, bucket.flat.view(comm.size, length), comm, lambda total: total[:length])
+        return self._sum_range(bucket, bucket.flat.view(comm.size, length), comm, lambda total: total[:length])
 
-    def _range(self, bucket: Bucket, parts_ns: Tensor, comm: Comm, then: Callable[[Tensor], Tensor]) -> Later:
+    def _sum_range(self, bucket: Bucket, parts_ns: Tensor, comm: Comm, then: Callable[[Tensor], Tensor]) -> Later:
         """Start to sum the range that this rank owns; `then` is called with the (m,) sum."""
-        padded = torch.nn.functional.pad(parts_ns, (0, self._row(bucket.layout) - parts_ns.shape[1]))
+        padded = torch.nn.functional.pad(parts_ns, (0, self._count_row(bucket.layout) - parts_ns.shape[1]))
         code = self._encode(padded, bucket.kept.get(WORKER))
         arrived = comm.start_all_to_all(code)
         return Later(arrived, lambda every: then(sum_rows(self.codec.decode(every, bucket.flat.dtype))))
 
-    def _row(self, layout: BucketLayout) -> int:
+    def _count_row(self, layout: BucketLayout) -> int:
         """Elements of a rank's range, in whole chunks."""
         return -(-layout.size // (layout.ranks * self.codec.multiple)) * self.codec.multiple
 

@@ -35,7 +35,7 @@ class AgentLog(logging.FileHandler):
 
 
 @contextmanager
-def agent_log(path: Path) -> Iterator[None]:
+def divert_log(path: Path) -> Iterator[None]:
     """The agent's own messages go to a file: what they say of a failure is mostly about its followers."""
     handler = AgentLog(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))

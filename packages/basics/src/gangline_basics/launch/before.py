@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gangline.run.ending import EXIT_REQUEUE, RunEnding, decide_ending, read_ending
 from gangline.run.events import read_events
-from gangline.run.generation import progress
+from gangline.run.generation import read_progress
 from gangline_basics.launch import failures
 
 FAILED = ("bug", "killed")  # how a start ends that failed
@@ -39,26 +39,26 @@ class StartBefore:
 def start_before(run_dir: Path) -> StartBefore:
     """To be asked before a start clears away what the one before it has left."""
     launches = [line for line in read_events(run_dir) if line.get("event") == "launch"]
-    if not launches or launches[-1].get("config") != config_of(run_dir):
+    if not launches or launches[-1].get("config") != identify_config(run_dir):
         return StartBefore()
     number = launches[-1].get("generation", 0)
-    failure = failures.first(run_dir / "logs", number)
-    ending = read_ending(run_dir) or (failure.ending(number) if failure is not None else decide_ending(number))
-    after = _reason(ending)
+    failure = failures.find_first(run_dir / "logs", number)
+    ending = read_ending(run_dir) or (failure.make_ending(number) if failure is not None else decide_ending(number))
+    after = _format_reason(ending)
     if after not in FAILED:
         return StartBefore(after)
-    counted = progress(run_dir).generation > number
+    counted = read_progress(run_dir).generation > number
     if failure is not None:
         return StartBefore(after, failure.evidence, failure.member, counted)
     return StartBefore(after, " ".join(ending.evidence.splitlines()[:1]), counted=counted)
 
 
-def config_of(run_dir: Path) -> str:
+def identify_config(run_dir: Path) -> str:
     """Names the configuration of a run: another one may mend what failed."""
     path = run_dir / "config.yaml"
     return blake2b(path.read_bytes(), digest_size=8).hexdigest() if path.exists() else ""
 
 
-def _reason(ending: RunEnding) -> str:
+def _format_reason(ending: RunEnding) -> str:
     missed = ending.reason == "killed" and ending.exit_code == EXIT_REQUEUE  # nodes did not come: no rank failed
     return "preempted" if missed else ending.reason

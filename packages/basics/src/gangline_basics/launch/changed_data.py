@@ -36,11 +36,11 @@ def _search(run_dir: Path, stop: float) -> str:
     try:
         launches = [line["time"] for line in read_events(run_dir) if line.get("event") == "launch"]
         since = datetime.fromisoformat(launches[-1]).timestamp()
-        paths = _local_paths(run_dir)
+        paths = _list_local_paths(run_dir)
     except Exception:  # the report of a failure must not fail
         return ""
     looked, changed = 0, []
-    for path in _files_below(paths):
+    for path in _iterate_files(paths):
         if time.monotonic() > stop:
             break
         with suppress(OSError):
@@ -55,7 +55,7 @@ def _search(run_dir: Path, stop: float) -> str:
     return f"Data files that changed since the start: {', '.join(changed[:NAMED])}{more}" if changed else ""
 
 
-def _local_paths(run_dir: Path) -> list[str]:
+def _list_local_paths(run_dir: Path) -> list[str]:
     """Files and folders that the options of the data and of the validation sets name."""
     from gangline.config.validation import read_sets
     from gangline.run.directory import RunDirectory
@@ -65,18 +65,18 @@ def _local_paths(run_dir: Path) -> list[str]:
     for config in (run.data, *read_sets(run)[0].values()):
         for name in config.file_options:
             if name != CACHE:
-                found.update(dict.fromkeys(_texts(getattr(config, name, None))))
+                found.update(dict.fromkeys(_list_texts(getattr(config, name, None))))
     return [os.path.expanduser(text) for text in found if text and "://" not in text]
 
 
-def _texts(value: Any) -> list[str]:
+def _list_texts(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
     items: Iterable[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for item in items for text in _texts(item)]
+    return [text for item in items for text in _list_texts(item)]
 
 
-def _files_below(paths: Iterable[str]) -> Iterator[str]:
+def _iterate_files(paths: Iterable[str]) -> Iterator[str]:
     for path in paths:
         for there in [path] if os.path.exists(path) else glob.glob(path, recursive=True):
             if not os.path.isdir(there):

@@ -13,7 +13,7 @@ from gangline.errors import Problem, UserError
 from gangline.launch.detected import detect
 from gangline.launch.devices import count_gpus
 from gangline.plugin.parts import Part
-from gangline_basics.launch.nodes import fewest_and_most
+from gangline_basics.launch.nodes import parse_nodes
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -28,14 +28,14 @@ class LocalLaunch(LaunchConfig):
     monitor_interval: PositiveFloat = 0.1  # seconds between two looks at the ranks
     grace_seconds: NonNegativeFloat = 60.0  # from Ctrl-C or SIGTERM to SIGKILL: for the step under way and a checkpoint
 
-    def seconds_to_stop(self) -> float | None:
+    def get_seconds_to_stop(self) -> float | None:
         return self.grace_seconds
 
-    def refuses(self, run: Run) -> list[Problem]:
+    def find_refusals(self, run: Run) -> list[Problem]:
         """More memory than the machine has."""
-        from gangline_basics.launch.memory import memory_problems
+        from gangline_basics.launch.memory import find_memory_problems
 
-        return memory_problems(run)
+        return find_memory_problems(run)
 
     def check(self, run: Run) -> list[Problem]:
         """More ranks than GPUs."""
@@ -67,22 +67,22 @@ class ElasticLaunch(LocalLaunch):
     lost_seconds: Annotated[float, Ge(2)] = 4.0  # a node not heard of for so long is lost; they look once a second
     excluded_hours: PositiveFloat | None = 24.0  # how long an order keeps a node away; null: for the run's life
 
-    def max_nodes(self) -> int:
-        return fewest_and_most(self.nodes)[1]
+    def count_max_nodes(self) -> int:
+        return parse_nodes(self.nodes)[1]
 
-    def ranks_of_node(self, run: Run) -> int:
+    def count_ranks_of_node(self, run: Run) -> int:
         """Processes of each node."""
-        return self.per_node or -(-self.world(run) // self.max_nodes())
+        return self.per_node or -(-self.count_ranks(run) // self.count_max_nodes())
 
-    def refuses(self, run: Run) -> list[Problem]:
+    def find_refusals(self, run: Run) -> list[Problem]:
         """The fewest processes that the job goes on with are too few for any layout."""
-        from gangline_basics.launch.usable import usable
+        from gangline_basics.launch.usable import find_usable
 
         if detect() is not None:
             return []
-        fewest, _ = fewest_and_most(self.nodes)
-        ranks = min(self.world(run), fewest * self.ranks_of_node(run))
-        used, found = usable(run, ranks)
+        fewest, _ = parse_nodes(self.nodes)
+        ranks = min(self.count_ranks(run), fewest * self.count_ranks_of_node(run))
+        used, found = find_usable(run, ranks)
         if used:
             return []
         what = f"launch.nodes={self.nodes}: {fewest} of them have {ranks} processes, and no layout uses these."
@@ -91,9 +91,9 @@ class ElasticLaunch(LocalLaunch):
     def check(self, run: Run) -> list[Problem]:
         """Numbers of nodes without sense, more ranks than a node has GPUs, and no place to meet."""
         try:
-            fewest, most = fewest_and_most(self.nodes)
+            fewest, most = parse_nodes(self.nodes)
         except UserError as error:
-            return [error.problem()]
+            return [error.to_problem()]
         found = []
         if self.agents is not None and self.agents > most:
             what = f"launch.agents={self.agents}: the job has at most {most} (launch.nodes={self.nodes})."
@@ -106,7 +106,7 @@ class ElasticLaunch(LocalLaunch):
                     "Give every node the same run.dir=... on a file system that they share.",
                 )
             )
-        here, ranks = count_gpus(run.job.device), self.ranks_of_node(run)
+        here, ranks = count_gpus(run.job.device), self.count_ranks_of_node(run)
         if 0 < here < ranks * (self.agents or most):
             what = f"{ranks * (self.agents or most)} processes on this machine: it has {here} GPUs."
             found.append(

@@ -33,20 +33,20 @@ from torch.distributed.elastic.rendezvous import (
 
 from gangline.comm.job_store import ADDRESS
 from gangline.errors import EXIT_USER_ERROR
-from gangline.launch.network import LOOPBACK, NAME, listening_address
+from gangline.launch.network import LOOPBACK, NAME, find_listening_address
 from gangline.launch.signals import hand_on
 from gangline.run import generation
 from gangline.run.ending import EXIT_FAILURE, EXIT_REQUEUE, decide_ending, read_ending
 from gangline.run.events import read_events
 from gangline.run.generation import VARIABLE
 from gangline_basics.launch import failures, forkserver, worker
-from gangline_basics.launch.agent_log import LOGGERS, agent_log
+from gangline_basics.launch.agent_log import LOGGERS, divert_log
 from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.launch.failures import RankFailure
-from gangline_basics.launch.interface import interface_towards
-from gangline_basics.launch.nodes import machine_of
+from gangline_basics.launch.interface import find_interface
+from gangline_basics.launch.nodes import get_machine
 from gangline_basics.launch.starts import JobStart, Starts, end
-from gangline_basics.launch.stops import UNUSED, ranks_that_are_killed, requests
+from gangline_basics.launch.stops import UNUSED, start_killed_ranks, take_requests
 from gangline_basics.launch.worker import SPARE
 
 _UNANSWERED = "Timeout waiting for key"  # torch's store of files raises a plain RuntimeError for it
@@ -100,7 +100,7 @@ class Agent(LocalElasticAgent):
         if start.stop is not None:
             raise Stopped(start.generation, start.stop)
         self.files.start = start
-        with ranks_that_are_killed():
+        with start_killed_ranks():
             return super()._start_workers(worker_group)
 
     def _agree(self, group: WorkerGroup) -> JobStart:
@@ -152,16 +152,16 @@ class Agent(LocalElasticAgent):
 
     def _has_lost_elsewhere(self) -> bool:
         """Whether another node's rank has failed: its agent may be at the meeting before ours have noticed."""
-        failure = failures.first(self.starts.logs, self.files.generation)
+        failure = failures.find_first(self.starts.logs, self.files.generation)
         return failure is not None and failure.kind in ("bug", "lost")
 
     def _refuse_hopeless(self) -> None:
         """What no start mends needs no meeting first."""
         assert self.files.start is not None
         number = self.files.start.generation
-        failure = failures.first(self.starts.logs, number)
+        failure = failures.find_first(self.starts.logs, number)
         settled = failure is not None and not failure.mends_itself
-        now = self.starts.next(failure)
+        now = self.starts.predict(failure)
         if (self.node.alone or settled) and (stop := self.starts.stop(now, failure, stays=self.node.alone)):
             raise Stopped(number, stop)
 
@@ -208,7 +208,7 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
     )
     agent = Agent(spec, files, node, starts, config.grace_seconds)
     others = set(multiprocessing.active_children())
-    with agent_log(logs / node.log), requests() as request:
+    with divert_log(logs / node.log), take_requests() as request:
         goes = False  # alone: the others may go on, so the rendezvous stays open
         try:
             if agent.run() is None:
@@ -236,7 +236,7 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
             if not (code := forkserver.read_exit()):
                 raise
             goes = True
-            lost = RankFailure(0, "lost", EXIT_FAILURE, failures.server_lost(code))
+            lost = RankFailure(0, "lost", EXIT_FAILURE, failures.explain_lost_server(code))
             print(f"train: {lost.what}", file=sys.stderr, flush=True)
             if node.alone:
                 Starts.end(starts.run_dir, files.generation, lost)
@@ -275,7 +275,7 @@ def _report_signal(starts: Starts, files: RankFiles, signum: int) -> int:
 
 def _report_unmet(starts: Starts, what: str) -> int:
     print(f"train: {what}\n  To go on:  train resume={shlex.quote(str(starts.run_dir))}", file=sys.stderr, flush=True)
-    now = generation.progress(starts.run_dir).generation
+    now = generation.read_progress(starts.run_dir).generation
     ending = decide_ending(now, what, failure="lost", exit_code=EXIT_REQUEUE)
     end(starts.run_dir, ending)
     return ending.exit_code
@@ -317,22 +317,22 @@ class RankFiles(LogsSpecs):
                 env[SPARE] = "1"
             if self.one_machine:
                 env["MASTER_ADDR"] = LOOPBACK
-            if interface := self._interface(env["MASTER_ADDR"]):
+            if interface := self._find_interface(env["MASTER_ADDR"]):
                 env["GLOO_SOCKET_IFNAME"] = interface
             if self.peers and ADDRESS not in os.environ:
-                env[ADDRESS] = listening_address(env["MASTER_ADDR"], self.peers)
+                env[ADDRESS] = find_listening_address(env["MASTER_ADDR"], self.peers)
         nowhere = dict.fromkeys(envs, "")
         return LogsDest(stdouts=nowhere, stderrs=dict(nowhere), error_files=dict.fromkeys(envs, os.devnull))
 
-    def _interface(self, first: str) -> str | None:
+    def _find_interface(self, first: str) -> str | None:
         """For gloo, which would ask the name service for this machine, and use what network it names."""
         if sys.platform != "linux" or "GLOO_SOCKET_IFNAME" in os.environ:
             return None
         assert self.start is not None
-        _, *others = dict.fromkeys(map(machine_of, (self.node.name, *self.start.nodes)))
+        _, *others = dict.fromkeys(map(get_machine, (self.node.name, *self.start.nodes)))
         if not others:
             return "lo" if first == LOOPBACK else None
-        found = interface_towards([address for address in self.peers or [first] if address] + others)
+        found = find_interface([address for address in self.peers or [first] if address] + others)
         return None if found == "lo" else found  # other machines are not there, whatever a name stands for
 
 
@@ -350,7 +350,7 @@ def _explain(stopped: Stopped, starts: Starts, leads: bool) -> int:
     elif leads and told is not None and not _has_exit(starts.run_dir, told.generation):  # the ranks wrote it
         end(starts.run_dir, told)
     if failure.kind == "user":
-        raise failure.error()
+        raise failure.make_error()
     if notes and (failure.mends_itself or failure.kind == "lost"):
         print(failures.report(failure, starts.logs), file=sys.stderr, end="", flush=True)
     return failure.exit_code

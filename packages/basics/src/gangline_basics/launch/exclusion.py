@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gangline.run import attempts
-from gangline_basics.launch.nodes import machine_of
+from gangline_basics.launch.nodes import get_machine
 
 LOOK_SECONDS = 0.5
 
@@ -26,10 +26,10 @@ class Meeting(Protocol):
     def list_others(self) -> Collection[str]:
         """The names of the nodes that are heard of, without this one."""
 
-    def waits(self) -> None:
+    def mark_waiting(self) -> None:
         """This node would take part, and is out or between two starts: it is heard of by those that are out too."""
 
-    def waiting(self) -> Collection[str]:
+    def list_waiting(self) -> Collection[str]:
         """The names of the nodes that have said so lately."""
 
     def leave(self) -> None:
@@ -79,7 +79,7 @@ class Exclusion:
         out = self._list_excluded()
         first, self.patience = time.monotonic() + self.patience, 0.0
         if out:  # it leaves one start before it joins the next, and is not to be missed meanwhile
-            self.meeting.waits()
+            self.meeting.mark_waiting()
         if self.name not in out:
             return
         while time.monotonic() < first and not self._stays_away(out):
@@ -97,8 +97,8 @@ class Exclusion:
 
     def _stays_away(self, out: Sequence[str]) -> bool:
         """Of several that wait no more come back than are needed, those first that were excluded first."""
-        self.meeting.waits()
-        others = {*self.meeting.list_others(), *self.meeting.waiting()} - {self.name}
+        self.meeting.mark_waiting()
+        others = {*self.meeting.list_others(), *self.meeting.list_waiting()} - {self.name}
         return stays_away(self.name, others, out, self.fewest)
 
     def _list_excluded(self) -> list[str]:
@@ -106,6 +106,6 @@ class Exclusion:
         out = list_excluded(self.run_dir, self.hours)
         if not self.machines or not out:
             return out
-        known = {self.name, *self.meeting.list_others(), *self.meeting.waiting()}
+        known = {self.name, *self.meeting.list_others(), *self.meeting.list_waiting()}
         in_order = sorted(known, key=lambda name: (name in out, name))  # those that no order names stay before others
-        return [name for one in dict.fromkeys(map(machine_of, out)) for name in in_order if machine_of(name) == one]
+        return [name for one in dict.fromkeys(map(get_machine, out)) for name in in_order if get_machine(name) == one]

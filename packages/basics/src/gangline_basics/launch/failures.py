@@ -40,8 +40,8 @@ _unwritten: dict[Path, RankFailure] = {}  # what this process claimed on a full 
 class RankFailure:
     """Why a rank ended.
 
-    kind: "user" (a mistake, no traceback), "bug", "restart" (a verdict asks for new workers), "ended" (`work` gave an
-    exit code), or "lost" (of all that were lost nobody lived to say why).
+    kind: "user" (a mistake, no traceback), "bug", "restart" (a verdict asks for new workers), "ended" (`train_rank`
+    gave an exit code), or "lost" (no lost rank lived to say why).
     member: in whose code it was, where that is known: "health/mine".
     """
 
@@ -78,12 +78,12 @@ class RankFailure:
         """In one line."""
         return f"rank {self.rank} failed first: {self.what}"
 
-    def ending(self, generation: int, exclude: tuple[str, ...] = ()) -> RunEnding:
+    def make_ending(self, generation: int, exclude: tuple[str, ...] = ()) -> RunEnding:
         """Return how a job ends that ends by this failure."""
         text = "\n".join((self.what, *self.details))
         return decide_ending(generation, text, failure=self.kind, exit_code=self.exit_code, exclude=exclude)
 
-    def error(self) -> UserError:
+    def make_error(self) -> UserError:
         """The user's mistake, to be raised where the user is."""
         found = UserError(self.what, *self.details)
         found.exit_code = self.exit_code
@@ -95,7 +95,7 @@ def claim(logs: Path, attempt: int, failure: RankFailure) -> bool:
 
     Where there is no room for it this process alone knows.
     """
-    path = _path(logs, attempt)
+    path = _make_path(logs, attempt)
     try:
         with path.open("x", encoding="utf-8") as file:
             json.dump(asdict(failure), file)
@@ -110,15 +110,15 @@ def claim(logs: Path, attempt: int, failure: RankFailure) -> bool:
 
 def is_written(logs: Path, attempt: int) -> bool:
     """Return whether the first failure of the `attempt`-th start lies where other processes find it."""
-    return _path(logs, attempt).exists()
+    return _make_path(logs, attempt).exists()
 
 
-def first(logs: Path, attempt: int) -> RankFailure | None:
+def find_first(logs: Path, attempt: int) -> RankFailure | None:
     """The first failure of the `attempt`-th start, where a rank lived to write it."""
     try:
-        return RankFailure(**json.loads(read_regular(_path(logs, attempt))))
+        return RankFailure(**json.loads(read_regular(_make_path(logs, attempt))))
     except (OSError, ValueError, TypeError):
-        return _unwritten.get(_path(logs, attempt))
+        return _unwritten.get(_make_path(logs, attempt))
 
 
 def find_time(logs: Path, attempt: int) -> float | None:
@@ -127,7 +127,7 @@ def find_time(logs: Path, attempt: int) -> float | None:
     By the clock of the file system that the logs lie on.
     """
     try:
-        return _path(logs, attempt).stat().st_mtime
+        return _make_path(logs, attempt).stat().st_mtime
     except OSError:
         return None
 
@@ -139,14 +139,14 @@ def report(failure: RankFailure, logs: Path) -> str:
         return f"train: {failure.what}\n  It asks for new workers, and no restart is left.\n  To go on:  {again}\n"
     if failure.kind == "lost":
         return f"train: {failure.what}\nThe logs: {logs}\nTo continue:  {again}\n"
-    end = "" if failure.trace else _tail(log_path(logs, failure.rank))
+    end = "" if failure.trace else _read_tail(log_path(logs, failure.rank))
     if failure.what == describe_end(-signal.SIGBUS) and (changed := describe_changed_data(logs.parent)):
         end = f"  {changed}\n{end}"
     log = f"Its log: {log_path(logs, failure.rank)}\n"
     return f"train: rank {failure.rank} failed first: {failure.what}\n{failure.trace}{end}{log}To continue:  {again}\n"
 
 
-def _tail(log: Path, lines: int = 5) -> str:
+def _read_tail(log: Path, lines: int = 5) -> str:
     """The last words of a rank that had no time to say more."""
     try:
         with open_regular(log, sys.maxsize) as file:
@@ -166,11 +166,11 @@ def clear(logs: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _path(logs: Path, attempt: int) -> Path:
+def _make_path(logs: Path, attempt: int) -> Path:
     return logs / f"first-failure-{attempt}.json"
 
 
-def server_lost(code: int) -> str:
+def explain_lost_server(code: int) -> str:
     """In words, of the fork server."""
     return f"the process that ranks are forked from is gone: {describe_end(code)}"
 

@@ -62,7 +62,7 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
     """
     if _adopted:
         return
-    setattr(util, "_args_from_interpreter_flags", _flags)  # noqa: B010
+    setattr(util, "_args_from_interpreter_flags", _list_flags)  # noqa: B010
     start_tracker()
     every = PRELOAD if run is None else tuple(name for name in PRELOAD if name not in OF_SOME_PARTS)
     wanted = {*every, *more, *(list_modules(run) if run is not None else ())}
@@ -97,7 +97,7 @@ def start_tracker() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _flags() -> list[str]:
+def _list_flags() -> list[str]:
     """Return the flags that multiprocessing starts Python with: those of this process, and -P.
 
     Without -P a socket.py in the working directory would be imported by the server and by the resource tracker.
@@ -106,7 +106,7 @@ def _flags() -> list[str]:
     return [*(flag for flag in flags if flag != "-P"), "-P"]
 
 
-def loading() -> set[str]:
+def find_loaded() -> set[str]:
     """What the running server loads, or has loaded."""
     return set(_loading)
 
@@ -123,13 +123,13 @@ def adopt(loaded: set[str]) -> None:
     server.ensure_running = lambda: None
 
 
-def needs(run: Run) -> set[str]:
+def find_needed(run: Run) -> set[str]:
     """Modules beyond PRELOAD that every rank of a run would import for itself.
 
     torch._dynamo is more than half of what there is to load, and torch imports it on the first use of compile or of
     torch.utils.checkpoint.
     """
-    found = list_preloads(run) - usual()
+    found = list_preloads(run) - find_usual()
     if run.job.compile or run.job.recompute is not Recompute.none:
         found.add("torch._dynamo")
     return found
@@ -137,24 +137,24 @@ def needs(run: Run) -> set[str]:
 
 def list_preloads(run: Run) -> set[str]:
     """Return the modules that the parts of a run need in every rank."""
-    return {name for _, config in run.parts() for name in config.preload(run)}
+    return {name for _, config in run.iterate_parts() for name in config.preload(run)}
 
 
-def usual() -> set[str]:
+def find_usual() -> set[str]:
     """Return the modules that the default parts need; they are loaded before a run is known."""
-    from gangline.config.defaults import default_run
+    from gangline.config.defaults import build_default_run
 
-    return list_preloads(default_run())
+    return list_preloads(build_default_run())
 
 
 def list_modules(run: Run) -> set[str]:
-    """`needs`, and the modules of the parts that the run has chosen of those beside the default ones."""
-    from gangline.config.defaults import default_suppliers
+    """`find_needed`, and the modules of the parts that the run has chosen of those beside the default ones."""
+    from gangline.config.defaults import find_default_suppliers
     from gangline.plugin.registry import installed
 
-    usual, offers = default_suppliers(), [installed().part_of(config) for _, config in run.parts()]
+    usual, offers = find_default_suppliers(), [installed().find_part(config) for _, config in run.iterate_parts()]
     return {
-        *needs(run),
+        *find_needed(run),
         *list_preloads(run),
         *(offer.part.build.partition(":")[0] for offer in offers if offer.distribution in usual),
     }

@@ -12,7 +12,7 @@ from gangline.launch.network import address_towards
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
 
 
-def interface_towards(hosts: Sequence[str]) -> str | None:
+def find_interface(hosts: Sequence[str]) -> str | None:
     """Name of the interface by which this machine sends to the first of `hosts` that it has a route to, or None.
 
     Of many hosts the first few are tried.

@@ -30,10 +30,10 @@ class LocalLauncher(Launcher):
     def launch(self, directory: RunDirectory) -> int:
         """Train the run that lies in `directory`; see `start` for the exit code."""
         run_dir = directory.path
-        forkserver.warm(forkserver.needs(self.run))
+        forkserver.warm(forkserver.find_needed(self.run))
         running = sidecars.start(sidecars.list_sidecars(self.run), run_dir, owner=os.getpid())
         try:
-            return start(run_dir, self.run.launch.world(self.run), self.config)
+            return start(run_dir, self.run.launch.count_ranks(self.run), self.config)
         finally:
             sidecars.stop(running)
             memory.remove(os.getpid())

@@ -37,7 +37,7 @@ from gangline.run.lock import MEETING
 from gangline.storage.files import lock_file, open_handle, read_regular, write_whole
 from gangline_basics.launch import meeting_state
 from gangline_basics.launch.config import ElasticLaunch
-from gangline_basics.launch.nodes import fewest_and_most
+from gangline_basics.launch.nodes import parse_nodes
 
 BEATS = 4  # heartbeats until a node without one is lost
 CLOSE_SECONDS = 5.0
@@ -61,13 +61,13 @@ class FileBackend(RendezvousBackend):
 
     def get_state(self) -> tuple[bytes, Token] | None:
         content = self._read_locked()
-        return (self._pickle(content), content) if content else None
+        return (self._dump(content), content) if content else None
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         with self._lock():
             there = self._read()
             if (there or None) != token:
-                return (self._pickle(there), there, False) if there else None
+                return (self._dump(there), there, False) if there else None
             content = meeting_state.encode(state)
             temporary = f"stnew-{self.path.name}"  # under the lock: one at a time
             write_whole(self.path, content, mode=0o600, durable=False, temporary=temporary)
@@ -78,7 +78,7 @@ class FileBackend(RendezvousBackend):
         content = self._read_locked()
         return self._decode(content) if content else None
 
-    def _pickle(self, content: bytes) -> bytes:
+    def _dump(self, content: bytes) -> bytes:
         """What torch reads: a pickle of the state, made in this process."""
         return pickle.dumps(self._decode(content))
 
@@ -137,7 +137,7 @@ class JobMeeting:
     def record_members(self) -> None:
         """The nodes of a start are together."""
         self.patience.has_met()
-        self._waits_in(self.own).unlink(missing_ok=True)  # heartbeats tell of this node from now on
+        self._make_wait_path(self.own).unlink(missing_ok=True)  # heartbeats tell of this node from now on
         state = self.backend.read()
         self.members = frozenset(state.participants) if state else frozenset()
 
@@ -147,7 +147,7 @@ class JobMeeting:
         if state is None:
             return set()
         new = {*state.participants, *state.wait_list, *state.redundancy_list} - self.members
-        return self._names(new) & self._names(self.members)
+        return self._list_names(new) & self._list_names(self.members)
 
     def name(self, name: str) -> None:
         """Say who this node is; before it joins."""
@@ -159,9 +159,9 @@ class JobMeeting:
         state = self.backend.read()
         since = datetime.now(UTC) - timedelta(seconds=self.lost_seconds)
         there = {node for node, beat in state.last_heartbeats.items() if beat >= since} if state else set()
-        return self._names(there - {self._me})
+        return self._list_names(there - {self._me})
 
-    def _names(self, nodes: Iterable[Any]) -> set[str]:
+    def _list_names(self, nodes: Iterable[Any]) -> set[str]:
         """Of those that have said their name."""
         keys = [f"{_NAMES}/{node}" for node in nodes]
         return {self.store.get(key).decode() for key in keys if self.store.check([key])}
@@ -172,15 +172,15 @@ class JobMeeting:
         handler._stop_heartbeats()
         handler._op_executor.run(_RendezvousExitOp(), time.monotonic() + CLOSE_SECONDS)
 
-    def waits(self) -> None:
+    def mark_waiting(self) -> None:
         """This node is no member of a start, and would take part in one. A file, for the store forgets nothing.
 
         It counts until the node has met the others, or for `lost_seconds`.
         """
         temporary = f"stnew-{uuid.uuid4().hex}"
-        write_whole(self._waits_in(self.own), f"{self.own}\n{time.time()}", durable=False, temporary=temporary)
+        write_whole(self._make_wait_path(self.own), f"{self.own}\n{time.time()}", durable=False, temporary=temporary)
 
-    def waiting(self) -> set[str]:
+    def list_waiting(self) -> set[str]:
         """The names of the nodes that wait, this one too."""
         found, since = set(), time.time() - self.lost_seconds
         for path in self.backend.path.parent.glob(f"{escape(self._waiting)}*"):
@@ -200,7 +200,7 @@ class JobMeeting:
     def _waiting(self) -> str:
         return f"stwaits-{self.backend.path.name}-"
 
-    def _waits_in(self, name: str) -> Path:
+    def _make_wait_path(self, name: str) -> Path:
         return self.backend.path.with_name(f"{self._waiting}{quote(name, safe='')}")
 
     @property
@@ -208,7 +208,7 @@ class JobMeeting:
         return self.handler._this_node
 
 
-def _private_folder(folder: Path) -> Path:
+def _make_private_folder(folder: Path) -> Path:
     """The folder of the meeting, which this user alone may write to. Raises UserError where others could."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -229,10 +229,10 @@ def _private_folder(folder: Path) -> Path:
 
 def meet_in(run_dir: Path, job: str, address: str, config: ElasticLaunch) -> JobMeeting:
     """The meeting of the nodes of `job`."""
-    folder = _private_folder(run_dir / MEETING)
+    folder = _make_private_folder(run_dir / MEETING)
     store = FileStore(str(folder / f"store-{job}"))
     store.set_timeout(timedelta(seconds=STORE_SECONDS))
-    fewest, most = fewest_and_most(config.nodes)
+    fewest, most = parse_nodes(config.nodes)
     patience = Patience(
         join=timedelta(seconds=config.join_seconds),
         last_call=timedelta(seconds=config.gather_seconds),

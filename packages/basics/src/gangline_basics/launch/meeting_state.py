@@ -20,10 +20,10 @@ def encode(pickled: bytes) -> bytes:
         "complete": state.complete,
         "deadline": state.deadline and state.deadline.isoformat(),
         "closed": state.closed,
-        "participants": [[*_fields(node), rank] for node, rank in state.participants.items()],
-        "wait_list": sorted(map(_fields, state.wait_list)),
-        "redundancy_list": sorted(map(_fields, state.redundancy_list)),
-        "last_heartbeats": [[*_fields(node), beat.isoformat()] for node, beat in state.last_heartbeats.items()],
+        "participants": [[*_get_fields(node), rank] for node, rank in state.participants.items()],
+        "wait_list": sorted(map(_get_fields, state.wait_list)),
+        "redundancy_list": sorted(map(_get_fields, state.redundancy_list)),
+        "last_heartbeats": [[*_get_fields(node), beat.isoformat()] for node, beat in state.last_heartbeats.items()],
     }
     return json.dumps(content).encode()
 
@@ -35,20 +35,20 @@ def decode(content: bytes) -> _RendezvousState:
         found = json.loads(content)
         state.round, state.complete, state.closed = int(found["round"]), bool(found["complete"]), bool(found["closed"])
         state.deadline = datetime.fromisoformat(found["deadline"]) if found["deadline"] else None
-        state.participants = {_node(*fields): int(rank) for *fields, rank in found["participants"]}
-        state.wait_list = {_node(*fields) for fields in found["wait_list"]}
-        state.redundancy_list = {_node(*fields) for fields in found["redundancy_list"]}
+        state.participants = {_make_node(*fields): int(rank) for *fields, rank in found["participants"]}
+        state.wait_list = {_make_node(*fields) for fields in found["wait_list"]}
+        state.redundancy_list = {_make_node(*fields) for fields in found["redundancy_list"]}
         state.last_heartbeats = {
-            _node(*fields): datetime.fromisoformat(beat) for *fields, beat in found["last_heartbeats"]
+            _make_node(*fields): datetime.fromisoformat(beat) for *fields, beat in found["last_heartbeats"]
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not the state of a rendezvous: {error!r}") from error
     return state
 
 
-def _fields(node: _NodeDesc) -> tuple[str, str, int, int]:
+def _get_fields(node: _NodeDesc) -> tuple[str, str, int, int]:
     return str(node.addr), getattr(node.addr, "place", ""), node.pid, node.local_id
 
 
-def _node(addr: Any, place: Any, pid: Any, local_id: Any) -> _NodeDesc:
+def _make_node(addr: Any, place: Any, pid: Any, local_id: Any) -> _NodeDesc:
     return _NodeDesc(PlacedAddress(str(addr), str(place)) if place else str(addr), int(pid), int(local_id))

@@ -15,11 +15,11 @@ from gangline.launch.detected import detect
 from gangline.launch.devices import count_gpus
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.model.flops import parameter_count
-from gangline.model.tree import parameter_shapes
+from gangline.model.flops import count_parameters
+from gangline.model.tree import get_parameter_shapes
 from gangline.plan import Plan, is_mapped
 from gangline.plugin.registry import installed
-from gangline.shard import itemsize
+from gangline.shard import get_itemsize
 
 GB = 1e9
 STATE = ("weights", "master weights", "gradients", "optimizer state")
@@ -27,7 +27,7 @@ STATE = ("weights", "master weights", "gradients", "optimizer state")
 OTHER_GPUS = ("/dev/kfd", "/dev/dxg", "/dev/nvmap")
 
 
-def memory_problems(run: Run) -> list[Problem]:
+def find_memory_problems(run: Run) -> list[Problem]:
     """Return a problem if all ranks of the run are CPU processes of this machine and their state exceeds its memory.
 
     Activations and buffers are not counted, so a run that passes may still run out of memory.
@@ -38,7 +38,7 @@ def memory_problems(run: Run) -> list[Problem]:
     )
     if not local or not on_cpu:
         return []
-    memory, ranks = machine_bytes(), run.launch.world(run)
+    memory, ranks = read_machine_bytes(), run.launch.count_ranks(run)
     found = count_one_copy(run)
     if sum(found.values()) * ranks <= memory:
         return []
@@ -47,12 +47,12 @@ def memory_problems(run: Run) -> list[Problem]:
     if sum(found.values()) <= memory:
         return []
     model, precision, optimizer = (
-        installed().part_of(part).part.name for part in (run.model, run.precision, run.optimizer)
+        installed().find_part(part).part.name for part in (run.model, run.precision, run.optimizer)
     )
     parts = ", ".join(f"{kind} {size / GB:.3g}" for kind, size in found.items() if size)
     total = sum(found.values()) / GB
     what = f"{model} in {precision} with {optimizer} takes {total:.3g} GB; this machine has {memory / GB:.3g} GB."
-    count = parameter_count(compose_model(run)[0]) / GB
+    count = count_parameters(compose_model(run)[0]) / GB
     return [
         Problem(
             what,
@@ -66,10 +66,10 @@ def memory_problems(run: Run) -> list[Problem]:
 def count_one_copy(run: Run) -> dict[str, int]:
     """Return the bytes of one copy of the state by kind: the least that all ranks hold together in any layout."""
     tree, plan = compose_model(run)
-    width, shapes = run.precision.sizes(), parameter_shapes(tree)
+    width, shapes = run.precision.get_sizes(), get_parameter_shapes(tree)
     found = dict.fromkeys(STATE, 0)
     for name, shape in shapes.items():
-        used, master = weight_bytes(plan, name, width)
+        used, master = count_weight_bytes(plan, name, width)
         found["weights"] += prod(shape) * used
         found["master weights"] += prod(shape) * master
         if not plan.is_frozen(name):
@@ -79,10 +79,10 @@ def count_one_copy(run: Run) -> dict[str, int]:
     return found
 
 
-def weight_bytes(plan: Plan, name: str, width: ItemSizes) -> tuple[int, int]:
+def count_weight_bytes(plan: Plan, name: str, width: ItemSizes) -> tuple[int, int]:
     """Of each number of a parameter: (bytes that modules compute with, bytes that are kept beside them)."""
-    said = plan.dtype_of(name)
-    kept = width.master if said is None else itemsize(said)
+    said = plan.get_dtype(name)
+    kept = width.master if said is None else get_itemsize(said)
     if (said is not None and plan.computes_as_kept(name)) or kept == width.compute:
         return kept, 0
     return width.compute, kept
@@ -91,7 +91,7 @@ def weight_bytes(plan: Plan, name: str, width: ItemSizes) -> tuple[int, int]:
 def state_of_all_ranks(run: Run, world: int) -> dict[str, int]:
     """Return the bytes of the state on all ranks by kind; nothing for a strategy that does not explain itself."""
     try:
-        explained = run.parallel.explain(run, Mesh.of(run.parallel.axes(world)))
+        explained = run.parallel.explain(run, Mesh.of(run.parallel.size_axes(world)))
     except UserError:
         return {}
     if explained is None:
@@ -100,7 +100,7 @@ def state_of_all_ranks(run: Run, world: int) -> dict[str, int]:
     return {kind: each * sum(rank.bytes.get(kind, 0) for rank in explained.ranks) for kind in STATE}
 
 
-def machine_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:
+def read_machine_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:
     """Return the memory of this machine, or of the container that limits this process, plus its swap, in bytes."""
     memory, swap = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), None
     with suppress(OSError):  # not Linux

@@ -7,12 +7,12 @@ import re
 from gangline.errors import UserError
 
 
-def machine_of(node: str) -> str:
+def get_machine(node: str) -> str:
     """Return the machine of a node; several nodes of one machine are named "MACHINE/NUMBER"."""
     return node.partition("/")[0]
 
 
-def fewest_and_most(nodes: str) -> tuple[int, int]:
+def parse_nodes(nodes: str) -> tuple[int, int]:
     """Of `launch.nodes`: "2:3" -> (2, 3), "2" -> (2, 2). Raises UserError."""
     found = re.fullmatch(r"\s*(\d+)(?::(\d+))?\s*", str(nodes))
     fewest, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)

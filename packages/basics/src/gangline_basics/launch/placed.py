@@ -44,9 +44,9 @@ class PlacedAddress(str):
 
 
 def _order(address: str) -> tuple[list[tuple[int, str]], str]:
-    return natural(getattr(address, "place", "")), str(address)
+    return make_natural_key(getattr(address, "place", "")), str(address)
 
 
-def natural(text: str) -> list[tuple[int, str]]:
+def make_natural_key(text: str) -> list[tuple[int, str]]:
     """A key by which rack9 comes before rack10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]

@@ -5,18 +5,18 @@ from __future__ import annotations
 from contextlib import suppress
 from importlib import import_module
 
-from gangline.config.defaults import default_suppliers
+from gangline.config.defaults import find_default_suppliers
 from gangline.plugin.registry import installed
-from gangline_basics.launch.forkserver import usual
+from gangline_basics.launch.forkserver import find_usual
 
-_usual = default_suppliers()
+_usual = find_default_suppliers()
 
-for _group in installed().groups():
-    for _offer in installed().offers(_group).values():
+for _group in installed().list_groups():
+    for _offer in installed().get_offers(_group).values():
         if _offer.distribution in _usual:
             with suppress(ImportError):  # a rank that needs it says so
                 import_module(_offer.part.build.partition(":")[0])
-for _module in usual():
+for _module in find_usual():
     import_module(_module)
 
 installed.cache_clear()  # a rank looks for itself what is installed

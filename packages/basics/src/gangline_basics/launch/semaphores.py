@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
-from gangline.launch.guard import read_birth, space
+from gangline.launch.guard import read_birth, read_namespace
 
 ROOT = Path("/dev/shm")
 _OURS = re.compile(r"sem\.gangline-(?P<space>\d+)-(?P<pid>\d+)-(?P<start>\d+)-.*")
@@ -29,7 +29,7 @@ def name_semaphores() -> None:
     if start is None or not ROOT.is_dir():  # elsewhere than on Linux they lie in no directory
         return
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # inherited
-    prefix = f"/gangline-{space()}-{os.getpid()}-{start}"
+    prefix = f"/gangline-{read_namespace()}-{os.getpid()}-{start}"
     if config.get("semprefix") != prefix:
         config["semprefix"] = prefix
         sweep()
@@ -49,7 +49,7 @@ def sweep() -> None:
         for entry in os.scandir(ROOT):
             found = _OURS.fullmatch(entry.name)
             # What lives among other process ids than ours cannot be seen from here.
-            if found is None or int(found["space"]) != space() or entry.stat().st_uid != os.getuid():
+            if found is None or int(found["space"]) != read_namespace() or entry.stat().st_uid != os.getuid():
                 continue
             if read_birth(int(found["pid"])) != int(found["start"]):
                 Path(entry.path).unlink(missing_ok=True)

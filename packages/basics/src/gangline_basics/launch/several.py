@@ -20,14 +20,14 @@ from gangline.launch.signals import exit_code, hand_on, name_of, stop_signals
 from gangline.pulse import memory
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import EXIT_FAILURE, RunEnding, read_ending
-from gangline.run.generation import progress
+from gangline.run.generation import read_progress
 from gangline_basics.launch import forkserver, sidecars
 from gangline_basics.launch.exclusion import Exclusion
 from gangline_basics.launch.local import say
-from gangline_basics.launch.nodes import fewest_and_most
+from gangline_basics.launch.nodes import parse_nodes
 from gangline_basics.launch.placed import PlacedAddress
 from gangline_basics.launch.starts import Starts
-from gangline_basics.launch.usable import usable
+from gangline_basics.launch.usable import find_usable
 from gangline_basics.launch.worker import WORK
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ NODE = "gangline_basics.launch.node"
 
 
 class UsableRanks:
-    """`usable` of one run with `most` ranks at the most, remembered: nodes come and go, and the others wait for it."""
+    """Remember `find_usable` of one run with at most `most` ranks: nodes come and go, and the others wait for it."""
 
     def __init__(self, run: Run, most: int | None) -> None:
         self._run, self._most = run, most
@@ -51,7 +51,7 @@ class UsableRanks:
     def __call__(self, ranks: int) -> tuple[int, list[Problem]]:
         ranks = min(ranks, self._most or ranks)
         if ranks not in self._known:
-            self._known[ranks] = usable(self._run, ranks)
+            self._known[ranks] = find_usable(self._run, ranks)
         return self._known[ranks]
 
 
@@ -64,7 +64,7 @@ class ElasticLauncher(Launcher):
     def launch(self, directory: RunDirectory) -> int:
         """Train the run that lies in `directory`, with whatever nodes meet there; the exit code of the job."""
         run_dir = directory.path
-        here = self.config.agents or fewest_and_most(self.config.nodes)[1]
+        here = self.config.agents or parse_nodes(self.config.nodes)[1]
         if here == 1:
             name = name_of_this_node()
             return run_node(run_dir, self.run, name, address_of(self.run, name))
@@ -86,7 +86,7 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", 
     config: ElasticLaunch = run.launch  # type: ignore[assignment]
     directory = RunDirectory(run_dir)
     job = directory.share(waits=False)  # the command that waits for this one has the same job
-    forkserver.warm(forkserver.needs(run))
+    forkserver.warm(forkserver.find_needed(run))
     running = sidecars.start(sidecars.list_sidecars(run), run_dir, owner=os.getpid())
     try:
         from gangline_basics.launch.elastic import AgentNode, run_agent
@@ -94,13 +94,13 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", 
 
         meeting = meet_in(run_dir.resolve(), job, PlacedAddress(address, place) if place else address, config)
         meeting.name(name)
-        fewest, _ = fewest_and_most(config.nodes)
+        fewest, _ = parse_nodes(config.nodes)
         hours, patience = config.excluded_hours, config.gather_seconds
         wait = Exclusion(name, run_dir, meeting, fewest, hours, patience, say, machines).wait
         starts = Starts(run_dir.resolve(), config, UsableRanks(run, run.launch.processes), say)
         node = AgentNode(
             name,
-            config.ranks_of_node(run),
+            config.count_ranks_of_node(run),
             meeting.handler,
             count=lambda: meeting.store.add("gangline/starts", 1),
             place=place,
@@ -111,7 +111,7 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", 
             replaced=meeting.list_replaced,
             comes=wait,
             meets_seconds=config.join_seconds,
-            over=directory.job_is_over,
+            over=directory.end_job,
             log=f"agent-{name.replace('/', '-')}.log",
         )
         with outlive_readers():
@@ -131,7 +131,7 @@ class Agents:
     running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     again: dict[int, float] = field(default_factory=dict)  # when an agent is started again
     codes: dict[int, int] = field(default_factory=dict)  # of agents that have ended by themselves
-    asked: int = 0  # the signal that asked the job to stop
+    stop_signal: int = 0  # the signal that asked the job to stop
     hopeless: int = 0
     before: RunEnding | None = None  # how an earlier job of the run ended
 
@@ -140,7 +140,7 @@ class Agents:
         asks = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & {*stop_signals()}
         before = {signum: signal.signal(signum, self._hand_on) for signum in asks}
         self.again = dict.fromkeys(range(self.count), 0.0)
-        begun = progress(self.run_dir).generation
+        begun = read_progress(self.run_dir).generation
         self.before = read_ending(self.run_dir)
         try:
             while self.running or self.again:
@@ -156,22 +156,22 @@ class Agents:
                 process.wait()
             for signum, handler in before.items():
                 signal.signal(signum, handler)
-        return self._code()
+        return self._compute_code()
 
     def _start(self) -> None:
         for index, at in list(self.again.items()):
-            if time.monotonic() >= at and not self.asked:
+            if time.monotonic() >= at and not self.stop_signal:
                 self.again.pop(index, None)
                 command = [sys.executable, "-P", "-m", NODE, str(self.run_dir), str(index), str(os.getpid())]
                 self.running[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-                if self.asked:  # meanwhile, and this one was not among those that were told
-                    guard.send(self.running[index].pid, hand_on(self.asked))
+                if self.stop_signal:  # meanwhile, and this one was not among those that were told
+                    guard.send(self.running[index].pid, hand_on(self.stop_signal))
 
     def _handle_end(self, index: int, code: int, begun: int) -> int:
-        now = progress(self.run_dir).generation
+        now = read_progress(self.run_dir).generation
         self.hopeless = 0 if now > begun else self.hopeless + 1
-        ending = self._ending()  # one that is to be requeued may be of a start that makes room for a node
-        over = self.asked or (ending is not None and not ending.requeue) or self.hopeless > HOPELESS
+        ending = self._read_ending()  # one that is to be requeued may be of a start that makes room for a node
+        over = self.stop_signal or (ending is not None and not ending.requeue) or self.hopeless > HOPELESS
         if code < 0 and not over:
             say(f"train: agent {index} of {self.count} was killed by {name_of(-code)}; it is started again")
             self.again[index] = time.monotonic() + AGAIN_SECONDS
@@ -182,26 +182,26 @@ class Agents:
         return now
 
     def _hand_on(self, signum: int, frame: object) -> None:
-        self.asked = self.asked or signum
+        self.stop_signal = self.stop_signal or signum
         self.again.clear()
         for process in self.running.values():
             guard.send(process.pid, hand_on(signum))
 
-    def _ending(self) -> RunEnding | None:
+    def _read_ending(self) -> RunEnding | None:
         """Of this job: what an earlier one left lies there until the agents have met."""
         ending = read_ending(self.run_dir)
         return None if ending == self.before else ending
 
-    def _code(self) -> int:
-        ending = self._ending()
+    def _compute_code(self) -> int:
+        ending = self._read_ending()
         if ending is None:
             return next((code for code in self.codes.values() if code), EXIT_FAILURE)
         if ending.reason == "mistake":
-            raise _mistake(ending)
+            raise _make_error(ending)
         return ending.exit_code
 
 
-def _mistake(ending: RunEnding) -> UserError:
+def _make_error(ending: RunEnding) -> UserError:
     what, *details = ending.evidence.splitlines()
     error = UserError(what, *details)
     error.exit_code = ending.exit_code

@@ -1,7 +1,7 @@
 """Processes beside the ranks of a machine, which outlive their restarts: a memory tier, for one. Torch-free.
 
-A part's config asks for them (`PartConfig.sidecars`). Who starts the ranks starts them first and keeps them when the
-ranks are started again; they end with the run, or with whoever started it.
+A part's config asks for them (`PartConfig.list_sidecars`). Who starts the ranks starts them first and keeps them when
+the ranks are started again; they end with the run, or with whoever started it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Running:
 
 def list_sidecars(run: Run) -> list[Sidecar]:
     """What the parts of a run ask for."""
-    return [one for _, config in run.parts() for one in config.sidecars(run)]
+    return [one for _, config in run.iterate_parts() for one in config.list_sidecars(run)]
 
 
-def start(asked: list[Sidecar], run_dir: str | Path, owner: int) -> list[Running]:
+def start(sidecars: list[Sidecar], run_dir: str | Path, owner: int) -> list[Running]:
     """Start sidecars that live as long as the process `owner`, unless an earlier start for it has left them running."""
-    return [_start(sidecar, run_dir, owner) for sidecar in asked]
+    return [_start(sidecar, run_dir, owner) for sidecar in sidecars]
 
 
 def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
@@ -72,7 +72,7 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
 
 def _name(pid: int) -> list[int | None]:
     """Names a process for good: ids come again, soon in a container, and on every machine."""
-    return [pid, guard.read_birth(pid), guard.space()]
+    return [pid, guard.read_birth(pid), guard.read_namespace()]
 
 
 def _find_left(note: Path, owner: int) -> int | None:
@@ -80,7 +80,7 @@ def _find_left(note: Path, owner: int) -> int | None:
     try:
         content = json.loads(read_regular(note))
         known, pid = content["owner"], int(content["sidecar"][0])
-        there = known == _name(owner) and content["sidecar"] == _name(pid) and guard.alive(pid)
+        there = known == _name(owner) and content["sidecar"] == _name(pid) and guard.is_alive(pid)
         ours = guard.read_birth(pid) is None or os.stat(f"/proc/{pid}").st_uid == os.getuid()  # None: there is no /proc
         return pid if there and ours else None
     except (OSError, ValueError, TypeError, KeyError, IndexError):

@@ -18,7 +18,7 @@ from gangline.run.ending import EXIT_FAILURE, RunEnding, clear_ending, read_endi
 from gangline.run.events import Events, read_events
 from gangline.run.generation import Progress
 from gangline_basics.launch import failures
-from gangline_basics.launch.before import StartBefore, config_of, start_before
+from gangline_basics.launch.before import StartBefore, identify_config, start_before
 from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.launch.failures import RankFailure
 
@@ -62,7 +62,7 @@ class Starts:
         """The next start, on these nodes with so many ranks; `first`: of this job."""
         before = self._read_previous(first)
         now_there = set(nodes)
-        failure = None if first else failures.first(self.logs, before.get("generation", 0))
+        failure = None if first else failures.find_first(self.logs, before.get("generation", 0))
         earlier = start_before(self.run_dir) if first else StartBefore()
         why, evidence = self._explain(before, now_there, failure)
         counts = why in ("rank", "node", "order")
@@ -104,9 +104,9 @@ class Starts:
             return last
         return None
 
-    def next(self, failure: RankFailure | None) -> Progress:
+    def predict(self, failure: RankFailure | None) -> Progress:
         """What `generation.advance` would come to after it (None: nobody lived to say)."""
-        now = generation.progress(self.run_dir)
+        now = generation.read_progress(self.run_dir)
         step = max(now.step, now.best)
         futile = 0 if step > now.best else now.futile + 1
         ordered = failure is not None and failure.kind == "restart"
@@ -116,7 +116,7 @@ class Starts:
     def end(run_dir: Path, start: int, stop: RankFailure) -> None:
         """Leave ending.json, and the last line of events.jsonl."""
         lines = attempts.read(run_dir)
-        end(run_dir, stop.ending(start, lines[-1].exclude if lines else ()))
+        end(run_dir, stop.make_ending(start, lines[-1].exclude if lines else ()))
 
     def _read_previous(self, first: bool) -> dict[str, Any]:
         """The launch before, of this job."""
@@ -156,7 +156,7 @@ class Starts:
             futile=now.futile,
             member=member,
             after=after,
-            config=config_of(self.run_dir),
+            config=identify_config(self.run_dir),
         )
         events.close()
         if why != "start":

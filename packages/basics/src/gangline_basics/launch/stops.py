@@ -35,7 +35,7 @@ class Request:
 
 
 @contextmanager
-def requests() -> Iterator[Request]:
+def take_requests() -> Iterator[Request]:
     """Take what asks this process to stop, until the end of the block."""
     request = Request()
     before = {signum: signal.signal(signum, request) for signum in (*stop_signals(), *HandedOn)}
@@ -49,7 +49,7 @@ def requests() -> Iterator[Request]:
 
 
 @contextmanager
-def ranks_that_are_killed() -> Iterator[None]:
+def start_killed_ranks() -> Iterator[None]:
     """The processes that are started in this block: asked to end by torch, each is killed a second later.
 
     As soon as one rank has failed torch asks the others to stop, by SIGTERM. That is a request of the user's, after

@@ -24,7 +24,7 @@ from gangline.run.directory import RunDirectory
 from gangline.run.ending import EXIT_FAILURE, RunEnding, clear_ending, decide_ending, read_ending
 from gangline.run.events import Events
 from gangline_basics.launch import failures, forkserver, sidecars, worker
-from gangline_basics.launch.before import StartBefore, config_of, start_before
+from gangline_basics.launch.before import StartBefore, identify_config, start_before
 from gangline_basics.launch.starts import Starts, end
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def run_under_agent(
     """
     job = detect()
     assert job is not None, "no torchrun or Slurm in the environment"
-    os.environ.update(job.environment())
+    os.environ.update(job.get_environment())
     forkserver.set_environment()
     store = _open_store(job)
     made: RunDirectory | None = None
@@ -78,7 +78,7 @@ def run_under_agent(
 
 def _say_ending(job: DetectedJob, run_dir: Path, number: int, code: int) -> None:
     """ending.json and the last line of events.jsonl: by rank 0 where it knows, by the rank that failed first else."""
-    failure = failures.first(run_dir / "logs", number)
+    failure = failures.find_first(run_dir / "logs", number)
     if failure is not None and failure.rank == job.rank and failure.kind != "ended":
         if failure.kind != "restart":  # the agent may start it again
             Starts.end(run_dir, number, failure)
@@ -98,7 +98,7 @@ def _start_sidecars(run_dir: str) -> list[sidecars.Running]:
 def _tell(job: DetectedJob, store: Store, compose_and_write: Callable[[], RunDirectory]) -> tuple[RunDirectory, int]:
     """On rank 0: find or write the run directory and begin a generation, and say so to the others, also where not."""
     try:
-        directory = requeue.earlier(job.key, job.restarts) or compose_and_write()
+        directory = requeue.find_earlier(job.key, job.restarts) or compose_and_write()
         directory.lock()
         requeue.remember(job.key, directory.path)
         first = job.restarts == 0 or job.agent != "torchrun"
@@ -110,16 +110,16 @@ def _tell(job: DetectedJob, store: Store, compose_and_write: Callable[[], RunDir
         _tell_events(job, directory.path, now, why, before)
     except BaseException as error:
         code = error.exit_code if isinstance(error, UserError) else EXIT_FAILURE
-        store.set(_key(job), f"{code}:0:")
+        store.set(_make_key(job), f"{code}:0:")
         _wait_until_read(job, store)
         raise
-    store.set(_key(job), f"0:{now.generation}:{directory.path.resolve()}")
+    store.set(_make_key(job), f"0:{now.generation}:{directory.path.resolve()}")
     return directory, now.generation
 
 
 def _explain_restart(directory: RunDirectory) -> tuple[str, StartBefore]:
     """(why the agent starts the ranks again, what is known of it). Nobody writes down that a rank was killed."""
-    failure = failures.first(directory.logs, generation.progress(directory.path).generation)
+    failure = failures.find_first(directory.logs, generation.read_progress(directory.path).generation)
     if failure is None:
         return "rank", StartBefore(evidence="a rank was lost")
     why = "order" if failure.kind == "restart" else "rank"
@@ -139,7 +139,7 @@ def _tell_events(job: DetectedJob, run_dir: Path, now: generation.Progress, why:
         futile=now.futile,
         member=before.member,
         after=before.after,
-        config=config_of(run_dir),
+        config=identify_config(run_dir),
     )
     events.close()
 
@@ -152,8 +152,8 @@ def _read_end_time(run_dir: Path, number: int) -> str | None:
 
 def _receive_end(job: DetectedJob, store: Store) -> tuple[int, int, str]:
     """On the other ranks: the exit code, and where it is 0 the generation and the run directory."""
-    code, number, run_dir = store.get(_key(job)).decode().split(":", 2)
-    store.add(_key(job) + "/read", 1)
+    code, number, run_dir = store.get(_make_key(job)).decode().split(":", 2)
+    store.add(_make_key(job) + "/read", 1)
     return int(code), int(number), run_dir
 
 
@@ -164,16 +164,16 @@ def _wait_until_read(job: DetectedJob, store: Store) -> None:
 
 def _wait_for_others(job: DetectedJob, store: Store, what: str, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while store.add(f"{_key(job)}/{what}", 0) < job.world - 1 and time.monotonic() < deadline:
+    while store.add(f"{_make_key(job)}/{what}", 0) < job.world - 1 and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def _end_refused(job: DetectedJob, store: Store, made: RunDirectory | None, logs: Path) -> None:
     """A run that a rank refused leaves no directory; rank 0, which made it, takes it away when all have reported."""
-    failure = failures.first(logs, generation.generation())
+    failure = failures.find_first(logs, generation.read_generation())
     with contextlib.suppress(RuntimeError):  # the store is gone with rank 0
         if made is None:
-            store.add(f"{_key(job)}/reported", 1)
+            store.add(f"{_make_key(job)}/reported", 1)
         elif failure is not None and failure.kind == "user":
             _wait_for_others(job, store, "reported", REPORT_SECONDS)
     if made is not None and failure is not None and failure.kind == "user" and made.discard():
@@ -203,16 +203,16 @@ def _open_store(job: DetectedJob) -> Store:
         ) from error
 
 
-def _key(job: DetectedJob) -> str:
+def _make_key(job: DetectedJob) -> str:
     return f"gangline/run_dir/{job.restarts}"  # an agent's store outlives the ranks
 
 
 def _report(job: DetectedJob, logs: Path, terminal: int) -> None:
     """The rank that failed first says so, on the terminal that it had before its output went to a log."""
-    failure = failures.first(logs, generation.generation())
+    failure = failures.find_first(logs, generation.read_generation())
     if failure is None or failure.rank != job.rank or failure.kind == "ended":
         return
     if failure.kind == "restart" and job.restarts < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
         return  # as it asked
-    text = f"train: {failure.error()}\n" if failure.kind == "user" else failures.report(failure, logs)
+    text = f"train: {failure.make_error()}\n" if failure.kind == "user" else failures.report(failure, logs)
     os.write(terminal, text.encode())

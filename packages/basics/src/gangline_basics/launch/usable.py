@@ -5,14 +5,14 @@ from __future__ import annotations
 from copy import copy
 from typing import TYPE_CHECKING
 
-from gangline.config.check import layout_problems, problems
+from gangline.config.check import find_layout_problems, find_problems
 from gangline.errors import Problem
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
 
 
-def usable(run: Run, world: int) -> tuple[int, list[Problem]]:
+def find_usable(run: Run, world: int) -> tuple[int, list[Problem]]:
     """(how many of `world` ranks train, why no more do): the largest number that a layout and the batch allow.
 
     0 ranks where none does; then the problems are those of all ranks together. Axes and batch are asked first: that
@@ -23,7 +23,7 @@ def usable(run: Run, world: int) -> tuple[int, list[Problem]]:
         candidate = copy(run)
         candidate.launch = copy(run.launch)
         candidate.launch.processes = ranks
-        if not (found := layout_problems(candidate) or problems(candidate)):
+        if not (found := find_layout_problems(candidate) or find_problems(candidate)):
             return ranks, reasons
         reasons = reasons or found
     return 0, reasons

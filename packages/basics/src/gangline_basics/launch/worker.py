@@ -17,12 +17,12 @@ from gangline.launch.errors import is_lost_peer
 from gangline.plugin.registry import load
 from gangline.pulse import memory, write as pulse
 from gangline.run.ending import EXIT_FAILURE, EXIT_REQUEUE, read_ending
-from gangline.run.generation import Fenced, generation
+from gangline.run.generation import Fenced, read_generation
 from gangline_basics.launch import failures
 from gangline_basics.launch.failures import RankFailure
 from gangline_basics.launch.rank_log import divert
 
-WORK = "gangline.train.rank:work"
+WORK = "gangline.train.rank:train_rank"
 SPARE = "GANGLINE_SPARE"  # set for a rank that waits
 SPARE_SECONDS = 0.5  # between two looks of its at how the job goes
 
@@ -41,9 +41,9 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
     logs = Path(run_dir, "logs")
     logs.mkdir(exist_ok=True)
     log = divert(logs, rank)
-    attempt = generation()
+    attempt = read_generation()
     if agent is None:  # our own launcher has looked
-        before = failures.first(logs, attempt - 1)
+        before = failures.find_first(logs, attempt - 1)
         final = before is not None and not before.mends_itself and before.exit_code != EXIT_REQUEUE
         if before is not None and final:  # no restart mends a user's mistake or undoes a verdict
             failures.claim(logs, attempt, before)
@@ -102,7 +102,7 @@ def show_outside(run_dir: str, rank: int, owner: int, log: TextIO) -> None:
     """This rank's pulse, and on `signals.STACKS` where its threads are, in its log, whatever it is busy with."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         memory.sweep()
-    pulse.use(pulse.Pulse.open(run_dir, rank, int(os.environ.get("WORLD_SIZE", "1")), generation(), owner))
+    pulse.use(pulse.Pulse.open(run_dir, rank, int(os.environ.get("WORLD_SIZE", "1")), read_generation(), owner))
     if signals.STACKS is not None:
         faulthandler.register(signals.STACKS, log, all_threads=True)
 

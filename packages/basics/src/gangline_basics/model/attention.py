@@ -21,19 +21,19 @@ from gangline.model.build import construct
 from gangline.model.calls import AttentionCall
 from gangline_basics.model import documents
 from gangline_basics.model.decoder_nodes import AttentionNode, SinksNode
-from gangline_basics.model.flex import block_mask, flex, takes
+from gangline_basics.model.flex import attend_flex, make_block_mask, takes
 from gangline_basics.model.kept_tokens import KeyValues
 from gangline_basics.model.recall import Recall
-from gangline_basics.model.reference_attention import attend, visible
+from gangline_basics.model.reference_attention import attend, make_mask
 from gangline_basics.model.rope import rotate_pair
-from gangline_basics.model.rope_rates import frequencies
+from gangline_basics.model.rope_rates import compute_frequencies
 
 PLAIN = AttentionCall()
 
 
 @dataclass(frozen=True)
 class PlainAttention:
-    """The default of the `attention` seam. Layers that compute the same share one (`plain`), and so its mask.
+    """The default of the `attention` seam. Layers with the same call share one (`get_plain_attention`) and its mask.
 
     Raises ValueError for a call that says more than the formula of `AttentionCall`.
     """
@@ -73,9 +73,9 @@ class PlainAttention:
                 return out
         source_BT = position_BT if document_BT is None else document_BT
         if call != PLAIN and takes(q_BHTC) and not torch.compiler.is_compiling():
-            mask = self._recall("blocks", source_BT, lambda: block_mask(call, document_BT, position_BT))
-            return flex(q_BHTC, k_BKTC, v_BKTC, mask, call, sinks_H)
-        seen = self._recall("keys", source_BT, lambda: visible(call, document_BT, position_BT))
+            mask = self._recall("blocks", source_BT, lambda: make_block_mask(call, document_BT, position_BT))
+            return attend_flex(q_BHTC, k_BKTC, v_BKTC, mask, call, sinks_H)
+        seen = self._recall("keys", source_BT, lambda: make_mask(call, document_BT, position_BT))
         if call.soft_cap is not None or sinks_H is not None:
             return attend(q_BHTC, k_BKTC, v_BKTC, seen, call, sinks_H)
         groups = q_BHTC.shape[1] // k_BKTC.shape[1]
@@ -85,12 +85,12 @@ class PlainAttention:
 
 
 @lru_cache(maxsize=64)
-def plain(call: AttentionCall) -> PlainAttention:
+def get_plain_attention(call: AttentionCall) -> PlainAttention:
     """The one of that call."""
     return PlainAttention(call)
 
 
-attention = plain(PLAIN)
+attention = get_plain_attention(PLAIN)
 
 
 class Sinks(nn.Module):
@@ -116,10 +116,10 @@ class GroupedAttention(nn.Module, ABC):
         self.q_norm = construct(node.q_norm) if node.q_norm else None
         self.k_norm = construct(node.k_norm) if node.k_norm else None
         self.head_dim = node.head_dim
-        self.rates = frequencies(node.rope, node.head_dim) if node.rope else ()
+        self.rates = compute_frequencies(node.rope, node.head_dim) if node.rope else ()
         self.magnitude = node.rope.scaling.magnitude if node.rope and node.rope.scaling else 1.0
         self.call = node.call
-        self.attention = plain(node.call)
+        self.attention = get_plain_attention(node.call)
         self.sinks = construct(node.sinks) if node.sinks else None
 
     @abstractmethod

@@ -48,14 +48,14 @@ class DecoderConfig(ModelConfig):
     init_std: NonNegativeFloat = 0.02  # of every matrix; those that write to the residual stream: / sqrt(2 · layers)
     weights: str | None = None  # a Hugging Face directory to start from instead of drawn weights
 
-    def weights_directory(self) -> str | None:
+    def get_weights_directory(self) -> str | None:
         return self.weights
 
     def preload(self, run: Run) -> list[str]:
         return ["gangline_basics.model.decoder"]
 
     def check(self, run: Run) -> list[Problem]:
-        from gangline_basics.advice import nearest
+        from gangline_basics.advice import suggest_nearest
 
         found = []
         if self.head_dim is None and self.dim % self.heads:
@@ -63,7 +63,7 @@ class DecoderConfig(ModelConfig):
                 Problem(
                     f"model.dim={self.dim} does not divide into model.heads={self.heads}",
                     "Without model.head_dim a head is dim / heads wide.",
-                    nearest(
+                    suggest_nearest(
                         run,
                         (
                             {"model.heads": heads}
@@ -102,11 +102,11 @@ class DecoderConfig(ModelConfig):
             found.append(Problem("model.full_every: without a window all blocks see all", "", "Give model.window too."))
         return found
 
-    def window_of(self, block: int) -> int | None:
+    def get_window(self, block: int) -> int | None:
         """The window of that block, or None."""
         return None if self.full_every and (block + 1) % self.full_every == 0 else self.window
 
-    def rope_of(self, block: int, length: int) -> Rope:
+    def get_rope(self, block: int, length: int) -> Rope:
         """Rotary positions, the same for all blocks and lengths."""
         from gangline_basics.model.rope_rates import BandScaling, Rope
 

@@ -17,7 +17,7 @@ class Decoder(nn.Module):
         self.embed = construct(node.embed)
         self.blocks = nn.ModuleList(construct(block) for block in node.blocks)
         self.head = construct(node.head)
-        for alias, owner in node.ties().items():
+        for alias, owner in node.get_ties().items():
             module, _, name = alias.rpartition(".")
             setattr(self.get_submodule(module), name, self.get_parameter(owner))
 
@@ -31,6 +31,6 @@ class Decoder(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         return self.head(self.hidden(batch), batch)
 
-    def logits(self, batch: Batch) -> Tensor:
+    def compute_logits(self, batch: Batch) -> Tensor:
         """(B, T, V) of the next token, in float32 at least."""
-        return self.head.logits(self.hidden(batch))
+        return self.head.compute_logits(self.hidden(batch))

@@ -10,7 +10,7 @@ from gangline.model.calls import AttentionCall, Call, LossCall
 from gangline.model.linear_nodes import LINEAR, fit_linears
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct, Product
-from gangline.model.tree import Decoding, Node, Shape, children, nodes
+from gangline.model.tree import Decoding, Node, Shape, iterate_children, iterate_nodes
 from gangline_basics.model.gating import SWIGLU, Gating
 from gangline_basics.model.rope_rates import PLAIN_ROPE, Rope
 
@@ -24,10 +24,10 @@ class NormNode(Node):
     eps: float = 1e-5
     offset: float = 0.0
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         return {"weight": (self.dim,)}
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
 
@@ -38,10 +38,10 @@ class SinksNode(Node):
     module: ClassVar[str] = "gangline_basics.model.attention:Sinks"
     heads: int
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         return {"weight": (self.heads,)}
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
 
@@ -74,11 +74,11 @@ class AttentionNode(Node):
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         fit_linears(self, {"wq": (self.dim, q), "wk": (self.dim, kv), "wv": (self.dim, kv), "wo": (q, self.dim)})
 
-    def flops(self, sequence_length: int) -> int:
+    def count_flops(self, sequence_length: int) -> int:
         """q·k and p·v with all keys of the window (PaLM counts no discount for causality)."""
         return 4 * self.heads * self.head_dim * min(sequence_length, self.window or sequence_length)
 
-    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
         return (
             AttentionProduct.of_tokens(
                 sizes.tokens,
@@ -99,10 +99,10 @@ class AttentionNode(Node):
             causal=self.causal, window=self.window, scale=self.scale, soft_cap=self.soft_cap, sinks=sinks
         )
 
-    def seams(self) -> Mapping[str, Call]:
+    def get_seams(self) -> Mapping[str, Call]:
         return {"attention": self.call}
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "cached" if self.causal and not self.call.beyond else None
 
 
@@ -122,7 +122,7 @@ class FeedForwardNode(Node):
         up, down = (self.dim, self.hidden), (self.hidden, self.dim)
         fit_linears(self, {"w_gate": up, "w_up": up, "w_down": down})
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
 
@@ -139,7 +139,7 @@ class BlockNode(Node):
     feed_forward_out_norm: Node | None = None
     residual_scale: float = 1.0
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
 
@@ -168,13 +168,13 @@ class HeadNode(Node):
     def chunk_loss(self, tokens: int) -> Node:
         return replace(self, chunk=tokens)
 
-    def seams(self) -> Mapping[str, Call]:
+    def get_seams(self) -> Mapping[str, Call]:
         return {"loss": self.call}
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         return {"weight": (self.vocab_size, self.dim)}
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
 
@@ -188,10 +188,10 @@ class DecoderNode(Node):
     head: Node
     tied: bool = False
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def ties(self) -> dict[str, str]:
+    def get_ties(self) -> dict[str, str]:
         own = {"head.weight": "embed.weight"} if self.tied else {}
-        below = (found for name, child in children(self) for found in nodes(child, name))
-        return own | {f"{at}.{alias}": own.get(of, of) for at, node in below for alias, of in node.ties().items()}
+        below = (found for name, child in iterate_children(self) for found in iterate_nodes(child, name))
+        return own | {f"{at}.{alias}": own.get(of, of) for at, node in below for alias, of in node.get_ties().items()}

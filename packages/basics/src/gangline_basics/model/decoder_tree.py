@@ -36,24 +36,24 @@ class DecoderOptions(Protocol):
     def head_width(self) -> int:
         """Width of a head."""
 
-    def window_of(self, block: int) -> int | None:
+    def get_window(self, block: int) -> int | None:
         """Window of a block; None: it sees all earlier tokens."""
 
-    def rope_of(self, block: int, length: int) -> Rope | None:
+    def get_rope(self, block: int, length: int) -> Rope | None:
         """Rotary positions of a block, in rows of `length` tokens; None: it has none."""
 
 
-def length_of(run: Run | None) -> int:
+def get_length(run: Run | None) -> int:
     """Return the tokens of a row of the run; 0 without a run."""
     return 0 if run is None else run.batch.sequence_length
 
 
-def norm_of(config: DecoderOptions, offset: float = 0.0) -> NormNode:
+def build_norm(config: DecoderOptions, offset: float = 0.0) -> NormNode:
     """Return a norm of the residual stream."""
     return NormNode(dim=config.dim, eps=config.norm_eps, offset=offset)
 
 
-def attention_of(
+def build_attention(
     config: DecoderOptions, block: int, run: Run | None, kind: type[AttentionNode] = AttentionNode, **own: Any
 ) -> AttentionNode:
     """Return the attention of a block. kind, own: node class and further fields of the family."""
@@ -62,8 +62,8 @@ def attention_of(
         heads=config.heads,
         kv_heads=config.key_heads,
         head_dim=config.head_width,
-        rope=config.rope_of(block, length_of(run)),
-        window=config.window_of(block),
+        rope=config.get_rope(block, get_length(run)),
+        window=config.get_window(block),
         **own,
     )
 
@@ -73,8 +73,8 @@ def feed_forward_of(config: DecoderOptions, **own: Any) -> FeedForwardNode:
     return FeedForwardNode(dim=config.dim, hidden=config.hidden, **own)
 
 
-def block_of(config: DecoderOptions, attention: Node, norm: Node | None = None, **own: Any) -> BlockNode:
+def build_block(config: DecoderOptions, attention: Node, norm: Node | None = None, **own: Any) -> BlockNode:
     """Return a block with norms before attention and feed-forward. own: fields that the family has otherwise."""
-    norm = norm or norm_of(config)
+    norm = norm or build_norm(config)
     fields = {"attention_norm": norm, "feed_forward_norm": norm, "feed_forward": feed_forward_of(config)}
     return BlockNode(attention=attention, **fields | own)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gangline.model.calls import AttentionCall
-from gangline.model.document_ends import ends_of, get_ends
+from gangline.model.document_ends import find_ends, get_ends
 from gangline.model.untraced import untraced
 from gangline_basics.model.recall import Recall
 
@@ -47,7 +47,7 @@ class DocumentSpans:
         if ends is None:
             if bool((document_BT[:, 1:] < document_BT[:, :-1]).any()):
                 return None
-            ends = ends_of(document_BT)
+            ends = find_ends(document_BT)
         bounds = torch.cat((torch.zeros(1, dtype=torch.int32), ends))
         rows: list[list[int]] = [[] for _ in range(B)]
         for end in ends.tolist():
@@ -83,13 +83,13 @@ def attend_documents(
     None where documents are not runs of tokens, and where this torch has no such kernel. recall: keeps where they lie
     for the next layer.
     """
-    if q_BHTC.is_cuda and _kernel() is None:
+    if q_BHTC.is_cuda and _find_kernel() is None:
         return None
     found: DocumentSpans | None = recall("documents", document_BT, lambda: DocumentSpans.of(document_BT))
     if found is None:
         return None
     if q_BHTC.is_cuda:
-        return varlen(q_BHTC, k_BKTC, v_BKTC, found, call)
+        return attend_varlen(q_BHTC, k_BKTC, v_BKTC, found, call)
     return _Within.apply(q_BHTC, k_BKTC, v_BKTC, found.spans, call.causal, call.scale)
 
 
@@ -143,11 +143,11 @@ def _cut(x: Tensor, place: tuple[int, int, int, int]) -> Tensor:
     return x[first:last, :, start:stop]
 
 
-def varlen(
+def attend_varlen(
     q_BHTC: Tensor,
     k_BKTC: Tensor,
     v_BKTC: Tensor,
-    found: DocumentSpans,
+    spans: DocumentSpans,
     call: AttentionCall,
     kernel: Callable[..., Any] | None = None,
 ) -> Tensor:
@@ -155,17 +155,17 @@ def varlen(
     B, T = q_BHTC.shape[0], q_BHTC.shape[2]
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTC, k_BKTC, v_BKTC))
     q, k, v = (_make_rows_dense(x) for x in (q, k, v))
-    bounds = found.bounds.to(q.device, non_blocking=True)
+    bounds = spans.bounds.to(q.device, non_blocking=True)
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     window = (-1, 0) if call.causal else (-1, -1)
-    kernel = kernel or _kernel()
+    kernel = kernel or _find_kernel()
     assert kernel is not None, "who calls this has asked"
-    out = kernel(q, k, v, bounds, bounds, found.longest, found.longest, scale=call.scale, window_size=window, **grouped)
+    out = kernel(q, k, v, bounds, bounds, spans.longest, spans.longest, scale=call.scale, window_size=window, **grouped)
     return out.unflatten(0, (B, T)).transpose(1, 2)
 
 
 @lru_cache(maxsize=1)
-def _kernel() -> Callable[..., Any] | None:
+def _find_kernel() -> Callable[..., Any] | None:
     """torch's varlen attention; None where it lacks a keyword, as in torch 2.10 (all are in 2.12)."""
     from torch.nn.attention.varlen import varlen_attn
 

@@ -23,11 +23,11 @@ def takes(q_BHTC: Tensor) -> bool:
     return q_BHTC.is_cuda and q_BHTC.dtype != torch.float64 and width >= 16 and width & (width - 1) == 0
 
 
-def block_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor, compiled: bool = True) -> Any:
+def make_block_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor, compiled: bool = True) -> Any:
     """Which blocks of keys are seen, of whole sequences; made once for all layers of a batch."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         seen = i >= j if call.causal else i == i
         if document_BT is not None:
             seen = seen & (document_BT[b, i] == document_BT[b, j])
@@ -36,17 +36,17 @@ def block_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Ten
         return seen
 
     B, T = position_BT.shape
-    return create_block_mask(sees, B, None, T, T, device=position_BT.device, _compile=compiled)
+    return create_block_mask(is_visible, B, None, T, T, device=position_BT.device, _compile=compiled)
 
 
 @lru_cache(maxsize=1)
-def _kernel() -> Callable[..., Any]:
+def _make_kernel() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention)
 
 
-def flex(
+def attend_flex(
     q_BHTC: Tensor,
     k_BKTC: Tensor,
     v_BKTC: Tensor,
@@ -63,7 +63,7 @@ def flex(
     def cap_score(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return cap * torch.tanh(score / cap)
 
-    out, aux = (kernel or _kernel())(
+    out, aux = (kernel or _make_kernel())(
         q_BHTC,
         k_BKTC,
         v_BKTC,

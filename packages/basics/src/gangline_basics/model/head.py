@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from gangline.batch import Batch
 from gangline.model.build import construct
 from gangline_basics.model.decoder_nodes import HeadNode
-from gangline_basics.model.loss import CrossEntropy, cap_logits_, logits
+from gangline_basics.model.loss import CrossEntropy, cap_logits_, compute_logits
 
 
 class Head(nn.Module):
-    """hidden (B, T, D) -> the loss summed over the batch's valid targets; `logits` for sampling, by `product`."""
+    """hidden (B, T, D) -> the loss summed over the batch's valid targets. Sampling calls `compute_logits`."""
 
     loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     product: Callable[[Tensor, Tensor], Tensor]
@@ -28,7 +28,7 @@ class Head(nn.Module):
         self.weight = nn.Parameter(torch.empty(node.vocab_size, node.dim))
         self.loss = CrossEntropy(node.call, node.chunk)
         self.soft_cap, self.scale = node.soft_cap, node.scale
-        self.product = logits
+        self.product = compute_logits
 
     def forward(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
         return self.loss(self.normalise(hidden_BTD), self.weight, batch.targets, batch.loss_mask)
@@ -41,7 +41,7 @@ class Head(nn.Module):
         """The same of what is normalised already."""
         return x_BTD if self.scale == 1.0 else x_BTD * self.scale
 
-    def logits(self, hidden_BTD: Tensor) -> Tensor:
+    def compute_logits(self, hidden_BTD: Tensor) -> Tensor:
         """(B, T, V) of the next token, in float32 at least."""
         x_BTV = self.product(self.normalise(hidden_BTD), self.weight)
         x_BTV = x_BTV.to(torch.promote_types(x_BTV.dtype, torch.float32))

@@ -16,7 +16,7 @@ from gangline.model.forward_context import emit_loss
 from gangline_basics.model.kernels import takes_kernels
 
 
-def logits(hidden: Tensor, weight_VD: Tensor) -> Tensor:
+def compute_logits(hidden: Tensor, weight_VD: Tensor) -> Tensor:
     """(..., D) -> (..., V), in the dtype of `hidden`."""
     return F.linear(hidden, weight_VD.to(hidden.dtype))
 
@@ -41,7 +41,7 @@ class CrossEntropy:
             narrow_VD = weight_VD.to(hidden_BTD.dtype)
             loss, squares = _InChunks.apply(hidden_BTD.flatten(0, 1), narrow_VD, targets_N, counts_N, self.chunk, cap)
         else:
-            logits_NV = logits(hidden_BTD, weight_VD).flatten(0, 1)
+            logits_NV = compute_logits(hidden_BTD, weight_VD).flatten(0, 1)
             if cap is not None:
                 logits_NV = _SoftCap.apply(logits_NV, cap)
             loss, squares = _CrossEntropy.apply(logits_NV, targets_N, counts_N)
@@ -67,7 +67,7 @@ class _CrossEntropy(torch.autograd.Function):
         targets_N = targets_N.masked_fill(~counts_N, 0)  # any index will do where nothing counts
         lse_N = log_sum_exp(logits_NV)
         ctx.save_for_backward(logits_NV, targets_N, counts_N, lse_N)
-        losses_N = lse_N - wide(logits_NV.gather(1, targets_N[:, None]).squeeze(1))
+        losses_N = lse_N - widen(logits_NV.gather(1, targets_N[:, None]).squeeze(1))
         ctx.set_materialize_grads(False)
         return losses_N.masked_fill(~counts_N, 0).sum(), lse_N.square().masked_fill(~counts_N, 0).sum()
 
@@ -76,7 +76,7 @@ class _CrossEntropy(torch.autograd.Function):
         logits_NV, targets_N, counts_N, lse_N = ctx.saved_tensors
         each_N = counts_N.to(grad.dtype) * grad
         z_N = None if grad_squares is None else 2 * lse_N * counts_N * grad_squares
-        return logits_gradient(logits_NV, targets_N, None, each_N, lse_N, z_N), None, None
+        return compute_logits_gradient(logits_NV, targets_N, None, each_N, lse_N, z_N), None, None
 
 
 class _InChunks(torch.autograd.Function):
@@ -103,7 +103,7 @@ class _InChunks(torch.autograd.Function):
         h_ND, w_VD, targets_N, counts_N, lse_N = ctx.saved_tensors
         each_N = counts_N.to(grad.dtype) * grad
         z_N = None if grad_squares is None else 2 * lse_N * counts_N * grad_squares
-        dh_ND, dw_VD = gradients_by_chunks(
+        dh_ND, dw_VD = compute_gradients_by_chunks(
             h_ND, w_VD, targets_N, None, each_N, lse_N, z_N, ctx.chunk, ctx.soft_cap, ctx.needs_input_grad[:2]
         )
         return dh_ND, dw_VD, None, None, None, None
@@ -116,12 +116,12 @@ def compute_by_chunks(
     found = []
     for h, target in zip(h_ND.split(chunk), targets_N.split(chunk), strict=True):
         logits_CV = _cap(F.linear(h, w_VD), soft_cap)
-        found.append((log_sum_exp(logits_CV), wide(logits_CV.gather(1, target[:, None]).squeeze(1))))
+        found.append((log_sum_exp(logits_CV), widen(logits_CV.gather(1, target[:, None]).squeeze(1))))
     lse, targets = zip(*found, strict=True)
     return torch.cat(lse), torch.cat(targets)
 
 
-def gradients_by_chunks(
+def compute_gradients_by_chunks(
     h_ND: Tensor,
     w_VD: Tensor,
     targets_N: Tensor,
@@ -133,7 +133,7 @@ def gradients_by_chunks(
     soft_cap: float | None,
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of hidden and of the weight, where they are `wanted`; as `logits_gradient` has the rest.
+    """The gradients of hidden and of the weight, where they are `wanted`; as `compute_logits_gradient` has the rest.
 
     That of the weight is added up over the chunks in float32 at least.
     """
@@ -143,7 +143,7 @@ def gradients_by_chunks(
         rows = slice(start, start + chunk)
         logits_CV = _cap(F.linear(h_ND[rows], w_VD), soft_cap)
         here, z = (None if x is None else x[rows] for x in (here_N, z_N))
-        d_CV = logits_gradient(logits_CV, targets_N[rows], here, each_N[rows], lse_N[rows], z)
+        d_CV = compute_logits_gradient(logits_CV, targets_N[rows], here, each_N[rows], lse_N[rows], z)
         if soft_cap is not None:
             uncap_gradient_(d_CV, logits_CV, soft_cap)
         if dh_ND is not None:
@@ -184,13 +184,13 @@ def cap_logits_(logits_NV: Tensor, cap: float) -> Tensor:
 
 def uncap_gradient_(grad_NV: Tensor, capped_NV: Tensor, cap: float) -> Tensor:
     """In place, a few rows at a time: from the gradient of capped logits to that of the logits, · (1 - tanh²)."""
-    rows = _rows(grad_NV)
+    rows = _count_rows(grad_NV)
     for grad, capped in zip(grad_NV.split(rows), capped_NV.split(rows), strict=True):
-        grad.mul_(1 - (wide(capped) / cap).square())
+        grad.mul_(1 - (widen(capped) / cap).square())
     return grad_NV
 
 
-def wide(x: Tensor) -> Tensor:
+def widen(x: Tensor) -> Tensor:
     """In float32; float64 stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -201,10 +201,10 @@ def log_sum_exp(logits_NV: Tensor) -> Tensor:
         from gangline_basics.model import loss_triton
 
         return loss_triton.log_sum_exp(logits_NV)
-    return torch.cat([wide(rows).logsumexp(-1) for rows in logits_NV.split(_rows(logits_NV))])
+    return torch.cat([widen(rows).logsumexp(-1) for rows in logits_NV.split(_count_rows(logits_NV))])
 
 
-def logits_gradient(
+def compute_logits_gradient(
     logits_NV: Tensor,
     targets_N: Tensor,
     here_N: Tensor | None,
@@ -220,14 +220,14 @@ def logits_gradient(
     if takes_kernels(logits_NV):
         from gangline_basics.model import loss_triton
 
-        return loss_triton.logits_gradient(logits_NV, targets_N, here_N, each_N, lse_N, z_N)
+        return loss_triton.compute_logits_gradient(logits_NV, targets_N, here_N, each_N, lse_N, z_N)
     out_NV = torch.empty_like(logits_NV)
-    rows = _rows(logits_NV)
+    rows = _count_rows(logits_NV)
     one_N = torch.ones_like(lse_N) if here_N is None else here_N.to(lse_N.dtype)
     columns = (x[:, None].split(rows) for x in (targets_N, one_N, each_N, lse_N))
     pieces = (logits_NV.split(rows), out_NV.split(rows), *columns)
     for index, (logits, out, target, one, each, lse) in enumerate(zip(*pieces, strict=True)):
-        p = (wide(logits) - lse).exp_()
+        p = (widen(logits) - lse).exp_()
         more = None if z_N is None else p * z_N[index * rows : (index + 1) * rows, None]
         p.scatter_(1, target, p.gather(1, target) - one)
         p.mul_(each)
@@ -235,5 +235,5 @@ def logits_gradient(
     return out_NV
 
 
-def _rows(logits_NV: Tensor) -> int:
+def _count_rows(logits_NV: Tensor) -> int:
     return max(1, CHUNK // max(1, logits_NV.shape[1]))

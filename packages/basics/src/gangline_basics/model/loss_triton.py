@@ -29,7 +29,7 @@ def _log_sum_exp(logits, found, V, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gradient(
+def _compute_gradient(
     logits,
     targets,
     here,
@@ -60,11 +60,11 @@ def log_sum_exp(logits_NV: Tensor) -> Tensor:
     logits_NV = logits_NV if logits_NV.stride(1) == 1 else logits_NV.contiguous()
     found_N = torch.empty(rows, dtype=torch.float32, device=logits_NV.device)
     if rows:
-        _log_sum_exp[(rows,)](logits_NV, found_N, V, logits_NV.stride(0), _block(V), num_warps=WARPS)
+        _log_sum_exp[(rows,)](logits_NV, found_N, V, logits_NV.stride(0), _choose_block(V), num_warps=WARPS)
     return found_N
 
 
-def logits_gradient(
+def compute_logits_gradient(
     logits_NV: Tensor,
     targets_N: Tensor,
     here_N: Tensor | None,
@@ -80,8 +80,8 @@ def logits_gradient(
         return out_NV
     here, z = each_N if here_N is None else here_N.contiguous(), each_N if z_N is None else z_N.contiguous()
     each, lse, targets = (x.contiguous() for x in (each_N, lse_N, targets_N))
-    block = _block(V)
-    _gradient[(rows, triton.cdiv(V, block))](
+    block = _choose_block(V)
+    _compute_gradient[(rows, triton.cdiv(V, block))](
         *(logits_NV, targets, here, each, lse, z, out_NV, V, logits_NV.stride(0)),
         *(here_N is not None, z_N is not None, block),
         num_warps=WARPS,
@@ -89,5 +89,5 @@ def logits_gradient(
     return out_NV
 
 
-def _block(V: int) -> int:
+def _choose_block(V: int) -> int:
     return min(BLOCK, triton.next_power_of_2(V))

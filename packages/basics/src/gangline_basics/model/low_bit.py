@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from gangline.errors import UserError
 from gangline.model.build import Wrapper
 from gangline.plan import Plan
-from gangline.shard import Shard, model_array, parameter_of
+from gangline.shard import Shard, name_model_array, parse_parameter
 from gangline_basics.model.low_bit_node import EightBitNode
 
 MOST = 127  # of an int8, on both sides of 0
@@ -53,27 +53,27 @@ def fill_codes(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
     A shard of floating point in the place of codes takes the values that these stand for.
     Raises UserError where a weight is not finite, ValueError where codes are cut inside a block.
     """
-    name = plan.owner(parameter_of(shard.name))
+    name = plan.get_owner(parse_parameter(shard.name))
     rule = plan.find_low_bit(name)
     assert rule is not None, "who calls this has asked"
     (row, column), (rows, columns), (height, width) = shard.offset, shard.local.shape, shard.global_shape
     if plan.is_scales(name):
-        name, column, columns, width = _weight_of(name), column * rule.block, columns * rule.block, width * rule.block
+        name, column, columns, width = _name_weight(name), column * rule.block, columns * rule.block, width * rule.block
     elif column % rule.block or columns % rule.block:
         raise ValueError(f"{name} is cut at {column}, inside a block of {rule.block} codes")
     w = torch.empty(rows, columns, dtype=torch.float32, device=shard.local.device)
-    fill(Shard(model_array(name), (height, width), w.dtype, (row, column), w))
+    fill(Shard(name_model_array(name), (height, width), w.dtype, (row, column), w))
     try:
         codes, scales = encode(w, rule.block)
     except ValueError as error:
         raise UserError(f"{name} cannot be kept in 8 bits: {error}.", "Its codes would be no numbers.") from error
-    if shard.local.dtype.is_floating_point and name == parameter_of(shard.name):
+    if shard.local.dtype.is_floating_point and name == parse_parameter(shard.name):
         shard.local.copy_(decode(codes, scales))
     else:
-        shard.local.copy_(codes if name == parameter_of(shard.name) else scales)
+        shard.local.copy_(codes if name == parse_parameter(shard.name) else scales)
 
 
-def _weight_of(scales: str) -> str:
+def _name_weight(scales: str) -> str:
     return f"{scales.rpartition('.')[0]}.weight"
 
 

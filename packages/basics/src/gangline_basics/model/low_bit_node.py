@@ -9,7 +9,16 @@ from typing import ClassVar, TypeVar
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import Product
-from gangline.model.tree import Decoding, Node, Shape, WrapNode, map_paths, nodes, parameter_shapes, replace_node
+from gangline.model.tree import (
+    Decoding,
+    Node,
+    Shape,
+    WrapNode,
+    get_parameter_shapes,
+    iterate_nodes,
+    map_paths,
+    replace_node,
+)
 from gangline.plan import Cut, Init, LowBit, Name, Plan, is_matrix, matches
 
 V = TypeVar("V")
@@ -26,26 +35,26 @@ class EightBitNode(WrapNode):
     out_features: int
     block: int
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         return {"scales": (self.out_features, self.in_features // self.block)}
 
-    def flops(self, sequence_length: int) -> int:
+    def count_flops(self, sequence_length: int) -> int:
         """Not those of making numbers of codes, as of any other cast."""
         return 0
 
-    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
         return ()
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         return 0
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
 
 def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
     """Every frozen matrix, and stack of them, in bfloat16; not those that are computed in the master dtype."""
-    shapes = parameter_shapes(tree)
+    shapes = get_parameter_shapes(tree)
     left = {
         name: "bfloat16"
         for name, shape in shapes.items()
@@ -54,7 +63,7 @@ def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
         and plan.find_low_bit(name) is None
         and not plan.computes_as_kept(name)
     }
-    return plan.extend(low_bit=tuple(LowBit(place, "bfloat16") for place in _rules(left, shapes)))
+    return plan.extend(low_bit=tuple(LowBit(place, "bfloat16") for place in _merge_rules(left, shapes)))
 
 
 def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
@@ -63,19 +72,19 @@ def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
     Those are plain linears whose inputs divide into blocks of `SMALLEST` codes at least, of a size that divides the
     unit of a cut along them.
     """
-    plain = _plain(tree, plan)
-    blocks = {path: size for path, linear in plain.items() if (size := _block(path, linear, plan))}
+    plain = _find_plain(tree, plan)
+    blocks = {path: size for path, linear in plain.items() if (size := _choose_block(path, linear, plan))}
     said: dict[str, tuple[int, Cut]] = {}  # the block of each, and the cut of its scales
     for path, size in blocks.items():
-        height, width = plain[path].shapes()["weight"]
+        height, width = plain[path].get_shapes()["weight"]
         around = EightBitNode(inner=map_paths(tree)[path], in_features=width, out_features=height, block=size)
         tree = replace_node(tree, path, around)
-        cut = plan.cuts_of(f"{path}.weight", 2).get("tp")
+        cut = plan.get_cuts(f"{path}.weight", 2).get("tp")
         if cut is None:
             said[path] = size, Cut.whole("", "tp")
         else:
             said[path] = size, Cut("", cut.dim, "tp", max(1, cut.unit // size) if cut.dim else cut.unit)
-    rules = _rules(said, [path for path, _ in nodes(tree)])
+    rules = _merge_rules(said, [path for path, _ in iterate_nodes(tree)])
     plan = plan.extend(
         low_bit=tuple(LowBit(f"{place}.weight", "int8", size, CODES) for place, (size, _) in rules.items()),
         cuts=tuple(replace(cut, pattern=f"{place}.scales") for place, (_, cut) in rules.items()),
@@ -85,20 +94,20 @@ def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
     return tree, keep_in_bf16(tree, plan), list(blocks)
 
 
-def _plain(tree: Node, plan: Plan) -> Mapping[str, LinearNode]:
+def _find_plain(tree: Node, plan: Plan) -> Mapping[str, LinearNode]:
     """Frozen linears that multiply by one matrix in the compute dtype, by path."""
     return {
         path: node
-        for path, node in nodes(tree)
+        for path, node in iterate_nodes(tree)
         if type(node) is LinearNode
         and plan.is_frozen(f"{path}.weight")
         and not any(matches(pattern, path) for pattern in plan.master_dtype)
     }
 
 
-def _block(path: str, linear: LinearNode, plan: Plan) -> int:
+def _choose_block(path: str, linear: LinearNode, plan: Plan) -> int:
     """Codes of a block: the most, up to `LARGEST`, that divide the inputs and the unit of a cut along them; 0: none."""
-    cut = plan.cuts_of(f"{path}.weight", 2).get("tp")
+    cut = plan.get_cuts(f"{path}.weight", 2).get("tp")
     unit = cut.unit if cut is not None and cut.dim == 1 and cut.unit > 1 else linear.in_features
     size = LARGEST
     while size >= SMALLEST:
@@ -108,7 +117,7 @@ def _block(path: str, linear: LinearNode, plan: Plan) -> int:
     return 0
 
 
-def _rules(said: Mapping[str, V], every: Iterable[str]) -> dict[str, V]:
+def _merge_rules(said: Mapping[str, V], every: Iterable[str]) -> dict[str, V]:
     """What is said of paths as rules: one for all blocks where it is said alike of all of `every` that it matches.
 
     Else each path has its own, as blocks may be of unlike widths, and some of them trained.

@@ -44,7 +44,7 @@ class ModuleNames:
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     unread: tuple[Name, ...] = ()
 
-    def rules(self, parameters: Iterable[str]) -> tuple[Name, ...]:
+    def list_rules(self, parameters: Iterable[str]) -> tuple[Name, ...]:
         """Return a rule for each parameter of the first block and outside of blocks, because all blocks are alike."""
         found = dict[str, Name]()
         for parameter in parameters:

@@ -29,17 +29,17 @@ def pack_weights(model: nn.Module, rows: int) -> Iterator[None]:
     """
     changed: list[tuple[Linear | Head, Callable[..., Tensor]]] = []
     try:
-        for module in model.modules() if available() else ():
+        for module in model.modules() if is_available() else ():
             if isinstance(module, Linear | Head) and _packs(module):
                 changed.append((module, module.product))
-                module.product = partial(_product, _pack(module.weight, rows))
+                module.product = partial(_multiply, _pack(module.weight, rows))
         yield
     finally:
         for module, product in changed:
             module.product = product
 
 
-def available() -> bool:
+def is_available() -> bool:
     """Whether this torch packs matrices for this processor."""
     known = all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
     return known and torch.backends.mkldnn.is_available() and platform.machine() == "x86_64"
@@ -58,5 +58,5 @@ def _pack(weight: Tensor, rows: int) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
 
 
-def _product(packed: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+def _multiply(packed: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")

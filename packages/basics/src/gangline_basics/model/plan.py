@@ -9,10 +9,10 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from gangline.model.linear_nodes import EmbeddingNode
-from gangline.model.tree import Node, map_paths, nodes, parameter_shapes
+from gangline.model.tree import Node, get_parameter_shapes, iterate_nodes, map_paths
 from gangline.plan import Cut, Init, Plan, Seam
 from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode, NormNode, SinksNode
-from gangline_basics.model.decoder_tree import DecoderOptions, attention_of, block_of, norm_of
+from gangline_basics.model.decoder_tree import DecoderOptions, build_attention, build_block, build_norm
 from gangline_basics.model.names import ModuleNames
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def plan_decoder(config: DecoderConfig, run: Run | None = None) -> tuple[Decoder
         "soft_cap": config.soft_cap,
         "sinks": SinksNode(heads=config.heads) if config.sinks else None,
     }
-    return plan_family(config, lambda index: block_of(config, attention_of(config, index, run, **own)))
+    return plan_family(config, lambda index: build_block(config, build_attention(config, index, run, **own)))
 
 
 def plan_family(
@@ -55,7 +55,7 @@ def plan_family(
     tree = kind(
         embed=embed or EmbeddingNode(**sizes),
         blocks=tuple(block(index) for index in range(config.layers)),
-        head=head or HeadNode(**sizes, norm=norm or norm_of(config), z=config.z_loss),
+        head=head or HeadNode(**sizes, norm=norm or build_norm(config), z=config.z_loss),
         tied=config.tied,
     )
     return tree, _plan_of(config, tree, names, own)
@@ -68,7 +68,7 @@ def _plan_of(config: DecoderOptions, tree: DecoderNode, names: ModuleNames, own:
     of it, so that the stream's variance does not grow with depth (GPT-2, section 2.3); norms begin as the identity,
     biases and sinks as 0. A rule that matches no parameter of the tree is left out.
     """
-    head, shapes, found = config.head_width, parameter_shapes(tree), map_paths(tree)
+    head, shapes, found = config.head_width, get_parameter_shapes(tree), map_paths(tree)
     layers = [found[f"blocks.{index}.attention"] for index in range(config.layers)]
     over_heads = {f"blocks.*.attention.{n}" for n in ("q_norm", "k_norm") if any(getattr(x, n, None) for x in layers)}
     plan = Plan(
@@ -79,19 +79,22 @@ def _plan_of(config: DecoderOptions, tree: DecoderNode, names: ModuleNames, own:
         cuts=(
             Cut("embed.weight", 0),
             Cut("embed.tokens.weight", 0),
-            Cut.colwise("blocks.*.attention.wq", head),
-            Cut.colwise("blocks.*.attention.wk", head),
-            Cut.colwise("blocks.*.attention.wv", head),
-            Cut.rowwise("blocks.*.attention.wo", head),
+            Cut.cut_colwise("blocks.*.attention.wq", head),
+            Cut.cut_colwise("blocks.*.attention.wk", head),
+            Cut.cut_colwise("blocks.*.attention.wv", head),
+            Cut.cut_rowwise("blocks.*.attention.wo", head),
             Cut("blocks.*.attention.sinks", 0),
-            Cut.colwise("blocks.*.feed_forward.w_gate"),
-            Cut.colwise("blocks.*.feed_forward.w_up"),
-            Cut.rowwise("blocks.*.feed_forward.w_down"),
+            Cut.cut_colwise("blocks.*.feed_forward.w_gate"),
+            Cut.cut_colwise("blocks.*.feed_forward.w_up"),
+            Cut.cut_rowwise("blocks.*.feed_forward.w_down"),
             Cut("head.weight", 0),
         ),
-        inits=(*dict.fromkeys(_constants(tree)), *_draws(config.init_std, config.init_std / sqrt(2 * config.layers))),
-        names=names.rules((*shapes, *tree.ties())),
-        tied=tuple(tree.ties().items()),
+        inits=(
+            *dict.fromkeys(_iterate_constants(tree)),
+            *_iterate_draws(config.init_std, config.init_std / sqrt(2 * config.layers)),
+        ),
+        names=names.list_rules((*shapes, *tree.get_ties())),
+        tied=tuple(tree.get_ties().items()),
         seams=(Seam("attention", "blocks.*.attention"), Seam("loss", "head")),
         partial_grad=tuple(sorted(over_heads - {cut.pattern for cut in own.get("cuts", ())})),
         facts={
@@ -112,11 +115,11 @@ def _plan_of(config: DecoderOptions, tree: DecoderNode, names: ModuleNames, own:
     )
 
 
-def _constants(tree: DecoderNode) -> Iterator[Init]:
+def _iterate_constants(tree: DecoderNode) -> Iterator[Init]:
     """Yield the rules of what begins as a constant."""
-    for path, node in nodes(tree):
+    for path, node in iterate_nodes(tree):
         pattern = re.sub(r"^blocks\.\d+\.", "blocks.*.", path)
-        if "bias" in node.shapes():
+        if "bias" in node.get_shapes():
             yield Init(f"{pattern}.bias", "constant", 0.0)
         if isinstance(node, SinksNode):
             yield Init(f"{pattern}.weight", "constant", 0.0)
@@ -124,7 +127,7 @@ def _constants(tree: DecoderNode) -> Iterator[Init]:
             yield Init(f"{pattern}.weight", "constant", 1.0 - node.offset)
 
 
-def _draws(std: float, residual: float) -> Iterator[Init]:
+def _iterate_draws(std: float, residual: float) -> Iterator[Init]:
     """Yield the rules of what is drawn. residual: of the matrices that write to the residual stream."""
     yield Init("embed", "normal", std)
     yield Init("blocks.*.attention.wo", "normal", residual)

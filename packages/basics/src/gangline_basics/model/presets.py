@@ -53,7 +53,7 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
 TYPES = get_type_hints(DecoderConfig)
 
 
-def _preset(name: str, about: str, sizes: dict[str, Any]) -> type[DecoderConfig]:
+def _make_preset(name: str, about: str, sizes: dict[str, Any]) -> type[DecoderConfig]:
     """A class of its own, for a configuration tells by its class which part it is of."""
     given = [(key, TYPES[key], field(default=value)) for key, value in sizes.items()]
     title = "".join(word.capitalize() for word in name.replace(".", "_").split("-"))
@@ -65,7 +65,7 @@ def _preset(name: str, about: str, sizes: dict[str, Any]) -> type[DecoderConfig]
     return made
 
 
-PRESETS = {name: _preset(name, about, sizes) for name, (about, sizes) in SIZES.items()}
+PRESETS = {name: _make_preset(name, about, sizes) for name, (about, sizes) in SIZES.items()}
 PARTS = tuple(
     Part(name=name, config=config, summary=SIZES[name][0].split(", as in")[0], build=BUILD)
     for name, config in PRESETS.items()

@@ -14,7 +14,7 @@ from torch import Tensor
 from gangline.model.calls import AttentionCall
 
 
-def visible(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor) -> Tensor | None:
+def make_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor) -> Tensor | None:
     """(B, 1, T, T) or (1, 1, T, T), true where query i sees key j; None: all see all."""
     T = position_BT.shape[1]
     found: Tensor | None = None
@@ -30,7 +30,7 @@ def visible(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor
 
 
 def attend(
-    q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, seen: Tensor | None, call: AttentionCall, sinks_H: Tensor | None
+    q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, mask: Tensor | None, call: AttentionCall, sinks_H: Tensor | None
 ) -> Tensor:
     """(B, H, T, C) as `AttentionCall` says it, softmax in float32 at least. Every query has to see a key."""
     groups = q_BHTC.shape[1] // k_BKTC.shape[1]
@@ -40,8 +40,8 @@ def attend(
     z_BHTT = (q_BHTC @ k_BHTC.mT).to(wide) * scale
     if call.soft_cap is not None:
         z_BHTT = call.soft_cap * (z_BHTT / call.soft_cap).tanh()
-    if seen is not None:
-        z_BHTT = z_BHTT.masked_fill(~seen, -torch.inf)
+    if mask is not None:
+        z_BHTT = z_BHTT.masked_fill(~mask, -torch.inf)
     if sinks_H is not None:
         sinks = sinks_H.to(wide).view(1, -1, 1, 1).expand(*z_BHTT.shape[:3], 1)
         z_BHTT = torch.cat((z_BHTT, sinks), dim=-1)

@@ -22,7 +22,7 @@ def _recall_of(rates: tuple[float, ...], magnitude: float) -> Recall:
     return Recall()
 
 
-def angles(
+def compute_angles(
     position_BT: Tensor, rates: tuple[float, ...], dtype: torch.dtype, magnitude: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """cos and sin, each (B, 1, T, F) in `dtype`, of the angle of every pair at every position, times `magnitude`."""
@@ -52,16 +52,16 @@ def rotate(x_BHTC: Tensor, cos_B1TF: Tensor, sin_B1TF: Tensor) -> Tensor:
 def rotate_pair(
     q: Tensor, k: Tensor, position_BT: Tensor, rates: tuple[float, ...], magnitude: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """q (B, H, T, C) and k (B, K, T, C) rotated to their positions, `rates` as `frequencies` gives them.
+    """q (B, H, T, C) and k (B, K, T, C) rotated to their positions, `rates` as `compute_frequencies` gives them.
 
     Angles are in float32, for float64 input in float64.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     if torch.compiler.is_compiling():
-        cos, sin = angles(position_BT, rates, dtype, magnitude)
+        cos, sin = compute_angles(position_BT, rates, dtype, magnitude)
     else:
         recall = _recall_of(rates, magnitude)
-        cos, sin = recall(dtype, position_BT, lambda: angles(position_BT, rates, dtype, magnitude))
+        cos, sin = recall(dtype, position_BT, lambda: compute_angles(position_BT, rates, dtype, magnitude))
     if q.shape[2] == 1 and q.dtype == k.dtype:  # of one token, calls cost more than numbers
         both = rotate(torch.cat((q, k), dim=1), cos, sin)
         return both[:, : q.shape[1]], both[:, q.shape[1] :]

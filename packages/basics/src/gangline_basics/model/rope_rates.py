@@ -15,7 +15,7 @@ class RopeScaling(ABC):
     """A way to a longer context than the rotary positions were made for: other rates."""
 
     @abstractmethod
-    def rates(self, theta: float, width: int) -> tuple[float, ...]:
+    def compute_rates(self, theta: float, width: int) -> tuple[float, ...]:
         """Radians per position of each of the width/2 pairs."""
 
     @property
@@ -24,7 +24,7 @@ class RopeScaling(ABC):
         return 1.0
 
 
-def plain_rates(theta: float, width: int) -> tuple[float, ...]:
+def compute_plain_rates(theta: float, width: int) -> tuple[float, ...]:
     """theta^(-2i/R) for i < R/2."""
     return tuple(theta ** (-2 * i / width) for i in range(width // 2))
 
@@ -42,10 +42,10 @@ class BandScaling(RopeScaling):
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
 
-    def rates(self, theta: float, width: int) -> tuple[float, ...]:
+    def compute_rates(self, theta: float, width: int) -> tuple[float, ...]:
         low, high = self.low_freq_factor, self.high_freq_factor
         scaled = []
-        for rate in plain_rates(theta, width):
+        for rate in compute_plain_rates(theta, width):
             turns = self.original_max_position * rate / (2 * math.pi)  # over the original context
             keep = min(1.0, max(0.0, (turns - low) / (high - low)))
             scaled.append(keep * rate + (1 - keep) * rate / self.factor)
@@ -67,7 +67,11 @@ class Rope:
 PLAIN_ROPE = Rope()
 
 
-def frequencies(rope: Rope, head_dim: int) -> tuple[float, ...]:
+def compute_frequencies(rope: Rope, head_dim: int) -> tuple[float, ...]:
     """Radians per position of each pair of features that is rotated."""
     width = head_dim if rope.width is None else rope.width
-    return plain_rates(rope.theta, width) if rope.scaling is None else rope.scaling.rates(rope.theta, width)
+    return (
+        compute_plain_rates(rope.theta, width)
+        if rope.scaling is None
+        else rope.scaling.compute_rates(rope.theta, width)
+    )

@@ -12,7 +12,7 @@ from torch.optim.adamw import adamw
 from gangline.config.schema import Run
 from gangline.optimizer import Optimizer
 from gangline.runtime import ParamShard, Runtime, ShardedParam
-from gangline.shard import Shard, model_array
+from gangline.shard import Shard, name_model_array
 from gangline_basics.optimizer.config import Adamw
 from gangline_basics.optimizer.pieces import group_pieces, state_shard
 
@@ -30,9 +30,9 @@ class AdamwOptimizer(Optimizer):
         self._fused = not deterministic
         self._config = config
         self.named = named
-        arrays = [model_array(name) for name in names]
+        arrays = [name_model_array(name) for name in names]
         model = runtime.registry
-        self.registry = model.like("optimizer/exp_avg", arrays) | model.like("optimizer/exp_avg_sq", arrays)
+        self.registry = model.add_like("optimizer/exp_avg", arrays) | model.add_like("optimizer/exp_avg_sq", arrays)
         self._groups = [
             _Group(rate, decay, pieces, self._fused) for (rate, decay), pieces in group_pieces(named, config).items()
         ]

@@ -24,7 +24,7 @@ from gangline.config.schema import Run
 from gangline.errors import UserError
 from gangline.optimizer import Optimizer
 from gangline.runtime import ParamShard, Runtime
-from gangline.shard import Layout, Registry, Shard, model_array
+from gangline.shard import Layout, Registry, Shard, name_model_array
 from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.codes import decode, encode
 from gangline_basics.optimizer.config import Adamw8bit
@@ -56,20 +56,20 @@ class Adamw8bitOptimizer(Optimizer):
 
     def __init__(self, config: Adamw8bit, runtime: Runtime, deterministic: bool) -> None:
         self.config, model = config, runtime.registry
-        coded = [name for name in runtime.names() if config.quantises(model[model_array(name)].shape)]
+        coded = [name for name in runtime.names() if config.quantises(model[name_model_array(name)].shape)]
         rest = [name for name in runtime.names() if name not in set(coded)]
         named = runtime.parameters()
         self._rest = AdamwOptimizer(config, runtime, [p for p in named if p.name in set(rest)], rest, deterministic)
-        self.registry = self._rest.registry | registry_of(model, coded, config.block)
+        self.registry = self._rest.registry | build_registry(model, coded, config.block)
         self._groups = [
-            (rate, decay, [self._piece(name, piece) for name, piece in pieces])
+            (rate, decay, [self._make_piece(name, piece) for name, piece in pieces])
             for (rate, decay), pieces in group_pieces([p for p in named if p.name in set(coded)], config).items()
         ]
         self._steps = 0
         self._read: list[tuple[_Piece, _Moment, Tensor]] = []  # scales of whole rows in other blocks, to be taken over
 
-    def _piece(self, name: str, piece: ParamShard) -> _Piece:
-        rows, moments = _rows(piece.tensor.detach()), []
+    def _make_piece(self, name: str, piece: ParamShard) -> _Piece:
+        rows, moments = _flatten_rows(piece.tensor.detach()), []
         blocks = -(-rows.shape[1] // self.config.block)
         for state, signed in STATES:
             scales = torch.zeros(len(rows), blocks, dtype=torch.float32, device=rows.device)
@@ -83,7 +83,7 @@ class Adamw8bitOptimizer(Optimizer):
             for piece in pieces:
                 gradient = piece.of.tensor.grad
                 assert gradient is not None
-                self._step(piece, _rows(piece.of.tensor), _rows(gradient), learning_rate * rate, decay)
+                self._step(piece, _flatten_rows(piece.of.tensor), _flatten_rows(gradient), learning_rate * rate, decay)
         self._rest.step(learning_rate)
 
     def _step(self, piece: _Piece, weights_RF: Tensor, gradients_RF: Tensor, rate: float, decay: float) -> None:
@@ -111,15 +111,15 @@ class Adamw8bitOptimizer(Optimizer):
         for _, _, pieces in self._groups:
             for piece in pieces:
                 for moment in piece.moments:
-                    yield from self._shards_of(piece, moment)
+                    yield from self._iterate_shards(piece, moment)
         yield from self._rest.shards()
 
-    def _shards_of(self, piece: _Piece, moment: _Moment) -> Iterator[Shard]:
+    def _iterate_shards(self, piece: _Piece, moment: _Moment) -> Iterator[Shard]:
         of, block = piece.of.shard, self.config.block
         state, lead = f"optimizer/{moment.state}", piece.of.tensor.shape[:-1]
         codes, scales = moment.codes.view(*lead, -1), moment.scales.view(*lead, -1)
         yield Shard(f"{state}/{piece.name}", of.global_shape, codes.dtype, of.offset, codes, of.primary)
-        shape, offset = scales_shape(of.global_shape, block), (*of.offset[:-1], of.offset[-1] // block)
+        shape, offset = compute_scales_shape(of.global_shape, block), (*of.offset[:-1], of.offset[-1] // block)
         yield Shard(f"{state}_scales/{piece.name}", shape, scales.dtype, offset, scales, of.primary)
 
     def select_filled(self, state: Mapping[str, Any]) -> Iterator[Shard]:
@@ -131,9 +131,9 @@ class Adamw8bitOptimizer(Optimizer):
         for _, _, pieces in self._groups:
             for piece in pieces:
                 of, lead = piece.of.shard, piece.of.tensor.shape[:-1]
-                shape, offset = scales_shape(of.global_shape, block), (*of.offset[:-1], 0)
+                shape, offset = compute_scales_shape(of.global_shape, block), (*of.offset[:-1], 0)
                 for moment in piece.moments:
-                    codes, _ = self._shards_of(piece, moment)
+                    codes, _ = self._iterate_shards(piece, moment)
                     scales = moment.scales.new_zeros(len(moment.codes), shape[-1])
                     name = f"optimizer/{moment.state}_scales/{piece.name}"
                     yield codes
@@ -166,19 +166,20 @@ class Adamw8bitOptimizer(Optimizer):
         moment.scales[rows].copy_(scales)
 
 
-def registry_of(model: Registry, names: Sequence[str], block: int) -> Registry:
+def build_registry(model: Registry, names: Sequence[str], block: int) -> Registry:
     """Codes and scales of parameters, with the boxes of these. Raises UserError where a block is cut."""
     found = Registry(model.mesh)
     for state, _ in STATES:
-        found |= model.like(f"optimizer/{state}", [model_array(name) for name in names], "uint8")
+        found |= model.add_like(f"optimizer/{state}", [name_model_array(name) for name in names], "uint8")
         scales = {
-            f"optimizer/{state}_scales/{name}": scales_layout(name, model[model_array(name)], block) for name in names
+            f"optimizer/{state}_scales/{name}": build_scales_layout(name, model[name_model_array(name)], block)
+            for name in names
         }
         found |= Registry(model.mesh, scales)
     return found
 
 
-def scales_layout(name: str, layout: Layout, block: int) -> Layout:
+def build_scales_layout(name: str, layout: Layout, block: int) -> Layout:
     """Where the scales of a parameter lie: beside their blocks. Raises UserError where a block is cut."""
     last, width = len(layout.shape) - 1, layout.shape[-1]
     divisions = []
@@ -195,14 +196,14 @@ def scales_layout(name: str, layout: Layout, block: int) -> Layout:
             )
         bounds = tuple(tuple(-(-at // block) for at in bounds) for bounds in division.bounds)
         divisions.append(replace(division, bounds=bounds))
-    return replace(layout, shape=scales_shape(layout.shape, block), dtype="float32", divisions=tuple(divisions))
+    return replace(layout, shape=compute_scales_shape(layout.shape, block), dtype="float32", divisions=tuple(divisions))
 
 
-def scales_shape(shape: Sequence[int], block: int) -> tuple[int, ...]:
+def compute_scales_shape(shape: Sequence[int], block: int) -> tuple[int, ...]:
     return (*shape[:-1], -(-shape[-1] // block))
 
 
-def _rows(x: Tensor) -> Tensor:
+def _flatten_rows(x: Tensor) -> Tensor:
     """(R, F), a view: leading dims flattened."""
     return x.view(prod(x.shape[:-1]), x.shape[-1])
 

@@ -35,7 +35,7 @@ class Levels:
     between: Tensor
     cells: Tensor
 
-    def nearest(self, x: Tensor) -> Tensor:
+    def find_nearest(self, x: Tensor) -> Tensor:
         """The number of the nearest level, int32; x float32 in [-1, 1]. A table in place of a search: 5 x as fast."""
         size = x.abs().view(-1)
         cell = (size.view(torch.int32) >> SHIFT).clamp_(LEAST, MOST).sub_(LEAST)
@@ -47,7 +47,7 @@ class Levels:
 
 
 @lru_cache(maxsize=16)
-def levels(signed: bool, device: torch.device) -> Levels:
+def make_levels(signed: bool, device: torch.device) -> Levels:
     """Of decade i, numbers from 10^(i-7) to 10^(i-6), 2^i levels of either sign, or 2^(i+1) where all are positive.
 
     They are the middles of parts of equal length. Beside these 0 and 1.
@@ -76,7 +76,9 @@ def encode(x_RF: Tensor, block: int, signed: bool) -> tuple[Tensor, Tensor]:
     x_RSB = pad(x_RF, (0, -width % block)).view(rows, -1, block)
     scales_RS = x_RSB.abs().amax(-1).float()
     tiny = torch.finfo(torch.float32).tiny  # a block of zeros has the scale 0
-    codes = levels(signed, x_RF.device).nearest((x_RSB / scales_RS.to(x_RF.dtype).clamp(min=tiny)[..., None]).float())
+    codes = make_levels(signed, x_RF.device).find_nearest(
+        (x_RSB / scales_RS.to(x_RF.dtype).clamp(min=tiny)[..., None]).float()
+    )
     if not signed:
         codes = codes.clamp_(min=1)
     return codes.to(torch.uint8).view(rows, -1)[:, :width], scales_RS
@@ -85,6 +87,6 @@ def encode(x_RF: Tensor, block: int, signed: bool) -> tuple[Tensor, Tensor]:
 def decode(codes_RF: Tensor, scales_RS: Tensor, block: int, signed: bool, dtype: torch.dtype) -> Tensor:
     """(R, F): what codes and scales stand for."""
     rows, width = codes_RF.shape
-    values = levels(signed, codes_RF.device).values.to(dtype)
+    values = make_levels(signed, codes_RF.device).values.to(dtype)
     x = values.index_select(0, pad(codes_RF, (0, -width % block)).view(-1).int())
     return x.view(rows, -1, block).mul_(scales_RS.to(dtype)[..., None]).view(rows, -1)[:, :width]

@@ -36,7 +36,7 @@ class Adamw8bit(Adamw):
         """Whether the moments of a parameter of this shape are in 8 bits."""
         return len(shape) >= 2 and prod(shape) >= self.fewest
 
-    def states(self, matrix: bool) -> float:
+    def count_states(self, matrix: bool) -> float:
         return 2 * (1 + 4 / self.block) / 4
 
     def state_bytes(self, shape: Sequence[int], part: Sequence[int], *, matrix: bool, master: int) -> int:
@@ -44,7 +44,7 @@ class Adamw8bit(Adamw):
             return 2 * prod(part) * master
         return 2 * prod(part[:-1]) * (part[-1] + 4 * -(-part[-1] // self.block))
 
-    def row_block(self, shape: Sequence[int]) -> int:
+    def count_row_block(self, shape: Sequence[int]) -> int:
         return self.block if self.quantises(shape) else 1
 
 
@@ -56,7 +56,7 @@ class Lion(DecayingConfig):
     weight_decay: NonNegativeFloat = 1.0
     betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.99)  # the mean gradient's share of a step, and its own decay
 
-    def states(self, matrix: bool) -> float:
+    def count_states(self, matrix: bool) -> float:
         return 1
 
 
@@ -68,7 +68,7 @@ class Muon(Adamw):
     nesterov: bool = True  # look one step ahead along the momentum
     iterations: PositiveInt = 5  # of Newton-Schulz
 
-    def states(self, matrix: bool) -> float:
+    def count_states(self, matrix: bool) -> float:
         return 1 if matrix else 2
 
     def maps_matrices(self) -> bool:
@@ -85,15 +85,15 @@ class Soap(Adamw):
     max_side: PositiveInt = 8192  # a longer side of a matrix keeps the basis that it has
     damping: PositiveFloat = 1e-3  # added to the eigenvalues for a refresh, of their mean
 
-    def sides(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def list_sides(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The sides of a matrix of this shape that get a basis of their own."""
         return tuple(side for side in shape if side <= self.max_side)
 
-    def states(self, matrix: bool) -> float:
+    def count_states(self, matrix: bool) -> float:
         return 0 if matrix else 2
 
-    def matrix_bytes(self, shape: Sequence[int], *, master: int) -> int:
-        return 2 * (prod(shape) + sum(side * side for side in self.sides(shape))) * master
+    def count_matrix_bytes(self, shape: Sequence[int], *, master: int) -> int:
+        return 2 * (prod(shape) + sum(side * side for side in self.list_sides(shape))) * master
 
     def maps_matrices(self) -> bool:
         return True

@@ -35,14 +35,14 @@ def _find_unmatched(run: Run, option: str, patterns: Iterable[str]) -> list[Prob
     """A problem for each pattern that is of no trained parameter."""
     from gangline.config.suggest import suggest_near
     from gangline.model.compose import compose_model
-    from gangline.model.tree import parameter_shapes
+    from gangline.model.tree import get_parameter_shapes
     from gangline.plan import matches
 
     patterns = list(patterns)
     if not patterns:
         return []
     tree, plan = compose_model(run)
-    names = [name for name in parameter_shapes(tree) if not plan.is_frozen(name)]
+    names = [name for name in get_parameter_shapes(tree) if not plan.is_frozen(name)]
     modules = [".".join(name.split(".")[:length]) for name in names for length in range(1, name.count(".") + 2)]
     blocks = plan.blocks + "."
     known = list(dict.fromkeys(re.sub(rf"^({re.escape(blocks)})\d+", r"\1*", name) for name in modules))

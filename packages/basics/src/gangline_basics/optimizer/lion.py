@@ -18,7 +18,7 @@ from torch import Tensor
 from gangline.config.schema import Run
 from gangline.optimizer import Optimizer
 from gangline.runtime import Runtime
-from gangline.shard import Shard, model_array
+from gangline.shard import Shard, name_model_array
 from gangline_basics.optimizer.config import Lion
 from gangline_basics.optimizer.pieces import group_pieces, state_shard
 
@@ -28,7 +28,9 @@ class LionOptimizer(Optimizer):
 
     def __init__(self, config: Lion, runtime: Runtime) -> None:
         self.config = config
-        self.registry = runtime.registry.like("optimizer/exp_avg", [model_array(name) for name in runtime.names()])
+        self.registry = runtime.registry.add_like(
+            "optimizer/exp_avg", [name_model_array(name) for name in runtime.names()]
+        )
         self._groups = list(group_pieces(runtime.parameters(), config).items())
         self._means = [
             [torch.zeros_like(piece.tensor, requires_grad=False) for _, piece in pieces] for _, pieces in self._groups

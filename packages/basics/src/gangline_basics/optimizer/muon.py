@@ -23,10 +23,10 @@ from gangline.config.schema import Run
 from gangline.optimizer import Optimizer
 from gangline.plan import choose_by_pattern
 from gangline.runtime import MatrixId, Runtime, ShardedParam
-from gangline.shard import Shard, model_array
+from gangline.shard import Shard, name_model_array
 from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.config import Muon
-from gangline_basics.optimizer.pieces import decay_of, list_block_matrices, state_shard
+from gangline_basics.optimizer.pieces import get_decay, list_block_matrices, state_shard
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's coefficients: steep at zero, so few iterations do
 
@@ -66,28 +66,28 @@ class MuonOptimizer(Optimizer):
             [torch.zeros_like(piece.tensor, requires_grad=False) for piece in parameter.pieces]
             for parameter in matrices
         ]
-        arrays = [model_array(name) for name in names[0]]
-        self.registry = self._rest.registry | runtime.registry.like("optimizer/momentum", arrays)
+        arrays = [name_model_array(name) for name in names[0]]
+        self.registry = self._rest.registry | runtime.registry.add_like("optimizer/momentum", arrays)
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         config = self.config
-        mapped = self.runtime.map_matrices(self._orthogonal, self._looks_ahead())
+        mapped = self.runtime.map_matrices(self._orthogonalise, self._iterate_lookahead())
         for parameter, (_, updates) in zip(self.matrices, mapped, strict=True):
             size = 0.2 * sqrt(max(parameter.shape[-2:]))
             rate, decay = (
                 learning_rate * choose_by_pattern(config.rates, parameter.name, 1.0),
-                decay_of(parameter, config),
+                get_decay(parameter, config),
             )
             for piece, update in zip(parameter.pieces, updates, strict=True):
                 piece.tensor.mul_(1 - rate * decay)
                 piece.tensor.add_(update, alpha=-rate * size)
         self._rest.step(learning_rate)
 
-    def _orthogonal(self, matrix: Tensor, _: MatrixId) -> Tensor:
+    def _orthogonalise(self, matrix: Tensor, _: MatrixId) -> Tensor:
         return orthogonalise(matrix, self.config.iterations)
 
-    def _looks_ahead(self) -> Iterator[tuple[str, list[Tensor]]]:
+    def _iterate_lookahead(self) -> Iterator[tuple[str, list[Tensor]]]:
         """The momentum of each matrix brought up to date, and what is to be orthogonalised."""
         mu = self.config.momentum
         for parameter, momenta in zip(self.matrices, self._momenta, strict=True):

@@ -10,7 +10,7 @@ from gangline.config.schema import Run
 from gangline.model.compose import compose_model
 from gangline.plan import choose_by_pattern, is_mapped, is_matrix, matches
 from gangline.runtime import ParamShard, Runtime, ShardedParam
-from gangline.shard import Shard, model_array
+from gangline.shard import Shard, name_model_array
 from gangline_basics.optimizer.decaying import DecayingConfig
 
 
@@ -20,7 +20,7 @@ def group_pieces(
     """(factor of the learning rate, weight decay) -> the pieces that have these, each with its parameter's name."""
     alike: dict[tuple[float, float], list[tuple[str, ParamShard]]] = {}
     for p in named:
-        key = choose_by_pattern(config.rates, p.name, 1.0), decay_of(p, config)
+        key = choose_by_pattern(config.rates, p.name, 1.0), get_decay(p, config)
         alike.setdefault(key, []).extend((p.name, piece) for piece in p.pieces)
     return alike
 
@@ -31,7 +31,7 @@ def state_shard(state: str, name: str, piece: ParamShard, tensor: Tensor) -> Sha
     return Shard(f"optimizer/{state}/{name}", of.global_shape, tensor.dtype, of.offset, tensor, of.primary)
 
 
-def decay_of(parameter: ShardedParam, config: DecayingConfig) -> float:
+def get_decay(parameter: ShardedParam, config: DecayingConfig) -> float:
     """Its weight decay: what `decay` says of its name, else that of matrices and stacks, and of vectors on demand."""
     touched = is_matrix(parameter.name, parameter.shape) or config.decay_vectors
     return choose_by_pattern(config.decay, parameter.name, config.weight_decay if touched else 0.0)
@@ -40,5 +40,5 @@ def decay_of(parameter: ShardedParam, config: DecayingConfig) -> float:
 def list_block_matrices(run: Run, runtime: Runtime) -> dict[str, None]:
     """The names of what is mapped as matrices, in the blocks that the plan names, on whatever stage, in order."""
     _, plan = compose_model(run)
-    shapes = ((name, runtime.registry[model_array(name)].shape) for name in runtime.names())
+    shapes = ((name, runtime.registry[name_model_array(name)].shape) for name in runtime.names())
     return {name: None for name, shape in shapes if is_mapped(name, shape) and matches(plan.blocks, name)}

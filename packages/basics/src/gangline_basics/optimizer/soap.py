@@ -10,8 +10,8 @@
 
 The first step makes bases and moves no matrix, so that no gradient is divided by its own size in its own basis.
 
-All of a matrix's state is on the one rank that maps it (`Runtime.matrix_owners`), and nowhere else; only gradients go
-there and updates come back. An eigenbasis is a function of the matrix only where no two eigenvalues are equal, and a
+All of a matrix's state is on the one rank that maps it (`Runtime.find_matrix_owners`), and nowhere else; only gradients
+go there and updates come back. An eigenbasis is a function of the matrix only where no two eigenvalues are equal, and a
 gradient of fewer tokens than rows has many that are 0: which basis an eigensolver gives those is decided by rounding,
 and rounding by the layout. So a basis begins as the unit matrix and is made by power iterations alone, of L with a
 share d of its mean eigenvalue and ε² added and R's diagonal positive in QR: a continuous function of all gradients
@@ -30,10 +30,10 @@ from gangline.config.schema import Run
 from gangline.optimizer import Optimizer
 from gangline.plan import choose_by_pattern
 from gangline.runtime import MatrixId, Runtime
-from gangline.shard import Layout, Registry, Shard, model_array
+from gangline.shard import Layout, Registry, Shard, name_model_array
 from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.config import Soap
-from gangline_basics.optimizer.pieces import decay_of, list_block_matrices
+from gangline_basics.optimizer.pieces import get_decay, list_block_matrices
 
 FIRST = 8  # power iterations of the first bases; each refresh is one more
 
@@ -104,7 +104,7 @@ class SoapMatrix:
         x = x if self.left is None else self.left.basis @ x
         return x if self.right is None else x @ self.right.basis.T
 
-    def arrays(self) -> Iterator[tuple[str, Tensor]]:
+    def iterate_arrays(self) -> Iterator[tuple[str, Tensor]]:
         """Each by its name."""
         yield from (("exp_avg", self.mean), ("exp_avg_sq", self.square))
         for name, side in (("left", self.left), ("right", self.right)):
@@ -123,13 +123,13 @@ class SoapOptimizer(Optimizer):
         self._rest = AdamwOptimizer(
             config, runtime, rest, [name for name in names if name not in matrices], deterministic
         )
-        owners, model = runtime.matrix_owners(list(matrices)), runtime.registry
-        self.registry, self._steps = self._rest.registry | registry_of(config, model, owners), 0
+        owners, model = runtime.find_matrix_owners(list(matrices)), runtime.registry
+        self.registry, self._steps = self._rest.registry | build_registry(config, model, owners), 0
         device = next((piece.tensor.device for p in named for piece in p.pieces), torch.device("cpu"))
         self._kept: dict[MatrixId, SoapMatrix] = {}
         for id, owner in owners.items():
             if owner == runtime.rank:
-                layout = model[model_array(id.name)]
+                layout = model[name_model_array(id.name)]
                 m, n = layout.shape[-2:]
                 self._kept[id] = SoapMatrix((m, n), config, getattr(torch, layout.dtype), device)
 
@@ -140,7 +140,7 @@ class SoapOptimizer(Optimizer):
         mapped = self.runtime.map_matrices(self._update, gradients)  # type: ignore[arg-type]
         for parameter, (_, updates) in zip(self.matrices, mapped, strict=True):
             rate = learning_rate * choose_by_pattern(self.config.rates, parameter.name, 1.0)
-            decay = decay_of(parameter, self.config)
+            decay = get_decay(parameter, self.config)
             if self._steps == 1:
                 continue
             for piece, update in zip(parameter.pieces, updates, strict=True):
@@ -154,8 +154,8 @@ class SoapOptimizer(Optimizer):
 
     def shards(self) -> Iterator[Shard]:
         for id, kept in self._kept.items():
-            for state, x in kept.arrays():
-                name = array_name(state, id, self.runtime.registry)
+            for state, x in kept.iterate_arrays():
+                name = name_array(state, id, self.runtime.registry)
                 yield Shard(name, tuple(x.shape), x.dtype, (0,) * x.dim(), x)
         yield from self._rest.shards()
 
@@ -167,24 +167,24 @@ class SoapOptimizer(Optimizer):
         self._rest.load_state(state)
 
 
-def registry_of(config: Soap, model: Registry, owners: Mapping[MatrixId, int]) -> Registry:
+def build_registry(config: Soap, model: Registry, owners: Mapping[MatrixId, int]) -> Registry:
     """Where the state of every matrix is: whole, on its owner alone."""
     found = {}
     for id, owner in owners.items():
-        at, dtype = tuple(model.mesh.coordinate(owner).items()), model[model_array(id.name)].dtype
-        m, n = model[model_array(id.name)].shape[-2:]
+        at, dtype = tuple(model.mesh.coordinate(owner).items()), model[name_model_array(id.name)].dtype
+        m, n = model[name_model_array(id.name)].shape[-2:]
         shapes = {"exp_avg": (m, n), "exp_avg_sq": (m, n)}
         for side, length in (("left", m), ("right", n)):
             if length <= config.max_side:
                 shapes |= {side: (length, length), f"{side}_basis": (length, length)}
         for state, shape in shapes.items():
-            found[array_name(state, id, model)] = Layout(shape, dtype, at=at)
+            found[name_array(state, id, model)] = Layout(shape, dtype, at=at)
     return Registry(model.mesh, found)
 
 
-def array_name(state: str, id: MatrixId, model: Registry) -> str:
+def name_array(state: str, id: MatrixId, model: Registry) -> str:
     """optimizer/<state>/<parameter>, of a stack with the number of the matrix behind it."""
-    stacked = len(model[model_array(id.name)].shape) > 2
+    stacked = len(model[name_model_array(id.name)].shape) > 2
     return f"optimizer/{state}/{id.name}.{id.number}" if stacked else f"optimizer/{state}/{id.name}"
 
 

@@ -16,8 +16,8 @@ from gangline.comm.base import Comm, Pending
 from gangline.comm.purpose import mark_traffic
 from gangline.gradients import Bucket, BucketLayout, GradientReduction, GradientSlot
 from gangline.mesh import Mesh
-from gangline.shard import Registry, Shard, dtype_name
-from gangline_basics.parallel.kept_gradients import KeptArrays, layouts, shards
+from gangline.shard import Registry, Shard, name_dtype
+from gangline_basics.parallel.kept_gradients import KeptArrays, iterate_layouts, iterate_shards
 
 
 class GradientBucket:
@@ -55,20 +55,20 @@ class Buckets:
         wire: torch.dtype,
     ) -> None:
         self.comm, self.reduction, self.dtype, self.wire, self.step = comm, reduction, dtype, wire, 0
-        shares = _shares(reversed(list(parameters.items())), nbytes // dtype.itemsize)
+        shares = _iterate_shares(reversed(list(parameters.items())), nbytes // dtype.itemsize)
         self.buckets = [GradientBucket(share, comm.size, dtype) for share in shares]
-        self._kept = [self._arrays(bucket) for bucket in self.buckets] if comm.size > 1 else []
+        self._kept = [self._get_arrays(bucket) for bucket in self.buckets] if comm.size > 1 else []
         self._pending: list[Pending[Tensor]] = []
         self._last = False
         for bucket in self.buckets:
             for parameter, slot in zip(bucket.parameters, bucket.slots, strict=True):
-                parameter.register_post_accumulate_grad_hook(self._hook(bucket, slot))
+                parameter.register_post_accumulate_grad_hook(self._make_hook(bucket, slot))
 
-    def _arrays(self, bucket: GradientBucket) -> KeptArrays:
+    def _get_arrays(self, bucket: GradientBucket) -> KeptArrays:
         like = torch.empty(0, dtype=self.wire, device=bucket.flat.device)
         return KeptArrays(self.reduction, [bucket.layout], bucket.layout, like)
 
-    def _hook(self, bucket: GradientBucket, slot: Tensor):
+    def _make_hook(self, bucket: GradientBucket, slot: Tensor):
         def take(parameter: Tensor) -> None:
             if parameter.grad is not slot:
                 assert parameter.grad is not None
@@ -117,14 +117,16 @@ class Buckets:
     def local(self, mesh: Mesh, rank: int) -> tuple[Registry, list[Shard]]:
         """The kept arrays of all buckets: of all ranks, and this rank's."""
         named = [(str(index), bucket.layout) for index, bucket in enumerate(self.buckets) if self._kept]
-        dtype = dtype_name(self.wire)
-        found = (pair for name, own in named for pair in layouts(self.reduction, mesh, name, [own], dtype))
+        dtype = name_dtype(self.wire)
+        found = (pair for name, own in named for pair in iterate_layouts(self.reduction, mesh, name, [own], dtype))
         registry = Registry.of(mesh, dict(found))
         kept = zip(named, self._kept, strict=True)
-        return registry, [s for (name, _), own in kept for s in shards(self.reduction, registry, rank, name, own)]
+        return registry, [
+            s for (name, _), own in kept for s in iterate_shards(self.reduction, registry, rank, name, own)
+        ]
 
 
-def _shares(parameters: Iterable[tuple[str, nn.Parameter]], numel: int) -> Iterator[dict[str, nn.Parameter]]:
+def _iterate_shares(parameters: Iterable[tuple[str, nn.Parameter]], numel: int) -> Iterator[dict[str, nn.Parameter]]:
     """Runs of parameters of about `numel` elements each; a larger parameter has a bucket to itself."""
     share: dict[str, nn.Parameter] = {}
     filled = 0

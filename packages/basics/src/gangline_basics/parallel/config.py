@@ -25,10 +25,10 @@ class Single(ParallelConfig):
 
     groups: PositiveInt = 1  # add gradients as this many data ranks would: the reference for a run of that width
 
-    def world(self, gpus: int) -> int:
+    def count_ranks(self, gpus: int) -> int:
         return 1
 
-    def axes(self, world: int) -> dict[str, int]:
+    def size_axes(self, world: int) -> dict[str, int]:
         """No axis. Raises UserError for more than one process."""
         if world != 1:
             raise UserError(
@@ -46,7 +46,7 @@ class Single(ParallelConfig):
         return explain_replicated(run, mesh, model, topology)
 
     def check(self, run: Run) -> list[Problem]:
-        from gangline_basics.advice import nearest
+        from gangline_basics.advice import suggest_nearest
 
         size, micro = run.batch.global_size, run.batch.micro_size or 1
         if self.groups == 1 or not size % (self.groups * micro):
@@ -57,7 +57,7 @@ class Single(ParallelConfig):
                 f"batch.global_size={size} does not divide into parallel.groups={self.groups} equal shares of "
                 f"microbatches of {micro}.",
                 "Each group adds up the gradients of its share, as one data rank would.",
-                nearest(run, ({"parallel.groups": groups} for groups in reversed(fitting))),
+                suggest_nearest(run, ({"parallel.groups": groups} for groups in reversed(fitting))),
             )
         ]
 
@@ -70,10 +70,10 @@ class Ddp(ParallelConfig):
 
     bucket_mb: PositiveFloat = 4.0  # gradients travel in buckets of this many MiB, each as soon as it is full
 
-    def world(self, gpus: int) -> int:
+    def count_ranks(self, gpus: int) -> int:
         return gpus or 2
 
-    def axes(self, world: int) -> dict[str, int]:
+    def size_axes(self, world: int) -> dict[str, int]:
         return {"dp_replicate": world}
 
     def explain(

@@ -27,32 +27,32 @@ class KeptArrays:
     def __init__(
         self, reduction: GradientReduction, buckets: Iterable[BucketLayout], own: BucketLayout, like: Tensor
     ) -> None:
-        self.rows = {name: like.new_zeros(shape) for name, shape in rows(reduction, buckets).items()}
-        shapes = reduction.arrays(own)
+        self.rows = {name: like.new_zeros(shape) for name, shape in get_row_shapes(reduction, buckets).items()}
+        shapes = reduction.get_array_shapes(own)
         self.views = {
             name: self.rows[name].view(-1)[: prod(shape)].view(shape) if prod(shape) else like.new_zeros(shape)
             for name, shape in shapes.items()
         }
 
 
-def rows(reduction: GradientReduction, buckets: Iterable[BucketLayout]) -> dict[str, tuple[int, ...]]:
+def get_row_shapes(reduction: GradientReduction, buckets: Iterable[BucketLayout]) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of one rank's row of each array."""
     found: dict[str, tuple[int, ...]] = {}
     for bucket in buckets:
-        for name, shape in reduction.arrays(bucket).items():
+        for name, shape in reduction.get_array_shapes(bucket).items():
             other = found.setdefault(name, tuple(shape))
             if other != tuple(shape):
                 found[name] = (max(prod(other), prod(shape)),)
     return {name: shape for name, shape in found.items() if prod(shape)}
 
 
-def array_name(reduction: GradientReduction, mesh: Mesh, bucket: str, array: str) -> str:
+def name_array(reduction: GradientReduction, mesh: Mesh, bucket: str, array: str) -> str:
     """Return the name of a kept array, which names the reduction and the layout of ranks: others have no use for it."""
     ranks = "-".join(f"{axis}{size}" for axis, size in mesh.sizes)
     return f"local/gradients/{type(reduction).__name__.lower()}/{ranks}/{bucket}/{array}"
 
 
-def layouts(
+def iterate_layouts(
     reduction: GradientReduction,
     mesh: Mesh,
     bucket: str,
@@ -67,15 +67,15 @@ def layouts(
     axes = tuple(axis for axis in mesh.axes if axis not in dict(at))
     ranks = mesh.size(*axes)
     divisions = (Division(axes, (tuple(range(ranks + 1)),)),) if ranks > 1 else ()
-    for array, shape in rows(reduction, buckets).items():
-        yield array_name(reduction, mesh, bucket, array), Layout((ranks, *shape), dtype, divisions, tuple(at))
+    for array, shape in get_row_shapes(reduction, buckets).items():
+        yield name_array(reduction, mesh, bucket, array), Layout((ranks, *shape), dtype, divisions, tuple(at))
 
 
-def shards(
+def iterate_shards(
     reduction: GradientReduction, registry: Registry, rank: int, bucket: str, kept: KeptArrays
 ) -> Iterator[Shard]:
     """Yield this rank's rows of the arrays kept of a bucket."""
     for array, tensor in kept.rows.items():
-        name = array_name(reduction, registry.mesh, bucket, array)
+        name = name_array(reduction, registry.mesh, bucket, array)
         ((box, primary),) = registry.list_rank_boxes(name, rank)
         yield Shard(name, registry[name].shape, tensor.dtype, box.offset, tensor[None], primary)

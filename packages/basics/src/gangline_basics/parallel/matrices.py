@@ -17,8 +17,15 @@ from torch import Tensor
 
 from gangline.comm.base import Comm
 from gangline.runtime import MatrixId, ShardedParam
-from gangline.shard import Registry, model_array
-from gangline_basics.parallel.owners import Matrix, MatrixPart, batches, matrices_of, matrix_owners, owners_of
+from gangline.shard import Registry, name_model_array
+from gangline_basics.parallel.owners import (
+    Matrix,
+    MatrixPart,
+    assign_owners,
+    find_matrix_owners,
+    iterate_batches,
+    list_matrices,
+)
 
 Pieces = Sequence[Tensor]
 Batch = dict[str, Pieces]
@@ -47,36 +54,46 @@ class Matrices:
         self._matrices: dict[str, list[Matrix]] = {}
         self._plans: dict[tuple[str, ...], _Plan] = {}
 
-    def owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
-        """What `Runtime.matrix_owners` does."""
+    def find_owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
+        """What `Runtime.find_matrix_owners` does."""
         mesh, stages = self.registry.mesh, dict[tuple[tuple[str, int], ...], list[str]]()
         for name in names:
-            stages.setdefault(self.registry[model_array(name)].at, []).append(name)
+            stages.setdefault(self.registry[name_model_array(name)].at, []).append(name)
         found: dict[MatrixId, int] = {}
         for at, theirs in stages.items():
             ranks = [mesh.rank({**mesh.coordinate(rank), **dict(at)}) for rank in self.comm.ranks]
-            found |= matrix_owners(self.registry, theirs, ranks)
+            found |= find_matrix_owners(self.registry, theirs, ranks)
         return found
 
-    def map(self, function: _Function, given: Iterable[tuple[str, Pieces]]) -> Iterator[tuple[str, Pieces]]:
+    def map(self, function: _Function, pieces: Iterable[tuple[str, Pieces]]) -> Iterator[tuple[str, Pieces]]:
         """What `Runtime.map_matrices` does."""
 
         def measure(item: tuple[str, Pieces]) -> tuple[int, int]:
-            return self.registry[model_array(item[0])].nbytes, len(self._list_matrices(item[0]))
+            return self.registry[name_model_array(item[0])].nbytes, len(self._list_matrices(item[0]))
 
-        for batch in batches(given, measure, self.comm.size):
+        for batch in iterate_batches(pieces, measure, self.comm.size):
             yield from self._map(function, dict(batch))
 
     @torch.no_grad()
     def _map(self, function: _Function, batch: Batch) -> Iterator[tuple[str, Pieces]]:
         plan = self._plan(tuple(batch))
-        dtype = getattr(torch, self.registry[model_array(next(iter(batch)))].dtype)
+        dtype = getattr(torch, self.registry[name_model_array(next(iter(batch)))].dtype)
         wholes = {id(m): torch.empty(m.box.shape[-2:], dtype=dtype, device=self.device) for m in plan.own}
-        self._move(plan.gathers, dtype, lambda m, part: self._piece(m, part, batch), lambda m, p: _view(wholes, m, p))
+        self._move(
+            plan.gathers,
+            dtype,
+            lambda m, part: self._view_piece(m, part, batch),
+            lambda m, p: _view_whole(wholes, m, p),
+        )
         for matrix in plan.own:
             wholes[id(matrix)] = function(wholes[id(matrix)], matrix.id)
         made: Batch = {name: [torch.empty_like(piece) for piece in pieces] for name, pieces in batch.items()}
-        self._move(plan.scatters, dtype, lambda m, p: _view(wholes, m, p), lambda m, part: self._piece(m, part, made))
+        self._move(
+            plan.scatters,
+            dtype,
+            lambda m, p: _view_whole(wholes, m, p),
+            lambda m, part: self._view_piece(m, part, made),
+        )
         yield from made.items()
 
     def _move(self, moves: list[_Move], dtype: torch.dtype, taken: _View, put: _View) -> None:
@@ -101,24 +118,24 @@ class Matrices:
         for there, value in zip(targets, values, strict=True):
             there.copy_(value.view(there.shape))
 
-    def _piece(self, matrix: Matrix, part: MatrixPart, pieces: Batch) -> Tensor:
+    def _view_piece(self, matrix: Matrix, part: MatrixPart, pieces: Batch) -> Tensor:
         """The part, (rows, columns), in this rank's piece."""
         place = self.places[matrix.id.name].index(part.of)
-        found = pieces[matrix.id.name][place][part.box.slices_within(part.of)]
+        found = pieces[matrix.id.name][place][part.box.slice_within(part.of)]
         return found.view(found.shape[-2:])
 
     # --- owners ------------------------------------------------------------------------------------------------------
 
     def _list_matrices(self, name: str) -> list[Matrix]:
         if name not in self._matrices:
-            self._matrices[name] = matrices_of(self.registry, name, self.comm.ranks)
+            self._matrices[name] = list_matrices(self.registry, name, self.comm.ranks)
         return self._matrices[name]
 
     def _plan(self, names: tuple[str, ...]) -> _Plan:
         """The matrices of these parameters that this rank maps, and the moves that it takes part in."""
         if names not in self._plans:
             matrices = [matrix for name in names for matrix in self._list_matrices(name)]
-            owners, me, plan = owners_of(matrices, self.comm.size), self.comm.index, _Plan([], [], [])
+            owners, me, plan = assign_owners(matrices, self.comm.size), self.comm.index, _Plan([], [], [])
             for matrix, owner in zip(matrices, owners, strict=True):
                 if owner == me:
                     plan.own.append(matrix)
@@ -131,6 +148,6 @@ class Matrices:
         return self._plans[names]
 
 
-def _view(wholes: dict[int, Tensor], matrix: Matrix, part: MatrixPart) -> Tensor:
+def _view_whole(wholes: dict[int, Tensor], matrix: Matrix, part: MatrixPart) -> Tensor:
     """The part, (rows, columns), in the whole."""
-    return wholes[id(matrix)][part.box.slices_within(matrix.box)[-2:]]
+    return wholes[id(matrix)][part.box.slice_within(matrix.box)[-2:]]

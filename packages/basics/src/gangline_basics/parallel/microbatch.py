@@ -21,23 +21,23 @@ class WholeModel:
         self.blocks = tuple(model.get_submodule(plan.blocks).children())
         self.head = model.get_submodule(plan.head)
 
-    def loss(self, batch: Batch) -> Tensor:
+    def compute_loss(self, batch: Batch) -> Tensor:
         """The loss summed over the valid targets of a batch, 0-d."""
         hidden = self.embed(batch)
         for block in self.blocks:
             hidden = block(hidden, batch)
         return self.head(hidden, batch)
 
-    def last_logits(self, batch: Batch) -> Tensor:
+    def compute_last_logits(self, batch: Batch) -> Tensor:
         """(B, V): the logits of what follows each row's last token."""
         hidden = self.embed(batch)
         for block in self.blocks:
             hidden = block(hidden, batch)
         head: Any = self.head
-        return head.logits(hidden[:, -1:])[:, -1]
+        return head.compute_logits(hidden[:, -1:])[:, -1]
 
 
-def frame_of(batch: Batch, microbatch: int, seed: int, collected: Collected | None) -> Frame:
+def make_frame(batch: Batch, microbatch: int, seed: int, collected: Collected | None) -> Frame:
     """The surroundings of one microbatch; the coefficient is to be set before its backward pass."""
     return Frame(
         microbatch=microbatch,

@@ -14,21 +14,21 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 
-def row_squares(gradient: Tensor) -> Tensor:
+def sum_row_squares(gradient: Tensor) -> Tensor:
     """Sums of squares over the last dim, float64, shape (rows,); an array of at most one dim is one row."""
     rows = gradient.reshape(-1, gradient.shape[-1]) if gradient.dim() > 1 else gradient.reshape(1, -1)
     return rows.double().square().sum(-1)
 
 
 def compute_norm(squares: Sequence[Tensor]) -> Tensor:
-    """The norm from each name's `row_squares`, all its rows in order, names in order: 0-d, float64."""
+    """The norm from each name's `sum_row_squares`, all its rows in order, names in order: 0-d, float64."""
     return torch.stack([rows.sum() for rows in squares]).sum().sqrt()
 
 
-def global_norm(gradients: Sequence[Tensor], deterministic: bool) -> Tensor:
+def compute_global_norm(gradients: Sequence[Tensor], deterministic: bool) -> Tensor:
     """The norm of gradients that this rank holds whole, 0-d; nan or inf where one of them is not finite."""
     if deterministic:
-        return compute_norm([row_squares(gradient) for gradient in gradients])
+        return compute_norm([sum_row_squares(gradient) for gradient in gradients])
     return get_total_norm(gradients)
 
 
@@ -70,7 +70,7 @@ class MeasuredNorm:
         """Return the norm of the gradients as they are now, 0-d, on the device."""
         self._norm, self.value = self._measure_norm(), None
         gradients = [leaf.grad for leaf in self._leaves]
-        self._measured = gradients, _versions(gradients)
+        self._measured = gradients, _list_versions(gradients)
         return self._norm
 
     def clip(self, max_norm: float | None) -> float:
@@ -80,7 +80,7 @@ class MeasuredNorm:
         """
         if self._measured is None:
             self.measure()
-        elif (name := self._first_change()) is not None:
+        elif (name := self._find_first_change()) is not None:
             if not self._is_local:
                 raise RuntimeError(
                     f"The gradient of {name} was written after its norm was measured, so clip would use a stale norm. "
@@ -93,15 +93,15 @@ class MeasuredNorm:
         self.discard()
         return value
 
-    def _first_change(self) -> str | None:
+    def _find_first_change(self) -> str | None:
         assert self._measured is not None
         measured, versions = self._measured
         gradients = [leaf.grad for leaf in self._leaves]
-        if all(map(operator.is_, gradients, measured)) and _versions(gradients) == versions:
+        if all(map(operator.is_, gradients, measured)) and _list_versions(gradients) == versions:
             return None
-        changes = zip(self._names, gradients, measured, _versions(gradients), versions, strict=True)
+        changes = zip(self._names, gradients, measured, _list_versions(gradients), versions, strict=True)
         return next(name for name, now, then, version, before in changes if now is not then or version != before)
 
 
-def _versions(gradients: Sequence[Tensor | None]) -> list[int]:
+def _list_versions(gradients: Sequence[Tensor | None]) -> list[int]:
     return [-1 if gradient is None else gradient._version for gradient in gradients]

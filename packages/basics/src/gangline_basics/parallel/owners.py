@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
 from gangline.runtime import MatrixId
-from gangline.shard import Box, Registry, model_array
+from gangline.shard import Box, Registry, name_model_array
 
 if TYPE_CHECKING:
     from gangline.config.schema import OptimizerConfig
@@ -46,16 +46,16 @@ class Matrix:
         return prod(self.box.shape) * min(self.box.shape[-2:])
 
 
-def matrices_of(registry: Registry, name: str, ranks: Sequence[int]) -> list[Matrix]:
+def list_matrices(registry: Registry, name: str, ranks: Sequence[int]) -> list[Matrix]:
     """Those of the parameter `name`: one, or all of a stack. `ranks`: the global ranks of the comm."""
     indices = {rank: index for index, rank in enumerate(ranks)}
-    layout = registry[model_array(name)]
+    layout = registry[name_model_array(name)]
     lead, shape = layout.shape[:-2], layout.shape[-2:]
     found = {
         at: Matrix(MatrixId(name, index), Box((*at, 0, 0), (*(1 for _ in at), *shape)), [])
         for index, at in enumerate(product(*(range(length) for length in lead)))
     }
-    for box, held_by in registry.iterate_held(model_array(name)):
+    for box, held_by in registry.iterate_held(name_model_array(name)):
         holders = sorted(indices[rank] for rank in held_by if rank in indices)
         lengths = zip(box.offset[:-2], box.shape[:-2], strict=True)
         for at in product(*(range(first, first + length) for first, length in lengths)):
@@ -64,11 +64,11 @@ def matrices_of(registry: Registry, name: str, ranks: Sequence[int]) -> list[Mat
     return list(found.values())
 
 
-def batches(given: Iterable[T], measure: Callable[[T], tuple[int, int]], ranks: int) -> Iterator[list[T]]:
+def iterate_batches(items: Iterable[T], measure: Callable[[T], tuple[int, int]], ranks: int) -> Iterator[list[T]]:
     """Parameters whose matrices travel together. measure: (bytes, matrices) of one."""
     batch: list[T] = []
     size = count = 0
-    for one in given:
+    for one in items:
         nbytes, matrices = measure(one)
         batch.append(one)
         size, count = size + nbytes, count + matrices
@@ -79,7 +79,7 @@ def batches(given: Iterable[T], measure: Callable[[T], tuple[int, int]], ranks: 
         yield batch
 
 
-def owners_of(matrices: Sequence[Matrix], ranks: int) -> list[int]:
+def assign_owners(matrices: Sequence[Matrix], ranks: int) -> list[int]:
     """The rank of each matrix, by index of the comm."""
     share = sum(matrix.cost for matrix in matrices) / ranks
     load, owners = [0] * ranks, [0] * len(matrices)
@@ -91,12 +91,12 @@ def owners_of(matrices: Sequence[Matrix], ranks: int) -> list[int]:
     return owners
 
 
-def matrix_owners(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> dict[MatrixId, int]:
+def find_matrix_owners(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> dict[MatrixId, int]:
     """The global rank that maps each matrix of these parameters. ranks: global, those of the stage that has them."""
     return {
         matrix.id: ranks[owner]
-        for matrices in _batch(registry, names, ranks)
-        for matrix, owner in zip(matrices, owners_of(matrices, len(ranks)), strict=True)
+        for matrices in _batch_matrices(registry, names, ranks)
+        for matrix, owner in zip(matrices, assign_owners(matrices, len(ranks)), strict=True)
     }
 
 
@@ -105,32 +105,32 @@ def count_most_matrix_bytes(
 ) -> int:
     """What `optimizer` keeps of the matrices of these parameters on the rank, of `ranks`, that has most of it."""
     kept = dict.fromkeys(ranks, 0)
-    for id, owner in matrix_owners(registry, names, ranks).items():
-        kept[owner] += optimizer.matrix_bytes(registry[model_array(id.name)].shape[-2:], master=master)
+    for id, owner in find_matrix_owners(registry, names, ranks).items():
+        kept[owner] += optimizer.count_matrix_bytes(registry[name_model_array(id.name)].shape[-2:], master=master)
     return max(kept.values())
 
 
-def matrix_traffic(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> list[int]:
+def list_matrix_traffic(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> list[int]:
     """What `Runtime.map_matrices` of these parameters sends: for each batch, in two all-to-alls, the numbers that all
     `ranks` (global, those of a stage) together send: each part to its matrix's owner, and the result to each holder.
     """
-    return [_count_moved(matrices, len(ranks)) for matrices in _batch(registry, names, ranks)]
+    return [_count_moved(matrices, len(ranks)) for matrices in _batch_matrices(registry, names, ranks)]
 
 
-def _batch(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> Iterator[list[Matrix]]:
+def _batch_matrices(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> Iterator[list[Matrix]]:
     """The matrices of these parameters, those together that travel together."""
-    found = {name: matrices_of(registry, name, ranks) for name in names}
+    found = {name: list_matrices(registry, name, ranks) for name in names}
 
     def measure(name: str) -> tuple[int, int]:
-        return registry[model_array(name)].nbytes, len(found[name])
+        return registry[name_model_array(name)].nbytes, len(found[name])
 
-    for batch in batches(names, measure, len(ranks)):
+    for batch in iterate_batches(names, measure, len(ranks)):
         yield [matrix for name in batch for matrix in found[name]]
 
 
 def _count_moved(matrices: Sequence[Matrix], ranks: int) -> int:
     return sum(
         prod(part.box.shape) * (len(part.holders) + (-1 if owner in part.holders else 1))
-        for matrix, owner in zip(matrices, owners_of(matrices, ranks), strict=True)
+        for matrix, owner in zip(matrices, assign_owners(matrices, ranks), strict=True)
         for part in matrix.parts
     )

@@ -26,7 +26,7 @@ def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
         if isinstance(module, Linear):
             refuse_own(module, path, "product", F.linear)
             full = any(matches(pattern, path) for pattern in plan.master_dtype)
-            module.product = full_product if full else precision.linear
+            module.product = multiply_full if full else precision.linear
         elif isinstance(module, OwnProducts):
             module.multiply_by(precision)
 
@@ -41,7 +41,7 @@ def refuse_own(module: nn.Module, path: str, name: str, default: object) -> None
         )
 
 
-def full_product(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+def multiply_full(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     """x Wᵀ + b in the dtype of the weights."""
     return F.linear(x.to(w.dtype), w, b)
 
@@ -55,7 +55,7 @@ def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> 
     folds = {fold.name for fold in plan.folds}
     bound: set[str] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        fold = next((axis for axis in plan.cuts_of(name, parameter.dim()) if axis in folds), None)
+        fold = next((axis for axis in plan.get_cuts(name, parameter.dim()) if axis in folds), None)
         if fold is not None:
             bind_around(model, name, f"the fold {fold!r}", comm_of(fold), bound)
 
@@ -69,5 +69,5 @@ def finish_blocks(model: nn.Module, plan: Plan, finish: Finish) -> None:
 
 def finish_head(model: nn.Module, plan: Plan, finish: Finish) -> None:
     """Hand each block inside the head to `finish`, with its path."""
-    for path in plan.blocks_in_head([path for path, _ in model.named_modules()]):
+    for path in plan.list_blocks_in_head([path for path, _ in model.named_modules()]):
         finish(model.get_submodule(path), path)

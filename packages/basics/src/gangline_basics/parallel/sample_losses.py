@@ -34,7 +34,7 @@ def gather_in_order(
     coordinate: tuple[int, int],
     comm: Comm,
     device: torch.device,
-    each: int = 1,
+    losses_per_sample: int = 1,
 ) -> Tensor:
     """(width · count,) float64 in the host's memory: minus the loss of each sample, shares in order of their index.
 
@@ -42,8 +42,8 @@ def gather_in_order(
     are counted elsewhere. comm: all the ranks that hold a part; what they hold of one sample is added up. each: of more
     than one, losses are (each,), and (width · count, each) comes back.
     """
-    summed = comm.all_reduce(-_place(losses, count, coordinate, device, each)).cpu()
-    return summed if each == 1 else summed.view(-1, each)
+    summed = comm.all_reduce(-_place(losses, count, coordinate, device, losses_per_sample)).cpu()
+    return summed if losses_per_sample == 1 else summed.view(-1, losses_per_sample)
 
 
 @mark_traffic("loss")

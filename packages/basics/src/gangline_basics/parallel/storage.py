@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from gangline.model.buffers import list_filled_buffers, put
 from gangline.plan import Plan
 from gangline.precision import Precision
-from gangline.shard import dtype_name
+from gangline.shard import name_dtype
 
 
 def choose_kept_dtype(plan: Plan, name: str, precision: Precision) -> torch.dtype:
     """What the parameter `name` is kept in: master weights' dtype, unless the plan keeps it in fewer bits."""
-    said = plan.dtype_of(name)
+    said = plan.get_dtype(name)
     return precision.param_dtype if said is None else getattr(torch, said)
 
 
@@ -44,7 +44,7 @@ class WholeStorage:
         given = dict(model.named_parameters(remove_duplicate=False))
         names: dict[int, str] = {}  # of tensors that several modules share, tied by the plan or by being one
         for alias, parameter in given.items():
-            owner = plan.owner(alias)
+            owner = plan.get_owner(alias)
             parameter = given.get(owner, parameter)
             name = names.setdefault(id(parameter), owner)
             if name not in self.used:
@@ -73,11 +73,11 @@ class WholeStorage:
             if buffer.kept is not None:
                 self.buffers[buffer.kept] = local
 
-    def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
+    def get_shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Name -> (shape, dtype name) of all that a checkpoint keeps."""
-        return {name: (tuple(x.shape), dtype_name(x.dtype)) for name, x in self.arrays().items()}
+        return {name: (tuple(x.shape), name_dtype(x.dtype)) for name, x in self.get_arrays().items()}
 
-    def arrays(self) -> dict[str, Tensor]:
+    def get_arrays(self) -> dict[str, Tensor]:
         """Masters and buffers by name, as tensors that may be written."""
         return {name: x.detach() for name, x in (*self.masters.items(), *self.buffers.items())}
 

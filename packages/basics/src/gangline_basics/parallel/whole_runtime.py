@@ -16,18 +16,18 @@ from gangline.comm.purpose import mark_traffic
 from gangline.comm.solo import Solo
 from gangline.mesh import DATA_AXES
 from gangline.model import forward_context
-from gangline.model.buffers import listeners
+from gangline.model.buffers import iterate_listeners
 from gangline.model.forward_context import Collected
 from gangline.runtime import Job, MatrixId, ParamShard, Runtime, Sampling, ShardedParam, StepResult, Stop, Written
-from gangline.shard import Layout, Registry, Shard, model_array, parameter_of
+from gangline.shard import Layout, Registry, Shard, name_model_array, parse_parameter
 from gangline_basics.parallel import norm
 from gangline_basics.parallel.matrices import Matrices
 from gangline_basics.parallel.metrics import Tally
-from gangline_basics.parallel.microbatch import WholeModel, count_on_host, count_tokens, frame_of
+from gangline_basics.parallel.microbatch import WholeModel, count_on_host, count_tokens, make_frame
 from gangline_basics.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline_basics.parallel.sample_losses import check_share, gather_in_order, sum_evaluated
 from gangline_basics.parallel.storage import WholeStorage
-from gangline_basics.sampling.on_ranks import keeps, share_writing, writing
+from gangline_basics.sampling.on_ranks import keeps, prepare_model, share_writing
 
 
 class WholeRuntime(Runtime):
@@ -42,14 +42,14 @@ class WholeRuntime(Runtime):
         run, plan, model, mesh, comms, precision = job.run, job.plan, job.model, job.mesh, job.comms, job.precision
         self.precision, self.seed, self.deterministic = precision, run.seed, run.deterministic
         self._tree = job.composed.tree
-        self.comm: Comm = comms.axis(*DATA_AXES)
+        self.comm: Comm = comms.get_comm(*DATA_AXES)
         self.device, self.rank, self.groups = comms.device, comms.rank, groups
         self.storage = WholeStorage(model, plan, precision, comms.device)
         set_products(model, plan, precision)
         bind_folds(model, plan, lambda fold: Solo(fold, comms.rank))
         finish_blocks(model, plan, job.finish)
         self.model, self.stages = model, WholeModel(model, plan)
-        layouts = {model_array(name): Layout(*described) for name, described in self.storage.shapes().items()}
+        layouts = {name_model_array(name): Layout(*described) for name, described in self.storage.get_shapes().items()}
         self.registry = Registry.of(mesh, layouts, self.differs)
         self.data_coordinate = (mesh.index(mesh.coordinate(comms.rank), DATA_AXES), mesh.size(*DATA_AXES))
         self._masters = [self.storage.masters[name] for name in self.storage.trained]
@@ -57,7 +57,7 @@ class WholeRuntime(Runtime):
             list(zip(self.storage.trained, self._masters, strict=True)), self._measure_norm, is_local=True
         )
         self._tally = Tally(self.comm, comms.device, groups)
-        self._told = [(plan.emits_under(path), module) for path, module in listeners(model, "", plan)]
+        self._told = [(plan.get_emit_path(path), module) for path, module in iterate_listeners(model, "", plan)]
         self._emitted: dict[str, dict[str, Tensor]] = {}
 
     @abstractmethod
@@ -81,8 +81,8 @@ class WholeRuntime(Runtime):
         collected, losses, tokens = Collected(), [], None
         last = len(microbatches) - 1
         for index, batch in enumerate(microbatches):
-            with forward_context.frame(frame_of(batch, index, self.seed, collected)) as frame:
-                loss = self.stages.loss(batch)
+            with forward_context.frame(make_frame(batch, index, self.seed, collected)) as frame:
+                loss = self.stages.compute_loss(batch)
                 losses.append(loss.detach())
                 if tokens is None:
                     tokens = int(counted.wait())
@@ -104,33 +104,33 @@ class WholeRuntime(Runtime):
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, own_tokens)
 
     def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
-        losses, tokens = self._losses(microbatches), count_tokens(microbatches, self.device)[0]
+        losses, tokens = self._compute_losses(microbatches), count_tokens(microbatches, self.device)[0]
         return sum_evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.comm, self.device)
 
-    def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
+    def score(self, batches: Sequence[Batch], losses_per_sample: int = 1) -> Tensor:
         check_share(batches, self.comm, self.device)
-        losses = self._losses(batches)
-        return gather_in_order(losses, len(batches), self.data_coordinate, self.comm, self.device, each)
+        losses = self._compute_losses(batches)
+        return gather_in_order(losses, len(batches), self.data_coordinate, self.comm, self.device, losses_per_sample)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
     ) -> list[Written]:
         self.storage.refresh()
-        cached, forward = keeps(self._tree), self.stages.last_logits
-        with writing(self.model):
+        cached, forward = keeps(self._tree), self.stages.compute_last_logits
+        with prepare_model(self.model):
             return share_writing(
                 forward, prompts, sampling, cached=cached, comm=self.comm, device=self.device, stop=stop
             )
 
     @torch.no_grad()
-    def _losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
+    def _compute_losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
         """The loss of each microbatch, 0-d, in evaluation."""
         self.storage.refresh()
         self.model.eval()
         losses = []
         for index, batch in enumerate(microbatches):
-            with forward_context.frame(frame_of(batch, index, self.seed, None)):
-                losses.append(self.stages.loss(batch))
+            with forward_context.frame(make_frame(batch, index, self.seed, None)):
+                losses.append(self.stages.compute_loss(batch))
         self.model.train()
         return losses
 
@@ -141,12 +141,12 @@ class WholeRuntime(Runtime):
         self._norm.discard()
 
     def _measure_norm(self) -> Tensor:
-        return norm.global_norm(
+        return norm.compute_global_norm(
             [master.grad for master in self._masters if master.grad is not None], self.deterministic
         )
 
     def parameters(self) -> list[ShardedParam]:
-        held = {parameter_of(shard.name): shard for shard in self.shards()}
+        held = {parse_parameter(shard.name): shard for shard in self.shards()}
         return [
             ShardedParam(name, tuple(master.shape), (ParamShard(master, held[name]),))
             for name, master in zip(self.storage.trained, self._masters, strict=True)
@@ -157,17 +157,17 @@ class WholeRuntime(Runtime):
         return Matrices(self.registry, self.comm, self.parameters(), self.device)
 
     def map_matrices(
-        self, function: Callable[[Tensor, MatrixId], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+        self, function: Callable[[Tensor, MatrixId], Tensor], inputs: Iterable[tuple[str, Sequence[Tensor]]]
     ) -> Iterator[tuple[str, Sequence[Tensor]]]:
-        return self._matrices.map(function, given)
+        return self._matrices.map(function, inputs)
 
-    def matrix_owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
-        return self._matrices.owners(names)
+    def find_matrix_owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
+        return self._matrices.find_owners(names)
 
     def shards(self) -> Iterator[Shard]:
-        for name, array in self.storage.arrays().items():
-            ((box, primary),) = self.registry.list_rank_boxes(model_array(name), self.rank)
-            yield Shard(model_array(name), tuple(array.shape), array.dtype, box.offset, array, primary)
+        for name, array in self.storage.get_arrays().items():
+            ((box, primary),) = self.registry.list_rank_boxes(name_model_array(name), self.rank)
+            yield Shard(name_model_array(name), tuple(array.shape), array.dtype, box.offset, array, primary)
 
     @torch.no_grad()
     def finish_update(self) -> None:

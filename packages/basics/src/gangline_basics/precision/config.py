@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class Fp32(PrecisionConfig):
     """Everything in float32."""
 
-    def sizes(self) -> ItemSizes:
+    def get_sizes(self) -> ItemSizes:
         return ItemSizes(compute=4, master=4, gradient=4, wire=4)
 
-    def products(self) -> str:
+    def get_product_format(self) -> str:
         return "fp32"
 
 
@@ -30,10 +30,10 @@ class Fp32(PrecisionConfig):
 class Fp64(PrecisionConfig):
     """Everything in float64: to tell rounding from a mistake."""
 
-    def sizes(self) -> ItemSizes:
+    def get_sizes(self) -> ItemSizes:
         return ItemSizes(compute=8, master=8, gradient=8, wire=8)
 
-    def products(self) -> str:
+    def get_product_format(self) -> str:
         return "fp64"
 
 
@@ -52,7 +52,7 @@ class Fp16(PrecisionConfig):
     growth_interval: PositiveInt = 2000  # finite steps in a row after which the scale doubles
     min_scale: PositiveFloat = 1.0  # it is halved after a step that is not finite, down to this
 
-    def products(self) -> str:
+    def get_product_format(self) -> str:
         return "fp16"
 
     def check(self, run: Run) -> list[Problem]:
@@ -66,20 +66,20 @@ PARTS = (
     Part(
         name="fp32",
         config=Fp32,
-        build="gangline_basics.precision.plain:fp32",
+        build="gangline_basics.precision.plain:build_fp32",
         summary="Everything in float32",
         default=True,
     ),
     Part(
         name="fp64",
         config=Fp64,
-        build="gangline_basics.precision.plain:fp64",
+        build="gangline_basics.precision.plain:build_fp64",
         summary="Everything in float64, for tests",
     ),
     Part(
         name="bf16",
         config=Bf16,
-        build="gangline_basics.precision.plain:bf16",
+        build="gangline_basics.precision.plain:build_bf16",
         summary="Compute in bfloat16, float32 master weights and optimizer state",
     ),
     Part(

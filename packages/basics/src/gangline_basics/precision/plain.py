@@ -27,16 +27,16 @@ class Plain(CastPrecision):
     """Nothing besides: no loss scale, no state."""
 
 
-def fp32(config: PrecisionConfig, run: Run) -> Plain:
+def build_fp32(config: PrecisionConfig, run: Run) -> Plain:
     """The precision `fp32`."""
     return Plain(torch.float32, torch.float32)
 
 
-def fp64(config: PrecisionConfig, run: Run) -> Plain:
+def build_fp64(config: PrecisionConfig, run: Run) -> Plain:
     """The precision `fp64`."""
     return Plain(torch.float64, torch.float64)
 
 
-def bf16(config: PrecisionConfig, run: Run) -> Plain:
+def build_bf16(config: PrecisionConfig, run: Run) -> Plain:
     """The precision `bf16`."""
     return Plain(torch.bfloat16, torch.float32)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from gangline.cli import notes_by, wide_open
-from gangline.errors import printable
-from gangline.record import describe_missing, plain
-from gangline_basics.runs.listing import STATES, RunSummary, summaries
+from gangline.cli import make_notes, open_console
+from gangline.errors import escape_controls
+from gangline.record import describe_missing, to_plain
+from gangline_basics.runs.listing import STATES, RunSummary, read_summaries
 
 STYLES = {"running": "green", "failed": "red", "killed": "red", "damaged": "red", "stopped": "yellow"}
 
@@ -27,13 +27,13 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line, for scripts")
     options = parser.parse_args(list(argv))
-    found = [run for run in summaries(options.folder) if not options.state or run.state in options.state]
+    found = [run for run in read_summaries(options.folder) if not options.state or run.state in options.state]
     for run in found:
         if run.unreadable:
-            notes_by("gangline runs")(describe_missing(Path(run.directory) / "metrics.jsonl", run.unreadable))
+            make_notes("gangline runs")(describe_missing(Path(run.directory) / "metrics.jsonl", run.unreadable))
     if options.json:
         for run in found:
-            print(json.dumps(plain(asdict(run)), allow_nan=False))
+            print(json.dumps(to_plain(asdict(run)), allow_nan=False))
         return 0
     if not found:
         print(f"There are no such runs in {options.folder}.")
@@ -46,7 +46,7 @@ def _print(found: list[RunSummary], folder: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from gangline.cli.terminal import quantity
+    from gangline.cli.terminal import format_quantity
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("directory", "name"):
@@ -60,9 +60,9 @@ def _print(found: list[RunSummary], folder: Path) -> None:
         shown = place.relative_to(folder) if place != folder else place
         step = f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
         loss = "" if run.loss is None else f"{run.loss:.4f}"
-        rate = "" if run.tokens_per_second is None else quantity(run.tokens_per_second)
+        rate = "" if run.tokens_per_second is None else format_quantity(run.tokens_per_second)
         state = Text(run.state, STYLES.get(run.state, ""))
         words = " ".join(run.words.split())
-        cells = [Text(printable(cell)) for cell in (str(shown), run.name)]
-        table.add_row(*cells, step, loss, rate, state, Text(printable(words)))
-    wide_open().print(table)
+        cells = [Text(escape_controls(cell)) for cell in (str(shown), run.name)]
+        table.add_row(*cells, step, loss, rate, state, Text(escape_controls(words)))
+    open_console().print(table)

@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from gangline.cli import wide_open
-from gangline.errors import printable
-from gangline.record import plain
+from gangline.cli import open_console
+from gangline.errors import escape_controls
+from gangline.record import to_plain
 from gangline.run.directory import RunDirectory
-from gangline_basics.figure import integers, legend, style, subplots, write_figure
-from gangline_basics.runs.curves import Curve, curve, draw_curve
+from gangline_basics.figure import add_legend, make_subplots, use_integer_ticks, use_style, write_figure
+from gangline_basics.runs.curves import Curve, draw_curve, read_curve
 from gangline_basics.runs.run_figure import run_figure
 
 if TYPE_CHECKING:
@@ -42,15 +42,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
     options = parser.parse_args(list(argv))
     alone, metric = len(options.runs) == 1, options.metric or "loss"
-    names = _short(options.runs)
-    different = differences([RunDirectory.open(path).content() for path in options.runs])
-    found = [curve(path, metric, options.over) for path in options.runs]
+    names = _shorten(options.runs)
+    different = find_differences([RunDirectory.open(path).read_content() for path in options.runs])
+    found = [read_curve(path, metric, options.over) for path in options.runs]
     if options.picture:
         whole = alone and options.metric is None
-        drawn = run_figure(options.runs[0], options.over) if whole else picture(names, found, metric, options.over)
+        drawn = run_figure(options.runs[0], options.over) if whole else draw_picture(names, found, metric, options.over)
         write_figure(drawn, options.picture, "--picture", (".svg", ".png"))
     if options.json:
-        print(json.dumps(plain({"runs": options.runs, "options": different, metric: found}), allow_nan=False))
+        print(json.dumps(to_plain({"runs": options.runs, "options": different, metric: found}), allow_nan=False))
         return 0
     if not alone:
         _print_differences(names, different)
@@ -60,27 +60,27 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def differences(contents: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+def find_differences(contents: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     """Option -> its value in each run, of those that are not the same in all; a run that lacks one has null."""
-    flat = [_flat(content) for content in contents]
+    flat = [_flatten(content) for content in contents]
     keys = list(dict.fromkeys(key for each in flat for key in each))
     values = {key: [each.get(key) for each in flat] for key in keys if key not in ASIDE}
     return {key: row for key, row in values.items() if any(value != row[0] for value in row)}
 
 
-@style()
-def picture(names: Sequence[str], curves: Sequence[Curve], metric: str, over: str) -> Figure:
+@use_style()
+def draw_picture(names: Sequence[str], curves: Sequence[Curve], metric: str, over: str) -> Figure:
     """Return the figure of the curves over each other."""
     labels = [textwrap.fill(name, 30) for name in names]
     finite = any(math.isfinite(value) for points in curves for _, value in points)
     about = "" if finite else "No run has a step yet."
     high = max(3.5, 0.19 * sum(len(label.splitlines()) for label in labels) + 0.2)  # inches; the legend has room
-    figure, (axes,) = subplots(f"{metric} of {', '.join(names)}", about, [high])
+    figure, (axes,) = make_subplots(f"{metric} of {', '.join(names)}", about, [high])
     for label, points in zip(labels, curves, strict=True):
         draw_curve(axes, points, label)
     axes.set(xlabel=over, ylabel=metric)
-    integers(*[axes.xaxis] * (over != "hours"))
-    legend(axes)
+    use_integer_ticks(*[axes.xaxis] * (over != "hours"))
+    add_legend(axes)
     return figure
 
 
@@ -90,12 +90,15 @@ def _print_differences(names: Sequence[str], different: dict[str, list[Any]]) ->
     if not different:
         print("Their configurations are the same.")
         return
-    table = _table("option", names)
+    table = _make_table("option", names)
     for key, row in different.items():
         table.add_row(
-            *(Text(printable(cell)) for cell in (key, *("null" if value is None else str(value) for value in row)))
+            *(
+                Text(escape_controls(cell))
+                for cell in (key, *("null" if value is None else str(value) for value in row))
+            )
         )
-    wide_open().print(table)
+    open_console().print(table)
 
 
 def _print_curves(names: Sequence[str], curves: Sequence[Curve], metric: str, over: str) -> None:
@@ -105,16 +108,16 @@ def _print_curves(names: Sequence[str], curves: Sequence[Curve], metric: str, ov
         return
     last = len(places) - 1
     rows = [places[round(i * last / (ROWS - 1))] for i in range(ROWS)]
-    table = _table(over, names)
+    table = _make_table(over, names)
     for place in dict.fromkeys(rows):
         table.add_row(f"{place:.6g}", *(_format_at(each, place) for each in curves))
-    table.add_row("best", *(_best(each) for each in curves))
+    table.add_row("best", *(_format_best(each) for each in curves))
     table.add_row("median of the last tenth", *(_format_late(each) for each in curves))
     print(f"\n{metric}")
-    wide_open().print(table)
+    open_console().print(table)
 
 
-def _table(first: str, names: Sequence[str]) -> Any:
+def _make_table(first: str, names: Sequence[str]) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -130,7 +133,7 @@ def _format_at(curve: Curve, place: float) -> str:
     return f"{before[-1]:.4f}" if before and place <= curve[-1][0] else ""
 
 
-def _best(curve: Curve) -> str:
+def _format_best(curve: Curve) -> str:
     finite = [y for _, y in curve if math.isfinite(y)]
     return f"{min(finite):.4f}" if finite else ""
 
@@ -140,18 +143,18 @@ def _format_late(curve: Curve) -> str:
     return f"{median(late):.4f}" if late else ""
 
 
-def _short(paths: Sequence[str]) -> list[str]:
+def _shorten(paths: Sequence[str]) -> list[str]:
     """Their last folders' names, where these differ; else the paths."""
     names = [Path(path).resolve().name for path in paths]
     return names if len(set(names)) == len(names) else list(paths)
 
 
-def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
+def _flatten(content: Any, prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in content.items():
         path = f"{prefix}{key}"
         if isinstance(value, dict) and value:
-            found |= _flat(value, f"{path}.")
+            found |= _flatten(value, f"{path}.")
         else:
             found[path.removeprefix("parts.")] = value
     return found

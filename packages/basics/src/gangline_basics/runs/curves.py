@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangline.cli import notes_by
+from gangline.cli import make_notes
 from gangline.config.suggest import suggest_near
 from gangline.errors import UserError
-from gangline.record import StepRecord, numbers, read_records
+from gangline.record import StepRecord, list_numbers, read_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 Curve = list[tuple[float, float]]
 
 
-def curve(run_dir: str | Path, metric: str, over: str) -> Curve:
+def read_curve(run_dir: str | Path, metric: str, over: str) -> Curve:
     """(place along the axis, value) of each step that has the number. Raises UserError where no step does."""
     found: Curve = []
     known: set[str] = set()
     lists: set[str] = set()
     tokens, began = 0, 0.0
-    records = _records(Path(run_dir) / "metrics.jsonl")
+    records = _read_records(Path(run_dir) / "metrics.jsonl")
     for record in records:
         tokens += record.tokens
         began = began or record.time - record.step_seconds
-        for name, value in numbers(record).items():
+        for name, value in list_numbers(record).items():
             if isinstance(value, list):
                 lists.add(name)
                 continue
@@ -43,7 +43,7 @@ def curve(run_dir: str | Path, metric: str, over: str) -> Curve:
     return found
 
 
-def _records(path: Path) -> list[StepRecord]:
+def _read_records(path: Path) -> list[StepRecord]:
     """A note counts lines without a record.
 
     Raises UserError for a file that cannot be read, holds no record, or is of another version.
@@ -61,7 +61,7 @@ def _records(path: Path) -> list[StepRecord]:
     if told and not records:
         raise UserError(f"{path} is damaged.", "No line of it holds the record of a step.")
     for note in told:
-        notes_by("gangline compare")(note)
+        make_notes("gangline compare")(note)
     return records
 
 

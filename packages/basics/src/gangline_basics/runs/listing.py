@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
-from gangline.record import newest, record_of
+from gangline.record import keep_newest, record_of
 from gangline.run import ending, events
 from gangline.run.directory import RunDirectory
 from gangline.run.generation import read_most_steps
@@ -51,7 +51,7 @@ class RunSummary:
     unreadable: int = 0
 
 
-def summaries(folder: str | Path) -> list[RunSummary]:
+def read_summaries(folder: str | Path) -> list[RunSummary]:
     """Of all runs in a folder and in its folders, the one last written to last; of the folder itself, if it is a run.
 
     Raises UserError where the folder is missing or cannot be read.
@@ -60,21 +60,21 @@ def summaries(folder: str | Path) -> list[RunSummary]:
     if not place.is_dir():
         raise UserError(f"there is no folder {folder}.", "Runs lie in runs/, unless run.dir says otherwise.")
     try:
-        found = [place] if _is_run(place) else list(_runs_in(place, depth=2))
+        found = [place] if _is_run(place) else list(_iterate_runs(place, depth=2))
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}.") from error
-    return sorted(map(summary, found), key=lambda one: (one.time, one.directory))
+    return sorted(map(read_summary, found), key=lambda one: (one.time, one.directory))
 
 
-def summary(directory: Path) -> RunSummary:
+def read_summary(directory: Path) -> RunSummary:
     """One run's row; nothing that its files hold raises."""
     name, step, steps, unreadable, written = directory.name, 0, None, 0, _read_last_write(directory)
     record: dict[str, Any] = {}
     try:
         record, unreadable = _record(directory)
         step = int(record.get("step") or _count_steps(directory))
-        told = [event for event in _tail(directory / events.FILE, _event_of) if event is not None]
-        own = RunDirectory(directory).content().get("run") or {}
+        told = [event for event in _read_tail(directory / events.FILE, _parse_event) if event is not None]
+        own = RunDirectory(directory).read_content().get("run") or {}
         state, words = _state(directory, record, told, written)
         name, steps = str(own.get("name") or directory.name), own.get("steps")
     except UserError as error:
@@ -85,8 +85,8 @@ def summary(directory: Path) -> RunSummary:
         state=state,
         step=step,
         steps=steps if isinstance(steps, int) else None,
-        loss=_number(record.get("loss")),
-        tokens_per_second=_number(record.get("tokens_per_second")),
+        loss=_parse_number(record.get("loss")),
+        tokens_per_second=_parse_number(record.get("tokens_per_second")),
         words=words,
         time=written,
         unreadable=unreadable,
@@ -124,7 +124,7 @@ def _may_be_run(directory: Path) -> bool:
         return True
 
 
-def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
+def _iterate_runs(folder: Path, depth: int) -> Iterator[Path]:
     """Run directories below, a sweep's among them: a folder of runs in a folder of runs."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
@@ -133,16 +133,16 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
             yield path
         elif depth > 1:
             with suppress(PermissionError):
-                yield from _runs_in(path, depth - 1)
+                yield from _iterate_runs(path, depth - 1)
 
 
 def _record(directory: Path) -> tuple[dict[str, Any], int]:
     """The newest whole record, {} where there is none, and how many lines at the end of the file are missed."""
-    found, missed = newest(_tail(directory / "metrics.jsonl", record_of))
+    found, missed = keep_newest(_read_tail(directory / "metrics.jsonl", record_of))
     return (found[-1] if found else {}), missed
 
 
-def _event_of(line: bytes) -> dict[str, Any] | None:
+def _parse_event(line: bytes) -> dict[str, Any] | None:
     with suppress(ValueError, RecursionError):
         content = json.loads(line)
         if isinstance(content, dict):
@@ -150,7 +150,7 @@ def _event_of(line: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> list[dict[str, Any] | None]:
+def _read_tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> list[dict[str, Any] | None]:
     """What `read` finds in lines from the end of a file, so many that it finds something in one, where it does in any.
 
     A last line without an end is left out where nothing is found in it: it is being written.
@@ -186,7 +186,7 @@ def _count_steps(directory: Path) -> int:
     return 0
 
 
-def _number(value: Any) -> float | None:
+def _parse_number(value: Any) -> float | None:
     """A number, also one that JSON had to keep as a string."""
     try:
         return None if value is None else float(value)

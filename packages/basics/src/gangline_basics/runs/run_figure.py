@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
 from gangline.storage.files import open_own
-from gangline_basics.figure import integers, legend, render, style, subplots
-from gangline_basics.runs.curves import Curve, curve, draw_curve
+from gangline_basics.figure import add_legend, make_subplots, render, use_integer_ticks, use_style
+from gangline_basics.runs.curves import Curve, draw_curve, read_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,19 +22,19 @@ POINTS = 1000  # of a curve; a longer one is drawn as means of its neighbours
 LARGEST = 200_000_000  # bytes of metrics.jsonl that the end of a run reads: seconds
 
 
-@style()
+@use_style()
 def run_figure(run_dir: str | Path, over: str = "step") -> Figure:
     """Return the figure of a run from its metrics.jsonl. Raises UserError for a file that cannot be read."""
-    curves = {metric: thin(curve(run_dir, metric, over)) for metric in ("loss", "learning_rate")}
-    figure, (above, below) = subplots(f"Loss of {Path(run_dir).resolve().name}", heights=[3.2, 1], sharex=True)
+    curves = {metric: thin(read_curve(run_dir, metric, over)) for metric in ("loss", "learning_rate")}
+    figure, (above, below) = make_subplots(f"Loss of {Path(run_dir).resolve().name}", heights=[3.2, 1], sharex=True)
     draw_curve(above, curves["loss"], "training")
     draw_curve(below, curves["learning_rate"], "")
     with contextlib.suppress(UserError):  # no step has it
-        draw_curve(above, thin(curve(run_dir, "validation_loss", over)), "validation")
-        legend(above)
+        draw_curve(above, thin(read_curve(run_dir, "validation_loss", over)), "validation")
+        add_legend(above)
     above.set(ylabel="loss (nats)")
     below.set(xlabel=over, ylabel="learning rate")
-    integers(*[below.xaxis] * (over != "hours"))
+    use_integer_ticks(*[below.xaxis] * (over != "hours"))
     return figure
 
 
@@ -50,10 +50,10 @@ def write_run_figure(run_dir: str | Path) -> Path | None:
     return path
 
 
-def thin(each: Curve) -> Curve:
+def thin(curve: Curve) -> Curve:
     """Return at most `POINTS` points of a curve: means of neighbours, without values that are not finite."""
-    size = max(1, math.ceil(len(each) / POINTS))
-    groups = (each[start : start + size] for start in range(0, len(each), size))
+    size = max(1, math.ceil(len(curve) / POINTS))
+    groups = (curve[start : start + size] for start in range(0, len(curve), size))
     return [(group[-1][0], _mean([y for _, y in group if math.isfinite(y)])) for group in groups]
 
 

@@ -15,7 +15,7 @@ from gangline_basics.checkpoint.weights import add_weights
 def main(argv: Sequence[str]) -> int:
     """Print each prompt and what the model writes after it. Raises UserError for words that do not fit together."""
     parser = argparse.ArgumentParser(prog="gangline sample", description="Write text with the model of a run.")
-    _words(parser)
+    _add_arguments(parser)
     options = parser.parse_args(list(argv))
 
     from gangline_basics.sampling.prompts import read_prompts
@@ -26,7 +26,9 @@ def main(argv: Sequence[str]) -> int:
     texts = []
     for number, prompt in enumerate(prompts, 1):
         if options.chat:
-            texts.append(sampler.chat([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt))
+            texts.append(
+                sampler.render_chat([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+            )
         elif isinstance(prompt, str):
             texts.append(prompt)
         else:
@@ -56,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _words(parser: argparse.ArgumentParser) -> None:
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the run's directory")
     parser.add_argument("--prompt", action="append", default=[], help="what a text begins with; give it several times")
     parser.add_argument(
@@ -78,7 +80,7 @@ def _words(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stop",
-        type=_word,
+        type=_parse_word,
         action="append",
         default=[],
         metavar="TEXT",
@@ -102,7 +104,7 @@ def _require_least(least: float, kind: type):
     return parse
 
 
-def _word(text: str) -> str:
+def _parse_word(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("the empty text is before every token")
     return text

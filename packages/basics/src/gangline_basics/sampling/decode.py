@@ -29,8 +29,8 @@ def decode(
 ) -> list[Written]:
     """What follows each prompt (of at least one token), the same as if it were alone.
 
-    cached: whether all modules say how they take one more token (`Node.decodes`). Where one does not, it may look at
-    other rows or at later tokens, so each text is written by itself and computed anew for each token.
+    cached: whether all modules say how they take one more token (`Node.get_decoding`). Where one does not, it may look
+    at other rows or at later tokens, so each text is written by itself and computed anew for each token.
     first: number of the first prompt among all that are written; further ones count on.
     """
     if not prompts or not sampling.tokens:
@@ -61,14 +61,14 @@ class _Rows:
         self.cache = Cache(self.longest + sampling.tokens) if cached else None
 
     def write(self, forward: Forward) -> list[Written]:
-        batch = self._first()
+        batch = self._make_first()
         for step in range(self.sampling.tokens):
             drawn = draw(forward(batch), self.sampling, self.numbers_B, step)
             for row, token in enumerate(drawn):
                 self._take(row, token)
             if None not in self.why or step + 1 == self.sampling.tokens:
                 break
-            batch = self._next(drawn, step)
+            batch = self._make_next(drawn, step)
         return [Written(tokens, why or "length") for tokens, why in zip(self.written, self.why, strict=True)]
 
     def _take(self, row: int, token: int) -> None:
@@ -81,23 +81,27 @@ class _Rows:
         if self.stop is not None and self.stop(self.written[row]):
             self.why[row] = "stop"
 
-    def _first(self) -> Batch:
+    def _make_first(self) -> Batch:
         """The prompts, filled up on the left with tokens of another document."""
         gaps_B1 = torch.tensor([[self.longest - len(prompt)] for prompt in self.prompts])
         tokens_BT = torch.tensor([[0] * (self.longest - len(prompt)) + list(prompt) for prompt in self.prompts])
         position_BT = torch.arange(self.longest) - gaps_B1
         document_BT = (position_BT >= 0).long() if bool(gaps_B1.any()) else None
-        return self._batch(tokens_BT, position_BT.clamp(min=0), document_BT)
+        return self._make_batch(tokens_BT, position_BT.clamp(min=0), document_BT)
 
-    def _next(self, drawn: list[int], step: int) -> Batch:
+    def _make_next(self, drawn: list[int], step: int) -> Batch:
         if self.cache is None:
             row = torch.tensor([[*self.prompts[0], *self.written[0]]])
-            return self._batch(row, torch.arange(row.shape[1])[None], None)
+            return self._make_batch(row, torch.arange(row.shape[1])[None], None)
         position_B1 = torch.tensor([[len(prompt) + step] for prompt in self.prompts])
         padded = any(len(prompt) < self.longest for prompt in self.prompts)
-        return self._batch(torch.tensor(drawn)[:, None], position_B1, torch.ones_like(position_B1) if padded else None)
+        return self._make_batch(
+            torch.tensor(drawn)[:, None], position_B1, torch.ones_like(position_B1) if padded else None
+        )
 
-    def _batch(self, tokens_BT: torch.Tensor, position_BT: torch.Tensor, document_BT: torch.Tensor | None) -> Batch:
+    def _make_batch(
+        self, tokens_BT: torch.Tensor, position_BT: torch.Tensor, document_BT: torch.Tensor | None
+    ) -> Batch:
         return Batch(
             tokens=tokens_BT,
             targets=tokens_BT,  # nobody asks for a loss here

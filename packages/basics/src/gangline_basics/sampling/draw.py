@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gangline.draws import uniforms
+from gangline.draws import draw_uniforms
 from gangline.errors import UserError
 from gangline.runtime import Sampling
 
@@ -24,7 +24,7 @@ def draw(logits_BV: Tensor, sampling: Sampling, numbers_B: Tensor, step: int) ->
     if sampling.temperature == 0:
         return logits_BV.numpy().argmax(-1).tolist()  # ten times as fast as torch's on a CPU
     logits_BV = logits_BV.double()
-    p_BV = _probabilities(logits_BV / sampling.temperature, sampling)
+    p_BV = _compute_probabilities(logits_BV / sampling.temperature, sampling)
     if p_BV.isnan().any():  # an infinite logit, or one that such a small temperature makes infinite
         raise UserError(
             f"the probabilities at temperature {sampling.temperature:g} are not numbers.",
@@ -32,12 +32,12 @@ def draw(logits_BV: Tensor, sampling: Sampling, numbers_B: Tensor, step: int) ->
             "A temperature of 0 takes the likeliest token.",
         )
     up_to_BV = p_BV.cumsum(-1)
-    place_B1 = uniforms(sampling.seed, step, numbers_B, "token").double()[:, None] * up_to_BV[:, -1:]
+    place_B1 = draw_uniforms(sampling.seed, step, numbers_B, "token").double()[:, None] * up_to_BV[:, -1:]
     # The first token whose cumulated probability is above the place: never one of probability 0.
     return torch.searchsorted(up_to_BV, place_B1, right=True).squeeze(1).clamp_(max=p_BV.shape[1] - 1).tolist()
 
 
-def _probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
+def _compute_probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
     """Of the tokens that may be drawn; the others have 0. Tokens as likely as the last of the top k are all kept."""
     if sampling.top_k is not None and sampling.top_k < logits_BV.shape[1]:
         least_B1 = logits_BV.topk(sampling.top_k).values[:, -1:]

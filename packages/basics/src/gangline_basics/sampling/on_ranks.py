@@ -17,12 +17,12 @@ from gangline_basics.sampling.decode import Forward, decode
 
 
 def keeps(tree: Node) -> bool:
-    """Whether all modules of a model say how they take one more token (`Node.decodes`)."""
+    """Whether all modules of a model say how they take one more token (`Node.get_decoding`)."""
     return not list_recomputed(tree)
 
 
 @contextmanager
-def writing(model: nn.Module) -> Iterator[None]:
+def prepare_model(model: nn.Module) -> Iterator[None]:
     """Within, `model` is in evaluation, without gradients, and what is compiled runs as it was written.
 
     Each length of a text would be compiled anew.

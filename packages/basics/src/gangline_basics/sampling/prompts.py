@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
-from gangline_basics.data.chat_rows import messages_of
+from gangline_basics.data.chat_rows import parse_messages
 from gangline_basics.data.formats import is_lines
 
 Prompt = str | list[dict[str, Any]]  # a text, or a conversation
@@ -26,19 +26,19 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         raise UserError(f"--prompts {path} cannot be read.", str(error)) from error
     of_json = is_lines(str(path))
     lines = [line.removesuffix("\r") for line in text.split("\n")]  # `splitlines` also cuts at what JSON may hold
-    found = [_prompt(line, f"{path}:{n}") if of_json else line for n, line in enumerate(lines, 1) if line.strip()]
+    found = [_parse_prompt(line, f"{path}:{n}") if of_json else line for n, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise UserError(f"--prompts {path} has no prompt in it.", "A prompt is a line, of a .jsonl a line of JSON.")
     return found
 
 
-def _prompt(line: str, where: str) -> Prompt:
+def _parse_prompt(line: str, where: str) -> Prompt:
     try:
         value = json.loads(line)
     except ValueError as error:
         raise UserError(f"{where} is no JSON.", str(error)) from error
     if isinstance(value, dict) and "messages" in value:
-        return messages_of(value["messages"], where)
+        return parse_messages(value["messages"], where)
     text = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise UserError(f"{where} is no prompt: {line:.60}", 'Write "...", {"prompt": "..."} or {"messages": [...]}.')

@@ -28,16 +28,16 @@ from gangline.model.seams import list_recomputed
 from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
 from gangline.runtime import Sampling, Stop, Why, Written
-from gangline.shard import MODEL, Layout, Registry, Shard, dtype_name, model_array
-from gangline_basics.checkpoint.weights import weights_under
-from gangline_basics.data.chat import TemplateRefusal, template_of
+from gangline.shard import MODEL, Layout, Registry, Shard, name_dtype, name_model_array
+from gangline_basics.checkpoint.weights import find_weights_under
+from gangline_basics.data.chat import TemplateRefusal, read_template
 from gangline_basics.data.codec import TextCodec, TokenizerCodec
 from gangline_basics.model.columns import lay_out_by_columns
 from gangline_basics.model.packed import pack_weights
 from gangline_basics.parallel.prepare import bind_folds
 from gangline_basics.sampling.decode import decode
 from gangline_basics.sampling.prompts import check_lengths
-from gangline_basics.sampling.text import codec_of, cut_at_stop, decode_after, encode, ends_of, spell
+from gangline_basics.sampling.text import build_codec, cut_at_stop, decode_after, encode, find_ends, spell
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -66,8 +66,8 @@ class Writer(ABC):
 
     def __init__(self, run: Run, usual: int = USUAL) -> None:
         self.run, self.usual = run, usual
-        self.codec = codec_of(run)
-        self.ends = ends_of(run, self.codec)
+        self.codec = build_codec(run)
+        self.ends = find_ends(run, self.codec)
         self.context = run.batch.sequence_length
 
     @abstractmethod
@@ -81,12 +81,12 @@ class Writer(ABC):
     @cached_property
     def template(self) -> RendersChats:
         """What the run's data wrote conversations by, else the tokenizer's own. Raises UserError if there is none."""
-        found = self.run.data.chat_template(self.run)
+        found = self.run.data.build_chat_template(self.run)
         if found is None and not isinstance(self.codec, TextCodec):
             raise UserError("nobody knows the tokenizer of this run's data, and so no chat template.")
-        return found or template_of(self.codec.path if isinstance(self.codec, TokenizerCodec) else None)
+        return found or read_template(self.codec.path if isinstance(self.codec, TokenizerCodec) else None)
 
-    def chat(self, messages: Sequence[dict[str, Any]]) -> str:
+    def render_chat(self, messages: Sequence[dict[str, Any]]) -> str:
         """A conversation as text up to where the answer begins, as in the run's data. Raises UserError."""
         try:
             return self.template.render(list(messages), prompt=True)
@@ -184,23 +184,23 @@ def load_model(
     tree, plan = compose_model(run)
     model = construct(tree)
     bind_folds(model, plan, Solo)
-    materialise(model, plan, device=_device(device))
-    whole = {name: tensor for name, tensor in model.state_dict().items() if plan.owner(name) == name}
-    stored = kept.arrays(id)
-    arrays = weights_under(weights, stored, whole)
+    materialise(model, plan, device=_choose_device(device))
+    whole = {name: tensor for name, tensor in model.state_dict().items() if plan.get_owner(name) == name}
+    stored = kept.read_shapes(id)
+    arrays = find_weights_under(weights, stored, whole)
     shards = [
-        Shard(arrays.get(name, model_array(name)), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
+        Shard(arrays.get(name, name_model_array(name)), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
         for name, tensor in whole.items()
     ]
-    record = kept.document(id).get("base", {})
+    record = kept.read_document(id).get("base", {})
     shards = BaseWeights(run, tree, plan).fill(shards, stored, record, f"checkpoint {id}")
-    layouts = {shard.name: Layout(shard.global_shape, dtype_name(shard.dtype)) for shard in shards}
+    layouts = {shard.name: Layout(shard.global_shape, name_dtype(shard.dtype)) for shard in shards}
     kept.load(id, shards, Registry.of(Mesh.of({}), layouts))
     lay_out_by_columns(model)
     return model
 
 
-def _device(name: str | torch.device | None) -> torch.device:
+def _choose_device(name: str | torch.device | None) -> torch.device:
     """By default a GPU where there is one. Raises UserError for a device that is not here."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -225,14 +225,15 @@ def generate(
 ) -> list[Written]:
     """What a whole model on one device writes after each prompt (of at least one token).
 
-    model: has `hidden(batch)` -> (B, T, D) and a `head` with `logits(hidden)` -> (B, T, V). cached: as `decode` has it.
+    model: has `hidden(batch)` -> (B, T, D) and a `head` with `compute_logits(hidden)` -> (B, T, V).
+    cached: as `decode` has it.
     Of several prompts on a CPU the model's float32 matrices are held a second time meanwhile (`pack_weights`).
     """
     was_training = model.training
     model.eval()
 
     def forward(batch: Batch) -> Tensor:
-        return model.head.logits(model.hidden(batch)[:, -1:])[:, -1]
+        return model.head.compute_logits(model.hidden(batch)[:, -1:])[:, -1]
 
     several = len(prompts) > 1 and cached and sampling.tokens >= WORTH_PACKING
     try:
@@ -249,7 +250,7 @@ def _choose(kept: Checkpointer, run: Run, wanted: str | None) -> CheckpointId:
         why = "A run saves at its end, and before that as checkpoint.every says." if kept.keeps else "checkpoint=off."
         raise UserError(f"{run.job.dir} has no checkpoint to sample from.", why)
     if wanted is None:
-        return kept.latest() or held[-1]
+        return kept.find_latest() or held[-1]
     found = CheckpointId.parse(wanted)
     if found not in held:
         raise UserError(

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from gangline.errors import UserError
 from gangline.plugin import registry
 from gangline_basics.data.codec import TextCodec, TokenizerCodec
-from gangline_basics.data.named_tokens import generation_config, special_tokens
+from gangline_basics.data.named_tokens import read_generation_config, read_special_tokens
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline.data.vocabulary import Codec
 
 
-def codec_of(run: Run) -> Codec:
+def build_codec(run: Run) -> Codec:
     """The vocabulary of a run's data, without reading the data where its options say enough."""
-    return run.data.codec(run) or registry.build(run.data, run, "train")
+    return run.data.build_codec(run) or registry.build(run.data, run, "train")
 
 
 def encode(codec: Codec, prompt: str | Sequence[int], run: Run, bos: bool = True) -> list[int]:
@@ -28,7 +28,7 @@ def encode(codec: Codec, prompt: str | Sequence[int], run: Run, bos: bool = True
     template, which writes its own. Raises UserError where the data is not text, or the model lacks a token of the
     prompt.
     """
-    tokens = _text_tokens(codec, prompt, bos) if isinstance(prompt, str) else list(prompt)
+    tokens = _encode_text(codec, prompt, bos) if isinstance(prompt, str) else list(prompt)
     if tokens is None:
         raise UserError("the data of this run is not text, so there is nothing to sample.")
     if not tokens:
@@ -42,7 +42,7 @@ def encode(codec: Codec, prompt: str | Sequence[int], run: Run, bos: bool = True
     return tokens
 
 
-def _text_tokens(codec: Codec, prompt: str, bos: bool) -> list[int] | None:
+def _encode_text(codec: Codec, prompt: str, bos: bool) -> list[int] | None:
     if bos and isinstance(codec, TextCodec):
         before, own, _ = codec.encode_special(prompt)
         if before:
@@ -79,17 +79,17 @@ def truncate_at_stop(text: str, stop: Sequence[str]) -> str:
     return text[: min([len(text), *(text.find(word) for word in stop if word in text)])]
 
 
-def ends_of(run: Run, codec: Codec) -> frozenset[int]:
+def find_ends(run: Run, codec: Codec) -> frozenset[int]:
     """Tokens that end a text: what stands between files, and what tokenizer and weights came with name as their end."""
     ends: set[int] = set()
     if isinstance(codec, TextCodec) and codec.separator is not None:
         ends.add(codec.separator)
     if isinstance(codec, TokenizerCodec):
-        word = special_tokens(Path(codec.path).expanduser().parent).get("eos_token")
+        word = read_special_tokens(Path(codec.path).expanduser().parent).get("eos_token")
         token = None if word is None else codec.tokenizer.token_to_id(word)
         ends |= set() if token is None else {token}
-    directory = run.model.weights_directory()
+    directory = run.model.get_weights_directory()
     if directory is not None:
-        said = generation_config(Path(directory).expanduser()).get("eos_token_id")
+        said = read_generation_config(Path(directory).expanduser()).get("eos_token_id")
         ends |= {token for token in (said if isinstance(said, list) else [said]) if isinstance(token, int)}
     return frozenset(ends)

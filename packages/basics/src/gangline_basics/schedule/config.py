@@ -19,9 +19,15 @@ class Constant(ScheduleConfig):
     """Warm up, then stay."""
 
     def check(self, run: Run) -> list[Problem]:
-        if self.warmup(run) > run.steps:
+        if self.count_warmup_steps(run) > run.steps:
             what = f"schedule.warmup_steps={self.warmup_steps} is more than run.steps={run.steps}."
-            return [Problem(what, "", f"schedule.warmup_steps={run.steps // 20}; or run.steps={20 * self.warmup(run)}")]
+            return [
+                Problem(
+                    what,
+                    "",
+                    f"schedule.warmup_steps={run.steps // 20}; or run.steps={20 * self.count_warmup_steps(run)}",
+                )
+            ]
         return []
 
 
@@ -39,21 +45,21 @@ class Wsd(Constant):
     decay_steps: NonNegativeInt | None = None  # null: a tenth of the run
     final: Share = 0.0  # factor of the peak rate
 
-    def decay(self, run: Run) -> int:
+    def count_decay_steps(self, run: Run) -> int:
         """`decay_steps` with its default filled in: at least 1, and no more than the warm-up leaves."""
         if self.decay_steps is not None:
             return self.decay_steps
-        return min(max(1, run.steps // 10), max(0, run.steps - self.warmup(run)))
+        return min(max(1, run.steps // 10), max(0, run.steps - self.count_warmup_steps(run)))
 
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)
-        if self.decay(run) > max(0, run.steps - self.warmup(run)):
+        if self.count_decay_steps(run) > max(0, run.steps - self.count_warmup_steps(run)):
             problems.append(
                 Problem(
                     f"schedule.decay_steps={self.decay_steps} does not fit into the run.",
-                    f"run.steps={run.steps} less {self.warmup(run)} steps of warm-up leaves "
-                    f"{run.steps - self.warmup(run)}.",
-                    f"schedule.decay_steps={max(0, run.steps - self.warmup(run))}",
+                    f"run.steps={run.steps} less {self.count_warmup_steps(run)} steps of warm-up leaves "
+                    f"{run.steps - self.count_warmup_steps(run)}.",
+                    f"schedule.decay_steps={max(0, run.steps - self.count_warmup_steps(run))}",
                 )
             )
         return problems
@@ -63,13 +69,13 @@ PARTS = (
     Part(
         name="constant",
         config=Constant,
-        build="gangline_basics.schedule.shapes:constant",
+        build="gangline_basics.schedule.shapes:build_constant",
         summary="Warm up, then stay",
     ),
     Part(
         name="cosine",
         config=Cosine,
-        build="gangline_basics.schedule.shapes:cosine",
+        build="gangline_basics.schedule.shapes:build_cosine",
         summary="Warm up, then fall along half a cosine to the end of the run",
         default=True,
         synonyms={"final": "min_lr final_lr end_lr min_lr_ratio"},
@@ -77,7 +83,7 @@ PARTS = (
     Part(
         name="wsd",
         config=Wsd,
-        build="gangline_basics.schedule.shapes:wsd",
+        build="gangline_basics.schedule.shapes:build_wsd",
         summary="Warm up, stay, then fall in a straight line over the last steps",
     ),
 )

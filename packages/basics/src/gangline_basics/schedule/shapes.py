@@ -16,14 +16,14 @@ def warm_up(warmup_steps: int, then: Schedule) -> Schedule:
     return lambda step: (step + 1) / (warmup_steps + 1) if step < warmup_steps else then(step)
 
 
-def constant(config: Constant, run: Run) -> Schedule:
+def build_constant(config: Constant, run: Run) -> Schedule:
     """The schedule `constant`."""
-    return warm_up(config.warmup(run), lambda step: 1.0)
+    return warm_up(config.count_warmup_steps(run), lambda step: 1.0)
 
 
-def cosine(config: Cosine, run: Run) -> Schedule:
+def build_cosine(config: Cosine, run: Run) -> Schedule:
     """The schedule `cosine`: `final` is reached as the last step ends."""
-    warmup = config.warmup(run)
+    warmup = config.count_warmup_steps(run)
     length = max(run.steps - warmup, 1)
 
     def fall(step: int) -> float:
@@ -33,13 +33,13 @@ def cosine(config: Cosine, run: Run) -> Schedule:
     return warm_up(warmup, fall)
 
 
-def wsd(config: Wsd, run: Run) -> Schedule:
+def build_wsd(config: Wsd, run: Run) -> Schedule:
     """The schedule `wsd`: it falls over the last `decay_steps`; `final` is reached as the last step ends."""
-    length = config.decay(run)
+    length = config.count_decay_steps(run)
     first = run.steps - length
 
     def fall(step: int) -> float:
         done = 0.0 if step < first else min((step - first) / max(length, 1), 1.0)
         return 1.0 - (1.0 - config.final) * done
 
-    return warm_up(config.warmup(run), fall)
+    return warm_up(config.count_warmup_steps(run), fall)

@@ -35,7 +35,7 @@ class TensorBoard(TrackConfig):
     path: str | None = None  # null: tensorboard/ in the run directory
 
 
-def tensorboard_command(config: TensorBoard, directory: str) -> str:
+def format_tensorboard_command(config: TensorBoard, directory: str) -> str:
     """The command that shows the curves of the run in `directory`."""
     return f"tensorboard --logdir {config.path or directory}"
 
@@ -60,7 +60,7 @@ PARTS = (
         name="tensorboard",
         config=TensorBoard,
         build="gangline_basics.track.tensorboard:build",
-        capabilities={"curves": "gangline_basics.track.config:tensorboard_command"},
+        capabilities={"curves": "gangline_basics.track.config:format_tensorboard_command"},
         default=True,
         summary="curves for TensorBoard",
     ),

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from gangline.cli.terminal import quantity
+from gangline.cli.terminal import format_quantity
 from gangline.record import StepRecord
 from gangline.track import Start, Tracker
 
@@ -58,11 +58,11 @@ class ConsoleTracker(Tracker):
             self.validated = record
         worth_a_line = record.validation_loss is not None or record.checkpoint or record.saved or record.skipped
         if worth_a_line or record.step in (self.first + 1, self.final) or record.step % self.between == 0:
-            self._print(self.line(record))
-        for line in validation_lines(record):
+            self._print(self.format_line(record))
+        for line in format_validation(record):
             self._print(line)
         if self.live is not None and time.monotonic() - self.drawn > REFRESH_SECONDS:
-            self.live.update(self._progress(record), refresh=True)
+            self.live.update(self._make_progress(record), refresh=True)
             self.drawn = time.monotonic()
 
     def note(self, text: str) -> None:
@@ -72,12 +72,12 @@ class ConsoleTracker(Tracker):
         if self.live is not None:
             self.live.stop()
             self.live = None
-        for line in closing(summary, self.newest, self.validated):
+        for line in format_closing(summary, self.newest, self.validated):
             self._print(line)
 
-    def line(self, record: StepRecord) -> str:
+    def format_line(self, record: StepRecord) -> str:
         """One step as text."""
-        width, left = len(str(self.final)), self.seconds_left(record)
+        width, left = len(str(self.final)), self.estimate_seconds_left(record)
         again = ", for the last save failed" if record.failed_save else ""
         # In the order of the line; where it is too long, what has the highest number is left out first.
         parts = [
@@ -85,10 +85,10 @@ class ConsoleTracker(Tracker):
             (0, f"loss {record.loss:.4f}"),
             (0, f"grad {record.grad_norm:.3g}"),
             (0, f"lr {record.learning_rate:.2e}"),
-            (2, f"{quantity(record.tokens_per_second)} tok/s"),
+            (2, f"{format_quantity(record.tokens_per_second)} tok/s"),
             (4, f"{record.step_seconds:.3g} s"),
             (3, "" if record.mfu is None else f"mfu {100 * record.mfu:.1f}%"),
-            (5, f"mem {quantity(record.memory_bytes)}B"),
+            (5, f"mem {format_quantity(record.memory_bytes)}B"),
             (0, "" if record.validation_loss is None else f"validation {record.validation_loss:.4f}"),
         ]
         events = [
@@ -96,25 +96,25 @@ class ConsoleTracker(Tracker):
             (0, f"saving {record.checkpoint}{again}" if record.checkpoint else ""),
             (0, f"skipped: {record.skipped}" if record.skipped else ""),
         ]
-        ending = (1, "" if left is None else f"left {duration(left)}")
+        ending = (1, "" if left is None else f"left {format_duration(left)}")
         columns = self.terminal.width if self.terminal.is_terminal else COLUMNS
         line = fit_parts([*parts, *events, ending], columns)
         if len(line) <= columns:
             return line
         return f"{fit_parts([*parts, ending], columns)}\n  {fit_parts(events, columns)}"
 
-    def seconds_left(self, record: StepRecord) -> float | None:
+    def estimate_seconds_left(self, record: StepRecord) -> float | None:
         """By the mean pace since the run began, all pauses included; None before there is one."""
         done = record.step - self.began_at
         if done <= 0 or record.step >= self.final:
             return None
         return (time.monotonic() - self.began) / done * (self.final - record.step)
 
-    def _progress(self, record: StepRecord) -> Table:
-        left = self.seconds_left(record)
+    def _make_progress(self, record: StepRecord) -> Table:
+        left = self.estimate_seconds_left(record)
         parts = [f"step {record.step}/{self.final}", f"loss {record.loss:.4f}"]
-        parts.append(f"{quantity(record.tokens_per_second)} tok/s")
-        parts += [] if left is None else [f"left {duration(left)}"]
+        parts.append(f"{format_quantity(record.tokens_per_second)} tok/s")
+        parts += [] if left is None else [f"left {format_duration(left)}"]
         row = Table.grid(padding=(0, 1))
         row.add_row(ProgressBar(total=self.final, completed=record.step, width=20), "  ".join(parts))
         return row
@@ -135,12 +135,15 @@ def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
     return "  ".join(parts[place][1] for place in sorted(chosen))
 
 
-def closing(summary: dict[str, Any], newest: StepRecord | None, validated: StepRecord | None) -> list[str]:
+def format_closing(summary: dict[str, Any], newest: StepRecord | None, validated: StepRecord | None) -> list[str]:
     """The last lines: how the run ended, what it reached, what it left behind."""
     steps, seconds = summary.get("steps", 0), summary.get("seconds", 0.0)
     why = summary.get("why", "done")
     evidence = f": {summary['evidence']}" if summary.get("evidence") else ""
-    lines = [f"{why}{evidence}, {steps} steps in {duration(seconds)}, {quantity(summary.get('tokens', 0))} tokens seen"]
+    lines = [
+        f"{why}{evidence}, {steps} steps in {format_duration(seconds)}, "
+        f"{format_quantity(summary.get('tokens', 0))} tokens seen"
+    ]
     if newest is not None:
         entropy = summary.get("unigram_entropy")
         beside = [] if entropy is None else [f"  unigram entropy of the text {entropy:.4f}"]
@@ -148,7 +151,7 @@ def closing(summary: dict[str, Any], newest: StepRecord | None, validated: StepR
         if validated is not None:
             held_out = f", held-out loss {validated.validation_loss:.4f} at step {validated.step}"
         lines += [f"  loss {newest.loss:.4f} at step {newest.step}{held_out}", *beside]
-        lines += [] if validated is None else validation_lines(validated)
+        lines += [] if validated is None else format_validation(validated)
     if summary.get("failed_save"):
         lines.append(f"  the last checkpoint could not be saved: {summary['failed_save']}")
     if summary.get("checkpoint"):
@@ -159,13 +162,13 @@ def closing(summary: dict[str, Any], newest: StepRecord | None, validated: StepR
     return lines + [f"  {text}{summary[name]}" for name, text in named if summary.get(name)]
 
 
-def validation_lines(record: StepRecord) -> list[str]:
+def format_validation(record: StepRecord) -> list[str]:
     """The losses that were validated beside the run's own, as lines of at most 80 columns."""
     losses = " ".join(f"{name}={loss:.4f}" for name, loss in record.validation_losses.items())
     return textwrap.wrap(losses, 80, initial_indent="  validation ", subsequent_indent="    ", break_long_words=False)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """3725 -> 1:02:05"""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -13,7 +13,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from gangline.record import StepRecord, numbers
+from gangline.record import StepRecord, list_numbers
 from gangline.storage.files import open_own
 from gangline.track import Start, Tracker
 
@@ -46,7 +46,7 @@ class TensorBoardTracker(Tracker):
     def record(self, record: StepRecord) -> None:
         if record.step <= self.last:  # the run went back
             self._start_over(record.step - 1)
-        summary = Summary(value=[_value(tag, number) for tag, number in numbers(record).items()])
+        summary = Summary(value=[_make_value(tag, number) for tag, number in list_numbers(record).items()])
         self._write(Event(wall_time=time.time(), step=record.step, summary=summary))
         self.last = record.step
         if time.monotonic() - self.flushed > FLUSH_SECONDS and self.file is not None:
@@ -68,13 +68,13 @@ class TensorBoardTracker(Tracker):
         self.writer.write(event.SerializeToString())
 
 
-def _value(tag: str, value: float | list[float]) -> Summary.Value:
+def _make_value(tag: str, value: float | list[float]) -> Summary.Value:
     if isinstance(value, list):
-        return Summary.Value(tag=tag, histo=_histogram(value))
+        return Summary.Value(tag=tag, histo=_make_histogram(value))
     return Summary.Value(tag=tag, simple_value=value)
 
 
-def _histogram(values: list[float]) -> HistogramProto:
+def _make_histogram(values: list[float]) -> HistogramProto:
     finite = np.asarray(values, dtype=np.float64)
     finite = finite[np.isfinite(finite)]
     if not len(finite):

@@ -38,13 +38,13 @@ def _write(store: ObjectStore, directory: Path, trained: Run) -> None:
     from gangline.config.serial import to_dict
     from gangline.model.build import construct
     from gangline.model.compose import compose_model
-    from gangline.model.init import shards_of
-    from gangline.shard import dtype_name
+    from gangline.model.init import list_shards
+    from gangline.shard import name_dtype
     from gangline_models.hugging_face.read import load_pretrained
 
     tree, plan = compose_model(trained)
-    arrays = shards_of(construct(tree), plan)  # without their memory
-    shapes = {shard.name: (shard.global_shape, dtype_name(shard.dtype)) for shard in arrays}
+    arrays = list_shards(construct(tree), plan)  # without their memory
+    shapes = {shard.name: (shard.global_shape, name_dtype(shard.dtype)) for shard in arrays}
     write_weights(
         store,
         shapes,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gangline import UserError
 from gangline.checkpoint.id import CheckpointId
-from gangline.cli import notes_by
+from gangline.cli import make_notes
 from gangline.run import attempts
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.listing import ListedCheckpoint, list_checkpoints
@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _note_abandoned(run_dir: str | None) -> None:
     """Name on stderr the memory of this machine that other runs, which were killed, hold, and how to free it."""
-    note = notes_by("gangline ckpt ls")
+    note = make_notes("gangline ckpt ls")
     for path in find_abandoned(run_dir):
         nbytes = 0
         with contextlib.suppress(OSError):  # another command has just freed it

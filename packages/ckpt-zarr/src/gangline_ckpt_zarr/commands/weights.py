@@ -55,9 +55,9 @@ def write_weights(
 
     from gangline.checkpoint.document import Document
     from gangline.mesh import Mesh
-    from gangline.run.directory import part_versions
+    from gangline.run.directory import find_part_versions
     from gangline.shard import Layout, Registry
-    from gangline.train.restore import fingerprint
+    from gangline.train.restore import compute_fingerprint
 
     registry = Registry.of(Mesh.of({}), {name: Layout(shape, dtype) for name, (shape, dtype) in shapes.items()})
     document = Document(
@@ -65,8 +65,8 @@ def write_weights(
         attempt=FIRST.attempt,
         cursor=0,
         seed=trained.seed,
-        parts=part_versions(trained),
-        model=model or fingerprint(registry),
+        parts=find_part_versions(trained),
+        model=model or compute_fingerprint(registry),
         base=dict(base or {}),
         config=config,
     )

@@ -82,7 +82,7 @@ class Place:
 
     def newest(self, ids: Sequence[CheckpointId]) -> CheckpointId | None:
         """The one that a resume would take; without a run directory the last."""
-        return attempts.latest(self.run_dir, ids) if self.run_dir else max(ids, default=None)
+        return attempts.find_latest(self.run_dir, ids) if self.run_dir else max(ids, default=None)
 
     def copies(self) -> list[Copy]:
         """The copies of the checkpoint that was named, nearest first. Raises UserError where there is none."""
@@ -158,7 +158,7 @@ def tiers_of(run_dir: str) -> tuple[StoreTier, ...]:
     from gangline.run.directory import RunDirectory
 
     directory = RunDirectory.open(run_dir)
-    content = directory.content()
+    content = directory.read_content()
     part = (content.get("parts") or {}).get("checkpoint")
     if part != "zarr":
         raise UserError(

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import product
 from math import gcd, prod
 
-from gangline.config import divisors
+from gangline.config import find_divisors
 from gangline.shard import Box, Division, Layout
 from gangline_ckpt_zarr.format.dtypes import count_itemsize
 
@@ -44,7 +44,7 @@ def _chunk_shape(shape: tuple[int, ...], divisions: tuple[Division, ...], left: 
 
 def _divisor(step: int, left: int) -> int:
     """The largest divisor of `step` up to `left`; where that is small, the next larger one if it is not huge."""
-    sides = divisors(step)
+    sides = find_divisors(step)
     fitting = max((d for d in sides if d <= left), default=1)
     if fitting * CHUNK_BYTES < left * SMALL:
         above = next((d for d in sides if d > left), None)
@@ -69,7 +69,7 @@ def _boundaries(layout: Layout) -> Iterator[tuple[int, int]]:
             yield from ((division.dim, bound) for bound in division.bounds[0])
             continue
         if any(earlier.rows for earlier in layout.divisions[:number]):
-            for dim, positions in enumerate(layout.boundaries()):
+            for dim, positions in enumerate(layout.list_boundaries()):
                 yield from ((dim, position) for position in positions)
             return
         yield from _split_rows(layout, layout.divisions[:number], division)
@@ -80,7 +80,7 @@ def _split_rows(layout: Layout, earlier: tuple[Division, ...], division: Divisio
     outer = Layout(layout.shape, layout.dtype, earlier)
     for number, parts in enumerate(product(*(range(cut.parts) for cut in earlier))):
         bounds = division.bounds[number] if len(division.bounds) > 1 else division.bounds[0]
-        for box in outer.boxes(parts):
+        for box in outer.list_boxes(parts):
             for row in set(bounds):
                 yield from _unravel(box, row)
 

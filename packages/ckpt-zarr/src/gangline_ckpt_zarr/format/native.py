@@ -22,7 +22,7 @@ from math import prod
 from typing import Any, final
 
 from gangline.mesh import Mesh
-from gangline.shard import Box, Division, Layout, Places, Registry, primary_replica
+from gangline.shard import Box, Division, Layout, Places, Registry, find_primary_replica
 from gangline_ckpt_zarr.format import claims, cuts
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import CHECKSUM, MISPLACED, trailer, wrong
@@ -49,8 +49,8 @@ class NativeFiles(CheckpointFiles):
         layout = self.registry[name]
         places = Places(self.registry.mesh, layout)
         parts, replica = places.of(coordinate)
-        if replica == primary_replica(layout, parts, places.writers):
-            yield from ((name, layout.dtype, self.chunk(name), box) for box in layout.boxes(parts) if box.size)
+        if replica == find_primary_replica(layout, parts, places.writers):
+            yield from ((name, layout.dtype, self.chunk(name), box) for box in layout.list_boxes(parts) if box.size)
 
     @property
     def _names(self) -> list[str]:

@@ -30,14 +30,14 @@ def writers(owners: BoxOwners, turn: int) -> Iterator[int]:
     layout = owners.layout
     whole = Box((0,) * len(layout.shape), layout.shape)
     for parts in _parts(layout, whole):
-        if any(box.size for box in layout.boxes(parts)):
+        if any(box.size for box in layout.list_boxes(parts)):
             yield owners.writer(parts, turn)
 
 
 def _find_overlaps(layout: Layout, wanted: Box) -> Iterator[tuple[tuple[int, ...], list[Box]]]:
     """(parts, those of its boxes that meet `wanted`) of every holder that has any."""
     for parts in _parts(layout, wanted):
-        boxes = [box for box in layout.boxes(parts) if not box.shape or box.overlap(wanted) is not None]
+        boxes = [box for box in layout.list_boxes(parts) if not box.shape or box.intersect(wanted) is not None]
         if boxes:
             yield parts, boxes
 
@@ -55,11 +55,11 @@ def _find_parts(outer: Layout, division: Division, parts: tuple[int, ...], wante
     if not division.rows:
         start = wanted.offset[division.dim]
         return _find_touched(division.bounds[0], start, start + wanted.shape[division.dim])
-    boxes = outer.boxes(parts)
+    boxes = outer.list_boxes(parts)
     bounds = division.bounds[_joint(outer, parts)] if len(division.bounds) > 1 else division.bounds[0]
     if len(boxes) != 1:  # cut over rows twice: rare, and never of many parts
         return list(range(division.parts))
-    common = boxes[0].overlap(wanted)
+    common = boxes[0].intersect(wanted)
     if common is None:
         return []
     first = _row(boxes[0], common.offset)
@@ -91,5 +91,5 @@ def is_covered(registry: Registry, name: str, wanted: Box) -> bool:
     """Whether the stored boxes hold all of `wanted`; they tile the array, so what is common need only be counted."""
     if not wanted.shape:
         return any(True for _ in meeting(registry, name, wanted))
-    common = (box.overlap(wanted) for _, box in meeting(registry, name, wanted))
+    common = (box.intersect(wanted) for _, box in meeting(registry, name, wanted))
     return sum(prod(part.shape) for part in common if part is not None) == wanted.size

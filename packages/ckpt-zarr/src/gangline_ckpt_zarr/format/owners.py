@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from gangline.mesh import Mesh
-from gangline.shard import Box, Layout, Places, primary_replica
+from gangline.shard import Box, Layout, Places, find_primary_replica
 
 
 class BoxOwners:
@@ -57,10 +57,10 @@ class BoxOwners:
         if any(coordinate[axis] != index for axis, index in self.layout.at):
             return None
         parts, replica = self._places.of(coordinate)
-        return parts, replica, [box for box in self.layout.boxes(parts) if box.size]
+        return parts, replica, [box for box in self.layout.list_boxes(parts) if box.size]
 
     def _primary(self, parts: Sequence[int], turn: int) -> int:
-        return (turn + primary_replica(self.layout, parts, self._places.writers)) % self._places.writers
+        return (turn + find_primary_replica(self.layout, parts, self._places.writers)) % self._places.writers
 
 
 @lru_cache(maxsize=1024)

@@ -27,7 +27,7 @@ class Target:
         """Store the values of a part of the box."""
         if self.bits:
             values = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.int16)
-        self.array[part.slices_within(self.box)] = values
+        self.array[part.slice_within(self.box)] = values
 
 
 @dataclass(frozen=True)

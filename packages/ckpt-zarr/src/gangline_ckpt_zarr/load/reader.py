@@ -73,7 +73,7 @@ class ChunkReader:
     def _part(self, batch: ReadBatch, run: ChunkRun, number: int, target: Target, dtype: np.dtype) -> None:
         """What a target wants of one chunk."""
         start, stored = run.base + number * run.stride, run.chunk_box(number)
-        part = stored.overlap(target.box) if stored.shape else stored
+        part = stored.intersect(target.box) if stored.shape else stored
         if part is None:
             return
         straight = _straight(run, part, target, dtype)
@@ -107,7 +107,7 @@ class WantedRows:
 
     def __init__(self, run: ChunkRun, target: Target, dtype: np.dtype) -> None:
         self.run, self.target, self.dtype = run, target, dtype
-        start, common = run.box.offset, run.box.overlap(target.box)
+        start, common = run.box.offset, run.box.intersect(target.box)
         assert common is not None, "a plan has no run that its target does not meet"
         self._common = common
         self.first = common.offset[0] - start[0]
@@ -119,7 +119,7 @@ class WantedRows:
         )
         self.memory: memoryview | None = None
         if not target.bits and target.array.dtype == dtype and common.shape[1:] == run.chunk[1:]:
-            memory = target.array[common.slices_within(target.box)]
+            memory = target.array[common.slice_within(target.box)]
             self.memory = _bytes(memory) if memory.flags.c_contiguous else None
 
     def part(self, first: int, last: int) -> Box:
@@ -155,7 +155,7 @@ def _last(part: Box) -> Box:
 
 def _view(array: np.ndarray, part: Box, of: Box) -> np.ndarray:
     """A part of what an array holds, as a view, also where it has no dims."""
-    place: Any = (*part.slices_within(of), ...)
+    place: Any = (*part.slice_within(of), ...)
     return array[place]
 
 

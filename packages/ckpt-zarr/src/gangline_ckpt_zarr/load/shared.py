@@ -137,7 +137,7 @@ class SharedLoad:
 
     def _cut(self, part: SharedSlice) -> Target:
         target = self._targets[part.name, part.whole]
-        place: Any = (*part.box.slices_within(part.whole), ...)
+        place: Any = (*part.box.slice_within(part.whole), ...)
         return replace(target, box=part.box, array=target.array[place])
 
 

@@ -63,7 +63,7 @@ class Buffers:
                     return staging
                 except OSError as error:
                     self.no_memory = self._memory.explain_no_room(describe_error(error), file.size)
-        staging = self._own_buffer()
+        staging = self._get_own_buffer()
         staging.fill(file, shards)
         return staging
 
@@ -82,9 +82,9 @@ class Buffers:
             self._prepared = staging
 
     def _find(self, rank: int) -> Staging:
-        return self._own_buffer() if self._memory is None else self._memory.buffer(rank)
+        return self._get_own_buffer() if self._memory is None else self._memory.buffer(rank)
 
-    def _own_buffer(self) -> Staging:
+    def _get_own_buffer(self) -> Staging:
         if self._own is None:
             self._own = Staging()
             self._writer.start([self._own.fd])

@@ -59,14 +59,14 @@ class Delivery(ABC):
         """zarr.json, asked of those who commit. Raises ValueError, OSError, BadCheckpoint."""
 
     @abstractmethod
-    def protected(self) -> Collection[CheckpointId]:
+    def list_protected(self) -> Collection[CheckpointId]:
         """Other checkpoints that retention may not delete now."""
 
     def leaves_out(self, tier: Tier) -> bool:
         """Whether a rank could not put its file there, which leaves the tier out; asked once all ranks have tried."""
         return False
 
-    def delivered(self, plan: DeliveryPlan) -> None:
+    def finish_delivery(self, plan: DeliveryPlan) -> None:
         """Called on every rank once all tiers have it."""
 
     # --- its course --------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Delivery(ABC):
             for number, tier in enumerate(self._tiers):
                 self._deliver(tier, write_id, number)
             self.progress = 1.0
-            self.delivered(plan)
+            self.finish_delivery(plan)
         except Failed as failed:
             why, late = str(failed.what), failed.late
         except Exception as error:
@@ -134,7 +134,7 @@ class Delivery(ABC):
     def _prune(self, tier: Tier) -> None:
         """What was saved is safe: that something old cannot be deleted is no reason to end a run."""
         try:
-            tier.prune(self.task.run_dir, {self.id, *self.protected()})
+            tier.prune(self.task.run_dir, {self.id, *self.list_protected()})
         except OSError as error:
             self.task.notes.add(f"an old checkpoint could not be deleted: {describe_error(error)}")
 
@@ -153,6 +153,6 @@ class Delivery(ABC):
                 self.task.notes.add(f"{left}: {describe_error(error)}")
 
 
-def there_already(tier: Tier, id: CheckpointId) -> FileExistsError:
+def make_exists_error(tier: Tier, id: CheckpointId) -> FileExistsError:
     """The error of a save to a tier that has that checkpoint from elsewhere."""
     return FileExistsError(f"{tier.store.url}/{id} is there already, and a checkpoint is never overwritten")

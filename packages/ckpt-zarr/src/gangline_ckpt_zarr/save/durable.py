@@ -11,7 +11,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format import zarr_json
 from gangline_ckpt_zarr.format.nodes import NAME
-from gangline_ckpt_zarr.save.delivery import Delivery, DeliveryPlan, Report, there_already
+from gangline_ckpt_zarr.save.delivery import Delivery, DeliveryPlan, Report, make_exists_error
 from gangline_ckpt_zarr.save.task import SaveTask
 from gangline_ckpt_zarr.save.transfer import copy_file
 from gangline_ckpt_zarr.save.writer.client import WriterClient
@@ -38,7 +38,7 @@ class DurableCopy(Delivery):
             durable.clear()
             return DeliveryPlan(self.write_id, [durable.name])
         if not self.task.again:
-            raise there_already(durable, self.id)
+            raise make_exists_error(durable, self.id)
         return DeliveryPlan(self.write_id, [])
 
     def put(self, tier: Tier, write_id: str, report: Report) -> None:
@@ -55,7 +55,7 @@ class DurableCopy(Delivery):
             raise BadCheckpoint("every array", None, file, "it is of another save")
         return content
 
-    def protected(self) -> Collection[CheckpointId]:
+    def list_protected(self) -> Collection[CheckpointId]:
         return self._copies.sources()
 
     def end(self, why: str = "") -> None:
@@ -73,11 +73,11 @@ class DurableCopies:
 
     def add(self, copy: DurableCopy) -> None:
         """Add a copy that is about to start."""
-        self._all = (*self._under_way(), copy)
+        self._all = (*self._list_running(), copy)
 
     def sources(self) -> Collection[CheckpointId]:
         """Return the checkpoints that are being copied, which must stay where they are copied from."""
-        return {copy.id for copy in self._under_way()}
+        return {copy.id for copy in self._list_running()}
 
     def join(self, waiting: Callable[[], None] = lambda: None) -> None:
         """Wait until none is under way; `waiting` is called every quarter of a second meanwhile."""
@@ -85,5 +85,5 @@ class DurableCopies:
             while wait([copy.done], _LOOK).not_done:
                 waiting()
 
-    def _under_way(self) -> list[DurableCopy]:
+    def _list_running(self) -> list[DurableCopy]:
         return [copy for copy in self._all if not copy.done.done()]

@@ -34,7 +34,7 @@ def best_interval(cost: float, mtbf: float) -> float:
     return math.sqrt(2 * cost * mtbf) * (1 + math.sqrt(share) / 3 + share / 9) - cost
 
 
-def observed_mtbf(run_dir: str | Path, now: datetime | None = None) -> float:
+def measure_mtbf(run_dir: str | Path, now: datetime | None = None) -> float:
     """Seconds between failures, as attempts.jsonl of the run shows them."""
     lines = [line for line in attempts.read(run_dir) if line.order in ("", "roll_back")]  # a restart is a start as well
     times = [time for line in lines if (time := attempts.parse_time(line)) is not None]
@@ -77,7 +77,7 @@ class Interval:
         self._since += seconds
         return not saving and self._since + seconds / 2 >= self.seconds
 
-    def saved(self, blocked: float) -> None:
+    def note_save(self, blocked: float) -> None:
         """A save has begun and blocked the step for so long."""
         if self._open:  # the copy of the one before is still under way: it cost what is known by now
             self._count()

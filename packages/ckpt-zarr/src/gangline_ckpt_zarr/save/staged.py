@@ -8,7 +8,7 @@ from typing import final
 
 from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.agreement import Agreement
-from gangline_ckpt_zarr.save.delivery import Delivery, DeliveryPlan, Report, there_already
+from gangline_ckpt_zarr.save.delivery import Delivery, DeliveryPlan, Report, make_exists_error
 from gangline_ckpt_zarr.save.durable import DurableCopies, DurableCopy
 from gangline_ckpt_zarr.save.staging import Staging
 from gangline_ckpt_zarr.save.task import SaveTask
@@ -41,7 +41,7 @@ class StagedDelivery(Delivery):
                 tier.clear()
                 going.append(tier.name)
             elif not task.again:
-                raise there_already(tier, self.id)
+                raise make_exists_error(tier, self.id)
         if not going and not done and (why := next((tier.left_out for tier in task.wanted if tier.left_out), "")):
             raise OSError(why)
         write_id = task.disk.meta(self.id).write_id if done else secrets.token_hex(4)
@@ -85,10 +85,10 @@ class StagedDelivery(Delivery):
     def metadata(self, write_id: str) -> bytes:
         return self.task.metadata(write_id)
 
-    def protected(self) -> Collection[CheckpointId]:
+    def list_protected(self) -> Collection[CheckpointId]:
         return self._copies.sources()
 
-    def delivered(self, plan: DeliveryPlan) -> None:
+    def finish_delivery(self, plan: DeliveryPlan) -> None:
         if self.agreement.rank == 0 and (number := self.agreement.count("not copied", 0)):
             tier, why = self.agreement.wait_for("first not copied")
             ranks = f"{number} rank{'s' * (number > 1)}"

@@ -67,7 +67,7 @@ class Staging:
 
     def _copy(self, local: dict[tuple[str, tuple[int, ...]], torch.Tensor]) -> None:
         for run, places in self._places:
-            _copy_to(_held(local, run), places)
+            _copy_to(_get_source(local, run), places)
 
     def _copy_chunks(
         self, local: dict[tuple[str, tuple[int, ...]], torch.Tensor], device: torch.device, limit: int = SCRATCH
@@ -80,7 +80,7 @@ class Staging:
         assert self._file is not None
         scratch = torch.empty(0, dtype=torch.uint8, device=device)
         for run, places in self._places:
-            source, dtype = _held(local, run), getattr(torch, map_dtype(self._file.dtypes[run.name]))
+            source, dtype = _get_source(local, run), getattr(torch, map_dtype(self._file.dtypes[run.name]))
             if source.device != device:  # offloaded
                 _copy_to(source, places)
                 continue
@@ -138,7 +138,7 @@ def _copy_to(source: torch.Tensor, places: Iterable[Place]) -> None:
         target.copy_(source[slices].reshape(target.shape))
 
 
-def _held(local: dict[tuple[str, tuple[int, ...]], torch.Tensor], run: ChunkRun) -> torch.Tensor:
+def _get_source(local: dict[tuple[str, tuple[int, ...]], torch.Tensor], run: ChunkRun) -> torch.Tensor:
     source = local.get((run.name, run.box.offset))
     if source is None or tuple(source.shape) != run.box.shape:
         raise ValueError(f"the registry knows a box of {run.name} at {run.box.offset} that no shard holds")

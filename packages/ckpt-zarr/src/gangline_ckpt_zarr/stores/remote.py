@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import fsspec
 from fsspec.asyn import sync
 
-from gangline.storage.retry import http_status
+from gangline.storage.retry import get_http_status
 from gangline_ckpt_zarr.stores.base import ObjectStore, ObjectWriter, deletion_order
 from gangline_ckpt_zarr.stores.ranges import Fetch, fetches
 from gangline_ckpt_zarr.stores.retry import retry_request
@@ -103,7 +103,7 @@ class RemoteStore(ObjectStore, ABC):
         try:
             got = self._ask(path, "cat_file", self._full(path), start=fetch.start, end=fetch.stop)
         except OSError as error:
-            if http_status(error) != 416:
+            if get_http_status(error) != 416:
                 raise
             got = b""  # the whole range is behind the end
         if len(got) < fetch.stop - fetch.start:

@@ -11,7 +11,7 @@ from typing import Any
 
 import fsspec
 
-from gangline.storage.retry import http_status
+from gangline.storage.retry import get_http_status
 from gangline_ckpt_zarr.stores.base import ObjectWriter, StoreError
 from gangline_ckpt_zarr.stores.remote import REQUEST_SECONDS, SIDE_BY_SIDE, RemoteStore
 
@@ -54,11 +54,11 @@ class S3Store(RemoteStore):
         try:
             self.call("put_object", path, IfNoneMatch="*", **put)
         except OSError as error:
-            if http_status(error) == 412:
+            if get_http_status(error) == 412:
                 # Where the answer to the first try was lost, the second finds what the first has put.
                 if self.stamp(path) != stamp:
                     raise FileExistsError(f"{self._format_url(path)}: it is there already") from error
-            elif http_status(error) == 501:  # a store without conditions
+            elif get_http_status(error) == 501:  # a store without conditions
                 self.call("put_object", path, **put)
             else:
                 raise
@@ -141,7 +141,7 @@ class _Multipart(ObjectWriter):
             self._call("complete_multipart_upload", MultipartUpload={"Parts": parts})
         except OSError as error:
             # No such upload: it is complete where the answer to the first try was lost.
-            if http_status(error) != 404 or self._store.stamp(self._path) != self._stamp:
+            if get_http_status(error) != 404 or self._store.stamp(self._path) != self._stamp:
                 raise
         self._upload = None
 

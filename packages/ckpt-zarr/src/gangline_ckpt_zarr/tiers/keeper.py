@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gangline import UserError
-from gangline.launch.guard import read_birth, space
+from gangline.launch.guard import read_birth, read_namespace
 from gangline.launch.network import name_of_this_node
 from gangline.run.ending import read_ending
 from gangline.storage.files import lock_folder
@@ -38,7 +38,7 @@ def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
     """
     place, launcher = directory(run_dir), os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # also of the threads that answer
-    mine = f"{space()}-{os.getpid()}-{read_birth(os.getpid())}-{secrets.token_hex(8)}"
+    mine = f"{read_namespace()}-{os.getpid()}-{read_birth(os.getpid())}-{secrets.token_hex(8)}"
     sweep(run_dir)
     with _lock(place):
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -101,7 +101,7 @@ def _is_dead(owner: str) -> bool:
     if not owner:
         return True
     among, *process = owner.split("-")[:3]
-    return among == str(space()) and len(process) == 2 and str(read_birth(int(process[0]))) != process[1]
+    return among == str(read_namespace()) and len(process) == 2 and str(read_birth(int(process[0]))) != process[1]
 
 
 def listening_host(shares: bool, environ: Mapping[str, str] = os.environ) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from gangline.checkpoint.id import CheckpointId
-from gangline.checkpoint.retention import Lacks, superfluous
+from gangline.checkpoint.retention import Lacks, find_superfluous
 from gangline_ckpt_zarr.stores.base import ObjectPath, ObjectStore
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.base import Tier
@@ -61,7 +61,7 @@ class StoreTier(Tier):
     def superfluous(self, run_dir: str, lacks: Lacks, others: Collection[CheckpointId] = ()) -> list[CheckpointId]:
         """Return the checkpoints that the rules of `gangline.checkpoint.retention` do not keep. Raises OSError."""
         assert self.keep_last is not None
-        return superfluous(run_dir, self.ids(), self.keep_last, lacks, others, self.keep_every)
+        return find_superfluous(run_dir, self.ids(), self.keep_last, lacks, others, self.keep_every)
 
 
 def build_tiers(config: ZarrCheckpoint, run_dir: str) -> list[StoreTier]:

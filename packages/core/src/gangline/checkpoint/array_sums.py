@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROWS = 1 << 20  # numbers that are hashed at once
 
 
-def fingerprint(names: Collection[str], shards: Iterable[Shard], comms: Comms | None = None) -> str:
+def compute_fingerprint(names: Collection[str], shards: Iterable[Shard], comms: Comms | None = None) -> str:
     """Return the fingerprint of the arrays `names`, of which this rank has `shards`; equal on all ranks."""
     import torch
 
@@ -36,10 +36,10 @@ def fingerprint(names: Collection[str], shards: Iterable[Shard], comms: Comms | 
         sums = torch.zeros(len(names), dtype=torch.int64, device=None if comms is None else comms.device)
     if comms is not None:
         sums = comms.world.all_reduce(sums)
-    return digest(dict(zip(names, sums.tolist(), strict=True)))
+    return compute_digest(dict(zip(names, sums.tolist(), strict=True)))
 
 
-def digest(sums: Mapping[str, int]) -> str:
+def compute_digest(sums: Mapping[str, int]) -> str:
     """Return the fingerprint of all arrays from the sum of each."""
     return hashlib.blake2b(json.dumps(sorted(sums.items())).encode(), digest_size=8).hexdigest()
 
@@ -51,7 +51,7 @@ def sum_of(shard: Shard) -> torch.Tensor:
     from gangline.draws import mix_bits
 
     local = shard.local.detach().reshape(-1, shard.local.shape[-1] if shard.local.dim() else 1)
-    places = _places(shard, local.device)
+    places = _number_rows(shard, local.device)
     total = torch.zeros((), dtype=torch.int64, device=local.device)
     step = max(1, ROWS // max(1, local.shape[1]))
     for start in range(0, len(local), step):
@@ -62,7 +62,7 @@ def sum_of(shard: Shard) -> torch.Tensor:
     return total
 
 
-def _places(shard: Shard, device: torch.device) -> torch.Tensor:
+def _number_rows(shard: Shard, device: torch.device) -> torch.Tensor:
     """Return the number in the global array of the first element of each row of the shard: (rows,) int64."""
     import torch
 

@@ -99,7 +99,7 @@ class Checkpointer(ABC):
 
     keeps: bool = True  # false: it never saves (`checkpoint=off`), and the run does not request a save
 
-    def due(self, step: int, seconds: float, every: str | int | None) -> SaveRequest | None:
+    def get_due_save(self, step: int, seconds: float, every: str | int | None) -> SaveRequest | None:
         """Return the save that this rank requests after this step, which took `seconds`; None: no save.
 
         Called once after each step, on every rank; if any rank requests a save, all ranks save. every: the option
@@ -126,11 +126,11 @@ class Checkpointer(ABC):
         """Return the ids of all complete checkpoints, oldest first."""
 
     @abstractmethod
-    def document(self, id: CheckpointId) -> dict[str, Any]:
+    def read_document(self, id: CheckpointId) -> dict[str, Any]:
         """Return the JSON document of a checkpoint. Raises BadCheckpoint."""
 
     @abstractmethod
-    def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
+    def read_shapes(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
         """Return the names and global shapes of all arrays of a checkpoint."""
 
     @abstractmethod
@@ -142,18 +142,18 @@ class Checkpointer(ABC):
         checkpoint with arrays that the run lacks, except those of `Optimizer.may_drop` and `Callback.may_drop`.
         """
 
-    def latest(self) -> CheckpointId | None:
+    def find_latest(self) -> CheckpointId | None:
         """Return the newest complete checkpoint of the current attempt, else the one that the attempt started from.
 
-        Never one of an abandoned branch: `gangline.run.attempts.latest` chooses it, from ``attempts.jsonl``.
+        Never one of an abandoned branch: `gangline.run.attempts.find_latest` chooses it, from ``attempts.jsonl``.
         """
-        return attempts.latest(self.run_dir, self.list())
+        return attempts.find_latest(self.run_dir, self.list())
 
-    def lasts(self, id: CheckpointId) -> bool:
+    def is_lasting(self, id: CheckpointId) -> bool:
         """Return whether a checkpoint outlives the job; if not, it is saved again at the end of the run."""
         return True
 
-    def notices(self) -> Sequence[str]:
+    def take_notices(self) -> Sequence[str]:
         """Return lines for the user on what happened since the last call; those of rank 0 are shown."""
         return ()
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gangline.checkpoint.array_sums import digest, fingerprint, sum_of
+from gangline.checkpoint.array_sums import compute_digest, compute_fingerprint, sum_of
 from gangline.errors import UserError
-from gangline.model.tree import parameter_shapes
-from gangline.shard import Shard, model_array, parameter_of
+from gangline.model.tree import get_parameter_shapes
+from gangline.shard import Shard, name_model_array, parse_parameter
 
 if TYPE_CHECKING:
     import torch
@@ -37,8 +37,8 @@ class BaseWeights:
     """
 
     def __init__(self, run: Run, tree: Node, plan: Plan, comms: Comms | None = None) -> None:
-        frozen = ((name, shape) for name, shape in sorted(parameter_shapes(tree).items()) if plan.is_frozen(name))
-        self.arrays: Shapes = {model_array(name): shape for name, shape in frozen}
+        frozen = ((name, shape) for name, shape in sorted(get_parameter_shapes(tree).items()) if plan.is_frozen(name))
+        self.arrays: Shapes = {name_model_array(name): shape for name, shape in frozen}
         self.left_out: frozenset[str] = frozenset()
         self.record: dict[str, Any] = {}
         self._run, self._plan, self._comms = run, plan, comms
@@ -51,20 +51,20 @@ class BaseWeights:
         stored: arrays of the checkpoint that the run resumed from. Base weights that came with it are first drawn
         again, one by one: the next save may delete the only copy. Raises UserError if that gives other weights.
         """
-        now = fingerprint(self.arrays, shards, self._comms)
-        if len(self.missing(stored)) < len(self.arrays):
+        now = compute_fingerprint(self.arrays, shards, self._comms)
+        if len(self.find_missing(stored)) < len(self.arrays):
             self._refuse_lost(now, [shard for shard in shards if shard.name in self.arrays])
         self.left_out = frozenset(self.arrays)
-        self.record = {"fingerprint": now, "arrays": len(self.arrays), "from": self._run.model.weights_directory()}
+        self.record = {"fingerprint": now, "arrays": len(self.arrays), "from": self._run.model.get_weights_directory()}
 
     def _refuse_lost(self, wanted: str, shards: Iterable[Shard]) -> None:
         import torch
 
-        came = self._run.model.weights_directory()
+        came = self._run.model.get_weights_directory()
         remedy = "checkpoint.frozen=true saves it with what is trained."
         failed = "checkpoint.frozen=false: the base of this run cannot be made again"
         copies = (replace(shard, local=torch.empty_like(shard.local)) for shard in shards)
-        now = fingerprint(self.arrays, (self._draw([copy], failed, remedy)[0] for copy in copies), self._comms)
+        now = compute_fingerprint(self.arrays, (self._draw([copy], failed, remedy)[0] for copy in copies), self._comms)
         if now != wanted:
             where = f"now lie in {came}" if came else "the seed draws now"
             raise UserError(
@@ -75,7 +75,7 @@ class BaseWeights:
 
     # --- checkpoints without them ------------------------------------------------------------------------------------
 
-    def missing(self, stored: Collection[str]) -> Shapes:
+    def find_missing(self, stored: Collection[str]) -> Shapes:
         """Return the base weights that are not among the `stored` arrays of a checkpoint."""
         return {name: shape for name, shape in self.arrays.items() if name not in stored}
 
@@ -85,11 +85,11 @@ class BaseWeights:
         Called by all ranks. Weights that the run has left out itself are there already. checkpoint: its name in errors.
         Raises UserError if the weights cannot be drawn, or differ from those that the checkpoint was trained on.
         """
-        missing = self.missing(stored)
+        missing = self.find_missing(stored)
         if missing and record.get("fingerprint") != self.record.get("fingerprint", ""):
             _refuse_silent(missing, record, checkpoint)
-            drawn = self._draw([s for s in shards if s.name in missing], *_unreadable(record, checkpoint))
-            _refuse_other(fingerprint(missing, drawn, self._comms), record, checkpoint)
+            drawn = self._draw([s for s in shards if s.name in missing], *_explain_unreadable(record, checkpoint))
+            _refuse_other(compute_fingerprint(missing, drawn, self._comms), record, checkpoint)
         return [shard for shard in shards if shard.name not in missing]
 
     def complete(
@@ -100,7 +100,7 @@ class BaseWeights:
         One array is drawn at a time: together they may be larger than the memory. check: called after all reads, draws
         those that were not read; raises UserError as `fill` does.
         """
-        missing = self.missing(arrays)
+        missing = self.find_missing(arrays)
         if not missing:
             return arrays, read, lambda: None
         _refuse_silent(missing, record, checkpoint)
@@ -109,10 +109,10 @@ class BaseWeights:
         def draw(name: str) -> torch.Tensor:
             import torch
 
-            codes = self._plan.dtype_of(parameter_of(name)) == "int8"
+            codes = self._plan.get_dtype(parse_parameter(name)) == "int8"
             local = torch.empty(missing[name], dtype=torch.int8 if codes else torch.float32)
             shard = Shard(name, missing[name], local.dtype, (0,) * local.dim(), local)
-            self._draw([shard], *_unreadable(record, checkpoint))
+            self._draw([shard], *_explain_unreadable(record, checkpoint))
             if name not in sums:
                 sums[name] = int(sum_of(shard))
             return local
@@ -126,7 +126,7 @@ class BaseWeights:
             for name in missing:
                 if name not in sums:
                     draw(name)
-            _refuse_other(digest(sums), record, checkpoint)
+            _refuse_other(compute_digest(sums), record, checkpoint)
 
         return {**arrays, **missing}, read_all, check
 
@@ -143,13 +143,13 @@ class BaseWeights:
 
 def _refuse_silent(missing: Iterable[str], record: Record, checkpoint: str) -> None:
     if not record:
-        names = ", ".join(map(parameter_of, sorted(missing)[:3]))
+        names = ", ".join(map(parse_parameter, sorted(missing)[:3]))
         raise UserError(f"{checkpoint} lacks {names}.", "It does not say why.")
 
 
-def _unreadable(record: Record, checkpoint: str) -> tuple[str, str]:
+def _explain_unreadable(record: Record, checkpoint: str) -> tuple[str, str]:
     """Return the beginning and the end of an error where the base weights of a checkpoint cannot be drawn."""
-    return f"{checkpoint} holds what is trained alone, and its base cannot be read", _origin(record)
+    return f"{checkpoint} holds what is trained alone, and its base cannot be read", _format_origin(record)
 
 
 def _refuse_other(now: str, record: Record, checkpoint: str) -> None:
@@ -157,10 +157,10 @@ def _refuse_other(now: str, record: Record, checkpoint: str) -> None:
         came = record.get("from")
         raise UserError(
             f"{checkpoint} was trained on another base than the weights that are there now.",
-            f"Fingerprint {record.get('fingerprint')} then, {now} now. {_origin(record)}",
+            f"Fingerprint {record.get('fingerprint')} then, {now} now. {_format_origin(record)}",
             f"Put the weights back that lay in {came}." if came else "The model is drawn in another way by now.",
         )
 
 
-def _origin(record: Record) -> str:
+def _format_origin(record: Record) -> str:
     return f"It came from {record['from']}." if record.get("from") else "It was drawn by the run's seed."

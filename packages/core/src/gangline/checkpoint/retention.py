@@ -10,7 +10,7 @@ from gangline.run import attempts
 Lacks = Callable[[CheckpointId], str]  # why a checkpoint cannot be whole; "" where it is
 
 
-def superfluous(
+def find_superfluous(
     run_dir: str,
     ids: Sequence[CheckpointId],
     keep_last: int,
@@ -35,7 +35,7 @@ def superfluous(
         return []
     if keep_every is not None:
         kept |= {id for id in branch if id.step % keep_every == 0}
-    known = attempts.current(run_dir)  # of an attempt that is not written down nobody knows that it was abandoned
+    known = attempts.read_current(run_dir)  # of an attempt that is not written down nobody knows that it was abandoned
     return [id for id in ids if id not in kept and id.attempt <= known]
 
 

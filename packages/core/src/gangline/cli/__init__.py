@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gangline.cli.terminal import safe_streams
-from gangline.errors import UserError, printable
+from gangline.cli.terminal import escape_streams
+from gangline.errors import UserError, escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +18,7 @@ EXIT_INTERRUPTED = 130
 
 def run_guarded(program: str, body: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """Run a command's body; a user's mistake becomes one message and its exit code, a bug keeps its traceback."""
-    with safe_streams():
+    with escape_streams():
         return _run_guarded(program, body, argv)
 
 
@@ -26,7 +26,7 @@ def _run_guarded(program: str, body: Callable[[Sequence[str]], int], argv: Seque
     try:
         return body(argv)
     except UserError as error:
-        print(f"{program}: {printable(str(error))}", file=sys.stderr)
+        print(f"{program}: {escape_controls(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -35,12 +35,12 @@ def _run_guarded(program: str, body: Callable[[Sequence[str]], int], argv: Seque
         return EXIT_INTERRUPTED
 
 
-def notes_by(program: str) -> Callable[[str], None]:
+def make_notes(program: str) -> Callable[[str], None]:
     """What prints a note of a command: on stderr, beside what was asked for."""
-    return lambda text: print(f"{program}: note: {printable(text)}", file=sys.stderr, flush=True)
+    return lambda text: print(f"{program}: note: {escape_controls(text)}", file=sys.stderr, flush=True)
 
 
-def wide_open() -> Console:
+def open_console() -> Console:
     """A console for tables: as wide as the terminal, and wide enough for any line where there is none."""
     from rich.console import Console
 

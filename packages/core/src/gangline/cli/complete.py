@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gangline.config.command_line import list_options
-from gangline.config.recipes import recipes
-from gangline.config.values import alternatives
+from gangline.config.recipes import find_recipes
+from gangline.config.values import list_alternatives
 from gangline.errors import UserError
 from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
@@ -53,48 +53,48 @@ _HOW = {
 }
 
 
-def script(shell: str) -> str:
+def read_script(shell: str) -> str:
     """What a shell has to run once. Raises UserError for a shell that is not known."""
     if shell not in _SCRIPTS:
         raise UserError(f"no completion for the shell {shell!r}.", f"Shells: {', '.join(_SCRIPTS)}.")
     return f"{_HOW[shell]}\n{_SCRIPTS[shell]}"
 
 
-def candidates(words: Sequence[str]) -> list[str]:
+def list_candidates(words: Sequence[str]) -> list[str]:
     """Whole words that the last of `words` may become, given those before it."""
     *before, current = words or [""]
     if current.startswith("-"):
         return [flag for flag in FLAGS if flag.startswith(current)]
     key, sign, value = current.partition("=")
     if not sign:
-        return sorted({word for word in _keys(before, current) if word.startswith(current)})
-    return [f"{key}={word}" for word in _values(before, key, value) if word.startswith(value)]
+        return sorted({word for word in _iterate_keys(before, current) if word.startswith(current)})
+    return [f"{key}={word}" for word in _list_values(before, key, value) if word.startswith(value)]
 
 
-def _keys(before: Sequence[str], current: str) -> Iterator[str]:
+def _iterate_keys(before: Sequence[str], current: str) -> Iterator[str]:
     """Groups and layers, and the next step of every option's path."""
-    yield from (f"{group}=" for group in installed().groups())
+    yield from (f"{group}=" for group in installed().list_groups())
     yield from ("recipe=", "from=", "weights=", "resume=")
     for path in list_options(before).options:
         cut = path.find(".", len(current))
         yield f"{path}=" if cut < 0 else path[: cut + 1]
 
 
-def _values(before: Sequence[str], key: str, value: str) -> list[str]:
+def _list_values(before: Sequence[str], key: str, value: str) -> list[str]:
     if key in ("from", "weights", "resume"):
         return _run_dirs(value)
     if key == "recipe":
-        return list(recipes())
+        return list(find_recipes())
     group = key.lstrip("+")
-    if group in installed().groups():
+    if group in installed().list_groups():
         done, comma, _ = value.rpartition(",")
         start = f"{done}{comma}" if comma else "[" if value.startswith("[") else ""
-        names = installed().choices(group)
+        names = installed().find_choices(group)
         return [f"{start}{name}" for name in names if name not in done.strip("[").split(",") or group not in LISTS]
     option = list_options(before).options.get(group)
     if option is None:
         return []
-    words = [word for member in alternatives(option.hint) for word in WORDS.get(member, ())]
+    words = [word for member in list_alternatives(option.hint) for word in WORDS.get(member, ())]
     return list(dict.fromkeys([*option.choices, *words]))
 
 

@@ -8,13 +8,13 @@ from enum import Enum
 from typing import Any
 
 from gangline.config.command_line import list_options, parse_choices
-from gangline.config.defaults import default_choices
+from gangline.config.defaults import get_default_choices
 from gangline.config.fields import REQUIRED, Option
-from gangline.config.recipes import recipes, summary
+from gangline.config.recipes import find_recipes, read_summary
 from gangline.config.sections import SECTIONS
 from gangline.config.values import describe, spell
 from gangline.plugin import catalogue
-from gangline.plugin.discovery import version_of
+from gangline.plugin.discovery import find_version
 from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import OFF, installed
 
@@ -49,35 +49,35 @@ Examples
   train resume=runs/20260101-120000-run run.steps=2000   go on, for longer"""
 
 
-def text(words: Sequence[str] = ()) -> str:
+def render_help(words: Sequence[str] = ()) -> str:
     """The page. The words may choose parts, whose options are then shown; UserError for a part that is not here."""
     chosen = parse_choices(words)
     for group, names in chosen.items():
         for name in names:
             if name != OFF:
                 installed().find(group, name)
-    blocks = [_USAGE, _groups()]
+    blocks = [_USAGE, _format_groups()]
     options = list_options(words).options.values()
     for group in chosen:
         own = [option for option in options if option.path.startswith(group.replace("/", ".") + ".")]
-        blocks.append(f"Options of {group}={','.join(chosen[group])}\n" + (_options(own) or "  none"))
+        blocks.append(f"Options of {group}={','.join(chosen[group])}\n" + (_format_options(own) or "  none"))
     if not chosen:
         sections = [option for option in options if option.path.partition(".")[0] in SECTIONS]
-        blocks.append("Options of every run  (of a part:  train optimizer=adamw --help)\n" + _options(sections))
-        blocks += [_recipes(), _FLAGS, _EXAMPLES]
+        blocks.append("Options of every run  (of a part:  train optimizer=adamw --help)\n" + _format_options(sections))
+        blocks += [_format_recipes(), _FLAGS, _EXAMPLES]
     return "\n\n".join(block for block in blocks if block)
 
 
-def _groups() -> str:
-    found, usual_choices = installed(), default_choices()
-    width = max(len(group) for group in found.groups())
+def _format_groups() -> str:
+    found, usual_choices = installed(), get_default_choices()
+    width = max(len(group) for group in found.list_groups())
     lines = ["Groups  (* is the default; gangline plugins says what each part does)"]
-    for group in found.groups():
+    for group in found.list_groups():
         default = usual_choices.get(group, OFF)
         usual = default if isinstance(default, list) else [default]
-        marked = [f"{name}*" if name in usual else name for name in found.choices(group)]
-        absent = [name for name in catalogue.names(group) if name not in found.offers(group)]
-        absent = [name for name in absent if not version_of(catalogue.supplier(group, name) or "")]
+        marked = [f"{name}*" if name in usual else name for name in found.find_choices(group)]
+        absent = [name for name in catalogue.list_names(group) if name not in found.get_offers(group)]
+        absent = [name for name in absent if not find_version(catalogue.find_supplier(group, name) or "")]
         if absent:
             marked.append(f"(not installed: {', '.join(absent)})")
         body = " ".join(marked) or "(none installed)"
@@ -87,8 +87,11 @@ def _groups() -> str:
     return "\n".join(lines)
 
 
-def _options(options: Iterable[Option]) -> str:
-    rows = [(f"{option.path}={_value(option.default)}", option.help or _choices(option.hint)) for option in options]
+def _format_options(options: Iterable[Option]) -> str:
+    rows = [
+        (f"{option.path}={_format_value(option.default)}", option.help or _format_choices(option.hint))
+        for option in options
+    ]
     width = min(44, max((len(left) for left, _ in rows), default=0))
     lines = []
     for left, comment in rows:
@@ -99,16 +102,16 @@ def _options(options: Iterable[Option]) -> str:
     return "\n".join(lines)
 
 
-def _choices(hint: Any) -> str:
+def _format_choices(hint: Any) -> str:
     """The values of a type that has few, where no comment says more."""
     return describe(hint) if isinstance(hint, type) and issubclass(hint, Enum) else ""
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     return "<required>" if value == REQUIRED else spell(value)
 
 
-def _recipes() -> str:
-    found = recipes()
+def _format_recipes() -> str:
+    found = find_recipes()
     width = max((len(name) for name in found), default=0)
-    return "\n".join(["Recipes", *(f"  {name:{width}}  {summary(path)}".rstrip() for name, path in found.items())])
+    return "\n".join(["Recipes", *(f"  {name:{width}}  {read_summary(path)}".rstrip() for name, path in found.items())])

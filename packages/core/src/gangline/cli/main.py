@@ -16,21 +16,21 @@ from gangline.plugin.registry import installed, load
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point of the `gangline` command."""
     words = sys.argv[1:] if argv is None else argv
-    program = f"gangline {words[0]}" if words and words[0] in installed().commands() else "gangline"
-    return run_guarded(program, _verb, words)
+    program = f"gangline {words[0]}" if words and words[0] in installed().get_commands() else "gangline"
+    return run_guarded(program, _run_verb, words)
 
 
-def _verb(words: Sequence[str]) -> int:
+def _run_verb(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(_help())
+        print(_print_help())
         return 0
     if words[0] == "--version":
-        from gangline.plugin.discovery import version_of
+        from gangline.plugin.discovery import find_version
 
-        print(version_of("gangline-core"))
+        print(find_version("gangline-core"))
         return 0
     verb, *rest = words
-    commands = installed().commands()
+    commands = installed().get_commands()
     if verb not in commands:
         training = verb == "train" or "=" in verb
         own = " ".join(shlex.quote(word) for word in words[verb == "train" :]) or "--help"
@@ -41,7 +41,7 @@ def _verb(words: Sequence[str]) -> int:
     try:
         return int(load(commands[verb].run)(rest) or 0)
     except ModuleNotFoundError as error:
-        if not (lines := catalogue.missing(error)):
+        if not (lines := catalogue.explain_missing(error)):
             raise
         raise UserError(f"gangline {' '.join(words[:2])} needs {lines[0]}.", lines[1]) from error
     except BadCheckpoint as damage:
@@ -49,8 +49,8 @@ def _verb(words: Sequence[str]) -> int:
         raise UserError(f"{damage}.", why, "--checkpoint ID takes it.") from damage
 
 
-def _help() -> str:
-    commands = sorted(installed().commands().values(), key=lambda command: command.name)
+def _print_help() -> str:
+    commands = sorted(installed().get_commands().values(), key=lambda command: command.name)
     width = max(len(command.name) for command in commands)
     lines = ["usage: gangline VERB ...", ""]
     lines += [f"  {command.name:{width}}  {command.summary}" for command in commands]

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangline import api
-from gangline.cli import EXIT_INTERRUPTED, notes_by, wide_open
+from gangline.cli import EXIT_INTERRUPTED, make_notes, open_console
 from gangline.config.check import check
 from gangline.config.compose import compose_one
 from gangline.config.preflight import sweep
 from gangline.config.schema import Run
 from gangline.errors import UserError
 from gangline.record import read_records
-from gangline.run.directory import RunDirectory, fresh
+from gangline.run.directory import RunDirectory, make_fresh
 
 
 @dataclass
@@ -28,7 +28,7 @@ class FinishedRun:
     code: int
 
 
-def multirun(words: Sequence[str]) -> int:
+def run_all(words: Sequence[str]) -> int:
     """Every combination; all are composed and checked before the first starts. The exit code of the first failure."""
     combinations = sweep(words)
     runs = [compose_one(combination) for combination in combinations]
@@ -45,7 +45,7 @@ def multirun(words: Sequence[str]) -> int:
         done.append(FinishedRun(number, varied, str(run.job.dir), code))
         if code >= EXIT_INTERRUPTED - 2:  # 128 + n: a signal is for all of them
             break
-    _table(done)
+    _print_table(done)
     return next((one.code for one in done if one.code), 0)
 
 
@@ -62,7 +62,7 @@ def _launch_together(runs: list[Run], combinations: list[list[str]], words: Sequ
         raise
     varied = [[word for word in combination if word not in words] for combination in combinations]
     ended = enumerate(zip(varied, written, codes, strict=True))
-    _table([FinishedRun(number, own, str(directory.path), code) for number, (own, directory, code) in ended])
+    _print_table([FinishedRun(number, own, str(directory.path), code) for number, (own, directory, code) in ended])
     return next((code for code in codes if code), 0)
 
 
@@ -84,12 +84,12 @@ def _give_directories(runs: list[Run]) -> None:
     if len(shared) == len(runs) and len(runs) > 1:
         return
     first = runs[0].job
-    base = Path(first.dir) if first.dir else fresh(first.name)
+    base = Path(first.dir) if first.dir else make_fresh(first.name)
     for number, run in enumerate(runs):
         run.job = replace(run.job, dir=str(base / f"{number:02d}"))
 
 
-def _table(done: list[FinishedRun]) -> None:
+def _print_table(done: list[FinishedRun]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -97,23 +97,27 @@ def _table(done: list[FinishedRun]) -> None:
     for column in ("run", "what varied", "steps", "loss", "validation", "exit code"):
         table.add_column(column, justify="right" if column in ("steps", "loss", "validation", "exit code") else "left")
     for one in done:
-        step, loss, validation = _last(Path(one.path) / "metrics.jsonl")
+        step, loss, validation = _read_last(Path(one.path) / "metrics.jsonl")
         row = (one.path, " ".join(one.words), step, loss, validation, str(one.code))
         table.add_row(*(Text(cell) for cell in row))
-    wide_open().print(table)
+    open_console().print(table)
 
 
-def _last(metrics: Path) -> tuple[str, str, str]:
+def _read_last(metrics: Path) -> tuple[str, str, str]:
     """Step and loss of a run's last record, and its last validation loss, as text."""
     try:
-        records = read_records(metrics, notes_by("train"))
+        records = read_records(metrics, make_notes("train"))
     except OSError:
         return "", "", ""
     if not records:
         return "", "", ""
     held_out = [record["validation_loss"] for record in records if record.get("validation_loss") is not None]
-    return str(records[-1]["step"]), _number(records[-1]["loss"]), _number(held_out[-1]) if held_out else ""
+    return (
+        str(records[-1]["step"]),
+        _format_number(records[-1]["loss"]),
+        _format_number(held_out[-1]) if held_out else "",
+    )
 
 
-def _number(value: float | str) -> str:
+def _format_number(value: float | str) -> str:
     return f"{float(value):.4f}"

@@ -10,7 +10,7 @@ from shutil import get_terminal_size
 
 from gangline.errors import EXIT_USER_ERROR
 from gangline.plugin import catalogue
-from gangline.plugin.discovery import version_of
+from gangline.plugin.discovery import find_version
 from gangline.plugin.registry import OFF, Installed, installed
 
 WIDTH = 200  # columns of a table that is not written to a terminal
@@ -24,18 +24,18 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--names", action="store_true", help="print group=name lines and nothing else, for scripts")
     options = parser.parse_args(list(argv))
     found = installed()
-    groups = [group for group in found.groups() if options.group in (None, group)]
+    groups = [group for group in found.list_groups() if options.group in (None, group)]
     if options.names:
         for group in groups:
-            print("\n".join(f"{group}={name}" for name in found.choices(group)))
+            print("\n".join(f"{group}={name}" for name in found.find_choices(group)))
         return 0
     _print(found, groups)
     return EXIT_USER_ERROR if found.clashes else 0
 
 
 def _print(found: Installed, groups: list[str]) -> None:
-    _print_rows([("group", "name", "what it does", "from", "version"), *_rows(found, groups)])
-    every = [offer for group in groups for offer in found.offers(group).values() if not offer.viewed]
+    _print_rows([("group", "name", "what it does", "from", "version"), *_iterate_rows(found, groups)])
+    every = [offer for group in groups for offer in found.get_offers(group).values() if not offer.viewed]
     if offers := [offer for offer in every if offer.part.layout_dependent]:
         print("\nDepends on the layout")
         for offer in offers:
@@ -47,17 +47,17 @@ def _print(found: Installed, groups: list[str]) -> None:
         for failure in found.failures:
             if not any(failure.supplier in what for what, _ in found.clashes):
                 print(f"  {failure.supplier} {failure.why}" + (f"\n    {failure.mend}" if failure.mend else ""))
-    missing = [e for e in catalogue.ENTRIES if e.group in groups and e.name not in found.offers(e.group)]
-    missing = [entry for entry in missing if version_of(entry.distribution) is None]
+    missing = [e for e in catalogue.ENTRIES if e.group in groups and e.name not in found.get_offers(e.group)]
+    missing = [entry for entry in missing if find_version(entry.distribution) is None]
     if missing:
         print("\nKnown, not installed")
         _print_rows([("", f"{e.group}={e.name}", e.summary, catalogue.get(e.distribution)) for e in missing])
 
 
-def _rows(found: Installed, groups: list[str]) -> Iterator[tuple[str, ...]]:
+def _iterate_rows(found: Installed, groups: list[str]) -> Iterator[tuple[str, ...]]:
     for group in groups:
-        offers = found.offers(group)
-        if OFF in found.choices(group) and OFF not in offers:
+        offers = found.get_offers(group)
+        if OFF in found.find_choices(group) and OFF not in offers:
             yield group, OFF, "Without it", "", ""
         for name, offer in sorted(offers.items()):
             yield group, name, offer.part.summary, offer.distribution, offer.version

@@ -36,7 +36,7 @@ class TerminalStream:
 
 
 @contextmanager
-def safe_streams() -> Iterator[None]:
+def escape_streams() -> Iterator[None]:
     """Until the end stdout and stderr escape what steers a terminal, and letters that their encoding lacks."""
     before = sys.stdout, sys.stderr
     for stream in before:
@@ -51,7 +51,7 @@ def safe_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def quantity(number: float) -> str:
+def format_quantity(number: float) -> str:
     """12345 -> 12.3 k"""
     for unit in ("", "k", "M", "G", "T"):
         if abs(number) < 1000 or unit == "T":

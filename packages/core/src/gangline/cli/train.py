@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gangline.cli import run_guarded
 from gangline.errors import UserError
-from gangline.launch.signals import default_requests, ignore_early_requests
+from gangline.launch.signals import ignore_early_requests, restore_handlers
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -81,14 +81,14 @@ def read(argv: Sequence[str]) -> CommandLine:
 
 def _refuse_flag(word: str, rest: Sequence[str]) -> None:
     from gangline.config.command_line import list_options
-    from gangline.config.suggest import options_called, suggest_near
+    from gangline.config.suggest import find_options, suggest_near
 
     flags = ("--help", "--cfg job", "--multirun", "-m", "--completion bash|zsh|fish", "--version")
     name, sign, value = word.lstrip("-").partition("=")
     if not sign and rest and "=" not in rest[0] and not rest[0].startswith("--"):  # --lr 1e-3
         value = rest[0]
     known = list_options([])
-    meant = options_called(name, known.options)
+    meant = find_options(name, known.options)
     if meant and value:
         words = [f"{path}={value}" for path in meant]
         hints = [f"Values are set without dashes:  {'  or  '.join(words)}"]
@@ -101,24 +101,24 @@ def _refuse_flag(word: str, rest: Sequence[str]) -> None:
 def _train(argv: Sequence[str]) -> int:
     line = read(argv)
     if line.complete is not None:
-        from gangline.cli.complete import candidates
+        from gangline.cli.complete import list_candidates
 
-        print("\n".join(candidates(line.complete)))
+        print("\n".join(list_candidates(line.complete)))
         return 0
     if line.completion is not None:
-        from gangline.cli.complete import script
+        from gangline.cli.complete import read_script
 
-        print(script(line.completion))
+        print(read_script(line.completion))
         return 0
     if line.version:
-        from gangline.plugin.discovery import version_of
+        from gangline.plugin.discovery import find_version
 
-        print(version_of("gangline-core"))
+        print(find_version("gangline-core"))
         return 0
     if line.help:
-        from gangline.cli.help import text
+        from gangline.cli.help import render_help
 
-        print(text(line.words))
+        print(render_help(line.words))
         return 0
     if line.cfg:
         return _show(line)
@@ -146,15 +146,15 @@ def _show(line: CommandLine) -> int:
     return 0
 
 
-def _rank_of_a_job(agent: str) -> Callable[[Callable[[], RunDirectory]], NoReturn]:
+def _make_rank(agent: str) -> Callable[[Callable[[], RunDirectory]], NoReturn]:
     """What trains as a rank that an agent has started: capability `rank` of the launcher that a run has by default."""
-    from gangline.config.defaults import default_part
+    from gangline.config.defaults import build_default_part
     from gangline.plugin import registry
 
-    launcher = default_part("launch")
-    train = registry.capability(launcher, "rank")
+    launcher = build_default_part("launch")
+    train = registry.load_capability(launcher, "rank")
     if train is None:
-        name = registry.installed().part_of(launcher).part.name
+        name = registry.installed().find_part(launcher).part.name
         raise UserError(f"{agent} started this process, and launch={name} does not take part in a job of others.")
     ranks: Callable[[Callable[[], RunDirectory]], NoReturn] = train
     return ranks
@@ -165,24 +165,24 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
 
     job = detect()
     if job is not None:
-        default_requests()
+        restore_handlers()
         if line.multirun:
             raise UserError(f"{job.agent} started this job for one run; -m starts several.", "Leave out -m.")
-        return _rank_of_a_job(job.agent)(lambda: _prepare(line, argv, job.key))
+        return _make_rank(job.agent)(lambda: _prepare(line, argv, job.key))
     from gangline.launch import requeue
-    from gangline.launch.base import preparation
+    from gangline.launch.base import get_preparation
 
-    ready = preparation()
-    if ready and _ranks_run_here(line):
+    ready = get_preparation()
+    if ready and _seems_local(line):
         ready.start()  # loads torch meanwhile
     try:
         if line.multirun:
             _refuse_resume(line)
-            from gangline.cli.multirun import multirun
+            from gangline.cli.multirun import run_all
 
-            return multirun(line.words)
-        key, restarts = requeue.job()
-        directory = requeue.earlier(key, restarts) or _prepare(line, argv, key)
+            return run_all(line.words)
+        key, restarts = requeue.identify_job()
+        directory = requeue.find_earlier(key, restarts) or _prepare(line, argv, key)
         if directory.run().launch.shares:
             directory.share()
         else:
@@ -197,13 +197,13 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
     return api.launch(directory)
 
 
-def _ranks_run_here(line: CommandLine) -> bool:
+def _seems_local(line: CommandLine) -> bool:
     """Whether it looks so, before the run is composed: a recipe or the run that goes on may say otherwise."""
     from gangline.config.schema import LaunchConfig
     from gangline.plugin.registry import installed
 
     named = [word.removeprefix("launch=") for word in line.words if word.startswith("launch=")]
-    offer = installed().offers("launch").get(named[-1]) if named else None
+    offer = installed().get_offers("launch").get(named[-1]) if named else None
     return offer is None or not issubclass(offer.part.config, LaunchConfig) or offer.part.config.here
 
 
@@ -246,7 +246,7 @@ def _resume(line: CommandLine) -> tuple[RunDirectory, Run, dict]:
             f"resume= goes on with a run as it is; {others[0]} would start another.", "Leave one of them out."
         )
     directory = RunDirectory.open(Path(line.resume or ""))
-    run, changed = continue_run(str(directory.path), directory.content(), line.words)
+    run, changed = continue_run(str(directory.path), directory.read_content(), line.words)
     return directory, run, changed
 
 

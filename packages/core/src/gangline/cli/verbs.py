@@ -23,7 +23,7 @@ def run_verb(
     more: a paragraph below the verbs. Raises UserError for a verb that does not exist.
     """
     if not argv or argv[0] in HELP:
-        print(_page(command, verbs, more))
+        print(_render_page(command, verbs, more))
         return 0
     verb, *rest = argv
     if verb not in verbs:
@@ -36,7 +36,7 @@ def run_verb(
     return runs[verb](rest)
 
 
-def _page(command: str, verbs: Mapping[str, str], more: str) -> str:
+def _render_page(command: str, verbs: Mapping[str, str], more: str) -> str:
     width = max(map(len, verbs))
     lines = [f"  {verb:{width}}  {text}" for verb, text in verbs.items()]
     below = [*([more] if more else []), f"gangline {command} VERB --help  says more."]

@@ -152,7 +152,7 @@ class Comms(ABC):
     device: torch.device  # where this rank computes, and of the tensors that ranks exchange
 
     @abstractmethod
-    def axis(self, *axes: str) -> Comm:
+    def get_comm(self, *axes: str) -> Comm:
         """Return the ranks along one axis, or along several axes together (joint index, first axis slowest)."""
 
     @abstractmethod
@@ -166,7 +166,7 @@ class Comms(ABC):
     @property
     def world(self) -> Comm:
         """Return all ranks as one axis."""
-        return self.axis(*AXES)
+        return self.get_comm(*AXES)
 
     def close(self) -> None:
         """Leave the job; no rank may communicate after it."""

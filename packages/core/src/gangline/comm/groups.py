@@ -27,13 +27,13 @@ class MeshComms(Comms):
             self._made[key] = self.connect(axis, ranks)
         return self._made[key]
 
-    def axis(self, *axes: str) -> Comm:
+    def get_comm(self, *axes: str) -> Comm:
         ranks = self.mesh.group(self.rank, axes)
         name = "world" if len(ranks) == self.mesh.world and len(axes) > 1 else "+".join(axes)
         return self._get_comm(name, ranks)
 
     def fold(self, fold: Fold) -> Comm:
-        return self._get_comm(fold.name, fold.ranks(self.mesh, self.rank))
+        return self._get_comm(fold.name, fold.list_ranks(self.mesh, self.rank))
 
     def fold_rest(self, fold: Fold) -> Comm:
-        return self._get_comm(f"{fold.name}_rest", fold.rest_ranks(self.mesh, self.rank))
+        return self._get_comm(f"{fold.name}_rest", fold.list_rest_ranks(self.mesh, self.rank))

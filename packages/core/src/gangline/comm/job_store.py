@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from torch.distributed import TCPStore
 
-from gangline.launch.network import listening_address
+from gangline.launch.network import find_listening_address
 
 ADDRESS = "GANGLINE_STORE_ADDRESS"  # where rank 0 listens, set by its agent or by the user; "0.0.0.0": everywhere
 _BACKLOG = 16384  # ranks that connect at once
@@ -33,7 +33,7 @@ def open_job_store(timeout: timedelta, waits: bool = True, environ: Mapping[str,
     name, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     by_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     serves = rank == 0 and not by_agent and port not in _served
-    address = environ.get(ADDRESS) or (listening_address(name) if serves else "")
+    address = environ.get(ADDRESS) or (find_listening_address(name) if serves else "")
     store = TCPStore(
         name if address in _ANYWHERE or by_agent else address,
         port,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm.base import Comm, Pending, Reduction
-from gangline.comm.purpose import mark_traffic, traffic_purpose
+from gangline.comm.purpose import get_purpose, mark_traffic
 from gangline.comm.wrap import Wrapped
 
 SMALL = 16384  # bytes up to which sending the whole to every peer beats a second collective
@@ -27,7 +27,7 @@ class Later:
     """
 
     def __init__(self, pending: Pending[Tensor], then: Callable[[Tensor], Tensor]) -> None:
-        self.pending, self.then, self.purpose = pending, then, traffic_purpose()
+        self.pending, self.then, self.purpose = pending, then, get_purpose()
 
     def wait(self) -> Tensor:
         """What `then` returns."""

@@ -81,14 +81,14 @@ class Pulsed(Wrapped):
         others = {peer for _, peer in (*sends, *recvs)} - {self.index}
         if not others:
             return self.inner._exchange(sends, recvs, background)
-        peers, size = bits(others), sum(x.nbytes for x, _ in sends)
+        peers, size = encode_peers(others), sum(x.nbytes for x, _ in sends)
         return self._note("exchange", size, lambda: self.inner._exchange(sends, recvs, background), background, peers)
 
     def barrier(self) -> None:
         self._note("barrier", 0, lambda: Done(self.inner.barrier()), False)
 
 
-def bits(peers: Iterable[int]) -> int:
+def encode_peers(peers: Iterable[int]) -> int:
     """One bit for each; `UNKNOWN_PEERS` where one is too far along the axis to have a bit."""
     found = 0
     for peer in peers:

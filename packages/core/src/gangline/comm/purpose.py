@@ -37,9 +37,9 @@ def mark_traffic(purpose: Purpose) -> Iterator[None]:
         _PURPOSE.reset(before)
 
 
-def traffic_purpose() -> Purpose:
+def get_purpose() -> Purpose:
     """What a collective that is started now is for."""
     return _PURPOSE.get()
 
 
-__all__ = ["Purpose", "mark_traffic", "traffic_purpose"]
+__all__ = ["Purpose", "get_purpose", "mark_traffic"]

@@ -21,7 +21,7 @@ from gangline.comm.solo import Solo, copy_own
 from gangline.comm.wrap import WrappedComms
 from gangline.mesh import Mesh
 from gangline.pulse.write import Pulse
-from gangline.run.generation import generation
+from gangline.run.generation import read_generation
 
 # torch 2.13 renames these two and warns of the old names
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -44,7 +44,7 @@ class Works(Generic[T]):
         return self.result()
 
 
-def _wire(x: Tensor) -> Tensor:
+def _view_as_wire(x: Tensor) -> Tensor:
     """`x` as it is sent: gloo knows no float8, so those go as bytes."""
     if x.device.type == "cpu" and x.dtype.is_floating_point and x.dtype.itemsize == 1:
         return x.view(torch.uint8)
@@ -64,7 +64,7 @@ class TorchComm(Comm):
 
     def _all_gather(self, x: Tensor, into: Tensor | None, background: bool) -> Pending[Tensor]:
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if into is None else into
-        work = _all_gather(_wire(out), _wire(x), group=self.group, async_op=background)
+        work = _all_gather(_view_as_wire(out), _view_as_wire(x), group=self.group, async_op=background)
         return Works([work], lambda: out)
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
@@ -78,8 +78,8 @@ class TorchComm(Comm):
         rows = x.shape[0] if out_splits is None else sum(out_splits)
         out = x.new_empty((rows, *x.shape[1:]))
         work = dist.all_to_all_single(
-            _wire(out),
-            _wire(x),
+            _view_as_wire(out),
+            _view_as_wire(x),
             None if out_splits is None else list(out_splits),
             None if in_splits is None else list(in_splits),
             group=self.group,
@@ -164,7 +164,7 @@ def connect(
     if mesh.world == 1:
         return TorchComms(mesh, 0, device, dist.HashStore())
     joined = dist.is_initialized()
-    start = generation()  # an agent's store outlives the ranks, with all its keys
+    start = read_generation()  # an agent's store outlives the ranks, with all its keys
     if not joined:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size != mesh.world:

@@ -55,8 +55,8 @@ class WrappedComms(Comms):
             self._wrapped[id(comm)] = self.wrap(comm)
         return self._wrapped[id(comm)]
 
-    def axis(self, *axes: str) -> Comm:
-        return self._wrap_once(self.inner.axis(*axes))
+    def get_comm(self, *axes: str) -> Comm:
+        return self._wrap_once(self.inner.get_comm(*axes))
 
     def fold(self, fold: Fold) -> Comm:
         return self._wrap_once(self.inner.fold(fold))

@@ -18,7 +18,7 @@ from gangline.config.ranges import (
     RunsCode as RunsCode,
     Share as Share,
     ShareBelowOne as ShareBelowOne,
-    divisors as divisors,
+    find_divisors as find_divisors,
     list_divisors as list_divisors,
 )
 from gangline.config.schema import (

@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import is_dataclass, replace
 from typing import Any
 
-from gangline.config.defaults import default_choices
-from gangline.config.fields import REQUIRED, comments_of, defaults, hints_with_ranges
-from gangline.config.ramp import ramp_problems
-from gangline.config.ranges import choices, list_divisors, wrong
+from gangline.config.defaults import get_default_choices
+from gangline.config.fields import REQUIRED, get_defaults, read_comments, resolve_hints_with_ranges
+from gangline.config.ramp import find_ramp_problems
+from gangline.config.ranges import explain_wrong, list_choices, list_divisors
 from gangline.config.schema import PartConfig, Run
 from gangline.config.start import start_problems
 from gangline.config.suggest import suggest_near
-from gangline.config.validation import PATH as VALIDATION_SETS, check_sets, problems_of, read_sets
+from gangline.config.validation import PATH as VALIDATION_SETS, check_part, check_sets, read_sets
 from gangline.config.values import spell
 from gangline.errors import Problem, UserError
 from gangline.launch.detected import detect
@@ -32,53 +32,53 @@ DEVICES = r"cpu|cuda(:\d+)?"  # torch names of devices that gangline computes on
 
 def check(run: Run) -> None:
     """Raises UserError that lists everything found."""
-    if found := problems(run) or run.launch.refuses(run):
+    if found := find_problems(run) or run.launch.find_refusals(run):
         raise UserError.of(found)
 
 
-def problems(run: Run) -> list[Problem]:
+def find_problems(run: Run) -> list[Problem]:
     """Values without meaning; where there are none, parts that refuse; else model edits, layout, batch."""
-    found = meaningless(run) or _catch_refusal(lambda: _reader(run))
+    found = find_meaningless(run) or _catch_refusal(lambda: _open_reader(run))
     if not found:
-        found += [*_device(run), *_check_unread(run), *_check_needs(run)]
-        for place, config in _configs(run):
-            found += problems_of(place, config, run)
-        found += [*_variables(run), *_gradients(run)]
+        found += [*_check_device(run), *_check_unread(run), *_check_needs(run)]
+        for place, config in _iterate_configs(run):
+            found += check_part(place, config, run)
+        found += [*_check_variables(run), *_check_gradients(run)]
         found += [*start_problems(run), *_check_pretrained(run), *check_sets(run)]
     if not found:
         found += _catch_refusal(lambda: compose_model(run))
-        found += layout_problems(run)
+        found += find_layout_problems(run)
     return found
 
 
 def _check_pretrained(run: Run) -> list[Problem]:
     """Whether the directory that the model names, if it names one, holds this model."""
-    reader = _reader(run)
-    return reader.problems(run) if reader else []
+    reader = _open_reader(run)
+    return reader.find_problems(run) if reader else []
 
 
-def _reader(run: Run) -> Pretrained | None:
+def _open_reader(run: Run) -> Pretrained | None:
     """What reads the weights that the model begins with. Raises UserError where nothing does."""
-    return None if run.model.weights_directory() is None else find_pretrained(run.model)
+    return None if run.model.get_weights_directory() is None else find_pretrained(run.model)
 
 
-def part_problems(run: Run, parts: Collection[PartConfig]) -> list[Problem]:
+def find_part_problems(run: Run, parts: Collection[PartConfig]) -> list[Problem]:
     """Return the problems that these parts find in their options, without those that depend on the row length."""
 
     def find_at(length: int) -> list[Problem]:
         measured = replace(run, batch=replace(run.batch, sequence_length=length))
-        own = ((place, config) for place, config in run.parts() if config in parts)
-        return [problem for place, config in _iterate_opened(own) for problem in problems_of(place, config, measured)]
+        own = ((place, config) for place, config in run.iterate_parts() if config in parts)
+        return [problem for place, config in _iterate_opened(own) for problem in check_part(place, config, measured)]
 
     found = find_at(SHORT)
     return [problem for problem in found if problem in find_at(LONG)] if found else []
 
 
-def _variables(run: Run) -> Iterator[Problem]:
+def _check_variables(run: Run) -> Iterator[Problem]:
     """Two parts that want one variable of the ranks' environment to be different, and the user has not said which."""
     wanted: dict[str, tuple[str, str]] = {}
-    for place, config in run.parts():
-        for name, value in config.environment(run).items():
+    for place, config in run.iterate_parts():
+        for name, value in config.get_environment(run).items():
             other, theirs = wanted.setdefault(name, (place, value))
             if theirs != value and name not in os.environ:
                 yield Problem(
@@ -88,39 +88,39 @@ def _variables(run: Run) -> Iterator[Problem]:
                 )
 
 
-def world_of(run: Run) -> int:
+def count_ranks(run: Run) -> int:
     """How many ranks the run will have: as many as the job has that started this process, else as many as we start."""
     job = detect()
-    return job.world if job else run.launch.world(run)
+    return job.world if job else run.launch.count_ranks(run)
 
 
-def meaningless(run: Run) -> list[Problem]:
+def find_meaningless(run: Run) -> list[Problem]:
     """Values outside of the ranges that the fields of sections and parts state (`gangline.config.ranges`)."""
-    places = [*run.sections(), *run.parts()]
+    places = [*run.iterate_sections(), *run.iterate_parts()]
     places += [(f"{VALIDATION_SETS}.{name}", config) for name, config in read_sets(run)[0].items()]
-    return [problem for place, config in places for problem in _meaningless(config, place)]
+    return [problem for place, config in places for problem in _find_meaningless(config, place)]
 
 
-def _meaningless(config: Any, path: str, given: Any = None) -> Iterator[Problem]:
+def _find_meaningless(config: Any, path: str, given: Any = None) -> Iterator[Problem]:
     """given: the defaults that what holds `config` gives it, which go before its class's own."""
     cls: Any = type(config)
-    own, given = defaults(cls), given if isinstance(given, dict) else {}
+    own, given = get_defaults(cls), given if isinstance(given, dict) else {}
     for name in own:
         default = given.get(name, own[name])
-        value, hint = getattr(config, name), hints_with_ranges(cls)[name]
+        value, hint = getattr(config, name), resolve_hints_with_ranges(cls)[name]
         if is_dataclass(value):
-            yield from _meaningless(value, f"{path}.{name}", default)
-        elif complaint := wrong(hint, value):
+            yield from _find_meaningless(value, f"{path}.{name}", default)
+        elif complaint := explain_wrong(hint, value):
             usual = "" if default == REQUIRED else f"The default:  {path}.{name}={spell(default)}"
-            comment = f"It is: {comments_of(cls)[name]}" if name in comments_of(cls) else ""
+            comment = f"It is: {read_comments(cls)[name]}" if name in read_comments(cls) else ""
             yield Problem(
                 f"{path}.{name}={spell(value)} {complaint}.",
-                suggest_near(str(value), choices(hint)) or comment,
+                suggest_near(str(value), list_choices(hint)) or comment,
                 usual,
             )
 
 
-def _device(run: Run) -> Iterator[Problem]:
+def _check_device(run: Run) -> Iterator[Problem]:
     """A device by torch's name for it, on this machine where ranks run here."""
     device = run.job.device
     if device is None:
@@ -144,10 +144,10 @@ def _device(run: Run) -> Iterator[Problem]:
 
 def _check_unread(run: Run) -> Iterator[Problem]:
     """Choices in groups of plugins' own that no part of this run reads."""
-    reading = {group for _, config in _configs(run) for group in installed().part_of(config).part.reads}
+    reading = {group for _, config in _iterate_configs(run) for group in installed().find_part(config).part.reads}
     for group in sorted(set(run.extra) - reading):
-        name = installed().part_of(run.extra[group]).part.name
-        readers = ", ".join(installed().readers(group))
+        name = installed().find_part(run.extra[group]).part.name
+        readers = ", ".join(installed().list_readers(group))
         if readers:
             why, mend = f"It is read by {readers}, which this run does not have.", f"Choose that too, or {group}=off."
         else:
@@ -158,10 +158,10 @@ def _check_unread(run: Run) -> Iterator[Problem]:
 def _check_needs(run: Run) -> Iterator[Problem]:
     """Parts without others that they are to be used with (`Part.needs`)."""
     chosen: dict[str, list[str]] = {}
-    for place, config in run.parts():
-        chosen.setdefault(place.partition(".")[0], []).append(installed().part_of(config).part.name)
-    for _, config in run.parts():
-        offer = installed().part_of(config)
+    for place, config in run.iterate_parts():
+        chosen.setdefault(place.partition(".")[0], []).append(installed().find_part(config).part.name)
+    for _, config in run.iterate_parts():
+        offer = installed().find_part(config)
         for need in offer.part.needs:
             group, _, name = need.partition("=")
             there = chosen.get(group, [])
@@ -174,10 +174,10 @@ def _check_needs(run: Run) -> Iterator[Problem]:
                 )
 
 
-def _gradients(run: Run) -> Iterator[Problem]:
+def _check_gradients(run: Run) -> Iterator[Problem]:
     """A reduction of gradients that the strategy would not call, or that keeps inf of a step that is skipped."""
     parts = (run.gradients, run.parallel, run.precision)
-    chosen, strategy, precision = (installed().part_of(config).part.name for config in parts)
+    chosen, strategy, precision = (installed().find_part(config).part.name for config in parts)
     if run.precision.finds_scale and run.gradients.count_kept(LONG, 2, scatters=False):
         yield Problem(
             f"gradients={chosen} does not work with precision={precision}.",
@@ -186,48 +186,49 @@ def _gradients(run: Run) -> Iterator[Problem]:
         )
     if run.gradients.plain or run.parallel.reduces:
         return
-    strategies = [offer.part for offer in installed().offers("parallel").values()]
+    strategies = [offer.part for offer in installed().get_offers("parallel").values()]
     others = [part.name for part in strategies if getattr(part.config, "reduces", False)]
     yield Problem(
         f"gradients={chosen} does nothing with parallel={strategy}.",
         "That strategy has no data-parallel ranks, or sums their gradients in its own way.",
-        f"gradients={default_choices()['gradients']}, or another strategy: {', '.join(others) or 'none is installed'}.",
+        f"gradients={get_default_choices()['gradients']}, or another strategy: "
+        f"{', '.join(others) or 'none is installed'}.",
     )
 
 
-def _configs(run: Run) -> Iterator[tuple[str, PartConfig]]:
+def _iterate_configs(run: Run) -> Iterator[tuple[str, PartConfig]]:
     """("callback.ema", its configuration) of every part, also of parts within parts ("callback.ema/part")."""
-    return _iterate_opened(run.parts())
+    return _iterate_opened(run.iterate_parts())
 
 
 def _iterate_opened(parts: Iterable[tuple[str, PartConfig]]) -> Iterator[tuple[str, PartConfig]]:
     for place, config in parts:
         yield place, config
-        for name in installed().part_of(config).part.opens:
+        for name in installed().find_part(config).part.opens:
             yield f"{place}/{name}", getattr(config, name)
 
 
-def layout_problems(run: Run) -> list[Problem]:
+def find_layout_problems(run: Run) -> list[Problem]:
     """Axes that multiply to the world, a batch that divides over the data ranks."""
-    world = world_of(run)
-    name = installed().part_of(run.parallel).part.name
+    world = count_ranks(run)
+    name = installed().find_part(run.parallel).part.name
     job = detect()
     if job and run.launch.processes not in (None, world):
         what = f"launch.processes={run.launch.processes}, but {job.agent} started {world} processes."
         return [Problem(what, "", "Leave launch.processes out: the number is the job's.")]
     try:
-        axes = run.parallel.axes(world)
+        axes = run.parallel.size_axes(world)
         mesh = Mesh.of(axes)
     except UserError as error:
-        return [error.problem()]
+        return [error.to_problem()]
     if mesh.world != world:
         product = " x ".join(f"{axis} {size}" for axis, size in axes.items() if size > 1) or "1"
         what = f"parallel={name} lays out {product} = {mesh.world} ranks, but this run has {world} processes."
         return [Problem(what, "", f"launch.processes={mesh.world}, or other axes.")]
-    return _batch(run, mesh.size(*DATA_AXES)) + ramp_problems(run, mesh.size(*DATA_AXES))
+    return _check_batch(run, mesh.size(*DATA_AXES)) + find_ramp_problems(run, mesh.size(*DATA_AXES))
 
 
-def _batch(run: Run, width: int) -> list[Problem]:
+def _check_batch(run: Run, width: int) -> list[Problem]:
     """global_size = micro_size x accumulation x width, exactly."""
     size, micro_size = run.batch.global_size, run.batch.micro_size
     if size % width:
@@ -259,5 +260,5 @@ def _catch_refusal(attempt: Callable[[], object]) -> list[Problem]:
     try:
         attempt()
     except UserError as error:
-        return [error.problem()]
+        return [error.to_problem()]
     return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gangline.config.defaults import default_choices
+from gangline.config.defaults import get_default_choices
 from gangline.config.known_options import KnownOptions
 from gangline.errors import UserError
 from gangline.plugin.hooks import LISTS
@@ -13,7 +13,7 @@ from gangline.plugin.registry import Offer, installed
 
 def parse_choices(words: Sequence[str]) -> dict[str, list[str]]:
     """The parts that the words name, by group."""
-    groups = set(installed().groups())
+    groups = set(installed().list_groups())
     pairs = [(key.lstrip("+"), value) for key, _, value in (word.partition("=") for word in words)]
     return {group: [name for name in value.strip("[]").split(",") if name] for group, value in pairs if group in groups}
 
@@ -22,7 +22,7 @@ def list_options(words: Sequence[str]) -> KnownOptions:
     """The options of the run that the words name, defaults where they are silent."""
     given = parse_choices(words)
     choices = {
-        group: [name] if isinstance(name, str) else list(name) for group, name in default_choices().items()
+        group: [name] if isinstance(name, str) else list(name) for group, name in get_default_choices().items()
     } | given
     offers: dict[str, Offer] = {}
     for group in sorted(choices, key=lambda group: "/" in group):
@@ -36,6 +36,6 @@ def list_options(words: Sequence[str]) -> KnownOptions:
                 continue
             offers[place] = offer
             for inner, default in offer.part.opens.items():
-                if inner_offer := installed().offers(f"{group}/{inner}").get(default):
+                if inner_offer := installed().get_offers(f"{group}/{inner}").get(default):
                     offers.setdefault(f"{place}.{inner}", inner_offer)
     return KnownOptions(offers)

@@ -20,10 +20,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from gangline.config.fields import defaults
+from gangline.config.fields import get_defaults
 from gangline.config.known_options import KnownOptions
-from gangline.config.preflight import Asked, preflight, sweep
-from gangline.config.programs import refuse_suspects, suspects
+from gangline.config.preflight import Asked, read_request, sweep
+from gangline.config.programs import find_suspects, refuse_suspects
 from gangline.config.recipes import read_recipe
 from gangline.config.schema import Run
 from gangline.config.sections import SECTIONS
@@ -55,7 +55,7 @@ def compose_over(layer: Mapping[str, Any], words: Sequence[str], source: str = "
 
     source: where the layer comes from, for messages. why: the reason that it may not set what runs code; "": it may.
     """
-    return _run(preflight(words, [layer]), source, why)
+    return _run(read_request(words, [layer]), source, why)
 
 
 def compose_one(words: Sequence[str]) -> Run:
@@ -69,19 +69,19 @@ def compose_one(words: Sequence[str]) -> Run:
         if key == "recipe":
             layers.append(read_recipe(value))
         elif key == "from":
-            layers.insert(0, earlier(value))
+            layers.insert(0, read_earlier(value))
         elif key == "weights":
             rest.append(f"run.weights={value}")
         else:
             rest.append(word)
             continue
         files.append(word)
-    return _run(preflight(rest, layers), " or ".join(files), _WHY if files else "")
+    return _run(read_request(rest, layers), " or ".join(files), _WHY if files else "")
 
 
-def earlier(path: str) -> dict[str, Any]:
+def read_earlier(path: str) -> dict[str, Any]:
     """The configuration of an earlier run, for a fresh directory."""
-    content = RunDirectory.open(path).content()
+    content = RunDirectory.open(path).read_content()
     content["run"] = {**content.get("run", {}), "dir": None, "weights": None}
     return content
 
@@ -90,9 +90,9 @@ def _run(asked: Asked, source: str, why: str) -> Run:
     """The run; a file that is not trusted (`why`) may set what runs as a program only as the command line sets it."""
     found = _compose(asked)
     options = KnownOptions(asked.offers).options if why else {}
-    if why and (suspected := suspects(found, options)):
+    if why and (suspected := find_suspects(found, options)):
         with suppress(UserError):  # without the layers the command line may be incomplete: it then allows nothing
-            suspected = suspects(found, options, _compose(replace(asked, layers=[])))
+            suspected = find_suspects(found, options, _compose(replace(asked, layers=[])))
         refuse_suspects(suspected, options, source, why)
     return from_dict({**found, "parts": dict(asked.choices)})
 
@@ -101,7 +101,7 @@ def _compose(asked: Asked) -> dict[str, Any]:
     """Every value, as plain data. Raises UserError."""
     _store(asked)
     try:
-        with hydra.initialize(config_path=None, **_INITIALIZE), _environment_unread():
+        with hydra.initialize(config_path=None, **_INITIALIZE), _hide_environment():
             return _resolve(hydra_compose(_ROOT, overrides=asked.values))
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError("the configuration cannot be composed.", _explain(error)) from error
@@ -121,7 +121,7 @@ def _store(asked: Asked) -> None:
     store = ConfigStore.instance()
     order: list[Any] = ["_self_"]
     for place, offer in asked.offers.items():
-        node = {key: value for key, value in defaults(offer.part.config).items() if key not in offer.part.opens}
+        node = {key: value for key, value in get_defaults(offer.part.config).items() if key not in offer.part.opens}
         store.store(group=offer.group, name=offer.part.name, node=node, package=place, **_STORE)
         if offer.group not in LISTS:
             order.append({offer.group: offer.part.name})
@@ -129,7 +129,7 @@ def _store(asked: Asked) -> None:
     for number, layer in enumerate(asked.layers):
         store.store(group=f"{_ROOT}_layer", name=str(number), node=layer, package="_global_", **_STORE)
         order.append(f"{_ROOT}_layer/{number}")
-    root = {"defaults": order, **{name: defaults(section) for name, section in SECTIONS.items()}}
+    root = {"defaults": order, **{name: get_defaults(section) for name, section in SECTIONS.items()}}
     store.store(name=_ROOT, node=root, **_STORE)
 
 
@@ -140,7 +140,7 @@ def _resolve(config: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _environment_unread() -> Iterator[None]:
+def _hide_environment() -> Iterator[None]:
     """Until the end OmegaConf reads no variable: the value of an odd reference would be written down."""
     OmegaConf.register_new_resolver("oc.env", _refuse_odd_spelling, replace=True)
     try:

@@ -13,34 +13,34 @@ from gangline.plugin.hooks import GROUPS, LISTS
 from gangline.plugin.registry import OFF, installed
 
 
-def default_choices() -> dict[str, str | list[str]]:
+def get_default_choices() -> dict[str, str | list[str]]:
     """The part of each group of core, or the list of them, that a run has where nobody chooses.
 
     Installed parts say so (`Part.default`); of a group where none does it is what the catalogue knows, to be installed.
     """
     found: dict[str, str | list[str]] = {}
     for group in GROUPS:
-        offers = installed().offers(group).values()
-        names = [offer.part.name for offer in offers if offer.part.default] or catalogue.defaults(group)
+        offers = installed().get_offers(group).values()
+        names = [offer.part.name for offer in offers if offer.part.default] or catalogue.list_defaults(group)
         found[group] = names if group in LISTS else "".join(names[:1])
     return found
 
 
-def default_part(group: str) -> PartConfig:
+def build_default_part(group: str) -> PartConfig:
     """The configuration of the part of a group that a run has where nobody chooses. Raises UserError where it is not
     installed.
     """
-    return _config(group, str(default_choices()[group]))
+    return _build_config(group, str(get_default_choices()[group]))
 
 
-def default_suppliers() -> set[str]:
+def find_default_suppliers() -> set[str]:
     """The distributions whose parts a run is made of where nothing is chosen."""
-    named = [(group, name) for group, choice in default_choices().items() for name in _as_list(choice)]
-    offers = [installed().offers(group).get(name) for group, name in named]
+    named = [(group, name) for group, choice in get_default_choices().items() for name in _as_list(choice)]
+    offers = [installed().get_offers(group).get(name) for group, name in named]
     return {offer.distribution for offer in offers if offer is not None}
 
 
-def default_run(**given: Any) -> Run:
+def build_default_run(**given: Any) -> Run:
     """A whole run, where `given` names only what differs from the defaults.
 
     A section takes its dataclass or a dict: ``run=RunSection(steps=3)``, ``batch={"global_size": 4}``. A group takes
@@ -55,14 +55,14 @@ def default_run(**given: Any) -> Run:
     parts: dict[str, Any] = {}
     edits: dict[str, EditConfig] = {}
     extra: dict[str, PartConfig] = {}
-    usual = default_choices()
+    usual = get_default_choices()
     for group, choice in {**usual, **given}.items():
         if group in LISTS:
-            parts[group] = dict(_member(group, one) for one in _as_list(choice))
+            parts[group] = dict(_build_member(group, one) for one in _as_list(choice))
         elif group in usual:
-            parts[group] = _config(group, choice)
+            parts[group] = _build_config(group, choice)
         elif choice not in (None, False, OFF):
-            config = _config(group, choice)
+            config = _build_config(group, choice)
             if isinstance(config, EditConfig):
                 edits[group] = config
             else:
@@ -70,9 +70,9 @@ def default_run(**given: Any) -> Run:
     return Run(job=sections.pop("run"), **sections, **parts, edits=edits, extra=extra)
 
 
-def _config(group: str, choice: str | bool | PartConfig) -> PartConfig:
+def _build_config(group: str, choice: str | bool | PartConfig) -> PartConfig:
     if isinstance(choice, PartConfig):
-        offer = installed().part_of(choice)
+        offer = installed().find_part(choice)
         if offer.group != group:
             raise UserError(f"{type(choice).__name__} configures {offer.group}={offer.part.name}; it is no {group}.")
         return choice
@@ -85,6 +85,6 @@ def _as_list(choice: Any) -> Iterable[Any]:
     return choice if isinstance(choice, list | tuple) else [choice]
 
 
-def _member(group: str, choice: str | PartConfig) -> tuple[str, PartConfig]:
-    config = _config(group, choice)
-    return installed().part_of(config).part.name, config
+def _build_member(group: str, choice: str | PartConfig) -> tuple[str, PartConfig]:
+    config = _build_config(group, choice)
+    return installed().find_part(config).part.name, config

@@ -12,8 +12,8 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from gangline.config.ranges import choices, runs_code, words
-from gangline.config.values import plain
+from gangline.config.ranges import format_range, list_choices, runs_code
+from gangline.config.values import to_plain
 
 REQUIRED = "???"  # an option without a default, as OmegaConf writes it
 
@@ -31,24 +31,24 @@ class Option:
     @property
     def comment(self) -> str:
         """What its source says of it; read only when it is asked for, which no run does."""
-        return comments_of(self.owner).get(self.path.rpartition(".")[2], "")
+        return read_comments(self.owner).get(self.path.rpartition(".")[2], "")
 
     @property
     def choices(self) -> list[str]:
         """Its values, where they can be listed."""
-        return choices(self.stated)
+        return list_choices(self.stated)
 
     @property
     def help(self) -> str:
         """The comment, and the values that have a meaning."""
         listed = [] if all(word in self.comment for word in self.choices) else [f"one of {', '.join(self.choices)}"]
         alone = "a value that runs code is set on the command line alone" if runs_code(self.stated) else ""
-        ranges = "; ".join(filter(None, [*listed, "" if self.choices else words(self.stated), alone]))
+        ranges = "; ".join(filter(None, [*listed, "" if self.choices else format_range(self.stated), alone]))
         return f"{self.comment} ({ranges})" if self.comment and ranges else self.comment or ranges
 
 
 @cache
-def hints(cls: type) -> dict[str, Any]:
+def resolve_hints(cls: type) -> dict[str, Any]:
     """Field name -> resolved type. Raises TypeError where a type is not importable at run time."""
     try:
         return get_type_hints(cls)
@@ -56,16 +56,16 @@ def hints(cls: type) -> dict[str, Any]:
         raise TypeError(f"{cls.__qualname__}: the type of an option must be importable at run time: {error}") from error
 
 
-def hints_with_ranges(cls: type) -> dict[str, Any]:
-    """As `hints`, with the ranges: a field that a class only gives another default keeps that of the class above."""
-    return _hints_with_ranges(cls)
+def resolve_hints_with_ranges(cls: type) -> dict[str, Any]:
+    """As `resolve_hints`, with the ranges. A field with another default only keeps the range of the class above."""
+    return _resolve_hints_with_ranges(cls)
 
 
 @cache
-def _hints_with_ranges(cls: type) -> dict[str, Any]:
+def _resolve_hints_with_ranges(cls: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     bare: dict[str, Any] = {}
-    hints(cls)  # says what cannot be imported
+    resolve_hints(cls)  # says what cannot be imported
     for base in reversed(cls.__mro__):
         full, stripped = get_type_hints(base, include_extras=True), get_type_hints(base)
         for name in vars(base).get("__annotations__", {}):
@@ -74,40 +74,42 @@ def _hints_with_ranges(cls: type) -> dict[str, Any]:
     return found
 
 
-def defaults(cls: type) -> dict[str, Any]:
+def get_defaults(cls: type) -> dict[str, Any]:
     """The plain default of every option of a configuration class."""
     found: dict[str, Any] = {}
     for item in fields(cls):
         if item.init:
             if item.default is not MISSING:
-                found[item.name] = plain(item.default)
+                found[item.name] = to_plain(item.default)
             else:
-                found[item.name] = REQUIRED if item.default_factory is MISSING else plain(item.default_factory())
+                found[item.name] = REQUIRED if item.default_factory is MISSING else to_plain(item.default_factory())
     return found
 
 
-def options(cls: type, prefix: str, opened: Mapping[str, type] | None = None) -> Iterator[Option]:
+def iterate_options(cls: type, prefix: str, opened: Mapping[str, type] | None = None) -> Iterator[Option]:
     """The options of a class, nested dataclasses opened up; `opened` says which class fills a field.
 
     Defaults are those of a `cls()`: what it gives a nested dataclass goes before that class's own.
     """
-    return _options(cls, prefix, opened or {}, defaults(cls))
+    return _iterate_options(cls, prefix, opened or {}, get_defaults(cls))
 
 
-def _options(cls: type, prefix: str, opened: Mapping[str, type], values: Mapping[str, Any]) -> Iterator[Option]:
-    types, ranges = hints(cls), hints_with_ranges(cls)
+def _iterate_options(cls: type, prefix: str, opened: Mapping[str, type], values: Mapping[str, Any]) -> Iterator[Option]:
+    types, ranges = resolve_hints(cls), resolve_hints_with_ranges(cls)
     for name, value in values.items():
-        chosen, declared = opened.get(name), _dataclass_in(types[name])
+        chosen, declared = opened.get(name), _find_dataclass(types[name])
         if chosen is not None:
-            yield from options(chosen, f"{prefix}.{name}")
+            yield from iterate_options(chosen, f"{prefix}.{name}")
         elif declared is not None:
-            own, given = defaults(declared), value if isinstance(value, dict) else {}
-            yield from _options(declared, f"{prefix}.{name}", {}, {each: given.get(each, own[each]) for each in own})
+            own, given = get_defaults(declared), value if isinstance(value, dict) else {}
+            yield from _iterate_options(
+                declared, f"{prefix}.{name}", {}, {each: given.get(each, own[each]) for each in own}
+            )
         else:
             yield Option(f"{prefix}.{name}", types[name], value, cls, ranges[name])
 
 
-def _dataclass_in(hint: Any) -> type | None:
+def _find_dataclass(hint: Any) -> type | None:
     found = [arg for arg in (hint, *get_args(hint)) if isinstance(arg, type) and is_dataclass(arg)]
     return found[0] if len(found) == 1 and not _is_container(hint) else None
 
@@ -117,7 +119,7 @@ def _is_container(hint: Any) -> bool:
 
 
 @cache
-def comments_of(cls: type) -> dict[str, str]:
+def read_comments(cls: type) -> dict[str, str]:
     """The comment behind each field, from the source; bases first. Empty where there is no source."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):

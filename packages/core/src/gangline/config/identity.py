@@ -44,7 +44,7 @@ _CARRIES = ("run", "validate", "checkpoint")  # sections that say how a run is c
 
 def free_options(run: Run) -> list[str]:
     """Return the options and groups that may change when this run continues."""
-    own = [f"{place}.{name}" for place, config in run.parts() for name in config.layout_options]
+    own = [f"{place}.{name}" for place, config in run.iterate_parts() for name in config.layout_options]
     return [*MAY_CHANGE, *own]
 
 
@@ -53,12 +53,12 @@ def is_within(option: str, places: Iterable[str]) -> bool:
     return any(option == place or option.startswith((f"{place}.", f"{place}/")) for place in places)
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+def find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return option -> [value before, value now] for two runs as plain data; None stands for a missing option.
 
     A group's choice has the group's own name.
     """
-    old, new = _leaves(before), _leaves(now)
+    old, new = _flatten(before), _flatten(now)
     return {key: [old.get(key), new.get(key)] for key in {**old, **new} if old.get(key, ...) != new.get(key, ...)}
 
 
@@ -67,21 +67,21 @@ def find_redefined(stored: Mapping[str, Any], run: Run) -> dict[str, list[Any]]:
 
     Left out: names of files, whose content is compared, and options that another release lacks.
     """
-    files = [f"{place}.{name}" for place, config in run.parts() for name in config.file_options]
+    files = [f"{place}.{name}" for place, config in run.iterate_parts() for name in config.file_options]
     passed = [*free_options(run), *files, *_CARRIES]
     now = json.loads(json.dumps(to_dict(run)))  # as a checkpoint has it
-    both = changes(stored, now)
-    known = {*_leaves(stored)} & {*_leaves(now)}
+    both = find_changes(stored, now)
+    known = {*_flatten(stored)} & {*_flatten(now)}
     return {key: both[key] for key in both if key in known and (key == "run.seed" or not is_within(key, passed))}
 
 
-def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Every value by its path; a group's choice under the group's own name."""
     found: dict[str, Any] = {}
     for key, value in content.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found.update(_leaves(value, "" if path == "parts" else f"{path}."))
+            found.update(_flatten(value, "" if path == "parts" else f"{path}."))
         else:
             found[path] = value
     return found

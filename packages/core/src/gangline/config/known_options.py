@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_origin
 
-from gangline.config.defaults import default_choices
-from gangline.config.fields import Option, options
+from gangline.config.defaults import get_default_choices
+from gangline.config.fields import Option, iterate_options
 from gangline.config.sections import SECTIONS
-from gangline.config.suggest import answer, foreign, suggest_near, synonym
-from gangline.config.values import alternatives
+from gangline.config.suggest import answer, explain_foreign, suggest_near, suggest_synonym
+from gangline.config.values import list_alternatives
 from gangline.errors import UserError
 from gangline.plugin import catalogue
 from gangline.plugin.hooks import LISTS
@@ -32,32 +32,32 @@ class KnownOptions:
 
     def _iterate_options(self) -> Iterator[Option]:
         for name, section in SECTIONS.items():
-            yield from options(section, name)
+            yield from iterate_options(section, name)
         for place, offer in self._offers.items():
             if not self._is_opened(place):
                 inner = {name: self._offers.get(f"{place}.{name}") for name in offer.part.opens}
                 opened = {name: found.part.config for name, found in inner.items() if found}
-                yield from options(offer.part.config, place, opened)
+                yield from iterate_options(offer.part.config, place, opened)
 
     def _is_opened(self, place: str) -> bool:
         """Whether a place is a group that another part opens: its options come with that part's."""
         parent = place.rpartition(".")[0]
         return parent in self._offers
 
-    def value(self, override: Override) -> str:
+    def format_setting(self, override: Override) -> str:
         """A setting as Hydra takes it, "++key=value". Raises UserError where there is no such key."""
         path, text = override.key_or_group, override.get_value_string()
-        option = self.options.get(path) or self._mapping_above(path)
+        option = self.options.get(path) or self._find_mapping_above(path)
         if option is None:
             if any(known.startswith(path + ".") for known in self.options):
                 self._refuse_section(path)
-            raise self._unknown(path, text)
+            raise self._explain_unknown(path, text)
         value = override.value()
         if _is_text(option.hint) and isinstance(value, bool | int | float) and path == option.path:
             text = f'"{text}"'  # a name that looks like a number is a name
         return f"++{path}={text}"
 
-    def _mapping_above(self, path: str) -> Option | None:
+    def _find_mapping_above(self, path: str) -> Option | None:
         """The option whose keys are free (a mapping) and that `path` is inside of."""
         while "." in path:
             path = path.rpartition(".")[0]
@@ -70,17 +70,17 @@ class KnownOptions:
         inner = [known for known in self.options if known.startswith(path + ".")]
         raise UserError(f"{path} is a section; set one of its options.", f"Options: {', '.join(inner)}.")
 
-    def _unknown(self, path: str, text: str) -> UserError:
+    def _explain_unknown(self, path: str, text: str) -> UserError:
         """Why a key cannot be set, in the terms of what the user may have meant."""
         what = f"there is no option {path}."
         head, _, rest = path.partition(".")
-        groups = installed().groups()
+        groups = installed().list_groups()
         places = sorted((place for place in [*SECTIONS, *self._offers] if path.startswith(place + ".")), key=len)
         if places:
             return UserError(what, *self._explain_within(places[-1], path, text))
         if head in LISTS and rest:
             name = rest.partition(".")[0]
-            if lines := foreign(name, _list_parts("track")):
+            if lines := explain_foreign(name, _list_parts("track")):
                 return UserError(what, *lines)
             if name in _list_parts(head):
                 add = f"{head}={name} is not chosen; add it:  {head}=[...,{name}]"
@@ -95,19 +95,19 @@ class KnownOptions:
             if line := answer(path, text):
                 return UserError(what, line, *_explain_install(line), listed)
             guess = (
-                synonym(path, self.options)
+                suggest_synonym(path, self.options)
                 or suggest_near(path, self.options)
                 or suggest_near(head, [*groups, *SECTIONS])
             )
             return UserError(what, guess, listed)
         what = f"there is no group {path}, and no option."
-        if lines := foreign(path, _list_parts("track")):
+        if lines := explain_foreign(path, _list_parts("track")):
             return UserError(what, *lines)
         return UserError(what, *(self.suggest(path, text) or [suggest_near(path, [*groups, *LAYERS])]), listed)
 
     def suggest(self, path: str, text: str) -> list[str]:
         """Return lines that name what a user may have meant by the word `path` with the value `text`; [] if unknown."""
-        groups = installed().groups()
+        groups = installed().list_groups()
         words = [f"{known}={text}" for known in self.options if known.rpartition(".")[2] == path]
         switched = text.lower() in ("true", "on", "1", "yes")  # bf16=true
         chosen = [(group, path) for group in groups if switched and path in _list_parts(group)][
@@ -115,7 +115,7 @@ class KnownOptions:
         ]  # bf16: the precision
         if not words and (line := answer(path, text)):
             return [line, *_explain_install(line)]
-        if not words and not chosen and (line := synonym(path, self.options)):
+        if not words and not chosen and (line := suggest_synonym(path, self.options)):
             return [line]
         chosen = chosen or [(group, text) for group in groups if text in _list_parts(group)]
         if words or not chosen:
@@ -137,12 +137,12 @@ class KnownOptions:
         close = suggest_near(last, (name.removeprefix(place + ".") for name in own), 0.7)
         alike = [name for name in own if f"_{last}_" in f"_{name.rpartition('.')[2]}_"]  # batch.size
         close = close.replace("mean ", f"mean {place}.") or (f"Did you mean {' or '.join(alike)}?" if alike else "")
-        lines = [answer(path, text) or synonym(path, self.options) or close]
+        lines = [answer(path, text) or suggest_synonym(path, self.options) or close]
         if offer is not None:
             others = [
                 other.part.name
-                for other in installed().offers(offer.group).values()
-                if any(option.path == f"x.{last}" for option in options(other.part.config, "x"))
+                for other in installed().get_offers(offer.group).values()
+                if any(option.path == f"x.{last}" for option in iterate_options(other.part.config, "x"))
             ]
             if others:
                 lines.append(f"{offer.group}={offer.part.name} has none; these have: {', '.join(sorted(others))}.")
@@ -151,24 +151,26 @@ class KnownOptions:
 
 def _list_parts(group: str) -> list[str]:
     """Parts of a group, installed or not."""
-    return list(dict.fromkeys([*installed().offers(group), *catalogue.names(group)]))
+    return list(dict.fromkeys([*installed().get_offers(group), *catalogue.list_names(group)]))
 
 
 def _add_member(group: str, name: str) -> list[str]:
     """Return the default members of a list group and one more."""
-    return list(dict.fromkeys([*default_choices()[group], name]))
+    return list(dict.fromkeys([*get_default_choices()[group], name]))
 
 
 def _explain_install(*lines: str) -> list[str]:
     """Return how to install the parts that the lines name as group=part, of those that are not installed."""
     named = dict.fromkeys(pair for line in lines for pair in re.findall(r"(\w+)=(\w+)", line))
-    absent = [pair for pair in named if catalogue.supplier(*pair) and pair[1] not in installed().offers(pair[0])]
-    return list(dict.fromkeys(line for pair in absent for line in installed().reasons(*pair)))
+    absent = [
+        pair for pair in named if catalogue.find_supplier(*pair) and pair[1] not in installed().get_offers(pair[0])
+    ]
+    return list(dict.fromkeys(line for pair in absent for line in installed().explain_absence(*pair)))
 
 
 def _is_text(hint: Any) -> bool:
-    return str in (members := alternatives(hint)) and not {bool, int, float} & set(members)
+    return str in (members := list_alternatives(hint)) and not {bool, int, float} & set(members)
 
 
 def _is_mapping(hint: Any) -> bool:
-    return any((get_origin(member) or member) is dict or member is Any for member in alternatives(hint))
+    return any((get_origin(member) or member) is dict or member is Any for member in list_alternatives(hint))

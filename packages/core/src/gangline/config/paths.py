@@ -12,36 +12,36 @@ from gangline.config.serial import to_dict
 from gangline.plugin.registry import installed
 
 
-def root_paths(run: Run) -> dict[str, Any]:
+def resolve_paths(run: Run) -> dict[str, Any]:
     """The run as plain data, every relative path of a file (`PartConfig.file_options`) written in full, patterns too.
 
     References to the environment stay as they are written: each start looks them up anew.
     """
     content = to_dict(run)
-    _root_options(("weights",), content["run"], "run", run.references)
-    for place, config in run.parts():
+    _resolve_options(("weights",), content["run"], "run", run.references)
+    for place, config in run.iterate_parts():
         options = content
         for step in place.split("."):
             options = options[step]
-        _root_options(config.file_options, options, place, run.references)
-        for name in installed().part_of(config).part.opens:
-            _root_options(getattr(config, name).file_options, options[name], f"{place}.{name}", run.references)
+        _resolve_options(config.file_options, options, place, run.references)
+        for name in installed().find_part(config).part.opens:
+            _resolve_options(getattr(config, name).file_options, options[name], f"{place}.{name}", run.references)
     for name, options in content["validate"]["sets"].items():
-        _root_options(run.data.file_options, options or {}, f"{validation.PATH}.{name}", run.references)
+        _resolve_options(run.data.file_options, options or {}, f"{validation.PATH}.{name}", run.references)
     return content
 
 
-def _root_options(names: Iterable[str], options: dict[str, Any], place: str, references: Container[str]) -> None:
+def _resolve_options(names: Iterable[str], options: dict[str, Any], place: str, references: Container[str]) -> None:
     for name in names:
         if name in options and f"{place}.{name}" not in references:
-            options[name] = _root_value(options[name])
+            options[name] = _resolve_value(options[name])
 
 
-def _root_value(value: Any) -> Any:
+def _resolve_value(value: Any) -> Any:
     if isinstance(value, list):
-        return [_root_value(item) for item in value]
+        return [_resolve_value(item) for item in value]
     if isinstance(value, dict):
-        return {name: _root_value(item) for name, item in value.items()}
+        return {name: _resolve_value(item) for name, item in value.items()}
     if not isinstance(value, str) or not value or value.startswith("~") or "://" in value:
         return value
     return os.path.abspath(value)

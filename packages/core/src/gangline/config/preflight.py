@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
-from gangline.config.defaults import default_choices
+from gangline.config.defaults import get_default_choices
 from gangline.config.known_options import LAYERS, KnownOptions
 from gangline.config.suggest import suggest_near
 from gangline.config.values import quote
@@ -73,7 +73,7 @@ def _explain_no_key(key: str, sign: str, value: str) -> list[str]:
     if not key:
         return [together]
     if not sign:
-        guess = "" if "." in key else suggest_near(key, [*installed().groups(), *LAYERS])
+        guess = "" if "." in key else suggest_near(key, [*installed().list_groups(), *LAYERS])
         return [guess or together, "Options of train itself begin with -, see  train --help"]
     return ["A key is names with dots between them, as in  optimizer.learning_rate=1e-3"]
 
@@ -136,17 +136,17 @@ def sweep(words: Sequence[str]) -> list[list[str]]:
     return [list(combination) for combination in itertools.product(*spread)]
 
 
-def preflight(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ()) -> Asked:
+def read_request(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ()) -> Asked:
     """What one run asks for. Raises UserError: every unknown group, part, key in one message."""
     installed().refuse_clashes()
     overrides = [parse(word) for word in words]
     for override in overrides:
         _refuse_grammar(override)
-    groups = set(installed().groups())
+    groups = set(installed().list_groups())
     picks = [override for override in overrides if override.key_or_group in groups]
     choices, layers = _choose(picks, layers)
     missing: dict[str, UserError] = {}
-    offers = _offers(choices, missing)
+    offers = _find_offers(choices, missing)
     errors = list(missing.values())
     known = KnownOptions(offers)
     values = []
@@ -154,11 +154,11 @@ def preflight(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ()) ->
         if override.key_or_group in groups or _is_missing(override.key_or_group, missing):
             continue
         try:
-            values.append(known.value(override))
+            values.append(known.format_setting(override))
         except UserError as error:
             errors.append(error)
     if errors:
-        raise UserError.of(error.problem() for error in errors)
+        raise UserError.of(error.to_problem() for error in errors)
     return Asked(choices, offers, layers, values)
 
 
@@ -177,7 +177,7 @@ def _refuse_grammar(override: Override) -> None:
         )
     if override.package is not None:
         raise UserError(f"{override.input_line}: '@' has no meaning here; write group=part or key=value.")
-    if override.type == OverrideType.DEL and override.key_or_group not in installed().groups():
+    if override.type == OverrideType.DEL and override.key_or_group not in installed().list_groups():
         raise UserError(f"{override.input_line}: only a group can be taken away; set a key to null instead.")
 
 
@@ -185,15 +185,15 @@ def _choose(
     picks: Iterable[Override], layers: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Choice], list[dict[str, Any]]]:
     """The final choice in every group; and the layers without what belonged to parts that were replaced."""
-    choices: dict[str, Choice] = dict(default_choices())
+    choices: dict[str, Choice] = dict(get_default_choices())
     before: list[dict[str, Choice]] = []
     for layer in layers:
-        _replace(choices, {group: _choice(group, value) for group, value in (layer.get("parts") or {}).items()})
+        _replace(choices, {group: _parse_choice(group, value) for group, value in (layer.get("parts") or {}).items()})
         before.append(dict(choices))
     mine: dict[str, Choice] = {}
     for override in picks:
         group = override.key_or_group
-        mine[group] = _choice(group, OFF if override.type == OverrideType.DEL else override.value(), override)
+        mine[group] = _parse_choice(group, OFF if override.type == OverrideType.DEL else override.value(), override)
     _replace(choices, mine)
     kept = [_keep_chosen(layer, own, choices) for layer, own in zip(layers, before, strict=True)]
     return {group: choice for group, choice in choices.items() if group in GROUPS or choice != OFF}, kept
@@ -209,7 +209,7 @@ def _replace(choices: dict[str, Choice], new: Mapping[str, Choice]) -> None:
     choices.update(new)
 
 
-def _choice(group: str, value: Any, override: Override | None = None) -> Choice:
+def _parse_choice(group: str, value: Any, override: Override | None = None) -> Choice:
     """A choice as a name, or as a list of names where the group is a list; true and false mean on and off."""
     word = override.input_line if override else f"{group}={value}"
     if group in LISTS:
@@ -244,7 +244,7 @@ def _keep_chosen(layer: Mapping[str, Any], own: Mapping[str, Choice], final: Map
     return kept
 
 
-def _offers(choices: dict[str, Choice], missing: dict[str, UserError]) -> dict[str, Offer]:
+def _find_offers(choices: dict[str, Choice], missing: dict[str, UserError]) -> dict[str, Offer]:
     """The part behind every choice, by the place of its options; fills in the groups that chosen parts open.
 
     Why a choice cannot be had goes into `missing`, by the same places.

@@ -20,18 +20,18 @@ from gangline.config.fields import Option
 from gangline.config.ranges import runs_code
 from gangline.config.serial import ENVIRONMENT
 from gangline.config.values import override
-from gangline.errors import Problem, UserError, printable
+from gangline.errors import Problem, UserError, escape_controls
 
 
-def suspects(
+def find_suspects(
     content: Mapping[str, Any], options: Mapping[str, Option], typed: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Option -> value of a composed run, where the value runs as a program or reads the environment.
 
     typed: the run that the command line alone composes; what it has is left out.
     """
-    own = dict(_values(typed or {}, options))
-    values = {path: value for path, value in _values(content, options) if path not in own or own[path] != value}
+    own = dict(_iterate_values(typed or {}, options))
+    values = {path: value for path, value in _iterate_values(content, options) if path not in own or own[path] != value}
     return {
         path: value
         for path, value in values.items()
@@ -39,13 +39,13 @@ def suspects(
     }
 
 
-def refuse_suspects(found: Mapping[str, Any], options: Mapping[str, Option], source: str, why: str) -> None:
-    """Raise UserError that lists what `found` holds, each with the override to type.
+def refuse_suspects(suspects: Mapping[str, Any], options: Mapping[str, Option], source: str, why: str) -> None:
+    """Raise UserError that lists what `suspects` holds, each with the override to type.
 
     source: the words that name the files. why: the reason that these files are not trusted.
     """
     problems = []
-    for path, value in found.items():
+    for path, value in suspects.items():
         runs = path in options and runs_code(options[path].stated, value)
         shown = override(path, value)
         what = "runs as a program" if runs else "reads a variable of the environment"
@@ -53,9 +53,9 @@ def refuse_suspects(found: Mapping[str, Any], options: Mapping[str, Option], sou
         again = f"To allow it, type it too:  {shlex.quote(shown)}"
         problems.append(
             Problem(
-                printable(f"{source} sets {shown}, which {what}."),
+                escape_controls(f"{source} sets {shown}, which {what}."),
                 why,
-                printable(f"{again}\nTo leave it out:  {shlex.quote(override(path, empty))}"),
+                escape_controls(f"{again}\nTo leave it out:  {shlex.quote(override(path, empty))}"),
             )
         )
     if problems:
@@ -71,12 +71,12 @@ def explain_distrust(run_dir: str | Path) -> str:
             return f"{path} cannot be looked at: {error.strerror}."
         if found.st_uid != os.geteuid():
             return f"{path} belongs to another user."
-        if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _private(found.st_gid)):
+        if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid)):
             return f"Other users can write {path}:  chmod go-w {shlex.quote(str(path))}"
     return ""
 
 
-def _private(group: int) -> bool:
+def _is_private(group: int) -> bool:
     """Whether a group is this user's own, as many systems make one for each user: same name, no other member."""
     try:
         user, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
@@ -85,12 +85,14 @@ def _private(group: int) -> bool:
     return found.gr_name == user and set(found.gr_mem) <= {user}
 
 
-def _values(content: Mapping[str, Any], options: Mapping[str, Option], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _iterate_values(
+    content: Mapping[str, Any], options: Mapping[str, Option], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
     """(path, value) of every option, and of every key inside an option that is a mapping."""
     for key, value in content.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and not (path in options and runs_code(options[path].stated)):
-            yield from _values(value, options, f"{path}.")
+            yield from _iterate_values(value, options, f"{path}.")
         else:
             yield path, value
 

@@ -13,12 +13,12 @@ from gangline.errors import Problem
 EXAMPLE = "batch.ramp={4: 8000, 8: 24000} batch.global_size=16"
 
 
-def ramp_problems(run: Run, width: int) -> list[Problem]:
+def find_ramp_problems(run: Run, width: int) -> list[Problem]:
     """Of the stages before the full batch, over `width` data-parallel ranks."""
     batch = run.batch
     if not batch.ramp:
         return []
-    sizes, ends = batch.sizes(), list(batch.ramp.values())
+    sizes, ends = batch.list_sizes(), list(batch.ramp.values())
     if sizes != sorted(set(sizes)) or len(set(ends)) < len(ends):
         stages = ", ".join(f"{size} until sample {batch.ramp[size]}" for size in sizes[:-1])
         what = f"batch.ramp does not grow up to batch.global_size={batch.global_size}: {stages}."

@@ -36,7 +36,7 @@ from annotated_types import (
     Predicate,
 )
 
-from gangline.config.values import alternatives
+from gangline.config.values import list_alternatives
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ _PREDICATES = ((str.isprintable, "printable text in one line"), (math.isfinite, 
 _OR_INFINITE = get_args(IsNotNan[float])[1]
 
 
-def conditions(hint: Any) -> list[Any]:
+def list_conditions(hint: Any) -> list[Any]:
     """Return the conditions that a type states beside it, `Interval` and `Len` as their bounds."""
     return list(_ungroup(get_args(hint)[1:])) if get_origin(hint) is Annotated else []
 
@@ -96,7 +96,7 @@ def _ungroup(metadata: Collection[Any]) -> Iterator[Any]:
             yield item
 
 
-def bound(condition: Any) -> Any:
+def get_bound(condition: Any) -> Any:
     """Return the number, length or words that a condition compares with."""
     return getattr(condition, fields(condition)[0].name)
 
@@ -104,31 +104,32 @@ def bound(condition: Any) -> Any:
 def _fits(condition: Any, value: Any) -> bool:
     if isinstance(condition, Predicate):
         return condition.func is math.isfinite or bool(condition.func(value))
-    return _BOUNDS[type(condition)][0](value, bound(condition))
+    return _BOUNDS[type(condition)][0](value, get_bound(condition))
 
 
-def wrong(hint: Any, value: Any) -> str | None:
+def explain_wrong(hint: Any, value: Any) -> str | None:
     """What a value has to be and is not, as in "must be at least 1"; None where it has a meaning.
 
-    hint: a type with its metadata (`gangline.config.fields.hints_with_ranges`); that a value is of its type is known.
+    hint: a type with its metadata (`gangline.config.fields.resolve_hints_with_ranges`). The value must be of its
+    type.
     """
     if value is None:
         return None
     kind, args = get_origin(hint), get_args(hint)
     if kind is Annotated:
-        ranges = conditions(hint) if is_of(args[0], value) else []
-        if _infinite(value) and _OR_INFINITE not in ranges:
+        ranges = list_conditions(hint) if is_of(args[0], value) else []
+        if _is_infinite(value) and _OR_INFINITE not in ranges:
             return f"must be {' and '.join(filter(None, ('finite', _show(ranges))))}"
         if not all(_fits(item, value) for item in ranges):
             return f"must be {_show(ranges)}"
-        return None if _infinite(value) else wrong(args[0], value)
-    if len(members := alternatives(hint)) > 1:
-        return next((wrong(member, value) for member in members if is_of(member, value)), None)
+        return None if _is_infinite(value) else explain_wrong(args[0], value)
+    if len(members := list_alternatives(hint)) > 1:
+        return next((explain_wrong(member, value) for member in members if is_of(member, value)), None)
     if kind is Literal:
         return None if value in args else f"must be one of {_spell(args)}"
     if isinstance(value, list | tuple | set | frozenset | Mapping):
-        return _wrong_inside(kind, args, value)
-    return "must be finite" if kind is None and _infinite(value) else None
+        return _explain_wrong_inside(kind, args, value)
+    return "must be finite" if kind is None and _is_infinite(value) else None
 
 
 def is_of(hint: Any, value: Any) -> bool:
@@ -138,7 +139,7 @@ def is_of(hint: Any, value: Any) -> bool:
         return hint is Any or value in args
     if kind is Annotated:
         return is_of(args[0], value)
-    if len(members := alternatives(hint)) > 1:
+    if len(members := list_alternatives(hint)) > 1:
         return any(is_of(member, value) for member in members)
     if isinstance(value, bool):
         return hint is bool
@@ -151,8 +152,8 @@ def is_of(hint: Any, value: Any) -> bool:
     return isinstance(held, type) and isinstance(value, held)
 
 
-def _wrong_inside(kind: Any, args: tuple[Any, ...], value: Collection[Any] | Mapping[Any, Any]) -> str | None:
-    """As `wrong`, of what a list or a mapping holds."""
+def _explain_wrong_inside(kind: Any, args: tuple[Any, ...], value: Collection[Any] | Mapping[Any, Any]) -> str | None:
+    """As `explain_wrong`, of what a list or a mapping holds."""
     items = list(value.values() if isinstance(value, Mapping) else value)
     if kind is tuple and Ellipsis not in args:
         if len(items) != len(args):
@@ -160,33 +161,33 @@ def _wrong_inside(kind: Any, args: tuple[Any, ...], value: Collection[Any] | Map
         hints = list(args)
     else:
         hints = [arg for arg in args if arg is not Ellipsis][-1:] * len(items)
-    complaints = (wrong(hint, item) for hint, item in zip(hints, items, strict=False))
+    complaints = (explain_wrong(hint, item) for hint, item in zip(hints, items, strict=False))
     return next((complaint.replace("must be", "must each be") for complaint in complaints if complaint), None)
 
 
-def words(hint: Any) -> str:
+def format_range(hint: Any) -> str:
     """The range of a type, as in "at least 1", or "" where it states none."""
     kind, args = get_origin(hint), get_args(hint)
     if kind is Annotated:
-        return _show(conditions(hint)) or words(args[0])
+        return _show(list_conditions(hint)) or format_range(args[0])
     if kind is Literal:
         return ""  # the type itself says it
-    found = list(dict.fromkeys(filter(None, map(words, args))))
+    found = list(dict.fromkeys(filter(None, map(format_range, args))))
     return f"each {found[0]}" if found and kind in (list, tuple, set, frozenset) else " or ".join(found)
 
 
-def choices(hint: Any) -> list[str]:
+def list_choices(hint: Any) -> list[str]:
     """The words of a type that has few, as a user types them."""
     kind, args = get_origin(hint), get_args(hint)
     if kind is Annotated:
-        return [str(word) for item in conditions(hint) if isinstance(item, OneOf) for word in item.words] or choices(
-            args[0]
-        )
+        return [
+            str(word) for item in list_conditions(hint) if isinstance(item, OneOf) for word in item.words
+        ] or list_choices(args[0])
     if kind is Literal:
         return [str(word) for word in args]
     if isinstance(hint, type) and issubclass(hint, Enum):
         return [str(member.value) for member in hint]
-    return [word for arg in alternatives(hint) if arg is not hint for word in choices(arg)]
+    return [word for arg in list_alternatives(hint) if arg is not hint for word in list_choices(arg)]
 
 
 def runs_code(hint: Any, value: Any = None) -> bool:
@@ -198,22 +199,22 @@ def runs_code(hint: Any, value: Any = None) -> bool:
 def states_all(hint: Any) -> bool:
     """Whether every number in a type has a range."""
     if get_origin(hint) is Annotated:
-        return bool(conditions(hint)) or states_all(get_args(hint)[0])
+        return bool(list_conditions(hint)) or states_all(get_args(hint)[0])
     if get_origin(hint) is Literal:
         return True
     return hint not in (int, float) and all(map(states_all, get_args(hint)))
 
 
 def _show(ranges: Collection[Any]) -> str:
-    text = " and ".join(filter(None, (_text(item) for item in ranges if item != _OR_INFINITE)))
+    text = " and ".join(filter(None, (_format_condition(item) for item in ranges if item != _OR_INFINITE)))
     return f"{text}, or inf" if _OR_INFINITE in ranges else text
 
 
-def _text(condition: Any) -> str:
+def _format_condition(condition: Any) -> str:
     if isinstance(condition, Predicate):
         name = getattr(condition.func, "__name__", str(condition.func)).removeprefix("is").replace("_", " ").strip()
         return next((text for func, text in _PREDICATES if func is condition.func), name)
-    return _BOUNDS[type(condition)][1].format(_spell(bound(condition)))
+    return _BOUNDS[type(condition)][1].format(_spell(get_bound(condition)))
 
 
 def _spell(value: Any) -> str:
@@ -223,16 +224,16 @@ def _spell(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, Collection) else str(value)
 
 
-def _infinite(value: Any) -> bool:
+def _is_infinite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)  # an integer may be too large for a float
 
 
-def divisors(number: int) -> list[int]:
+def find_divisors(number: int) -> list[int]:
     """All divisors of a positive number, ascending: what a size that must divide it may be."""
     low = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
     return sorted({*low, *(number // value for value in low)})
 
 
 def list_divisors(number: int) -> str:
-    """`divisors` as a message names them: "1, 2, 4"."""
-    return ", ".join(map(str, divisors(number)))
+    """`find_divisors` as a message names them: "1, 2, 4"."""
+    return ", ".join(map(str, find_divisors(number)))

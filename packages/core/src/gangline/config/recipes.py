@@ -15,16 +15,16 @@ from typing import Any
 
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import suggest_near
-from gangline.errors import UserError, printable
+from gangline.errors import UserError, escape_controls
 from gangline.plugin.registry import installed
 
 LOCAL = Path("configs")
 LARGEST = 1 << 20  # bytes: OmegaConf reads some 250 kB a second
 
 
-def recipes() -> dict[str, Path]:
+def find_recipes() -> dict[str, Path]:
     """Every recipe that can be named here."""
-    tops = [module.__name__.partition(".")[0] for module in installed().modules()] + ["gangline"]
+    tops = [module.__name__.partition(".")[0] for module in installed().list_modules()] + ["gangline"]
     roots = [Path(root) for top in tops for root in getattr(sys.modules.get(top), "__path__", ())]
     found: dict[str, Path] = {}
     for folder in (LOCAL, *(root / "conf" / "recipe" for root in roots)):
@@ -41,9 +41,9 @@ def read_recipe(name: str) -> dict[str, Any]:
 
     from gangline.config.yaml_files import check_yaml
 
-    path = Path(name) if name.endswith((".yaml", ".yml")) else recipes().get(name)
+    path = Path(name) if name.endswith((".yaml", ".yml")) else find_recipes().get(name)
     if path is None or not path.is_file():
-        known = recipes()
+        known = find_recipes()
         listed = f"Recipes: {', '.join(known) or 'none'}.   (YAML files in ./{LOCAL}, and those that packages bring)"
         raise UserError(f"there is no recipe {name!r}.", suggest_near(name, known), listed)
     if (size := path.stat().st_size) > LARGEST:
@@ -57,10 +57,10 @@ def read_recipe(name: str) -> dict[str, Any]:
     return _check(content, path)
 
 
-def summary(path: Path) -> str:
+def read_summary(path: Path) -> str:
     """A recipe's first line, where it is a comment."""
     first = path.read_text(errors="replace", encoding="utf-8").partition("\n")[0]
-    return printable(first.lstrip("# ").strip()) if first.startswith("#") else ""
+    return escape_controls(first.lstrip("# ").strip()) if first.startswith("#") else ""
 
 
 def _check(content: Any, path: Path) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _check(content: Any, path: Path) -> dict[str, Any]:
     parts = content.get("parts") or {}
     if not isinstance(parts, Mapping):
         raise UserError(f"the recipe {path}: parts must be a mapping such as {{model: tiny}}.")
-    known = ["parts", *SECTIONS, *installed().groups()]
+    known = ["parts", *SECTIONS, *installed().list_groups()]
     for key, value in content.items():
         if key not in known:
             raise UserError(

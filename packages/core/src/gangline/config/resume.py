@@ -9,8 +9,8 @@ from typing import Any
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.config.compose import compose_over
-from gangline.config.identity import changes, free_options, is_within
-from gangline.config.paths import root_paths
+from gangline.config.identity import find_changes, free_options, is_within
+from gangline.config.paths import resolve_paths
 from gangline.config.programs import explain_distrust
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict
@@ -25,7 +25,7 @@ def continue_run(path: str, content: Mapping[str, Any], words: Sequence[str]) ->
     Raises UserError where they would make it another run, and where others may have written a program into it.
     """
     run = compose_over(content, words, f"resume={path}", explain_distrust(path))
-    changed = changes(root_paths(from_dict(content)), root_paths(run))
+    changed = find_changes(resolve_paths(from_dict(content)), resolve_paths(run))
     free = free_options(run)
     other = [key for key in changed if not is_within(key, free)]
     if other:
@@ -50,7 +50,7 @@ def refuse_ended(run: Run, directory: str | Path) -> None:
     if ending is None or ending.reason != "done" or not folder.is_dir():
         return
     ids = [id for entry in folder.iterdir() if (id := CheckpointId.parse(entry.name))]
-    newest = attempts.latest(directory, ids)
+    newest = attempts.find_latest(directory, ids)
     if newest is not None and newest.step >= run.steps:
         raise UserError(
             f"the run has ended: step {newest.step} is done, and run.steps={run.steps}.",

@@ -46,11 +46,11 @@ class PartConfig:
         """Return all mistakes in these options that can be found before torch is imported."""
         return []
 
-    def notices(self, run: Run) -> list[str]:
+    def list_notices(self, run: Run) -> list[str]:
         """Return warnings about choices that work and are probably not wanted; printed once when the run starts."""
         return []
 
-    def sidecars(self, run: Run) -> list[Sidecar]:
+    def list_sidecars(self, run: Run) -> list[Sidecar]:
         """Return processes that run next to the ranks of each machine, and start before them."""
         return []
 
@@ -58,7 +58,7 @@ class PartConfig:
         """Return the names of modules that every rank needs: a server that forks the ranks imports them once."""
         return []
 
-    def environment(self, run: Run) -> dict[str, str]:
+    def get_environment(self, run: Run) -> dict[str, str]:
         """Return environment variables to set on every rank before torch connects it; those the user has set stay.
 
         Two parts of a run that set one variable to different values are refused.
@@ -69,7 +69,7 @@ class PartConfig:
         """Return `comms`, or a wrapper (`gangline.comm.wrap.WrappedComms`) that measures, delays or breaks traffic.
 
         Called on every rank before anything is built; a later part of the run wraps the result of an earlier one.
-        `gangline.comm.purpose.traffic_purpose` returns what a collective is for, such as gradients or losses.
+        `gangline.comm.purpose.get_purpose` returns what a collective is for, such as gradients or losses.
         """
         return comms
 
@@ -80,7 +80,7 @@ class ModelConfig(PartConfig):
 
     vocab_size: PositiveInt = 256  # different tokens that the data may have
 
-    def weights_directory(self) -> str | None:
+    def get_weights_directory(self) -> str | None:
         """Return the directory of pretrained weights that the run starts from, or None for initialized weights."""
         return None
 
@@ -104,18 +104,18 @@ class EditConfig(PartConfig, EditedWeights):
         """Return these options with unset ones derived from the run; the edit is called with the result."""
         return self
 
-    def summary(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
+    def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
         """Return further numbers for a step's record from emitted metrics; a pure function, called on every rank."""
         return {}
 
-    def first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
+    def fill_first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         """Change initial weights in place.
 
         Called once on every rank, after the weights are drawn, unless a checkpoint fills the model.
         shards: this rank's `model/...` arrays.
         """
 
-    def layouts(self, run: Run, world: int) -> Iterator[EditConfig]:
+    def iterate_layouts(self, run: Run, world: int) -> Iterator[EditConfig]:
         """Yield these options, and others that change which ranks hold what, not what the model computes."""
         yield self
 
@@ -126,15 +126,15 @@ class ParallelConfig(PartConfig):
 
     reduces: ClassVar[bool] = False  # sums gradients with `job.reduction`; if not, only a plain sum may be chosen
 
-    def world(self, gpus: int) -> int:
+    def count_ranks(self, gpus: int) -> int:
         """Return how many processes to start if the user set no number."""
         return max(1, gpus)
 
-    def axes(self, world: int) -> dict[str, int]:
+    def size_axes(self, world: int) -> dict[str, int]:
         """Return axis sizes, slowest tier first, with product `world`. Raises UserError if there is no such layout."""
         return {"dp_replicate": world}
 
-    def accumulation(self, share: int, mesh: Mesh) -> int:
+    def count_microbatches(self, share: int, mesh: Mesh) -> int:
         """Return the number of microbatches of a rank's `share` of a batch if the user set none: a divisor of it."""
         return 1
 
@@ -148,7 +148,7 @@ class ParallelConfig(PartConfig):
         """
         return None
 
-    def bounds(
+    def compute_bounds(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None = None
     ) -> LayoutBounds | None:
         """Return lower bounds on the cost of `run` if it had these options; None: there is no such layout.
@@ -158,7 +158,7 @@ class ParallelConfig(PartConfig):
         """
         return LayoutBounds()
 
-    def layouts(self, run: Run, world: int) -> Iterator[ParallelConfig]:
+    def iterate_layouts(self, run: Run, world: int) -> Iterator[ParallelConfig]:
         """Yield options with which `world` ranks could train the run, these included; some may not pass `check`."""
         yield self
 
@@ -176,11 +176,11 @@ class PrecisionConfig(PartConfig):
 
     finds_scale: ClassVar[bool] = False  # whether it finds a loss scale: steps that overflow are skipped
 
-    def sizes(self) -> ItemSizes:
+    def get_sizes(self) -> ItemSizes:
         """Return the bytes of its numbers, to plan memory and traffic."""
         return ItemSizes(compute=2, master=4, gradient=4, wire=4)
 
-    def products(self) -> str:
+    def get_product_format(self) -> str:
         """Return the format in which the matmuls of blocks are computed, as a cluster file names its peaks."""
         return "bf16"
 
@@ -192,7 +192,7 @@ class OptimizerConfig(PartConfig, StateSizes):
     learning_rate: NonNegativeFloat = 3e-3  # at its highest; the schedule multiplies it with a factor up to 1
     clip_norm: PositiveFloat | None = 1.0  # global gradient norm; null for none
 
-    def states(self, matrix: bool) -> float:
+    def count_states(self, matrix: bool) -> float:
         return 2
 
 
@@ -202,7 +202,7 @@ class ScheduleConfig(PartConfig):
 
     warmup_steps: NonNegativeInt | None = None  # steps to climb to the full rate; null: a twentieth of the run
 
-    def warmup(self, run: Run) -> int:
+    def count_warmup_steps(self, run: Run) -> int:
         """`warmup_steps` with its default filled in."""
         return run.steps // 20 if self.warmup_steps is None else self.warmup_steps
 
@@ -224,11 +224,11 @@ class DataConfig(PartConfig):
 
     path: str | list[str] | None = None  # where the data lies; null: what the source brings itself
 
-    def codec(self, run: Run) -> Codec | None:
+    def build_codec(self, run: Run) -> Codec | None:
         """Return the tokenizer, without reading the data; None: ask the source. Raises UserError."""
         return None
 
-    def chat_template(self, run: Run) -> RendersChats | None:
+    def build_chat_template(self, run: Run) -> RendersChats | None:
         """Return the chat template of this data; None: that of the tokenizer. Raises UserError."""
         return None
 
@@ -241,7 +241,7 @@ class DataConfig(PartConfig):
 class CallbackConfig(PartConfig):
     """Options of a callback."""
 
-    def copies(self, run: Run) -> int:
+    def count_copies(self, run: Run) -> int:
         """Return how many arrays like each trained parameter it stores (`allocate_like`), to plan memory."""
         return 0
 
@@ -268,21 +268,21 @@ class LaunchConfig(PartConfig):
     timeout_seconds: PositiveFloat = 1800.0  # a transfer between ranks that takes longer ends the run
     signal_seconds: PositiveFloat | None = None  # from a scheduler's signal to its SIGKILL, which bounds the last save
 
-    def world(self, run: Run) -> int:
+    def count_ranks(self, run: Run) -> int:
         """Return the number of ranks on all nodes: what the user set, else what the strategy requests."""
         from gangline.launch.devices import count_gpus
 
-        return self.processes or run.parallel.world(count_gpus(run.job.device) * self.max_nodes())
+        return self.processes or run.parallel.count_ranks(count_gpus(run.job.device) * self.count_max_nodes())
 
-    def max_nodes(self) -> int:
+    def count_max_nodes(self) -> int:
         """Return the maximum number of nodes."""
         return 1
 
-    def refuses(self, run: Run) -> list[Problem]:
+    def find_refusals(self, run: Run) -> list[Problem]:
         """Return why the ranks cannot be started. Called for a run that passes all other checks."""
         return []
 
-    def seconds_to_stop(self) -> float | None:
+    def get_seconds_to_stop(self) -> float | None:
         """Return the seconds from a request to stop until the ranks are killed; None: no limit."""
         return None
 
@@ -296,7 +296,7 @@ class SimulatorConfig(PartConfig):
 class Run:
     """One run: sections of values, and one configuration for each part that was chosen.
 
-    The class of a configuration says which part it belongs to (`gangline.plugin.registry.Installed.part_of`).
+    The class of a configuration says which part it belongs to (`gangline.plugin.registry.Installed.find_part`).
     """
 
     model: ModelConfig
@@ -330,11 +330,11 @@ class Run:
     def deterministic(self) -> bool:
         return self.job.deterministic
 
-    def sections(self) -> Iterator[tuple[str, Any]]:
+    def iterate_sections(self) -> Iterator[tuple[str, Any]]:
         """Yield the sections with the names that a user types: `run`, `batch` and `validate`."""
         yield from {"run": self.job, "batch": self.batch, "validate": self.validate}.items()
 
-    def parts(self) -> Iterator[tuple[str, PartConfig]]:
+    def iterate_parts(self) -> Iterator[tuple[str, PartConfig]]:
         """Yield the configuration of every chosen part with its group or path ("track.jsonl")."""
         for section in fields(self):
             if isinstance(config := getattr(self, section.name), PartConfig):

@@ -53,23 +53,23 @@ class BatchSection:
     )
     sequence_length: PositiveInt = 128  # tokens
 
-    def sizes(self) -> list[int]:
+    def list_sizes(self) -> list[int]:
         """The global batches of the run, in the order in which they come."""
-        return [size for size, _ in self._stages()] + [self.global_size]
+        return [size for size, _ in self._list_stages()] + [self.global_size]
 
-    def size_at(self, cursor: int) -> int:
+    def get_size(self, cursor: int) -> int:
         """Sequences of the step that begins at sample `cursor`: a function of it alone."""
-        return next((size for size, until in self._stages() if cursor < until), self.global_size)
+        return next((size for size, until in self._list_stages() if cursor < until), self.global_size)
 
-    def cursor_after(self, steps: int) -> int:
+    def compute_cursor(self, steps: int) -> int:
         """The first sample behind so many steps, where none is passed over."""
         cursor, left = 0, steps
-        for size, until in self._stages():
+        for size, until in self._list_stages():
             taken = min(left, -(-max(0, until - cursor) // size))
             cursor, left = cursor + taken * size, left - taken
         return cursor + left * self.global_size
 
-    def _stages(self) -> list[tuple[int, int]]:
+    def _list_stages(self) -> list[tuple[int, int]]:
         return sorted(self.ramp.items(), key=lambda stage: stage[1])
 
 

@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
-from gangline.config.fields import REQUIRED, defaults, hints
-from gangline.config.ranges import choices
+from gangline.config.fields import REQUIRED, get_defaults, resolve_hints
+from gangline.config.ranges import list_choices
 from gangline.config.schema import EditConfig, PartConfig, Run
 from gangline.config.sections import SECTIONS
-from gangline.config.suggest import suggest_near, synonym
-from gangline.config.values import Misfit, convert, describe, plain, spell
+from gangline.config.suggest import suggest_near, suggest_synonym
+from gangline.config.values import Misfit, convert, describe, spell, to_plain
 from gangline.errors import Problem, UserError
 from gangline.plugin.hooks import GROUPS, LISTS, SINGLE
 from gangline.plugin.registry import OFF, Offer, installed
@@ -35,15 +35,15 @@ def to_dict(run: Run) -> dict[str, Any]:
     """Plain and complete: dicts, lists, strings, numbers, booleans and None."""
     parts: dict[str, Any] = {}
     content: dict[str, Any] = {"parts": parts}
-    content.update({name: plain(section) for name, section in run.sections()})
+    content.update({name: to_plain(section) for name, section in run.iterate_sections()})
     for group in SINGLE:
-        parts[group], content[group] = _part(group, getattr(run, group), parts)
+        parts[group], content[group] = _convert_part(group, getattr(run, group), parts)
     for group in LISTS:
         chosen: dict[str, PartConfig] = getattr(run, group)
-        content[group] = {name: plain(config) for name, config in chosen.items()}
+        content[group] = {name: to_plain(config) for name, config in chosen.items()}
         parts[group] = list(chosen)
     for group, config in {**run.edits, **run.extra}.items():
-        parts[group], content[group] = _part(group, config, parts)
+        parts[group], content[group] = _convert_part(group, config, parts)
     for path, reference in run.references.items():
         *way, last = path.split(".")
         place: Any = content
@@ -53,11 +53,11 @@ def to_dict(run: Run) -> dict[str, Any]:
     return content
 
 
-def _part(group: str, config: PartConfig, parts: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    part = installed().part_of(config).part
+def _convert_part(group: str, config: PartConfig, parts: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    part = installed().find_part(config).part
     for name in part.opens:
-        parts[f"{group}/{name}"] = installed().part_of(getattr(config, name)).part.name
-    return part.name, plain(config)
+        parts[f"{group}/{name}"] = installed().find_part(getattr(config, name)).part.name
+    return part.name, to_plain(config)
 
 
 def from_dict(content: Mapping[str, Any]) -> Run:
@@ -128,22 +128,22 @@ def fill(
     if values is not None and not isinstance(values, Mapping):
         problems.append(Problem(f"{path}: expected options, got {values!r}."))
         return None
-    values, types, before, opened = dict(values or {}), hints(cls), len(problems), opened or {}
+    values, types, before, opened = dict(values or {}), resolve_hints(cls), len(problems), opened or {}
     owner = f"{offer.group}={offer.part.name}" if offer else path
-    known = list(defaults(cls))
+    known = list(get_defaults(cls))
     for key in [key for key in values if key not in known]:
         listed = f"Options: {', '.join(known)}." if known else "It has no options."
-        guess = synonym(f"{path}.{key}", [f"{path}.{name}" for name in known]) or suggest_near(str(key), known)
+        guess = suggest_synonym(f"{path}.{key}", [f"{path}.{name}" for name in known]) or suggest_near(str(key), known)
         problems.append(Problem(f"{path}.{key}: {owner} has no such option.", guess, listed))
         del values[key]
     arguments = {}
     for key in known:
         where, hint = f"{path}.{key}", types[key]
         inner = opened.get(key) or (hint if isinstance(hint, type) and is_dataclass(hint) else None)
-        if values.get(key, defaults(cls)[key]) == REQUIRED:
+        if values.get(key, get_defaults(cls)[key]) == REQUIRED:
             problems.append(Problem(f"{where} must be given.", f"It is {describe(hint)}; there is no default."))
         elif inner is not None and (key in values or key in opened):
-            said, stands = values.get(key), defaults(cls)[key]
+            said, stands = values.get(key), get_defaults(cls)[key]
             if key not in opened and isinstance(said, Mapping) and isinstance(stands, Mapping):
                 said = {**stands, **said}  # the field's own default, which need not be that of its class
             arguments[key] = fill(inner, said, where, problems)
@@ -151,7 +151,7 @@ def fill(
             try:
                 arguments[key] = convert(hint, values[key])
             except Misfit as misfit:
-                guess = suggest_near(str(values[key]), choices(hint))
+                guess = suggest_near(str(values[key]), list_choices(hint))
                 problems.append(Problem(f"{where}={spell(values[key])}: {misfit}.", guess))
     if len(problems) > before:
         return None
@@ -170,8 +170,8 @@ def _expand(value: Any, path: str, references: dict[str, str]) -> Any:
         return value
     references[path] = value
 
-    def look_up(found: re.Match[str]) -> str:
-        name, default = found[1], found[2]
+    def look_up(match: re.Match[str]) -> str:
+        name, default = match[1], match[2]
         if name in os.environ or default is not None:
             return os.environ.get(name, (default or "").strip())
         raise UserError(

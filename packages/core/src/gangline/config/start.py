@@ -34,10 +34,10 @@ def start_problems(run: Run) -> list[Problem]:
     try:
         start = start_of(run)
         assert start is not None
-        theirs = start[0].content().get("parts", {}).get("optimizer")
+        theirs = start[0].read_content().get("parts", {}).get("optimizer")
     except UserError as error:
         return [Problem(f"weights={run.job.weights}: {error.what}", *error.details[:2])]
-    ours = installed().part_of(run.optimizer).part.name
+    ours = installed().find_part(run.optimizer).part.name
     if theirs == ours:
         return []
     return [

@@ -11,7 +11,7 @@ class StateSizes(ABC):
     """Of an optimizer that keeps some numbers of each weight, wherever that is; others say more."""
 
     @abstractmethod
-    def states(self, matrix: bool) -> float:
+    def count_states(self, matrix: bool) -> float:
         """About how many numbers of a master's size are kept of each weight, for who compares layouts in a hurry.
 
         matrix: of a block's matrices, else of all others.
@@ -20,15 +20,15 @@ class StateSizes(ABC):
     def state_bytes(self, shape: Sequence[int], part: Sequence[int], *, matrix: bool, master: int) -> int:
         """Bytes kept of a parameter of `shape` by a rank that has a box of shape `part` of it.
 
-        matrix: as of `states`; master: bytes of a master weight.
+        matrix: as of `count_states`; master: bytes of a master weight.
         """
-        return int(self.states(matrix)) * prod(part) * master
+        return int(self.count_states(matrix)) * prod(part) * master
 
-    def matrix_bytes(self, shape: Sequence[int], *, master: int) -> int:
-        """Bytes kept beside it by the one rank that maps a matrix of a block (`Runtime.matrix_owners`)."""
+    def count_matrix_bytes(self, shape: Sequence[int], *, master: int) -> int:
+        """Bytes kept beside it by the one rank that maps a matrix of a block (`Runtime.find_matrix_owners`)."""
         return 0
 
-    def row_block(self, shape: Sequence[int]) -> int:
+    def count_row_block(self, shape: Sequence[int]) -> int:
         """Neighbours of a row of a parameter, counted from its first, that no cut along rows may part; 1: any may."""
         return 1
 

@@ -55,7 +55,7 @@ def answer(word: str, value: str) -> str:
     return f"Type  {found.format(n=value if value.isdecimal() else 'N')}" if found else ""
 
 
-def foreign(word: str, choices: Collection[str]) -> list[str]:
+def explain_foreign(word: str, choices: Collection[str]) -> list[str]:
     """Lines for a word that names a product for which a group has no part; [] for any other."""
     name = word.rpartition(".")[2].lower()
     if (group := _GROUP.get(name)) is None or name in choices:
@@ -66,7 +66,7 @@ def foreign(word: str, choices: Collection[str]) -> list[str]:
     ]
 
 
-def options_called(word: str, known: Collection[str]) -> list[str]:
+def find_options(word: str, known: Collection[str]) -> list[str]:
     """The options among `known` that go by the last word of a path, here or elsewhere."""
     name = word.replace("-", "_")
     own = [path for path in known if path == name or path.rpartition(".")[2] == name.rpartition(".")[2]]
@@ -74,7 +74,7 @@ def options_called(word: str, known: Collection[str]) -> list[str]:
     return own or [path for path in (theirs,) if path in known]
 
 
-def synonym(path: str, known: Collection[str]) -> str:
+def suggest_synonym(path: str, known: Collection[str]) -> str:
     """A question that names the option among `known` that others call by the last word of `path`, or ""."""
     ours = _OURS.get(path.rpartition(".")[2].lower().replace("-", "_"))
     return f"Did you mean {ours}?" if ours in known else ""

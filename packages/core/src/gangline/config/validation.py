@@ -9,7 +9,7 @@ from typing import Any
 
 from gangline.config.schema import DataConfig, PartConfig, Run
 from gangline.config.serial import fill
-from gangline.config.values import plain
+from gangline.config.values import to_plain
 from gangline.errors import Problem, UserError
 from gangline.plugin.registry import installed
 
@@ -17,7 +17,7 @@ _NAME = re.compile(r"\w[\w-]*")  # without dots and slashes: a name is a step of
 PATH = "validate.sets"
 
 
-def validation_sets(run: Run) -> dict[str, DataConfig]:
+def build_validation_sets(run: Run) -> dict[str, DataConfig]:
     """The data of every set, by name. Raises UserError, which lists all that does not fit."""
     found, problems = read_sets(run)
     if problems:
@@ -29,7 +29,7 @@ def read_sets(run: Run) -> tuple[dict[str, DataConfig], list[Problem]]:
     """(the valid sets by name, the problems of the others); a set that is null does not exist."""
     found: dict[str, DataConfig] = {}
     problems: list[Problem] = []
-    offer = installed().part_of(run.data)
+    offer = installed().find_part(run.data)
     opened = {name: type(getattr(run.data, name)) for name in offer.part.opens}
     for name, options in run.validate.sets.items():
         if not _NAME.fullmatch(name):
@@ -45,19 +45,19 @@ def check_sets(run: Run) -> list[Problem]:
     """What can be refused before anything is read: unknown options, values that do not fit, and what the part says."""
     found, problems = read_sets(run)
     for name, config in found.items():
-        said = problems_of(f"{PATH}.{name}", config, run)
+        said = check_part(f"{PATH}.{name}", config, run)
         problems += [Problem(f"{PATH}.{name}: {problem.what}", problem.why, problem.mend) for problem in said]
     return problems
 
 
-def problems_of(place: str, config: PartConfig, run: Run) -> list[Problem]:
+def check_part(place: str, config: PartConfig, run: Run) -> list[Problem]:
     """Return the problems that a part finds. An error in its check keeps its traceback and names the part."""
     try:
         return list(config.check(run))
     except UserError:
         raise
     except Exception as error:
-        offer = installed().part_of(config)
+        offer = installed().find_part(config)
         choice = f"{place.removesuffix(f'.{offer.part.name}')}={offer.part.name}"
         error.add_note(f"raised by the check of {choice} ({offer.distribution} {offer.version})")
         raise
@@ -65,7 +65,7 @@ def problems_of(place: str, config: PartConfig, run: Run) -> list[Problem]:
 
 def _override(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The plain options of a configuration with some replaced; those that are dataclasses option by option."""
-    merged = plain(config)
+    merged = to_plain(config)
     for name, value in options.items():
         inner = getattr(config, name, None)
         deeper = is_dataclass(inner) and isinstance(value, Mapping)

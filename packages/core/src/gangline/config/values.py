@@ -33,18 +33,18 @@ class Misfit(ValueError):
     """A value that its option cannot take; the message says what it can take."""
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Dataclasses, enums, paths and tuples as dicts, strings and lists: what YAML and JSON can hold."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in fields(value) if item.init}
+        return {item.name: to_plain(getattr(value, item.name)) for item in fields(value) if item.init}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {to_plain(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     return value
 
 
@@ -59,15 +59,15 @@ def spell(value: Any) -> str:
 
 def override(path: str, value: Any) -> str:
     """The override that sets `path` to `value`, by Hydra's grammar; a shell needs `shlex.quote` around it."""
-    return f"{path}={_hydra(value, inside=False)}"
+    return f"{path}={_format_hydra(value, inside=False)}"
 
 
-def _hydra(value: Any, inside: bool) -> str:
+def _format_hydra(value: Any, inside: bool) -> str:
     """A value in Hydra's grammar. Text is quoted where it would be read as something else."""
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}: {_hydra(item, inside=True)}' for key, item in value.items())}}}"
+        return f"{{{','.join(f'{key}: {_format_hydra(item, inside=True)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
-        return f"[{','.join(_hydra(item, inside=True) for item in value)}]"
+        return f"[{','.join(_format_hydra(item, inside=True) for item in value)}]"
     text = spell(value)
     if not isinstance(value, str) or _REFERENCE.fullmatch(text) or (_BARE if inside else _WORDS_ONLY).fullmatch(text):
         return text
@@ -80,7 +80,7 @@ def quote(text: str) -> str:
     return f'"{escaped}"'
 
 
-def alternatives(hint: Any) -> tuple[Any, ...]:
+def list_alternatives(hint: Any) -> tuple[Any, ...]:
     """Return the types of a union; of any other type, that type alone."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
@@ -92,7 +92,7 @@ def describe(hint: Any) -> str:
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return describe(args[0])
-    if len(members := alternatives(hint)) > 1:
+    if len(members := list_alternatives(hint)) > 1:
         return " or ".join(map(describe, members))
     if origin is Literal:
         return " or ".join(str(arg) for arg in args)
@@ -116,8 +116,8 @@ def convert(hint: Any, value: Any) -> Any:
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any or isinstance(hint, TypeVar):
         return value
-    if len(members := alternatives(hint)) > 1:
-        return _union(members, value, hint)
+    if len(members := list_alternatives(hint)) > 1:
+        return _convert_union(members, value, hint)
     if origin is Literal:
         return _convert_one_of({str(arg): arg for arg in args}, value, hint)
     if hint is None or hint is type(None):
@@ -126,19 +126,19 @@ def convert(hint: Any, value: Any) -> Any:
         raise Misfit(_explain_expected(hint, value))
     if not isinstance(origin or hint, type):
         return value
-    return _plain_type(origin or hint, args, value, hint)
+    return _convert_plain(origin or hint, args, value, hint)
 
 
-def _plain_type(cls: type, args: tuple[Any, ...], value: Any, hint: Any) -> Any:
+def _convert_plain(cls: type, args: tuple[Any, ...], value: Any, hint: Any) -> Any:
     if issubclass(cls, Enum):
         spelled = {str(member.value): member for member in cls} | {member.name: member for member in cls}
         return value if isinstance(value, cls) else _convert_one_of(spelled, value, hint)
     if cls in (bool, int, float, str):
-        return _scalar(cls, value, hint)
+        return _convert_scalar(cls, value, hint)
     if issubclass(cls, PurePath) and isinstance(value, str):
         return cls(value)
     if cls in (list, tuple, set, frozenset) and isinstance(value, list | tuple | set):
-        return _sequence(cls, args, list(value), hint)
+        return _convert_sequence(cls, args, list(value), hint)
     if cls is dict and isinstance(value, Mapping):
         key, item = args or (Any, Any)
         return {convert(key, k): convert(item, v) for k, v in value.items()}
@@ -147,7 +147,7 @@ def _plain_type(cls: type, args: tuple[Any, ...], value: Any, hint: Any) -> Any:
     raise Misfit(_explain_expected(hint, value))
 
 
-def _scalar(cls: type, value: Any, hint: Any) -> Any:
+def _convert_scalar(cls: type, value: Any, hint: Any) -> Any:
     if type(value) is cls:
         return value
     if isinstance(value, bool) or value is None or isinstance(value, list | dict):
@@ -167,7 +167,7 @@ def _scalar(cls: type, value: Any, hint: Any) -> Any:
     raise Misfit(_explain_expected(hint, value))
 
 
-def _sequence(cls: type, args: tuple[Any, ...], value: list[Any], hint: Any) -> Any:
+def _convert_sequence(cls: type, args: tuple[Any, ...], value: list[Any], hint: Any) -> Any:
     if cls is tuple and args and args[-1] is not Ellipsis:
         if len(value) != len(args):
             raise Misfit(f"expected {len(args)} values, got {len(value)}")
@@ -176,7 +176,7 @@ def _sequence(cls: type, args: tuple[Any, ...], value: list[Any], hint: Any) -> 
     return cls(convert(inner, item) for item in value)
 
 
-def _union(args: tuple[Any, ...], value: Any, hint: Any) -> Any:
+def _convert_union(args: tuple[Any, ...], value: Any, hint: Any) -> Any:
     """The member that the value already is, else the first that can take it."""
     exact = [arg for arg in args if type(value) is (get_origin(arg) or arg)]
     for arg in [*exact, *(arg for arg in args if arg not in exact)]:

@@ -44,7 +44,7 @@ class DataSource(ABC):
     """Returns sample i, a pure function of (seed, split, i): no state, rank or worker. Core maps the cursor to i and
     splits the batch.
 
-    A source that knows its length continues past it: `sample(i)` for i >= `length()` is of the next epoch.
+    A source that knows its length continues past it: `sample(i)` for i >= `count_samples()` is of the next epoch.
 
     threads  number of threads that call `sample` at once in core's reader: 1 if arrays are in memory or mapped, more if
              a sample waits for a disk or a network; `sample` must then be thread-safe
@@ -60,11 +60,11 @@ class DataSource(ABC):
         """Return sample number `i`, counted from the start of the run."""
 
     @abstractmethod
-    def length(self) -> int | None:
+    def count_samples(self) -> int | None:
         """Return the number of samples in one epoch; None: endless. Validation takes `validate.samples` or fewer."""
 
     @abstractmethod
-    def fingerprint(self) -> str:
+    def compute_fingerprint(self) -> str:
         """Return a short hash that changes with the data or its order: runs with one hash have the same samples."""
 
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
@@ -75,7 +75,7 @@ class DataSource(ABC):
         from a later sample on) the run reads this source's samples from `cursor` on. The source restores what it needs
         from `state`; its own `fingerprint` and `state` must include that, for the next resume.
         """
-        return fingerprint == self.fingerprint()
+        return fingerprint == self.compute_fingerprint()
 
     def begin(self, model: FirstModel) -> None:
         """Prepare a source whose samples depend on the initial model.
@@ -84,7 +84,7 @@ class DataSource(ABC):
         this model cannot be scored.
         """
 
-    def reader(self, place: ReadPlace) -> BatchReader:
+    def open_reader(self, place: ReadPlace) -> BatchReader:
         """Return a reader that prefetches batches: by default core's own, which calls `sample`."""
         from gangline.data.sample_reader import SampleReader
 
@@ -98,11 +98,11 @@ class DataSource(ABC):
         """Return JSON that a checkpoint stores with the cursor `i`."""
         return {}
 
-    def unigram_entropy(self) -> float | None:
+    def compute_unigram_entropy(self) -> float | None:
         """Return the unigram entropy of the tokens, in nats a token; None if it is not known."""
         return None
 
-    def tokenizer_identity(self) -> str | None:
+    def identify_tokenizer(self) -> str | None:
         """Return a text that changes with the tokenizer and its end of text; None if the tokenizer is not known."""
         return None
 

@@ -46,7 +46,7 @@ class ReadPlace:
         """Microbatches in a step of this rank."""
         return self.share // self.micro_size
 
-    def first(self, cursor: int) -> int:
+    def find_first(self, cursor: int) -> int:
         """The first sample that this rank reads of the batch that begins at `cursor`."""
         return cursor + self.index * self.share
 

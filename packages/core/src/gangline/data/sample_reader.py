@@ -32,7 +32,7 @@ class KeptMemory:
 
     def __call__(self, name: Hashable, shape: Sequence[int], dtype: np.dtype) -> tuple[torch.Tensor, np.ndarray]:
         """(tensor, the same memory as an array) of that shape and dtype, with whatever it held before."""
-        wanted = _torch_dtype(dtype)
+        wanted = _get_torch_dtype(dtype)
         kept = self._kept.get(name)
         if kept is None or kept.shape != tuple(shape) or kept.dtype != wanted:
             kept = self._kept[name] = torch.empty(tuple(shape), dtype=wanted, pin_memory=self._pinned)
@@ -68,7 +68,7 @@ class SampleReader(BatchReader):
         """Raises RuntimeError once closed."""
         if self._closed:
             raise RuntimeError("this reader is closed")
-        for numbers, counted in self.place.iterate_held_out(count, self.source.length()):
+        for numbers, counted in self.place.iterate_held_out(count, self.source.count_samples()):
             yield self._store(numbers, self._memory, "held out", counted)
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class SampleReader(BatchReader):
         self._ahead = None
 
     def _read(self, cursor: int, memory: KeptMemory, n: int, slot: int) -> list[StoredBatch]:
-        first, size = self.place.first(cursor + n * self.place.global_size), self.place.micro_size
+        first, size = self.place.find_first(cursor + n * self.place.global_size), self.place.micro_size
         starts = range(first, first + self.place.share, size)
         return [self._store(range(start, start + size), memory, (slot, start - first)) for start in starts]
 
@@ -117,7 +117,7 @@ def stack_samples(
     if any("filled" in sample for sample in samples):
         stored.filled = torch.tensor([int(sample.get("filled", T)) for sample in samples])
     for name in dict.fromkeys(name for sample in samples for name in sample if name not in _KNOWN):
-        stored.extra[name] = _further(name, samples, numbers, memory, slot)
+        stored.extra[name] = _read_further(name, samples, numbers, memory, slot)
     return stored
 
 
@@ -138,7 +138,7 @@ def _set_documents(stored: StoredBatch, samples: Sequence[Sample], T: int, apart
             stored.document = torch.from_numpy(document.astype(np.int64))
 
 
-def _further(
+def _read_further(
     name: str, samples: Sequence[Mapping[str, object]], numbers: Sequence[int], memory: KeptMemory, slot: Hashable
 ) -> torch.Tensor:
     arrays = []
@@ -154,5 +154,5 @@ def _further(
     return kept
 
 
-def _torch_dtype(dtype: np.dtype) -> torch.dtype:
+def _get_torch_dtype(dtype: np.dtype) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -30,11 +30,11 @@ class RendersChats(Protocol):
         ...
 
 
-def vocabulary_problems(known: int, needed: int, whose: str, why: str) -> list[Problem]:
+def find_vocabulary_problems(known: int, needed: int, owner: str, why: str) -> list[Problem]:
     """Whether the data has more tokens (`needed`) than `model.vocab_size=known`.
 
-    whose: the option that they come from, as the user typed it; why: how many it has.
+    owner: the option that they come from, as the user typed it; why: how many it has.
     """
     if not needed > known > 0:
         return []
-    return [Problem(f"model.vocab_size={known} is too small for {whose}.", why, f"model.vocab_size={needed}")]
+    return [Problem(f"model.vocab_size={known} is too small for {owner}.", why, f"model.vocab_size={needed}")]

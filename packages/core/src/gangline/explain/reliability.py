@@ -34,7 +34,7 @@ class Reliability:
         """Any fault of any node interrupts the run."""
         return cls(DAY / (nodes * faults_per_node_day), save_seconds, recovery)
 
-    def young_daly(self) -> float:
+    def compute_young_daly(self) -> float:
         """Seconds of training between two saves that lose the least; at least a save's own length.
 
         Where a save takes longer than twice the time between faults there is no optimum, and it is that time.
@@ -44,7 +44,7 @@ class Reliability:
         interval = math.sqrt(2 * self.save_seconds * self.mtbf_seconds) - self.save_seconds
         return max(interval, self.save_seconds, 1e-9)
 
-    def ettr(self, every: float) -> float:
+    def compute_ettr(self, every: float) -> float:
         """Expected share of the time in steps that stand, saving after each `every` seconds of training."""
         stretch = (every + self.save_seconds) / self.mtbf_seconds
         whole = self.mtbf_seconds * math.exp(self.recovery_seconds / self.mtbf_seconds) * math.expm1(stretch)
@@ -74,7 +74,7 @@ class SimulatedJob:
     @property
     def every(self) -> float:
         """Seconds of training between two saves."""
-        return self.reliability.young_daly() if self.checkpoint_seconds is None else self.checkpoint_seconds
+        return self.reliability.compute_young_daly() if self.checkpoint_seconds is None else self.checkpoint_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +99,11 @@ class FailureSimulator(ABC):
         """One course of the job: a function of `job` alone, its seed included."""
 
 
-def simulator(name: str) -> FailureSimulator:
+def build_simulator(name: str) -> FailureSimulator:
     """The simulator of that name, with its defaults. Raises UserError where it is not installed, with the choices."""
     from gangline.plugin import registry
 
     return registry.build(registry.installed().find(GROUP, name).part.config())
 
 
-__all__ = ["DAY", "FailureSimulator", "Reliability", "SimulatedJob", "SimulatedTime", "simulator"]
+__all__ = ["DAY", "FailureSimulator", "Reliability", "SimulatedJob", "SimulatedTime", "build_simulator"]

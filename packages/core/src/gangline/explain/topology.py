@@ -41,29 +41,29 @@ class Topology:
             ("cluster", self.gpus_per_node * nodes if nodes else ALL),
         )
 
-    def tier_of(self, ranks: Sequence[int]) -> Tier:
+    def find_tier_of(self, ranks: Sequence[int]) -> Tier:
         """The slowest links between any two of `ranks`."""
         if len(set(ranks)) < 2:
             return "self"
         return next((tier for tier, size in self.domains if len({rank // size for rank in ranks}) == 1), "fibre")
 
-    def tier(self, mesh: Mesh, *axes: str) -> Tier:
+    def find_tier(self, mesh: Mesh, *axes: str) -> Tier:
         """The slowest links that any group along `axes` uses: groups that straddle two nodes count as such."""
         if mesh.size(*axes) == 1:
             return "self"
-        return _tier(self.domains, mesh, axes)
+        return _find_tier(self.domains, mesh, axes)
 
-    def slowest(self, groups: Iterable[Sequence[int]]) -> Tier:
+    def find_slowest(self, groups: Iterable[Sequence[int]]) -> Tier:
         """The slowest links that any of these groups of ranks uses."""
         order: list[Tier] = ["self", "node", "rack", "cluster", "fibre"]
         slowest, last = 0, order.index("fibre" if self.nodes_per_datacentre else "cluster")
         for ranks in groups:
-            slowest = max(slowest, order.index(self.tier_of(ranks)))
+            slowest = max(slowest, order.index(self.find_tier_of(ranks)))
             if slowest == last:
                 break
         return order[slowest]
 
-    def bandwidth(self, tier: Tier) -> float:
+    def get_bandwidth(self, tier: Tier) -> float:
         """Bytes a second that a rank sends over a tier."""
         found = {"node": self.node_bandwidth, "rack": self.rack_bandwidth, "cluster": self.cluster_bandwidth}
         found["fibre"] = self.fibre_bandwidth
@@ -71,7 +71,7 @@ class Topology:
 
 
 @lru_cache(maxsize=4096)
-def _tier(domains: tuple[tuple[Tier, int], ...], mesh: Mesh, axes: tuple[str, ...]) -> Tier:
+def _find_tier(domains: tuple[tuple[Tier, int], ...], mesh: Mesh, axes: tuple[str, ...]) -> Tier:
     """A group begins at the sum of steps along the other axes and ends `reach` ranks behind: where it begins within
     each domain is all that matters, and these are few places even where the groups are thousands.
     """

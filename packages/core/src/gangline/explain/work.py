@@ -35,7 +35,7 @@ class StageWork:
     unknown_flops: int = 0
 
     @staticmethod
-    def total(parts: Iterable[StageWork]) -> StageWork:
+    def add_up(parts: Iterable[StageWork]) -> StageWork:
         """Return the sum of `parts`."""
         forward, weights, again = Counter[Product](), Counter[Product](), Counter[Product]()
         times = Counter(map(id, listed := list(parts)))

@@ -1,6 +1,6 @@
 """The launcher contract: a run directory in, processes out.
 
-The configuration of any part may name processes that must run before the ranks start (`PartConfig.sidecars`), and
+The configuration of any part may name processes that must run before the ranks start (`PartConfig.list_sidecars`), and
 modules that a server of forked ranks imports once (`PartConfig.preload`).
 """
 
@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gangline.config.defaults import default_part
+from gangline.config.defaults import build_default_part
 from gangline.plugin import registry
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ class Preparation(ABC):
         """End what was begun, if anything was: no ranks will be started here."""
 
 
-def preparation() -> Preparation | None:
+def get_preparation() -> Preparation | None:
     """Return the preparation of the default launcher; None: it has none."""
-    make = registry.capability(default_part("launch"), "preparation")
+    make = registry.load_capability(build_default_part("launch"), "preparation")
     made: Preparation | None = None if make is None else make()
     return made
 

@@ -23,7 +23,7 @@ class DetectedJob:
     port: int
     restarts: int  # how often the agent or the scheduler has started this job again
 
-    def environment(self) -> dict[str, str]:
+    def get_environment(self) -> dict[str, str]:
         """What torchrun would have set."""
         return {
             "RANK": str(self.rank),
@@ -41,13 +41,13 @@ def detect(environ: Mapping[str, str] = os.environ) -> DetectedJob | None:
     A single task (`srun` of one, an interactive shell, a batch script) is not a rank: it may start processes itself.
     """
     if "TORCHELASTIC_RUN_ID" in environ:
-        return _torchrun(environ)
+        return _detect_torchrun(environ)
     if "SLURM_STEP_ID" in environ and int(environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))) > 1:
-        return _slurm(environ)
+        return _detect_slurm(environ)
     return None
 
 
-def _torchrun(environ: Mapping[str, str]) -> DetectedJob:
+def _detect_torchrun(environ: Mapping[str, str]) -> DetectedJob:
     run_id = environ["TORCHELASTIC_RUN_ID"]
     if run_id == "none":  # torchrun was given no --rdzv-id; its own process is then what the starts have in common
         run_id = f"{socket.gethostname()}-{os.getppid()}"
@@ -64,10 +64,10 @@ def _torchrun(environ: Mapping[str, str]) -> DetectedJob:
     )
 
 
-def _slurm(environ: Mapping[str, str]) -> DetectedJob:
+def _detect_slurm(environ: Mapping[str, str]) -> DetectedJob:
     job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
     hosts = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
-    tasks = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE") or environ["SLURM_TASKS_PER_NODE"])
+    tasks = parse_tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE") or environ["SLURM_TASKS_PER_NODE"])
     return DetectedJob(
         agent="slurm",
         key=f"slurm-{job}-{step}",
@@ -75,18 +75,18 @@ def _slurm(environ: Mapping[str, str]) -> DetectedJob:
         world=int(environ.get("SLURM_STEP_NUM_TASKS") or environ["SLURM_NTASKS"]),
         local_rank=int(environ["SLURM_LOCALID"]),
         local_world=tasks[int(environ.get("SLURM_NODEID", "0"))],
-        address=environ.get("MASTER_ADDR") or first_host(hosts),
+        address=environ.get("MASTER_ADDR") or parse_first_host(hosts),
         port=int(environ.get("MASTER_PORT") or 20000 + (int(job) * 64 + int(step) % 64) % 12000),
         restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
     )
 
 
-def first_host(hosts: str) -> str:
+def parse_first_host(hosts: str) -> str:
     """The first of Slurm's host list: "gpu[003-007,9],login1" -> "gpu003"."""
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", re.split(r",(?![^\[]*\])", hosts)[0])
 
 
-def tasks_per_node(counts: str) -> list[int]:
+def parse_tasks_per_node(counts: str) -> list[int]:
     """Slurm's short form, written out: "4(x2),3" -> [4, 4, 3]."""
     found = []
     for part in counts.split(","):

@@ -44,12 +44,12 @@ def wait_for_end(pid: int, seconds: float | None = None) -> bool:
 
 
 def _poll(pid: int, deadline: float) -> bool:
-    while alive(pid) and time.monotonic() < deadline:
+    while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return not alive(pid)
+    return not is_alive(pid)
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether there is such a process; one that has ended but was not asked for its exit code counts as alive."""
     try:
         os.kill(pid, 0)
@@ -69,7 +69,7 @@ def read_birth(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def space() -> int:
+def read_namespace() -> int:
     """The number of the namespace that process ids are of; 0 where there is no such thing."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino

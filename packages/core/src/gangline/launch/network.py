@@ -32,7 +32,7 @@ def address_towards(hosts: Sequence[str]) -> str:
     return ""
 
 
-def listening_address(name: str, others: Sequence[str] = ()) -> str:
+def find_listening_address(name: str, others: Sequence[str] = ()) -> str:
     """Address of this machine to listen at, for clients that connect to `name`; "" means all interfaces.
 
     A loopback address stays one. Any other name must stand for exactly one address, and that for this machine. Where

@@ -46,7 +46,7 @@ class OutlivingStream(ABC):
         """Write text; return its number of characters."""
 
     def _pass_on(self, text: str) -> int:
-        self._attempt(lambda: self._stream.write(text))
+        self._try_write(lambda: self._stream.write(text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -54,9 +54,9 @@ class OutlivingStream(ABC):
             self.write(line)
 
     def flush(self) -> None:
-        self._attempt(self._stream.flush)
+        self._try_write(self._stream.flush)
 
-    def _attempt(self, output: Callable[[], Any]) -> None:
+    def _try_write(self, output: Callable[[], Any]) -> None:
         try:
             output()
         except OSError as error:

@@ -1,7 +1,7 @@
 """A job that the scheduler or the agent starts again goes on in the run directory that it began with. Torch-free.
 
-directory = requeue.earlier(*requeue.job()) or ...      # else compose and write a new one
-requeue.remember(requeue.job()[0], directory.path)
+directory = requeue.find_earlier(*requeue.identify_job()) or ...      # else compose and write a new one
+requeue.remember(requeue.identify_job()[0], directory.path)
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gangline.storage.files import read_regular, write_whole
 NOTES = Path("runs", f".jobs-{os.geteuid()}")  # of this user; a file for each job and command line: its run directory
 
 
-def job(environ: Mapping[str, str] = os.environ) -> tuple[str | None, int]:
+def identify_job(environ: Mapping[str, str] = os.environ) -> tuple[str | None, int]:
     """What names the job that a lone `train` is in (None: no scheduler started it), and how often it was requeued."""
     if "SLURM_JOB_ID" not in environ:
         return None, 0
     return f"slurm-{environ['SLURM_JOB_ID']}", int(environ.get("SLURM_RESTART_COUNT", "0"))
 
 
-def earlier(key: str | None, restarts: int) -> RunDirectory | None:
+def find_earlier(key: str | None, restarts: int) -> RunDirectory | None:
     """The run directory of an earlier start of this job with this command line, where there was one.
 
     Raises UserError where another user made the note that says so, or its folder.

@@ -60,10 +60,10 @@ def ignore_early_requests() -> Iterator[None]:
     try:
         yield
     finally:
-        default_requests()
+        restore_handlers()
 
 
-def default_requests() -> None:
+def restore_handlers() -> None:
     """Take back those handlers: Python runs none while a rank waits for others in torch."""
     for signum in _ENDS:
         if signal.getsignal(signum) is _end:
@@ -71,7 +71,7 @@ def default_requests() -> None:
 
 
 def _end(signum: int, frame: object) -> None:
-    default_requests()  # a second request ends the process at once
+    restore_handlers()  # a second request ends the process at once
     with suppress(OSError):
         text = f"train: {name_of(signum)} ended the command while no rank was running; nothing had to be saved\n"
         os.write(2, text.encode())

@@ -20,7 +20,7 @@ class Buffer:
     kept: str | None
 
 
-def buffers_of(model: nn.Module) -> Iterator[Buffer]:
+def iterate_buffers(model: nn.Module) -> Iterator[Buffer]:
     """The buffers in the order of the modules; a persistent one is kept under the first of its persistent names."""
     names: dict[int, list[str]] = {}
     tensors: dict[int, Tensor] = {}
@@ -34,7 +34,7 @@ def buffers_of(model: nn.Module) -> Iterator[Buffer]:
 
 def list_filled_buffers(model: nn.Module) -> list[Buffer]:
     """The same. Raises ValueError for one on the meta device that no checkpoint and no first values fill."""
-    found = list(buffers_of(model))
+    found = list(iterate_buffers(model))
     for buffer in found:
         if buffer.tensor.is_meta and buffer.kept is None:
             raise ValueError(
@@ -44,7 +44,7 @@ def list_filled_buffers(model: nn.Module) -> list[Buffer]:
     return found
 
 
-def listeners(module: nn.Module, path: str, plan: Plan) -> Iterator[tuple[str, StepListener]]:
+def iterate_listeners(module: nn.Module, path: str, plan: Plan) -> Iterator[tuple[str, StepListener]]:
     """The modules in `module` (which lies at `path`) that have an `after_step`, with their paths.
 
     One whose buffers are all frozen is not: it would move what the plan says stays as it is.

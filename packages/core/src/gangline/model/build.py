@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from gangline.errors import UserError
-from gangline.model.buffers import buffers_of, put
-from gangline.model.tree import Node, WrapNode, map_paths, parameter_shapes
+from gangline.model.buffers import iterate_buffers, put
+from gangline.model.tree import Node, WrapNode, get_parameter_shapes, map_paths
 from gangline.plan import Plan
 from gangline.plugin.registry import load
 
@@ -43,7 +43,7 @@ def _put_in_front(wrapper: type[Wrapper], inner: type[nn.Module]) -> type[nn.Mod
     return type(f"{wrapper.__name__}{inner.__name__}", (wrapper, inner), {"__doc__": wrapper.__doc__})
 
 
-def model_of(tree: Node, plan: Plan) -> Any:
+def build_model(tree: Node, plan: Plan) -> Any:
     """The whole model on the meta device, as a strategy takes it: what the plan freezes requires no gradient.
 
     Raises UserError for parameters that no node says: nothing would cut, count or plan them.
@@ -58,7 +58,7 @@ def model_of(tree: Node, plan: Plan) -> Any:
 
 def _refuse_unsaid(model: nn.Module, tree: Node, plan: Plan) -> None:
     """Parameters that no node says, or not in this shape. One may have further names beside that of a node."""
-    said, tied, known = parameter_shapes(tree), dict(plan.tied), map_paths(tree)
+    said, tied, known = get_parameter_shapes(tree), dict(plan.tied), map_paths(tree)
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
@@ -76,7 +76,7 @@ def _refuse_unsaid(model: nn.Module, tree: Node, plan: Plan) -> None:
         raise UserError(
             f"parameters of {path or 'the model'} are not what its node says: {', '.join(shapes)}.",
             f"Nodes are what a model is cut, counted and planned by.{others}",
-            f"{kind}.shapes() must have all that lies in no child node:  {shapes}",
+            f"{kind}.get_shapes() must have all that lies in no child node:  {shapes}",
             "A child node is found where the attribute of its module has the name of the field.",
         )
 
@@ -94,7 +94,7 @@ def materialise(
     model: nn.Module, plan: Plan, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> nn.Module:
     """Give a whole model uninitialised memory on `device`, floating-point parameters in `dtype`, ties kept."""
-    buffers = list(buffers_of(model))
+    buffers = list(iterate_buffers(model))
     if dtype is not None:
         model.to(dtype)
     model.to_empty(device=device)

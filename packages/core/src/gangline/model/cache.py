@@ -2,7 +2,7 @@
 
 The first pass through the model is of all prompts, each further one of one token a row. A module that looks at earlier
 tokens keeps what it needs of them in `Batch.cache`, as whatever it likes. Its node says so
-(`gangline.model.tree.Node.decodes`).
+(`gangline.model.tree.Node.get_decoding`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gangline.config.schema import Run
 from gangline.errors import UserError
 from gangline.model.edit import Edit
-from gangline.model.tree import Node, children, nodes, parameter_shapes, replace_node
+from gangline.model.tree import Node, get_parameter_shapes, iterate_children, iterate_nodes, replace_node
 from gangline.plan import Plan
 from gangline.plugin.registry import build, installed, load
 
@@ -37,17 +37,17 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
         tree, plan = _chunk_losses(tree, plan, run.job.loss_chunk)
     claims: dict[str, str] = {}
     for group, options in sorted(run.edits.items(), key=lambda item: (item[1].wraps, item[0])):
-        edit: Edit = load(installed().part_of(options).part.build)
+        edit: Edit = load(installed().find_part(options).part.build)
         tree, plan, claimed = edit(tree, plan, options.resolve(run))
         _check_names(tree, group)
         if options.wraps:
             continue
         for path in claimed:
             for other, owner in claims.items():
-                if _overlap(path, other):
-                    raise _conflict(owner, other, group, path)
+                if _match_same(path, other):
+                    raise _explain_conflict(owner, other, group, path)
         claims.update(dict.fromkeys(claimed, group))
-    if all(map(plan.is_frozen, parameter_shapes(tree))):
+    if all(map(plan.is_frozen, get_parameter_shapes(tree))):
         raise UserError(
             "nothing of this model is trained.",
             "Its plan freezes every parameter.",
@@ -58,7 +58,7 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
 
 def _chunk_losses(tree: Node, plan: Plan, chunk: int) -> tuple[Node, Plan]:
     """The loss in chunks of so many tokens, of nodes that can; what an edit puts there later stays as it is."""
-    for path, node in nodes(tree):
+    for path, node in iterate_nodes(tree):
         if (changed := node.chunk_loss(chunk)) is not node:
             tree = replace_node(tree, path, changed)
             plan = replace(plan, facts={**plan.facts, "loss_chunk": chunk})
@@ -68,8 +68,8 @@ def _chunk_losses(tree: Node, plan: Plan, chunk: int) -> tuple[Node, Plan]:
 def _check_names(tree: Node, group: str) -> None:
     """Whether parts of one module have names of their own; only what wraps can add one that is there already."""
     seen: set[str] = set()
-    for path, node in nodes(tree):
-        own = [*node.shapes(), *(name for name, _ in children(node) if name)]
+    for path, node in iterate_nodes(tree):
+        own = [*node.get_shapes(), *(name for name, _ in iterate_children(node) if name)]
         for name in own:
             full = f"{path}.{name}" if path else name
             if full in seen:
@@ -81,11 +81,11 @@ def _check_names(tree: Node, group: str) -> None:
             seen.add(full)
 
 
-def _overlap(one: str, other: str) -> bool:
+def _match_same(one: str, other: str) -> bool:
     return one == other or one.startswith(other + ".") or other.startswith(one + ".")
 
 
-def _conflict(first: str, first_path: str, second: str, second_path: str) -> UserError:
+def _explain_conflict(first: str, first_path: str, second: str, second_path: str) -> UserError:
     what = first_path if first_path == second_path else f"{first_path} and {second_path}"
     return UserError(
         f"the model edits {first} and {second} both want {what}",

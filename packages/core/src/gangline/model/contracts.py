@@ -76,7 +76,7 @@ def bind_around(model: nn.Module, name: str, axis: str, comm: Comm, bound: set[s
     raise TypeError(f"{name} is cut along {axis}, but no module around it has `bind(axis)`")
 
 
-def seam_function(module: nn.Module, seam: str) -> Callable[..., Any] | None:
+def get_seam_function(module: nn.Module, seam: str) -> Callable[..., Any] | None:
     """The function that `module` has at the seam of that name; None: it has none.
 
     A block has none: its attribute `attention` is the layer.
@@ -85,7 +85,7 @@ def seam_function(module: nn.Module, seam: str) -> Callable[..., Any] | None:
     return None if isinstance(found, nn.Module) else found
 
 
-def seam_module(module: nn.Module, seam: str) -> nn.Module | None:
+def get_seam_module(module: nn.Module, seam: str) -> nn.Module | None:
     """The module that `module` has at the seam of that name, in a function's place; None: it has none.
 
     A layer that has the seam in it is not what lies there.

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 _told = WeakTensorKeyDictionary()  # documents on a device -> where they end
 
 
-def ends_of(document_BT: Tensor) -> Tensor:
+def find_ends(document_BT: Tensor) -> Tensor:
     """(n,) int32, in the host's memory: where documents end in rows one after another, every row's end among them."""
     last = torch.ones_like(document_BT, dtype=torch.bool)
     last[:, :-1] = document_BT[:, 1:] != document_BT[:, :-1]

@@ -6,28 +6,28 @@ from collections.abc import Iterable
 
 from gangline.config.schema import Run
 from gangline.model.build import construct
-from gangline.model.init import initialise, shards_of
+from gangline.model.init import initialise, list_shards
 from gangline.model.pretrained import find_pretrained
 from gangline.model.tree import Node
 from gangline.plan import Plan
-from gangline.shard import Shard, parameter_of
+from gangline.shard import Shard, parse_parameter
 
 
 def check_pretrained_names(run: Run, tree: Node, plan: Plan) -> None:
     """Raise UserError where the directory that the model begins with holds a tensor of another model."""
-    if (directory := run.model.weights_directory()) is None:
+    if (directory := run.model.get_weights_directory()) is None:
         return
-    shards = shards_of(construct(tree), plan)  # of the whole model, not of this rank
-    shapes = {parameter_of(shard.name): shard.global_shape for shard in shards}
+    shards = list_shards(construct(tree), plan)  # of the whole model, not of this rank
+    shapes = {parse_parameter(shard.name): shard.global_shape for shard in shards}
     find_pretrained(run.model).check_names(directory, plan, shapes)
 
 
 def draw_weights(run: Run, shards: Iterable[Shard], plan: Plan) -> None:
     """The first weights: by (seed, name), or of the directory that the model names; then the edits'."""
-    directory, shards = run.model.weights_directory(), list(shards)
+    directory, shards = run.model.get_weights_directory(), list(shards)
     if directory is None:
         initialise(shards, plan, run.seed)
     else:
         find_pretrained(run.model).load(directory, shards, plan, run.seed)
     for options in run.edits.values():
-        options.first_weights(run, shards, plan)
+        options.fill_first_weights(run, shards, plan)

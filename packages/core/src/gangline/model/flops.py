@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import prod
 
-from gangline.model.tree import Node, nodes, parameter_shapes
+from gangline.model.tree import Node, get_parameter_shapes, iterate_nodes
 from gangline.plan import Plan
 
 BACKWARD_AND_FORWARD = (
@@ -18,25 +18,25 @@ BACKWARD_AND_FORWARD = (
 )
 
 
-def parameter_count(tree: Node) -> int:
+def count_parameters(tree: Node) -> int:
     """How many parameters the model has, each tied one counted once."""
-    return sum(prod(shape) for shape in parameter_shapes(tree).values())
+    return sum(prod(shape) for shape in get_parameter_shapes(tree).values())
 
 
 def count_trained(tree: Node, plan: Plan) -> int:
     """How many of them the plan does not freeze."""
-    return sum(prod(shape) for name, shape in parameter_shapes(tree).items() if not plan.is_frozen(name))
+    return sum(prod(shape) for name, shape in get_parameter_shapes(tree).items() if not plan.is_frozen(name))
 
 
-def flops_per_token(tree: Node, sequence_length: int, plan: Plan) -> int:
+def count_flops_per_token(tree: Node, sequence_length: int, plan: Plan) -> int:
     """Floating-point operations of one training token: 6N + 12·L·H·C·T for a dense decoder."""
     return sum(
-        (BACKWARD_AND_FORWARD - computes_frozen(path, node, plan)) * node.flops(sequence_length)
-        for path, node in nodes(tree)
+        (BACKWARD_AND_FORWARD - computes_frozen(path, node, plan)) * node.count_flops(sequence_length)
+        for path, node in iterate_nodes(tree)
     )
 
 
 def computes_frozen(path: str, node: Node, plan: Plan) -> bool:
     """Whether all that the node at `path` multiplies with is frozen, its child nodes left out."""
-    matrices = [f"{path}.{name}" if path else name for name, shape in node.shapes().items() if len(shape) > 1]
+    matrices = [f"{path}.{name}" if path else name for name, shape in node.get_shapes().items() if len(shape) > 1]
     return bool(matrices) and all(map(plan.is_frozen, matrices))

@@ -2,7 +2,7 @@
 
 In a bare module all of these change nothing: `emit_loss` gives `hidden` back, `emit_metric` is silent,
 `sum_over_sequence` and `gather_heads` are the identity, `draw` is keyed by (seed 0, step 0, sample = row number),
-`weight_gradient` computes at once and `give_way` does nothing.
+`return_weight_gradient` computes at once and `give_way` does nothing.
 
 A strategy opens a `frame` around each microbatch's forward *and* around its backward pass. What is emitted is
 kept by (microbatch, path, name), so a recomputed forward overwrites its own value and each token counts once.
@@ -18,11 +18,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gangline.draws import uniforms
+from gangline.draws import draw_uniforms
 from gangline.model.untraced import untraced
 from gangline.model.weight_grads import accumulate_grad, defer, is_deferring
 from gangline.pulse.layout import NUMBER
-from gangline.pulse.write import current as current_pulse
+from gangline.pulse.write import get_current as current_pulse
 
 MetricReduce = Literal["sum", "mean", "max"]
 _FORWARD, _BACKWARD = NUMBER["forward"], NUMBER["backward"]
@@ -115,7 +115,7 @@ def emit_under(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def taking_turns(give_way: Callable[[], None]) -> Iterator[None]:
+def take_turns(give_way: Callable[[], None]) -> Iterator[None]:
     """Modules inside that wait for a transfer call `give_way` first, so that something else can run meanwhile."""
     global _give_way
     before, _give_way = _give_way, give_way
@@ -155,8 +155,8 @@ def _add_term(hidden: Tensor, term: Tensor, frame: Frame) -> Tensor:
 def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
     """Add `term` to the objective and give `hidden` back.
 
-    term: 0-d, a sum over this rank's own tokens that count (`loss_mask`); divided, as the loss is, by the step's global
-    count of them. It reaches the objective through the backward pass of the `hidden` that is returned, so use that.
+    term: 0-d, a sum over this rank's own tokens that count (`loss_mask`); divided, as the loss is, by the step's
+    global count of them. It reaches the objective through the backward pass of the returned `hidden`, so use that.
     """
     current = _frame
     if current is None:
@@ -166,7 +166,7 @@ def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
     return _add_term(hidden, term, current)
 
 
-def loss_mask(like: Tensor) -> Tensor:
+def get_loss_mask(like: Tensor) -> Tensor:
     """(B, T) bool: which tokens of `like` (B, T, D), hidden as a block is given it, have a target that counts."""
     current = _frame
     if current is None or current.loss_mask is None:
@@ -174,7 +174,7 @@ def loss_mask(like: Tensor) -> Tensor:
     return current.loss_mask
 
 
-def padding() -> Tensor | None:
+def get_padding() -> Tensor | None:
     """(B, T) bool: which tokens of the hidden state that a block is given only fill their row up; None: none does."""
     return None if _frame is None else _frame.padding
 
@@ -226,12 +226,12 @@ def draw(like: Tensor, site: str, first_feature: int = 0) -> Tensor:
     document = document if document is not None else torch.zeros_like(position)
     feature = torch.arange(first_feature, first_feature + F, device=device)
     key = f"{_path}/{site}"
-    return uniforms(
+    return draw_uniforms(
         current.seed, current.step, sample[..., None], document[..., None], position[..., None], feature, key
     )
 
 
-def weight_gradient(weight: Tensor, compute: Callable[[], Tensor]) -> Tensor | None:
+def return_weight_gradient(weight: Tensor, compute: Callable[[], Tensor]) -> Tensor | None:
     """What an autograd Function's backward returns for a parameter: `compute()`, or None where that comes later.
 
     A zero-bubble pipeline (arXiv 2401.10241) computes the gradients of weights while its rank would wait. So whatever

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from gangline.draws import fill
-from gangline.model.buffers import buffers_of
-from gangline.model.build import materialise, model_of
+from gangline.model.buffers import iterate_buffers
+from gangline.model.build import build_model, materialise
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline.plugin.registry import load
-from gangline.shard import Shard, model_array, parameter_of
+from gangline.shard import Shard, name_model_array, parse_parameter
 
 
 def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
@@ -23,7 +23,7 @@ def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
     """
 
     def draw(shard: Shard) -> None:
-        name = plan.owner(parameter_of(shard.name))
+        name = plan.get_owner(parse_parameter(shard.name))
         rule = plan.init(name)
         fill(
             shard.local,
@@ -44,7 +44,7 @@ def fill_as_kept(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> Non
 
     Raises what `LowBit.codes` of the plan's rule raises.
     """
-    rule = plan.find_low_bit(plan.owner(parameter_of(shard.name)))
+    rule = plan.find_low_bit(plan.get_owner(parse_parameter(shard.name)))
     if rule is not None and rule.codes:
         load(rule.codes)(shard, plan, fill)
         return
@@ -57,16 +57,16 @@ def make_whole_model(
     tree: Node, plan: Plan, *, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> nn.Module:
     """A model in one piece with its first weights, for use without a strategy."""
-    model = materialise(model_of(tree, plan), plan, device=device, dtype=dtype)
-    initialise(shards_of(model, plan), plan, seed)
+    model = materialise(build_model(tree, plan), plan, device=device, dtype=dtype)
+    initialise(list_shards(model, plan), plan, seed)
     return model
 
 
-def shards_of(model: nn.Module, plan: Plan) -> list[Shard]:
+def list_shards(model: nn.Module, plan: Plan) -> list[Shard]:
     """The parameters and persistent buffers of a model in one piece, as the `model/...` shards of its only holder."""
-    again = {name for buffer in buffers_of(model) for name in buffer.names if name != buffer.kept}
+    again = {name for buffer in iterate_buffers(model) for name in buffer.names if name != buffer.kept}
     return [
-        Shard(model_array(name), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
+        Shard(name_model_array(name), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
         for name, tensor in model.state_dict().items()
-        if plan.owner(name) == name and name not in again
+        if plan.get_owner(name) == name and name not in again
     ]

@@ -20,17 +20,17 @@ class EmbeddingNode(Node):
     dim: int
     scale: float = 1.0
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         return {"weight": (self.vocab_size, self.dim)}
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def flops(self, sequence_length: int) -> int:
+    def count_flops(self, sequence_length: int) -> int:
         """None: a row is looked up, nothing is multiplied."""
         return 0
 
-    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
         return ()
 
 
@@ -43,18 +43,18 @@ class LinearNode(Node):
     out_features: int = 0
     bias: bool = False
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         shapes: dict[str, Shape] = {"weight": (self.out_features, self.in_features)}
         return shapes | ({"bias": (self.out_features,)} if self.bias else {})
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Nothing of its own: the module around it counts its input, for it knows who else reads that."""
         return 0
 
-    def rows(self, sizes: LocalSizes) -> int:
+    def count_rows(self, sizes: LocalSizes) -> int:
         """How many rows it multiplies of a microbatch on one rank, those that a product that tp cuts has beside."""
         return sizes.tokens
 

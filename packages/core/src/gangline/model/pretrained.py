@@ -18,10 +18,10 @@ CAPABILITY = "pretrained"
 
 
 class Pretrained(ABC):
-    """Reads the directory that a model names (`ModelConfig.weights_directory`). Takes no arguments; torch-free."""
+    """Reads the directory that a model names (`ModelConfig.get_weights_directory`). Takes no arguments; torch-free."""
 
     @abstractmethod
-    def problems(self, run: Run) -> list[Problem]:
+    def find_problems(self, run: Run) -> list[Problem]:
         """Return why the directory does not fit this model, as far as that can be read before processes start."""
 
     @abstractmethod
@@ -41,10 +41,10 @@ class Pretrained(ABC):
 
 def find_pretrained(config: ModelConfig) -> Pretrained:
     """Return the reader of the weights that a model names. Raises UserError if there is none or it is not installed."""
-    if (found := registry.capability(config, CAPABILITY)) is None:
-        name = registry.installed().part_of(config).part.name
+    if (found := registry.load_capability(config, CAPABILITY)) is None:
+        name = registry.installed().find_part(config).part.name
         raise UserError(
-            f"model={name} begins with the weights in {config.weights_directory()}, and nothing reads them.",
+            f"model={name} begins with the weights in {config.get_weights_directory()}, and nothing reads them.",
             f"Its part names no capability {CAPABILITY!r}: a gangline.model.pretrained.Pretrained.",
         )
     reader: Pretrained = found()

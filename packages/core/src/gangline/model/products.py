@@ -74,7 +74,7 @@ class AttentionProduct:
 
     @property
     def visible(self) -> float:
-        """The share of `flops` that a kernel computes which passes over what causality hides, 0 to 1."""
+        """The share of `count_flops` that a kernel computes which passes over what causality hides, 0 to 1."""
         keys = min(self.keys, self.window or self.keys)
         return (self.keys + 1) / (2 * self.keys) if self.causal and keys == self.keys else 1.0
 

@@ -6,25 +6,25 @@ from collections.abc import Mapping
 from typing import Literal
 
 from gangline.model.calls import Call
-from gangline.model.tree import Node, nodes
+from gangline.model.tree import Node, iterate_nodes
 from gangline.plan import Plan, names
 
 
 def find_call(node: Node, seam: str) -> Call | None:
     """What `node` says its module computes at the seam of that name; None: it says nothing.
 
-    A class that names another module than its base and does not say anew what that computes (`seams`) says nothing:
+    A class that names another module than its base and does not say anew what that computes (`get_seams`) says nothing:
     what the base says is of the base's module.
     """
-    return node.seams().get(seam) if _says(node, "seams") else None
+    return node.get_seams().get(seam) if _says(node, "get_seams") else None
 
 
 def list_recomputed(tree: Node) -> list[str]:
-    """Paths of the nodes that do not say how their modules take one more token (`Node.decodes`), with their classes."""
+    """Paths and classes of the nodes that do not say how their modules take one more token (`Node.get_decoding`)."""
     return [
         f"{path or 'the model'} ({type(node).__name__})"
-        for path, node in nodes(tree)
-        if not _says(node, "decodes") or node.decodes() is None
+        for path, node in iterate_nodes(tree)
+        if not _says(node, "get_decoding") or node.get_decoding() is None
     ]
 
 
@@ -38,7 +38,7 @@ def _says(node: Node, method: str) -> bool:
     return False
 
 
-def calls(tree: Node, plan: Plan, seam: Literal["attention", "loss"]) -> dict[str, Call | None]:
+def get_calls(tree: Node, plan: Plan, seam: Literal["attention", "loss"]) -> dict[str, Call | None]:
     """Path of a node -> what is computed at the seam of its module; None: *unknown*, for nobody says it.
 
     Those are the nodes that the plan's patterns name, or where such a node says nothing (a wrapper) the nodes in it
@@ -46,11 +46,11 @@ def calls(tree: Node, plan: Plan, seam: Literal["attention", "loss"]) -> dict[st
     """
     patterns = [place.pattern for place in plan.seams if place.name == seam]
     found: dict[str, Call | None] = {}
-    for path, node in nodes(tree):
+    for path, node in iterate_nodes(tree):
         if any(names(pattern, path) for pattern in patterns):
             found |= _find_calls(node, path, seam) or {path: None}
     if seam == "attention" and patterns:
-        by_path = dict(nodes(tree))
+        by_path = dict(iterate_nodes(tree))
         for index in range(plan.layers):
             block = f"{plan.blocks}.{index}"
             if block in by_path and not any(path == block or path.startswith(f"{block}.") for path in found):
@@ -59,13 +59,13 @@ def calls(tree: Node, plan: Plan, seam: Literal["attention", "loss"]) -> dict[st
 
 
 def _find_calls(node: Node, path: str, seam: str) -> dict[str, Call | None]:
-    return {inner: call for inner, each in nodes(node, path) if (call := find_call(each, seam)) is not None}
+    return {inner: call for inner, each in iterate_nodes(node, path) if (call := find_call(each, seam)) is not None}
 
 
-def call_at(found: Mapping[str, Call | None], path: str) -> Call | None:
-    """What `calls` found for the module at `path`: of its own node, else of the nearest around it."""
+def call_at(calls: Mapping[str, Call | None], path: str) -> Call | None:
+    """What `get_calls` found for the module at `path`: of its own node, else of the nearest around it."""
     while path:
-        if path in found:
-            return found[path]
+        if path in calls:
+            return calls[path]
         path = path.rpartition(".")[0]
     return None

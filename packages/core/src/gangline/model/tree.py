@@ -26,27 +26,27 @@ class Node(ABC):
 
     module: ClassVar[str]
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         """Return the global shapes of the parameters of this node's module outside of child nodes, by name in it."""
         return {}
 
-    def flops(self, sequence_length: int) -> int:
+    def count_flops(self, sequence_length: int) -> int:
         """Return the floating-point operations of a forward pass of one token, children left out.
 
         By default two for each weight of a parameter of two dims and more, as if each token multiplied it once. A node
         whose module does something else overrides this.
         """
-        return sum(2 * prod(shape) for shape in self.shapes().values() if len(shape) > 1)
+        return sum(2 * prod(shape) for shape in self.get_shapes().values() if len(shape) > 1)
 
-    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
+    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
         """Return the products of a forward pass of `sizes.tokens` tokens as shapes, children left out and nothing cut.
 
-        Their operations must sum to `flops`, within 1 %; if they do not, or on None, planning counts the node as
+        Their operations must sum to `count_flops`, within 1 %; if they do not, or on None, planning counts the node as
         unknown.
         """
-        return list_products(self.shapes(), sizes.tokens)
+        return list_products(self.get_shapes(), sizes.tokens)
 
-    def activation_bytes(self, sizes: LocalSizes) -> int | None:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int | None:
         """Return the bytes that a microbatch's forward pass saves for the backward pass on a rank, children left out.
 
         Count the tensors that this module saves, the inputs of its linears included (`LinearNode` counts none). Do not
@@ -54,7 +54,7 @@ class Node(ABC):
         """
         return None
 
-    def communication_volume(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
+    def list_volumes(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
         """Return what this module sends over folds, children left out; nothing where a fold has one rank in `sizes`.
 
         For a module on a fold (`gangline.plan.Fold`) that communicates through the Comm that `bind` gave it: only its
@@ -62,22 +62,22 @@ class Node(ABC):
         """
         return ()
 
-    def seams(self) -> Mapping[str, Call]:
+    def get_seams(self) -> Mapping[str, Call]:
         """Return what the module's calls at seams of the plan compute, by seam: {"attention": AttentionCall(...)}.
 
         Not inherited by a subclass that sets another `module`: override it there, if need be with
-        `return super().seams()`, or the calls of its module are unknown (`gangline.model.seams`).
+        `return super().get_seams()`, or the calls of its module are unknown (`gangline.model.seams`).
         """
         return {}
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         """Return how this module, children left out, takes one more token of a text.
 
         tokenwise  its output for a token depends on that token alone, and on what the batch says of it
         cached     it stores what it needs of earlier tokens in `Batch.cache` (`gangline.model.cache`)
         None       unknown: all tokens of the text are computed again for each token that is written
 
-        Not inherited by a subclass that sets another `module`, as `seams`.
+        Not inherited by a subclass that sets another `module`, as `get_seams`.
         """
         return None
 
@@ -89,7 +89,7 @@ class Node(ABC):
         """Return this node with its loss, if any, computed for `tokens` tokens at a time (`run.loss_chunk`)."""
         return self
 
-    def ties(self) -> dict[str, str]:
+    def get_ties(self) -> dict[str, str]:
         """Return the tied parameters of this module: name within it -> full name that the parameter is stored under."""
         return {}
 
@@ -105,16 +105,16 @@ class WrapNode(Node):
     inner: Node
 
 
-def children(node: Node) -> Iterator[tuple[str, Node]]:
+def iterate_children(node: Node) -> Iterator[tuple[str, Node]]:
     """Return the child nodes with their path from `node`: "attention", "blocks.0"; "" for the wrapped node."""
     found = node.__dict__.get("_children")
     if found is None:  # nodes do not change, and closed forms ask for these thousands of times
-        found = tuple(_children(node))
+        found = tuple(_iterate_children(node))
         object.__setattr__(node, "_children", found)
     return iter(found)
 
 
-def _children(node: Node) -> Iterator[tuple[str, Node]]:
+def _iterate_children(node: Node) -> Iterator[tuple[str, Node]]:
     for item in fields(node):
         value = getattr(node, item.name)
         if isinstance(node, WrapNode) and item.name == "inner":
@@ -127,20 +127,20 @@ def _children(node: Node) -> Iterator[tuple[str, Node]]:
                     yield f"{item.name}.{index}", element
 
 
-def nodes(tree: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+def iterate_nodes(tree: Node, path: str = "") -> Iterator[tuple[str, Node]]:
     """Yield every node with its path, parents first; the root's path is "". A wrapper precedes the wrapped node."""
     waiting = [(path, tree)]
     while waiting:
         at, node = waiting.pop()
         yield at, node
-        below = [(f"{at}.{name}" if at and name else at or name, child) for name, child in children(node)]
+        below = [(f"{at}.{name}" if at and name else at or name, child) for name, child in iterate_children(node)]
         waiting += reversed(below)
 
 
 def map_paths(tree: Node) -> dict[str, Node]:
     """Return path -> node; of nodes that wrap each other, the outermost."""
     found: dict[str, Node] = {}
-    for path, node in nodes(tree):
+    for path, node in iterate_nodes(tree):
         found.setdefault(path, node)
     return found
 
@@ -149,7 +149,7 @@ def replace_node(tree: Node, path: str, new: Node) -> Node:
     """Return a copy of `tree` with `new` at `path`. Raises LookupError if there is no such node."""
     if not path:
         return new
-    for name, child in children(tree):
+    for name, child in iterate_children(tree):
         if not name:
             continue
         if path == name or path.startswith(name + "."):
@@ -161,11 +161,13 @@ def replace_node(tree: Node, path: str, new: Node) -> Node:
             return replace(tree, **{field: (*row[: int(index)], grown, *row[int(index) + 1 :])})
     if isinstance(tree, WrapNode):
         return replace(tree, inner=replace_node(tree.inner, path, new))
-    raise LookupError(f"no node {path!r} in {type(tree).__name__}; it has {', '.join(n for n, _ in children(tree))}")
+    raise LookupError(
+        f"no node {path!r} in {type(tree).__name__}; it has {', '.join(n for n, _ in iterate_children(tree))}"
+    )
 
 
-def parameter_shapes(tree: Node) -> dict[str, Shape]:
+def get_parameter_shapes(tree: Node) -> dict[str, Shape]:
     """Return the global shapes of all parameters by name, without building the model; a tied one under one name."""
-    tied = tree.ties()
-    named = ((path and f"{path}.", node.shapes()) for path, node in nodes(tree))
+    tied = tree.get_ties()
+    named = ((path and f"{path}.", node.get_shapes()) for path, node in iterate_nodes(tree))
     return {at + name: shape for at, own in named for name, shape in own.items() if at + name not in tied}

@@ -1,8 +1,8 @@
 """Gradients of weights that are computed outside of autograd's own accumulation: at once, or deferred.
 
 A module that computes dW while something else travels, and a zero-bubble pipeline (arXiv 2401.10241), which computes it
-while its rank would wait, cannot return it to autograd. A strategy that defers opens `deferring` around a backward pass
-and runs what it was given later, in the same order.
+while its rank would wait, cannot return it to autograd. A strategy that defers opens `defer_gradients` around a
+backward pass and runs what it was given later, in the same order.
 
 Where closures are kept is one value of the module, no context variable: autograd runs the backward pass of a GPU in a
 thread of its own, to which a context variable does not travel.
@@ -22,7 +22,7 @@ _keep: Callable[[Closure], None] | None = None
 
 
 @contextmanager
-def deferring(keep: Callable[[Closure], None]) -> Iterator[None]:
+def defer_gradients(keep: Callable[[Closure], None]) -> Iterator[None]:
     """Weight gradients of the backward pass inside are deferred: `keep` is given what computes each of them.
 
     Raises RuntimeError inside another one.

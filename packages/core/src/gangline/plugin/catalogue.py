@@ -39,7 +39,7 @@ def get(distribution: str) -> str:
     return f"pip install -e {sibling}" if (sibling / "pyproject.toml").is_file() else f"pip install {distribution}"
 
 
-def missing(error: ModuleNotFoundError) -> list[str]:
+def explain_missing(error: ModuleNotFoundError) -> list[str]:
     """Of a known package that could not be imported, what it is and what to type; [] for a module of anything else."""
     package = (error.name or "").partition(".")[0]
     distribution = package.replace("_", "-")
@@ -49,13 +49,13 @@ def missing(error: ModuleNotFoundError) -> list[str]:
     return [f"{distribution}, which is not installed", f"It comes with  {get(distribution)}"]
 
 
-def supplier(group: str, name: str) -> str | None:
+def find_supplier(group: str, name: str) -> str | None:
     """The distribution that is known to supply `group=name`, or None."""
     listed = next((entry for entry in ENTRIES if entry.group == group and entry.name == name), None)
     return listed.distribution if listed else None
 
 
-def suppliers(group: str) -> dict[str, str]:
+def find_suppliers(group: str) -> dict[str, str]:
     """Distributions known to supply parts of `group` -> the parts, as words."""
     found: dict[str, list[str]] = {}
     for entry in ENTRIES:
@@ -64,7 +64,7 @@ def suppliers(group: str) -> dict[str, str]:
     return {dist: ", ".join(names) for dist, names in found.items()}
 
 
-def groups() -> list[str]:
+def list_groups() -> list[str]:
     """Every group that the catalogue knows."""
     return list(dict.fromkeys(entry.group for entry in ENTRIES))
 
@@ -74,11 +74,11 @@ def edit_groups() -> set[str]:
     return {entry.group for entry in ENTRIES if entry.edit}
 
 
-def defaults(group: str) -> list[str]:
+def list_defaults(group: str) -> list[str]:
     """What a run has of `group` where nobody chooses."""
     return [entry.name for entry in ENTRIES if entry.group == group and entry.default]
 
 
-def names(group: str) -> list[str]:
+def list_names(group: str) -> list[str]:
     """The parts of `group` known by name."""
     return [entry.name for entry in ENTRIES if entry.group == group]

@@ -95,44 +95,47 @@ def discover(environ: Mapping[str, str]) -> Found:
     found, manager = Found(), pluggy.PluginManager(PROJECT)
     for module in dict.fromkeys(hook.spec.partition(":")[0] for hook in HOOKS):
         manager.add_hookspecs(import_module(module))
-    own = version_of(DISTRIBUTION) or ""
+    own = find_version(DISTRIBUTION) or ""
     _add(found, DISTRIBUTION, own, _collect(manager, builtin, PROJECT, DISTRIBUTION, own))
     every = entry_points()
-    ours = [entry for entry in every.select(group=ENTRY_POINTS) if normal(owner(entry)) != DISTRIBUTION]
+    ours = [entry for entry in every.select(group=ENTRY_POINTS) if normalise_name(get_owner(entry)) != DISTRIBUTION]
     known = {entry.distribution for entry in catalogue.ENTRIES}
-    ours.sort(key=lambda entry: normal(owner(entry)) not in known)  # who comes late is told of a clash
+    ours.sort(key=lambda entry: normalise_name(get_owner(entry)) not in known)  # who comes late is told of a clash
     by_name: dict[str, list[EntryPoint]] = {}
     wanted = _read_wanted(environ)
     for entry in ours:
-        if wanted is None or wanted & {normal(entry.name), normal(owner(entry))}:
+        if wanted is None or wanted & {normalise_name(entry.name), normalise_name(get_owner(entry))}:
             by_name.setdefault(entry.name, []).append(entry)
         else:
-            found.left_out[normal(owner(entry))] = entry.name
+            found.left_out[normalise_name(get_owner(entry))] = entry.name
     for name, entries in by_name.items():
         if len(entries) > 1 or name == PROJECT:
             _refuse_same_name(found, name, entries, [other for other in by_name if other != name])
         else:
             _load(found, manager, entries[0])
-    _two_defaults(found)
+    _refuse_two_defaults(found)
     _fill_views(found)
     for offer in [offer for offers in found.offers.values() for offer in offers.values()]:
         if why := _explain_unbuilt(found, offer):
-            plugin = next((entry.name for entry in ours if owner(entry) == offer.distribution), offer.distribution)
+            plugin = next((entry.name for entry in ours if get_owner(entry) == offer.distribution), offer.distribution)
             failure = BrokenPlugin(plugin, offer.distribution, offer.version, *why)
             found.unbuilt[offer.group, offer.part.name] = failure
-    ours_speak = {normal(owner(entry)) for entry in ours}
+    ours_speak = {normalise_name(get_owner(entry)) for entry in ours}
     for group in sorted(every.groups - {ENTRY_POINTS}):
         contract = _CONTRACT.fullmatch(group)
         for entry in every.select(group=group) if contract else ():
-            if contract and normal(owner(entry)) not in ours_speak:
+            if contract and normalise_name(get_owner(entry)) not in ours_speak:
                 _refuse_other_contract(found, entry, int(contract[1]))
-    there = {normal(name) for entry in ours for name in (entry.name, owner(entry))} | {PROJECT, DISTRIBUTION}
+    there = {normalise_name(name) for entry in ours for name in (entry.name, get_owner(entry))} | {
+        PROJECT,
+        DISTRIBUTION,
+    }
     for name in sorted((wanted or set()) - there):
         found.failures.append(BrokenPlugin(name, name, "", f"is named by {VARIABLE}, but is not installed"))
     return found
 
 
-def version_of(dist: str) -> str | None:
+def find_version(dist: str) -> str | None:
     """The installed version of a distribution, or None; nothing is imported."""
     try:
         return distribution(dist).version
@@ -140,17 +143,17 @@ def version_of(dist: str) -> str | None:
         return None
 
 
-def normal(name: str) -> str:
+def normalise_name(name: str) -> str:
     """A distribution's name as package indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def owner(entry: EntryPoint) -> str:
+def get_owner(entry: EntryPoint) -> str:
     """The distribution that an entry point comes from."""
-    return _identity(entry)[0]
+    return _get_identity(entry)[0]
 
 
-def _identity(entry: EntryPoint) -> tuple[str, str]:
+def _get_identity(entry: EntryPoint) -> tuple[str, str]:
     """Return the name and the version of the distribution that an entry point comes from."""
     return _name_and_version(entry.dist) if entry.dist else (entry.value, "")
 
@@ -164,12 +167,12 @@ def _name_and_version(dist: Distribution) -> tuple[str, str]:
 
 def _read_wanted(environ: Mapping[str, str]) -> set[str] | None:
     named = environ.get(VARIABLE)
-    return None if named is None else {normal(name.strip()) for name in named.split(",") if name.strip()}
+    return None if named is None else {normalise_name(name.strip()) for name in named.split(",") if name.strip()}
 
 
 def _load(found: Found, manager: pluggy.PluginManager, entry: EntryPoint) -> None:
     """Import one plugin and take what it offers; what it raises becomes a failure that names it."""
-    name, version = _identity(entry)
+    name, version = _get_identity(entry)
     try:
         module = entry.load()
     except Exception as error:
@@ -178,7 +181,7 @@ def _load(found: Found, manager: pluggy.PluginManager, entry: EntryPoint) -> Non
         return
     try:
         offered = _collect(manager, module, entry.name, name, version)
-        _classes_differ(found, offered)
+        _check_classes(found, offered)
     except Exception as error:
         if manager.has_plugin(entry.name):
             manager.unregister(name=entry.name)
@@ -215,28 +218,30 @@ def _add(found: Found, dist: str, version: str, offered: Iterable[Offer | Comman
         if isinstance(thing, Command):
             other = found.commands.setdefault(thing.name, thing)
             if other is not thing:
-                found.clashes.append(_clash(f"offer 'gangline {thing.name}'", f"{dist} {version}", other.run))
+                found.clashes.append(_explain_clash(f"offer 'gangline {thing.name}'", f"{dist} {version}", other.run))
             found.owners.setdefault(thing.name, dist)
             continue
         if isinstance(thing, Kind):
             if found.kinds.setdefault(thing.name, thing) is not thing:
                 names = f"{dist} {version}", found.kinds[thing.name].example
-                found.clashes.append(_clash(f"offer the kind of plugin {thing.name!r}", *names))
+                found.clashes.append(_explain_clash(f"offer the kind of plugin {thing.name!r}", *names))
             continue
         place = thing.group, thing.part.name
         first = found.offers.setdefault(thing.group, {}).setdefault(thing.part.name, thing)
         if first is not thing:
-            found.clashing[place] = _clash(f"offer {thing.group}={thing.part.name}", first.supplier, thing.supplier)
+            found.clashing[place] = _explain_clash(
+                f"offer {thing.group}={thing.part.name}", first.supplier, thing.supplier
+            )
             found.clashes.append(found.clashing[place])
 
 
-def _two_defaults(found: Found) -> None:
+def _refuse_two_defaults(found: Found) -> None:
     """Two parts that both say that a run has them: which is meant nobody can say. Lists have any number."""
     for group, offers in found.offers.items():
         usual = [offer for offer in offers.values() if offer.part.default]
         if group not in LISTS and len(usual) > 1:
             names = (f"{offer.supplier} ({offer.part.name})" for offer in usual)
-            found.clashes.append(_clash(f"say what a run has of {group} where nobody chooses", *names))
+            found.clashes.append(_explain_clash(f"say what a run has of {group} where nobody chooses", *names))
 
 
 def _fill_views(found: Found) -> None:
@@ -250,31 +255,31 @@ def _fill_views(found: Found) -> None:
                     shown.setdefault(name, replace(other, group=place, viewed=True))
 
 
-def _clash(what: str, *who: str) -> tuple[str, str]:
+def _explain_clash(what: str, *who: str) -> tuple[str, str]:
     names = f"two installed packages {what}: {', '.join(sorted(who))}."
     return names, f"Uninstall one, or set {VARIABLE} to the plugins you want."
 
 
 def _refuse_same_name(found: Found, name: str, entries: list[EntryPoint], others: list[str]) -> None:
     """Several packages registered one plugin name: none of them is loaded, for nobody can say which was meant."""
-    who = [" ".join(_identity(entry)).strip() for entry in entries]
+    who = [" ".join(_get_identity(entry)).strip() for entry in entries]
     who = sorted([*who, f"{PROJECT} itself"] if name == PROJECT else who)
     count = "two" if len(who) == 2 else len(who)
     what = f"{count} installed packages claim the plugin name {name!r}: {', '.join(who)}."
-    wanted = ",".join([*others, min(owner(entry) for entry in entries)])
+    wanted = ",".join([*others, min(get_owner(entry) for entry in entries)])
     mend = f"Uninstall one, or name what you want:  export {VARIABLE}={wanted}"
     found.clashes.append((what, mend))
     for entry in entries:
         why = f"claims the plugin name {name!r} together with others: {', '.join(who)}"
-        found.failures.append(BrokenPlugin(name, *_identity(entry), why, mend))
+        found.failures.append(BrokenPlugin(name, *_get_identity(entry), why, mend))
 
 
 def _refuse_other_contract(found: Found, entry: EntryPoint, version: int) -> None:
     """A plugin for an older or a newer gangline: named without importing it."""
     spoken = int(ENTRY_POINTS.removeprefix("gangline.v"))
     why = f"speaks plugin contract v{version}; this gangline speaks v{spoken}"
-    mend = f"pip install --upgrade {DISTRIBUTION if version > spoken else owner(entry)}"
-    found.failures.append(BrokenPlugin(entry.name, *_identity(entry), why, mend))
+    mend = f"pip install --upgrade {DISTRIBUTION if version > spoken else get_owner(entry)}"
+    found.failures.append(BrokenPlugin(entry.name, *_get_identity(entry), why, mend))
 
 
 def _group(hook: Hook, part: Part) -> str:
@@ -304,7 +309,7 @@ def _explain_unbuilt(found: Found, offer: Offer) -> tuple[str, str] | None:
     if nested:
         if any(field in other.part.opens for other in found.offers.get(outer, {}).values()):
             return None
-        why, dists = f"no part of the group {outer} opens it", sorted(catalogue.suppliers(outer))
+        why, dists = f"no part of the group {outer} opens it", sorted(catalogue.find_suppliers(outer))
         mend = (
             f"pip install {dists[0]}" if dists else f'A part of {outer} opens it with opens={{"{field}": <default>}}.'
         )
@@ -320,7 +325,7 @@ def _explain_unbuilt(found: Found, offer: Offer) -> tuple[str, str] | None:
     return f"offers {group}={offer.part.name}, which nobody builds: {why}", mend
 
 
-def _classes_differ(before: Found, offered: Iterable[Offer | Command | Kind]) -> None:
+def _check_classes(before: Found, offered: Iterable[Offer | Command | Kind]) -> None:
     """A configuration tells its part by its class, so no two parts may share one."""
     seen = {offer.part.config: offer for offers in before.offers.values() for offer in offers.values()}
     for offer in [thing for thing in offered if isinstance(thing, Offer)]:
@@ -335,6 +340,6 @@ def _mend(dist: Distribution | None, name: str, error: Exception) -> str:
     missing = (getattr(error, "name", None) or "").partition(".")[0]
     for requirement in (dist.requires or ()) if dist and missing else ():
         text = requirement.partition(";")[0].strip()
-        if normal(re.split(r"[^\w.-]", text, maxsplit=1)[0]) == normal(missing):
+        if normalise_name(re.split(r"[^\w.-]", text, maxsplit=1)[0]) == normalise_name(missing):
             return f"Its own requirement is {text}; try  pip install --upgrade {name}"
     return f"Try  pip install --upgrade {name}"

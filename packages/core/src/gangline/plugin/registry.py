@@ -16,10 +16,10 @@ from types import ModuleType
 from typing import Any
 
 from gangline.config.schema import EditConfig, PartConfig
-from gangline.config.suggest import foreign
+from gangline.config.suggest import explain_foreign
 from gangline.errors import UserError
 from gangline.plugin import catalogue
-from gangline.plugin.discovery import VARIABLE, BrokenPlugin, Found, Offer, discover, normal, version_of
+from gangline.plugin.discovery import VARIABLE, BrokenPlugin, Found, Offer, discover, find_version, normalise_name
 from gangline.plugin.hooks import BY_GROUP, GROUPS, Command, Kind
 
 OFF = "off"  # the choice that every group beside core's own has without anyone supplying it
@@ -42,13 +42,13 @@ class Installed:
         """Names that two packages claim, and how to mend it."""
         return self._found.clashes
 
-    def offers(self, group: str) -> dict[str, Offer]:
+    def get_offers(self, group: str) -> dict[str, Offer]:
         """The installed parts of a group, by name."""
         return dict(self._found.offers.get(group, {}))
 
-    def groups(self) -> list[str]:
+    def list_groups(self) -> list[str]:
         """Every group: core's in their order, then the ones that plugins and the catalogue add."""
-        return list(dict.fromkeys([*GROUPS, *sorted(self._found.offers), *catalogue.groups()]))
+        return list(dict.fromkeys([*GROUPS, *sorted(self._found.offers), *catalogue.list_groups()]))
 
     def edit_groups(self) -> set[str]:
         """The groups of model edits, of installed plugins and of the catalogue."""
@@ -57,34 +57,36 @@ class Installed:
             offer.group for offer in every if issubclass(offer.part.config, EditConfig) and not offer.viewed
         } | catalogue.edit_groups()
 
-    def readers(self, group: str) -> list[str]:
+    def list_readers(self, group: str) -> list[str]:
         """The parts, as a user types them, that build the choice of a group of a plugin's own."""
         every = [offer for offers in self._found.offers.values() for offer in offers.values()]
         return sorted(f"{offer.group}={offer.part.name}" for offer in every if group in offer.part.reads)
 
-    def choices(self, group: str) -> list[str]:
+    def find_choices(self, group: str) -> list[str]:
         """What a user may type after ``group=`` here."""
-        names = sorted(self.offers(group))
+        names = sorted(self.get_offers(group))
         chosen = group in BY_GROUP or "/" in group
         return names if chosen else [OFF, *(name for name in names if name != OFF)]
 
-    def commands(self) -> dict[str, Command]:
+    def get_commands(self) -> dict[str, Command]:
         """The verbs of `gangline`."""
         return dict(self._found.commands)
 
-    def verbs_of(self, distribution: str) -> list[str]:
+    def list_verbs(self, distribution: str) -> list[str]:
         """The verbs of `gangline` that a distribution supplies."""
-        return [verb for verb, owner in self._found.owners.items() if normal(owner) == normal(distribution)]
+        return [
+            verb for verb, owner in self._found.owners.items() if normalise_name(owner) == normalise_name(distribution)
+        ]
 
-    def kinds(self) -> dict[str, Kind]:
+    def get_kinds(self) -> dict[str, Kind]:
         """What `gangline new-plugin` can start from."""
         return dict(self._found.kinds)
 
-    def modules(self) -> list[ModuleType]:
+    def list_modules(self) -> list[ModuleType]:
         """The entry modules of the plugins that were loaded."""
         return list(self._found.modules)
 
-    def part_of(self, config: PartConfig) -> Offer:
+    def find_part(self, config: PartConfig) -> Offer:
         """The part whose class of options is exactly this configuration's. Raises UserError where there is none."""
         for offers in self._found.offers.values():
             for offer in offers.values():
@@ -97,7 +99,7 @@ class Installed:
             SEE,
         )
 
-    def capability(self, config: type, name: str) -> str:
+    def get_capability(self, config: type, name: str) -> str:
         """The "module:name" of a capability of the part with this class of options, or of one that it derives from."""
         every = [offer.part for offers in self._found.offers.values() for offer in offers.values()]
         named = {part.config: part.capabilities for part in every}
@@ -110,43 +112,45 @@ class Installed:
 
     def find(self, group: str, name: str) -> Offer:
         """The part `group=name`. Raises UserError: why it is not here, the command that mends it, the choices."""
-        if group not in self.groups():
-            close = difflib.get_close_matches(group, self.groups(), 1, 0.6)
+        if group not in self.list_groups():
+            close = difflib.get_close_matches(group, self.list_groups(), 1, 0.6)
             hint = f"Did you mean {close[0]}={name}?" if close else ""
-            raise UserError(f"there is no group {group!r}.", hint, f"Groups: {', '.join(self.groups())}.", SEE)
+            raise UserError(f"there is no group {group!r}.", hint, f"Groups: {', '.join(self.list_groups())}.", SEE)
         if (clash := self._found.clashing.get((group, name))) is not None:
             raise UserError(*clash)
         if (failure := self._found.unbuilt.get((group, name))) is not None:
             raise UserError(f"{group}={name} cannot be used.", f"{failure.supplier} {failure.why}.", failure.mend)
         if (offer := self._found.offers.get(group, {}).get(name)) is not None:
             return offer
-        raise UserError(f"{group}={name} is not available here.", *self.reasons(group, name), self.list_choices(group))
+        raise UserError(
+            f"{group}={name} is not available here.", *self.explain_absence(group, name), self.list_choices(group)
+        )
 
-    def reasons(self, group: str, name: str) -> list[str]:
+    def explain_absence(self, group: str, name: str) -> list[str]:
         """Return why `group=name` is not available here and how to get it."""
-        supplier = catalogue.supplier(group, name)
+        supplier = catalogue.find_supplier(group, name)
         if supplier is None:
-            return self._guesses(group, name)
+            return self._suggest_names(group, name)
         for failure in self._found.failures:
-            if normal(failure.distribution) == normal(supplier):
+            if normalise_name(failure.distribution) == normalise_name(supplier):
                 return [f"{failure.supplier} {failure.why}", failure.mend]
-        if (plugin := self._found.left_out.get(normal(supplier))) is not None:
+        if (plugin := self._found.left_out.get(normalise_name(supplier))) is not None:
             return [f"It is supplied by {supplier}, which {VARIABLE} leaves out; add {plugin} to {VARIABLE}."]
-        if (version := version_of(supplier)) is None:
+        if (version := find_version(supplier)) is None:
             return [f"It is supplied by {supplier}:  {catalogue.get(supplier)}"]
         return [f"{supplier} {version} is installed but does not offer it:  pip install --upgrade {supplier}"]
 
-    def _guesses(self, group: str, name: str) -> list[str]:
+    def _suggest_names(self, group: str, name: str) -> list[str]:
         """What an unknown name may have meant: a slip, a plugin that failed, or one that is not installed."""
-        if lines := self._files(group, name) or foreign(name, self.choices("track")):
+        if lines := self._explain_files(group, name) or explain_foreign(name, self.find_choices("track")):
             return lines
-        close = difflib.get_close_matches(name, [*self.choices(group), *catalogue.names(group)], 1, 0.5)
+        close = difflib.get_close_matches(name, [*self.find_choices(group), *catalogue.list_names(group)], 1, 0.5)
         lines = [f"Did you mean {group}={close[0]}?"] if close else []
         for failure in self._found.failures:
             lines += [f"{failure.supplier} may be what offers it, but it {failure.why}", failure.mend]
         return lines if close else [*lines, *self.list_missing_suppliers(group)]
 
-    def _files(self, group: str, name: str) -> list[str]:
+    def _explain_files(self, group: str, name: str) -> list[str]:
         """Lines for a name that is a path: of text, or of weights."""
         if group == "data" and ("/" in name or "*" in name or Path(name).exists()):
             return [f"To read files:  {shlex.quote(f'data.path={name}')}"]
@@ -158,12 +162,12 @@ class Installed:
 
     def list_missing_suppliers(self, group: str) -> list[str]:
         """Lines that say who would offer more for a group, and is not installed."""
-        others = catalogue.suppliers(group).items()
-        return [f"{dist} offers {what}:  {catalogue.get(dist)}" for dist, what in others if not version_of(dist)]
+        others = catalogue.find_suppliers(group).items()
+        return [f"{dist} offers {what}:  {catalogue.get(dist)}" for dist, what in others if not find_version(dist)]
 
     def list_choices(self, group: str) -> str:
         """The line that ends every message about a choice."""
-        return f"Installed choices for {group}: {', '.join(self.choices(group)) or 'none'}.   {SEE}"
+        return f"Installed choices for {group}: {', '.join(self.find_choices(group)) or 'none'}.   {SEE}"
 
 
 @cache
@@ -178,26 +182,26 @@ def load(spec: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def capability(config: PartConfig, name: str) -> Any:
+def load_capability(config: PartConfig, name: str) -> Any:
     """What the part of this configuration has for a capability, imported now; None where it has none of that name.
 
     A part whose options derive from those of another has the other's capabilities, where it does not name its own.
     Raises UserError where the package that supplies it is missing.
     """
-    offer = installed().part_of(config)
-    if not (spec := installed().capability(type(config), name)):
+    offer = installed().find_part(config)
+    if not (spec := installed().get_capability(type(config), name)):
         return None
     try:
         return load(spec)
     except ModuleNotFoundError as error:
-        if not (lines := catalogue.missing(error)):
+        if not (lines := catalogue.explain_missing(error)):
             raise
         raise UserError(f"{offer.group}={offer.part.name} needs {lines[0]}.", lines[1]) from error
 
 
 def build(config: PartConfig, *args: Any, **kwargs: Any) -> Any:
     """Import the part's build and call it, its own configuration first. Raises UserError where a package is missing."""
-    offer = installed().part_of(config)
+    offer = installed().find_part(config)
     part = offer.part
     try:
         make = load(part.build)

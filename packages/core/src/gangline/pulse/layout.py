@@ -63,7 +63,7 @@ MOST_PEERS = 62  # that a row of an exchange names by its bits
 UNKNOWN_PEERS = 1 << MOST_PEERS
 
 
-def column(ns: int) -> int:
+def find_column(ns: int) -> int:
     """Of a histogram: the column that so many nanoseconds fall into."""
     if ns < 4:
         return max(ns, 0)
@@ -71,7 +71,7 @@ def column(ns: int) -> int:
     return min(4 * (bits - 2) + ((ns >> (bits - 3)) & 3), COLUMNS - 1)
 
 
-def upper(number: int) -> int:
+def compute_upper(number: int) -> int:
     """The smallest number of nanoseconds that is above column `number`: at most 1.25 times the smallest within."""
     if number < 4:
         return number + 1

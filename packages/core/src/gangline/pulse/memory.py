@@ -11,42 +11,42 @@ import os
 import re
 from pathlib import Path
 
-from gangline.launch.guard import read_birth, space
+from gangline.launch.guard import read_birth, read_namespace
 
 ROOT = Path("/dev/shm")
 _OURS = re.compile(r"gangline-pulse-(?P<space>\d+)-(?P<pid>\d+)-(?P<born>\d+)-(?P<run>[0-9a-f]{12})-(?P<rank>\d+)")
 
 
-def path(run_dir: str | Path, rank: int, owner: int) -> Path | None:
+def find_path(run_dir: str | Path, rank: int, owner: int) -> Path | None:
     """Of a rank whose launcher is the process `owner`; None where there is no shared memory, or no such process."""
     start = read_birth(owner)
     if start is None or not ROOT.is_dir():
         return None
-    return ROOT / f"gangline-pulse-{space()}-{owner}-{start}-{_run(run_dir)}-{rank}"
+    return ROOT / f"gangline-pulse-{read_namespace()}-{owner}-{start}-{_run(run_dir)}-{rank}"
 
 
 def list_pulses(run_dir: str | Path) -> list[Path]:
     """Return the pulses of a run on this machine whose launcher lives, by rank."""
     run = _run(run_dir)
-    found = [(int(match["rank"]), file) for match, file in _list_files() if match["run"] == run and _lives(match)]
+    found = [(int(match["rank"]), file) for match, file in _list_files() if match["run"] == run and _is_alive(match)]
     return [file for _, file in sorted(found)]
 
 
 def sweep() -> None:
     """Remove the pulses of launchers that are dead; of others nothing."""
     for match, file in _list_files():
-        if not _lives(match):
+        if not _is_alive(match):
             file.unlink(missing_ok=True)
 
 
 def remove(owner: int) -> None:
     """Remove the pulses of all ranks of a launcher, which is about to end."""
     for match, file in _list_files():
-        if int(match["pid"]) == owner and _lives(match):
+        if int(match["pid"]) == owner and _is_alive(match):
             file.unlink(missing_ok=True)
 
 
-def owner_of(file: Path) -> int:
+def parse_owner(file: Path) -> int:
     """Return the process id of the launcher of the rank whose pulse this is. Raises ValueError for another file."""
     match = _OURS.fullmatch(file.name)
     if match is None:
@@ -60,7 +60,7 @@ def _list_files() -> list[tuple[re.Match[str], Path]]:
         for entry in os.scandir(ROOT):
             match = _OURS.fullmatch(entry.name)
             # What lives among other process ids than ours cannot be seen from here.
-            if match is None or int(match["space"]) != space():
+            if match is None or int(match["space"]) != read_namespace():
                 continue
             with contextlib.suppress(OSError):  # removed meanwhile
                 if entry.stat(follow_symlinks=False).st_uid == os.getuid():
@@ -68,7 +68,7 @@ def _list_files() -> list[tuple[re.Match[str], Path]]:
     return found
 
 
-def _lives(match: re.Match[str]) -> bool:
+def _is_alive(match: re.Match[str]) -> bool:
     return read_birth(int(match["pid"])) == int(match["born"])
 
 

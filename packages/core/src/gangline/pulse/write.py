@@ -48,7 +48,7 @@ class Pulse:
 
         owner: the process that starts and watches the ranks of this machine, with which the pulse goes.
         """
-        file = memory.path(run_dir, rank, owner)
+        file = memory.find_path(run_dir, rank, owner)
         buffer = None if file is None else _map_file(file)
         return cls(buffer, rank, world, generation)
 
@@ -71,7 +71,7 @@ class Pulse:
         words[place] += spent
         words[place + 1] += 1
         if self._warm:
-            words[HISTOGRAMS + layout.COLUMNS * before + layout.column(spent)] += 1
+            words[HISTOGRAMS + layout.COLUMNS * before + layout.find_column(spent)] += 1
         words[PHASE] = phase
         words[SINCE] = now
         words[BEAT] = self._beat
@@ -79,7 +79,7 @@ class Pulse:
         return before
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def enter_phase(self, name: str) -> Iterator[None]:
         """Within, the rank is in that phase; one that has no number is no news."""
         number = NUMBER.get(name)
         before = self._phase if number is None else self.enter(number)
@@ -104,7 +104,7 @@ class Pulse:
         self._words.cast("B")[8 * layout.MEMBER : 8 * layout.WORDS] = text
         return before
 
-    def rows(self) -> list[float]:
+    def take_rows(self) -> list[float]:
         """Seconds in each of `ROWS` since the last call; what a phase that is under way has had so far is in it."""
         self.enter(self._phase)
         spent = self._words[SPENT : SPENT + 2 * len(PHASES) : 2].tolist()
@@ -121,7 +121,7 @@ class Pulse:
         key = axis, tuple(ranks)
         if key not in self._groups:
             number = self._groups[key] = min(len(self._groups), layout.MOST_GROUPS - 1)
-            line = f"{number} {axis} {_short(ranks)}\n".encode()
+            line = f"{number} {axis} {_format_ranks(ranks)}\n".encode()
             start = self._words[layout.NAMED]
             if start + len(line) <= layout.NAME_BYTES:
                 place = 8 * layout.NAMES + start
@@ -182,7 +182,7 @@ def _map_file(file: Path) -> mmap.mmap | None:
     return None
 
 
-def _short(ranks: Sequence[int]) -> str:
+def _format_ranks(ranks: Sequence[int]) -> str:
     """ "0:8:2" for 0, 2, 4, 6: first, behind the last, distance; others one by one, as many as one line may have."""
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     if list(ranks) == list(range(ranks[0], ranks[-1] + 1, step) if step > 0 else ()):
@@ -194,7 +194,7 @@ def _short(ranks: Sequence[int]) -> str:
 _current = Pulse()
 
 
-def current() -> Pulse:
+def get_current() -> Pulse:
     """The pulse of this process."""
     return _current
 

@@ -57,20 +57,20 @@ class Attempt:
 def read(run_dir: str | Path) -> list[Attempt]:
     """The valid lines that no later one replaces, oldest first; a torn or foreign line does not count."""
     found = []
-    for line in _split(_content(run_dir))[0]:
+    for line in _split(_read_content(run_dir))[0]:
         with suppress(ValueError, TypeError, RecursionError):
             found.append(_parse(line))
-    return standing(found)
+    return list_standing(found)
 
 
 def refuse_damage(run_dir: str | Path) -> None:
     """Raise UserError where a complete line is damaged; a torn one, of which nothing was done yet, is left out."""
     path = Path(run_dir) / FILE
-    for number, text in enumerate(_split(_content(run_dir))[0], 1):
+    for number, text in enumerate(_split(_read_content(run_dir))[0], 1):
         if not _is_complete(text):
             continue
         try:
-            why = _contradiction(_parse(text))
+            why = _explain_contradiction(_parse(text))
         except (ValueError, TypeError, RecursionError) as error:
             why = str(error)
         if why:
@@ -82,7 +82,7 @@ def refuse_damage(run_dir: str | Path) -> None:
             )
 
 
-def _content(run_dir: str | Path) -> bytes:
+def _read_content(run_dir: str | Path) -> bytes:
     path = Path(run_dir) / FILE
     return read_regular(path, LINES_BYTES) if path.exists() else b""
 
@@ -108,7 +108,7 @@ def _parse(text: bytes) -> Attempt:
     content = json.loads(text)
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")
-    if "sum" in content and content["sum"] != _checksum(content):
+    if "sum" in content and content["sum"] != _compute_checksum(content):
         raise ValueError("its checksum does not match")
     content = {key: content[key] for key in content if key in Attempt.__dataclass_fields__}
     lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
@@ -118,12 +118,12 @@ def _parse(text: bytes) -> Attempt:
     return line
 
 
-def _checksum(content: dict[str, Any]) -> str:
+def _compute_checksum(content: dict[str, Any]) -> str:
     others = {key: value for key, value in content.items() if key != "sum"}
     return hashlib.blake2b(json.dumps(others, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
-def _contradiction(line: Attempt) -> str:
+def _explain_contradiction(line: Attempt) -> str:
     """Return why a line, such as one that was edited and lost its checksum, cannot be one of a run, or ""."""
     numbers = (line.skipped, line.skipped_from, line.step, line.rate_from, line.rate_steps, line.instead, line.rate)
     start = CheckpointId.parse(line.start) if line.start else None
@@ -147,7 +147,7 @@ def parse_time(line: Attempt) -> float | None:
     return time.timestamp() if time.tzinfo is not None else None
 
 
-def standing(lines: Iterable[Attempt]) -> list[Attempt]:
+def list_standing(lines: Iterable[Attempt]) -> list[Attempt]:
     """The lines that no later one replaces: an order counts once, however many checkpoints it had to try."""
     found = list(lines)
     replaced = {line.instead for line in found if line.instead}
@@ -169,11 +169,11 @@ def _makes_sense(line: Attempt) -> bool:
 def append(run_dir: str | Path, attempt: Attempt) -> None:
     """Write one line and make it durable."""
     path = Path(run_dir) / FILE
-    before = _content(run_dir)
+    before = _read_content(run_dir)
     kept = before.removesuffix(_split(before)[1])
     end = "" if not kept or kept.endswith(b"\n") else "}\n" if _CUT.search(kept) else "\n"  # of the last line
     stated = json.loads(json.dumps(_select_stated(attempt)))  # as the reader has it
-    line = json.dumps({**stated, "sum": _checksum(stated)}) + "\n"
+    line = json.dumps({**stated, "sum": _compute_checksum(stated)}) + "\n"
     with open_own(path, "a") as file:
         if kept != before:
             file.truncate(len(kept))
@@ -188,12 +188,12 @@ def _select_stated(attempt: Attempt) -> dict[str, Any]:
     return {key: value for key, value in asdict(attempt).items() if key not in usual or value != usual[key]}
 
 
-def current(run_dir: str | Path) -> int:
+def read_current(run_dir: str | Path) -> int:
     """The number of the attempt under way; 1 where none is written yet."""
-    return newest(read(run_dir))
+    return find_newest(read(run_dir))
 
 
-def newest(lines: Iterable[Attempt]) -> int:
+def find_newest(lines: Iterable[Attempt]) -> int:
     """The number of the newest attempt; 1 where there is no line."""
     return max((line.attempt for line in lines), default=1)
 
@@ -214,7 +214,7 @@ def stamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def next_cursor(lines: Iterable[Attempt], cursor: int, size_at: Callable[[int], int]) -> int:
+def find_next_cursor(lines: Iterable[Attempt], cursor: int, size_at: Callable[[int], int]) -> int:
     """Where the next batch of `size_at(cursor)` samples begins: at `cursor`, or behind samples once passed over.
 
     That holds in every later attempt and after every restart: a batch has none of them.
@@ -242,7 +242,7 @@ def find_skipped_beyond(lines: Iterable[Attempt], id: CheckpointId, cursor: int)
     return None
 
 
-def rate(lines: Iterable[Attempt], step: int) -> float:
+def compute_rate(lines: Iterable[Attempt], step: int) -> float:
     """What the learning rate of a step, counted from 1, is multiplied by: the product of all cuts that cover it."""
     return math.prod(line.rate for line in lines if line.rate_from < step <= line.rate_from + line.rate_steps)
 
@@ -264,6 +264,6 @@ def branch(run_dir: str | Path, ids: Iterable[CheckpointId]) -> list[CheckpointI
         number, last = start.attempt, start.step
 
 
-def latest(run_dir: str | Path, ids: Iterable[CheckpointId]) -> CheckpointId | None:
+def find_latest(run_dir: str | Path, ids: Iterable[CheckpointId]) -> CheckpointId | None:
     """The newest checkpoint of the current attempt, else the one that the attempt started from."""
     return next(iter(branch(run_dir, ids)), None)

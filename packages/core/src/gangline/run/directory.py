@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from gangline.checkpoint.id import CheckpointId
-from gangline.config.paths import root_paths
+from gangline.config.paths import resolve_paths
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict, to_dict
 from gangline.config.yaml_files import PlainDumper, load_yaml
@@ -26,7 +26,7 @@ from gangline.errors import UserError
 from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
 from gangline.run import provenance
-from gangline.run.lock import RunLock, unwritable
+from gangline.run.lock import RunLock, explain_unwritable
 from gangline.run.redaction import refuse_secrets
 from gangline.storage.files import read_regular, write_whole
 
@@ -62,12 +62,12 @@ class RunDirectory:
         Raises UserError where it cannot be written, already holds a run, or another `train` is at it.
         """
         refuse_secrets(to_dict(run))
-        directory = cls(run.job.dir or fresh(run.job.name))
+        directory = cls(run.job.dir or make_fresh(run.job.name))
         directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise unwritable(directory.path, error) from error
+            raise explain_unwritable(directory.path, error) from error
         directory.lock()
         try:
             if directory.config.exists():
@@ -107,43 +107,43 @@ class RunDirectory:
         """An existing run's directory. Raises UserError where it is missing or half-written."""
         directory = cls(path)
         if not directory.path.is_dir():
-            raise UserError(f"there is no run directory {directory.path}.", _siblings(directory.path))
+            raise UserError(f"there is no run directory {directory.path}.", _list_siblings(directory.path))
         if not directory.config.exists():
             raise UserError(
                 f"{directory.path} is no run directory, or was only half-written: it has no config.yaml.",
                 "A run writes that file last. Nothing was trained here; start the run again.",
-                _siblings(directory.path),
+                _list_siblings(directory.path),
             )
-        directory._content()
+        directory._read_content()
         return directory
 
     def run(self) -> Run:
         """The run that config.yaml describes; `run.dir` is where the directory lies now."""
-        run = from_dict(self._content())
+        run = from_dict(self._read_content())
         run.job.dir = str(self.path)
         return run
 
-    def content(self) -> dict[str, Any]:
+    def read_content(self) -> dict[str, Any]:
         """What config.yaml holds, as it stands: references to the environment, and `run.dir` as the user left it."""
-        return self._content()
+        return self._read_content()
 
     def rewrite(self, run: Run, argv: Sequence[str] = (), changed: dict[str, Any] | None = None) -> None:
         """Put a resumed run's changed configuration in place of the old one, and note the new start."""
         refuse_secrets(to_dict(run))
-        run_dir = self._content().get("run", {}).get("dir")
+        run_dir = self._read_content().get("run", {}).get("dir")
         self._replaced = {path: read_regular(path).decode() for path in (self.parts, self.config) if path.exists()}
-        self._begun = self._starts()
+        self._begun = self._count_start_bytes()
         self._write(run, argv, None, changed or {}, run_dir)
 
     def put_back(self) -> None:
         """Undo `rewrite` where nothing has begun since: what the ranks refused is not what the run goes on with."""
         if self._handed_over:
             return
-        if self._replaced and self._starts() == self._begun and not self._lock.is_held_by_others():
+        if self._replaced and self._count_start_bytes() == self._begun and not self._lock.is_held_by_others():
             for path, text in self._replaced.items():
                 write_whole(path, text)
 
-    def _starts(self) -> int:
+    def _count_start_bytes(self) -> int:
         """Bytes of attempts.jsonl, which has one more line as soon as ranks have taken up the run."""
         return self.attempts.stat().st_size if self.attempts.exists() else 0
 
@@ -157,9 +157,9 @@ class RunDirectory:
         """Hold the directory together with the other nodes of one job; gives the job's name. See `RunLock.share`."""
         return self._lock.share(waits)
 
-    def job_is_over(self) -> None:
+    def end_job(self) -> None:
         """Nodes that come now wait for another job of the run: the nodes of this one meet no more."""
-        self._lock.job_is_over()
+        self._lock.end_job()
 
     def unlock(self) -> None:
         """Let go of the directory."""
@@ -180,7 +180,7 @@ class RunDirectory:
         def enter(first: bool) -> None:
             if first:
                 self.rewrite(run, argv, changed)
-            elif difference := _difference(self._read_typed(), root_paths(run)):
+            elif difference := _explain_difference(self._read_typed(), resolve_paths(run)):
                 self.unlock()
                 raise UserError(
                     f"a job is at {self.path}, with another configuration: {difference}.",
@@ -196,18 +196,18 @@ class RunDirectory:
 
         Raises UserError where the directory cannot be written or holds another run.
         """
-        directory = cls(run.job.dir or fresh(run.job.name))
+        directory = cls(run.job.dir or make_fresh(run.job.name))
         refuse_secrets(to_dict(run))
         directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise unwritable(directory.path, error) from error
+            raise explain_unwritable(directory.path, error) from error
         directory.share()
-        with directory._lock.entry():
+        with directory._lock.enter_alone():
             if not directory.config.exists():
                 directory._write(run, argv, job, changed={})
-            elif difference := _difference(directory._read_typed(), root_paths(run)):
+            elif difference := _explain_difference(directory._read_typed(), resolve_paths(run)):
                 raise UserError(
                     f"{directory.path} already holds another run: {difference}.",
                     "To go on with it:  train resume=... and what is to change.",
@@ -233,10 +233,10 @@ class RunDirectory:
     def list_changed_parts(self) -> list[str]:
         """Lines that say which parts were of another version when the run began."""
         try:
-            before = _flat(json.loads(read_regular(self.parts)))
+            before = _flatten(json.loads(read_regular(self.parts)))
         except (FileNotFoundError, ValueError):
             return []
-        now = _flat(part_versions(self.run()))
+        now = _flatten(find_part_versions(self.run()))
         return [
             f"{where}: {before[where]} when the run began, {now[where]} now"
             for where in sorted(before.keys() & now.keys())
@@ -245,9 +245,9 @@ class RunDirectory:
 
     def _read_typed(self) -> dict[str, Any]:
         """Return `content` with each value in its option's type: a person may have written `nodes: 1` for "1"."""
-        return root_paths(from_dict(self._content()))
+        return resolve_paths(from_dict(self._read_content()))
 
-    def _content(self) -> dict[str, Any]:
+    def _read_content(self) -> dict[str, Any]:
         try:
             text = read_regular(self.config).decode()
         except OSError as error:
@@ -270,7 +270,7 @@ class RunDirectory:
     def _write(
         self, run: Run, argv: Sequence[str], job: str | None, changed: dict[str, Any], run_dir: str | None = None
     ) -> None:
-        content = root_paths(run)
+        content = resolve_paths(run)
         content["run"]["dir"] = run_dir if run_dir is not None else content["run"]["dir"]
         start = provenance.describe(argv, changed)
         facts = self.read_provenance()
@@ -279,32 +279,32 @@ class RunDirectory:
         try:
             for folder in (self.logs, self.checkpoints):
                 folder.mkdir(exist_ok=True)
-            self._write_json(self.parts, part_versions(run))
+            self._write_json(self.parts, find_part_versions(run))
             self._write_json(self.provenance, facts)
             write_whole(self.config, text)
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise explain_unwritable(self.path, error) from error
 
     def _write_json(self, path: Path, content: Any) -> None:
         write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
-def part_versions(run: Run) -> dict[str, Any]:
+def find_part_versions(run: Run) -> dict[str, Any]:
     """group -> {"part", "distribution", "version"}; a list of those where a run has any number of parts."""
 
-    def row(config: Any) -> dict[str, str]:
-        offer = installed().part_of(config)
+    def describe_part(config: Any) -> dict[str, str]:
+        offer = installed().find_part(config)
         return {"part": offer.part.name, "distribution": offer.distribution, "version": offer.version}
 
     found: dict[str, Any] = {group: [] for group in LISTS}
-    for path, config in run.parts():
+    for path, config in run.iterate_parts():
         group, _, name = path.partition(".")
         if name and group in LISTS:
-            found[group].append(row(config))
+            found[group].append(describe_part(config))
         else:
-            found[path] = row(config)
-        for field in installed().part_of(config).part.opens:
-            found[f"{path}/{field}"] = row(getattr(config, field))
+            found[path] = describe_part(config)
+        for field in installed().find_part(config).part.opens:
+            found[f"{path}/{field}"] = describe_part(getattr(config, field))
     return found
 
 
@@ -321,7 +321,7 @@ def holds_checkpoint(run: Run) -> bool:
     return folder.is_dir() and any(CheckpointId.parse(entry.name) for entry in folder.iterdir())
 
 
-def fresh(name: str) -> Path:
+def make_fresh(name: str) -> Path:
     """runs/<date>-<time>-<name>, counted on where a run of this second has it already."""
     stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}"
     path, count = stem, 1
@@ -331,7 +331,7 @@ def fresh(name: str) -> Path:
     return path
 
 
-def _flat(parts: dict[str, Any]) -> dict[str, str]:
+def _flatten(parts: dict[str, Any]) -> dict[str, str]:
     rows = {}
     for group, entry in parts.items():
         for one in entry if isinstance(entry, list) else [entry]:
@@ -339,7 +339,7 @@ def _flat(parts: dict[str, Any]) -> dict[str, str]:
     return rows
 
 
-def _siblings(path: Path) -> str:
+def _list_siblings(path: Path) -> str:
     """Return a line that names the newest runs next to a directory that is none, or those in runs/."""
     for folder in (path.parent, Path("runs")):
         try:
@@ -352,9 +352,9 @@ def _siblings(path: Path) -> str:
     return ""
 
 
-def _difference(there: dict[str, Any], mine: dict[str, Any]) -> str:
+def _explain_difference(there: dict[str, Any], mine: dict[str, Any]) -> str:
     """The first option in which two configurations differ, wherever they lie; "" where none does."""
-    flat = [dict(_leaves(load_yaml(yaml.dump(content, Dumper=PlainDumper)))) for content in (there, mine)]
+    flat = [dict(_iterate_leaves(load_yaml(yaml.dump(content, Dumper=PlainDumper)))) for content in (there, mine)]
     for name in flat[0].keys() | flat[1].keys():
         values = [content.get(name) for content in flat]
         if values[0] != values[1] and name != "run.dir":
@@ -362,9 +362,9 @@ def _difference(there: dict[str, Any], mine: dict[str, Any]) -> str:
     return ""
 
 
-def _leaves(content: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+def _iterate_leaves(content: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in content.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{place}{name}.")
+            yield from _iterate_leaves(value, f"{place}{name}.")
         else:
             yield f"{place}{name}", value

@@ -51,8 +51,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from gangline.pulse.write import current
-from gangline.record import plain
+from gangline.pulse.write import get_current
+from gangline.record import to_plain
 from gangline.run.generation import Fenced, hold
 from gangline.storage.files import LINES_BYTES, open_own, read_regular
 
@@ -85,7 +85,7 @@ class Events:
         line = {"event": event, "time": now, "monotonic": time.monotonic(), **self._about}
         try:
             with hold(self._run_dir):
-                text = json.dumps(plain({**line, **content}), allow_nan=False).encode()
+                text = json.dumps(to_plain({**line, **content}), allow_nan=False).encode()
                 self._file.write(self._begin + text + b"\n")
                 self._begin = b""
         except Fenced:  # a newer start writes now
@@ -94,18 +94,18 @@ class Events:
             self.trouble = f"{FILE} lacks a line: {error.strerror or error}"
 
     @contextmanager
-    def phase(self, name: str, **content: Any) -> Iterator[None]:
+    def enter_phase(self, name: str, **content: Any) -> Iterator[None]:
         """A line where a phase begins and one where it ends, also by an error; within, it is in the rank's pulse."""
         start = time.monotonic()
         self.write("phase", phase=name, at="begin", **content)
         try:
-            with current().phase(name):
+            with get_current().enter_phase(name):
                 yield
         finally:
             self.write("phase", phase=name, at="end", seconds=time.monotonic() - start, **content)
 
     @contextmanager
-    def ends_with_error(self) -> Iterator[None]:
+    def record_error(self) -> Iterator[None]:
         """An error that leaves this block is the run's end on this rank."""
         try:
             yield

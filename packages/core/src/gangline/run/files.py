@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from gangline.errors import UserError
-from gangline.storage.files import special_file_error
+from gangline.storage.files import make_special_file_error
 
 _CHECKPOINTS = "checkpoints"
 # A link in place of one of these leads what a run writes, and deletes, to another directory.
@@ -26,7 +26,7 @@ def refuse_planted(run_dir: Path) -> None:
     a link to a directory. Raises OSError where the directory cannot be read.
     """
     owner, user = run_dir.stat().st_uid, os.geteuid()
-    if user != 0 and owner not in (0, user, _user_in(run_dir)):
+    if user != 0 and owner not in (0, user, _find_user(run_dir)):
         raise UserError(
             f"{run_dir} belongs to {_name_of(owner)}, who can choose what a run in it reads and writes.",
             "Copy it, look at config.yaml in the copy, and go on there:",
@@ -53,7 +53,7 @@ def _refuse(entry: os.DirEntry[str], run_dir: Path, users: tuple[int, ...]) -> N
         )
     found = entry.stat(follow_symlinks=False)
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode)):
-        raise special_file_error(entry.path, found.st_mode)
+        raise make_special_file_error(entry.path, found.st_mode)
     if users and (uid := found.st_uid) not in users:
         raise UserError(
             f"{entry.path} belongs to {_name_of(uid)}: other users can write to this run directory.",
@@ -69,7 +69,7 @@ def _leads_out(entry: os.DirEntry[str], run_dir: Path) -> bool:
     return not (Path(entry.path).parent == run_dir and entry.is_dir() and entry.name not in _FOLDERS)
 
 
-def _user_in(folder: Path) -> int:
+def _find_user(folder: Path) -> int:
     """Return the user that new files there belong to: a share may map all users to one."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -86,7 +86,7 @@ def refuse_others(path: Path) -> None:
         return
     if stat.S_ISLNK(found.st_mode):
         why = f"is a symbolic link to {os.readlink(path)}"
-    elif found.st_uid not in (os.geteuid(), _user_in(path.parent)):
+    elif found.st_uid not in (os.geteuid(), _find_user(path.parent)):
         why = f"belongs to {_name_of(found.st_uid)}"
     else:
         return

@@ -58,12 +58,12 @@ class Progress:
         return self.restarts - self.ordered
 
 
-def generation(environ: Mapping[str, str] = os.environ) -> int:
+def read_generation(environ: Mapping[str, str] = os.environ) -> int:
     """Of this rank; where an agent that is not ours started it, its count of restarts is all there is."""
     return int(environ.get(VARIABLE) or int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1)
 
 
-def progress(run_dir: str | Path) -> Progress:
+def read_progress(run_dir: str | Path) -> Progress:
     """What is kept; of a run that never began, zeros."""
     path = Path(run_dir) / FILE
     return _add_steps(run_dir, read_regular(path)) if path.exists() else Progress()
@@ -97,8 +97,8 @@ def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
         return
     with _lock(run_dir, shared=True) as handle:
         now = _recover(run_dir, os.pread(handle, 4096, 0))
-        if now.generation > generation():
-            raise Fenced(f"generation {now.generation} of the run has begun, and this rank is of {generation()}")
+        if now.generation > read_generation():
+            raise Fenced(f"generation {now.generation} of the run has begun, and this rank is of {read_generation()}")
         if step > max(now.step, read_most_steps(run_dir)):
             _put_steps(run_dir, step)
         yield

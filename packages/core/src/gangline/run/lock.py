@@ -36,7 +36,7 @@ class RunLock:
             refuse_planted(self.path)
             handle = open_lock(self.path / ".lock")
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise explain_unwritable(self.path, error) from error
         try:
             lock_handle(handle, seconds=0)
         except BlockingIOError:
@@ -60,9 +60,9 @@ class RunLock:
         try:
             refuse_planted(self.path)
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise explain_unwritable(self.path, error) from error
         while not self._job:
-            with self.entry():
+            with self.enter_alone():
                 handle = open_lock(self.path / ".lock")
                 try:
                     lock_handle(handle, seconds=0)
@@ -86,7 +86,7 @@ class RunLock:
             time.sleep(0.1)
         return self._job
 
-    def job_is_over(self) -> None:
+    def end_job(self) -> None:
         """Nodes that come now wait for another job of the run: the nodes of this one meet no more."""
         if self._handle is not None and self._job:
             os.pwrite(self._handle, f"job {self._job}{_OVER}\n".encode(), 0)
@@ -107,13 +107,13 @@ class RunLock:
             self._handle, self._job = None, ""
 
     @contextlib.contextmanager
-    def entry(self) -> Iterator[None]:
+    def enter_alone(self) -> Iterator[None]:
         """One node at a time makes the directory or joins the job. Raises UserError."""
         try:
             (self.path / MEETING).mkdir(exist_ok=True)
             handle = open_lock(self.path / MEETING / "entry")
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise explain_unwritable(self.path, error) from error
         try:
             lock_handle(handle)
             yield
@@ -138,7 +138,7 @@ class RunLock:
         return holder.removeprefix("job ")
 
 
-def unwritable(path: Path, error: OSError) -> UserError:
+def explain_unwritable(path: Path, error: OSError) -> UserError:
     """What to say where a directory cannot be made or written."""
     return UserError(
         f"cannot write the run directory {path}: {error.strerror or error}.",

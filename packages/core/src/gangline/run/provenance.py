@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gangline.plugin.discovery import version_of
+from gangline.plugin.discovery import find_version
 from gangline.run.redaction import redact
 
 
@@ -23,14 +23,14 @@ def describe(argv: Sequence[str], changed: Mapping[str, Any]) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": [redact(word) for word in argv],
         "changed": dict(changed),
-        "code": {"gangline": git(Path(__file__).parent), "here": git(Path.cwd())},
-        "versions": {"python": platform.python_version(), **_versions()},
+        "code": {"gangline": read_git(Path(__file__).parent), "here": read_git(Path.cwd())},
+        "versions": {"python": platform.python_version(), **_find_versions()},
         "machine": {"node": platform.node(), "platform": platform.platform(), "cpus": os.cpu_count()},
         "executable": sys.executable,
     }
 
 
-def git(folder: Path) -> dict[str, Any] | None:
+def read_git(folder: Path) -> dict[str, Any] | None:
     """{"commit", "dirty"} of the work tree that `folder` lies in, or None where there is none (or no git).
 
     Commands that the configuration of that work tree names are not run: whoever made an archive chose them.
@@ -38,12 +38,12 @@ def git(folder: Path) -> dict[str, Any] | None:
     try:
         commit = _ask(folder, "rev-parse", "HEAD")
         words = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
-        return {"commit": commit, "dirty": bool(_ask(folder, *words, without=_filters(folder)))}
+        return {"commit": commit, "dirty": bool(_ask(folder, *words, without=_list_filters(folder)))}
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def source_of(module: str) -> str:
+def identify_source(module: str) -> str:
     """Names what the package of a module is made of: other letters where a line of its Python differs.
 
     Nothing is imported; "" where it is not found or cannot be read.
@@ -74,7 +74,7 @@ def _ask(folder: Path, *words: str, without: Sequence[str] = ()) -> str:
     return done.stdout.strip()
 
 
-def _filters(folder: Path) -> list[str]:
+def _list_filters(folder: Path) -> list[str]:
     """Return the options of the work tree's own configuration that name filters: `git status` would run these."""
     try:
         words = ("config", "--show-scope", "--null", "--name-only", "--get-regexp", r"^filter\.")
@@ -85,7 +85,7 @@ def _filters(folder: Path) -> list[str]:
     return [name for scope, name in found if scope not in ("system", "global")]
 
 
-def _versions() -> dict[str, str]:
+def _find_versions() -> dict[str, str]:
     """Of the packages that compute, from their metadata, so that nothing is imported."""
-    found = {name: version_of(name) for name in ("gangline-core", "torch", "numpy", "hydra-core", "omegaconf")}
+    found = {name: find_version(name) for name in ("gangline-core", "torch", "numpy", "hydra-core", "omegaconf")}
     return {name: version for name, version in found.items() if version}

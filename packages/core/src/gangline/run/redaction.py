@@ -58,22 +58,24 @@ def refuse_secrets(content: Mapping[str, Any], prefix: str = "") -> None:
             for item in value:
                 if isinstance(item, Mapping | list):
                     refuse_secrets({key: item} if isinstance(item, list) else item, prefix)
-                elif _exposes(path, item):
-                    raise _refusal(path, *_IN_LIST)
-        elif _exposes(path, value):
+                elif _is_exposed(path, item):
+                    raise _explain_refusal(path, *_IN_LIST)
+        elif _is_exposed(path, value):
             reference = f"'{path}=${{oc.env:{str(key).upper()}}}'"
-            raise _refusal(
+            raise _explain_refusal(
                 path, "Set it in the environment and name it here; the value is then not written:", reference
             )
 
 
-def _refusal(path: str, *mend: str) -> UserError:
+def _explain_refusal(path: str, *mend: str) -> UserError:
     return UserError(f"{path} holds a secret, and what is set is written to the run directory.", *mend)
 
 
-def _exposes(path: str, value: Any) -> bool:
+def _is_exposed(path: str, value: Any) -> bool:
     """Whether a value is text that is secret, by the name of its option or by itself."""
-    return isinstance(value, str) and (_is_named_secret(path, value) or next(_secrets(value, _FORMS), None) is not None)
+    return isinstance(value, str) and (
+        _is_named_secret(path, value) or next(_iterate_secrets(value, _FORMS), None) is not None
+    )
 
 
 def _is_named_secret(option: str, text: str) -> bool:
@@ -89,12 +91,12 @@ def redact(word: str) -> str:
     key, _, value = word.partition("=")
     if _is_named_secret(key.strip("+~'\" "), value.strip("'\"")):
         return f"{key}={HIDDEN}"
-    hidden = {place for span in _secrets(word, [*_FORMS, _IN_MAPPING]) for place in range(*span)}
+    hidden = {place for span in _iterate_secrets(word, [*_FORMS, _IN_MAPPING]) for place in range(*span)}
     signs = [sign if place not in hidden else "" if place - 1 in hidden else HIDDEN for place, sign in enumerate(word)]
     return "".join(signs)
 
 
-def _secrets(text: str, forms: Sequence[re.Pattern[str]]) -> Iterator[tuple[int, int]]:
+def _iterate_secrets(text: str, forms: Sequence[re.Pattern[str]]) -> Iterator[tuple[int, int]]:
     """(start, stop) of each secret in a text; references to the environment are none."""
     masked = ENVIRONMENT.sub(lambda found: "\0" * len(found[0]), text)
     for form in forms:

@@ -71,12 +71,12 @@ def open_handle(path: str | Path, flags: int, mode: int = 0o666) -> int:
         handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a pipe that is opened for writing and has no reader, or a socket
-            raise special_file_error(path, os.stat(path).st_mode) from None
+            raise make_special_file_error(path, os.stat(path).st_mode) from None
         raise
     kind = os.fstat(handle).st_mode
     if not stat.S_ISREG(kind):
         os.close(handle)
-        raise special_file_error(path, kind)
+        raise make_special_file_error(path, kind)
     os.set_blocking(handle, True)
     return handle
 
@@ -232,7 +232,7 @@ def _check_size(limit: int, path: str, handle: int) -> int:
     return handle
 
 
-def special_file_error(path: str | Path, kind: int) -> UserError:
+def make_special_file_error(path: str | Path, kind: int) -> UserError:
     """Return the error for a file of this kind (`st_mode`) where a regular file should be."""
     why = "Reading it would wait for the program that writes into it."
     if stat.S_ISDIR(kind):

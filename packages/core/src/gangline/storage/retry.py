@@ -26,12 +26,12 @@ class RetryTimeout(TimeoutError):
 
 def may_pass(error: BaseException) -> bool:
     """Return whether a later call may succeed: after throttling, a server error (5xx), a timeout, a lost connection."""
-    answered = http_status(error)
+    answered = get_http_status(error)
     if answered is not None:
         return answered in _MAY_PASS or (answered >= 500 and answered != 501)
     if isinstance(error, PERMANENT):
         return False
-    for cause in _causes(error):
+    for cause in _iterate_causes(error):
         if isinstance(cause, (TimeoutError, ConnectionError)):
             return True
         kinds = type(cause).__mro__
@@ -71,9 +71,9 @@ def retry(
             pause = min(2 * pause, LONGEST_SECONDS)
 
 
-def http_status(error: BaseException) -> int | None:
+def get_http_status(error: BaseException) -> int | None:
     """Return the HTTP status of a server's answer, None without one: botocore, aiohttp and gcsfs put it elsewhere."""
-    for cause in _causes(error):
+    for cause in _iterate_causes(error):
         response = getattr(cause, "response", None)
         if isinstance(response, dict) and "ResponseMetadata" in response:
             return int(response["ResponseMetadata"].get("HTTPStatusCode", 0)) or None
@@ -84,7 +84,7 @@ def http_status(error: BaseException) -> int | None:
     return None
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
     found: BaseException | None = error
     while found is not None:
         yield found

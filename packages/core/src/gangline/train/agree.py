@@ -92,7 +92,7 @@ def group_by_phase(rows: Sequence[Sequence[float]]) -> dict[str, list[float]] | 
     return {name: [round(seconds, 6) for seconds in column] for name, column in zip(ROWS, columns, strict=True)}
 
 
-def rank_mfu(mfu: float | None, step_seconds: float, gathered: Gathered) -> list[float] | None:
+def compute_rank_mfu(mfu: float | None, step_seconds: float, gathered: Gathered) -> list[float] | None:
     """By rank: the MFU that the step would have if it took as long as this rank worked; None where that is unknown.
 
     Never below `mfu`: a validation before the step has its forward passes in the same rows, but not in the step's time.
@@ -117,7 +117,7 @@ def check_same_data(world: Comm, device: torch.device, sources: dict[str, DataSo
     """Raises UserError where ranks opened different data under one name, as while a corpus is being extended."""
     if world.size == 1:
         return
-    everyone = gather_json(world, device, {name: source.fingerprint() for name, source in sources.items()})
+    everyone = gather_json(world, device, {name: source.compute_fingerprint() for name, source in sources.items()})
     for name in sources:
         odd = [rank for rank, one in enumerate(everyone) if one[name] != everyone[0][name]]
         if odd:

@@ -28,7 +28,7 @@ class Batches:
     def __init__(self, source: DataSource, place: ReadPlace, peers: Comm | None = None) -> None:
         self.source, self.place = source, place
         self._peers = None if peers is None or peers.size == 1 else peers
-        self._reader = source.reader(place) if self._peers is None or self._peers.index == 0 else None
+        self._reader = source.open_reader(place) if self._peers is None or self._peers.index == 0 else None
         self._next: tuple[int, int] | None = None  # (cursor, step) that the reader gives if it is not begun anew
         self._copied: torch.cuda.Event | None = None
 
@@ -58,7 +58,7 @@ class Batches:
                 begun.append(reader.read_held_out(count))
             return [next(begun[0])]
 
-        for _ in self.place.iterate_held_out(count, self.source.length()):
+        for _ in self.place.iterate_held_out(count, self.source.count_samples()):
             given = self._hand_over(read)
             found += [expand(stored, 0, self.place.device) for stored in given]
             if self.place.device.type == "cuda":
@@ -96,7 +96,7 @@ class Batches:
         self._next = None
         if self._reader is not None:
             self._reader.close()
-            self._reader = self.source.reader(self.place)
+            self._reader = self.source.open_reader(self.place)
 
     def _wait_for_copies(self) -> None:
         """The reader fills its memory again: what a GPU copies from it must have left."""

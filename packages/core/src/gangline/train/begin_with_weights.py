@@ -15,13 +15,13 @@ from gangline.plugin import registry
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline.run.directory import RunDirectory
-from gangline.train.restore import begin, check_data, document_of, load
+from gangline.train.restore import begin, check_data, load, read_document
 from gangline.train.session import Session
 
 FACT = "weights"  # of provenance.json
 
 
-def parent_of(directory: RunDirectory) -> Path | None:
+def find_parent(directory: RunDirectory) -> Path | None:
     """Return the directory of the run with whose weights this one began."""
     facts = directory.read_provenance().get(FACT)
     return Path(facts["run"]) if facts else None
@@ -34,13 +34,13 @@ def begin_with_weights(s: Session) -> bool:
     continue; other data, or a seed that orders it otherwise, is read from its first sample. Raises UserError if the
     checkpoint does not fit.
     """
-    start = start_of(s.run) if s.checkpointer.latest() is None else None
+    start = start_of(s.run) if s.checkpointer.find_latest() is None else None
     if start is None:
         return False
     directory, wanted = start
     s.history = attempts.read(s.directory.path)
-    s.attempt = attempts.newest(s.history)
-    with _reading_from(s, directory):
+    s.attempt = attempts.find_newest(s.history)
+    with _explain_read_errors(s, directory):
         id = _choose(s, directory, wanted)
         continues = _continues(s, id)
         if bad := load(s, id, same_run=False, same_data=continues):
@@ -59,7 +59,7 @@ def begin_with_weights(s: Session) -> bool:
 
 
 @contextmanager
-def _reading_from(s: Session, directory: RunDirectory) -> Iterator[None]:
+def _explain_read_errors(s: Session, directory: RunDirectory) -> Iterator[None]:
     own, run = s.checkpointer, directory.run()
     theirs: Checkpointer = registry.build(run.checkpoint, run, s.comms.store)
     s.checkpointer = theirs
@@ -73,7 +73,7 @@ def _reading_from(s: Session, directory: RunDirectory) -> Iterator[None]:
 def _choose(s: Session, directory: RunDirectory, wanted: CheckpointId | None) -> CheckpointId:
     """The checkpoint of an earlier start, else the one that is named, else the newest; the same on all ranks."""
     earlier = s.directory.read_provenance().get(FACT, {}).get("checkpoint")
-    found = earlier or wanted or s.checkpointer.latest()
+    found = earlier or wanted or s.checkpointer.find_latest()
     name = gather_json(s.comms.world, s.device, None if found is None else str(found))[0]
     id = None if name is None else CheckpointId.parse(name)
     if id is None:
@@ -88,7 +88,7 @@ def _choose(s: Session, directory: RunDirectory, wanted: CheckpointId | None) ->
 def _continues(s: Session, id: CheckpointId) -> bool:
     """Whether the run reads on in the data of the checkpoint; also True if that cannot be read, which `load` says."""
     try:
-        document = document_of(s.checkpointer, id)
+        document = read_document(s.checkpointer, id)
         check_data(s, id, document)
     except BadCheckpoint:
         return True

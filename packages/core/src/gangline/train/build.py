@@ -13,7 +13,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.comm.base import Comm, Comms
 from gangline.comm.objects import gather_json
 from gangline.config.schema import Run
-from gangline.config.validation import validation_sets
+from gangline.config.validation import build_validation_sets
 from gangline.data.base import DataSource
 from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
@@ -21,20 +21,20 @@ from gangline.launch.network import name_of_this_node
 from gangline.mesh import AXES, DATA_AXES, Mesh
 from gangline.model.compose import Composed
 from gangline.model.first_weights import check_pretrained_names, draw_weights
-from gangline.model.flops import parameter_count
+from gangline.model.flops import count_parameters
 from gangline.plugin import registry
 from gangline.precision import Precision
 from gangline.run.directory import RunDirectory
 from gangline.run.events import Events
-from gangline.run.generation import generation
+from gangline.run.generation import read_generation
 from gangline.runtime import Job, Runtime
 from gangline.shard import Places
 from gangline.train.agree import check_same_data
 from gangline.train.batches import Batches
 from gangline.train.begin_with_weights import begin_with_weights
-from gangline.train.callbacks import attach, code_of
+from gangline.train.callbacks import attach, identify_code
 from gangline.train.held_out import check_held_out
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline.train.report import Reporter
 from gangline.train.restore import restore
 from gangline.train.session import Session
@@ -42,7 +42,7 @@ from gangline.train.session import Session
 LARGE = 100e6  # parameters: building such a model takes seconds
 
 
-def device_of(run: Run) -> torch.device:
+def choose_device(run: Run) -> torch.device:
     """The device this rank computes on: what the run names, else its GPU, else the CPU."""
     name = run.job.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -52,10 +52,10 @@ def device_of(run: Run) -> torch.device:
     return device
 
 
-def micro_size(run: Run, width: int, mesh: Mesh) -> int:
+def choose_micro_size(run: Run, width: int, mesh: Mesh) -> int:
     """Sequences in one microbatch; where the run leaves it open, as the strategy likes it."""
     share = run.batch.global_size // width
-    return run.batch.micro_size or share // run.parallel.accumulation(share, mesh)
+    return run.batch.micro_size or share // run.parallel.count_microbatches(share, mesh)
 
 
 def build_source(run: Run, split: str) -> DataSource:
@@ -63,11 +63,11 @@ def build_source(run: Run, split: str) -> DataSource:
     return registry.build(run.data, run, split)
 
 
-def peers(source: DataSource, place: ReadPlace, mesh: Mesh, comms: Comms) -> Comm | None:
+def build_peers(source: DataSource, place: ReadPlace, mesh: Mesh, comms: Comms) -> Comm | None:
     """The ranks that have this rank's share of the batch, where one of them reads for all; None: each for itself."""
     if not source.shared or place.width != mesh.size(*DATA_AXES):
         return None
-    return comms.axis(*(axis for axis in AXES if axis not in DATA_AXES))
+    return comms.get_comm(*(axis for axis in AXES if axis not in DATA_AXES))
 
 
 def build_held_out_sources(run: Run) -> dict[str, DataSource]:
@@ -78,13 +78,13 @@ def build_held_out_sources(run: Run) -> dict[str, DataSource]:
     if not run.validate.every:
         return {}
     own = build_source(run, "validation")
-    sources, tokenizer = {"": own}, own.tokenizer_identity()
-    for name, config in validation_sets(run).items():
+    sources, tokenizer = {"": own}, own.identify_tokenizer()
+    for name, config in build_validation_sets(run).items():
         try:
             sources[name] = build_source(replace(run, data=config), "validation")
         except UserError as error:
             raise UserError(f"validate.sets.{name}: {error.what}", *error.details) from error
-        theirs = sources[name].tokenizer_identity()
+        theirs = sources[name].identify_tokenizer()
         if None not in (tokenizer, theirs) and theirs != tokenizer:
             raise UserError(
                 f"validate.sets.{name} has another tokenizer than the data that the run learns.",
@@ -96,20 +96,20 @@ def build_held_out_sources(run: Run) -> dict[str, DataSource]:
 
 def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
     """Build every part and restore the newest checkpoint, if there is one. Called by all ranks."""
-    events, composed = Events(directory.path if comms.rank == 0 else None, generation()), Composed.of(run)
+    events, composed = Events(directory.path if comms.rank == 0 else None, read_generation()), Composed.of(run)
     nodes = gather_json(comms.world, device, name_of_this_node())
-    checks = code_of(run) if comms.rank == 0 else {}
+    checks = identify_code(run) if comms.rank == 0 else {}
     if comms.rank == 0:
         announce(composed, directory, comms.world.size)
     events.write("start", processes=comms.world.size, mesh=dict(mesh.sizes), nodes=nodes, checks=checks)
-    with events.ends_with_error():
-        with events.phase("build"):
+    with events.record_error():
+        with events.enter_phase("build"):
             session = assemble(composed, directory, mesh, comms, device)
             session.events, session.nodes = events, nodes
-            check_same_data(comms.world, device, sources_of(session))
+            check_same_data(comms.world, device, list_sources(session))
             attach(session)
             check_replicas(session)
-        with events.phase("restore"):
+        with events.enter_phase("restore"):
             if not begin_with_weights(session):
                 restore(session)
             check_held_out(session)
@@ -122,19 +122,20 @@ def check_replicas(s: Session) -> None:
     for name, layout in s.registry.layouts.items() if s.runtime.differs else ():
         apart = s.runtime.differs.intersection(Places(s.mesh, layout).free) - set(layout.differs)
         if any(s.mesh.size(axis) > 1 for axis in apart):
-            strategy = registry.installed().part_of(s.run.parallel).part.name
+            strategy = registry.installed().find_part(s.run.parallel).part.name
             raise UserError(
                 f"{name} is kept as if all ranks along {', '.join(sorted(apart))} had the same values of it.",
                 f"With parallel={strategy} they differ between synchronisations, and a checkpoint would mix them.",
-                "Choose a part whose arrays are laid out as the weights are (`Registry.like`), or another strategy.",
+                "Choose a part whose arrays are laid out as the weights are (`Registry.add_like`), "
+                "or another strategy.",
             )
 
 
 def announce(composed: Composed, directory: RunDirectory, ranks: int) -> None:
     """Print what is built, for a model that takes seconds: the trackers begin after the build."""
-    count = parameter_count(composed.tree)
+    count = count_parameters(composed.tree)
     if count >= LARGE:
-        name = registry.installed().part_of(composed.run.model).part.name
+        name = registry.installed().find_part(composed.run.model).part.name
         processes = f"{ranks} process{'es' * (ranks > 1)}"
         print(f"building {name}, {count / 1e6:.4g} M parameters, on {processes}, in {directory.path}", flush=True)
 
@@ -143,10 +144,10 @@ def leave_out_base(s: Session) -> None:
     """Leave the base weights out of the saves to come, if the run says so. Called by all ranks."""
     if not s.run.checkpoint.frozen and s.checkpointer.keeps:
         came = None if s.saved is None else CheckpointId.parse(s.saved)
-        s.base.leave_out(list(s.runtime.shards()), () if came is None else s.checkpointer.arrays(came))
+        s.base.leave_out(list(s.runtime.shards()), () if came is None else s.checkpointer.read_shapes(came))
 
 
-def sources_of(session: Session) -> dict[str, DataSource]:
+def list_sources(session: Session) -> dict[str, DataSource]:
     """What the run reads: train, validation, and the sets that it validates on, by name."""
     held_out = {name: batches.source for name, batches in session.validation_sets.items()}
     if session.validation is not None:
@@ -154,11 +155,11 @@ def sources_of(session: Session) -> dict[str, DataSource]:
     return {"train": session.source, **held_out}
 
 
-def notices(run: Run, mesh: Mesh) -> list[str]:
+def list_notices(run: Run, mesh: Mesh) -> list[str]:
     """Warnings about choices that work and are probably not wanted."""
-    found = [note for _, config in run.parts() for note in config.notices(run)]
+    found = [note for _, config in run.iterate_parts() for note in config.list_notices(run)]
     if not run.gradients.plain and mesh.size(*DATA_AXES, "cp") == 1:
-        name = registry.installed().part_of(run.gradients).part.name
+        name = registry.installed().find_part(run.gradients).part.name
         found.append(f"gradients={name} changes nothing: there is one data-parallel rank")
     return found
 
@@ -167,18 +168,18 @@ def assemble(composed: Composed, directory: RunDirectory, mesh: Mesh, comms: Com
     """Every part, built; nothing is restored, and callbacks know nothing of the others yet."""
     run, tree, plan = composed.run, composed.tree, composed.plan
     precision: Precision = registry.build(run.precision, run)
-    finish = finisher(run.job.recompute, run.job.compile, run.job.recompute_every, plan.seams)
+    finish = make_finish(run.job.recompute, run.job.compile, run.job.recompute_every, plan.seams)
     runtime: Runtime = registry.build(run.parallel, Job(composed, mesh, comms, precision, finish))
     checkpointer: Checkpointer = registry.build(run.checkpoint, run, comms.store)
-    if checkpointer.latest() is None and run.job.weights is None:  # else the weights come from there
+    if checkpointer.find_latest() is None and run.job.weights is None:  # else the weights come from there
         check_pretrained_names(run, tree, plan)
         draw_weights(run, runtime.shards(), plan)
     optimizer = registry.build(run.optimizer, run, runtime)
     source = build_source(run, "train")
-    micro = micro_size(run, runtime.data_coordinate[1], mesh)
+    micro = choose_micro_size(run, runtime.data_coordinate[1], mesh)
     place = ReadPlace(*runtime.data_coordinate, run.batch.global_size, micro, device, comms)
     held_out = {
-        name: Batches(source, place, peers(source, place, mesh, comms))
+        name: Batches(source, place, build_peers(source, place, mesh, comms))
         for name, source in build_held_out_sources(run).items()
     }
     return Session(
@@ -193,12 +194,12 @@ def assemble(composed: Composed, directory: RunDirectory, mesh: Mesh, comms: Com
         optimizer=optimizer,
         schedule=registry.build(run.schedule, run),
         source=source,
-        batches=Batches(source, place, peers(source, place, mesh, comms)),
+        batches=Batches(source, place, build_peers(source, place, mesh, comms)),
         validation=held_out.pop("", None),
         validation_sets=held_out,
         checkpointer=checkpointer,
         callbacks={name: registry.build(config, run) for name, config in run.callback.items()},
         health={name: registry.build(config, run) for name, config in run.health.items()},
         reporter=Reporter.build(run, tree, plan, mesh, comms, device, precision),
-        notes=notices(run, mesh) if comms.rank == 0 else [],
+        notes=list_notices(run, mesh) if comms.rank == 0 else [],
     )

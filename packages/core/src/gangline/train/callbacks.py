@@ -17,11 +17,11 @@ from gangline.config.schema import Run
 from gangline.errors import RAISED, UserError
 from gangline.health import Action, HealthCheck, Verdict
 from gangline.plugin.registry import installed
-from gangline.pulse.write import current
+from gangline.pulse.write import get_current
 from gangline.run.events import read_events
-from gangline.run.provenance import source_of
+from gangline.run.provenance import identify_source
 from gangline.runtime import Runtime
-from gangline.shard import Shard, parameter_of
+from gangline.shard import Shard, parse_parameter
 from gangline.train.emitted import Emitted, read_metrics
 from gangline.train.session import Session
 
@@ -39,10 +39,10 @@ def attach(s: Session) -> None:
     for place, member in s.members.items():
         member.place = place
         try:
-            with _calling(place):
+            with _mark_calls(place):
                 member.attach(s.runtime, s.optimizer, s.comms, s.comms.store, s.device)
         except RAISED as error:
-            failed[place] = _failure(s, place, error)
+            failed[place] = _explain_failure(s, place, error)
             continue
         strange = [
             name
@@ -50,7 +50,7 @@ def attach(s: Session) -> None:
             if not name.startswith(f"{place}/")
         ]
         if strange:
-            raise ValueError(f"{choice(place)} names an array {strange[0]!r}; its names begin with {place}/")
+            raise ValueError(f"{format_choice(place)} names an array {strange[0]!r}; its names begin with {place}/")
         s.first_states[place] = deepcopy(call_member(s, place, member.state) or {})
     if s.health:
         _leave_out(s, failed)
@@ -67,24 +67,24 @@ def _leave_out_blamed(s: Session) -> None:
         _, name, *part = place.split("/", 2)
         if name not in s.health:
             continue
-        answers = gather_json(s.comms.world, s.device, _does_without(s, name, part))
+        answers = gather_json(s.comms.world, s.device, _explain_absence(s, name, part))
         if refused := [answer for answer in answers if answer is not None]:
             del s.health[name]
             place, why = f"health/{name}", why + max(refused, key=len)
         if s.comms.rank == 0:
-            s.untold[f"{choice(place)} is left out until the job ends or its code changes: {why}"] = False
+            s.untold[f"{format_choice(place)} is left out until the job ends or its code changes: {why}"] = False
 
 
-def _does_without(s: Session, name: str, part: Sequence[str]) -> str | None:
+def _explain_absence(s: Session, name: str, part: Sequence[str]) -> str | None:
     """None where the check leaves that part of it out on this rank; else what there is to say of that, if anything."""
     if not part:
         return ""
     place = f"health/{name}"
     try:
-        with _calling(place):
+        with _mark_calls(place):
             return None if s.health[name].leave_out(part[0]) else ""
     except RAISED as error:
-        return f"; it could not leave out {part[0]} alone: {_failure(s, place, error)}"
+        return f"; it could not leave out {part[0]} alone: {_explain_failure(s, place, error)}"
 
 
 def find_blamed(run_dir: str | Path) -> dict[str, str]:
@@ -107,10 +107,10 @@ def find_blamed(run_dir: str | Path) -> dict[str, str]:
     return {place: why for place, (why, then) in found.items() if then == code.get(place.split("/")[1])}
 
 
-def code_of(run: Run) -> dict[str, str]:
-    """Each check of a run -> what names the code of its package: see `source_of`."""
-    parts = {name: installed().part_of(config).part for name, config in run.health.items()}
-    return {name: source_of(part.build.partition(":")[0]) for name, part in parts.items()}
+def identify_code(run: Run) -> dict[str, str]:
+    """Each check of a run -> what names the code of its package: see `identify_source`."""
+    parts = {name: installed().find_part(config).part for name, config in run.health.items()}
+    return {name: identify_source(part.build.partition(":")[0]) for name, part in parts.items()}
 
 
 def _leave_out(s: Session, failed: dict[str, str]) -> None:
@@ -133,7 +133,7 @@ def call_each(s: Session, event: str, *arguments: object) -> dict[str, float | l
 
 
 def _call_for_metrics(place: str, call: Callable[..., object], *arguments: object) -> Emitted:
-    return read_metrics(choice(place), call(*arguments))
+    return read_metrics(format_choice(place), call(*arguments))
 
 
 def call_before_clip(s: Session) -> None:
@@ -149,10 +149,10 @@ def call_member(s: Session, place: str, call: Callable[..., T], *arguments: obje
     What a check raises is a note, ends nothing and gives None; what a callback raises ends the run, with its name.
     """
     try:
-        with _calling(place):
+        with _mark_calls(place):
             return call(*arguments)
     except RAISED as error:
-        why = _failure(s, place, error)
+        why = _explain_failure(s, place, error)
         if s.comms.rank == 0:
             s.notes.append(why)
         elif why not in s.untold:
@@ -160,18 +160,18 @@ def call_member(s: Session, place: str, call: Callable[..., T], *arguments: obje
         return None
 
 
-def _failure(s: Session, place: str, error: BaseException) -> str:
+def _explain_failure(s: Session, place: str, error: BaseException) -> str:
     """What a check raised, in words. What a callback raised is raised again, with its name."""
     if isinstance(s.members[place], HealthCheck):
-        return f"{choice(place)} failed: {type(error).__name__}: {error}"
+        return f"{format_choice(place)} failed: {type(error).__name__}: {error}"
     raise _add_name(place, error)
 
 
 def _add_name(place: str, error: BaseException) -> BaseException:
     """The error, such that it says who raised it."""
     if isinstance(error, UserError):
-        return UserError(f"{choice(place)}: {error.what}", *error.details)
-    error.add_note(f"raised by {choice(place)}")
+        return UserError(f"{format_choice(place)}: {error.what}", *error.details)
+    error.add_note(f"raised by {format_choice(place)}")
     part = vars(error).get("raised_in", "")
     vars(error)["raised_by"] = f"{place}/{part}" if part else place  # for whoever starts the ranks again
     return error
@@ -184,7 +184,7 @@ def call_together(s: Session, place: str, call: Callable[..., T], *arguments: ob
     collective would be taken for the one that the others are still in.
     """
     try:
-        with _calling(place):
+        with _mark_calls(place):
             return call(*arguments)
     except RAISED as error:
         with_name = _add_name(place, error)
@@ -194,9 +194,9 @@ def call_together(s: Session, place: str, call: Callable[..., T], *arguments: ob
 
 
 @contextmanager
-def _calling(place: str) -> Iterator[None]:
+def _mark_calls(place: str) -> Iterator[None]:
     """Within, the pulse says whose code runs: who watches can name a callback or a check that never returns."""
-    pulse = current()
+    pulse = get_current()
     before = pulse.call(place)
     try:
         yield
@@ -204,7 +204,7 @@ def _calling(place: str) -> Iterator[None]:
         pulse.call(before)
 
 
-def failures(s: Session) -> list[Verdict]:
+def take_failures(s: Session) -> list[Verdict]:
     """What checks raised on this rank, which only another one can tell people; each once."""
     new = [why for why, told in s.untold.items() if not told]
     s.untold |= dict.fromkeys(new, True)
@@ -217,15 +217,15 @@ def tell_of_error(s: Session, error: BaseException) -> None:
         try:
             member.on_error(error)
         except RAISED as another:
-            error.add_note(f"{choice(place)} failed while it was told: {type(another).__name__}: {another}")
+            error.add_note(f"{format_choice(place)} failed while it was told: {type(another).__name__}: {another}")
 
 
-def choice(place: str) -> str:
+def format_choice(place: str) -> str:
     """ "callback/ema" as a user chose it."""
     return place.replace("/", "=", 1)
 
 
-def lendings(s: Session) -> Iterator[tuple[str, AbstractContextManager[None]]]:
+def iterate_lent_weights(s: Session) -> Iterator[tuple[str, AbstractContextManager[None]]]:
     """("ema/0.999", the context in which the run's weights are those), for all weights that callbacks lend.
 
     Raises ValueError for a name of `Callback.list_validated_weights` that has no arrays.
@@ -235,7 +235,9 @@ def lendings(s: Session) -> Iterator[tuple[str, AbstractContextManager[None]]]:
             prefix = f"{place}/{label}/"
             missing = [name for name in s.runtime.names() if f"{prefix}{name}" not in (member.registry or ())]
             if missing:
-                raise ValueError(f"{choice(place)} lists weights {label!r}, but has no array {prefix}{missing[0]}")
+                raise ValueError(
+                    f"{format_choice(place)} lists weights {label!r}, but has no array {prefix}{missing[0]}"
+                )
             yield f"{place.partition('/')[2]}/{label}", lend_weights(s.runtime, prefix, list(member.shards()))
 
 
@@ -249,7 +251,7 @@ def lend_weights(runtime: Runtime, prefix: str, shards: list[Shard]) -> Iterator
     pairs = [
         (weight.local.detach(), other)
         for weight in runtime.shards()
-        if (other := theirs.get((parameter_of(weight.name), weight.box))) is not None
+        if (other := theirs.get((parse_parameter(weight.name), weight.box))) is not None
     ]
     swapped = [(weight, other) for weight, other in pairs if weight.dtype == other.dtype]
     copied = [(weight, weight.clone(), other) for weight, other in pairs if weight.dtype != other.dtype]

@@ -25,12 +25,12 @@ def read_metrics(choice: str, metrics: object) -> Emitted:
         return {}
     if not isinstance(metrics, Mapping):
         raise TypeError(f"{choice} returned {metrics!r}, where metrics are a dict of names and numbers")
-    return {str(name): _number(choice, str(name), value) for name, value in metrics.items()}
+    return {str(name): _convert_number(choice, str(name), value) for name, value in metrics.items()}
 
 
-def _number(choice: str, name: str, value: Any) -> float | list[float]:
+def _convert_number(choice: str, name: str, value: Any) -> float | list[float]:
     if isinstance(value, list | tuple):
-        return [float(_number(choice, name, one)) for one in value]  # type: ignore[arg-type]
+        return [float(_convert_number(choice, name, one)) for one in value]  # type: ignore[arg-type]
     if not isinstance(value, Real):
         raise TypeError(f"{choice} returned {value!r} as its metric {name!r}, where a number or a list of them belongs")
     return value if isinstance(value, int) else float(value)
@@ -40,11 +40,11 @@ def hash_metrics(metrics: Emitted) -> float:
     """Return a hash of 48 bits of metrics, which a float64 holds exactly; 0 for none."""
     if not metrics:
         return 0.0
-    content = json.dumps({name: _text(value) for name, value in metrics.items()}, sort_keys=True)
+    content = json.dumps({name: _describe_type(value) for name, value in metrics.items()}, sort_keys=True)
     return float(int.from_bytes(hashlib.blake2b(content.encode(), digest_size=6).digest()))
 
 
-def _text(value: float | list[float]) -> str | list[str]:
+def _describe_type(value: float | list[float]) -> str | list[str]:
     return [repr(float(one)) for one in value] if isinstance(value, list) else repr(float(value))
 
 
@@ -56,7 +56,7 @@ def match_metrics(s: Session, metrics: Emitted) -> bool:
 
 def refuse_unlike(s: Session, metrics: Emitted) -> None:
     """Raise ValueError on every rank, naming the member and its values; for metrics whose hashes differ."""
-    everyone = gather_json(s.comms.world, s.device, {name: _text(value) for name, value in metrics.items()})
+    everyone = gather_json(s.comms.world, s.device, {name: _describe_type(value) for name, value in metrics.items()})
     for name in dict.fromkeys(name for one in everyone for name in one):
         values = [one.get(name, "nothing") for one in everyone]
         odd = next((rank for rank, value in enumerate(values) if value != values[0]), None)

@@ -15,8 +15,8 @@ from gangline.data.sample_reader import KeptMemory, stack_samples
 from gangline.launch.signals import stop_requested
 from gangline.runtime import Runtime
 from gangline.train.agree import agree
-from gangline.train.begin_with_weights import parent_of
-from gangline.train.build import sources_of
+from gangline.train.begin_with_weights import find_parent
+from gangline.train.build import list_sources
 from gangline.train.session import Session
 
 SECONDS = 10.0  # between lines that say how far a source is
@@ -30,10 +30,10 @@ def introduce(s: Session) -> str | None:
     """Let each source of the run ask. Called on all ranks; the name of a signal that ended it, the same on all."""
     said = time.monotonic()
 
-    def score(samples: Sequence[Sample], each: int = 1) -> np.ndarray:
+    def score(samples: Sequence[Sample], losses_per_sample: int = 1) -> np.ndarray:
         if signal := agree(s.comms.world, s.device, 0.0, stop_requested(), [], False).signal:
             raise _StopAskedError(signal)
-        return score_samples(s.runtime, samples, s.device, each)
+        return score_samples(s.runtime, samples, s.device, losses_per_sample)
 
     def tell(what: str) -> None:
         nonlocal said
@@ -42,20 +42,22 @@ def introduce(s: Session) -> str | None:
             print(f"before the first step: {what}", flush=True)
 
     model = FirstModel(
-        score, s.directory.path, s.step, writes=s.comms.rank == 0, tell=tell, parent=parent_of(s.directory)
+        score, s.directory.path, s.step, writes=s.comms.rank == 0, tell=tell, parent=find_parent(s.directory)
     )
     try:
-        for source in sources_of(s).values():
+        for source in list_sources(s).values():
             source.begin(model)
     except _StopAskedError as stopped:
         return str(stopped)
     return None
 
 
-def score_samples(runtime: Runtime, samples: Sequence[Sample], device: torch.device, each: int = 1) -> np.ndarray:
+def score_samples(
+    runtime: Runtime, samples: Sequence[Sample], device: torch.device, losses_per_sample: int = 1
+) -> np.ndarray:
     """(n,) float64: the log-likelihood of each sample, which all ranks give alike. Each rank computes its share.
 
-    each: as `Runtime.score` has it.
+    losses_per_sample: as `Runtime.score` has it.
     """
     index, width = runtime.data_coordinate
     share = -(-len(samples) // width)
@@ -65,4 +67,4 @@ def score_samples(runtime: Runtime, samples: Sequence[Sample], device: torch.dev
         stored = stack_samples([sample], [number], KeptMemory(device))
         stored.counted = None if number < len(samples) else 0  # fills the share up
         batches.append(expand(stored, 0, device))
-    return runtime.score(batches, each).numpy()[: len(samples)]
+    return runtime.score(batches, losses_per_sample).numpy()[: len(samples)]

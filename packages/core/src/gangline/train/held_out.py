@@ -20,7 +20,7 @@ def check_held_out(session: Session) -> None:
     before = facts.get("validation", {}).get("fingerprint")
     if session.validation is not None and before is not None:
         source = session.validation.source
-        if (now := source.fingerprint()) != before:
+        if (now := source.compute_fingerprint()) != before:
             if not session.other_data:
                 path = shlex.quote(str(session.directory.path))
                 raise UserError(
@@ -32,7 +32,7 @@ def check_held_out(session: Session) -> None:
             session.notes.append(describe_change("the held-out part of the data", before, now, session.step))
     for name, batches in session.validation_sets.items():
         before = facts.get("validation_sets", {}).get(name, {}).get("fingerprint")
-        if before is not None and (now := batches.source.fingerprint()) != before:
+        if before is not None and (now := batches.source.compute_fingerprint()) != before:
             session.notes.append(describe_change(f"validate.sets.{name}", before, now, session.step))
 
 

@@ -17,13 +17,13 @@ def list_left_behind(s: Session, why: str) -> dict[str, str]:
     ended = why == "done" or why in signal.Signals.__members__
     more = f" run.steps={2 * s.step}" if why == "done" else ""
     return {
-        "figure": figure_of(s) if ended else "",
+        "figure": draw_figure(s) if ended else "",
         "curves": f"gangline compare {directory} OTHER_RUN{_list_curves(s.run, str(directory))}" if ended else "",
         "resume": f"train resume={directory}{more}" if ended and s.saved else "",
     }
 
 
-def figure_of(s: Session) -> str:
+def draw_figure(s: Session) -> str:
     """Let a tracker draw the run (capability `figure`), on global rank 0, and return the path of the figure, or "".
 
     A failure is printed and ends no run.
@@ -31,7 +31,7 @@ def figure_of(s: Session) -> str:
     if s.comms.rank != 0 or s.step == 0:
         return ""
     try:
-        drawing = [registry.capability(config, "figure") for config in s.run.track.values()]
+        drawing = [registry.load_capability(config, "figure") for config in s.run.track.values()]
         drawn = [draw(s.directory.path) for draw in drawing if draw]
         return str(next(filter(None, drawn), ""))
     except Exception as error:
@@ -42,5 +42,5 @@ def figure_of(s: Session) -> str:
 
 def _list_curves(run: Run, directory: str) -> str:
     """The commands of others that show what the run's trackers wrote (capability `curves`), each after a comma."""
-    found = [(config, registry.capability(config, "curves")) for config in run.track.values()]
+    found = [(config, registry.load_capability(config, "curves")) for config in run.track.values()]
     return "".join(f", {shows(config, directory)}" for config, shows in found if shows)

@@ -11,19 +11,19 @@ from gangline.launch.signals import stop_requested
 from gangline.record import StepRecord
 from gangline.run import attempts
 from gangline.train import verdicts
-from gangline.train.agree import agree, rank_mfu
+from gangline.train.agree import agree, compute_rank_mfu
 from gangline.train.callbacks import call_before_clip, call_each
 from gangline.train.emitted import Emitted, hash_metrics, refuse_unlike
 from gangline.train.first_model import introduce
 from gangline.train.orders import Ending, announce, carry_out
-from gangline.train.report import Clock, peak_memory
+from gangline.train.report import Clock, measure_peak_memory
 from gangline.train.save import make_request, poll, save, settle, tell
 from gangline.train.session import Session
 from gangline.train.unreported import flush, report
 from gangline.train.validate import validate
 
 
-def loop(s: Session) -> Ending:
+def run_steps(s: Session) -> Ending:
     """Run steps until the run is done, a signal came, or an order ends it."""
     order, found = verdicts.before_run(s)
     announce(s, found)
@@ -44,26 +44,26 @@ def loop(s: Session) -> Ending:
             with clock("callback"):
                 emitted = call_each(s, "after_step", record, not record.skipped)
             record.metrics |= emitted
-        request = s.checkpointer.due(s.step, record.step_seconds, s.run.checkpoint.every)
+        request = s.checkpointer.get_due_save(s.step, record.step_seconds, s.run.checkpoint.every)
         mine = verdicts.after_step(s, record)
         own = record.step_seconds - clock.seconds.get("agree", 0.0)  # without the wait for slower ranks
         due, ahead = request is not None, Clock()
         with ahead("agree"):  # on a GPU also the wait for the optimizer: it counts to the step that comes
-            rows, same = clock.pulse.rows(), hash_metrics(emitted)
+            rows, same = clock.pulse.take_rows(), hash_metrics(emitted)
             agreed = agree(s.comms.world, s.device, own, stop_requested(), mine, due, rows, own_loss, same)
         if not agreed.metrics_alike:
             refuse_unlike(s, emitted)
         record.rank_seconds, record.rank_phases = agreed.rank_seconds, agreed.rank_phases
         record.rank_losses = agreed.rank_losses
         if record.step > begun + 1:  # the rows of a start's first step have what was before it
-            record.rank_mfu = rank_mfu(record.mfu, record.step_seconds, agreed)
+            record.rank_mfu = compute_rank_mfu(record.mfu, record.step_seconds, agreed)
         order, found = verdicts.judge(s, [*before, *agreed.verdicts], agreed.now, record)
         record.verdicts = [verdict.to_dict() for verdict in found.verdicts]
         stays = order.action < Action.ROLL_BACK
         saves = stays and s.checkpointer.keeps
         saves = saves and (agreed.due or bool(agreed.signal and s.run.job.save_on_signal))
         if stays and s.run.validate.every and s.step % s.run.validate.every == 0:
-            with clock("validate"), s.phase("validate"):
+            with clock("validate"), s.enter_phase("validate"):
                 validate(s, record)
         if saves:
             record.checkpoint = str(CheckpointId(s.step, s.attempt))
@@ -92,15 +92,15 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verd
 
     Where the step is not finite, or an order leaves it out, nothing is updated.
     """
-    s.cursor = attempts.next_cursor(s.history, s.cursor, s.run.batch.size_at)
-    size = s.run.batch.size_at(s.cursor)
+    s.cursor = attempts.find_next_cursor(s.history, s.cursor, s.run.batch.get_size)
+    size = s.run.batch.get_size(s.cursor)
     with clock("data"):
         microbatches = s.batches.take(s.cursor, s.step, size)
     with clock("forward_backward"):
         result = s.runtime.step(microbatches)
     flush(s)
     loss = result.loss_sum / result.tokens if result.tokens else math.nan
-    learning_rate = s.run.optimizer.learning_rate * s.schedule(s.step) * attempts.rate(s.history, s.step + 1)
+    learning_rate = s.run.optimizer.learning_rate * s.schedule(s.step) * attempts.compute_rate(s.history, s.step + 1)
     if s.members:
         with clock("callback"):
             call_before_clip(s)
@@ -127,11 +127,11 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verd
         learning_rate=learning_rate,
         tokens=result.tokens,
         tokens_per_second=read,
-        mfu=s.reporter.mfu(read),
+        mfu=s.reporter.compute_mfu(read),
         step_seconds=seconds,
         first_sample=first,
         seconds=clock.seconds,
-        memory_bytes=peak_memory(s.device),
+        memory_bytes=measure_peak_memory(s.device),
         finite=finite,
         skipped=skipped,
         metrics=summarise_metrics(s, result.metrics),
@@ -144,5 +144,5 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verd
 
 def summarise_metrics(s: Session, metrics: dict[str, float | list[float]]) -> dict[str, float | list[float]]:
     """What modules emitted, and what the edits that put them there make of it."""
-    more = [options.summary(metrics) for options in s.run.edits.values()]
+    more = [options.summarise(metrics) for options in s.run.edits.values()]
     return {name: value for found in (metrics, *more) for name, value in found.items()}

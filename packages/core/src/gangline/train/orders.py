@@ -31,7 +31,7 @@ class Ending:
 def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
     """Do what was decided; gives how the run ends, where it does."""
     if order.action > Action.NOTE or order.changes_course:
-        s.event("order", **{**asdict(order), "action": order.action.name.lower()})
+        s.record_event("order", **{**asdict(order), "action": order.action.name.lower()})
     if not order.changes_course:
         return None
     found = [str(verdict) for verdict in agreed.verdicts if verdict.kind in order.kinds]
@@ -56,7 +56,7 @@ def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
             begin(s, line)
         return None
     if order.action is Action.ROLL_BACK:
-        with s.phase("recovery"):
+        with s.enter_phase("recovery"):
             went = roll_back(s, order, line)
         return None if went else replace(stop, evidence=f"{evidence}; there is no checkpoint to go back to")
     if order.action is Action.RESTART and (order.before_step is not None or order.skip):
@@ -82,4 +82,4 @@ def announce(s: Session, agreed: Agreed) -> None:
     """What was found, for people and for events.jsonl."""
     for verdict in agreed.verdicts:
         s.reporter.note(f"{verdict.suggestion.name.lower()}: {verdict}")
-        s.event("verdict", **verdict.to_dict())
+        s.record_event("verdict", **verdict.to_dict())

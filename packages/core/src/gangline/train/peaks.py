@@ -22,7 +22,7 @@ GPU_TFLOPS = {
 }
 
 
-def kind_of(dtype: torch.dtype) -> str:
+def get_kind(dtype: torch.dtype) -> str:
     """Which of `KINDS` multiplies matrices of this dtype on a GPU: float32 is TF32 only where torch is told so."""
     if dtype is torch.float64:
         return "float64"
@@ -31,11 +31,11 @@ def kind_of(dtype: torch.dtype) -> str:
     return "16 bits"
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float | None, str]:
+def find_peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float | None, str]:
     """(FLOP/s of one device at `dtype`, where the number is from). None for a GPU that is not in the table."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        kind = kind_of(dtype)
+        kind = get_kind(dtype)
         for known, rates in GPU_TFLOPS.items():
             if known in name:
                 return rates[KINDS.index(kind)] * 1e12, f"{name}, published dense rate of {kind}"
@@ -55,12 +55,12 @@ def _measure(dtype: torch.dtype, sizes: tuple[int, ...] = (256, 512), seconds: f
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return threads * max(_best(dtype, size, seconds) for size in sizes)
+        return threads * max(_compute_best(dtype, size, seconds) for size in sizes)
     finally:
         torch.set_num_threads(threads)
 
 
-def _best(dtype: torch.dtype, size: int, seconds: float) -> float:
+def _compute_best(dtype: torch.dtype, size: int, seconds: float) -> float:
     """FLOP/s of the fastest."""
     a = b = torch.ones(size, size, dtype=dtype)
     best, end = float("inf"), time.perf_counter() + seconds

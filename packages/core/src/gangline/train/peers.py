@@ -18,7 +18,7 @@ from torch import Tensor
 from gangline.comm.base import Comm
 from gangline.data.reader import StoredBatch
 from gangline.errors import PeerFailed
-from gangline.shard import dtype_name
+from gangline.shard import name_dtype
 
 _FIELDS = ("tokens", "sample", "ends", "loss_mask", "document", "position", "filled")
 _ALIGNED = 8  # bytes, so that every piece can be looked at in its own dtype
@@ -45,11 +45,11 @@ def _pack(batches: Sequence[StoredBatch] | Exception) -> bytearray:
     """A line of JSON, its length before it, and behind it every tensor's bytes."""
     if isinstance(batches, Exception):
         return _add_head({"error": f"{type(batches).__name__}: {batches}"}, ())
-    tensors = [tensor for batch in batches for tensor in _tensors(batch).values()]
+    tensors = [tensor for batch in batches for tensor in _to_tensors(batch).values()]
     head = [
         {
             "counted": batch.counted,
-            "tensors": {name: [dtype_name(x.dtype), list(x.shape)] for name, x in _tensors(batch).items()},
+            "tensors": {name: [name_dtype(x.dtype), list(x.shape)] for name, x in _to_tensors(batch).items()},
         }
         for batch in batches
     ]
@@ -85,6 +85,6 @@ def _unpack(held: Tensor) -> list[StoredBatch]:
     return found
 
 
-def _tensors(batch: StoredBatch) -> dict[str, Tensor]:
+def _to_tensors(batch: StoredBatch) -> dict[str, Tensor]:
     found = {name: x for name in _FIELDS if (x := getattr(batch, name)) is not None}
     return found | {f"extra/{name}": x for name, x in batch.extra.items()}

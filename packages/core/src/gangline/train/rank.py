@@ -26,16 +26,16 @@ from gangline.launch.output import log_path
 from gangline.mesh import Mesh
 from gangline.plugin import registry
 from gangline.pulse.layout import NUMBER
-from gangline.pulse.write import current
+from gangline.pulse.write import get_current
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import EXIT_STOPPED, PREEMPTING, RunEnding, decide_ending, write_ending
-from gangline.run.generation import generation, hold
+from gangline.run.generation import hold, read_generation
 from gangline.train.agree import gather_verdicts
-from gangline.train.build import build, device_of
+from gangline.train.build import build, choose_device
 from gangline.train.callbacks import call_each, tell_of_error
 from gangline.train.determinism import use_deterministic_kernels
 from gangline.train.left_behind import list_left_behind
-from gangline.train.loop import loop
+from gangline.train.loop import run_steps
 from gangline.train.orders import Ending
 from gangline.train.save import NOT_FINITE, find_lost_directory, save, settle, tell
 from gangline.train.session import Session
@@ -49,21 +49,21 @@ NOT_WRITABLE = tuple(map(os.strerror, (errno.EROFS, errno.EACCES, errno.EPERM)))
 LOWER_RATE_HELPS = ("not-finite", "loss-spike", "gradient-spike", "divergence")
 
 
-def work(run_dir: str) -> int:
+def train_rank(run_dir: str) -> int:
     """Train the run that lies in `run_dir`; gives the exit code. Called on every rank."""
     directory = RunDirectory.open(run_dir)
     run = directory.run()
     set_environment(run)
-    device = device_of(run)
+    device = choose_device(run)
     if run.deterministic:
         use_deterministic_kernels(device)
-    mesh = Mesh.of(run.parallel.axes(int(os.environ.get("WORLD_SIZE", "1"))))
+    mesh = Mesh.of(run.parallel.size_axes(int(os.environ.get("WORLD_SIZE", "1"))))
     comms = join_ranks(run, mesh, device)
     session = build(run, directory, mesh, comms, device)
     code = train(session)
     comms.close()  # not after a failure: it would wait for work of peers that never comes, before anybody is told
     shows = comms.rank == 0 and code == 0 and bool(session.saved) and run.job.sample
-    show = registry.capability(run.data, "sample") if shows else None
+    show = registry.load_capability(run.data, "sample") if shows else None
     del session, comms  # the sample loads the whole model onto the same device
     if show:
         gc.collect()
@@ -75,16 +75,16 @@ def work(run_dir: str) -> int:
 
 def set_environment(run: Run) -> None:
     """What the parts of a run want to find in the environment, unless the user has set it."""
-    for _, config in run.parts():
-        for name, value in config.environment(run).items():
+    for _, config in run.iterate_parts():
+        for name, value in config.get_environment(run).items():
             os.environ.setdefault(name, value)
 
 
 def join_ranks(run: Run, mesh: Mesh, device: torch.device) -> Comms:
     """This rank among the others, in whatever the parts of the run wrap around it."""
     limit = run.launch.timeout_seconds
-    comms = connect(mesh, device=device, deterministic=run.deterministic, timeout=limit, pulse=current())
-    for _, config in run.parts():
+    comms = connect(mesh, device=device, deterministic=run.deterministic, timeout=limit, pulse=get_current())
+    for _, config in run.iterate_parts():
         comms = config.wrap(run, comms)
     return comms
 
@@ -93,14 +93,14 @@ def train(s: Session) -> int:
     """Loop, final checkpoint, summary."""
     began, first = time.time(), s.step
     if s.comms.rank == 0:
-        s.directory.add_provenance("data", provenance_of(s.source, s.cursor))
-        sets = {name: provenance_of(held_out.source) for name, held_out in s.validation_sets.items()}
+        s.directory.add_provenance("data", describe_provenance(s.source, s.cursor))
+        sets = {name: describe_provenance(held_out.source) for name, held_out in s.validation_sets.items()}
         s.directory.add_provenance("validation_sets", sets)
         if s.validation is not None:
-            s.directory.add_provenance("validation", provenance_of(s.validation.source))
+            s.directory.add_provenance("validation", describe_provenance(s.validation.source))
     s.reporter.describe["data"] = s.source.describe()
     s.reporter.begin(s.run, str(s.directory.path), s.step, s.attempt, s.mesh.world)
-    with errors_reported(s, began, first):
+    with report_errors(s, began, first):
         if s.step >= s.run.steps and s.comms.rank == 0:
             what = f"train: the run has ended: step {s.step} is done, and run.steps={s.run.steps}."
             again = f"train resume={shlex.quote(str(s.directory.path))} run.steps={2 * s.step}"
@@ -108,7 +108,7 @@ def train(s: Session) -> int:
         recover(s)
         tell(s)
         try:
-            with s.events.ends_with_error():
+            with s.events.record_error():
                 ending = run_loop(s, first)
         except BaseException as error:
             with suppress(Exception):  # what is not whole yet the next start hands over, or does again
@@ -125,28 +125,28 @@ def train(s: Session) -> int:
         tell(s)
         if s.comms.rank == 0 and ending.why != "restart" and not describe_unsaved(s, ending):  # else the launcher's
             with hold(s.directory.path):  # first of all: ranks that have ended let the launcher end this one soon
-                write_ending(s.directory.path, ending_of(s, ending))
-    s.reporter.end(summary(s, ending, time.time() - began, s.step - first))
-    s.event("end", why=ending.why, evidence=ending.evidence)
+                write_ending(s.directory.path, make_ending(s, ending))
+    s.reporter.end(summarise(s, ending, time.time() - began, s.step - first))
+    s.record_event("end", why=ending.why, evidence=ending.evidence)
     s.events.close()
     return exit_code(s, ending)
 
 
 @contextmanager
-def errors_reported(s: Session, began: float, first: int) -> Iterator[None]:
+def report_errors(s: Session, began: float, first: int) -> Iterator[None]:
     """An error that leaves this block ends the trackers: they send what they still hold, as long as they may wait."""
     try:
         yield
     except BaseException as error:
-        ending = Ending("error", evidence_of(error, s))
+        ending = Ending("error", format_evidence(error, s))
         try:
-            s.reporter.end(summary(s, ending, time.time() - began, s.step - first))
+            s.reporter.end(summarise(s, ending, time.time() - began, s.step - first))
         except BaseException as another:  # it must not hide the first one
             error.add_note(f"the trackers could not be told of it: {type(another).__name__}: {another}")
         raise
 
 
-def evidence_of(error: BaseException, s: Session) -> str:
+def format_evidence(error: BaseException, s: Session) -> str:
     """Return an error in one line. What a transport library prints of a lost peer stays in the log."""
     if is_lost_peer(error) and not isinstance(error, PeerFailed):
         return f"lost the connection to another rank (details: {log_path(s.directory.path / 'logs', s.comms.rank)})"
@@ -154,9 +154,9 @@ def evidence_of(error: BaseException, s: Session) -> str:
     return ": ".join([type(error).__name__, *said[:1]])
 
 
-def ending_of(s: Session, ending: Ending) -> RunEnding:
+def make_ending(s: Session, ending: Ending) -> RunEnding:
     """Return how a run ended that was done, stopped by a verdict or asked to end by a signal."""
-    number = generation()
+    number = read_generation()
     if ending.why == "done":
         return decide_ending(number, f"step {s.step} is done", done=True)
     if ending.why == "stop":
@@ -176,20 +176,20 @@ def find_lost_save(s: Session) -> Ending | None:
 
 def run_loop(s: Session, first: int) -> Ending:
     """The loop, the last checkpoint, and a word to every callback."""
-    ending = loop(s)
+    ending = run_steps(s)
     settle(s, every_tier=True)
     flush(s)
-    current().enter(NUMBER["end"])  # what comes takes as long as the last save does
+    get_current().enter(NUMBER["end"])  # what comes takes as long as the last save does
     keeps = s.run.checkpoint.at_end and s.checkpointer.keeps
-    if ending.why == "done" and keeps and (s.step > first or fleeting(s)):
+    if ending.why == "done" and keeps and (s.step > first or is_fleeting(s)):
         save_at_end(s)
     call_each(s, "end", ending.why)
     return ending
 
 
-def provenance_of(source: DataSource, cursor: int = 0) -> dict[str, Any]:
+def describe_provenance(source: DataSource, cursor: int = 0) -> dict[str, Any]:
     """What the run directory keeps of a data source: enough for its `continues` to say what the run read."""
-    about = {"fingerprint": source.fingerprint(), "is": source.describe()}
+    about = {"fingerprint": source.compute_fingerprint(), "is": source.describe()}
     state = source.state(cursor)
     return about | ({"cursor": cursor, "state": state} if state else {})
 
@@ -197,17 +197,17 @@ def provenance_of(source: DataSource, cursor: int = 0) -> dict[str, Any]:
 def save_at_end(s: Session) -> None:
     """Save the last checkpoint, unless the last step did, in every tier."""
     failed = s.newest is not None and s.newest.state is SaveState.FAILED
-    if failed or s.saved != str(CheckpointId(s.step, s.attempt)) or fleeting(s):
+    if failed or s.saved != str(CheckpointId(s.step, s.attempt)) or is_fleeting(s):
         save(s, SaveRequest(s.step, last=True))
 
 
-def fleeting(s: Session) -> bool:
+def is_fleeting(s: Session) -> bool:
     """Whether the newest checkpoint is gone when the job ends."""
     id = CheckpointId.parse(s.saved) if s.saved else None
-    return id is not None and not s.checkpointer.lasts(id)
+    return id is not None and not s.checkpointer.is_lasting(id)
 
 
-def summary(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
+def summarise(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
     """The summary that trackers get at the end."""
     return {
         "why": ending.why,
@@ -219,7 +219,7 @@ def summary(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
         "checkpoint": s.saved,
         "directory": str(s.directory.path),
         "failed_save": s.failed_save,
-        "unigram_entropy": s.source.unigram_entropy(),
+        "unigram_entropy": s.source.compute_unigram_entropy(),
         **list_left_behind(s, ending.why),
     }
 
@@ -237,17 +237,17 @@ def exit_code(s: Session, ending: Ending) -> int:
         raise UserError(
             f"the last checkpoint could not be saved: {why}",
             f"The newest whole one is {s.saved}." if s.saved else "There is no earlier one.",
-            f"{remedy(why)}: train resume={shlex.quote(str(s.directory.path))}",
+            f"{explain_remedy(why)}: train resume={shlex.quote(str(s.directory.path))}",
         )
     if s.comms.rank == 0 and (lost := find_lost_directory(s)):
         raise lost
     if ending.why == "stop" and s.comms.rank == 0:
-        lines = ("train: the run stopped.", ending.evidence, *advice(s, ending))
+        lines = ("train: the run stopped.", ending.evidence, *list_advice(s, ending))
         print("\n  ".join(lines), file=sys.stderr, flush=True)
-    return ending_of(s, ending).exit_code
+    return make_ending(s, ending).exit_code
 
 
-def remedy(why: str) -> str:
+def explain_remedy(why: str) -> str:
     """Return what to do about a save that failed for that reason."""
     if why.startswith(NOT_FINITE):
         return "Continue from there"
@@ -260,7 +260,7 @@ def describe_unsaved(s: Session, ending: Ending) -> str:
     return "" if ending.why == "stop" and why.startswith(NOT_FINITE) else why
 
 
-def advice(s: Session, ending: Ending) -> list[str]:
+def list_advice(s: Session, ending: Ending) -> list[str]:
     """Return commands that lead on from a stop: only those that its verdicts leave some hope for."""
     directory, rate = shlex.quote(str(s.directory.path)), s.run.optimizer.learning_rate
     lines = []

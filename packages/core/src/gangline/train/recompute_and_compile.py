@@ -14,13 +14,13 @@ from torch.utils.checkpoint import checkpoint
 
 from gangline.config.sections import Recompute
 from gangline.model import forward_context
-from gangline.model.contracts import seam_function, seam_module
+from gangline.model.contracts import get_seam_function, get_seam_module
 from gangline.model.untraced import keep_out
-from gangline.plan import Seam, block_number, matches
+from gangline.plan import Seam, matches, parse_block_number
 from gangline.runtime import Finish
 
 
-def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequence[Seam] = ()) -> Finish:
+def make_finish(recompute: Recompute, compile: bool, every: int = 1, seams: Sequence[Seam] = ()) -> Finish:
     """A function (block, path) that finishes a block in place; what the block emits goes under `path`.
 
     Of the blocks, those whose number (the last in the path) divides by `every` are recomputed: in full, or (selective)
@@ -32,7 +32,7 @@ def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequenc
         keep_out()
 
     def finish(block: nn.Module, path: str) -> None:
-        chosen = block_number(path) % every == 0
+        chosen = parse_block_number(path) % every == 0
         if chosen and recompute is Recompute.selective:
             _recompute_attention(block, path, seams)
         # The path must be known while the forward is recomputed, so it is set innermost; outside what is compiled.
@@ -48,8 +48,8 @@ def _recompute_attention(block: nn.Module, path: str, seams: Sequence[Seam]) -> 
     for name, module in block.named_modules(prefix=path):
         if not any(seam.name == "attention" and matches(seam.pattern, name) for seam in seams):
             continue
-        attention = seam_function(module, "attention")
-        inner = seam_module(module, "attention")
+        attention = get_seam_function(module, "attention")
+        inner = get_seam_module(module, "attention")
         if attention is not None:
             module.attention = _recompute(attention)
         elif inner is not None:

@@ -16,15 +16,15 @@ from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.config.serial import to_dict
 from gangline.mesh import DATA_AXES, Mesh
-from gangline.model.flops import count_trained, flops_per_token, parameter_count
+from gangline.model.flops import count_flops_per_token, count_parameters, count_trained
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline.plugin import registry
 from gangline.precision import Precision
-from gangline.pulse.write import current
+from gangline.pulse.write import get_current
 from gangline.record import StepRecord
 from gangline.track import Start, Tracker
-from gangline.train.peaks import peak_flops
+from gangline.train.peaks import find_peak_flops
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk: it passes
 
@@ -34,7 +34,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.pulse = current()
+        self.pulse = get_current()
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -42,7 +42,7 @@ class Clock:
         # a range costs microseconds also where nobody looks, so only a profiler gets one
         named = record_function(phase) if profiler._is_profiler_enabled else nullcontext()
         try:
-            with named, self.pulse.phase(phase):
+            with named, self.pulse.enter_phase(phase):
                 yield
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
@@ -73,14 +73,16 @@ class Reporter:
     def build(
         cls, run: Run, tree: Node, plan: Plan, mesh: Mesh, comms: Comms, device: torch.device, precision: Precision
     ) -> Reporter:
-        flops, parameters = flops_per_token(tree, run.batch.sequence_length, plan), parameter_count(tree)
+        flops, parameters = count_flops_per_token(tree, run.batch.sequence_length, plan), count_parameters(tree)
         if comms.rank != 0:
             return cls({}, flops, parameters, None, {})
-        peak, source = peak_flops(device, precision.compute_dtype)
+        peak, source = find_peak_flops(device, precision.compute_dtype)
         trackers = {name: registry.build(config, run) for name, config in run.track.items()}
         layout = " x ".join(f"{axis} {size}" for axis, size in mesh.sizes if size > 1) or "one process"
         share = run.batch.global_size // mesh.size(*DATA_AXES)
-        accumulation = share // run.batch.micro_size if run.batch.micro_size else run.parallel.accumulation(share, mesh)
+        accumulation = (
+            share // run.batch.micro_size if run.batch.micro_size else run.parallel.count_microbatches(share, mesh)
+        )
         rate = "unknown" if peak is None else f"{peak / 1e12:.3g} TFLOP/s a device ({source})"
         trained = count_trained(tree, plan)
         of = "" if trained == parameters else f", {trained / 1e6:.4g} M of them trained"
@@ -110,7 +112,7 @@ class Reporter:
         self._call_each("start_end", summary)  # what several wait for goes on at once, and their deadlines with it
         self._call_each("end", summary)
 
-    def mfu(self, tokens_per_second: float) -> float | None:
+    def compute_mfu(self, tokens_per_second: float) -> float | None:
         """The share of the peak; a peak that was measured is at least what the run reaches."""
         if self.peak is None:
             return None
@@ -139,7 +141,7 @@ class Reporter:
                 )
 
 
-def peak_memory(device: torch.device) -> int:
+def measure_peak_memory(device: torch.device) -> int:
     """Peak bytes of this rank: device memory on a GPU, resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

@@ -21,10 +21,10 @@ from gangline.config.values import override
 from gangline.errors import BadCheckpoint, UserError
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
-from gangline.run.directory import part_versions
+from gangline.run.directory import find_part_versions
 from gangline.run.generation import hold
 from gangline.shard import Registry, Shard, is_of_model
-from gangline.train.callbacks import call_member, choice
+from gangline.train.callbacks import call_member, format_choice
 from gangline.train.session import Session
 
 LOCAL = "local/"  # arrays of one layout
@@ -33,7 +33,7 @@ MEMBERS = ("callback/", "health/")  # may change when a run goes on
 OPTIONAL = (LOCAL, *MEMBERS)  # arrays that a checkpoint may lack, or hold beyond those of the run
 
 
-def fingerprint(registry: Registry) -> str:
+def compute_fingerprint(registry: Registry) -> str:
     """A short hash of the model's array names and shapes."""
     lines = sorted(f"{name} {registry[name].shape}" for name in registry if is_of_model(name))
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
@@ -55,10 +55,10 @@ def capture(session: Session) -> Document:
         cursor=session.cursor,
         seed=session.run.seed,
         tokens=session.tokens,
-        parts=part_versions(session.run),
+        parts=find_part_versions(session.run),
         states={name: state for name, state in states.items() if state} | theirs,
-        data=session.source.fingerprint(),
-        model=fingerprint(session.registry),
+        data=session.source.compute_fingerprint(),
+        model=compute_fingerprint(session.registry),
         base=session.base.record,
         mesh=dict(session.mesh.sizes),
         config=to_dict(session.run),
@@ -73,10 +73,10 @@ def restore(session: Session) -> None:
     """
     attempts.refuse_damage(session.directory.path)
     session.history = attempts.read(session.directory.path)
-    session.attempt = attempts.newest(session.history)
+    session.attempt = attempts.find_newest(session.history)
     session.comms.world.barrier()  # every rank has read the attempts before rank 0 writes a line
     known = list_common(session)
-    wanted = session.checkpointer.latest()
+    wanted = session.checkpointer.find_latest()
     if wanted is None and known:
         raise UserError(
             f"no checkpoint in {session.directory.path} led to attempt {session.attempt}, the newest one.",
@@ -85,7 +85,7 @@ def restore(session: Session) -> None:
         )
     if wanted is None:
         begin(session, Attempt(session.attempt, None, why="start"))
-        _first_values(session, set(session.registry))
+        _fill_first_values(session, set(session.registry))
         return
     damage: list[str] = []
     while wanted is not None:
@@ -95,7 +95,7 @@ def restore(session: Session) -> None:
         damage.append(bad)
         session.notes.append(f"{bad}; going back to the checkpoint before it")
         known = [id for id in known if id.step < wanted.step]
-        wanted = attempts.latest(session.directory.path, known)
+        wanted = attempts.find_latest(session.directory.path, known)
     if wanted is None:
         raise UserError(
             f"no checkpoint in {session.directory.path} can be read.",
@@ -143,14 +143,14 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
     """
     bad = ""
     try:
-        document = document_of(session.checkpointer, id)
+        document = read_document(session.checkpointer, id)
         _check(session, id, document)
         weights_alone = holds_weights_alone(session, id)
         if same_run and not weights_alone:
             _check_settings(session, id, document)
         if same_data:
             check_data(session, id, document)
-        stored = session.checkpointer.arrays(id)
+        stored = session.checkpointer.read_shapes(id)
         wanted, fresh = _select_wanted(session, id, document)
         if weights_alone:
             session.notes.append(f"checkpoint {id} holds weights alone: the optimizer starts afresh")
@@ -177,14 +177,14 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
             state = deepcopy(session.first_states.get(place))
         if state is not None:
             call_member(session, place, member.load_state, state)
-    _first_values(session, fresh)
+    _fill_first_values(session, fresh)
     return None
 
 
-def document_of(checkpointer: Checkpointer, id: CheckpointId) -> Document:
+def read_document(checkpointer: Checkpointer, id: CheckpointId) -> Document:
     """What a checkpoint says beside its arrays. Raises BadCheckpoint, also where it is of another checkpoint."""
     try:
-        document = Document.of(checkpointer.document(id))
+        document = Document.of(checkpointer.read_document(id))
         if CheckpointId(document.step, document.attempt) != id:
             raise ValueError(f"it is of {CheckpointId(document.step, document.attempt)}")
     except ValueError as error:
@@ -192,18 +192,18 @@ def document_of(checkpointer: Checkpointer, id: CheckpointId) -> Document:
     return document
 
 
-def _first_values(session: Session, fresh: set[str]) -> None:
+def _fill_first_values(session: Session, fresh: set[str]) -> None:
     """Arrays of callbacks and checks that no checkpoint fills; called on all ranks, also where one holds none."""
     weights = list(session.runtime.shards())
     for place, member in session.members.items():
         if any(name in fresh for name in member.registry or ()):
             theirs = [shard for shard in member.shards() if shard.name in fresh]
-            call_member(session, place, member.first_values, theirs, weights)
+            call_member(session, place, member.fill_first_values, theirs, weights)
 
 
 def holds_weights_alone(session: Session, id: CheckpointId) -> bool:
     """Whether a run begins with this checkpoint, made of weights that others trained."""
-    return id.step == 0 and not any(name.startswith(OPTIMIZER) for name in session.checkpointer.arrays(id))
+    return id.step == 0 and not any(name.startswith(OPTIMIZER) for name in session.checkpointer.read_shapes(id))
 
 
 def agree_on_damage(session: Session, id: CheckpointId, bad: str) -> str:
@@ -218,12 +218,12 @@ def _select_wanted(session: Session, id: CheckpointId, document: Document) -> tu
 
     Of the latter those of a layout that did not write the checkpoint are zeroed here.
     """
-    stored, registry = session.checkpointer.arrays(id), session.registry
+    stored, registry = session.checkpointer.read_shapes(id), session.registry
     fresh = {name for name in registry if name.startswith(OPTIONAL) and stored.get(name) != registry[name].shape}
     if any(name.startswith(LOCAL) for name in fresh):
         session.notes.append(f"checkpoint {id} has none of what only this layout uses (local/...): it starts from zero")
-    for place in _places(fresh):
-        session.notes.append(f"checkpoint {id} lacks arrays of {choice(place)}: they start from the weights")
+    for place in _list_places(fresh):
+        session.notes.append(f"checkpoint {id} lacks arrays of {format_choice(place)}: they start from the weights")
     wanted = []
     optimizer = session.optimizer.select_filled(document.states.get("optimizer", {}))
     for shard in (*(shard for shard in session.shards() if not shard.name.startswith(OPTIMIZER)), *optimizer):
@@ -234,14 +234,14 @@ def _select_wanted(session: Session, id: CheckpointId, document: Document) -> tu
     return wanted, fresh
 
 
-def _places(names: Iterable[str]) -> list[str]:
+def _list_places(names: Iterable[str]) -> list[str]:
     """The callbacks and checks that these arrays are of: "callback/ema"."""
     return sorted({"/".join(name.split("/")[:2]) for name in names if name.startswith(MEMBERS)})
 
 
 def _check(session: Session, id: CheckpointId, document: Document) -> None:
-    stored, ours = session.checkpointer.arrays(id), session.registry
-    if document.model and document.model != fingerprint(ours):
+    stored, ours = session.checkpointer.read_shapes(id), session.registry
+    if document.model and document.model != compute_fingerprint(ours):
         differ = [name for name in ours if is_of_model(name) and stored.get(name) != ours[name].shape]
         differ += [name for name in stored if is_of_model(name) and name not in ours]
         example = differ[0] if differ else "their names"
@@ -257,7 +257,7 @@ def _check_leftover(session: Session, id: CheckpointId, stored: Iterable[str], w
     refused = [name for name in left if not name.startswith((OPTIMIZER, *OPTIONAL))]
     if own := [name for name in left if name.startswith(OPTIMIZER)]:
         refused += _select_refused(own, session.optimizer.may_drop(own))
-    for place in _places(left):
+    for place in _list_places(left):
         theirs = [name for name in left if name.startswith(f"{place}/")]
         if member := session.members.get(place):
             leaves = call_member(session, place, member.may_drop, theirs)
@@ -265,8 +265,10 @@ def _check_leftover(session: Session, id: CheckpointId, stored: Iterable[str], w
     if refused:
         what = ", ".join(refused[:3])
         raise UserError(f"checkpoint {id} holds state that this run has no place for.", what, _explain_afresh(session))
-    for place in _places(left):
-        session.notes.append(f"checkpoint {id} holds arrays of {choice(place)} that this run does not use: left out")
+    for place in _list_places(left):
+        session.notes.append(
+            f"checkpoint {id} holds arrays of {format_choice(place)} that this run does not use: left out"
+        )
     if own:
         session.notes.append(f"checkpoint {id} holds optimizer arrays that this run does not use: left out")
 
@@ -298,15 +300,16 @@ def _explain_afresh(session: Session) -> str:
 def check_data(session: Session, id: CheckpointId, document: Document) -> None:
     """Note where the data is not what the checkpoint was made with; raises UserError if it does not continue it."""
     session.other_data = ""
-    if not document.data or document.data == session.source.fingerprint():
+    if not document.data or document.data == session.source.compute_fingerprint():
         return
     if not session.source.continues(document.data, document.cursor, document.states.get("data", {})):
         raise UserError(
             f"checkpoint {id} was trained on other data, or on the same in another order.",
-            f"fingerprint {document.data} then, {session.source.fingerprint()} now ({session.source.describe()})",
+            f"fingerprint {document.data} then, {session.source.compute_fingerprint()} now "
+            f"({session.source.describe()})",
             _explain_afresh(session),
         )
-    now = session.source.fingerprint()
+    now = session.source.compute_fingerprint()
     if now != document.data:  # a source that took up the run's past may have its fingerprint again
         session.other_data = f"from sample {document.cursor} on: fingerprint {document.data} before, {now} now"
         session.notes.append(f"the data is not what it was {session.other_data} ({session.source.describe()})")

@@ -10,7 +10,7 @@ from gangline.errors import BadCheckpoint
 from gangline.health import Action, Order
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
-from gangline.train.restore import agree_on_damage, begin, document_of, holds_weights_alone, list_common, load
+from gangline.train.restore import agree_on_damage, begin, holds_weights_alone, list_common, load, read_document
 from gangline.train.session import Session
 
 
@@ -20,7 +20,7 @@ def roll_back(session: Session, order: Order, line: Attempt) -> bool:
     for wanted, begun in return_points(session, order, line):
         session.attempt = begun.attempt
         begin(session, replace(begun, instead=failed))
-        session.history = attempts.standing(session.history)
+        session.history = attempts.list_standing(session.history)
         bad = load(session, wanted)
         if bad is None:
             session.saved, session.newest = str(wanted), None
@@ -34,7 +34,7 @@ def return_points(session: Session, order: Order, line: Attempt) -> Iterator[tup
     """(checkpoint, `line` as the one that begins an attempt there), newest first, of all that the order allows."""
     read = session.cursor
     for wanted in list_allowed(order, attempts.branch(session.directory.path, list_common(session))):
-        kept, bad = _cursor_of(session, wanted)
+        kept, bad = _read_cursor(session, wanted)
         if why := agree_on_damage(session, wanted, bad):
             session.notes.append(f"{wanted}: {why}; going back to the checkpoint before it")
             continue
@@ -53,11 +53,11 @@ def list_allowed(order: Order, known: list[CheckpointId]) -> list[CheckpointId]:
     return found + later[::-1]
 
 
-def _cursor_of(session: Session, id: CheckpointId) -> tuple[int, str]:
+def _read_cursor(session: Session, id: CheckpointId) -> tuple[int, str]:
     """(the cursor that a checkpoint holds, why one cannot go back to it)."""
     try:
         if holds_weights_alone(session, id):
             return 0, "nothing says how the optimizer began"
-        return document_of(session.checkpointer, id).cursor, ""
+        return read_document(session.checkpointer, id).cursor, ""
     except BadCheckpoint as error:
         return 0, str(error)

@@ -21,16 +21,16 @@ NOT_FINITE = "the weights are not finite"
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01  # seconds between two looks at a save
 
 
-def make_request(s: Session, mine: SaveRequest | None, stops: bool) -> SaveRequest:
-    """What this rank asks of a save that all ranks begin now; `mine`: what its checkpointer asked for.
+def make_request(s: Session, request: SaveRequest | None, stops: bool) -> SaveRequest:
+    """What this rank asks of a save that all ranks begin now; `request`: what its checkpointer asked for.
 
     `stops`: a signal ends the run; a rank is killed when its launcher or the scheduler has waited long enough.
     """
     if stops:
-        bounds = [s.run.launch.seconds_to_stop() if is_watched() else None, s.run.launch.signal_seconds]
+        bounds = [s.run.launch.get_seconds_to_stop() if is_watched() else None, s.run.launch.signal_seconds]
         deadline = min((bound for bound in bounds if bound is not None), default=None)
         return SaveRequest(s.step, last=True, deadline_seconds=deadline)
-    return mine or SaveRequest(s.step)
+    return request or SaveRequest(s.step)
 
 
 def find_lost_directory(s: Session) -> UserError | None:
@@ -50,13 +50,13 @@ def save(s: Session, request: SaveRequest) -> None:
         s.reporter.note(str(lost))
     s.newest = None
     call_each(s, "before_save", s.step)
-    if bad := nonfinite_weights(s):
+    if bad := find_nonfinite_weights(s):
         s.bad_weights = f"{NOT_FINITE} ({bad})"
         failed = SaveFailed(CheckpointId(s.step, s.attempt), s.bad_weights)
         s.newest = SaveHandle(failed.id).finish(failed)
     else:
         try:
-            with s.phase("save"):
+            with s.enter_phase("save"):
                 shards = [shard for shard in s.shards() if shard.name not in s.base.left_out]
                 s.newest = s.checkpointer.save(request, shards, s.saved_registry, capture(s).to_dict())
         except SaveFailed as error:
@@ -66,7 +66,7 @@ def save(s: Session, request: SaveRequest) -> None:
     s.settling.append(s.newest)
 
 
-def nonfinite_weights(s: Session) -> str:
+def find_nonfinite_weights(s: Session) -> str:
     """Return the rank and the name of trained weights with a NaN or an infinity, or "": the same on every rank."""
     trained = {piece.shard.name for parameter in s.runtime.parameters() for piece in parameter.pieces}
     mine = [shard for shard in s.runtime.shards() if shard.name in trained and shard.local.numel()]
@@ -95,7 +95,7 @@ def settle(s: Session, every_tier: bool = False) -> None:
         pause = min(1.2 * pause, _LONGEST_PAUSE)
     poll(s)
     if every_tier and s.newest is not None:  # ranks may have seen the ends of two saves in another order
-        s.failed_save = reason_of_failure(s.newest)
+        s.failed_save = explain_failure(s.newest)
 
 
 def poll(s: Session) -> None:
@@ -112,7 +112,7 @@ def poll(s: Session) -> None:
             give_up(s, error)
 
 
-def reason_of_failure(save: SaveHandle) -> str | None:
+def explain_failure(save: SaveHandle) -> str | None:
     """Return why a settled save failed, None where it succeeded."""
     error = save.settled.exception()
     return error.why if isinstance(error, SaveFailed) else None
@@ -121,7 +121,7 @@ def reason_of_failure(save: SaveHandle) -> str | None:
 def tell(s: Session) -> None:
     """Pass on what people should know."""
     trouble, s.events.trouble = s.events.trouble, ""
-    for note in (*s.notes, *s.checkpointer.notices(), *filter(None, [trouble])):
+    for note in (*s.notes, *s.checkpointer.take_notices(), *filter(None, [trouble])):
         s.reporter.note(note)
     s.notes.clear()
 

@@ -77,13 +77,13 @@ class Session:
     def run(self) -> Run:
         return self.composed.run
 
-    def event(self, name: str, **content: Any) -> None:
+    def record_event(self, name: str, **content: Any) -> None:
         """A line in events.jsonl."""
         self.events.write(name, attempt=self.attempt, step=self.step, **content)
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    def enter_phase(self, name: str) -> AbstractContextManager[None]:
         """Within: a phase that is no step, with a line in events.jsonl at its begin and its end."""
-        return self.events.phase(name, attempt=self.attempt, step=self.step)
+        return self.events.enter_phase(name, attempt=self.attempt, step=self.step)
 
     @property
     def members(self) -> dict[str, Callback]:

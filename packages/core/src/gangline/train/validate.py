@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gangline.record import StepRecord
 from gangline.train.batches import Batches
-from gangline.train.callbacks import call_each, lendings
+from gangline.train.callbacks import call_each, iterate_lent_weights
 from gangline.train.emitted import match_metrics, refuse_unlike
 from gangline.train.session import Session
 
@@ -12,10 +12,10 @@ from gangline.train.session import Session
 def validate(s: Session, record: StepRecord) -> None:
     """Put every loss into the record: of lent weights under the names of callback and weights, "ema/0.999"."""
     call_each(s, "before_validation", s.step)
-    record.validation_loss, record.validation_losses = losses(s)
-    for name, lent in lendings(s):
+    record.validation_loss, record.validation_losses = compute_losses(s)
+    for name, lent in iterate_lent_weights(s):
         with lent:
-            default, sets = losses(s)
+            default, sets = compute_losses(s)
         record.validation_losses[name] = default
         record.validation_losses |= {f"{name}/{held_out}": loss for held_out, loss in sets.items()}
     emitted = call_each(s, "after_validation", record)
@@ -24,13 +24,15 @@ def validate(s: Session, record: StepRecord) -> None:
     record.metrics |= emitted
 
 
-def losses(s: Session) -> tuple[float, dict[str, float]]:
+def compute_losses(s: Session) -> tuple[float, dict[str, float]]:
     """(on the held-out part of the run's data, on the validation sets by name), with the weights as they are now."""
     assert s.validation is not None
-    return loss(s, s.validation), {name: loss(s, held_out) for name, held_out in s.validation_sets.items()}
+    return compute_loss(s, s.validation), {
+        name: compute_loss(s, held_out) for name, held_out in s.validation_sets.items()
+    }
 
 
-def loss(s: Session, held_out: Batches) -> float:
+def compute_loss(s: Session, held_out: Batches) -> float:
     """Mean loss over held-out samples."""
     loss_sum, tokens = s.runtime.evaluate(held_out.read_held_out(s.run.validate.samples))
     return loss_sum / max(tokens, 1)

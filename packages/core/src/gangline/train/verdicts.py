@@ -13,7 +13,7 @@ from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
 from gangline.record import StepRecord
 from gangline.run import attempts
 from gangline.train.agree import gather_verdicts
-from gangline.train.callbacks import call_member, call_together, failures
+from gangline.train.callbacks import call_member, call_together, take_failures
 from gangline.train.session import Session
 
 STORE_LOST = "store-lost"
@@ -47,14 +47,14 @@ def after_step(s: Session, record: StepRecord) -> list[Verdict]:
     """What this rank's checks find in the step just done, and core itself."""
     found = [] if record.finite or s.run.precision.finds_scale else [make_not_finite(record)]
     if s.bad_weights:
-        found.append(bad_weights(s))
+        found.append(take_bad_weights(s))
     if s.cut_off:
         found.append(cut_off(s))
     for name, check in s.health.items():
         if record.step % check.every == 0:
             call_together(s, f"health/{name}", check.collective, s.comms.world)
             found += ask(s, name, check.observe, record)
-    return found + failures(s)
+    return found + take_failures(s)
 
 
 def judge(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecord | None) -> tuple[Order, Agreed]:
@@ -95,7 +95,7 @@ def cut_off(s: Session) -> Verdict:
     return Verdict(STORE_LOST, f"rank {s.comms.rank}", 1.0, f"{why}; {newest}", Action.RESTART)
 
 
-def bad_weights(s: Session) -> Verdict:
+def take_bad_weights(s: Session) -> Verdict:
     """Return core's verdict on weights that a save refused, and forget them: a later save checks the weights again."""
     saved = CheckpointId.parse(s.saved) if s.saved else None
     details = {"step": s.step, "first": 1 + (saved.step if saved else 0), "row": LASTING}

@@ -39,9 +39,9 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"--step {asked.step}: the run has steps 1 to {config.steps}.")
     lines = attempts.read(asked.run_dir)
     first = first_sample(lines, asked.step, config.batch)
-    size = config.batch.size_at(first)
+    size = config.batch.get_size(first)
     samples = locate_documents(source, np.arange(first, first + size))
-    attempt = attempts.newest(lines)
+    attempt = attempts.find_newest(lines)
     if asked.json:
         about = {"version": VERSION, "run_dir": asked.run_dir, "step": asked.step, "attempt": attempt}
         sizes = {"sequence_length": source.sequence_length, "global_size": size, "first_sample": first}

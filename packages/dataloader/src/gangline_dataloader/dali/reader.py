@@ -69,7 +69,7 @@ class DaliReader(BatchReader):
     def read_held_out(self, count: int) -> Iterator[StoredBatch]:
         if self._closed:
             raise RuntimeError("this reader is closed")
-        for numbers, counted in self.place.iterate_held_out(count, self.source.length()):
+        for numbers, counted in self.place.iterate_held_out(count, self.source.count_samples()):
             found = self.source.fill(np.array(numbers))
             mask = None if found.loss_mask is None else torch.from_numpy(found.loss_mask)
             tokens = torch.from_numpy(found.tokens)

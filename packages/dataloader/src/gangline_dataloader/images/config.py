@@ -30,7 +30,7 @@ class ImagesConfig(DataConfig):
     validation_fraction: ShareBelowOne = 0.02  # of the samples, the last ones, are held out
 
     def check(self, run: Run) -> list[Problem]:
-        from gangline.data.vocabulary import vocabulary_problems
+        from gangline.data.vocabulary import find_vocabulary_problems
         from gangline_dataloader.images.webdataset import list_samples
 
         if not is_installed():
@@ -41,8 +41,8 @@ class ImagesConfig(DataConfig):
         try:
             list_samples(self.path)
         except UserError as error:
-            return [error.problem()]
-        found = vocabulary_problems(run.model.vocab_size, 256, f"data.path={self.path}", "Its texts are bytes.")
+            return [error.to_problem()]
+        found = find_vocabulary_problems(run.model.vocab_size, 256, f"data.path={self.path}", "Its texts are bytes.")
         if self.places >= run.batch.sequence_length:
             what = f"data.places={self.places} leaves no token for a text."
             found.append(Problem(what, f"batch.sequence_length={run.batch.sequence_length}", "Fewer data.places."))

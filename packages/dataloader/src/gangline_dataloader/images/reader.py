@@ -33,7 +33,7 @@ class ImageReader(BatchReader):
         place, decoder = self.place, ImageDecoder(self.source.config.side, self.place.share)
 
         def read(n: int, slot: int) -> list[StoredBatch]:
-            first = place.first(cursor + n * place.global_size)
+            first = place.find_first(cursor + n * place.global_size)
             whole = self._fill(decoder, range(first, first + place.share))
             return [_cut(whole, at, at + place.micro_size) for at in range(0, place.share, place.micro_size)]
 
@@ -47,7 +47,7 @@ class ImageReader(BatchReader):
     def read_held_out(self, count: int) -> Iterator[StoredBatch]:
         self._refuse_closed()
         decoder = ImageDecoder(self.source.config.side, self.place.micro_size)
-        for numbers, counted in self.place.iterate_held_out(count, self.source.length()):
+        for numbers, counted in self.place.iterate_held_out(count, self.source.count_samples()):
             found = self._fill(decoder, numbers)
             found.counted = counted if counted < len(numbers) else None
             yield found

@@ -115,15 +115,15 @@ class ImageSource(DataSource):
         least, flip = (self.config.least_area, self.config.flip) if training else (1.0, False)
         return crops(numbers, least, flip, self.seed, self.split)
 
-    def reader(self, place: ReadPlace) -> BatchReader:
+    def open_reader(self, place: ReadPlace) -> BatchReader:
         from gangline_dataloader.images.reader import ImageReader
 
         return ImageReader(self, place)
 
-    def length(self) -> int:
+    def count_samples(self) -> int:
         return self.count
 
-    def fingerprint(self) -> str:
+    def compute_fingerprint(self) -> str:
         about = self.config
         asked = (about.side, about.places, about.least_area, about.flip)
         deciding = (self._identity, self.first, self.count, self.seed, self.split, self.T, asked)

@@ -10,9 +10,9 @@ from io import BytesIO
 from typing import Any, BinaryIO, cast
 
 from gangline import UserError
-from gangline_basics.data.chat_rows import drop_nulls, messages_of, tools_of
+from gangline_basics.data.chat_rows import drop_nulls, parse_messages, parse_tools
 from gangline_basics.data.compressed import open_decompressed
-from gangline_basics.data.formats import binary_bytes, replace_invalid, utf8_bytes
+from gangline_basics.data.formats import describe_binary, encode_utf8, replace_invalid
 from gangline_dataloader.prepare.inputs import Input
 
 PROBE = 1 << 13  # bytes that are looked at to tell text from what is not
@@ -49,7 +49,7 @@ def documents(file: Input, field: str, chat: bool = False) -> Iterator[TextDocum
             yield from _lines(file, stream, field, chat)
         else:
             content = stream.read()
-            if b"\0" in content[:PROBE] or binary_bytes(content):
+            if b"\0" in content[:PROBE] or describe_binary(content):
                 raise NotText(file.path)
             text, invalid = replace_invalid(content)
             yield TextDocument(text, file.name, invalid=invalid)
@@ -123,11 +123,11 @@ def _decode_rows(batch: Any, where: str, before: int) -> list[Any]:
 def _document(row: object, field: str, chat: bool, where: str, name: str) -> TextDocument:
     if not chat:
         text = _text(row, field, where)
-        whole, invalid = replace_invalid(utf8_bytes(text or ""))
+        whole, invalid = replace_invalid(encode_utf8(text or ""))
         return TextDocument(whole, name, invalid=invalid, absent=text is None)
     if not isinstance(row, dict) or field not in row:
         raise _explain_missing_field(where, field, list(row) if isinstance(row, dict) else [])
-    return TextDocument("", name, messages_of(row[field], where), tools_of(row, where))
+    return TextDocument("", name, parse_messages(row[field], where), parse_tools(row, where))
 
 
 def _text(row: object, field: str, where: str) -> str | None:

@@ -103,18 +103,20 @@ def _split_of(file: Input) -> str:
 
 def _list_built_in() -> list[Input]:
     """Python's own source, which every machine with Python has."""
-    return [_describe_input(f.path, f.name, BUILT_IN, f.size, os.stat(f.path).st_mtime) for f in corpus.listing(None)]
+    return [
+        _describe_input(f.path, f.name, BUILT_IN, f.size, os.stat(f.path).st_mtime) for f in corpus.list_corpus(None)
+    ]
 
 
 def _local(word: str) -> list[Input]:
     path = os.path.expanduser(word)
     if os.path.isdir(path):
-        root, files = path, corpus.files_below(path, NEVER)
+        root, files = path, corpus.walk_files(path, NEVER)
     elif os.path.exists(path):
         corpus.check_regular(path)
         root, files = os.path.dirname(path), [path]
     elif glob.has_magic(path):
-        files = corpus.files_matching(path)
+        files = corpus.find_files(path)
         root = os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""
     else:
         raise UserError(f"{word} is not there.", f"There is no such file or directory in {os.getcwd()}.")

@@ -26,7 +26,7 @@ from gangline import UserError
 from gangline.launch.guard import die_with
 from gangline.storage.files import lock_folder
 from gangline_basics.data.chat_tokens import LEARNT_RULE
-from gangline_basics.data.named_tokens import special_tokens
+from gangline_basics.data.named_tokens import read_special_tokens
 from gangline_dataloader.prepare import assemble, choice, known, prepare_plan as plans, task
 from gangline_dataloader.prepare.inputs import listing
 from gangline_dataloader.prepare.prepare_plan import PLAN, SUBMITTED, WORK, PreparePlan
@@ -285,10 +285,10 @@ def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
             "What is put behind a store has to be made as the store was.",
             "Leave --chat-template and --tokenizer out, and they are the store's.",
         )
-    if template is not None and manifest.shards.loss_xxh3 and template.special != special_tokens(folder):
+    if template is not None and manifest.shards.loss_xxh3 and template.special != read_special_tokens(folder):
         raise UserError(
             f"{folder} holds conversations with other special tokens than those beside {settings.tokenizer}.",
-            f"There: {_names(special_tokens(folder))}. Here: {_names(template.special)}. A template writes them.",
+            f"There: {_names(read_special_tokens(folder))}. Here: {_names(template.special)}. A template writes them.",
             "Leave --tokenizer out, and it is the store's.",
         )
     begin = manifest.report.get("settings", {}).get("begin_of_text")

@@ -13,10 +13,10 @@ from typing import Any
 import xxhash
 
 from gangline import UserError
-from gangline_basics.data.chat import ChatTemplate, template_of
+from gangline_basics.data.chat import ChatTemplate, read_template
 from gangline_basics.data.chat_tokens import LEARNT_RULE
 from gangline_basics.data.codec import ByteCodec, TextCodec, TokenizerCodec
-from gangline_basics.data.tokenizer_files import file_beside
+from gangline_basics.data.tokenizer_files import find_file
 from gangline_dataloader.prepare import language, near
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.fast_bpe import fast
@@ -84,7 +84,7 @@ class Settings:
         """What conversations become text by. Raises UserError where there is none."""
         if not self.chat:
             return None
-        return template_of(None if self.tokenizer == BYTES else self.tokenizer, self.chat_template)
+        return read_template(None if self.tokenizer == BYTES else self.tokenizer, self.chat_template)
 
     def beginning(self) -> int:
         """The token before each document. Raises UserError where it is none."""
@@ -174,7 +174,7 @@ def copy_tokenizer(settings: Settings, folder: Path) -> Tokenizer:
     found: dict[str, bytes] = {}
     if file is not None:
         path = Path(settings.tokenizer).expanduser()
-        files = {name: file_beside(path.parent, name) for name in BESIDE}
+        files = {name: find_file(path.parent, name) for name in BESIDE}
         found = {name: file.read_bytes() for name, file in files.items() if file is not None}
         replace_bytes(folder / file, path.read_bytes())
     if template is not None:

@@ -17,7 +17,7 @@ class GrowingSource(WindowSource, ABC):
     """One store, to which shards may be added: the epoch under way goes on without them, the next one has them."""
 
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
-        if fingerprint == self.fingerprint():
+        if fingerprint == self.compute_fingerprint():
             return True
         if not isinstance(self.order, SingleOrder) or fingerprint != self.fingerprint_of(state):
             return False
@@ -43,7 +43,7 @@ class MixedSource(WindowSource, ABC):
 
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
         """Raises UserError where the stores are the same, and their weights say something else about the past."""
-        if fingerprint == self.fingerprint():
+        if fingerprint == self.compute_fingerprint():
             return True
         if not isinstance(self.order, TrainOrder) or fingerprint != self.fingerprint_of(state):
             return False

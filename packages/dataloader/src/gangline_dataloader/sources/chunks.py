@@ -46,7 +46,7 @@ class StepChunks:
             steps = steps[self.cursor + (steps + 1) * size <= end]
             if not len(steps):
                 raise self.source.explain_end(self.cursor + first * size)
-        return self.place.first(self.cursor) + (steps[:, None] * size + np.arange(self.place.share)).reshape(-1)
+        return self.place.find_first(self.cursor) + (steps[:, None] * size + np.arange(self.place.share)).reshape(-1)
 
     def fill(self, chunk: int, memory: Callable[[int], np.ndarray]) -> StoredRows:
         """What the next chunk holds, in `memory` of so many rows.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline import UserError
-from gangline_basics.data.chat import ChatTemplate, template_of
+from gangline_basics.data.chat import ChatTemplate, read_template
 from gangline_basics.data.chat_tokens import LEARNT_RULE
 from gangline_basics.data.codec import ByteCodec, TextCodec, TokenizerCodec
 from gangline_dataloader.store.foreign import is_foreign
@@ -63,7 +63,7 @@ def template(stores: Sequence[StoreTokens]) -> ChatTemplate | None:
             raise _explain_no_template(store)
         try:
             tokenizer = None if about.file is None else str(store.folder / about.file)
-            found.append((store.name, template_of(tokenizer, str(own) if own.exists() else None)))
+            found.append((store.name, read_template(tokenizer, str(own) if own.exists() else None)))
         except UserError as error:
             raise _explain_no_template(store) from error
     for name, other in found[1:]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gangline import Problem, UserError
 from gangline.config.suggest import suggest_near
-from gangline.data.vocabulary import vocabulary_problems
+from gangline.data.vocabulary import find_vocabulary_problems
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace, WeightStage, shares
 from gangline_dataloader.sources.infill import infill_of
 from gangline_dataloader.sources.present import missing
@@ -187,7 +187,7 @@ def _check_names(given: Mapping[str, Any], names: Any, option: str, whole: bool 
 
 def _steps_within(run: Run, samples: int) -> int:
     """The most steps that read no more than so many samples."""
-    return bisect.bisect_right(range(samples + 2), samples, key=run.batch.cursor_after) - 1
+    return bisect.bisect_right(range(samples + 2), samples, key=run.batch.compute_cursor) - 1
 
 
 def problems(config: MixConfig, run: Run) -> list[Problem]:
@@ -208,8 +208,8 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
             infill_of(config, [one.store for one in parts], run.seed, split)  # type: ignore[arg-type]
             read += parts
         except UserError as error:
-            return [error.problem()]
-        wanted = run.batch.cursor_after(run.steps)
+            return [error.to_problem()]
+        wanted = run.batch.compute_cursor(run.steps)
         if split == "train" and order.end is not None and order.end < wanted:
             ramp = f", batch.ramp={run.batch.ramp}" if run.batch.ramp else ""
             found.append(
@@ -223,9 +223,9 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
         vocabulary = parts[0].store.vocab_size
         if split == "train":
             why = f"The tokenizer of its sources has {vocabulary} tokens."
-            found += vocabulary_problems(run.model.vocab_size, vocabulary, "data=mix", why)
+            found += find_vocabulary_problems(run.model.vocab_size, vocabulary, "data=mix", why)
     try:
         check_room(read, config.shuffle_span, config.cache_bytes, run.batch.sequence_length)
     except UserError as error:
-        found.append(error.problem())
+        found.append(error.to_problem())
     return found or missing(read)

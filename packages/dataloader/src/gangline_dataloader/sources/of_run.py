@@ -38,7 +38,7 @@ def source_of(run_dir: str | Path) -> tuple[Run, WindowSource]:
     run = directory.run()
     source = registry.build(run.data, run, "train")
     if not isinstance(source, WindowSource):
-        name = registry.installed().part_of(run.data).part.name
+        name = registry.installed().find_part(run.data).part.name
         raise UserError(
             f"{run_dir} has data={name}, and this command knows data=tokens and data=mix.",
             "Only they number the documents that a sample is made of.",
@@ -49,7 +49,7 @@ def source_of(run_dir: str | Path) -> tuple[Run, WindowSource]:
     if then and not source.continues(then, noted.get("cursor", 0), noted.get("state", {})):
         raise UserError(
             f"the data of {run_dir} is not what it was when the run read it.",
-            f"fingerprint {then} then, {source.fingerprint()} now ({source.describe()})",
+            f"fingerprint {then} then, {source.compute_fingerprint()} now ({source.describe()})",
         )
     return run, source
 
@@ -64,10 +64,10 @@ def first_sample(lines: Iterable[Attempt], step: int, batch: BatchSection) -> in
     lines, cursor, left = list(lines), 0, step - 1
     ramped = max(batch.ramp.values(), default=0)
     while left and cursor < ramped:
-        cursor = attempts.next_cursor(lines, cursor, batch.size_at)
-        cursor, left = cursor + batch.size_at(cursor), left - 1
+        cursor = attempts.find_next_cursor(lines, cursor, batch.get_size)
+        cursor, left = cursor + batch.get_size(cursor), left - 1
     if cursor < ramped:
-        return attempts.next_cursor(lines, cursor, batch.size_at)
+        return attempts.find_next_cursor(lines, cursor, batch.get_size)
     size = batch.global_size
     for first, end in sorted((line.skipped_from, line.skipped_from + line.skipped) for line in lines if line.skipped):
         whole = max(0, (first - cursor) // size)  # batches that lie before it

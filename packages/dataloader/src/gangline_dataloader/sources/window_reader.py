@@ -56,7 +56,7 @@ class WindowReader(BatchReader):
         if self._closed:
             raise RuntimeError("this reader is closed")
         shape = (self.place.micro_size, self.source.sequence_length + 1)
-        for numbers, counted in self.place.iterate_held_out(count, self.source.length()):
+        for numbers, counted in self.place.iterate_held_out(count, self.source.count_samples()):
             tokens, rows = self._memory("held out", shape, self.source.dtype)
             found = self.source.fill(np.array(numbers), rows)
             mask = None if found.loss_mask is None else torch.from_numpy(found.loss_mask)

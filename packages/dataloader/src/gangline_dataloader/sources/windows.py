@@ -221,7 +221,7 @@ class WindowSource(DataSource, ABC):
             "Fewer run.steps, or larger data.epochs.",
         )
 
-    def reader(self, place: ReadPlace) -> BatchReader:
+    def open_reader(self, place: ReadPlace) -> BatchReader:
         from gangline_dataloader.sources.window_reader import WindowReader
 
         if self._make_reader is not None:
@@ -257,14 +257,14 @@ class WindowSource(DataSource, ABC):
         stop, end = (block + 1) * AHEAD, self.order.end
         return self.rows(np.arange(block * AHEAD, stop if end is None else min(stop, end)))
 
-    def length(self) -> int | None:
+    def count_samples(self) -> int | None:
         return self.samples
 
     def state(self, i: int) -> dict[str, Any]:
         """Everything that may change while a run goes on."""
         return {"parts": [one.identity() for one in self.parts], "order": self.order.deciding}
 
-    def fingerprint(self) -> str:
+    def compute_fingerprint(self) -> str:
         return self.fingerprint_of(self.state(0))
 
     def fingerprint_of(self, state: dict[str, Any]) -> str:
@@ -285,7 +285,7 @@ class WindowSource(DataSource, ABC):
         of = f" of {', '.join(self.names)}" if len(self.names) > 1 else ""
         return f"{documents}{tokens / 1e6:.4g} M tokens{of}, a vocabulary of {max(s.vocab_size for s in self.stores)}"
 
-    def tokenizer_identity(self) -> str | None:
+    def identify_tokenizer(self) -> str | None:
         return None if self.codec is None else f"{self.codec.identity}, end of text {self.codec.separator}"
 
     def encode(self, text: str) -> list[int] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline import Problem, UserError
 from gangline.config import DataConfig, Share
-from gangline.data.vocabulary import vocabulary_problems
+from gangline.data.vocabulary import find_vocabulary_problems
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -32,38 +32,38 @@ class TemplatedConfig(DataConfig, ABC):
     template: str | None = None  # a file with a chat template; null: the tokenizer's own
     validation_fraction: Share = 0.02  # of the rows is held out, evenly spread; 1, of a validation set: all
 
-    def codec(self, run: Run) -> TokenizerCodec:
+    def build_codec(self, run: Run) -> TokenizerCodec:
         from gangline_basics.data.codec import TokenizerCodec
         from gangline_finetune.chat.tokenizer import tokenizer_of
 
-        return TokenizerCodec(tokenizer_of(self.tokenizer, run.model.weights_directory()), None, "replace")
+        return TokenizerCodec(tokenizer_of(self.tokenizer, run.model.get_weights_directory()), None, "replace")
 
-    def chat_template(self, run: Run) -> ChatTemplate:
-        from gangline_basics.data.chat import template_of
+    def build_chat_template(self, run: Run) -> ChatTemplate:
+        from gangline_basics.data.chat import read_template
         from gangline_finetune.chat.tokenizer import tokenizer_of
 
-        return template_of(tokenizer_of(self.tokenizer, run.model.weights_directory()), self.template)
+        return read_template(tokenizer_of(self.tokenizer, run.model.get_weights_directory()), self.template)
 
     def export_files(self, run: Run) -> dict[str, bytes]:
-        from gangline_basics.data.tokenizer_files import tokenizer_files
+        from gangline_basics.data.tokenizer_files import read_tokenizer_files
         from gangline_finetune.chat.tokenizer import tokenizer_of
 
-        weights = run.model.weights_directory()
-        return tokenizer_files(tokenizer_of(self.tokenizer, weights), weights, self.template)
+        weights = run.model.get_weights_directory()
+        return read_tokenizer_files(tokenizer_of(self.tokenizer, weights), weights, self.template)
 
     def check(self, run: Run) -> list[Problem]:
         """The tokenizer, its template, and every row: all but what rendering all and tokenizing come to."""
         from gangline_finetune.chat.tokenizer import check_same
 
         try:
-            codec = self.codec(run)
+            codec = self.build_codec(run)
             tokenizer = codec.path
-            check_same(tokenizer, codec, run.model.weights_directory())
-            self.check_rows(self.chat_template(run))
+            check_same(tokenizer, codec, run.model.get_weights_directory())
+            self.check_rows(self.build_chat_template(run))
         except UserError as error:
-            return [error.problem()]
+            return [error.to_problem()]
         why = f"It has {codec.vocab_size} tokens: it is another model's."
-        return vocabulary_problems(run.model.vocab_size, codec.vocab_size, f"data.tokenizer={tokenizer}", why)
+        return find_vocabulary_problems(run.model.vocab_size, codec.vocab_size, f"data.tokenizer={tokenizer}", why)
 
     def check_rows(self, template: ChatTemplate) -> None:
         """Raises UserError for the first row that is not what it has to be, and where none of the first is rendered."""
@@ -106,11 +106,11 @@ class ChatConfig(TemplatedConfig):
 
     def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
         from gangline_basics.data.answers import ASSISTANT, is_trained_on, render_chat
-        from gangline_basics.data.chat_rows import messages_of, tools_of
+        from gangline_basics.data.chat_rows import parse_messages, parse_tools
         from gangline_finetune.chat.rows import field_of, says
 
         named = f"data.path: {where}"
-        messages, tools = messages_of(field_of(row, self.field, where), named), tools_of(row, named)
+        messages, tools = parse_messages(field_of(row, self.field, where), named), parse_tools(row, named)
         if not any(is_trained_on(message) and says(message) for message in messages):
             raise UserError(
                 f"{named} has nothing that an {ASSISTANT} says.", "There is nothing to learn, or all has weight 0."

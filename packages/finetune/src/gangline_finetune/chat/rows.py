@@ -9,7 +9,7 @@ from typing import Any
 from gangline import UserError
 from gangline_basics.data.chat_rows import drop_nulls
 from gangline_basics.data.compressed import open_decompressed
-from gangline_basics.data.corpus import listing
+from gangline_basics.data.corpus import list_corpus
 
 Row = tuple[str, dict[str, Any]]  # where it stands, for messages; its fields
 LINES, COLUMNS = (".jsonl", ".ndjson", ".json"), ".parquet"
@@ -23,7 +23,7 @@ def rows(path: str | list[str] | None) -> Iterator[Row]:
     """
     if path is None:
         raise UserError("data.path is not given.", "It names the files with the chats.", "data.path=chats.jsonl")
-    for file in listing(path, mend=KINDS):
+    for file in list_corpus(path, mend=KINDS):
         name = file.path.lower()
         if name.endswith(COLUMNS):
             yield from _columns(file.path)
@@ -34,7 +34,7 @@ def rows(path: str | list[str] | None) -> Iterator[Row]:
 
 
 def _lines(path: str) -> Iterator[Row]:
-    with open_decompressed(path, said="data.path: ") as file:
+    with open_decompressed(path, prefix="data.path: ") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

@@ -18,7 +18,7 @@ import numpy as np
 from gangline.data.base import DataSource, Split
 from gangline.data.sample import Sample
 from gangline_basics.data.answers import RenderedChat
-from gangline_basics.data.chat import TemplateRefusal, template_of
+from gangline_basics.data.chat import TemplateRefusal, read_template
 from gangline_basics.data.chat_tokens import ChatEncoder, MaskedTokens
 from gangline_basics.data.codec import TokenizerCodec
 from gangline_finetune.chat.order import RowOrder
@@ -45,8 +45,8 @@ class EncodedRows:
 
 def encode_rows(config: TemplatedConfig, run: Run, split: Split) -> EncodedRows:
     """Read, render and tokenize one split. Raises UserError."""
-    tokenizer = tokenizer_of(config.tokenizer, run.model.weights_directory())
-    codec, template = TokenizerCodec(tokenizer, None, "replace"), template_of(tokenizer, config.template)
+    tokenizer = tokenizer_of(config.tokenizer, run.model.get_weights_directory())
+    codec, template = TokenizerCodec(tokenizer, None, "replace"), read_template(tokenizer, config.template)
     rendered: list[list[RenderedChat]] = []
     left_out: Counter[str] = Counter()
     for where, row in select_split(list(rows(config.path)), config.validation_fraction, split):
@@ -118,7 +118,7 @@ class TemplatedSource(DataSource, ABC):
         found.position[at:] = np.arange(T + 1 - at)
         return found
 
-    def length(self) -> int:
+    def count_samples(self) -> int:
         return len(self.rows)
 
     @cached_property
@@ -128,10 +128,10 @@ class TemplatedSource(DataSource, ABC):
             digest.update(len(chat.tokens).to_bytes(8, "little") + chat.tokens.tobytes() + chat.learnt.tobytes())
         return digest.hexdigest()
 
-    def fingerprint(self) -> str:
+    def compute_fingerprint(self) -> str:
         return self._fingerprint
 
-    def tokenizer_identity(self) -> str:
+    def identify_tokenizer(self) -> str:
         return f"{self.codec.identity}, end of text {self.codec.separator}"
 
     def encode(self, text: str) -> list[int]:

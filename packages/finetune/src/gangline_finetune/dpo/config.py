@@ -38,11 +38,11 @@ class PreferencesConfig(TemplatedConfig):
 
     def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
         from gangline_basics.data.answers import render_chat
-        from gangline_basics.data.chat_rows import tools_of
+        from gangline_basics.data.chat_rows import parse_tools
         from gangline_finetune.dpo.pairs import pair_of
 
         pair = pair_of(row, where)
-        first, sides, tools = len(pair.prompt), (pair.chosen, pair.rejected), tools_of(row, f"data.path: {where}")
+        first, sides, tools = len(pair.prompt), (pair.chosen, pair.rejected), parse_tools(row, f"data.path: {where}")
         return lambda template: [
             render_chat(template.bind_tools(tools), [*pair.prompt, *side], first) for side in sides
         ]
@@ -75,7 +75,7 @@ class DpoConfig(EditConfig):
             )
         ]
 
-    def summary(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
+    def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
         """Of the pairs of a step: the share whose chosen answer won, and by how much on average."""
         pairs = metrics.get("dpo_pairs")
         if not isinstance(pairs, float | int) or not pairs:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from gangline import UserError
 from gangline.model.calls import LossCall
 from gangline.model.compose import compose_model
-from gangline.model.seams import calls
-from gangline.model.tree import Node, map_paths, nodes, replace_node
+from gangline.model.seams import get_calls
+from gangline.model.tree import Node, iterate_nodes, map_paths, replace_node
 from gangline.plan import Plan
 from gangline_finetune.dpo.nodes import DpoHeadNode
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def edit(tree: Node, plan: Plan, options: DpoConfig) -> tuple[Node, Plan, list[str]]:
     """Wrap the head. Raises UserError for a head of which nobody says that it computes log-likelihoods."""
-    call = calls(tree, plan, "loss").get(plan.head)
+    call = get_calls(tree, plan, "loss").get(plan.head)
     if not isinstance(call, LossCall) or call.z:
         told = "nobody says what" if call is None else str(call)
         raise UserError("dpo=on needs the log-likelihood of answers.", f"The head of this model computes {told}.")
@@ -33,4 +33,4 @@ def find_token_loss(run: Run) -> str | None:
         tree, _ = compose_model(run)
     except UserError:
         return None  # told by who asks for the model itself
-    return next((path for path, node in nodes(tree) if node.emits_loss()), None)
+    return next((path for path, node in iterate_nodes(tree) if node.emits_loss()), None)

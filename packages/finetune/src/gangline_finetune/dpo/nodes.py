@@ -16,6 +16,6 @@ class DpoHeadNode(WrapNode):
     module: ClassVar[str] = "gangline_finetune.dpo.modules:DpoHead"
     beta: float
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Logits stand once for each answer; what the head keeps it says itself."""
         return 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from gangline import UserError
 from gangline_basics.data.answers import ASSISTANT, Messages
-from gangline_basics.data.chat_rows import messages_of
+from gangline_basics.data.chat_rows import parse_messages
 from gangline_finetune.chat.rows import field_of
 
 SIDES = ("chosen", "rejected")
@@ -85,7 +85,9 @@ def _list_turns(messages: Messages) -> list[tuple[str, str]]:
 
 def _messages(value: Any, role: str, where: str, field: str) -> Messages:
     """A text is one message of that role. Raises UserError for an empty one."""
-    found = [{"role": role, "content": value}] if isinstance(value, str) else messages_of(value, f"data.path: {where}")
+    found = (
+        [{"role": role, "content": value}] if isinstance(value, str) else parse_messages(value, f"data.path: {where}")
+    )
     if not all(message["content"].strip() for message in found):
         raise UserError(f"data.path: {field} of {where} is empty.", "A pair is a prompt, and two answers to it.")
     return found

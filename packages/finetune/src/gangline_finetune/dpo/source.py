@@ -62,7 +62,7 @@ class PreferenceSource(TemplatedSource):
 
     def begin(self, model: FirstModel) -> None:
         """Raises UserError where a run goes on and what its first model said is gone."""
-        kept = Path(model.directory) / f"first-model-{self.fingerprint()}.npy"
+        kept = Path(model.directory) / f"first-model-{self.compute_fingerprint()}.npy"
         if model.step == 0:
             self.first = self._score_pairs(model)
             if model.writes:
@@ -71,7 +71,7 @@ class PreferenceSource(TemplatedSource):
         inherited = None if model.parent is None else model.parent / kept.name
         try:
             self.first = np.load(kept if kept.exists() or inherited is None else inherited)
-            if self.first.shape != (self.length(), 2):
+            if self.first.shape != (self.count_samples(), 2):
                 raise ValueError(f"it holds {self.first.shape}")
         except FileNotFoundError as error:
             raise UserError(
@@ -92,10 +92,10 @@ class PreferenceSource(TemplatedSource):
     def _score_pairs(self, model: FirstModel) -> np.ndarray:
         """(pairs, 2) float64."""
         found = []
-        for start in range(0, self.length(), AT_ONCE):
-            numbers = range(start, min(start + AT_ONCE, self.length()))
+        for start in range(0, self.count_samples(), AT_ONCE):
+            numbers = range(start, min(start + AT_ONCE, self.count_samples()))
             found.append(np.asarray(model.score([self._sides(number) for number in numbers], 2)))
-            model.tell(f"the first model has been asked about {start + len(found[-1])} of {self.length()} pairs")
+            model.tell(f"the first model has been asked about {start + len(found[-1])} of {self.count_samples()} pairs")
         return np.concatenate(found)
 
     def _sides(self, number: int) -> Sample:
@@ -107,7 +107,7 @@ class PreferenceSource(TemplatedSource):
         }
 
     def describe(self) -> str:
-        return f"{self.length()} pairs of answers{self.told}"
+        return f"{self.count_samples()} pairs of answers{self.told}"
 
 
 def _write(path: Path, first: np.ndarray) -> None:

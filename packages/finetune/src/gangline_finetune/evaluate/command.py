@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline.record import plain
+from gangline.record import to_plain
 from gangline_finetune.evaluate.config import check_installed
 
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
     print(f"{options.run_dir}\n{make_table(printable(found))}")
     if options.out is not None:
-        text = json.dumps(plain(found["results"]), indent=2, default=str, allow_nan=False)
+        text = json.dumps(to_plain(found["results"]), indent=2, default=str, allow_nan=False)
         Path(options.out).write_text(f"{text}\n", encoding="utf-8")
     return 0
 

@@ -49,7 +49,7 @@ class EvalConfig(CallbackConfig):
             check_installed("callback=eval")
             locate_tasks(self.files)
         except UserError as error:
-            return [error.problem()]
+            return [error.to_problem()]
         return []
 
 

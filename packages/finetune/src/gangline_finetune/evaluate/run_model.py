@@ -71,7 +71,7 @@ class RunModel(TextModel):
         """(B, T, V) of the next token, in float32; shorter rows are filled up behind their ends."""
         T = max(map(len, rows))
         tokens_BT = torch.tensor([row + [0] * (T - len(row)) for row in rows], device=self._device)
-        return self.model.logits(
+        return self.model.compute_logits(
             Batch(
                 tokens=tokens_BT,
                 targets=tokens_BT,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gangline import UserError
 from gangline_basics.data.codec import TextCodec
-from gangline_basics.data.named_tokens import special_tokens
+from gangline_basics.data.named_tokens import read_special_tokens
 from gangline_basics.sampling.sampler import Writer
 
 Asked = tuple[tuple[str, str], list[int], list[int]]  # texts, and tokens of context and continuation
@@ -48,7 +48,7 @@ class TextModel(ABC):
             raise UserError(f"the data of {writer.run.job.dir} is not text.", "Its model cannot be asked in words.")
         self.max_length = writer.context
         self.path: str | None = getattr(self.codec, "path", None)
-        self._special = {} if self.path is None else special_tokens(Path(self.path).expanduser().parent)
+        self._special = {} if self.path is None else read_special_tokens(Path(self.path).expanduser().parent)
         self._greedy: list[bool] | None = None  # of the requests at hand; None: of none
 
     @abstractmethod

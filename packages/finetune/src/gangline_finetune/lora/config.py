@@ -57,7 +57,7 @@ class LoraConfig(EditConfig):
         return found if found or self.adapter is None or holds_checkpoint(run) else problems(self, run)
 
     def _base_problems(self, run: Run) -> list[Problem]:
-        what, products = f"lora.base={self.base}", run.precision.products()
+        what, products = f"lora.base={self.base}", run.precision.get_product_format()
         if self.base != "full" and products == "fp16":
             why = "bfloat16 reaches further than float16, and its largest numbers would be infinite."
             return [Problem(f"{what} is not had with a run that computes in float16.", why, "precision=bf16")]
@@ -70,14 +70,14 @@ class LoraConfig(EditConfig):
             return [Problem(f"{what} is not had with run.compile=true.", why, "run.compile=false, or lora.base=bf16")]
         return []
 
-    def notices(self, run: Run) -> list[str]:
+    def list_notices(self, run: Run) -> list[str]:
         """Of adapters that peft has no like of, which an export would say after training only."""
         from gangline.model.compose import compose_model
-        from gangline.model.tree import parameter_shapes
+        from gangline.model.tree import get_parameter_shapes
         from gangline_finetune.lora.peft import unlike
 
         tree, plan = compose_model(run)
-        other, same = unlike(parameter_shapes(tree), plan)
+        other, same = unlike(get_parameter_shapes(tree), plan)
         if not other:
             return []
         what = (
@@ -86,19 +86,19 @@ class LoraConfig(EditConfig):
         left = f"lora.targets=[{','.join(same)}] leaves them out; " if same else ""
         return [f"{what}, which its files cut in another way. {left}--merge adds them to the weights."]
 
-    def first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
+    def fill_first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         if self.adapter is None:
             return
-        from gangline.shard import parameter_of
+        from gangline.shard import parse_parameter
 
-        shards = [shard for shard in shards if not plan.is_frozen(parameter_of(shard.name))]
+        shards = [shard for shard in shards if not plan.is_frozen(parse_parameter(shard.name))]
         if not shards:
             return  # the base alone is asked for: the adapter may be gone by now
         from gangline_finetune.lora.load import load
         from gangline_finetune.lora.start import names_and_shapes
 
         names, shapes, _ = names_and_shapes(run)
-        load(self.adapter, names, shapes, shards, plan, run.model.weights_directory())
+        load(self.adapter, names, shapes, shards, plan, run.model.get_weights_directory())
 
     def merge(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
         from gangline_finetune.lora.merge import merge_adapter

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from gangline import UserError
 from gangline.model.linear_nodes import LinearNode
-from gangline.model.tree import Node, map_paths, nodes, replace_node
+from gangline.model.tree import Node, iterate_nodes, map_paths, replace_node
 from gangline.plan import Cut, Init, Name, Plan, names
 from gangline_basics.model.low_bit_node import keep_in_8_bits, keep_in_bf16
 from gangline_finetune.lora.config import LoraConfig
@@ -23,7 +23,7 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
         plan = keep_in_bf16(tree, plan)
     elif options.base == "8bit":
         tree, plan, coded = keep_in_8_bits(tree, plan)
-    linears = {path: node for path, node in nodes(tree) if isinstance(node, LinearNode)}
+    linears = {path: node for path, node in iterate_nodes(tree) if isinstance(node, LinearNode)}
     found = choose_linears(linears, options.targets)
     _check_stacks(found, options)
     cuts: dict[str, tuple] = {}
@@ -35,7 +35,7 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
         place = ".".join("*" if part.isdigit() else part for part in path.split("."))  # one rule for all blocks
         a, b, lengths = (f"{place}.{name}" for name in ("lora_a", "lora_b", "lora_lengths"))
         parts = (a, b, lengths) if options.dora else (a, b)
-        cut = plan.cuts_of(f"{path}.weight", len(linear.shapes()["weight"])).get("tp")
+        cut = plan.get_cuts(f"{path}.weight", len(linear.get_shapes()["weight"])).get("tp")
         cuts[place] = _cuts(cut, a, b) + (_cuts_of_lengths(cut, lengths) if options.dora else ())
         inits[place] = (
             Init(a, "uniform", linear.in_features**-0.5),
@@ -74,7 +74,7 @@ def _names(target: str, path: str) -> bool:
 
 
 def _check_stacks(found: Mapping[str, LinearNode], options: LoraConfig) -> None:
-    stack = next((path for path, linear in found.items() if len(linear.shapes()["weight"]) > 2), None)
+    stack = next((path for path, linear in found.items() if len(linear.get_shapes()["weight"]) > 2), None)
     asked = [f"lora.{name}" for name in ("dropout", "dora") if getattr(options, name)]
     if stack and asked:
         raise UserError(
@@ -114,9 +114,9 @@ def _cuts(cut: Cut | None, a: str, b: str) -> tuple[Cut, ...]:
     if cut is None:
         return ()
     if cut.dim == 0:  # by its outputs: every rank has all of A, and of B the rows of its outputs
-        return (Cut.whole(a, "tp"), Cut.colwise(b, cut.unit))
-    return (Cut.rowwise(a, cut.unit), Cut.whole(b, "tp"))  # by its inputs: what the ranks' A give is added up for B
+        return (Cut.whole(a, "tp"), Cut.cut_colwise(b, cut.unit))
+    return (Cut.cut_rowwise(a, cut.unit), Cut.whole(b, "tp"))  # by its inputs: what the ranks' A give is added up for B
 
 
 def _cuts_of_lengths(cut: Cut | None, lengths: str) -> tuple[Cut, ...]:
-    return (Cut.colwise(lengths, cut.unit),) if cut is not None and cut.dim == 0 else (Cut.whole(lengths, "tp"),)
+    return (Cut.cut_colwise(lengths, cut.unit),) if cut is not None and cut.dim == 0 else (Cut.whole(lengths, "tp"),)

@@ -9,7 +9,7 @@ import torch
 
 from gangline.model.tree import Shape
 from gangline.plan import Plan
-from gangline.shard import Shard, model_array, parameter_of
+from gangline.shard import Shard, name_model_array, parse_parameter
 from gangline_finetune.lora.lengths import LENGTHS
 from gangline_finetune.lora.peft import WEIGHTS
 from gangline_models.hugging_face.read import load_pretrained
@@ -31,7 +31,7 @@ def load(
 
     with safe_open(Path(directory).expanduser() / WEIGHTS, framework="pt") as file, torch.no_grad():
         for shard in shards:
-            name = parameter_of(shard.name)
+            name = parse_parameter(shard.name)
             if name not in names:
                 continue
             part = file.get_slice(names[name])[shard.box.slices].to(shard.local.dtype)
@@ -46,6 +46,6 @@ def _lengths(base: str, weight: str, shape: Shape, like: Shard, plan: Plan) -> t
     """Lengths of those rows of a weight of the base that `like` has."""
     (rows,) = like.box.slices
     w = torch.empty(rows.stop - rows.start, shape[1], dtype=torch.float32)
-    name, offset = model_array(weight), (rows.start, 0)
+    name, offset = name_model_array(weight), (rows.start, 0)
     load_pretrained(base, [Shard(name, shape, w.dtype, offset, w)], plan)
     return w.norm(dim=1).to(like.local)

@@ -17,13 +17,13 @@ class LengthsNode(Node):
     module: ClassVar[str] = "gangline_finetune.lora.modules:Lengths"
     out_features: int
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         return {"weight": (self.out_features,)}
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def flops(self, sequence_length: int) -> int:
+    def count_flops(self, sequence_length: int) -> int:
         return 0
 
 
@@ -36,12 +36,12 @@ class LoraNode(WrapNode):
     lora_b: LinearNode
     scale: float
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """A x, for the gradient of B."""
-        return self.lora_a.rows(sizes) * self.lora_a.out_features * sizes.itemsize
+        return self.lora_a.count_rows(sizes) * self.lora_a.out_features * sizes.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +52,13 @@ class DroppedLoraNode(LoraNode):
     dropout: float = 0.0
     site: str
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """And what A sees of x, and which features that is."""
         dropped = 2 * self.lora_a.in_features if self.dropout else 0
-        return super().activation_bytes(sizes) + self.lora_a.rows(sizes) * dropped * sizes.itemsize
+        return super().count_activation_bytes(sizes) + self.lora_a.count_rows(sizes) * dropped * sizes.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +68,12 @@ class DoraNode(DroppedLoraNode):
     module: ClassVar[str] = "gangline_finetune.lora.modules:Dora"
     lora_lengths: LengthsNode
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """And the sum of both products, for the gradient of the lengths."""
-        return super().activation_bytes(sizes) + self.lora_b.rows(sizes) * self.lora_b.out_features * sizes.itemsize
+        return (
+            super().count_activation_bytes(sizes)
+            + self.lora_b.count_rows(sizes) * self.lora_b.out_features * sizes.itemsize
+        )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gangline import Problem, UserError
 from gangline.model.compose import compose_model
-from gangline.model.tree import Shape, parameter_shapes
+from gangline.model.tree import Shape, get_parameter_shapes
 from gangline.plan import Plan
 from gangline_finetune.lora.peft import CONFIG, DEFAULTS, SAME, check_files, names_of, read_config
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def names_and_shapes(run: Run) -> tuple[dict[str, str], dict[str, Shape], Plan]:
     """(our name of each part of the run's adapter -> peft's, shapes of all parameters, the plan)."""
     tree, plan = compose_model(run)
-    shapes = parameter_shapes(tree)
+    shapes = get_parameter_shapes(tree)
     return names_of(shapes, plan), shapes, plan
 
 
@@ -33,11 +33,11 @@ def problems(options: LoraConfig, run: Run) -> list[Problem]:
             has = ", ".join(f"{SAME[name]}={value}" for name, value in other.items())
             mend = " ".join(f"lora.{name}={str(value).lower()}" for name, value in other.items())
             return [Problem(f"lora.adapter={directory} has {has}.", f"So says its {CONFIG}.", mend)]
-        if options.dora and run.model.weights_directory() is None:
+        if options.dora and run.model.get_weights_directory() is None:
             why = "Its lengths of rows are those of the base, which a run without model.weights draws."
             return [Problem(f"lora.adapter={directory} needs its base.", why, "model.weights=DIR")]
         names, shapes, _ = names_and_shapes(run)
         check_files(directory, names, shapes)
     except UserError as error:
-        return [error.problem()]
+        return [error.to_problem()]
     return []

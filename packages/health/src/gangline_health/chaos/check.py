@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gangline.health import HealthCheck, Verdict
-from gangline.pulse.write import current
+from gangline.pulse.write import get_current
 from gangline.run.events import Events
 from gangline_health.chaos import state
 from gangline_health.chaos.config import ChaosHealth
@@ -77,7 +77,7 @@ class ChaosCheck(HealthCheck):
 
     def _do(self, fault: Fault, step: int) -> None:
         assert self.run_dir is not None
-        events = Events(self.run_dir, current().generation, by="chaos")
+        events = Events(self.run_dir, get_current().generation, by="chaos")
         events.write("fault", step=step, kind=fault.kind, rank=self.rank, number=fault.number)
         events.close()
         getattr(self, "_" + fault.kind.replace("-", "_"))(step)

@@ -49,7 +49,7 @@ class ChaosHealth(HealthConfig):
                 found.append(Problem(f"health.chaos.at: {error}.", f"Kinds: {', '.join(KINDS)}", "kill@100:1"))
         return found
 
-    def notices(self, run: Run) -> list[str]:
+    def list_notices(self, run: Run) -> list[str]:
         many = f"{self.faults} at random within {self.seconds:g} s" if self.faults else ""
         listed = ", ".join(self.at)
         return [f"health=chaos breaks this run on purpose: {'; '.join(filter(None, (many, listed)))}"]

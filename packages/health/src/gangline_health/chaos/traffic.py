@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gangline.comm.base import Comm, Comms, Pending, Reduction, Store
 from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.pulse.layout import PHASES
-from gangline.pulse.write import current
+from gangline.pulse.write import get_current
 from gangline_health.chaos import state
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class BrokenComm(Wrapped):
         self.slow_seconds = slow_seconds
 
     def _break(self, x: Tensor | None = None) -> None:
-        phase = PHASES[current().number]
+        phase = PHASES[get_current().number]
         if phase not in _STEP:
             return
         now = state.now

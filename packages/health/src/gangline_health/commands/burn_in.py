@@ -18,7 +18,7 @@ from gangline import UserError
 from gangline.storage.files import read_regular
 from gangline_basics.flags import Flags
 from gangline_basics.launch.config import ElasticLaunch
-from gangline_basics.launch.nodes import fewest_and_most
+from gangline_basics.launch.nodes import parse_nodes
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -75,12 +75,12 @@ def compose_launch(words: Sequence[str]) -> Run:
 
 def samples(run: Run) -> int:
     """A global batch that divides over the ranks, also where fewer nodes come than the most."""
-    from gangline.config.check import world_of
+    from gangline.config.check import count_ranks
 
-    worlds = [world_of(run)]
+    worlds = [count_ranks(run)]
     if isinstance(run.launch, ElasticLaunch):
-        fewest, most = fewest_and_most(run.launch.nodes)
-        worlds += [run.launch.ranks_of_node(run) * nodes for nodes in range(fewest, most)]
+        fewest, most = parse_nodes(run.launch.nodes)
+        worlds += [run.launch.count_ranks_of_node(run) * nodes for nodes in range(fewest, most)]
     every = math.lcm(*worlds)
     return every if every <= MOST_SAMPLES else worlds[0]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gangline.cli import notes_by
+from gangline.cli import make_notes
 from gangline_basics.figure import write_figure
 from gangline_health.commands.watch import file_text
 from gangline_health.ledger.picture import picture, words
@@ -26,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
     parser.add_argument("--svg", metavar="FILE", help="a timeline of the run with its faults, too")
     asked = parser.parse_args(list(argv))
-    of = ledger(Path(asked.run_dir).expanduser(), notes_by("gangline health report"))
+    of = ledger(Path(asked.run_dir).expanduser(), make_notes("gangline health report"))
     if asked.svg:
         write_figure(picture(of), asked.svg)
     if asked.json:

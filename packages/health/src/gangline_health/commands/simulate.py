@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gangline import UserError
-from gangline.explain.reliability import FailureSimulator, SimulatedJob, simulator
+from gangline.explain.reliability import FailureSimulator, SimulatedJob, build_simulator
 from gangline_health.ledger.picture import words
 from gangline_health.simulate import EventSimulator
 
@@ -45,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--simulator", default="events", help="a part of the group simulator, by name (events)")
     parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
     asked = vars(parser.parse_args(list(argv)))
-    as_json, courses, plays = asked.pop("json"), asked.pop("courses"), simulator(asked.pop("simulator"))
+    as_json, courses, plays = asked.pop("json"), asked.pop("courses"), build_simulator(asked.pop("simulator"))
     for name, value in {**asked, "courses": courses}.items():
         if value is None or name == "seed":
             continue
@@ -92,9 +92,9 @@ def simulate_courses(job: SimulatedJob, courses: int, plays: FailureSimulator | 
         "ettr": sum(one.ettr for one in every) / courses,  # of all the time
         "ettr_without_idle": kinds["compute"] / busy if busy else 0.0,  # as `gangline health report` has it
         "closed_form": {
-            "ettr": job.reliability.ettr(job.every),
+            "ettr": job.reliability.compute_ettr(job.every),
             "mtbf_seconds": job.reliability.mtbf_seconds,
-            "young_daly_seconds": job.reliability.young_daly(),
+            "young_daly_seconds": job.reliability.compute_young_daly(),
         },
     }
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gangline.errors import printable
+from gangline.errors import escape_controls
 from gangline_health.live.status import RunFollower, Status
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -102,7 +102,7 @@ def verdicts(status: Status) -> Iterable[Text]:
 
 def file_text(text: str, style: str = "") -> Text:
     """Text of a run's files, which may not steer the terminal, nor seem to be another line."""
-    return Text(printable(text.replace("\n", "\\n")), style)
+    return Text(escape_controls(text.replace("\n", "\\n")), style)
 
 
 def bars(losses: Sequence[float]) -> str:

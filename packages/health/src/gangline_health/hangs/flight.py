@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from gangline.launch.signals import ANSWER, answer_signal
-from gangline.pulse.write import current
+from gangline.pulse.write import get_current
 from gangline.storage.files import write_whole
 from gangline_health.hangs import processes
 from gangline_health.pulses import Seen
@@ -30,7 +30,7 @@ def listen(run_dir: str, rank: int, environ: Mapping[str, str] = os.environ) -> 
     dump = _dump() if any(environ.get(name, "0") not in ("", "0") for name in VARIABLES) else None
     if dump is None or ANSWER is None or threading.current_thread() is not threading.main_thread():
         return False
-    answer_signal(ANSWER, partial(_write, dump, _place(run_dir, current().generation, rank)))
+    answer_signal(ANSWER, partial(_write, dump, _place(run_dir, get_current().generation, rank)))
     return True
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline.pulse.layout import PHASES, upper
+from gangline.pulse.layout import PHASES, compute_upper
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.pulses import Seen
 
@@ -20,7 +20,7 @@ def percentile(histogram: list[int], share: float) -> float:
     for number, count in enumerate(histogram):
         seen += count
         if seen >= share * total:
-            return upper(number) * 1e-9
+            return compute_upper(number) * 1e-9
     return 0.0
 
 

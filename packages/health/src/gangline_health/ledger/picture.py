@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gangline_basics.figure import INK, PALE, bars, style, subplots, tip
+from gangline_basics.figure import INK, PALE, add_bars, add_tip, make_subplots, use_style
 from gangline_health.ledger.report import Ledger
 from gangline_health.ledger.spans import KINDS
 
@@ -30,24 +30,24 @@ def words(kind: str) -> str:
     return kind.replace("_", " ")
 
 
-@style()
+@use_style()
 def picture(of: Ledger) -> Figure:
     """Return a timeline with the faults below it, and bars of seconds, the largest first."""
     wall = of.wall_seconds or 1.0
     about = f"{wall:.1f} s, {len(of.faults)} faults, {of.ettr:.1%} of the time in steps that stand"
     sums = {kind: sum_ for kind, sum_ in sorted(of.seconds.items(), key=lambda item: -item[1]) if sum_ > 0}
-    figure, (time, below) = subplots(f"Where the time went: {of.run_dir}", about, [0.8, ROW * max(3, len(sums))])
+    figure, (time, below) = make_subplots(f"Where the time went: {of.run_dir}", about, [0.8, ROW * max(3, len(sums))])
     pieces = _lay_out(of)
     for kind in dict.fromkeys(kind for *_, kind in pieces):
         spans = [(begin * wall, (end - begin) * wall) for begin, end, name in pieces if name == kind]
         time.broken_barh(spans, (-0.4, 0.8), color=COLOURS[kind])
     for fault in of.faults:
         (mark,) = time.plot(fault.at, 1, "^", color=INK, clip_on=False)
-        tip(mark, f"{fault.kind}: {fault.named}, found after {fault.found:.2f} s")
+        add_tip(mark, f"{fault.kind}: {fault.named}, found after {fault.found:.2f} s")
     time.set(xlim=(0, wall), xlabel="seconds since the run began", ylim=(1.4, -0.5))
     time.set_yticks([0, 1], ["the run", "faults"])
     time.grid(False)
-    bars(below, {words(kind): sum_ for kind, sum_ in sums.items()}, [COLOURS[kind] for kind in sums])
+    add_bars(below, {words(kind): sum_ for kind, sum_ in sums.items()}, [COLOURS[kind] for kind in sums])
     below.set(xlabel="seconds")
     return figure
 

@@ -71,7 +71,10 @@ class Ledger:
         if self.mtbf_seconds is None or not self.saves or not recovered:
             return None
         model = Reliability(self.mtbf_seconds, statistics.fmean(self.saves), statistics.fmean(recovered))
-        return {"checkpoint_seconds": model.young_daly(), "ettr": model.ettr(model.young_daly())}
+        return {
+            "checkpoint_seconds": model.compute_young_daly(),
+            "ettr": model.compute_ettr(model.compute_young_daly()),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         recovered = [fault.recovery_seconds for fault in self.faults if fault.recovery_seconds is not None]
@@ -150,7 +153,7 @@ def _bubble(run_dir: Path) -> Bubble:
     def share(start: dict[str, Any], record: dict[str, Any]) -> float:
         mesh = {str(axis): int(size) for axis, size in (start.get("mesh") or {}).items()}
         stages, width = mesh.get("pp", 1), mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1)
-        size = batch.size_at(int(record.get("first_sample", 0)))
+        size = batch.get_size(int(record.get("first_sample", 0)))
         microbatches = max(1, size // (width * (batch.micro_size or 1)))
         return (stages - 1) / (microbatches + stages - 1)
 

@@ -58,7 +58,7 @@ def job_set(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> dic
         labels["kueue.x-k8s.io/queue-name"] = config.queue
     if config.priority is not None:
         labels["kueue.x-k8s.io/priority-class"] = config.priority
-    nodes = config.max_nodes() + config.spares
+    nodes = config.count_max_nodes() + config.spares
     rules = [{"name": "finalExit", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -110,8 +110,8 @@ def script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
         "exec python -P -m gangline_launch.agent",
         shlex.quote(str(run_dir)),
         f"--nodes {config.elastic_nodes()}",
-        f"--per-node {config.ranks_of_node(run)}",
-        f"--processes {config.world(run)}",
+        f"--per-node {config.count_ranks_of_node(run)}",
+        f"--processes {config.count_ranks(run)}",
     ]
     lines = [
         f"out={shlex.quote(f'{run_dir}/{FOLDER}')}/node-$JOB_COMPLETION_INDEX.out",

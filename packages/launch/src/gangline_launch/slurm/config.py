@@ -102,7 +102,7 @@ class SlurmLaunch(ClusterLaunch):
             why = "YAML reads 2:30:00 without quotes as the number 9000, so a plain number is refused."
             mend = f"Hours:minutes:seconds or days-hours, in a file in quotes:  launch.{name}='2:30:00'"
             found.append(Problem(f"launch.{name}={value} is no time for Slurm.", why if value.isdigit() else "", mend))
-        if self.segment is not None and self.max_nodes() % self.segment:
+        if self.segment is not None and self.count_max_nodes() % self.segment:
             what = f"launch.segment={self.segment} does not divide launch.nodes={self.nodes}."
             found.append(Problem(what, "The job is made of whole segments.", "Spares: a whole number of segments too."))
         if self.switches_wait is not None and self.switches is None:

@@ -123,7 +123,8 @@ def refuse_different(config: SlurmLaunch, runs: Sequence[Run], names: Sequence[s
     raise UserError(
         "the runs of this sweep need different jobs, and one array job has the same number of processes for each run.",
         *(
-            f"{name}: {config.world(run)} processes, {config.ranks_of_node(run)} a node with {config.gpus(run)} GPUs"
+            f"{name}: {config.count_ranks(run)} processes, {config.count_ranks_of_node(run)} a node "
+            f"with {config.gpus(run)} GPUs"
             for name, run in zip(names, runs, strict=True)
         ),
         f"They differ in: {', '.join(differing(runs)) or 'how many processes they ask for'}",

@@ -61,8 +61,8 @@ def agent(config: SlurmLaunch, run: Run, run_dir: Path) -> list[str]:
         f"{'python' if config.image else python()} -P -m gangline_launch.agent",
         '"$run_dir"',
         f"--nodes {config.elastic_nodes()}",
-        f"--per-node {config.ranks_of_node(run)}",
-        f"--processes {config.world(run)}",
+        f"--per-node {config.count_ranks_of_node(run)}",
+        f"--processes {config.count_ranks(run)}",
     ]
     if config.image and config.container == "apptainer":
         binds = [f"--bind {shlex.quote(path)}" for path in mounts(config, run_dir)]
@@ -78,8 +78,8 @@ def mounts(config: SlurmLaunch, run_dir: Path) -> list[str]:
 def options(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int) -> list[str]:
     """For #SBATCH."""
     fewest, _, _ = config.elastic_nodes().partition(":")
-    most = config.max_nodes() + config.spares
-    nodes = str(most) if int(fewest) == config.max_nodes() else f"{int(fewest) + config.spares}-{most}"
+    most = config.count_max_nodes() + config.spares
+    nodes = str(most) if int(fewest) == config.count_max_nodes() else f"{int(fewest) + config.spares}-{most}"
     output = "launch/slurm-%A_%a.out" if tasks else "launch/slurm-%j.out"
     given = {
         "job-name": f"gangline-{run.job.name}",

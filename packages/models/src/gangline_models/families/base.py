@@ -32,7 +32,7 @@ class FamilyConfig(ModelConfig):
     init_std: NonNegativeFloat = 0.02  # of every matrix; those that write to the residual stream: / sqrt(2 · layers)
     weights: str | None = None  # a Hugging Face directory to start from instead of drawn weights
 
-    def weights_directory(self) -> str | None:
+    def get_weights_directory(self) -> str | None:
         return self.weights
 
     @property
@@ -45,16 +45,16 @@ class FamilyConfig(ModelConfig):
         """Width of a head."""
         return self.dim // self.heads
 
-    def window_of(self, block: int) -> int | None:
+    def get_window(self, block: int) -> int | None:
         """The window of that block, or None."""
         return None
 
     @property
     def windows(self) -> list[int | None]:
         """Of each block."""
-        return [self.window_of(block) for block in range(self.layers)]
+        return [self.get_window(block) for block in range(self.layers)]
 
-    def rope_of(self, block: int, length: int) -> Rope | None:
+    def get_rope(self, block: int, length: int) -> Rope | None:
         """The rotary positions of that block, in rows of `length` tokens; None: it has none."""
         return None
 
@@ -88,7 +88,7 @@ class RotaryConfig(FamilyConfig):
         """How many features of a head are rotated."""
         return self.head_width
 
-    def rope_of(self, block: int, length: int) -> Rope | None:
+    def get_rope(self, block: int, length: int) -> Rope | None:
         from gangline.plugin.registry import build
 
         return Rope(self.rope_theta, build(self.rope, length), self.rotated)
@@ -115,7 +115,7 @@ class WindowedConfig(RotaryConfig):
 
     window: PositiveInt | None = None  # tokens that a query sees, itself among them; null: all before it
 
-    def window_of(self, block: int) -> int | None:
+    def get_window(self, block: int) -> int | None:
         return self.window
 
 
@@ -126,7 +126,7 @@ class PatternConfig(WindowedConfig):
     full_first: NonNegativeInt = 0  # with a window: so many blocks before the first that has it
     full_every: PositiveInt | None = None  # with a window: of so many blocks the last one sees all; null: none does
 
-    def window_of(self, block: int) -> int | None:
+    def get_window(self, block: int) -> int | None:
         full = block < self.full_first or (self.full_every and (block + 1) % self.full_every == 0)
         return None if full else self.window
 
@@ -137,5 +137,5 @@ class TwoRopesConfig(PatternConfig):
 
     local_rope_theta: PositiveFloat = 10_000.0  # base of the wavelengths in blocks with a window
 
-    def rope_of(self, block: int, length: int) -> Rope | None:
-        return Rope(self.local_rope_theta) if self.window_of(block) else super().rope_of(block, length)
+    def get_rope(self, block: int, length: int) -> Rope | None:
+        return Rope(self.local_rope_theta) if self.get_window(block) else super().get_rope(block, length)

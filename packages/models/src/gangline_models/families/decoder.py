@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from gangline.config.fields import hints_with_ranges
+from gangline.config.fields import resolve_hints_with_ranges
 from gangline.errors import UserError
 from gangline_basics.model.config import DecoderConfig
 from gangline_models.families.decoder_rope import ROPE_FIELDS, SCALING, read_rope
@@ -66,7 +66,7 @@ def decoder_of(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
     architecture, holder, ranges = (
         theirs["architectures"][0],
         f"{directory} holds a model",
-        hints_with_ranges(DecoderConfig),
+        resolve_hints_with_ranges(DecoderConfig),
     )
     for key, value in ABSENT.items():
         if theirs.get(key, value) != value:

@@ -83,7 +83,7 @@ def window_json(config: DecoderConfig, architecture: str) -> dict[str, Any]:
                 "Mistral has the window in every block; Qwen3 says it of each, and has model.qk_norm.",
             )
         return {"sliding_window": config.window}
-    windows = [config.window_of(index) for index in range(config.layers)]
+    windows = [config.get_window(index) for index in range(config.layers)]
     first = next((index for index, window in enumerate(windows) if window is not None), config.layers)
     return {
         "use_sliding_window": config.window is not None,

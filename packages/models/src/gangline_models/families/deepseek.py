@@ -17,7 +17,7 @@ from gangline.config import NonNegativeInt, PositiveFloat, PositiveInt
 from gangline.model.linear_nodes import LinearNode
 from gangline.plan import Cut, Name, Plan
 from gangline_basics.model.decoder_nodes import DecoderNode, NormNode
-from gangline_basics.model.decoder_tree import block_of, length_of
+from gangline_basics.model.decoder_tree import build_block, get_length
 from gangline_basics.model.names import LAYER, ModuleNames
 from gangline_basics.model.plan import plan_family
 from gangline_basics.model.rope_rates import Rope
@@ -87,7 +87,7 @@ class DeepSeek(FamilyConfig):
             grown = 0.1 * self.rope.mscale_all_dim * math.log(self.rope.factor) + 1
         return float(self.head_width**-0.5 * grown * grown)
 
-    def rope_of(self, block: int, length: int) -> Rope:
+    def get_rope(self, block: int, length: int) -> Rope:
         from gangline.plugin.registry import build
 
         return Rope(self.rope_theta, build(self.rope, length), self.rope_dim)
@@ -98,7 +98,7 @@ class DeepSeek(FamilyConfig):
         what = f"model.rope_dim={self.rope_dim} is odd"
         return [Problem(what, "Rotary positions turn features in pairs.", f"Take {self.rope_dim + 1}.")]
 
-    def notices(self, run: Run) -> list[str]:
+    def list_notices(self, run: Run) -> list[str]:
         """Of weights that are there and not taken: those of layers behind what mtp=on takes."""
         taken = getattr(run.edits.get("mtp"), "depth", 0)
         return report_skipped(self.weights, f"model.layers.{self.layers + taken}.")
@@ -154,13 +154,15 @@ def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
     q, kv = config.head_width, config.nope_dim + config.v_dim
     cuts = (
-        Cut.colwise("blocks.*.attention.wq", q),
-        Cut.colwise("blocks.*.attention.q.up", q),
-        Cut.colwise("blocks.*.attention.kv.up", kv),
-        Cut.rowwise("blocks.*.attention.wo", config.v_dim),
+        Cut.cut_colwise("blocks.*.attention.wq", q),
+        Cut.cut_colwise("blocks.*.attention.q.up", q),
+        Cut.cut_colwise("blocks.*.attention.kv.up", kv),
+        Cut.cut_rowwise("blocks.*.attention.wo", config.v_dim),
     )
     names = ModuleNames(NAMES, unread=FURTHER)
-    return plan_family(config, lambda index: block_of(config, _attention(config, index, run)), names=names, cuts=cuts)
+    return plan_family(
+        config, lambda index: build_block(config, _attention(config, index, run)), names=names, cuts=cuts
+    )
 
 
 def _attention(config: DeepSeek, block: int, run: Run | None) -> MlaNode:
@@ -174,7 +176,7 @@ def _attention(config: DeepSeek, block: int, run: Run | None) -> MlaNode:
         nope_dim=config.nope_dim,
         rope_dim=config.rope_dim,
         v_dim=config.v_dim,
-        rope=config.rope_of(block, length_of(run)),
+        rope=config.get_rope(block, get_length(run)),
         interleaved=config.interleaved,
         scale=config.scale,
         wkv_a=biased,

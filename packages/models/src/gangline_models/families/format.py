@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gangline import UserError
-from gangline.config.fields import hints_with_ranges
+from gangline.config.fields import resolve_hints_with_ranges
 from gangline_models.families.base import FamilyConfig, PatternConfig, RotaryConfig, TwoRopesConfig
 from gangline_models.hugging_face.config_reader import ConfigReader
 from gangline_models.hugging_face.contract import ModelFormat
@@ -53,7 +53,7 @@ class FamilyFormat(ModelFormat, ABC, Generic[Family]):
     def read(self, directory: str | Path, config: dict[str, Any]) -> Family:
         reader = ConfigReader(directory, config)
         given: dict[str, Any] = {}
-        ranges = hints_with_ranges(self.options)
+        ranges = resolve_hints_with_ranges(self.options)
         for ours, theirs in self.same.items():
             if ours not in self.silent:
                 given[ours] = reader.need(theirs, ranges[ours])

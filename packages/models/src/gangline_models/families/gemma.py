@@ -15,7 +15,7 @@ from gangline.config import PositiveFloat, PositiveInt
 from gangline.model.linear_nodes import EmbeddingNode
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode, HeadNode, NormNode
-from gangline_basics.model.decoder_tree import attention_of, block_of, feed_forward_of, norm_of
+from gangline_basics.model.decoder_tree import build_attention, build_block, build_norm, feed_forward_of
 from gangline_basics.model.gating import Gating
 from gangline_basics.model.names import LAYER, ModuleNames
 from gangline_basics.model.plan import plan_family
@@ -120,7 +120,7 @@ def scalar_json(query_scalar: float) -> dict[str, Any]:
 
 def build(config: Gemma2 | Gemma3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
-    norm, cap = norm_of(config, offset=1.0), None
+    norm, cap = build_norm(config, offset=1.0), None
     own: dict[str, Any] = {"scale": config.query_scalar**-0.5}
     if isinstance(config, Gemma2):
         cap, own["soft_cap"] = config.logit_soft_cap, config.soft_cap
@@ -128,9 +128,9 @@ def build(config: Gemma2 | Gemma3, run: Run | None = None) -> tuple[DecoderNode,
         own |= dict.fromkeys(("q_norm", "k_norm"), NormNode(dim=config.head_width, eps=config.norm_eps, offset=1.0))
 
     def block(index: int) -> BlockNode:
-        return block_of(
+        return build_block(
             config,
-            attention_of(config, index, run, **own),
+            build_attention(config, index, run, **own),
             norm,
             attention_out_norm=norm,
             feed_forward=feed_forward_of(config, gating=GEGLU),

@@ -14,7 +14,7 @@ from gangline.config import PositiveInt
 from gangline.model.linear_nodes import EmbeddingNode
 from gangline.plan import Name, Plan
 from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
-from gangline_basics.model.decoder_tree import BIASED, attention_of, block_of
+from gangline_basics.model.decoder_tree import BIASED, build_attention, build_block
 from gangline_basics.model.names import ModuleNames
 from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import FamilyConfig
@@ -109,7 +109,7 @@ def build(config: Gpt2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     feed_forward = UngatedFeedForwardNode(dim=dim, hidden=config.hidden, w_up=BIASED, w_down=BIASED)
 
     def block(index: int) -> BlockNode:
-        return block_of(config, attention_of(config, index, run, **biased), norm, feed_forward=feed_forward)
+        return build_block(config, build_attention(config, index, run, **biased), norm, feed_forward=feed_forward)
 
     top = {"embed.tokens": "wte", "embed.positions": "wpe", "head.norm": "ln_f"}
     names = ModuleNames(

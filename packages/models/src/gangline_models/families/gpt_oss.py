@@ -15,7 +15,7 @@ from gangline.config import PositiveFloat, PositiveInt
 from gangline.model.linear_nodes import LinearNode
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode, SinksNode
-from gangline_basics.model.decoder_tree import BIASED, attention_of, block_of, feed_forward_of
+from gangline_basics.model.decoder_tree import BIASED, build_attention, build_block, feed_forward_of
 from gangline_basics.model.gating import Gating
 from gangline_basics.model.names import LAYER, ModuleNames
 from gangline_basics.model.plan import plan_family
@@ -98,6 +98,6 @@ def build(config: GptOss, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     feed_forward = feed_forward_of(config, gating=gating, **dict.fromkeys(LINEARS, BIASED))
 
     def block(index: int) -> BlockNode:
-        return block_of(config, attention_of(config, index, run, **own), feed_forward=feed_forward)
+        return build_block(config, build_attention(config, index, run, **own), feed_forward=feed_forward)
 
     return plan_family(config, block, names=ModuleNames(NAMES))

@@ -13,7 +13,7 @@ from gangline.config import PositiveFloat
 from gangline.model.linear_nodes import EmbeddingNode
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode
-from gangline_basics.model.decoder_tree import attention_of, block_of, norm_of
+from gangline_basics.model.decoder_tree import build_attention, build_block, build_norm
 from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import RotaryConfig
 from gangline_models.families.format import SIZES, RotaryFormat
@@ -61,7 +61,7 @@ def build(config: Granite, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     scale, residual = config.attention_multiplier, config.residual_multiplier
     return plan_family(
         config,
-        lambda index: block_of(config, attention_of(config, index, run, scale=scale), residual_scale=residual),
+        lambda index: build_block(config, build_attention(config, index, run, scale=scale), residual_scale=residual),
         embed=EmbeddingNode(**sizes, scale=config.embedding_multiplier),
-        head=HeadNode(**sizes, norm=norm_of(config), z=config.z_loss, scale=1 / config.logits_scaling),
+        head=HeadNode(**sizes, norm=build_norm(config), z=config.z_loss, scale=1 / config.logits_scaling),
     )

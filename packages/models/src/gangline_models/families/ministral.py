@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gangline.config import PositiveInt
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import DecoderNode
-from gangline_basics.model.decoder_tree import attention_of, block_of
+from gangline_basics.model.decoder_tree import build_attention, build_block
 from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import PatternConfig
 from gangline_models.families.format import SIZES, PatternFormat
@@ -44,4 +44,4 @@ class MinistralFormat(PatternFormat[Ministral]):
 
 def build(config: Ministral, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
-    return plan_family(config, lambda index: block_of(config, attention_of(config, index, run)))
+    return plan_family(config, lambda index: build_block(config, build_attention(config, index, run)))

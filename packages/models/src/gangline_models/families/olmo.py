@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gangline.config import PositiveInt
 from gangline.plan import Cut, Plan
 from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
-from gangline_basics.model.decoder_tree import attention_of, feed_forward_of, norm_of
+from gangline_basics.model.decoder_tree import build_attention, build_norm, feed_forward_of
 from gangline_basics.model.names import LAYER, ModuleNames
 from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import RotaryConfig, TwoRopesConfig
@@ -86,7 +86,7 @@ class Olmo3Format(TwoRopesFormat[Olmo3]):
 
 def build(config: Olmo2 | Olmo3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
-    norm, head = norm_of(config), config.head_width
+    norm, head = build_norm(config), config.head_width
     norms: dict[str, Any] = {
         "q_norm": WidthNormNode(dim=config.heads * head, eps=config.norm_eps),
         "k_norm": WidthNormNode(dim=config.key_heads * head, eps=config.norm_eps),
@@ -94,11 +94,11 @@ def build(config: Olmo2 | Olmo3, run: Run | None = None) -> tuple[DecoderNode, P
 
     def block(index: int) -> BlockNode:
         return BlockNode(
-            attention=attention_of(config, index, run, **norms),
+            attention=build_attention(config, index, run, **norms),
             attention_out_norm=norm,
             feed_forward=feed_forward_of(config),
             feed_forward_out_norm=norm,
         )
 
-    cuts = tuple(Cut.colwise(f"blocks.*.attention.{name}", head) for name in norms)
+    cuts = tuple(Cut.cut_colwise(f"blocks.*.attention.{name}", head) for name in norms)
     return plan_family(config, block, names=ModuleNames(NAMES), cuts=cuts)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Gt, Le
 
 from gangline import UserError
-from gangline.config.fields import hints_with_ranges
+from gangline.config.fields import resolve_hints_with_ranges
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import DecoderNode
-from gangline_basics.model.decoder_tree import attention_of, block_of
+from gangline_basics.model.decoder_tree import build_attention, build_block
 from gangline_basics.model.names import LAYER, ModuleNames
 from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import WindowedConfig
@@ -63,7 +63,7 @@ class Phi3Format(RotaryFormat[Phi3]):
         ):
             reader.expect(name, value)
         share = take_fields(reader).get(SHARE, reader.read_given(SHARE, 1.0))
-        reader.check(SHARE, share, hints_with_ranges(Phi3)["rotary_share"] | None)
+        reader.check(SHARE, share, resolve_hints_with_ranges(Phi3)["rotary_share"] | None)
         found = read_rope(reader, self.silent_theta, original=4096, share=True)
         if share is None or found["rope"].kind not in KINDS:
             what = SHARE if share is None else "rope_type"
@@ -94,4 +94,4 @@ def build(config: Phi3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     }
     joined = {name: "self_attn.qkv_proj" if name.startswith("attention.") else "mlp.gate_up_proj" for name in rows}
     names = ModuleNames(LAYER | joined, rows=rows)
-    return plan_family(config, lambda index: block_of(config, attention_of(config, index, run)), names=names)
+    return plan_family(config, lambda index: build_block(config, build_attention(config, index, run)), names=names)

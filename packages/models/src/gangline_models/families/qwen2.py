@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gangline.config import NonNegativeInt, PositiveInt
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import DecoderNode
-from gangline_basics.model.decoder_tree import BIASED, attention_of, block_of
+from gangline_basics.model.decoder_tree import BIASED, build_attention, build_block
 from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import PatternConfig
 from gangline_models.families.format import SIZES, PatternFormat
@@ -61,4 +61,4 @@ class Qwen2Format(PatternFormat[Qwen2]):
 def build(config: Qwen2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
     biased: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv"), BIASED)
-    return plan_family(config, lambda index: block_of(config, attention_of(config, index, run, **biased)))
+    return plan_family(config, lambda index: build_block(config, build_attention(config, index, run, **biased)))

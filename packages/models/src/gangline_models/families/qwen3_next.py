@@ -16,12 +16,12 @@ from annotated_types import Gt, Le
 
 from gangline import Problem, UserError
 from gangline.config import PositiveInt, list_divisors
-from gangline.config.fields import hints_with_ranges
+from gangline.config.fields import resolve_hints_with_ranges
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node
 from gangline.plan import Cut, Init, Name, Plan
 from gangline_basics.model.decoder_nodes import AttentionNode, BlockNode, DecoderNode
-from gangline_basics.model.decoder_tree import attention_of, block_of, norm_of
+from gangline_basics.model.decoder_tree import build_attention, build_block, build_norm
 from gangline_basics.model.names import LAYER, ModuleNames
 from gangline_basics.model.plan import plan_family
 from gangline_models.delta_nodes import (
@@ -98,7 +98,7 @@ class Qwen3Next(RotaryConfig):
             )
         return found
 
-    def notices(self, run: Run) -> list[str]:
+    def list_notices(self, run: Run) -> list[str]:
         """Of weights that are there and not taken."""
         return report_skipped(self.weights, "mtp.")
 
@@ -131,7 +131,7 @@ class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
             reader.take(name)
         reader.expect("use_sliding_window", False)
         share = take_fields(reader).get(SHARE, reader.read_given(SHARE, 0.25))
-        reader.check(SHARE, share, hints_with_ranges(Qwen3Next)["rotary_share"] | None)
+        reader.check(SHARE, share, resolve_hints_with_ranges(Qwen3Next)["rotary_share"] | None)
         found = read_rope(reader, self.silent_theta, share=True)
         if share is None or found["rope"].kind not in KINDS:
             what = SHARE if share is None else "rope_type"
@@ -158,10 +158,10 @@ def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]
     values = config.delta_heads // config.delta_key_heads  # heads of a key head, with which they are cut
     wide = values * config.delta_value_dim
     here, convolutions = "blocks.*.attention", ("conv_q", "conv_k", "conv_v")
-    norm = norm_of(config, offset=1.0)
+    norm = build_norm(config, offset=1.0)
 
     def block(index: int) -> BlockNode:
-        return block_of(config, _attention(config, index, run) if config.attends(index) else _delta(config), norm)
+        return build_block(config, _attention(config, index, run) if config.attends(index) else _delta(config), norm)
 
     return plan_family(
         config,
@@ -169,10 +169,10 @@ def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]
         norm=norm,
         names=_names(config),
         cuts=(
-            Cut.colwise(f"{here}.wq", 2 * config.head_width),
-            Cut.colwise(f"{here}.wqkvz", 2 * config.delta_key_dim + 2 * wide),
-            Cut.colwise(f"{here}.wba", 2 * values),
-            Cut.rowwise(f"{here}.w_out", wide),
+            Cut.cut_colwise(f"{here}.wq", 2 * config.head_width),
+            Cut.cut_colwise(f"{here}.wqkvz", 2 * config.delta_key_dim + 2 * wide),
+            Cut.cut_colwise(f"{here}.wba", 2 * values),
+            Cut.cut_rowwise(f"{here}.w_out", wide),
             *(Cut(f"{here}.{name}", 0, "tp", config.delta_key_dim) for name in convolutions[:2]),
             Cut(f"{here}.conv_v", 0, "tp", wide),
             Cut(f"{here}.decay", 0, "tp", values),
@@ -191,7 +191,7 @@ def _attention(config: Qwen3Next, block: int, run: Run | None) -> AttentionNode:
     norm = HeadNormNode(dim=config.head_width, eps=config.norm_eps, offset=1.0, heads=config.heads)
     own: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), LinearNode(bias=config.biases))
     own |= {"q_norm": norm, "k_norm": replace(norm, heads=config.key_heads)}
-    return attention_of(config, block, run, GatedAttentionNode, **own)
+    return build_attention(config, block, run, GatedAttentionNode, **own)
 
 
 def _delta(config: Qwen3Next) -> Node:

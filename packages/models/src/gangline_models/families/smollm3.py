@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gangline.config import PositiveInt
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import DecoderNode
-from gangline_basics.model.decoder_tree import attention_of, block_of
+from gangline_basics.model.decoder_tree import build_attention, build_block
 from gangline_basics.model.plan import plan_family
 from gangline_basics.model.rope_rates import Rope
 from gangline_models.families.base import RotaryConfig
@@ -33,8 +33,8 @@ class SmolLM3(RotaryConfig):
     rope_theta: float = 2_000_000.0
     nope_every: PositiveInt | None = 4  # of so many blocks the last one has no rotary positions; null: all have them
 
-    def rope_of(self, block: int, length: int) -> Rope | None:
-        return None if self.nope_every and (block + 1) % self.nope_every == 0 else super().rope_of(block, length)
+    def get_rope(self, block: int, length: int) -> Rope | None:
+        return None if self.nope_every and (block + 1) % self.nope_every == 0 else super().get_rope(block, length)
 
 
 class SmolLM3Format(RotaryFormat[SmolLM3]):
@@ -80,4 +80,4 @@ class SmolLM3Format(RotaryFormat[SmolLM3]):
 
 def build(config: SmolLM3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
-    return plan_family(config, lambda index: block_of(config, attention_of(config, index, run)))
+    return plan_family(config, lambda index: build_block(config, build_attention(config, index, run)))

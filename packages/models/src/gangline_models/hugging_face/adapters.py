@@ -50,7 +50,7 @@ def decode_kept(read: Read, shapes: Shapes, plan: Plan) -> Read:
         from gangline_basics.model.low_bit import decode
 
         for name, tensor in read(wanted):
-            if plan.dtype_of(name) == "int8":
+            if plan.get_dtype(name) == "int8":
                 scales = f"{name.rpartition('.')[0]}{SCALES}"
                 ((_, beside),) = read({scales: shapes[scales]})
                 tensor = decode(tensor, beside)

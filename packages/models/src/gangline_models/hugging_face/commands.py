@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.id import CheckpointId
-from gangline.config.values import override, plain
+from gangline.config.values import override, to_plain
 from gangline.errors import UserError
-from gangline.shard import is_of_model, parameter_of
-from gangline_basics.checkpoint.weights import add_weights, weights_under
+from gangline.shard import is_of_model, parse_parameter
+from gangline_basics.checkpoint.weights import add_weights, find_weights_under
 from gangline_models.hugging_face.config import config_json_of, read_edited_config
 from gangline_models.hugging_face.names import find_theirs
 from gangline_models.hugging_face.write import DTYPES, MAX_SHARD_BYTES, export
@@ -49,8 +49,8 @@ def export_run(argv: Sequence[str]) -> int:
     kept: Checkpointer = registry.build(run.checkpoint, run, None)
     id = _choose(kept, options.run_dir, options.checkpoint)
     stored: Read = partial(_arrays, kept, id, _plan_of(run))
-    base, record = BaseWeights(run, *compose_model(run)), kept.document(id).get("base", {})
-    arrays, read, check = base.complete(kept.arrays(id), stored, record, f"checkpoint {id} of {options.run_dir}")
+    base, record = BaseWeights(run, *compose_model(run)), kept.read_document(id).get("base", {})
+    arrays, read, check = base.complete(kept.read_shapes(id), stored, record, f"checkpoint {id} of {options.run_dir}")
     count = write_model(options, run, options.run_dir, arrays, read, check)
     print(f"{options.out}: {id} of {options.run_dir}, {count} tensors in {options.dtype}")
     return 0
@@ -92,8 +92,8 @@ def write_model(
     from gangline_models.hugging_face.adapters import bits_beside, decode_kept, merging, write_apart
 
     _, plan = compose_model(run)
-    found = {parameter_of(name): shape for name, shape in arrays.items() if is_of_model(name)}
-    read = decode_kept(_map_reader(read, weights_under(options.weights, arrays, found)), found, plan)
+    found = {parse_parameter(name): shape for name, shape in arrays.items() if is_of_model(name)}
+    read = decode_kept(_map_reader(read, find_weights_under(options.weights, arrays, found)), found, plan)
     wrapping = {group: edit.resolve(run) for group, edit in sorted(run.edits.items()) if edit.wraps}
     if options.apart is not None:
         adapter = wrapping[options.apart].extract_adapter(found, plan) if options.apart in wrapping else None
@@ -103,7 +103,7 @@ def write_model(
                 f"Model edits of this run that wrap: {', '.join(wrapping) or 'none'}.",
             )
         check()
-        base = run.model.weights_directory()
+        base = run.model.get_weights_directory()
         write_apart(options.out, adapter, read, found, options.dtype, base)
         if (bits := bits_beside(found, plan, base)) is not None:
             whose = f"the weights of {base}" if base else "its first weights"
@@ -167,7 +167,7 @@ def _map_reader(read: Read, held: Mapping[str, str]) -> Read:
 
 def _choose(kept: Checkpointer, run_dir: str, wanted: str | None) -> CheckpointId:
     held = kept.list()
-    found = kept.latest() if wanted is None else CheckpointId.parse(wanted)
+    found = kept.find_latest() if wanted is None else CheckpointId.parse(wanted)
     if found is None or found not in held:
         what = "checkpoint" if wanted is None else f"checkpoint {wanted}"
         raise UserError(f"{run_dir} has no {what}.", f"It has {', '.join(map(str, held)) or 'none'}.")
@@ -190,7 +190,7 @@ def _arrays(
     from gangline.shard import Layout, Registry, Shard
 
     for name, shape in shapes.items():
-        codes = plan.dtype_of(parameter_of(name)) == "int8"
+        codes = plan.get_dtype(parse_parameter(name)) == "int8"
         whole = torch.empty(shape, dtype=torch.int8 if codes else torch.float32)
         shard = Shard(name, shape, whole.dtype, (0,) * len(shape), whole)
         kept.load(id, [shard], Registry.of(Mesh.of({}), {shard.name: Layout(shape)}))
@@ -213,20 +213,20 @@ def import_model(argv: Sequence[str]) -> int:
 
 def _check_tensors(directory: Path, config: ModelConfig, edits: Sequence[EditConfig]) -> None:
     """Raises UserError where a run that starts from the directory would find that its weights lack or do not fit."""
-    from gangline.config.check import part_problems
-    from gangline.config.defaults import default_run
+    from gangline.config.check import find_part_problems
+    from gangline.config.defaults import build_default_run
     from gangline.model.build import construct
     from gangline.model.compose import compose_model
-    from gangline.model.init import shards_of
+    from gangline.model.init import list_shards
     from gangline.plugin.registry import installed
     from gangline_models.hugging_face.read import check_pretrained, refuse_larger
 
-    run = default_run(model=config, **{installed().part_of(edit).group: edit for edit in edits})
-    if found := part_problems(run, [config, *edits]):
+    run = build_default_run(model=config, **{installed().find_part(edit).group: edit for edit in edits})
+    if found := find_part_problems(run, [config, *edits]):
         raise UserError.of(found)
     tree, plan = compose_model(run)
     refuse_larger(directory, tree)
-    check_pretrained(directory, shards_of(construct(tree), plan), plan)  # without their memory
+    check_pretrained(directory, list_shards(construct(tree), plan), plan)  # without their memory
 
 
 def words_for(directory: Path) -> list[str]:
@@ -243,11 +243,11 @@ def _words(config: PartConfig) -> list[str]:
     """A part as a user types it, with what it opens."""
     from gangline.plugin.registry import installed
 
-    offer = installed().part_of(config)
+    offer = installed().find_part(config)
     words = [f"{offer.group}={offer.part.name}", *_settings(config, offer.group, set(offer.part.opens))]
     for name in offer.part.opens:
         inner = getattr(config, name)
-        words.append(f"{offer.group}/{name}={installed().part_of(inner).part.name}")
+        words.append(f"{offer.group}/{name}={installed().find_part(inner).part.name}")
         words += _settings(inner, f"{offer.group}.{name}")
     return words
 
@@ -260,7 +260,7 @@ def _settings(config: PartConfig, place: str, opens: Collection[str] = ()) -> li
         for item in fields(config)
         if item.name not in opens and (value := getattr(config, item.name)) != getattr(defaults, item.name)
     ]
-    return [override(f"{place}.{name}", plain(value)) for name, value in changed]
+    return [override(f"{place}.{name}", to_plain(value)) for name, value in changed]
 
 
 def train_command(overrides: Sequence[str]) -> str:

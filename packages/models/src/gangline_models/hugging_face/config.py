@@ -124,7 +124,7 @@ def check_weights(run: Run) -> list[Problem]:
     Edits compare what belongs to them in `EditConfig.check`. A run that continues takes its weights from its checkpoint
     and does not need the directory.
     """
-    config, directory = run.model, run.model.weights_directory()
+    config, directory = run.model, run.model.get_weights_directory()
     if directory is None or (here := model_format(config)) is None or holds_checkpoint(run):
         return []
     try:

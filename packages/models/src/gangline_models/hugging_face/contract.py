@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gangline import UserError
 from gangline.config.suggest import suggest_near
 from gangline.errors import RAISED
-from gangline.plugin.catalogue import suppliers
+from gangline.plugin.catalogue import find_suppliers
 from gangline.plugin.registry import installed, load
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class SameModel(EditFormat):
 def find_model_format(architecture: str, directory: str | Path) -> ModelFormat:
     """Return the format of the one installed part that names an architecture. Raises UserError where none or two do."""
     offers, broken = dict[str, dict[str, ModelFormat]](), list[str]()
-    for name, offer in sorted(installed().offers("model").items()):
+    for name, offer in sorted(installed().get_offers("model").items()):
         if spec := offer.part.capabilities.get(CAPABILITY):
             try:
                 own: ModelFormat = load(spec)()
@@ -98,7 +98,7 @@ def find_model_format(architecture: str, directory: str | Path) -> ModelFormat:
         raise UserError(what, f"{' and '.join(claims)} both read it.", "Uninstall one of the two.")
     if not claims:
         known = f"{suggest_near(architecture, list(offers))} Known here: {', '.join(offers)}.".strip()
-        more = f"More come with {', '.join(suppliers('model'))}, where that is not installed."
+        more = f"More come with {', '.join(find_suppliers('model'))}, where that is not installed."
         raise UserError(what, known, *broken, more)
     return next(iter(claims.values()))
 
@@ -115,12 +115,14 @@ def edit_format(cls: type[EditConfig]) -> EditFormat | None:
 
 def edit_classes() -> list[type[EditConfig]]:
     """Return the classes of options of the installed edits that have a format, without those that derive from them."""
-    every = [offer.part for group in sorted(installed().edit_groups()) for offer in installed().offers(group).values()]
+    every = [
+        offer.part for group in sorted(installed().edit_groups()) for offer in installed().get_offers(group).values()
+    ]
     return [part.config for part in every if CAPABILITY in part.capabilities]
 
 
 def _format(cls: type[PartConfig]) -> Any:
-    if (spec := installed().capability(cls, CAPABILITY)) is None:
+    if (spec := installed().get_capability(cls, CAPABILITY)) is None:
         return None
     try:
         return load(spec)()

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from gangline.config.ranges import is_of, words, wrong
+from gangline.config.ranges import explain_wrong, format_range, is_of
 from gangline.config.values import describe
 from gangline.errors import UserError
 
@@ -68,8 +68,8 @@ def _complaint(hint: Any, value: Any) -> str | None:
     An integer beyond 64 bits is refused: it is larger than any size, and has no float.
     """
     if not is_of(hint, value):
-        return f"must be {', '.join(filter(None, (describe(hint), words(hint))))}"
-    return "must be less than 2^63" if _exceeds_64_bits(value) else wrong(hint, value)
+        return f"must be {', '.join(filter(None, (describe(hint), format_range(hint))))}"
+    return "must be less than 2^63" if _exceeds_64_bits(value) else explain_wrong(hint, value)
 
 
 def _exceeds_64_bits(value: Any) -> bool:

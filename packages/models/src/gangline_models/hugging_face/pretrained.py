@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class HuggingFace(Pretrained):
     """config.json and safetensors, whose tensors the plan names (`Plan.names`)."""
 
-    def problems(self, run: Run) -> list[Problem]:
+    def find_problems(self, run: Run) -> list[Problem]:
         return check_weights(run)
 
     def check_names(self, directory: str, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:

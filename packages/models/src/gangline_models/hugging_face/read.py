@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
-from gangline.model.tree import parameter_shapes
+from gangline.model.tree import get_parameter_shapes
 from gangline.plan import Plan
-from gangline.shard import parameter_of
+from gangline.shard import parse_parameter
 from gangline_models.hugging_face.names import Shapes, Theirs, find_theirs, layers_of, strangers
 from gangline_models.hugging_face.tensors import Tensors
 
@@ -55,7 +55,7 @@ def check_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan)
     """
     shards = list(shards)
     with Tensors(directory) as tensors:
-        _refuse_strangers(tensors, plan, {parameter_of(shard.name): shard.global_shape for shard in shards})
+        _refuse_strangers(tensors, plan, {parse_parameter(shard.name): shard.global_shape for shard in shards})
         _refuse_untied(tensors, plan)
         for shard in shards:
             for theirs in _find_brought(tensors, plan, shard):
@@ -69,7 +69,7 @@ def refuse_larger(directory: str | Path, tree: Node) -> None:
     """
     with Tensors(directory) as tensors:
         held = sum(prod(tensors.shape(name)) for name in tensors.files)
-    wanted = sum(map(prod, parameter_shapes(tree).values()))
+    wanted = sum(map(prod, get_parameter_shapes(tree).values()))
     if wanted > LARGER * max(held, 1):
         raise UserError(
             f"{directory}/config.json describes a model of {wanted:,} parameters.",
@@ -136,7 +136,7 @@ def _find_brought(tensors: Tensors, plan: Plan, shard: Shard) -> list[Theirs]:
 
 
 def _owner(plan: Plan, shard: Shard) -> str:
-    return plan.owner(parameter_of(shard.name))
+    return plan.get_owner(parse_parameter(shard.name))
 
 
 def _check(tensors: Tensors, theirs: Theirs, shard: Shard, plan: Plan) -> None:

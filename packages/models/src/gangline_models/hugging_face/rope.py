@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gangline.config import PositiveFloat, PositiveInt
-from gangline.config.fields import hints_with_ranges
+from gangline.config.fields import resolve_hints_with_ranges
 from gangline_models.hugging_face.config_reader import ConfigReader
 from gangline_models.rope.base import RopeChoice
 from gangline_models.rope.parts import BY_KIND
@@ -102,7 +102,7 @@ def read_choice(
             raise reader.lacks(f"{name} of its rope_parameters, whose type is {kind}")
         if name in said and said[name] is None and name not in config.nullable:
             raise reader.explain(f"rope_parameters.{name}", "null", "transformers has no meaning for that.")
-    ranges = {name: hints_with_ranges(config)[ours] for ours, name in config.words.items()}
+    ranges = {name: resolve_hints_with_ranges(config)[ours] for ours, name in config.words.items()}
     found = {name: reader.check(name, said[name], ranges[name]) for name in words if said.get(name) is not None}
     if ORIGINAL in words:
         chosen = original or found.get(ORIGINAL) or reader.need(LONGEST, PositiveInt)

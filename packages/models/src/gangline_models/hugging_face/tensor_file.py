@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangline.errors import UserError
-from gangline.shard import itemsize
+from gangline.shard import get_itemsize
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ def encode_header(dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[by
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     ends = [0]
     for name, shape in shapes.items():
-        ends.append(ends[-1] + prod(shape) * itemsize(dtype))
+        ends.append(ends[-1] + prod(shape) * get_itemsize(dtype))
         header[name] = {"dtype": _THEIRS[dtype], "shape": list(shape), "data_offsets": ends[-2:]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that the tensors' bytes are aligned

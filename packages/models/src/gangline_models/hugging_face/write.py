@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gangline.errors import UserError
 from gangline.plan import Plan
-from gangline.shard import itemsize
+from gangline.shard import get_itemsize
 from gangline_models.hugging_face.names import Theirs, find_theirs
 from gangline_models.hugging_face.tensor_file import encode_header
 from gangline_models.hugging_face.tensors import INDEX, ONE_FILE
@@ -55,7 +55,7 @@ def export(
 
     arrays  (name, whole tensor) in any order, drawn one at a time; each of `shapes` once. The next one may lie in the
             same memory
-    shapes  global shape of every parameter by name (`gangline.model.tree.parameter_shapes`)
+    shapes  global shape of every parameter by name (`gangline.model.tree.get_parameter_shapes`)
     config  the content of config.json
     beside  further files by name: a tokenizer's
 
@@ -66,7 +66,7 @@ def export(
     if target.exists():
         raise UserError(f"{target} exists.", "An export overwrites nothing.", "Name another directory.")
     slots = {
-        name: [_Slot(theirs, prod(theirs.shape) * itemsize(dtype)) for theirs in find_theirs(plan, name, shape)]
+        name: [_Slot(theirs, prod(theirs.shape) * get_itemsize(dtype)) for theirs in find_theirs(plan, name, shape)]
         for name, shape in shapes.items()
     }
     partial = target.with_name(f".{target.name}.partial")

@@ -32,10 +32,10 @@ from gangline.batch import Batch
 from gangline.model.build import construct
 from gangline.model.forward_context import gather_heads
 from gangline.model.linear import Linear
-from gangline_basics.model.attention import plain
+from gangline_basics.model.attention import get_plain_attention
 from gangline_basics.model.kept_tokens import KeptTokens, KeyValues, attend_one_query
 from gangline_basics.model.rope import rotate_pair
-from gangline_basics.model.rope_rates import frequencies
+from gangline_basics.model.rope_rates import compute_frequencies
 from gangline_models.latent_nodes import LatentUpNode, MlaNode
 
 
@@ -63,10 +63,10 @@ class LatentAttention(nn.Module):
         self.wkv_a, self.kv, self.wo = construct(node.wkv_a), construct(node.kv), construct(node.wo)
         self.latent, self.nope, self.rotary, self.value = node.kv.rank, node.nope_dim, node.rope_dim, node.v_dim
         self.interleaved = node.interleaved
-        self.rates = frequencies(node.rope, node.rope_dim)
+        self.rates = compute_frequencies(node.rope, node.rope_dim)
         self.magnitude = node.rope.scaling.magnitude if node.rope.scaling else 1.0
         self.call = node.call
-        self.attention = plain(node.call)
+        self.attention = get_plain_attention(node.call)
 
     def forward(self, x_BtD: Tensor, batch: Batch) -> Tensor:
         q_BTF = self.wq(x_BtD) if self.wq is not None else self.q(x_BtD)  # type: ignore[misc]

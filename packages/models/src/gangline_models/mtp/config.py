@@ -24,7 +24,7 @@ class Mtp(EditConfig):
     depth: PositiveInt = 1  # further tokens, each predicted by a module of its own
     weight: NonNegativeFloat = 0.3  # of their loss; DeepSeek-V3: 0.3, and 0.1 for the last third of its tokens
 
-    def summary(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
+    def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
         """Of each depth the mean cross-entropy of the targets that it had."""
         nats, targets = metrics.get("mtp_nats"), metrics.get("mtp_targets")
         if not isinstance(nats, list) or not isinstance(targets, list):
@@ -43,7 +43,7 @@ class Mtp(EditConfig):
         there, lacks = self._list_found(run)
         if not there or not lacks:
             return []
-        what = f"model.weights={run.model.weights_directory()} holds a part of what mtp.depth={self.depth} needs."
+        what = f"model.weights={run.model.get_weights_directory()} holds a part of what mtp.depth={self.depth} needs."
         return [Problem(what, f"It lacks {', '.join(lacks[:3])}.", "Take another mtp.depth, or mtp=off.")]
 
     def _check_frozen(self, run: Run) -> list[Problem]:
@@ -66,19 +66,21 @@ class Mtp(EditConfig):
         why = f"Frozen are {', '.join(frozen[:3])}{' and more' if frozen[3:] else ''}; no directory brings them."
         return [Problem(what, why, f"mtp=off, or {off}; or model.weights=DIR of a DeepSeek-V3 that has them.")]
 
-    def notices(self, run: Run) -> list[str]:
+    def list_notices(self, run: Run) -> list[str]:
         from gangline_models.mtp.edit import list_their_names
 
         if not list_their_names(run):
             return ["mtp: files of this model have no place for the modules' weights: an export leaves them out."]
         _, lacks = self._list_found(run)
-        return [f"model.weights={run.model.weights_directory()} lacks mtp's weights: they are drawn."] if lacks else []
+        return (
+            [f"model.weights={run.model.get_weights_directory()} lacks mtp's weights: they are drawn."] if lacks else []
+        )
 
     def _list_found(self, run: Run) -> tuple[list[str], list[str]]:
         """Names of the modules' tensors that the directory has, and of those that it lacks; none of no directory."""
         from gangline.run.directory import holds_checkpoint
 
-        directory = run.model.weights_directory()
+        directory = run.model.get_weights_directory()
         if directory is None or holds_checkpoint(run):
             return [], []
         from gangline_models.hugging_face.tensors import tensor_names

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gangline import UserError
 from gangline.model.compose import compose_model
 from gangline.model.linear_nodes import LinearNode
-from gangline.model.tree import Node, map_paths, nodes, parameter_shapes, replace_node
+from gangline.model.tree import Node, get_parameter_shapes, iterate_nodes, map_paths, replace_node
 from gangline.plan import Init, Name, Plan, matches
 from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode
 from gangline_models.hugging_face.names import find_theirs
@@ -28,11 +28,11 @@ RULES, PATTERNS = ("cuts", "inits", "seams", "low_bit"), ("master_dtype", "parti
 
 def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
     """Put the modules beside the head. Raises UserError for a model whose head or embedding is not that of basics."""
-    found = dict(nodes(tree))
+    found = dict(iterate_nodes(tree))
     head, last = found.get(plan.head), f"{plan.blocks}.{plan.layers - 1}"
     if not isinstance(tree, DecoderNode) or not isinstance(head, HeadNode):
         raise UserError("mtp has no rule for the head of this model.", "", "mtp=off, or another model.")
-    embedding = sorted(parameter_shapes(map_paths(tree)[plan.embed]))
+    embedding = sorted(get_parameter_shapes(map_paths(tree)[plan.embed]))
     if embedding != ["weight"]:
         why = f"It holds {', '.join(embedding)}; a module reads one table of tokens, without positions."
         raise UserError("mtp has no rule for the embedding of this model.", why, "mtp=off, or another model.")
@@ -40,7 +40,12 @@ def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
     node = MtpHeadNode(inner=map_paths(tree)[plan.head], mtp=modules, weight=options.weight)
     edited = replace_node(tree, plan.head, node)
     rules = _plan_modules(plan, head, options.depth) | {"names": tuple(_names(plan, edited, options.depth))}
-    ties = {f"{at}.{alias}": plan.owner(of) for at, n in nodes(edited) if at for alias, of in n.ties().items()}
+    ties = {
+        f"{at}.{alias}": plan.get_owner(of)
+        for at, n in iterate_nodes(edited)
+        if at
+        for alias, of in n.get_ties().items()
+    }
     rules["tied"] = tuple(ties.items())
     rules["head_blocks"] = (f"{_modules(plan)}.*.block",)
     for kind, of_blocks in _plan_blocks(tree, plan, last).items():
@@ -51,7 +56,7 @@ def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
 def _module(tree: Node, plan: Plan, head: HeadNode, index: int) -> MtpNode:
     nodes_of = map_paths(tree)
     embed, block = nodes_of[plan.embed], nodes_of[f"{plan.blocks}.{plan.layers - 1}"]
-    shares = [(f"embed.{name}", f"{plan.embed}.{name}") for name in parameter_shapes(embed)]
+    shares = [(f"embed.{name}", f"{plan.embed}.{name}") for name in get_parameter_shapes(embed)]
     return MtpNode(
         path=f"{_modules(plan)}.{index}.block",
         first=index == 0,
@@ -74,9 +79,9 @@ def _plan_modules(plan: Plan, head: HeadNode, depth: int) -> dict[str, tuple[Any
     """First weights of norms, and of the product that merges."""
     place, inits = f"{_modules(plan)}.*", list[Init]()
     for name in ("embed_norm", "hidden_norm", "head.norm"):
-        for own in parameter_shapes(head.norm):
+        for own in get_parameter_shapes(head.norm):
             inits.append(replace(plan.init(f"{plan.head}.norm.{own}"), pattern=f"{place}.{name}.{own}"))
-    inits.append(replace(plan.init(plan.owner(f"{plan.head}.weight")), pattern=f"{place}.merge"))
+    inits.append(replace(plan.init(plan.get_owner(f"{plan.head}.weight")), pattern=f"{place}.merge"))
     return {"inits": tuple(inits)}
 
 
@@ -98,7 +103,7 @@ class _Inside:
 
     def __init__(self, tree: Node, plan: Plan, last: str) -> None:
         self._plan, self._last = plan, last
-        self._everywhere = [*parameter_shapes(tree), *map_paths(tree)]
+        self._everywhere = [*get_parameter_shapes(tree), *map_paths(tree)]
         self._here = [name for name in self._everywhere if matches(last, name)]
 
     def rename(self, pattern: str) -> Iterator[str]:
@@ -150,7 +155,9 @@ def _number(theirs: str, layer: int) -> str:
 def list_their_names(run: Run) -> list[str]:
     """What a directory calls the arrays of the modules."""
     tree, plan = compose_model(run)
-    mine = ((name, shape) for name, shape in parameter_shapes(tree).items() if name.startswith(f"{_modules(plan)}."))
+    mine = (
+        (name, shape) for name, shape in get_parameter_shapes(tree).items() if name.startswith(f"{_modules(plan)}.")
+    )
     return [theirs.name for name, shape in mine for theirs in find_theirs(plan, name, shape)]
 
 
@@ -161,4 +168,4 @@ def list_frozen(run: Run) -> list[str]:
     except UserError:
         return []  # whoever checks a run composes it, too, and says why
     place = f"{_modules(plan)}."
-    return [n for n in parameter_shapes(tree) if plan.owner(n).startswith(place) and plan.is_frozen(n)]
+    return [n for n in get_parameter_shapes(tree) if plan.get_owner(n).startswith(place) and plan.is_frozen(n)]

@@ -33,10 +33,10 @@ class MtpNode(Node):
     head: HeadNode
     shares: tuple[tuple[str, str], ...]
 
-    def ties(self) -> dict[str, str]:
+    def get_ties(self) -> dict[str, str]:
         return dict(self.shares)
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """What the product that merges reads, less what goes in: that the head before keeps, too, unless it scales.
 
         A lookup keeps which rows it took: those of the first module are the batch's own, where the vocabulary is whole.
@@ -54,12 +54,12 @@ class MtpHeadNode(WrapNode):
     mtp: tuple[MtpNode, ...]
     weight: float
 
-    def decodes(self) -> Decoding | None:
+    def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
     def emits_loss(self) -> bool:
         return self.weight > 0
 
-    def activation_bytes(self, sizes: LocalSizes) -> int:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """The modules say their own."""
         return 0

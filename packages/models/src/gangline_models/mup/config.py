@@ -30,7 +30,7 @@ class Mup(EditConfig):
 
     def check(self, run: Run) -> list[Problem]:
         from gangline.model.compose import compose_model
-        from gangline.model.tree import parameter_shapes
+        from gangline.model.tree import get_parameter_shapes
         from gangline.plan import choose_by_pattern
 
         optimizer = run.optimizer
@@ -40,7 +40,7 @@ class Mup(EditConfig):
                 Problem(what, "Each optimizer has rules of its own (arXiv 2203.03466, table 8).", "optimizer=adamw")
             ]
         tree, plan = compose_model(run)
-        shapes = {name: shape for name, shape in parameter_shapes(tree).items() if not plan.is_frozen(name)}
+        shapes = {name: shape for name, shape in get_parameter_shapes(tree).items() if not plan.is_frozen(name)}
         wanted = rates(shapes, plan, plan.facts["dim"] / self.base_dim)
         if all(
             math.isclose(choose_by_pattern(optimizer.rates, name, 1.0), wanted.get(name, 1.0), rel_tol=1e-3)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from math import sqrt
 
 from gangline import UserError
-from gangline.model.tree import Node, map_paths, nodes, parameter_shapes, replace_node
+from gangline.model.tree import Node, get_parameter_shapes, iterate_nodes, map_paths, replace_node
 from gangline.plan import Plan, matches
 from gangline_basics.model.decoder_nodes import AttentionNode, HeadNode
 from gangline_models.mup.config import Mup
@@ -25,7 +25,7 @@ from gangline_models.mup.config import Mup
 def edit(tree: Node, plan: Plan, options: Mup) -> tuple[Node, Plan, list[str]]:
     """Scale logits, scores and first weights. Raises UserError for a model whose nodes it does not know."""
     wider = plan.facts["dim"] / options.base_dim
-    found = dict(nodes(tree))
+    found = dict(iterate_nodes(tree))
     head = map_paths(tree).get(plan.head)
     if not isinstance(head, HeadNode):
         why = "Another edit that changes it, such as mtp or dpo, cannot be had beside mup."
@@ -39,7 +39,9 @@ def edit(tree: Node, plan: Plan, options: Mup) -> tuple[Node, Plan, list[str]]:
             tree = replace_node(tree, path, replace(node, scale=scale))
             claimed.append(path)
     matrices = [
-        name for name, shape in parameter_shapes(tree).items() if len(shape) >= 2 and name.startswith(f"{plan.blocks}.")
+        name
+        for name, shape in get_parameter_shapes(tree).items()
+        if len(shape) >= 2 and name.startswith(f"{plan.blocks}.")
     ]
     inits = tuple(
         replace(init, scale=init.scale / sqrt(wider))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gangline.config import PositiveFloat, PositiveInt
-from gangline_basics.model.rope_rates import RopeScaling, plain_rates
+from gangline_basics.model.rope_rates import RopeScaling, compute_plain_rates
 from gangline_models.rope.base import RopeChoice
 
 
@@ -25,8 +25,8 @@ class BaseScaling(RopeScaling):
 
     stretch: float
 
-    def rates(self, theta: float, width: int) -> tuple[float, ...]:
-        return plain_rates(theta * self.stretch ** (width / (width - 2)), width)
+    def compute_rates(self, theta: float, width: int) -> tuple[float, ...]:
+        return compute_plain_rates(theta * self.stretch ** (width / (width - 2)), width)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gangline.config import PositiveFloat
-from gangline_basics.model.rope_rates import RopeScaling, plain_rates
+from gangline_basics.model.rope_rates import RopeScaling, compute_plain_rates
 from gangline_models.rope.base import RopeChoice
 
 
@@ -17,8 +17,8 @@ class LinearScaling(RopeScaling):
 
     factor: float
 
-    def rates(self, theta: float, width: int) -> tuple[float, ...]:
-        return tuple(rate / self.factor for rate in plain_rates(theta, width))
+    def compute_rates(self, theta: float, width: int) -> tuple[float, ...]:
+        return tuple(rate / self.factor for rate in compute_plain_rates(theta, width))
 
 
 @dataclass

@@ -16,7 +16,7 @@ from annotated_types import Ge
 
 from gangline import Problem
 from gangline.config import PositiveFloat
-from gangline_basics.model.rope_rates import RopeScaling, plain_rates
+from gangline_basics.model.rope_rates import RopeScaling, compute_plain_rates
 from gangline_models.rope.base import RopeChoice
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ class PairwiseScaling(RopeScaling):
     def magnitude(self) -> float:
         return self.attention_factor
 
-    def rates(self, theta: float, width: int) -> tuple[float, ...]:
-        return tuple(rate / factor for rate, factor in zip(plain_rates(theta, width), self.factors, strict=True))
+    def compute_rates(self, theta: float, width: int) -> tuple[float, ...]:
+        return tuple(
+            rate / factor for rate, factor in zip(compute_plain_rates(theta, width), self.factors, strict=True)
+        )
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gangline import Problem
 from gangline.config import PositiveFloat, PositiveInt
-from gangline_basics.model.rope_rates import RopeScaling, plain_rates
+from gangline_basics.model.rope_rates import RopeScaling, compute_plain_rates
 from gangline_models.rope.base import RopeChoice
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ class YarnScaling(RopeScaling):
     def magnitude(self) -> float:
         return self.attention_factor
 
-    def rates(self, theta: float, width: int) -> tuple[float, ...]:
+    def compute_rates(self, theta: float, width: int) -> tuple[float, ...]:
         low, high = self._pair(self.beta_fast, theta, width), self._pair(self.beta_slow, theta, width)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, width - 1)
         high += 0.001 if low == high else 0
         found = []
-        for index, rate in enumerate(plain_rates(theta, width)):
+        for index, rate in enumerate(compute_plain_rates(theta, width)):
             slowed = min(1.0, max(0.0, (index - low) / (high - low)))
             found.append(rate / self.factor * slowed + rate * (1 - slowed))
         return tuple(found)

@@ -85,7 +85,7 @@ def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     from gangline.run.directory import holds_checkpoint
     from gangline_models.hugging_face.config import read_config
 
-    directory = run.model.weights_directory()
+    directory = run.model.get_weights_directory()
     if directory is None or holds_checkpoint(run):
         return []
     try:

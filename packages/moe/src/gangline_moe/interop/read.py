@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gangline import UserError
 from gangline.config import NonNegativeInt, PositiveInt
-from gangline.config.fields import hints_with_ranges
+from gangline.config.fields import resolve_hints_with_ranges
 from gangline_models.hugging_face.config_reader import ConfigReader
 from gangline_moe.interop.architectures import ARCHITECTURES, DOTS, QWEN, ExpertsArchitecture
 from gangline_moe.routers.config import Grouped, RouterConfig, Sigmoid
@@ -93,7 +93,7 @@ class _Experts:
         if not self.of.scored:
             told = "norm_topk_prob" in self.of.silent
             return self.of.router[0](**({"renormalise": self.field("norm_topk_prob", bool)} if told else {}))
-        scale = self.field("routed_scaling_factor", hints_with_ranges(Sigmoid)["scale"])
+        scale = self.field("routed_scaling_factor", resolve_hints_with_ranges(Sigmoid)["scale"])
         scores = {"renormalise": self.field("norm_topk_prob", bool), "scale": scale}
         groups, top = self.field("n_group", PositiveInt), self.field("topk_group", PositiveInt)
         if groups == 1:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline import Part, Problem
 from gangline.config import NonNegativeFloat, PartConfig, PositiveFloat, PositiveInt, ShareBelowOne
-from gangline_basics.advice import nearest
+from gangline_basics.advice import suggest_nearest
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -31,9 +31,9 @@ class RouterConfig(PartConfig):
     jitter: ShareBelowOne = 0.0  # the router sees each feature multiplied by 1 - jitter to 1 + jitter
 
     def check(self, run: Run) -> list[Problem]:
-        return list(self.problems(run))
+        return list(self.find_problems(run))
 
-    def problems(self, run: Run) -> Iterator[Problem]:
+    def find_problems(self, run: Run) -> Iterator[Problem]:
         """What does not fit together."""
         yield from ()
 
@@ -70,22 +70,22 @@ class Grouped(Sigmoid):
     groups: PositiveInt = 8  # runs of as many neighbouring experts
     top_groups: PositiveInt = 4  # of them a token's experts come from
 
-    def problems(self, run: Run) -> Iterator[Problem]:
-        yield from super().problems(run)
+    def find_problems(self, run: Run) -> Iterator[Problem]:
+        yield from super().find_problems(run)
         options: Any = run.edits["moe"]  # whose part a router is
         experts, top_k = options.experts, options.top_k
         if experts % self.groups or experts // self.groups < 2:
             yield Problem(
                 f"moe.router.groups={self.groups} does not divide moe.experts={experts} into groups of two and more.",
                 "A group is as good as its two best experts.",
-                nearest(run, ({"moe.router.groups": groups} for groups in range(experts // 2, 0, -1))),
+                suggest_nearest(run, ({"moe.router.groups": groups} for groups in range(experts // 2, 0, -1))),
             )
         elif self.top_groups > self.groups or top_k > self.top_groups * (experts // self.groups):
             least = -(-top_k // (experts // self.groups))
             yield Problem(
                 f"moe.router.top_groups={self.top_groups} of {self.groups} groups leave too few experts, or too many.",
                 f"moe.top_k={top_k} experts come from groups of {experts // self.groups}.",
-                nearest(run, ({"moe.router.top_groups": size} for size in range(least, self.groups + 1))),
+                suggest_nearest(run, ({"moe.router.top_groups": size} for size in range(least, self.groups + 1))),
             )
 
 
@@ -93,8 +93,8 @@ class Grouped(Sigmoid):
 class ExpertChoice(RouterConfig):
     """Each expert takes as many tokens as every other: top_k / experts of a microbatch's, those it scores highest."""
 
-    def problems(self, run: Run) -> Iterator[Problem]:
-        yield from super().problems(run)
+    def find_problems(self, run: Run) -> Iterator[Problem]:
+        yield from super().find_problems(run)
         for name in ("bias_rate", "sequence_loss", "step_loss"):
             if getattr(self, name):
                 yield Problem(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gangline import UserError
 from gangline.comm.base import Comm
 from gangline.model.calls import AttentionCall, Call, call_of
-from gangline.model.contracts import seam_function
+from gangline.model.contracts import get_seam_function
 from gangline.model.seams import call_at
 from gangline.plan import Plan, matches, names
 from gangline_basics.model.recall import Recall
@@ -30,10 +30,10 @@ def set_attention(
 
     Gives the modules, and the functions whose places were taken.
 
-    Ring attention takes the seam's place and computes what is declared there (`gangline.model.seams.calls`); Ulysses
-    wraps what is there, and calls it with some of the heads. Raises UserError where the function there is not the
-    declared one or nobody says what it computes, where ring attention has not what it computes, and where a module that
-    the plan names has no such seam.
+    Ring attention takes the seam's place and computes what is declared there (`gangline.model.seams.get_calls`);
+    Ulysses wraps what is there, and calls it with some of the heads. Raises UserError where the function there is not
+    the declared one or nobody says what it computes, where ring attention has not what it computes, and where a module
+    that the plan names has no such seam.
     """
     if comm.size == 1:
         return []
@@ -43,7 +43,7 @@ def set_attention(
     recall, done = Recall(), list[str]()
     modules = {path: m for path, m in model.named_modules() if any(matches(pattern, path) for pattern in patterns)}
     for path, module in modules.items():
-        inner = seam_function(module, "attention")
+        inner = get_seam_function(module, "attention")
         if inner is None:
             continue
         call = _match_call(path, inner, call_at(declared, path), method)

@@ -54,7 +54,7 @@ def bounds_of(
     share, rest = divmod(run.batch.global_size, mesh.size(*DATA_AXES))
     if rest or not share:
         return None
-    micro = run.batch.micro_size or share // config.accumulation(share, mesh)
+    micro = run.batch.micro_size or share // config.count_microbatches(share, mesh)
     microbatches, rest = divmod(share, micro)
     pp, chosen = mesh.size("pp"), SCHEDULES[config.schedule]
     chunks = config.model_chunks if pp > 1 else 1
@@ -96,13 +96,13 @@ def _data(
     if not axes or plan.folds or not run.gradients.plain or plan.frozen:
         return ()
     each = microbatches if config.zero >= 2 and not run.deterministic else 0
-    width = run.precision.sizes()
+    width = run.precision.get_sizes()
     again = microbatches if config.zero == 3 else 0
     return _list_transfers(
         mesh,
         axes,
         tuple(size for _, size in network.domains),
-        network.tier(mesh, *axes),
+        network.find_tier(mesh, *axes),
         config.zero,
         each,
         again,
@@ -159,8 +159,10 @@ def _bytes(
     config: AxesConfig, run: Run, mesh: Mesh, whole: Whole, microbatches: int, blocks: list[tuple[int, int, int]]
 ) -> int:
     """Of the rank that has most: state and kept activations; on the last one also what the head's own pass takes."""
-    width, shards, pp = run.precision.sizes(), mesh.size("dp_shard", "cp"), mesh.size("pp")
-    state = run.optimizer.states(matrix=True) * width.master + (width.master if width.compute != width.master else 0)
+    width, shards, pp = run.precision.get_sizes(), mesh.size("dp_shard", "cp"), mesh.size("pp")
+    state = run.optimizer.count_states(matrix=True) * width.master + (
+        width.master if width.compute != width.master else 0
+    )
     own = 0 if config.offload else state / (shards if config.zero else 1)
     weights = width.compute / (shards if config.zero == 3 else 1)
     gradients = width.gradient / (shards if config.zero >= 2 and not run.deterministic else 1)
@@ -186,7 +188,13 @@ def _count_or_none(
     network = topology or config.topology
     key = (
         *(mesh.size("tp"), mesh.size("cp"), micro, config.sequence_parallel, config.context),
-        *(run.batch.sequence_length, run.job.recompute, run.job.recompute_every, run.job.device, run.precision.sizes()),
+        *(
+            run.batch.sequence_length,
+            run.job.recompute,
+            run.job.recompute_every,
+            run.job.device,
+            run.precision.get_sizes(),
+        ),
         network.domains,
         mesh.sizes[1:] + (config.schedule, config.overlap) if model[1].folds else (),
     )

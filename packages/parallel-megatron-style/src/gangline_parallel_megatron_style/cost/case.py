@@ -11,7 +11,7 @@ from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.tree import Node
-from gangline.plan import Plan, block_number
+from gangline.plan import Plan, parse_block_number
 from gangline.shard import Registry
 from gangline_parallel_megatron_style.cost.parameters import Array, ModelArrays
 from gangline_parallel_megatron_style.layout.alike import AlikeBlocks, group_blocks
@@ -51,7 +51,7 @@ class Case:
         config = cast("AxesConfig", run.parallel)
         tree, plan = model or compose_model(run)
         share = run.batch.global_size // mesh.size(*DATA_AXES)
-        micro_size = run.batch.micro_size or share // config.accumulation(share, mesh)
+        micro_size = run.batch.micro_size or share // config.count_microbatches(share, mesh)
         return cls(
             config=config,
             mesh=mesh,
@@ -60,13 +60,13 @@ class Case:
             sequence_length=run.batch.sequence_length,
             micro_size=micro_size,
             microbatches=share // micro_size,
-            bytes=run.precision.sizes(),
+            bytes=run.precision.get_sizes(),
             deterministic=run.deterministic,
             recompute=run.job.recompute,
             recompute_every=run.job.recompute_every,
             optimizer=run.optimizer,
             gradients=run.gradients,
-            callback_copies=sum(config.copies(run) for config in run.callback.values()),
+            callback_copies=sum(config.count_copies(run) for config in run.callback.values()),
         )
 
     @cached_property
@@ -139,7 +139,7 @@ class Case:
     @cached_property
     def width(self) -> int:
         """D, the width of the residual stream."""
-        return self.plan.facts.get("dim") or self.by_path[self.plan.embed].shapes()["weight"][-1]
+        return self.plan.facts.get("dim") or self.by_path[self.plan.embed].get_shapes()["weight"][-1]
 
     @cached_property
     def stages(self) -> list[range]:
@@ -256,11 +256,11 @@ class Case:
     @cached_property
     def head_blocks(self) -> dict[str, Node]:
         """Blocks inside the head, by path, in the order of their forward pass."""
-        return {path: self.by_path[path] for path in self.plan.blocks_in_head(self.by_path)}
+        return {path: self.by_path[path] for path in self.plan.list_blocks_in_head(self.by_path)}
 
     def is_recomputed(self, block: int | str) -> bool:
         """Whether a block, given by its number or its path, is computed again in the backward pass, all or its
         attention.
         """
-        number = block if isinstance(block, int) else block_number(block)
+        number = block if isinstance(block, int) else parse_block_number(block)
         return self.recompute is not Recompute.none and number % self.recompute_every == 0

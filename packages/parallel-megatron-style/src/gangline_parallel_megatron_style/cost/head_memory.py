@@ -20,7 +20,7 @@ from gangline_parallel_megatron_style.cost.parameters import Array
 def reads_the_embedding(case: Case) -> bool:
     """Whether the backward pass of the head gives gradients of the embedding's matrix, before that of the lookup."""
     plan = case.plan
-    tied = plan.owner(f"{plan.head}.weight") == plan.owner(f"{plan.embed}.weight")
+    tied = plan.get_owner(f"{plan.head}.weight") == plan.get_owner(f"{plan.embed}.weight")
     return case.pp == 1 and (tied or bool(case.head_blocks))
 
 
@@ -78,7 +78,7 @@ class Shared:
 
     def count_use(self, name: str) -> int:
         """Bytes of one more use, beside those that wait: its gradient in both dtypes; or it and what comes of both."""
-        owner, width = self._case.plan.owner(name), self._case.bytes
+        owner, width = self._case.plan.get_owner(name), self._case.bytes
         if owner not in self._arrays:
             return 0
         other = width.compute if width.compute != width.gradient else 0
@@ -90,8 +90,8 @@ class Shared:
 
     def wait(self, name: str, more: bool) -> None:
         """That use is over; `more`: others follow."""
-        owner = self._case.plan.owner(name)
-        tied = owner == self._case.plan.owner(f"{self._case.plan.embed}.weight") and self._case.pp == 1
+        owner = self._case.plan.get_owner(name)
+        tied = owner == self._case.plan.get_owner(f"{self._case.plan.embed}.weight") and self._case.pp == 1
         if owner in self._arrays and (more or tied):
             self._waiting[owner] = count_between_uses(self._case, self._arrays[owner])
         else:
@@ -110,7 +110,7 @@ def lasting(case: Case) -> int:
     """Bytes of the embedding's gradient that waits from the head on until the lookup's own, on the same rank."""
     if not reads_the_embedding(case):
         return 0
-    owner = case.plan.owner(f"{case.plan.embed}.weight")
+    owner = case.plan.get_owner(f"{case.plan.embed}.weight")
     return sum(
         count_between_uses(case, array) for array in case.list_arrays("embed") if array.name == owner and array.trained
     )

@@ -83,12 +83,12 @@ def links(case: Case, sent: Sent) -> Tier:
     network, name = case.config.topology, sent.axes[0]
     fold = active_fold(case.plan, case.mesh, name.removeprefix(BESIDE))
     if fold is None:
-        return network.tier(case.mesh, *sent.axes)
+        return network.find_tier(case.mesh, *sent.axes)
     groups = _groups(case, fold, name.startswith(BESIDE))
     each = sent.among
     if each is not None:
         groups = (group[start : start + each] for group in groups for start in range(0, len(group), each))
-    return network.slowest(groups)
+    return network.find_slowest(groups)
 
 
 def _groups(case: Case, fold: Fold, beside: bool) -> Iterator[list[int]]:
@@ -99,7 +99,7 @@ def _groups(case: Case, fold: Fold, beside: bool) -> Iterator[list[int]]:
     for point in mesh.iterate_along({}, [axis for axis in mesh.axes if axis not in axes]):
         for joint in firsts:
             first = mesh.rank({**point, **mesh.coordinate_along(axes, joint)})
-            yield fold.rest_ranks(mesh, first) if beside else fold.ranks(mesh, first)
+            yield fold.list_rest_ranks(mesh, first) if beside else fold.list_ranks(mesh, first)
 
 
 def gather(

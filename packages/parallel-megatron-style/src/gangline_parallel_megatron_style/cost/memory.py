@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from gangline.shard import itemsize
+from gangline.shard import get_itemsize
 from gangline_basics.parallel.owners import count_most_matrix_bytes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
@@ -106,7 +106,7 @@ def weight_bytes(case: Case, group: ParamGroup) -> int:
 
 def count_kept_bytes(case: Case, group: ParamGroup) -> int:
     """Bytes of one of the numbers that are kept of a group: of master weights, or of what is frozen in fewer bits."""
-    return case.bytes.master if group.kind.low_bit is None else itemsize(group.kind.low_bit)
+    return case.bytes.master if group.kind.low_bit is None else get_itemsize(group.kind.low_bit)
 
 
 def releases(case: Case, group: ParamGroup) -> bool:

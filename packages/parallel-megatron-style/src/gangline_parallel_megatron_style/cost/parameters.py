@@ -12,7 +12,7 @@ from math import prod
 
 from gangline.mesh import Mesh
 from gangline.plan import is_mapped
-from gangline.shard import Layout, model_array
+from gangline.shard import Layout, name_model_array
 from gangline_parallel_megatron_style.layout.alike import AlikeBlocks
 from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, ModelShapes, ParamKind, lay_out
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks
@@ -113,7 +113,7 @@ class ModelArrays:
             ranks = StateRanks.of(plan, mesh, buffer.kind.fold)
             group = ParamGroup(place[buffer.group], buffer.kind, ranks.shards, ranks.replicas)
             for name, sums in buffer.sums.items():
-                own = largest_part(laid_out.registry[model_array(name)])
+                own = largest_part(laid_out.registry[name_model_array(name)])
                 found[name] = Template(name, shapes[name], group, buffer.group == TIED, own, max(sums, 1))
         self._templates: dict[int | str, list[Template]] = {EMBED: [], HEAD: [], **{kind: [] for kind in kinds}}
         for name in shapes:

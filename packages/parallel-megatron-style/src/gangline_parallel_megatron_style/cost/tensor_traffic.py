@@ -9,8 +9,8 @@ from math import prod
 
 from gangline.config import Recompute
 from gangline.model.linear_nodes import EmbeddingNode
-from gangline.model.tree import Node, WrapNode, nodes
-from gangline.shard import model_array
+from gangline.model.tree import Node, WrapNode, iterate_nodes
+from gangline.shard import name_model_array
 from gangline_basics.explain.activations import list_beside_head
 from gangline_basics.model.decoder_nodes import HeadNode
 from gangline_parallel_megatron_style.cost import memory
@@ -62,10 +62,10 @@ def _regions(case: Case, index: int) -> dict[str, RegionTraffic]:
 
 def _regions_of(case: Case, block: Node, at: str, needs_grad: bool = True) -> dict[str, RegionTraffic]:
     found: dict[str, RegionTraffic] = {}
-    for path, node in nodes(block, at):
-        for name, shape in node.shapes().items():
+    for path, node in iterate_nodes(block, at):
+        for name, shape in node.get_shapes().items():
             full = f"{path}.{name}"
-            cut, trained = case.plan.cuts_of(full, len(shape)).get("tp"), not case.plan.is_frozen(full)
+            cut, trained = case.plan.get_cuts(full, len(shape)).get("tp"), not case.plan.is_frozen(full)
             if cut is None or len(shape) < 2:
                 needs_grad |= trained and not found
                 continue
@@ -143,7 +143,7 @@ def _count_summed(case: Case, rank: int) -> dict[int, int]:
     for one in case.mesh.group(case.mesh.rank({"pp": rank}), SHARD_AXES):
         each.append(Counter[int]())
         for array in arrays:
-            boxes = case.registry.list_rank_boxes(model_array(array.name), one)
+            boxes = case.registry.list_rank_boxes(name_model_array(array.name), one)
             each[-1][array.sums] += sum(prod(box.shape) for box, _ in boxes)
     return max(each, key=lambda numbers: numbers.total())
 
@@ -160,10 +160,10 @@ def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:
     lookups = [case.plan.embed] * (stage == 0) + [at for at, node in beside if isinstance(node, EmbeddingNode)]
     losses = [case.plan.head] * last + [at for at, node in beside if isinstance(node, HeadNode)]
     for path in lookups:
-        if "tp" in case.plan.cuts_of(f"{path}.weight", 2):
+        if "tp" in case.plan.get_cuts(f"{path}.weight", 2):
             found += _lookup(case, hidden, not case.plan.is_frozen(f"{path}.weight"))
     for path in losses:
-        if "tp" in case.plan.cuts_of(f"{path}.weight", 2):
+        if "tp" in case.plan.get_cuts(f"{path}.weight", 2):
             found.append(
                 gather(("tp",), "loss", n, case.microbatches, 2 * n * case.tokens * max(4, case.bytes.compute))
             )

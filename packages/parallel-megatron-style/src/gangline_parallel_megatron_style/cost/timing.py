@@ -9,10 +9,10 @@ from functools import lru_cache
 from gangline.config import Recompute
 from gangline.explain.work import StageWork
 from gangline.model.flops import computes_frozen
-from gangline.model.tree import Node, nodes
+from gangline.model.tree import Node, iterate_nodes
 from gangline_basics.explain.activations import count_node
 from gangline_basics.explain.timeline import ActionTimes
-from gangline_basics.explain.work import work_of
+from gangline_basics.explain.work import count_work
 from gangline_parallel_megatron_style.cost import activations
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
@@ -71,9 +71,9 @@ def _stage_flops(case: Case) -> Iterator[Flops]:
 def part_flops(case: Case, part: str) -> Flops:
     """Of the node at path `part` and all in it."""
     forward = weights = 0
-    for path, node in nodes(case.by_path[part], part):
+    for path, node in iterate_nodes(case.by_path[part], part):
         whole = case.tp > 1 and not case.sequence_parallel and not _cut(case, path, node)
-        flops = node.flops(case.sequence_length) * (case.tp if whole else 1)
+        flops = node.count_flops(case.sequence_length) * (case.tp if whole else 1)
         forward += flops
         weights += 0 if computes_frozen(path, node, case.plan) else flops
     return Flops(forward, 0, weights)
@@ -81,12 +81,12 @@ def part_flops(case: Case, part: str) -> Flops:
 
 def _cut(case: Case, path: str, node: Node) -> bool:
     """Whether tp cuts what a node computes: by its own matrices, or where it has none by those of the nodes in it."""
-    own = any(len(shape) > 1 for shape in node.shapes().values())
-    inside = [(path, node)] if own else nodes(node, path)
+    own = any(len(shape) > 1 for shape in node.get_shapes().values())
+    inside = [(path, node)] if own else iterate_nodes(node, path)
     return any(
-        "tp" in case.plan.cuts_of(f"{at}.{name}", len(shape))
+        "tp" in case.plan.get_cuts(f"{at}.{name}", len(shape))
         for at, inner in inside
-        for name, shape in inner.shapes().items()
+        for name, shape in inner.get_shapes().items()
     )
 
 
@@ -106,7 +106,7 @@ def stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
         if key not in known:
             node = case.by_path[path]
             ulysses = case.config.context == "ulysses"
-            work = work_of(node, path, case.plan, case.sizes, sequence_length=case.sequence_length, ulysses=ulysses)
+            work = count_work(node, path, case.plan, case.sizes, sequence_length=case.sequence_length, ulysses=ulysses)
             work = replace(work, kept=count_node(node, sizes, path))
             known[key] = work.recompute(case.recompute is not Recompute.full) if recomputed else work
             for inside in case.head_blocks if path == case.plan.head else ():
@@ -121,7 +121,7 @@ def stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
             parts = [
                 part(f"{case.plan.blocks}.{index}", case.is_recomputed(index), case.kind(index)) for index in blocks
             ]
-            totals[alike] = StageWork.total([*parts, *(part(path, False, path) for path in ends)])
+            totals[alike] = StageWork.add_up([*parts, *(part(path, False, path) for path in ends)])
         found.append(totals[alike])
     return found
 

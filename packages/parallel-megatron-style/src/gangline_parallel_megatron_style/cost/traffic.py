@@ -13,9 +13,9 @@ from math import gcd
 from gangline.config import Recompute
 from gangline.config.gradient_sizes import count_ring_bytes
 from gangline.explain.explained import Operation, When
-from gangline.model.tree import nodes
+from gangline.model.tree import iterate_nodes
 from gangline_basics.model.decoder_nodes import AttentionNode
-from gangline_basics.parallel.owners import matrix_traffic
+from gangline_basics.parallel.owners import list_matrix_traffic
 from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, Sent, gather
@@ -61,7 +61,7 @@ def context(case: Case, rank: int) -> list[Sent]:
         blocks += [(block, case.is_recomputed(path), 1) for path, block in case.head_blocks.items()]
     for block, recomputed, alike in blocks:
         again = 1 if recomputed else 0
-        for _, node in nodes(block):
+        for _, node in iterate_nodes(block):
             if isinstance(node, AttentionNode):
                 sent = _ulysses if case.config.context == "ulysses" else _ring
                 ring, m = sent is _ring, case.microbatches * alike
@@ -80,7 +80,7 @@ def _positions(case: Case, stage: int) -> int:
     if case.config.context == "ulysses":
         return 1
     kinds = {case.model.kinds[index] for index in case.stages[stage]}
-    inside = [node for index in kinds for _, node in nodes(case.blocks[index])]
+    inside = [node for index in kinds for _, node in iterate_nodes(case.blocks[index])]
     return len({node.call for node in inside if isinstance(node, AttentionNode) and node.window is not None})
 
 
@@ -128,9 +128,9 @@ def folds(case: Case, rank: int) -> list[Sent]:
             parts.append((case.blocks[index], "", 2 if full and case.is_recomputed(index) else 1, alike))
         twice = [f"{path}." for path in case.head_blocks if full and case.is_recomputed(path)]
         for part, path, once, alike in parts:
-            for at, node in nodes(part, path):
+            for at, node in iterate_nodes(part, path):
                 passes = 2 if any(at.startswith(block) for block in twice) else once
-                for volume in node.communication_volume(case.sizes):
+                for volume in node.list_volumes(case.sizes):
                     (calls, nbytes), (back_calls, back) = volume.forward, volume.backward
                     m, fold, waits = (
                         case.microbatches * alike,
@@ -241,7 +241,7 @@ def matrices(case: Case, rank: int) -> list[Sent]:
             "all_to_all",
             "update",
         )
-        for numbers in matrix_traffic(case.registry, names, ranks)
+        for numbers in list_matrix_traffic(case.registry, names, ranks)
     ]
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from gangline.model.buffers import list_filled_buffers
 from gangline.plan import Plan
-from gangline.shard import dtype_name
+from gangline.shard import name_dtype
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes
 
 
@@ -17,14 +17,14 @@ def describe(model: nn.Module, plan: Plan) -> ModelShapes:
     shapes: dict[str, tuple[int, ...]] = {}
     aliases: dict[str, tuple[str, ...]] = {}
     for alias, parameter in given.items():
-        owner = plan.owner(alias)
+        owner = plan.get_owner(alias)
         name = names.setdefault(id(given.get(owner, parameter)), owner)
         shapes.setdefault(name, tuple(parameter.shape))
         aliases[name] = (*aliases.get(name, ()), alias)
     buffers = {}
     for buffer in list_filled_buffers(model):
         if buffer.kept is not None:
-            buffers[buffer.kept] = tuple(buffer.tensor.shape), dtype_name(buffer.tensor.dtype)
+            buffers[buffer.kept] = tuple(buffer.tensor.shape), name_dtype(buffer.tensor.dtype)
             aliases[buffer.kept] = buffer.names
     frozen = {name for name in shapes if not given[aliases[name][0]].requires_grad}
     return ModelShapes(shapes, buffers, aliases, frozen)

@@ -11,8 +11,8 @@ from torch import Tensor
 from gangline.comm.base import Comm
 from gangline.comm.purpose import mark_traffic
 from gangline.runtime import ShardedParam
-from gangline.shard import Registry, model_array
-from gangline_basics.parallel.norm import MeasuredNorm, compute_norm, row_squares
+from gangline.shard import Registry, name_model_array
+from gangline_basics.parallel.norm import MeasuredNorm, compute_norm, sum_row_squares
 
 
 class GradNorm:
@@ -33,7 +33,7 @@ class GradNorm:
     ) -> None:
         self._parameters, self._shapes, self._deterministic = parameters, shapes, deterministic
         self._leaves = [piece.tensor for parameter in parameters for piece in parameter.pieces]
-        layouts = [registry[model_array(name)] for name in shapes]
+        layouts = [registry[name_model_array(name)] for name in shapes]
         self._replicated = not any(layout.divisions or layout.at for layout in layouts)  # every rank has them all
         self._world, self._device = world, device
         # Under `deterministic` every rank takes part in the sum, whatever it holds.
@@ -86,7 +86,7 @@ def norm_by_rows(
         for piece in parameter.pieces:
             if piece.shard.primary:
                 assert piece.tensor.grad is not None
-                here = row_squares(piece.tensor.grad).to(device)
+                here = sum_row_squares(piece.tensor.grad).to(device)
                 mine[piece.shard.box.slices[:-1]] += here.view(piece.tensor.shape[:-1])
     flat = world.all_reduce(torch.cat(list(squares.values())))
     return compute_norm(flat.split(list(rows.values())))

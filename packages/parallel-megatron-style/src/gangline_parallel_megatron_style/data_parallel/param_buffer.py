@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gangline.comm.base import Pending
 from gangline.comm.purpose import mark_traffic
 from gangline.runtime import ParamShard
-from gangline.shard import Registry, Shard, model_array
+from gangline.shard import Registry, Shard, name_model_array
 from gangline_parallel_megatron_style.data_parallel.grad_buffer import GradBuffer
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
 from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
@@ -72,13 +72,13 @@ class ParamBuffer:
 
     def _pieces(self, name: str, registry: Registry, rank: int) -> tuple[ParamShard, ...]:
         """The boxes of an array that this rank has, as leaves that are views of `shard`."""
-        layout, at, found = registry[model_array(name)], self.views.locate(name), []
-        for box, primary in registry.list_rank_boxes(model_array(name), rank):
+        layout, at, found = registry[name_model_array(name)], self.views.locate(name), []
+        for box, primary in registry.list_rank_boxes(name_model_array(name), rank):
             local = self.shard[at : at + box.size].view(box.shape)
             leaf = local.data.requires_grad_(self.trained)
             if self.trained and leaf.dtype != self.options.precision.grad_dtype:
                 leaf.grad_dtype = self.options.precision.grad_dtype
-            shard = Shard(model_array(name), layout.shape, leaf.dtype, box.offset, leaf.data, primary)
+            shard = Shard(name_model_array(name), layout.shape, leaf.dtype, box.offset, leaf.data, primary)
             found.append(ParamShard(leaf, shard))
             at += box.size
         return tuple(found)

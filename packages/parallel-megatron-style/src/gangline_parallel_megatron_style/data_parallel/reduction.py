@@ -19,7 +19,7 @@ from gangline.gradients import Bucket, BucketLayout, GradientReduction, Gradient
 from gangline.mesh import Mesh
 from gangline.plan import Plan
 from gangline.shard import Layout, Registry, Shard
-from gangline_basics.parallel.kept_gradients import KeptArrays, layouts, shards
+from gangline_basics.parallel.kept_gradients import KeptArrays, iterate_layouts, iterate_shards
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
 from gangline_parallel_megatron_style.sharding.arrays import ModelLayout
@@ -108,7 +108,7 @@ def registry_of(
             ranks = StateRanks.of(plan, mesh, buffer.kind.fold)
             if buffer.kind.trained and ranks.shards * ranks.replicas > 1:
                 buckets = bucket_layouts(buffer.packing, ranks.shards, ranks.replicas, zero > 0)
-                found.update(layouts(reduction, mesh, _name(pp, group, index), buckets, dtype, (("pp", pp),)))
+                found.update(iterate_layouts(reduction, mesh, _name(pp, group, index), buckets, dtype, (("pp", pp),)))
     return Registry.of(mesh, found)
 
 
@@ -121,7 +121,7 @@ def shards_of(
         for index, buffer in enumerate(buffers):
             for comm in (buffer.reducer.replicas, buffer.reducer.shard):
                 if isinstance(comm, ReducedComm):
-                    yield from shards(reduction, registry, rank, _name(pp, group, index), comm.kept)
+                    yield from iterate_shards(reduction, registry, rank, _name(pp, group, index), comm.kept)
 
 
 def _name(pp: int, group: str, index: int) -> str:

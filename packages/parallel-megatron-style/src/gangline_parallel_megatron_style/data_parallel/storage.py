@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from gangline.comm.base import Comm, Comms
 from gangline.comm.purpose import mark_traffic
 from gangline.mesh import Mesh
-from gangline.model.buffers import buffers_of, put
+from gangline.model.buffers import iterate_buffers, put
 from gangline.plan import Fold, Plan
 from gangline.runtime import ShardedParam
-from gangline.shard import Registry, Shard, dtype_name, model_array
+from gangline.shard import Registry, Shard, name_dtype, name_model_array
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
 from gangline_parallel_megatron_style.data_parallel.grad_schedule import GradSchedule
 from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
@@ -73,7 +73,7 @@ class Storage:
             reducers[layout.kind] = self._reducer(layout.kind)
         reducer, options, coordinate = reducers[layout.kind], self.options, self.mesh.coordinate(self.rank)
         names = [array.name for array in layout.packing.arrays]
-        shapes = {name: local_shape(self.registry[model_array(name)], self.mesh, coordinate) for name in names}
+        shapes = {name: local_shape(self.registry[name_model_array(name)], self.mesh, coordinate) for name in names}
         if options.reduction is not None and layout.kind.trained:
             like = torch.empty(0, dtype=options.reduce_dtype, device=options.device)
             reducer = add_reduction(reducer, layout.packing, options.reduction, self.clock, like)
@@ -81,11 +81,11 @@ class Storage:
 
     def _reducer(self, kind: ParamKind) -> GradReducer:
         ranks, cut = StateRanks.of(self.plan, self.mesh, kind.fold), self.options.zero > 0
-        replicas = self.comms.axis(*ranks.replica_axes)
+        replicas = self.comms.get_comm(*ranks.replica_axes)
         if ranks.fold is not None:
             return GradReducer(self.comms.fold_rest(ranks.fold), replicas, None, cut)
-        joint = self.comms.axis("dp_replicate", *SHARD_AXES) if self._deterministic else None
-        return GradReducer(self.comms.axis(*SHARD_AXES), replicas, joint, cut)
+        joint = self.comms.get_comm("dp_replicate", *SHARD_AXES) if self._deterministic else None
+        return GradReducer(self.comms.get_comm(*SHARD_AXES), replicas, joint, cut)
 
     @torch.no_grad()
     def _take_values(self, model: nn.Module, given: ModelShapes) -> None:
@@ -98,8 +98,8 @@ class Storage:
 
     def _take_buffers(self, model: nn.Module) -> dict[str, Tensor]:
         found = {}
-        for buffer in list(buffers_of(model)):
-            if buffer.kept is not None and not self.registry.list_rank_boxes(model_array(buffer.kept), self.rank):
+        for buffer in list(iterate_buffers(model)):
+            if buffer.kept is not None and not self.registry.list_rank_boxes(name_model_array(buffer.kept), self.rank):
                 continue  # of another stage
             device, tensor = self.options.device, buffer.tensor
             local = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
@@ -131,12 +131,12 @@ class Storage:
                     for piece in pieces:
                         yield piece.shard
         for name, tensor in self.buffers.items():
-            ((box, primary),) = self.registry.list_rank_boxes(model_array(name), self.rank)
-            yield Shard(model_array(name), tuple(tensor.shape), tensor.dtype, box.offset, tensor, primary)
+            ((box, primary),) = self.registry.list_rank_boxes(name_model_array(name), self.rank)
+            yield Shard(name_model_array(name), tuple(tensor.shape), tensor.dtype, box.offset, tensor, primary)
 
     def local(self) -> tuple[Registry, list[Shard]]:
         """What belongs to this layout alone: the kept arrays of the reduction, all of the run's and those held here."""
-        reduction, dtype = self.options.reduction, dtype_name(self.options.reduce_dtype)
+        reduction, dtype = self.options.reduction, name_dtype(self.options.reduce_dtype)
         if reduction is None:
             return Registry(self.mesh), []
         registry = registry_of(self.arrays, self.plan, self.mesh, self.options.zero, reduction, dtype)
@@ -145,7 +145,7 @@ class Storage:
     def parameters(self) -> list[ShardedParam]:
         """The trained parameters that this rank's stages own."""
         return [
-            ShardedParam(name, self.registry[model_array(name)].shape, self.owned[name].pieces[name])
+            ShardedParam(name, self.registry[name_model_array(name)].shape, self.owned[name].pieces[name])
             for name in self.trained
         ]
 
@@ -199,7 +199,7 @@ class Storage:
     def _neighbours(self, count: int) -> Comm:
         """So many neighbours along tp, this rank one of them."""
         if count == self.mesh.size("tp"):
-            return self.comms.axis("tp")
+            return self.comms.get_comm("tp")
         return self.comms.fold(Fold(f"tp_by_{count}", count, ("tp",)))
 
 

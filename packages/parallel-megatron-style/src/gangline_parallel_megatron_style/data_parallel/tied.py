@@ -17,7 +17,7 @@ class TiedCopy:
     """`buffers` on this rank, of a group that the pp ranks `stages` have, its owner first."""
 
     def __init__(self, buffers: list[ParamBuffer], stages: tuple[int, ...], comms: Comms) -> None:
-        self.comm, self.stages = comms.axis("pp"), stages
+        self.comm, self.stages = comms.get_comm("pp"), stages
         self.shards = [buffer.shard for buffer in buffers]
         self.grads = [buffer.grads for buffer in buffers if buffer.grads is not None]
         self.owns = self.comm.index == stages[0]

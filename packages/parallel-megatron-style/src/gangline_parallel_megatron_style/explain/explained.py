@@ -28,7 +28,7 @@ def explain_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explai
         microbatches=case.microbatches,
         tokens=case.tokens * case.cp * case.microbatches * case.mesh.size(*DATA_AXES),
         state_bytes=case.bytes.gradient
-        + int(2 * (1 + case.optimizer.states(matrix=True)) * case.bytes.master)
+        + int(2 * (1 + case.optimizer.count_states(matrix=True)) * case.bytes.master)
         + case.bytes.compute,
         token_flops=case.model.token_flops(case.sequence_length),
         parameters=case.model.parameters,

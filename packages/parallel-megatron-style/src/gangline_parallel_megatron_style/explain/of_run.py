@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
 def explain_run(run: Run) -> Explained:
     """The numbers of a run. Raises UserError for what does not fit, but not for what this machine lacks."""
-    return explain_case(case_of(run), run.job.device != "cpu", run.precision.products())
+    return explain_case(case_of(run), run.job.device != "cpu", run.precision.get_product_format())
 
 
 def case_of(run: Run) -> Case:
     """A run on its mesh. Raises UserError as `explain_run` does."""
-    from gangline.config.check import layout_problems, meaningless, world_of
+    from gangline.config.check import count_ranks, find_layout_problems, find_meaningless
     from gangline.plugin.registry import installed
 
     if not isinstance(run.parallel, AxesConfig):
-        part = installed().part_of(run.parallel).part.name
+        part = installed().find_part(run.parallel).part.name
         listed = ", ".join(
-            name for name, offer in installed().offers("parallel").items() if _is_composed(offer.part.config)
+            name for name, offer in installed().get_offers("parallel").items() if _is_composed(offer.part.config)
         )
         raise UserError(
             f"gangline parallel explains the strategies of this package, and parallel={part} is another's.",
             f"Choices: {listed}.",
             f"`gangline plan parallel={part} cluster=NAME` counts what any strategy sends and holds.",
         )
-    if problems := meaningless(run):
+    if problems := find_meaningless(run):
         raise UserError.of(problems)
-    opened = [getattr(edit, name) for edit in run.edits.values() for name in installed().part_of(edit).part.opens]
+    opened = [getattr(edit, name) for edit in run.edits.values() for name in installed().find_part(edit).part.opens]
     problems = [problem for part in (run.model, *run.edits.values(), *opened) for problem in part.check(run)]
-    problems += check.check(run.parallel, run) or layout_problems(run)
+    problems += check.check(run.parallel, run) or find_layout_problems(run)
     if problems:
         raise UserError.of(problems)
-    return Case.of(run, Mesh.of(run.parallel.axes(world_of(run))))
+    return Case.of(run, Mesh.of(run.parallel.size_axes(count_ranks(run))))
 
 
 def _is_composed(config: type) -> bool:

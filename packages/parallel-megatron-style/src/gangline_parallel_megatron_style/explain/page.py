@@ -64,7 +64,7 @@ def _axes(case: Case) -> Iterable[str]:
         size = mesh.size(axis)
         if size > 1:
             group = mesh.group(0, [axis])
-            rows.append((axis, str(size), str(mesh.world // size), network.tier(mesh, axis), _format_ranks(group)))
+            rows.append((axis, str(size), str(mesh.world // size), network.find_tier(mesh, axis), _format_ranks(group)))
     yield from _table(rows) if len(rows) > 1 else ["  one rank"]
 
 
@@ -101,7 +101,7 @@ def _format_sent(case: Case, rank: int) -> Iterable[str]:
     rows = [("axis", "what", "links", "messages", "bytes", "seconds at full speed")]
     for sent in traffic.list_sent(case, rank):
         tier = links(case, sent)
-        seconds = f"{sent.bytes / network.bandwidth(tier):.3g}"
+        seconds = f"{sent.bytes / network.get_bandwidth(tier):.3g}"
         rows.append((" x ".join(sent.axes), sent.purpose, tier, str(sent.calls), _bytes(sent.bytes), seconds))
     return _table(rows) if len(rows) > 1 else ["  nothing"]
 

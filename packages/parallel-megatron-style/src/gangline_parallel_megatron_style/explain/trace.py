@@ -23,11 +23,11 @@ from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.mesh import DATA_AXES
 from gangline.model.calls import AttentionCall
 from gangline.model.compose import Composed
-from gangline.model.contracts import seam_function
+from gangline.model.contracts import get_seam_function
 from gangline.plan import matches
 from gangline.plugin import registry
 from gangline.runtime import Job
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.model.attention import PlainAttention
 from gangline_basics.model.norm import RMSNorm
 from gangline_parallel_megatron_style.cost.case import Case
@@ -112,7 +112,7 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
     mesh = case.mesh
     fake = FakeComms(mesh, mesh.rank({"pp": pipeline_rank}), "meta")
     comms = WrappedComms(fake, Holding)
-    finish = finisher(run.job.recompute, False, run.job.recompute_every, case.plan.seams)
+    finish = make_finish(run.job.recompute, False, run.job.recompute_every, case.plan.seams)
     precision = registry.build(run.precision, run)
 
     def gpu_kernels(block: nn.Module, path: str) -> None:
@@ -161,7 +161,7 @@ def use_gpu_kernels(module: nn.Module, path: str, case: Case) -> None:
     for name, inner in module.named_modules(prefix=path):
         if type(inner) is RMSNorm:
             inner.forward = _Norm(inner)  # type: ignore[method-assign]
-        function = seam_function(inner, "attention")
+        function = get_seam_function(inner, "attention")
         if isinstance(function, PlainAttention) and any(matches(pattern, name) for pattern in seams):
             inner.attention = _Flash(function.computes)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable
 from functools import cached_property
 from typing import Any
 
-from gangline.model.flops import flops_per_token, parameter_count
-from gangline.model.tree import Node, map_paths, nodes, parameter_shapes
+from gangline.model.flops import count_flops_per_token, count_parameters
+from gangline.model.tree import Node, get_parameter_shapes, iterate_nodes, map_paths
 from gangline.plan import Plan
 
 REMEMBERED = 32  # models; a search over folds has one for each size of them
@@ -48,11 +48,11 @@ class AlikeBlocks:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return parameter_shapes(self.tree)
+        return get_parameter_shapes(self.tree)
 
     @cached_property
     def parameters(self) -> int:
-        return parameter_count(self.tree)
+        return count_parameters(self.tree)
 
     @cached_property
     def blocks(self) -> list[Node]:
@@ -80,15 +80,15 @@ class AlikeBlocks:
         return self._flops[sequence_length]
 
     def token_flops(self, sequence_length: int) -> int:
-        """`flops_per_token` of the model."""
+        """`count_flops_per_token` of the model."""
         if sequence_length not in self._token_flops:
-            self._token_flops[sequence_length] = flops_per_token(self.tree, sequence_length, self.plan)
+            self._token_flops[sequence_length] = count_flops_per_token(self.tree, sequence_length, self.plan)
         return self._token_flops[sequence_length]
 
 
 def forward_flops(node: Node, sequence_length: int) -> int:
     """Operations of one token going forward through a node and all in it (counted as `gangline.model.flops` does)."""
-    return sum(inner.flops(sequence_length) for _, inner in nodes(node))
+    return sum(inner.count_flops(sequence_length) for _, inner in iterate_nodes(node))
 
 
 def names_single_blocks(plan: Plan) -> bool:

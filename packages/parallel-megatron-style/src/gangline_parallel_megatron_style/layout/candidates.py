@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from gangline.config import divisors
+from gangline.config import find_divisors
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ def candidates(config: AxesConfig, run: Run, world: int) -> Iterator[AxesConfig]
     named = config.list_given()
     layers = getattr(run.model, "layers", None) or world
     copies, length = named.get("dp_replicate", 1), run.batch.sequence_length
-    powers = [size for size in divisors(world) if not size & (size - 1)]
+    powers = [size for size in find_divisors(world) if not size & (size - 1)]
     tps = [named["tp"]] if "tp" in named else [size for size in powers if size <= config.topology.gpus_per_node]
     cps = (
         [named["cp"]]
         if "cp" in named
         else [size for size in powers if size <= min(LONGEST, length // SHORTEST) or size == 1]
     )
-    pps = [named["pp"]] if "pp" in named else [size for size in divisors(world) if size <= layers]
+    pps = [named["pp"]] if "pp" in named else [size for size in find_divisors(world) if size <= layers]
     for pp, tp, cp in product(pps, tps, cps):
         shard, rest = divmod(world, pp * tp * cp * copies)
         if rest or not shard or run.batch.global_size % (shard * copies) or length % (2 * cp if cp > 1 else 1):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gangline import Problem, UserError
 from gangline.mesh import AXES, Mesh
-from gangline_basics.advice import nearest
+from gangline_basics.advice import suggest_nearest
 from gangline_parallel_megatron_style.layout import fits
 from gangline_parallel_megatron_style.layout.factor import Unfit
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
@@ -19,17 +19,20 @@ if TYPE_CHECKING:
 
 def check(config: AxesConfig, run: Run) -> list[Problem]:
     """All that is wrong with the layout of a run, the model's sizes and edits included."""
-    from gangline.config.check import world_of
+    from gangline.config.check import count_ranks
 
     problems = list(_values(config, run))
     try:
-        mesh = Mesh.of(config.axes(world_of(run)))
+        mesh = Mesh.of(config.size_axes(count_ranks(run)))
     except Unfit as error:
         named = [{f"parallel.{axis}": size} for axis, size in error.sizes]
         worlds = [{"launch.processes": size} for size in error.worlds]
-        return [*problems, Problem(error.what, error.details[0], nearest(run, [*named[:2], *worlds, *named[2:]]))]
+        return [
+            *problems,
+            Problem(error.what, error.details[0], suggest_nearest(run, [*named[:2], *worlds, *named[2:]])),
+        ]
     except UserError as error:
-        return [*problems, error.problem()]
+        return [*problems, error.to_problem()]
     return problems or model_problems(config, run, mesh)
 
 
@@ -51,7 +54,7 @@ def _values(config: AxesConfig, run: Run) -> Iterator[Problem]:
     if config.overlap and not SCHEDULES[config.schedule].pairs:
         what = f"parallel.overlap=true: schedule {config.schedule} has no forward beside a backward."
         other = next(name for name, other in SCHEDULES.items() if other.pairs)
-        yield Problem(what, "", nearest(run, [{"parallel.schedule": other}, {"parallel.overlap": None}]))
+        yield Problem(what, "", suggest_nearest(run, [{"parallel.schedule": other}, {"parallel.overlap": None}]))
 
 
 def _chunks(config: AxesConfig, run: Run) -> Iterator[Problem]:
@@ -62,10 +65,12 @@ def _chunks(config: AxesConfig, run: Run) -> Iterator[Problem]:
     if not kind.free_chunks:
         each = f"has exactly {kind.chunks} chunk{'s' * (kind.chunks > 1)} a rank."
         other = next(name for name, other in SCHEDULES.items() if other.free_chunks)
-        yield Problem(f"{what} {each}", "", nearest(run, [{"parallel.chunks": None}, {"parallel.schedule": other}]))
+        yield Problem(
+            f"{what} {each}", "", suggest_nearest(run, [{"parallel.chunks": None}, {"parallel.schedule": other}])
+        )
     elif chunks < 2:
         why = "With one chunk a rank there is nothing to interleave."
-        mend = nearest(run, [{"parallel.chunks": None}, {"parallel.schedule": "1f1b"}])
+        mend = suggest_nearest(run, [{"parallel.chunks": None}, {"parallel.schedule": "1f1b"}])
         yield Problem(f"{what} needs at least 2.", why, mend)
 
 

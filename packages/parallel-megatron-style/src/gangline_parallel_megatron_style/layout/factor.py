@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import log, prod
 
 from gangline import UserError
-from gangline.config import divisors
+from gangline.config import find_divisors
 from gangline.mesh import AXES
 
 
@@ -73,6 +73,6 @@ def _suggest_changes(world: int, sizes: Mapping[str, int], some_open: bool) -> I
     for axis, size in sizes.items():
         others = prod(sizes.values()) // size
         if world % others == 0:
-            fitting = divisors(world // others) if some_open else [world // others]
+            fitting = find_divisors(world // others) if some_open else [world // others]
             found += [(abs(log(other / size)), axis, other) for other in fitting if other != size]
     return ((axis, size) for _, axis, size in sorted(found))

@@ -12,13 +12,13 @@ from math import gcd, lcm
 from typing import TYPE_CHECKING
 
 from gangline import Problem
-from gangline.config import divisors
+from gangline.config import find_divisors
 from gangline.mesh import Mesh
 from gangline.model.calls import AttentionCall
-from gangline.model.seams import calls
-from gangline.model.tree import Node, parameter_shapes
+from gangline.model.seams import get_calls
+from gangline.model.tree import Node, get_parameter_shapes
 from gangline.plan import Fold, Plan, matches
-from gangline_basics.advice import nearest as nearest_accepted
+from gangline_basics.advice import suggest_nearest as nearest_accepted
 from gangline_parallel_megatron_style.context.supported import explain_unsupported
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.sharding.cuts import cut_array
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def problems(config: AxesConfig, run: Run, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
     """All that does not fit, each with the nearest values that do."""
-    shapes = parameter_shapes(tree)
+    shapes = get_parameter_shapes(tree)
     yield from _find_unmatched(plan, shapes)
     if mesh.size("tp") > 1:
         yield from tensor(config, run, mesh, plan, shapes)
@@ -72,7 +72,7 @@ def tensor(
             nearest_accepted(
                 run,
                 [
-                    *({"parallel.tp": size} for size in divisors(tp)[::-1] if size <= node),
+                    *({"parallel.tp": size} for size in find_divisors(tp)[::-1] if size <= node),
                     {"parallel.force": True},
                     {"parallel.topology.gpus_per_node": tp},
                 ],
@@ -82,7 +82,7 @@ def tensor(
     if not any(cut.axis == "tp" for cut in plan.cuts):
         yield Problem(
             f"parallel.tp={tp}: the plan of this model says of no parameter how to cut it for tensor parallelism.",
-            'It needs rules such as Cut.colwise("blocks.*.feed_forward.w_up").',
+            'It needs rules such as Cut.cut_colwise("blocks.*.feed_forward.w_up").',
             "Add them to the model's plan, or use parallel.tp=1.",
         )
         return
@@ -113,7 +113,7 @@ def tensor(
                 ],
             ),
         )
-    if not any(seam.name == "loss" for seam in plan.seams) and "tp" in plan.cuts_of(f"{plan.head}.weight", 2):
+    if not any(seam.name == "loss" for seam in plan.seams) and "tp" in plan.get_cuts(f"{plan.head}.weight", 2):
         yield Problem(
             f"parallel.tp={tp}: the plan cuts {plan.head}.weight, and has no loss seam.",
             "Each rank would see a part of the vocabulary and take it for the whole.",
@@ -123,8 +123,8 @@ def tensor(
 
 def cut_loss(mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
     """The loss over a cut vocabulary takes the place of the module's own, and computes what its node declares."""
-    for path, call in calls(tree, plan, "loss").items():
-        if call is None and "tp" in plan.cuts_of(f"{path}.weight", 2):
+    for path, call in get_calls(tree, plan, "loss").items():
+        if call is None and "tp" in plan.get_cuts(f"{path}.weight", 2):
             yield Problem(
                 f"parallel.tp={mesh.size('tp')}: {path} does not say what its loss computes.",
                 "The vocabulary is cut over tp, and the loss over it would take the place of the module's own.",
@@ -147,7 +147,7 @@ def _units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     facts = {name: size for name in ("heads", "kv_heads", "hidden") if (size := plan.facts.get(name))}
     found: dict[str, int] = {}
     for name, shape in shapes.items():
-        cut = plan.cuts_of(name, len(shape)).get("tp")
+        cut = plan.get_cuts(name, len(shape)).get("tp")
         if cut is None:
             continue
         count = shape[cut.dim] // cut.unit
@@ -187,7 +187,8 @@ def context(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Pr
             f"parallel.cp={cp} does not divide {own}.",
             "Ulysses gives each context-parallel rank all tokens of some of the heads (arXiv 2309.14509).",
             nearest_accepted(
-                run, [{"parallel.context": "ring"}, *({"parallel.cp": size} for size in divisors(heads // tp)[::-1])]
+                run,
+                [{"parallel.context": "ring"}, *({"parallel.cp": size} for size in find_divisors(heads // tp)[::-1])],
             ),
         )
 
@@ -196,7 +197,7 @@ def attention(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan) -> Iterato
     """Ring attention computes what nodes declare, Ulysses calls it with some of the heads; both refuse the unknown."""
     ring = config.context == "ring"
     refused: dict[str, list[str]] = {}
-    for path, call in calls(tree, plan, "attention").items():
+    for path, call in get_calls(tree, plan, "attention").items():
         if not isinstance(call, AttentionCall):
             refused.setdefault("", []).append(path)
         elif ring and (left := explain_unsupported(call)):
@@ -218,7 +219,7 @@ def attention(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan) -> Iterato
 
 def untraceable(tree: Node, plan: Plan) -> Iterator[Problem]:
     """Attention of which the meta device has no operator that a GPU runs."""
-    for path, call in calls(tree, plan, "attention").items():
+    for path, call in get_calls(tree, plan, "attention").items():
         if isinstance(call, AttentionCall) and explain_unsupported(call):
             yield Problem(
                 f"--trace: {path} has {explain_unsupported(call)}.",
@@ -298,7 +299,7 @@ def check_fold(config: AxesConfig, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
         yield Problem(
             f"the model wants {fold.size} ranks for {fold.name} out of {axes}.",
             f"The {have} ranks of a group are dealt out in runs of equal length.",
-            f"Sizes of {fold.name} that fit: {', '.join(map(str, divisors(have)))}.",
+            f"Sizes of {fold.name} that fit: {', '.join(map(str, find_divisors(have)))}.",
         )
     elif mesh.size("tp") > 1 and "tp" in fold.out_of and not config.sequence_parallel:
         yield Problem(
@@ -312,11 +313,11 @@ def check_fold(config: AxesConfig, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
 
 
 def row_blocks(run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
-    """No cut along rows parts what the optimizer keeps together (`OptimizerConfig.row_block`)."""
+    """No cut along rows parts what the optimizer keeps together (`OptimizerConfig.count_row_block`)."""
     parted: dict[str, int] = {}  # name -> where its cuts would let blocks end
     block = 1
     for name, shape in shapes.items():
-        kept = 1 if plan.is_frozen(name) else run.optimizer.row_block(shape)
+        kept = 1 if plan.is_frozen(name) else run.optimizer.count_row_block(shape)
         if kept == 1:
             continue
         try:
@@ -335,7 +336,7 @@ def row_blocks(run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int,
     if not parted:
         return
     name = min(parted, key=lambda name: parted[name])
-    fitting = [size for size in divisors(gcd(*parted.values()))[::-1] if size <= block]
+    fitting = [size for size in find_divisors(gcd(*parted.values()))[::-1] if size <= block]
     more = f" and {len(parted) - 1} more" if len(parted) > 1 else ""
     yield Problem(
         f"the optimizer keeps blocks of {block} neighbours of a row together, and this layout cuts {name}{more} inside "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.model.seams import calls
+from gangline.model.seams import get_calls
 from gangline_parallel_megatron_style.cost import timing
 from gangline_parallel_megatron_style.cost.case import Case
 
@@ -36,14 +36,14 @@ def _data(case: Case) -> list[str]:
 
 def _nodes(case: Case) -> list[str]:
     network, node = case.config.topology, case.config.topology.gpus_per_node
-    if case.tp <= node and network.tier(case.mesh, "tp") in ("rack", "cluster", "fibre"):
+    if case.tp <= node and network.find_tier(case.mesh, "tp") in ("rack", "cluster", "fibre"):
         return [f"tp={case.tp} does not divide a node of {node}: some of its groups straddle two nodes."]
     return []
 
 
 def _attention(case: Case) -> list[str]:
     """Attention that its node does not declare may have a parameter per head, and would read the first ones."""
-    silent = [path for path, call in calls(case.tree, case.plan, "attention").items() if call is None]
+    silent = [path for path, call in get_calls(case.tree, case.plan, "attention").items() if call is None]
     if case.tp == 1 or not silent:
         return []
     more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""

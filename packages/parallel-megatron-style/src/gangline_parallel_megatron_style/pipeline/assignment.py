@@ -11,7 +11,7 @@ from torch import nn
 
 from gangline.comm.base import Comm
 from gangline.mesh import Mesh
-from gangline.model.buffers import listeners as listeners_of
+from gangline.model.buffers import iterate_listeners as listeners_of
 from gangline.model.compose import Composed
 from gangline.model.contracts import StepListener
 from gangline_parallel_megatron_style.config import AxesConfig
@@ -72,7 +72,7 @@ class StageAssignment:
         found = [path for path, rank in homes.items() if rank == self.index]
         found += [f"{self.plan.blocks}.{index}" for index in self.blocks]
         return [
-            (self.plan.emits_under(inside), module)
+            (self.plan.get_emit_path(inside), module)
             for path in found
             for inside, module in listeners_of(model.get_submodule(path), path, self.plan)
         ]

@@ -9,7 +9,7 @@ from math import floor, log10
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from gangline_basics.figure import INK, PALE, PALETTE, integers, legend, style, subplots, tip
+from gangline_basics.figure import INK, PALE, PALETTE, add_legend, add_tip, make_subplots, use_integer_ticks, use_style
 from gangline_parallel_megatron_style.pipeline.actions import KINDS, Kind, PipelineAction
 from gangline_parallel_megatron_style.pipeline.simulate import Span, Timeline
 
@@ -69,7 +69,7 @@ def _ruler(timeline: Timeline, letters: int) -> str:
     return line
 
 
-@style()
+@use_style()
 def schedule_figure(timeline: Timeline, caption: Caption, width: int = 960) -> Figure:
     """Return the same as a figure of `width` pixels."""
     from matplotlib.patches import Rectangle
@@ -78,23 +78,23 @@ def schedule_figure(timeline: Timeline, caption: Caption, width: int = 960) -> F
     digits = len(str(timeline.schedule.microbatches - 1)) * DIGIT / (wide - 1) * timeline.makespan
     numbered = {kind for kind, times in _durations(timeline).items() if min(times) >= digits}
     about = [caption.about, _summary(timeline, caption), "The numbers are microbatches." if numbered else ""]
-    figure, (axes,) = subplots(caption.title, "\n".join(about), [ROW * max(ranks, 2)], wide)
+    figure, (axes,) = make_subplots(caption.title, "\n".join(about), [ROW * max(ranks, 2)], wide)
     entries = dict.fromkeys(_present(timeline))
     for rank in range(ranks):
         axes.barh(rank, timeline.makespan, 0.86, color=PALE)
         for action, (start, end) in _spans(timeline, rank):
             fill = _colour(action.kind, action.chunk, timeline.schedule.chunks)
             box = Rectangle((start, rank - 0.43), end - start, 0.86, facecolor=fill, edgecolor=INK, linewidth=0.5)
-            tip(axes.add_artist(box), f"rank {rank}, {action}: {start:.4g} to {end:.4g}")
+            add_tip(axes.add_artist(box), f"rank {rank}, {action}: {start:.4g} to {end:.4g}")
             entries[action.kind, action.chunk] = box
             if action.kind in numbered:
                 axes.text((start + end) / 2, rank, str(action.microbatch), fontsize=8, ha="center", va="center")
     axes.set(xlabel=f"time ({caption.unit})", xlim=(0, timeline.makespan), ylabel="rank", ylim=(ranks - 0.5, -0.5))
-    integers(axes.yaxis)
+    use_integer_ticks(axes.yaxis)
     axes.grid(False)
     handles = [*entries.values(), Rectangle((0, 0), 1, 1, facecolor=PALE)]
     words = [*(_words(timeline, *pair) for pair in entries), "waits"]
-    legend(axes, below=max(1, int(wide / 2.2)), handles=handles, labels=words)
+    add_legend(axes, below=max(1, int(wide / 2.2)), handles=handles, labels=words)
     return figure
 
 

@@ -40,13 +40,13 @@ class SplitProduct(torch.autograd.Function):
         def weights() -> None:
             if need_w:
                 (x,) = saved
-                accumulate_grad(w, precision.grad_w(dy, x))
+                accumulate_grad(w, precision.compute_grad_w(dy, x))
             if need_b:
                 accumulate_grad(b, dy.flatten(0, -2).sum(0))
 
         if need_w or need_b:
             defer(weights)
-        return precision.grad_x(dy, w).to(ctx.dtype) if need_x else None, None, None, None
+        return precision.compute_grad_x(dy, w).to(ctx.dtype) if need_x else None, None, None, None
 
 
 def split_linear(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:

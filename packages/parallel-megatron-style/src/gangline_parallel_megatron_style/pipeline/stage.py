@@ -85,7 +85,7 @@ class Stage:
             return segment.module(batch)
         if segment.kind == "head" and self.writes:
             head: Any = segment.module
-            return head.logits(hidden[:, -1:])[:, -1]
+            return head.compute_logits(hidden[:, -1:])[:, -1]
         return segment.module(hidden, batch)
 
     def backward_ends(self, microbatch: int) -> None:

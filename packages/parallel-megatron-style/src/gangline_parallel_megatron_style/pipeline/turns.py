@@ -45,7 +45,7 @@ class TurnTaking:
 
         surroundings = forward_context.swap()
         self._jobs.put(run_second)
-        with forward_context.taking_turns(pair.give_way):
+        with forward_context.take_turns(pair.give_way):
             if not pair.lane(0, first):
                 pair.go[0].acquire()
         forward_context.swap(surroundings)

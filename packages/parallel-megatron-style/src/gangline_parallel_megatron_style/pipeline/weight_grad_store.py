@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gangline.model.weight_grads import Closure, deferring
+from gangline.model.weight_grads import Closure, defer_gradients
 
 
 class WeightGradStore:
@@ -23,7 +23,7 @@ class WeightGradStore:
     @contextmanager
     def open(self, chunk: int, microbatch: int) -> Iterator[None]:
         """Keep what is deferred meanwhile. Raises RuntimeError where a store is open."""
-        with deferring(self._closures[chunk, microbatch].append):
+        with defer_gradients(self._closures[chunk, microbatch].append):
             yield
 
     def run(self, chunk: int, microbatch: int) -> None:

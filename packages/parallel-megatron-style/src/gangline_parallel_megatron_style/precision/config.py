@@ -15,7 +15,7 @@ class Fp8(PrecisionConfig):
 
     scaling: Literal["tensor", "row", "block"] = "tensor"  # what shares a scale: a tensor, a row, or blocks of 128
 
-    def products(self) -> str:
+    def get_product_format(self) -> str:
         return "fp8"
 
 

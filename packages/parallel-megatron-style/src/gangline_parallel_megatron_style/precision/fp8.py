@@ -68,11 +68,11 @@ class Fp8Precision(Precision):
         y_NF = self._multiply(_rows(x), Format.E4M3, w, self.recipe.weights)
         return _restore_shape(y_NF, x)
 
-    def grad_x(self, dy: Tensor, w: Tensor) -> Tensor:
+    def compute_grad_x(self, dy: Tensor, w: Tensor) -> Tensor:
         dx_NF = self._multiply(_rows(dy), self.recipe.gradients, w.t(), self.recipe.weights)
         return _restore_shape(dx_NF, dy).to(w.dtype)
 
-    def grad_w(self, dy: Tensor, x: Tensor) -> Tensor:
+    def compute_grad_w(self, dy: Tensor, x: Tensor) -> Tensor:
         return self._multiply(_rows(dy).t(), self.recipe.gradients, _rows(x).t(), self.recipe.activations)
 
     def _multiply(self, a_MI: Tensor, form: Format, b_OI: Tensor, grain: Grain) -> Tensor:
@@ -114,8 +114,8 @@ class _Linear(torch.autograd.Function):
         w, *kept = ctx.saved_tensors
         need_x, need_w, need_b, _ = ctx.needs_input_grad
         precision: Fp8Precision = ctx.precision
-        dx = precision.grad_x(dy, w).to(ctx.dtype) if need_x else None
-        dw = precision.grad_w(dy, kept[0]) if need_w else None
+        dx = precision.compute_grad_x(dy, w).to(ctx.dtype) if need_x else None
+        dw = precision.compute_grad_w(dy, kept[0]) if need_w else None
         return dx, dw, _rows(dy).sum(0) if need_b else None, None
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from gangline.mesh import Mesh
 from gangline.plan import Plan, matches
-from gangline.shard import Division, Layout, Registry, model_array
+from gangline.shard import Division, Layout, Registry, name_model_array
 from gangline_parallel_megatron_style.sharding.cuts import CutArray, cut_array, grad_neighbours
 from gangline_parallel_megatron_style.sharding.packing import ArrayRows, Packing, pack
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks
@@ -91,7 +91,7 @@ def lay_out(
     grouped: dict[tuple[str, ParamKind], list[str]] = {}
     for name, group in group_names.items():
         trained = name not in given.frozen
-        kind = ParamKind(cut[name].fold, plan.computes_as_kept(name), trained, plan.dtype_of(name))
+        kind = ParamKind(cut[name].fold, plan.computes_as_kept(name), trained, plan.get_dtype(name))
         grouped.setdefault((group, kind), []).append(name)
     layouts: dict[str, Layout] = {}
     buffers: dict[str, list[BufferLayout]] = {group: [] for group in stage}
@@ -102,7 +102,9 @@ def lay_out(
                 layouts[array.name] = Layout(given.shapes[array.name], kind.low_bit or dtype, divisions[array.name], at)
             sums = {a.name: grad_neighbours(a.name, cut[a.name], plan, mesh, sequence_parallel) for a in packing.arrays}
             buffers[group].append(BufferLayout(group, kind, packing, sums))
-    ordered = {model_array(name): layouts[name] for name in given.shapes} | _buffer_layouts(plan, mesh, given, homes)
+    ordered = {name_model_array(name): layouts[name] for name in given.shapes} | _buffer_layouts(
+        plan, mesh, given, homes
+    )
     registry = Registry.of(mesh, ordered)
     return ModelLayout(registry, {group: tuple(found) for group, found in buffers.items()}, stage)
 
@@ -132,7 +134,7 @@ def _buffer_layouts(plan: Plan, mesh: Mesh, given: ModelShapes, homes: Mapping[s
         places = sorted({homes[_place(alias, plan)] for alias in given.aliases[name]})
         if len(places) > 1:
             raise ValueError(f"the buffer {name} is shared by modules of the pipeline stages {places}; only one has it")
-        found[model_array(name)] = Layout(shape, dtype, at=(("pp", places[0]),) if mesh.size("pp") > 1 else ())
+        found[name_model_array(name)] = Layout(shape, dtype, at=(("pp", places[0]),) if mesh.size("pp") > 1 else ())
     return found
 
 

@@ -38,7 +38,7 @@ def cut_array(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> CutA
     """The parts that the plan's cuts make of an array. Raises ValueError where its dims do not divide."""
     divisions: tuple[Division, ...] = ()
     left, fold_name, neighbours = list(shape), None, mesh.size("tp")
-    for axis, cut in plan.cuts_of(name, len(shape)).items():
+    for axis, cut in plan.get_cuts(name, len(shape)).items():
         fold = active_fold(plan, mesh, axis)
         if axis == "tp" and mesh.size("tp") > 1:
             bounds, every = cut_over_tp(name, shape[cut.dim], cut, mesh.size("tp"))

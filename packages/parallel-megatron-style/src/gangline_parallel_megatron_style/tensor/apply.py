@@ -12,13 +12,13 @@ from torch import nn
 from gangline import UserError
 from gangline.comm.base import Comm
 from gangline.model.calls import Call, LossCall, call_of
-from gangline.model.contracts import OwnProducts, bind_around, bind_linear, seam_function
+from gangline.model.contracts import OwnProducts, bind_around, bind_linear, get_seam_function
 from gangline.model.linear import Embedding, Linear
 from gangline.model.seams import call_at
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
 from gangline_basics.model.loss import CrossEntropy
-from gangline_basics.parallel.prepare import full_product, refuse_own
+from gangline_basics.parallel.prepare import multiply_full, refuse_own
 from gangline_parallel_megatron_style.tensor.embedding import Lookup
 from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss
 from gangline_parallel_megatron_style.tensor.region import Region
@@ -47,7 +47,7 @@ def cut_modules(
     puts the parts in their places, before or after. A stage of a pipeline may lack modules that the plan names.
 
     first_rows: the first row here of every embedding and head that is cut, by the name its weight is kept under.
-    losses: what is computed at the `loss` seams (`gangline.model.seams.calls`).
+    losses: what is computed at the `loss` seams (`gangline.model.seams.get_calls`).
     Raises TypeError where a cut is not one that its module can compute with, UserError where
     a loss over a cut vocabulary would be another than the module's own, or a product or lookup is somebody's own.
     """
@@ -69,7 +69,7 @@ class _Cutter:
         self.losses = losses
         self.cuts: dict[str, dict[str, int]] = {}  # module path -> own parameter's name -> the dim that is cut
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            cut = plan.cuts_of(name, parameter.dim()).get(AXIS)
+            cut = plan.get_cuts(name, parameter.dim()).get(AXIS)
             if cut is not None:
                 path, _, own = name.rpartition(".")
                 self.cuts.setdefault(path, {})[own] = cut.dim
@@ -89,7 +89,7 @@ class _Cutter:
                 module.multiply_by(self.setting.precision)
             elif isinstance(module, Embedding):
                 self._lookup(path, module)
-            elif any(matches(pattern, path) and seam_function(module, "loss") for pattern in losses):
+            elif any(matches(pattern, path) and get_seam_function(module, "loss") for pattern in losses):
                 self._loss(path, module)
             elif path in self.cuts:
                 name = f"{path}.{next(iter(self.cuts[path]))}"
@@ -100,7 +100,7 @@ class _Cutter:
         dim = self.cuts.get(path, {}).get("weight")
         full = any(matches(pattern, path) for pattern in self.plan.master_dtype)
         if dim is None:
-            linear.product = full_product if full else self.setting.precision.linear
+            linear.product = multiply_full if full else self.setting.precision.linear
         elif full:
             raise TypeError(
                 f"{path} is cut along {AXIS} and computed in the master dtype: a plan may ask one of the two"
@@ -134,7 +134,7 @@ class _Cutter:
             return None
         if cuts != {"weight": 0}:
             raise TypeError(f"{path} can be cut along {AXIS} by the rows of its weight only; its plan cuts {cuts}")
-        return self.first_rows[self.plan.owner(f"{path}.weight")]
+        return self.first_rows[self.plan.get_owner(f"{path}.weight")]
 
 
 def _match_call(path: str, function: object, declared: Call | None) -> LossCall:

@@ -28,11 +28,11 @@ from gangline.model.weight_grads import accumulate_grad, defer
 from gangline_basics.model.loss import (
     cap_logits_,
     compute_by_chunks,
-    gradients_by_chunks,
+    compute_gradients_by_chunks,
+    compute_logits_gradient,
     log_sum_exp,
-    logits_gradient,
     uncap_gradient_,
-    wide,
+    widen,
 )
 from gangline_parallel_megatron_style.tensor.rows import to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, wants
@@ -120,7 +120,7 @@ class _Loss(torch.autograd.Function):
             all_ND = h_ND if gathering is None else gathering.wait()
             given = (targets_N, here_N, each_N, lse_N, z_N, ctx.chunk, ctx.soft_cap)
             wanted = (ctx.needs_input_grad[0], wants(w))
-            dh_ND, dw_VD = gradients_by_chunks(all_ND, w.to(h_ND.dtype), *given, wanted)
+            dh_ND, dw_VD = compute_gradients_by_chunks(all_ND, w.to(h_ND.dtype), *given, wanted)
             if dh_ND is not None:
                 travelling = start(dh_ND)
             if dw_VD is not None:
@@ -140,16 +140,16 @@ class _Loss(torch.autograd.Function):
 def _parts(logits_NV: Tensor, targets_N: Tensor, here_N: Tensor) -> Tensor:
     """(2, N): of each row the log-sum-exp, and the target's logit where it is here. Of no logits: -inf, and 0."""
     if not logits_NV.shape[1]:
-        empty_N = wide(logits_NV.new_zeros(logits_NV.shape[0]))
+        empty_N = widen(logits_NV.new_zeros(logits_NV.shape[0]))
         return torch.stack((empty_N - torch.inf, empty_N))
-    target_N = wide(logits_NV.gather(1, targets_N[:, None]).squeeze(1)).masked_fill(~here_N, 0)
+    target_N = widen(logits_NV.gather(1, targets_N[:, None]).squeeze(1)).masked_fill(~here_N, 0)
     return torch.stack((log_sum_exp(logits_NV), target_N))
 
 
 def _gradient(
     logits_NV: Tensor, targets_N: Tensor, here_N: Tensor, each_N: Tensor, lse_N: Tensor, z_N: Tensor | None
 ) -> Tensor:
-    """As `logits_gradient`, also of no logits."""
+    """As `compute_logits_gradient`, also of no logits."""
     if not logits_NV.shape[1]:
         return torch.empty_like(logits_NV)
-    return logits_gradient(logits_NV, targets_N, here_N, each_N, lse_N, z_N)
+    return compute_logits_gradient(logits_NV, targets_N, here_N, each_N, lse_N, z_N)

@@ -60,8 +60,8 @@ class Row(torch.autograd.Function):
         w, precision, tokens_first = ctx.w, setting.precision, setting.sequence_parallel
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = from_rows(precision.grad_x(dy_ND, w), ctx.shape, tokens_first).to(ctx.dtype)
+            dx = from_rows(precision.compute_grad_x(dy_ND, w), ctx.shape, tokens_first).to(ctx.dtype)
         if wants(w):
             (x,) = ctx.saved_tensors
-            defer(lambda: accumulate_grad(w, precision.grad_w(dy_ND, to_rows(x, tokens_first))))
+            defer(lambda: accumulate_grad(w, precision.compute_grad_w(dy_ND, to_rows(x, tokens_first))))
         return dx, None, None, None

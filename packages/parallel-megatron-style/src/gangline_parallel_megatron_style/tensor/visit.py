@@ -26,7 +26,7 @@ class Waiting:
     def accumulate(self, setting: Setting, x_ND: Tensor) -> None:
         """Compute and accumulate the gradients of weight and bias, where they are trained."""
         if wants(self.w):
-            accumulate_grad(self.w, setting.precision.grad_w(self.dy_NF, x_ND))
+            accumulate_grad(self.w, setting.precision.compute_grad_w(self.dy_NF, x_ND))
         if self.b is not None and wants(self.b):
             accumulate_grad(self.b, self.dy_NF.sum(0))
 
@@ -51,7 +51,7 @@ class Visit:
 def input_gradient(setting: Setting, waiting: list[Waiting]) -> Tensor:
     """Σ dY_i W_i over the products of one x, (N, D): this rank's part of the sum over the ranks."""
     first, *others = waiting
-    dx_ND = setting.precision.grad_x(first.dy_NF, first.w)
+    dx_ND = setting.precision.compute_grad_x(first.dy_NF, first.w)
     for left in others:
-        dx_ND += setting.precision.grad_x(left.dy_NF, left.w)
+        dx_ND += setting.precision.compute_grad_x(left.dy_NF, left.w)
     return dx_ND

@@ -91,7 +91,7 @@ def numbers(measured: Measured, ranks: int, device: str) -> Numbers:
         if name == ("fp32" if device == "cpu" else "bf16"):
             found["matmul.half"] = max(start, START) / each
     found |= attention(measured, found["peak.fp32" if device == "cpu" else "peak.bf16"])
-    found["module.seconds"] = measured.starts / (3 * MICROBATCHES * work_of(STARTS, device).modules)
+    found["module.seconds"] = measured.starts / (3 * MICROBATCHES * count_work(STARTS, device).modules)
     found["host.seconds"] = measured.update
     found |= steps(measured.steps, found, device)
     if device == "cpu":  # an accelerator is shared with nobody: what is above 1 there is noise
@@ -168,7 +168,7 @@ def links(seconds: Mapping[CollectiveCall, float]) -> Numbers:
     }
 
 
-def work_of(model: SmallModel, device: str) -> StageWork:
+def count_work(model: SmallModel, device: str) -> StageWork:
     """Of one microbatch."""
     run = run_of(model, device)
     found = run.parallel.explain(run, Mesh.of({}), compose_model(run))
@@ -181,4 +181,4 @@ def stage_time(model: SmallModel, device: str, known: Numbers) -> StageTime:
     given = {**known, "matmul.efficiency": 1.0, "memory.efficiency": 1.0}
     cluster = Cluster("measured", "", Topology(), {name: Quantity(value, "measured") for name, value in given.items()})
     rates = Rates.of(cluster, "fp32" if device == "cpu" else "bf16")
-    return StageTime.of(work_of(model, device), cluster, rates)
+    return StageTime.of(count_work(model, device), cluster, rates)

@@ -73,7 +73,7 @@ def _round(comms: Comms, device: torch.device, ready: dict[SmallModel, SmallStep
         whole = seconds(largest.passes, comm, device, 0.1)
         found.alone = done("one rank alone", whole / time_alone(largest.passes, comm, device))
         found.late = done("the slowest rank", _measure_delay(largest, comm, device))
-        groups = [comm, comms.axis("tp")] if comm.size > comms.axis("tp").size > 1 else [comm]
+        groups = [comm, comms.get_comm("tp")] if comm.size > comms.get_comm("tp").size > 1 else [comm]
         found.sent = done("collectives", links.collectives(groups, comm, device))
         found.hidden = done("collectives behind products", links.measure_overlap(comm, device))
     return found

@@ -9,12 +9,12 @@ import torch
 from gangline.batch import Batch
 from gangline.comm.transport import connect
 from gangline.config import Run
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed
 from gangline.plugin import registry
 from gangline.runtime import Job, Runtime
-from gangline.train.recompute_and_compile import finisher
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.parallel.config import Single
 
@@ -41,7 +41,7 @@ MODELS = {
 def run_of(model: SmallModel, device: str) -> Run:
     """A run of one process, which a plan is made of, too."""
     heads = max(2, model.dim // 64)
-    return default_run(
+    return build_default_run(
         model=DecoderConfig(vocab_size=256, dim=model.dim, layers=model.layers, heads=heads, hidden=4 * model.dim),
         parallel=Single(),
         precision="fp32" if device == "cpu" else "bf16",
@@ -60,7 +60,7 @@ class SmallStep:
     def __init__(self, model: SmallModel, device: torch.device) -> None:
         run, mesh = run_of(model, device.type), Mesh.of({})
         composed, comms = Composed.of(run), connect(mesh, device=device)
-        finish = finisher(run.job.recompute, run.job.compile, run.job.recompute_every, composed.plan.seams)
+        finish = make_finish(run.job.recompute, run.job.compile, run.job.recompute_every, composed.plan.seams)
         job = Job(composed, mesh, comms, registry.build(run.precision, run), finish)
         self.runtime: Runtime = registry.build(run.parallel, job)
         for shard in self.runtime.shards():

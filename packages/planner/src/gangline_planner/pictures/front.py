@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gangline_basics.figure import INK, PALE, PALETTE, legend, style, subplots, tip
+from gangline_basics.figure import INK, PALE, PALETTE, add_legend, add_tip, make_subplots, use_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 Layout = tuple[float, float, str]  # seconds of a step, gigabytes of the fullest rank, words
 
 
-@style()
+@use_style()
 def front_figure(title: str, layouts: Sequence[Layout], front: Sequence[Layout], limit: float) -> Figure:
     """limit: gigabytes of an accelerator."""
-    figure, (axes,) = subplots(title, "each dot a layout; words under the pointer", heights=[4])
+    figure, (axes,) = make_subplots(title, "each dot a layout; words under the pointer", heights=[4])
     groups = (("others that were looked at", PALE, layouts), ("none is both faster and smaller", PALETTE[6], front))
     for label, colour, group in groups:
         for place, (seconds, gigabytes, words) in enumerate(group):
             (dot,) = axes.plot(seconds, gigabytes, "o", color=colour, markeredgecolor=INK, markeredgewidth=0.5)
             dot.set_label("" if place else label)
-            tip(dot, f"{seconds:.4g} s, {gigabytes:.4g} GB: {words}")
+            add_tip(dot, f"{seconds:.4g} s, {gigabytes:.4g} GB: {words}")
     axes.axhline(limit, color=INK, label="memory of an accelerator")
     axes.set(xlabel="seconds of a step", ylabel="gigabytes of the fullest rank", ylim=(0, None))
-    legend(axes, below=3)
+    add_legend(axes, below=3)
     return figure

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gangline_basics.explain.timeline import StepTimeline
-from gangline_basics.figure import INK, PALE, bars, integers, legend, style, subplots
+from gangline_basics.figure import INK, PALE, add_bars, add_legend, make_subplots, use_integer_ticks, use_style
 from gangline_planner.forecast import Forecast
 from gangline_planner.pictures.colours import ACTION_WORDS, ACTIONS, colour
 
@@ -18,7 +18,7 @@ ROW = 0.18  # inches
 VECTORS = 2000  # actions; more are drawn as an image
 
 
-@style()
+@use_style()
 def plan_figure(plan: Forecast) -> Figure:
     """Return all three, one below the other; one rank has no timeline."""
     axes = " x ".join(f"{axis} {size}" for axis, size in plan.explained.mesh.sizes if size > 1) or "one rank"
@@ -28,8 +28,8 @@ def plan_figure(plan: Forecast) -> Figure:
     ranks = [rank.bytes for rank in plan.explained.ranks]
     high = ROW * max(len(ranks), 9)
     heights = [ROW * len(kinds), high, high][: 3 if len(ranks) > 1 else 2]
-    figure, (step, memory, *timeline) = subplots(title, about, heights)
-    bars(step, kinds, [colour(place) for place in range(len(kinds))])
+    figure, (step, memory, *timeline) = make_subplots(title, about, heights)
+    add_bars(step, kinds, [colour(place) for place in range(len(kinds))])
     step.set(xlabel="seconds of the step")
     _memory(memory, ranks, plan.cluster["memory.bytes"])
     for plot in timeline:
@@ -64,6 +64,6 @@ def _timeline(axes: Axes, timeline: StepTimeline) -> None:
 
 def _rank_axis(axes: Axes, ranks: int) -> None:
     axes.set(ylabel="pipeline rank", ylim=(ranks - 0.5, -0.5))
-    integers(axes.yaxis)
+    use_integer_ticks(axes.yaxis)
     axes.yaxis.grid(False)
-    legend(axes)
+    add_legend(axes)

@@ -195,7 +195,7 @@ def step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = No
     rank, wait, m = explained.ranks[last], waits[last], explained.microbatches
     alike = m * sum(stages[s].all for s in rank.stages)  # were all of its node to compute all the time
     waited = m * (sum(wait.forward.values()) + sum(wait.backward.values()))
-    share = min(1.0, (found.busy(last) - waited) / alike) if cores.most > 1.0 and alike else 1.0
+    share = min(1.0, (found.compute_busy_time(last) - waited) / alike) if cores.most > 1.0 and alike else 1.0
     kinds = {
         "compute": share * m * sum(stages[s].forward + stages[s].inputs + stages[s].weights for s in rank.stages),
         "recompute": share * m * sum(stages[s].again for s in rank.stages),

@@ -23,7 +23,7 @@ def build(config, run):
     from gangline.gradients import GradientReduction
 
     class HeaviestReduction(GradientReduction):
-        def arrays(self, layout):
+        def get_array_shapes(self, layout):
             return {"error": (layout.size,)}
 
         def reduce(self, bucket, comm):

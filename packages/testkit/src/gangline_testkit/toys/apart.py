@@ -61,9 +61,9 @@ class ApartRuntime(WholeRuntime):
         with self._use_first_weights():
             return super().evaluate(microbatches)
 
-    def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
+    def score(self, batches: Sequence[Batch], losses_per_sample: int = 1) -> Tensor:
         with self._use_first_weights():
-            return super().score(batches, each)
+            return super().score(batches, losses_per_sample)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gangline.batch import Batch
 from gangline.comm.base import Comm, Comms
-from gangline.model.contracts import bind_around, bind_linear, seam_function
+from gangline.model.contracts import bind_around, bind_linear, get_seam_function
 from gangline.model.linear import Embedding, Linear
 from gangline.plan import Plan, matches
 from gangline_basics.parallel.autograd import all_gather, all_reduce
@@ -57,15 +57,15 @@ class Axes:
 
     def __init__(self, model: nn.Module, plan: Plan, comms: Comms, used: Mapping[str, Sequence[str]]) -> None:
         self.model, self.plan, self.world = model, plan, comms.world
-        self.tp, self.cp, self.pp = (comms.axis(axis) for axis in ("tp", "cp", "pp"))
-        self.beside = comms.axis("cp", "pp")  # ranks that have other tokens, or other blocks
+        self.tp, self.cp, self.pp = (comms.get_comm(axis) for axis in ("tp", "cp", "pp"))
+        self.beside = comms.get_comm("cp", "pp")  # ranks that have other tokens, or other blocks
         self.speaks = self.tp.index == 0  # else another rank says what this one would
         self.first = self.speaks and self.cp.index == self.pp.index == 0
         self.dims: dict[str, int] = {}  # name -> the dim that tp cuts
         for name, (alias, *_) in used.items():
             parameter, module = model.get_parameter(alias), model.get_submodule(alias.rpartition(".")[0])
-            cut = plan.cuts_of(name, parameter.dim()).get("tp")
-            head = self._has_seam("loss", alias) and seam_function(module, "loss") is not None
+            cut = plan.get_cuts(name, parameter.dim()).get("tp")
+            head = self._has_seam("loss", alias) and get_seam_function(module, "loss") is not None
             if self.tp.size == 1 or cut is None or head or isinstance(module, Embedding):
                 continue
             if parameter.shape[cut.dim] % (cut.unit * self.tp.size):
@@ -78,17 +78,17 @@ class Axes:
 
     # --- tp: a part of what is cut -----------------------------------------------------------------------------------
 
-    def part(self, name: str, whole: Tensor) -> Tensor:
+    def take_part(self, name: str, whole: Tensor) -> Tensor:
         """What this rank computes with."""
         return whole.chunk(self.tp.size, self.dims[name])[self.tp.index] if name in self.dims else whole
 
-    def gradient(self, name: str, gradient: Tensor, shape: Sequence[int]) -> Tensor:
+    def reduce_gradient(self, name: str, gradient: Tensor, shape: Sequence[int]) -> Tensor:
         """The gradient of the whole, added over the ranks beside this one; of what is whole along tp all have the same.
 
         Raises no error where they have not: it is then wrong, and a comparison finds it.
         """
         whole = gradient.new_zeros(shape)
-        self.part(name, whole).copy_(gradient)
+        self.take_part(name, whole).copy_(gradient)
         if self.tp.size > 1:
             self.tp.all_reduce(whole)
             if name not in self.dims and not any(matches(pattern, name) for pattern in self.plan.partial_grad):
@@ -102,18 +102,18 @@ class Axes:
             cut = [name for name, _ in module.named_parameters(path, recurse=False) if name in self.dims]
             if cut and isinstance(module, Linear):
                 module.product = partial(
-                    self._column if self.dims[f"{path}.weight"] == 0 else self._row, module.product
+                    self._multiply_column if self.dims[f"{path}.weight"] == 0 else self._multiply_row, module.product
                 )
                 bind_linear(module, path, self.tp, bound)
             elif cut:
                 bind_around(self.model, cut[0], "tp", self.tp, bound)
             if self.cp.size > 1 and self._has_seam("attention", path) and "attention" in vars(module):
-                module.attention = partial(self._attention, module.attention)
+                module.attention = partial(self._attend, module.attention)
 
-    def _column(self, product: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    def _multiply_column(self, product: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         return product(_Enter.apply(x, self.tp), w, b)
 
-    def _row(self, product: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    def _multiply_row(self, product: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         y = _Leave.apply(product(x, w, None), self.tp)
         return y if b is None else y + b
 
@@ -125,16 +125,16 @@ class Axes:
             raise ValueError(f"sequences of {batch.shape[1]} tokens do not divide by cp={self.cp.size}")
         values = {item.name: getattr(batch, item.name) for item in fields(batch)}
         cut = {name: x for name, x in values.items() if isinstance(x, Tensor) and x.dim() == 2}
-        own: dict[str, Any] = {name: self._part(x) for name, x in cut.items()}
-        return replace(batch, **own, rows=(batch, self._part)) if self.cp.size > 1 else batch
+        own: dict[str, Any] = {name: self._take_part(x) for name, x in cut.items()}
+        return replace(batch, **own, rows=(batch, self._take_part)) if self.cp.size > 1 else batch
 
-    def _part(self, x_BT: Tensor) -> Tensor:
+    def _take_part(self, x_BT: Tensor) -> Tensor:
         return x_BT.chunk(self.cp.size, 1)[self.cp.index]
 
     def reduce_over_sequence(self, x: Tensor) -> Tensor:
         return all_reduce(x, self.cp)
 
-    def _attention(
+    def _attend(
         self,
         own: Callable[..., Tensor],
         q: Tensor,
@@ -155,13 +155,13 @@ class Axes:
 
     # --- pp: a part of the blocks ------------------------------------------------------------------------------------
 
-    def loss(self, batch: Batch) -> Tensor:
+    def compute_loss(self, batch: Batch) -> Tensor:
         """The loss of this rank's tokens where its blocks are the last; 0 elsewhere. `backward` goes on from here."""
         last, hidden = self.pp.size - 1, None
         for stage in range(self.pp.size):
             if stage == self.pp.index:
                 self._in = hidden
-                self._out = self._blocks(batch, hidden)
+                self._out = self._run_blocks(batch, hidden)
             if stage < last:
                 hidden = self._send_stage(self._out if stage == self.pp.index else None)
                 hidden.requires_grad_(torch.is_grad_enabled())
@@ -178,7 +178,7 @@ class Axes:
             if stage > 0:
                 gradient = self._send_stage(self._in.grad if stage == self.pp.index else None)  # type: ignore[attr-defined]
 
-    def _blocks(self, batch: Batch, hidden: Tensor | None) -> Tensor:
+    def _run_blocks(self, batch: Batch, hidden: Tensor | None) -> Tensor:
         if hidden is None:
             hidden = self.model.get_submodule(self.plan.embed)(batch)
         blocks = list(self.model.get_submodule(self.plan.blocks).children())

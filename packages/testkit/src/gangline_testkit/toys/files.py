@@ -16,11 +16,11 @@ import torch
 
 from gangline.checkpoint.base import Checkpointer, SaveFailed, SaveHandle, SaveRequest
 from gangline.checkpoint.id import CheckpointId
-from gangline.checkpoint.retention import superfluous
+from gangline.checkpoint.retention import find_superfluous
 from gangline.comm.base import Store
 from gangline.config.schema import Run
 from gangline.errors import BadCheckpoint, UserError
-from gangline.shard import Box, Registry, Shard, dtype_name
+from gangline.shard import Box, Registry, Shard, name_dtype
 from gangline.storage.files import write_whole
 from gangline_testkit.toys.plugin import Files
 
@@ -58,12 +58,12 @@ class FilesCheckpointer(Checkpointer):
         error = "it is there already" if final.exists() else self.write_boxes(final.with_name(f".{id}"), rank, shards)
         self.tell(f"error-{id}-{rank}", error)
         self.meet(f"written-{id}", world, id)
-        errors = [self.told(f"error-{id}-{other}", error) for other in range(world)]
+        errors = [self.share_status(f"error-{id}-{other}", error) for other in range(world)]
         if not any(errors) and rank == 0:
             errors = [self.commit(final, document)]
         self.tell(f"error-{id}", errors[0] if rank == 0 else "")
         self.meet(f"over-{id}", world, id)
-        why = next((e for e in [*errors, self.told(f"error-{id}", errors[0])] if e), "")
+        why = next((e for e in [*errors, self.share_status(f"error-{id}", errors[0])] if e), "")
         if why:
             raise SaveFailed(id, why)
         return SaveHandle(id).finish()
@@ -81,7 +81,7 @@ class FilesCheckpointer(Checkpointer):
                         "offset": shard.offset,
                         "shape": tuple(shard.local.shape),
                         "whole": shard.global_shape,
-                        "dtype": dtype_name(shard.dtype),
+                        "dtype": name_dtype(shard.dtype),
                         "file": file,
                         "checksum": zlib.crc32(content),
                     }
@@ -103,19 +103,21 @@ class FilesCheckpointer(Checkpointer):
             write_whole(draft / "index", f"{zlib.crc32(text.encode())}\n{text}".encode())
             draft.rename(final)
             if self.keep_last is not None:
-                for old in superfluous(self.run_dir, self.list(), self.keep_last, self.lacks):
+                for old in find_superfluous(self.run_dir, self.list(), self.keep_last, self.explain_damage):
                     shutil.rmtree(self.directory / str(old))
         except OSError as error:
             return str(error)
         return ""
 
-    def lacks(self, id: CheckpointId) -> str:
+    def explain_damage(self, id: CheckpointId) -> str:
         """What is damaged in a checkpoint, every byte read."""
         try:
             index = self.read_index(id)
             for name, boxes in index["arrays"].items():
                 for kept in boxes:
-                    _checked(name, Box(tuple(kept["offset"]), tuple(kept["shape"])), kept, self.directory / str(id))
+                    _read_checked(
+                        name, Box(tuple(kept["offset"]), tuple(kept["shape"])), kept, self.directory / str(id)
+                    )
         except BadCheckpoint as bad:
             return str(bad)
         return ""
@@ -126,9 +128,9 @@ class FilesCheckpointer(Checkpointer):
         if self.store is not None:
             self.store.set(f"files/{self.turn}/{key}", text or "fine")
 
-    def told(self, key: str, mine: str) -> str:
+    def share_status(self, key: str, status: str) -> str:
         if self.store is None:
-            return mine
+            return status
         text = self.store.get(f"files/{self.turn}/{key}").decode()
         return "" if text == "fine" else text
 
@@ -165,10 +167,10 @@ class FilesCheckpointer(Checkpointer):
         """A directory may have been renamed."""
         return CheckpointId(document["step"], document["attempt"]) == id
 
-    def document(self, id: CheckpointId) -> dict[str, Any]:
+    def read_document(self, id: CheckpointId) -> dict[str, Any]:
         return self.read_index(id)["document"]
 
-    def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
+    def read_shapes(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
         return {name: tuple(boxes[0]["whole"]) for name, boxes in self.read_index(id)["arrays"].items()}
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
@@ -182,7 +184,7 @@ class FilesCheckpointer(Checkpointer):
         self.tell(f"damage-{rank}", str(error or ""))
         self.meet("loaded", registry.mesh.world, id)
         for other in range(registry.mesh.world):
-            if (seen := self.told(f"damage-{other}", str(error or ""))) and error is None:
+            if (seen := self.share_status(f"damage-{other}", str(error or ""))) and error is None:
                 error = BadCheckpoint("an array", None, self.directory / str(id), f"rank {other} saw: {seen}")
         if error is not None:
             raise error
@@ -204,15 +206,15 @@ class FilesCheckpointer(Checkpointer):
 
     def fill(self, shard: Shard, box: Box, kept: dict[str, Any], directory: Path) -> None:
         """Copy what a stored box and a shard have in common."""
-        common = box.overlap(shard.box)
+        common = box.intersect(shard.box)
         if common is None:
             return
-        content = _checked(shard.name, box, kept, directory)
+        content = _read_checked(shard.name, box, kept, directory)
         values = _decode(content, kept["dtype"], box.shape)
-        shard.local.detach()[common.slices_within(shard.box)] = values[common.slices_within(box)].to(shard.dtype)
+        shard.local.detach()[common.slice_within(shard.box)] = values[common.slice_within(box)].to(shard.dtype)
 
 
-def _checked(name: str, box: Box, kept: dict[str, Any], directory: Path) -> bytes:
+def _read_checked(name: str, box: Box, kept: dict[str, Any], directory: Path) -> bytes:
     """The file of a stored box. Raises BadCheckpoint."""
     path = directory / kept["file"]
     content = path.read_bytes() if path.exists() else b""

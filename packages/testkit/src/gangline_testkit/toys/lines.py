@@ -7,13 +7,13 @@ from pathlib import Path
 from gangline.config.schema import Run
 from gangline.record import StepRecord
 from gangline.track import Start, Tracker
-from gangline_testkit.toys.plugin import Lines
+from gangline_testkit.toys.plugin import LineFile
 
 
 class LinesTracker(Tracker):
     """RUN_DIR/lines.txt: step, loss."""
 
-    def __init__(self, config: Lines, run: Run) -> None:
+    def __init__(self, config: LineFile, run: Run) -> None:
         self.path = Path(run.job.dir or ".") / "lines.txt"
 
         self.last = 0

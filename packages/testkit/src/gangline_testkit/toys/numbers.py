@@ -38,10 +38,10 @@ class NumbersSource(DataSource):
         start = self.windows[i % len(self.windows)] * self.sequence_length
         return {"tokens": self.tokens[start : start + self.sequence_length + 1].astype(np.int64)}
 
-    def length(self) -> int:
+    def count_samples(self) -> int:
         return len(self.windows)
 
-    def fingerprint(self) -> str:
+    def compute_fingerprint(self) -> str:
         digest = hashlib.blake2b(repr((self.sequence_length, self.windows)).encode(), digest_size=8)
         digest.update(self.tokens.tobytes())
         return digest.hexdigest()

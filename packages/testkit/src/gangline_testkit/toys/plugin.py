@@ -17,7 +17,7 @@ from gangline.config.schema import (
     TrackConfig,
 )
 from gangline.errors import Problem
-from gangline.model.tree import Node, Shape, nodes, replace_node
+from gangline.model.tree import Node, Shape, iterate_nodes, replace_node
 from gangline.plan import Cut, Fold, Init, Plan, matches
 from gangline.plugin.hooks import hookimpl
 from gangline.plugin.parts import Part
@@ -27,10 +27,10 @@ from gangline.plugin.parts import Part
 class Rows(ParallelConfig):
     """Every parameter of two dims and more cut along rows over `dp_shard`; vectors whole."""
 
-    def world(self, gpus: int) -> int:
+    def count_ranks(self, gpus: int) -> int:
         return gpus or 2
 
-    def axes(self, world: int) -> dict[str, int]:
+    def size_axes(self, world: int) -> dict[str, int]:
         return {"dp_shard": world}
 
 
@@ -40,7 +40,7 @@ class Apart(ParallelConfig):
 
     every: PositiveInt = 4  # steps after which all ranks take the mean of their weights
 
-    def world(self, gpus: int) -> int:
+    def count_ranks(self, gpus: int) -> int:
         return gpus or 2
 
 
@@ -69,7 +69,7 @@ class LanesNode(Node):
     width: int
     penalty: float
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         return {"w_in": (self.lanes, self.width, self.dim), "w_out": (self.lanes, self.dim, self.width)}
 
     def emits_loss(self) -> bool:
@@ -78,9 +78,9 @@ class LanesNode(Node):
 
 def edit_lanes(tree: Node, plan: Plan, options: Lanes) -> tuple[Node, Plan, list[str]]:
     """Put a LanesNode in the place of every block's feed-forward."""
-    claimed = [path for path, _ in nodes(tree) if path.endswith(".feed_forward")]
+    claimed = [path for path, _ in iterate_nodes(tree) if path.endswith(".feed_forward")]
     for path in claimed:
-        dim = dict(nodes(tree))[path].dim  # type: ignore[attr-defined]
+        dim = dict(iterate_nodes(tree))[path].dim  # type: ignore[attr-defined]
         node = LanesNode(dim=dim, lanes=options.lanes, width=options.width, penalty=options.penalty)
         tree = replace_node(tree, path, node)
     there = f"{plan.blocks}.*.feed_forward"
@@ -125,7 +125,7 @@ class Numbers(DataConfig):
 
 
 @dataclass
-class Lines(TrackConfig):
+class LineFile(TrackConfig):
     """A text file with a line a step."""
 
 
@@ -169,7 +169,7 @@ def gangline_model_edits() -> Iterable[Part]:
 
 @hookimpl
 def gangline_trackers() -> Iterable[Part]:
-    yield Part(name="lines", config=Lines, build="gangline_testkit.toys.lines:LinesTracker", summary="a text file")
+    yield Part(name="lines", config=LineFile, build="gangline_testkit.toys.lines:LinesTracker", summary="a text file")
 
 
 @hookimpl

@@ -42,7 +42,7 @@ class PreviousCallback(Callback):
 
     @torch.no_grad()
     def before_step(self, step: int) -> None:
-        self.first_values(self.arrays, list(self.runtime.shards()))
+        self.fill_first_values(self.arrays, list(self.runtime.shards()))
 
     def after_step(self, record: StepRecord, applied: bool) -> Metrics:
         self.applied += applied

@@ -14,7 +14,7 @@ from torch import Tensor
 from gangline.comm.base import Comm
 from gangline.comm.ordered import sum_rows
 from gangline.mesh import Mesh
-from gangline.shard import Box, Division, Layout, Registry, model_array
+from gangline.shard import Box, Division, Layout, Registry, name_model_array
 
 
 def split_evenly(length: int, parts: int) -> tuple[int, ...]:
@@ -22,7 +22,7 @@ def split_evenly(length: int, parts: int) -> tuple[int, ...]:
     return tuple(i * length // parts for i in range(parts + 1))
 
 
-def layout_of(shape: tuple[int, ...], dtype: str, mesh: Mesh, cut: tuple[int, int] | None) -> Layout:
+def build_layout(shape: tuple[int, ...], dtype: str, mesh: Mesh, cut: tuple[int, int] | None) -> Layout:
     """How an array lies: cut along rows over `dp_shard`.
 
     cut: (dim, size) of what lies on a fold: along that dim over the fold first, then along rows over what is left.
@@ -44,9 +44,9 @@ class RowsOf:
 
     def __init__(self, name: str, registry: Registry, rank: int, comm: Comm, dtype: torch.dtype, trained: bool) -> None:
         self.name, self.comm, self.dtype, self.trained = name, comm, dtype, trained
-        layout = registry[model_array(name)]
+        layout = registry[name_model_array(name)]
         self.shape = layout.shape
-        held = registry.list_rank_boxes(model_array(name), rank)
+        held = registry.list_rank_boxes(name_model_array(name), rank)
         self.boxes = [box for box, _ in held]
         self.primary = [primary for _, primary in held]
         self.place = _place_on_fold(layout, registry.mesh, rank)

@@ -80,7 +80,7 @@ class WriterProcess:
         """Every chunk is checked as it goes by; one that is not what was written ends it, and nothing is there then."""
         source, scanner = ObjectPath(*said["source"]), ChunkScanner(spans(said["runs"]))
         progress = _Progress(said["job"], self._say)
-        with self._created(said, said["size"]) as writer:
+        with self._create_objects(said, said["size"]) as writer:
             for window in windows(self._store(source.store, said), source.path, said["size"]):
                 for bad in scanner.feed(window):
                     raise Damaged(bad)
@@ -91,7 +91,7 @@ class WriterProcess:
         return Answer(said["job"], progress.bytes, done=True)
 
     @contextlib.contextmanager
-    def _created(self, said: dict[str, Any], size: int) -> Iterator[ObjectWriter]:
+    def _create_objects(self, said: dict[str, Any], size: int) -> Iterator[ObjectWriter]:
         """What is to be made: durable when the block ends, given up where it fails."""
         target = ObjectPath(*said["target"])
         writer = self._store(target.store, said).create(target.path, size)
@@ -103,7 +103,7 @@ class WriterProcess:
             raise
 
     def _put(self, said: dict[str, Any], view: memoryview, checksums: ChecksumThread, progress: _Progress) -> None:
-        with self._created(said, len(view)) as writer:
+        with self._create_objects(said, len(view)) as writer:
             for start in range(0, len(view), BLOCK):
                 block = view[start : start + BLOCK]
                 checksums.wait(start + len(block))

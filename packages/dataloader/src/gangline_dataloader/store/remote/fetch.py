@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gangline import UserError
-from gangline.storage.retry import RetryTimeout, http_status, retry
+from gangline.storage.retry import RetryTimeout, get_http_status, retry
 
 RANGE = 8 << 20  # bytes of a request
 AT_ONCE = 16  # requests
@@ -170,7 +170,7 @@ class Remote:
 
 
 def _is_denied(error: BaseException) -> bool:
-    return isinstance(error, PermissionError) or http_status(error) in (401, 403)
+    return isinstance(error, PermissionError) or get_http_status(error) in (401, 403)
 
 
 def _retryable(error: BaseException) -> bool:

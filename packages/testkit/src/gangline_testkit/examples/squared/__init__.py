@@ -7,7 +7,7 @@ from gangline import Part, hookimpl
 from gangline.model.linear_nodes import LINEAR, fit_linears
 from gangline.model.tree import Node
 from gangline_basics.model.config import Tiny
-from gangline_basics.model.decoder_tree import attention_of, block_of
+from gangline_basics.model.decoder_tree import build_attention, build_block
 from gangline_basics.model.plan import plan_family
 
 
@@ -31,10 +31,10 @@ class Squared(Tiny):
 def build(config, run):
     feed_forward = SquaredNode(dim=config.dim, hidden=config.hidden)
 
-    def block(index):
-        return block_of(config, attention_of(config, index, run), feed_forward=feed_forward)
+    def make_block(index):
+        return build_block(config, build_attention(config, index, run), feed_forward=feed_forward)
 
-    tree, plan = plan_family(config, block)
+    tree, plan = plan_family(config, make_block)
     return tree, replace(plan, names=())  # no architecture of Hugging Face has this layer
 
 
