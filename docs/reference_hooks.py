@@ -19,7 +19,7 @@ import gangline_testkit
 from gangline.comm.base import Comm, Pending
 from gangline.comm.ordered import Later, sum_rows
 from gangline.config.fields import read_comments
-from gangline.config.ranges import words
+from gangline.config.ranges import format_range
 from gangline.config.schema import PartConfig
 from gangline.data.base import DataSource
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
@@ -152,7 +152,7 @@ def _ranges() -> Iterator[str]:
     yield "|---|---|"
     for name, hint in vars(gangline.config).items():
         if typing.get_origin(hint) is typing.Annotated:
-            yield f"| `{name}` | `{typing.get_args(hint)[0].__name__}`, {words(hint)} |"
+            yield f"| `{name}` | `{typing.get_args(hint)[0].__name__}`, {format_range(hint)} |"
     yield ""
 
 

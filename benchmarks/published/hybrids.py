@@ -78,10 +78,8 @@ class MambaNode(Node):
 def as_hybrid(tree: Node, plan: Plan, hybrid: Hybrid) -> tuple[Node, Plan]:
     """Put the mixers of a hybrid into a decoder whose blocks have experts."""
     at, known = f"{plan.blocks}.*.attention", map_paths(tree)
-    cuts = [Cut.cut_colwise(f"{at}.w_in"), Cut.cut_rowwise(f"{at}.w_out")]
-    cuts += [Cut.cut_colwise(f"{at}.beside.*.{name}") for name in ("wq", "wk", "wv")] + [
-        Cut.cut_rowwise(f"{at}.beside.*.wo")
-    ]
+    cuts = [Cut.colwise(f"{at}.w_in"), Cut.rowwise(f"{at}.w_out")]
+    cuts += [Cut.colwise(f"{at}.beside.*.{name}") for name in ("wq", "wk", "wv")] + [Cut.rowwise(f"{at}.beside.*.wo")]
     for index in range(plan.layers):
         block = known[f"{plan.blocks}.{index}"]
         attention, layer = (getattr(block, name) for name in ("attention", "feed_forward"))

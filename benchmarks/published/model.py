@@ -68,9 +68,7 @@ def modules_of(run: Run, shapes: Shapes) -> tuple[Node, Plan]:
     tree, plan = compose_model(run)
     if shapes.latent:  # tp shards heads; the latents of keys and values are replicated
         at = f"{plan.blocks}.*.attention"
-        plan = plan.extend(
-            cuts=(Cut.cut_colwise(f"{at}.wq_b"), Cut.cut_colwise(f"{at}.wkv_b"), Cut.cut_rowwise(f"{at}.wo"))
-        )
+        plan = plan.extend(cuts=(Cut.colwise(f"{at}.wq_b"), Cut.colwise(f"{at}.wkv_b"), Cut.rowwise(f"{at}.wo")))
     nodes = map_paths(tree)
     made: dict[Node, Node] = {}
     for path in (f"{plan.blocks}.{index}" for index in range(plan.layers)):

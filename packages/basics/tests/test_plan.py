@@ -143,9 +143,9 @@ class TestRules:
 
     def test_for_each_axis_the_first_rule_decides_also_where_the_array_lacks_its_dim(self):
         cuts = (
-            Cut.cut_rowwise("b.*.down"),
+            Cut.rowwise("b.*.down"),
             Cut("b.*.down.bias", 0),
-            Cut.cut_colwise("b.*.down", 4),
+            Cut.colwise("b.*.down", 4),
             Cut("b.*.down", 0, "lane"),
         )
         plan = Plan("e", "b", "h", 1, cuts=cuts)
@@ -154,12 +154,12 @@ class TestRules:
         assert plan.get_cuts("b.0.norm.weight", 1) == {}
 
     def test_whole_says_so_outright_along_one_axis_or_all(self):
-        rest = (Cut.cut_colwise("b.*.up"), Cut("b.*.up", 0, "lane"))
+        rest = (Cut.colwise("b.*.up"), Cut("b.*.up", 0, "lane"))
         plan = Plan("e", "b", "h", 1, cuts=(Cut.whole("b.*.up.small"), Cut.whole("b.*.up.side", "tp"), *rest))
         assert plan.get_cuts("b.0.up.small.weight", 2) == {}
         assert list(plan.get_cuts("b.0.up.side.weight", 2)) == ["lane"]
         assert list(plan.get_cuts("b.0.up.weight", 2)) == ["tp", "lane"]
-        assert plan.extend(cuts=(Cut.cut_rowwise("b.*.up.small"),)).get_cuts("b.0.up.small", 2).keys() == {"tp"}
+        assert plan.extend(cuts=(Cut.rowwise("b.*.up.small"),)).get_cuts("b.0.up.small", 2).keys() == {"tp"}
 
     def test_a_tied_parameter_is_cut_as_the_one_it_is_kept_under(self):
         plan = Plan("e", "b", "h", 1, cuts=(Cut("e.w", 0), Cut.whole("h.w")), tied=(("h.w", "e.w"),))

@@ -218,7 +218,7 @@ def replaced(**changes):
 
 
 def test_a_rule_that_cuts_nothing_is_a_mistake_of_the_plan():
-    more = lambda plan: plan.extend(cuts=(Cut.cut_colwise("blocks.*.attention.wx"),))  # noqa: E731
+    more = lambda plan: plan.extend(cuts=(Cut.colwise("blocks.*.attention.wx"),))  # noqa: E731
     assert of_plan(more) == ["the plan of this model cuts blocks.*.attention.wx, and the model has no such parameter."]
 
 

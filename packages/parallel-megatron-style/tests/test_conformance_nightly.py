@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from test_conformance_cuts import FEW, LONG
 
-from gangline_testkit import StrategySuite
-from gangline_testkit.strategy import Layout
+from gangline_testkit import RunLayout, StrategySuite
 
 pytestmark = pytest.mark.nightly
 
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.nightly
 class TestFurtherTp(StrategySuite):
     choice = "parallel=tp"
     settings = FEW
-    layouts = (Layout(2), Layout(4), Layout(4, ("parallel.sequence_parallel=false",)))
+    layouts = (RunLayout(2), RunLayout(4), RunLayout(4, ("parallel.sequence_parallel=false",)))
 
 
 class TestFurtherPp(StrategySuite):
@@ -22,10 +21,10 @@ class TestFurtherPp(StrategySuite):
     settings = LONG
     can = {"exact"}
     layouts = (
-        Layout(2),
-        Layout(4, ("parallel.schedule=gpipe",)),
-        Layout(2, ("parallel.schedule=interleaved_1f1b",)),
-        Layout(2, ("parallel.schedule=zb_v",)),
+        RunLayout(2),
+        RunLayout(4, ("parallel.schedule=gpipe",)),
+        RunLayout(2, ("parallel.schedule=interleaved_1f1b",)),
+        RunLayout(2, ("parallel.schedule=zb_v",)),
     )
 
 
@@ -33,14 +32,14 @@ class TestFurtherFsdp(StrategySuite):
     choice = "parallel=fsdp"
     can = {"exact", "exact tied"}
     layouts = (
-        Layout(2),
-        Layout(2, ("parallel.zero=2",)),
-        Layout(4, ("parallel.zero=1",)),
-        Layout(4, ("parallel.zero=0",)),
+        RunLayout(2),
+        RunLayout(2, ("parallel.zero=2",)),
+        RunLayout(4, ("parallel.zero=1",)),
+        RunLayout(4, ("parallel.zero=0",)),
     )
 
 
 class TestFurtherHsdp(StrategySuite):
     choice = "parallel=hsdp"
     can = {"exact", "exact tied"}
-    layouts = (Layout(4, ("parallel.zero=1",)),)
+    layouts = (RunLayout(4, ("parallel.zero=1",)),)

@@ -21,9 +21,9 @@ PLAN = Plan(
     layers=LAYERS,
     cuts=(
         Cut("embed.weight", 0),
-        Cut.cut_colwise("blocks.*.q", 2),
-        Cut.cut_colwise("blocks.*.k", 2),
-        Cut.cut_rowwise("blocks.*.o", 2),
+        Cut.colwise("blocks.*.q", 2),
+        Cut.colwise("blocks.*.k", 2),
+        Cut.rowwise("blocks.*.o", 2),
         Cut("blocks.*.lanes", 0, "lane"),
         Cut("head.weight", 0),
     ),
@@ -88,7 +88,7 @@ def test_arrays_lie_as_the_plan_reads_its_cuts():
     """Where an edit's rule comes first: no later one is taken up for what that rule leaves whole."""
     mine = (
         Cut.whole("blocks.0.q"),
-        Cut.cut_rowwise("blocks.*.q_norm"),
+        Cut.rowwise("blocks.*.q_norm"),
         Cut("blocks.*.q_norm", 0),
         Cut("blocks.1.q", 1),
     )
@@ -152,7 +152,7 @@ def test_a_buffer_may_be_shared_by_modules_of_one_stage_only():
     [
         (PLAN, ("blocks.0.q", "blocks.1.q"), "only the embedding and the head"),
         (replace(PLAN, head="top"), None, "none of the modules that the plan names"),
-        (replace(PLAN, cuts=(Cut.cut_colwise("blocks.*.q", 3),)), None, "units of 3"),
+        (replace(PLAN, cuts=(Cut.colwise("blocks.*.q", 3),)), None, "units of 3"),
     ],
 )
 def test_what_has_no_home_is_refused(plan, aliases, message):

@@ -366,7 +366,7 @@ def test_a_pattern_of_a_module_covers_what_an_edit_adds_inside(whole):
     """What is laid out and what is computed with go by the same reading."""
     wide = Linear(LinearNode(in_features=8, out_features=4))
     wide.side = Linear(LinearNode(in_features=8, out_features=2))
-    cuts = (*((Cut.whole("foreign.0.side"),) if whole else ()), Cut.cut_colwise("foreign.0"))
+    cuts = (*((Cut.whole("foreign.0.side"),) if whole else ()), Cut.colwise("foreign.0"))
     model, _ = applied(Case(), foreign=torch.nn.ModuleList([wide]), cuts=cuts)
     assert [isinstance(x.product.__self__, Region) for x in (wide, wide.side)] == [True, not whole]
     plan = Plan("embed", "foreign", "head", 1, cuts=cuts)
@@ -380,9 +380,7 @@ def test_a_pattern_of_a_module_covers_what_an_edit_adds_inside(whole):
 
 
 def test_a_product_that_is_not_cut_stays_whole():
-    model, _ = applied(
-        Case(), cuts=(Cut.cut_colwise("blocks.*.attention.wq"),), master_dtype=("blocks.*.attention.wk",)
-    )
+    model, _ = applied(Case(), cuts=(Cut.colwise("blocks.*.attention.wq"),), master_dtype=("blocks.*.attention.wk",))
     attention = model.blocks[0].attention
     assert isinstance(attention.wq.product.__self__, Region)
     assert isinstance(attention.wv.product.__self__, Plain)
@@ -401,7 +399,7 @@ def test_products_of_one_module_share_a_region():
     ("changes", "message"),
     [
         (
-            {"cuts": (Cut.cut_colwise("blocks.*.attention.wq"),), "master_dtype": ("blocks.*.attention.wq",)},
+            {"cuts": (Cut.colwise("blocks.*.attention.wq"),), "master_dtype": ("blocks.*.attention.wq",)},
             "master dtype",
         ),
         ({"cuts": (Cut("embed.weight", 1),)}, "rows of its weight"),

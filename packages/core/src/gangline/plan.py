@@ -1,6 +1,6 @@
 """How a model may be sharded: torch-free data, next to the model's configuration.
 
-A strategy reads only the plan of a model; a model knows nothing of ranks. `cut_colwise` and `cut_rowwise` mean what
+A strategy reads only the plan of a model; a model knows nothing of ranks. `Cut.colwise` and `rowwise` mean what
 colwise and rowwise mean in transformers' `base_model_tp_plan`.
 
 Patterns are dotted module or parameter names in which `*` stands for one component:
@@ -94,12 +94,12 @@ class Cut:
             raise ValueError(f"the cut of {self.pattern}: one dim cannot be cut by every axis; Cut.whole cuts none")
 
     @classmethod
-    def cut_colwise(cls, pattern: str, unit: int = 1) -> Cut:
+    def colwise(cls, pattern: str, unit: int = 1) -> Cut:
         """Y = X Wᵀ with W (out, in) cut along its outputs."""
         return cls(pattern, 0, "tp", unit)
 
     @classmethod
-    def cut_rowwise(cls, pattern: str, unit: int = 1) -> Cut:
+    def rowwise(cls, pattern: str, unit: int = 1) -> Cut:
         """Y = X Wᵀ with W (out, in) cut along its inputs: partial sums to be added."""
         return cls(pattern, 1, "tp", unit)
 

@@ -119,8 +119,8 @@ def extend_plan(
         cuts = [Cut(f"{place}.experts", 0, FOLD)]
         if options.shared:
             inits += [replace(rule, pattern=f"{place}.shared.{name}") for name, rule in rules.items()]
-            cuts += [Cut.cut_colwise(f"{place}.shared.{name}") for name in LINEARS[:2]]
-            cuts.append(Cut.cut_rowwise(f"{place}.shared.w_down"))
+            cuts += [Cut.colwise(f"{place}.shared.{name}") for name in LINEARS[:2]]
+            cuts.append(Cut.rowwise(f"{place}.shared.w_down"))
         if options.shared_gate:
             inits.append(replace(rules["w_gate"], pattern=f"{place}.shared_gate"))
         if options.router.bias_rate:

@@ -114,9 +114,9 @@ def _cuts(cut: Cut | None, a: str, b: str) -> tuple[Cut, ...]:
     if cut is None:
         return ()
     if cut.dim == 0:  # by its outputs: every rank has all of A, and of B the rows of its outputs
-        return (Cut.whole(a, "tp"), Cut.cut_colwise(b, cut.unit))
-    return (Cut.cut_rowwise(a, cut.unit), Cut.whole(b, "tp"))  # by its inputs: what the ranks' A give is added up for B
+        return (Cut.whole(a, "tp"), Cut.colwise(b, cut.unit))
+    return (Cut.rowwise(a, cut.unit), Cut.whole(b, "tp"))  # by its inputs: what the ranks' A give is added up for B
 
 
 def _cuts_of_lengths(cut: Cut | None, lengths: str) -> tuple[Cut, ...]:
-    return (Cut.cut_colwise(lengths, cut.unit),) if cut is not None and cut.dim == 0 else (Cut.whole(lengths, "tp"),)
+    return (Cut.colwise(lengths, cut.unit),) if cut is not None and cut.dim == 0 else (Cut.whole(lengths, "tp"),)

@@ -154,10 +154,10 @@ def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
     q, kv = config.head_width, config.nope_dim + config.v_dim
     cuts = (
-        Cut.cut_colwise("blocks.*.attention.wq", q),
-        Cut.cut_colwise("blocks.*.attention.q.up", q),
-        Cut.cut_colwise("blocks.*.attention.kv.up", kv),
-        Cut.cut_rowwise("blocks.*.attention.wo", config.v_dim),
+        Cut.colwise("blocks.*.attention.wq", q),
+        Cut.colwise("blocks.*.attention.q.up", q),
+        Cut.colwise("blocks.*.attention.kv.up", kv),
+        Cut.rowwise("blocks.*.attention.wo", config.v_dim),
     )
     names = ModuleNames(NAMES, unread=FURTHER)
     return plan_family(

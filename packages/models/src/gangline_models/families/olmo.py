@@ -100,5 +100,5 @@ def build(config: Olmo2 | Olmo3, run: Run | None = None) -> tuple[DecoderNode, P
             feed_forward_out_norm=norm,
         )
 
-    cuts = tuple(Cut.cut_colwise(f"blocks.*.attention.{name}", head) for name in norms)
+    cuts = tuple(Cut.colwise(f"blocks.*.attention.{name}", head) for name in norms)
     return plan_family(config, block, names=ModuleNames(NAMES), cuts=cuts)

@@ -82,7 +82,7 @@ def tensor(
     if not any(cut.axis == "tp" for cut in plan.cuts):
         yield Problem(
             f"parallel.tp={tp}: the plan of this model says of no parameter how to cut it for tensor parallelism.",
-            'It needs rules such as Cut.cut_colwise("blocks.*.feed_forward.w_up").',
+            'It needs rules such as Cut.colwise("blocks.*.feed_forward.w_up").',
             "Add them to the model's plan, or use parallel.tp=1.",
         )
         return
