@@ -31,6 +31,7 @@ KILLED = (-9, 137)
 
 # All are due at once, and each comes when the ranks have done a few steps since the one before: so the number of faults
 # depends on steps, not on how fast the machine is.
+@pytest.mark.longest
 @pytest.mark.parametrize(
     ("faults", "seconds", "steps", "seed"),
     [
