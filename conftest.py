@@ -23,6 +23,7 @@ import pytest
 
 KEPT = "gangline/seconds"  # test -> what it took when it last ran
 RUNS = {"runs", "curves", "torchruns", "running"}  # fixtures of tests that start whole runs
+STARTS = {"RealRuns", "get_pool"}  # what a file imports whose tests start whole runs or many ranks
 WAITING = {"subprocess", "threading", "time"}  # what a file imports whose tests wait for processes, threads or a clock
 FAILED = pytest.StashKey[bool]()
 
@@ -56,8 +57,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if waits(item):
                 item.add_marker(pytest.mark.flaky(reruns=1, condition=may_have_waited))
     if hasattr(config, "workerinput") and not config.getoption("--seconds"):
-        long = {item.path for item in items if RUNS & {*getattr(item, "fixturenames", ())}}
-        items.sort(key=lambda item: item.path not in long)
+        longest = {item.path for item in items if item.get_closest_marker("longest")}
+        long = {item.path for item in items if starts_runs(item)}
+        items.sort(key=lambda item: (item.path not in longest, item.path not in long))
 
 
 def draw_alike(by_day: bool) -> None:
@@ -76,6 +78,12 @@ def pytest_runtest_setup() -> None:
         sys.modules["torch"].manual_seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
+
+
+def starts_runs(item: pytest.Item) -> bool:
+    """Return whether a test, or another one of its file, starts whole runs or many ranks."""
+    module = getattr(item, "module", None)
+    return bool(RUNS & {*getattr(item, "fixturenames", ())} or STARTS & {*vars(module or object)})
 
 
 def waits(item: pytest.Item) -> bool:

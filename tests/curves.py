@@ -24,6 +24,7 @@ SETTINGS = (
     "validate.samples=16",
     "run.sample=0",
     "track=[jsonl]",
+    "track.jsonl.figure=false",
 )
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gangline.config.compose import compose_one
+from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.plugin import registry
 from gangline.record import read_records
@@ -34,6 +35,7 @@ SETTINGS = (
     "validate.every=null",
     "run.sample=0",
     "track=[jsonl]",
+    "track.jsonl.figure=false",
     "checkpoint=zarr",
 )
 ONE = ("parallel=single",)
@@ -73,13 +75,13 @@ def words(run_dir: Path, layout: tuple[str, ...], steps: int) -> list[str]:
 
 def trained(run_dir: Path, layout: tuple[str, ...], steps: int) -> list[list[str]]:
     """Go on with a run on a layout up to a step; of each rank the arrays that were not what is stored."""
+    run = compose_one(words(run_dir, layout, steps))
     if not run_dir.exists():
-        RunDirectory.create(compose_one(words(run_dir, layout, steps))).unlock()
-    return get_pool(WORLDS[layout]).run(on_a_rank, words(run_dir, layout, steps), timeout=600.0)
+        RunDirectory.create(run).unlock()
+    return get_pool(WORLDS[layout]).run(on_a_rank, run, timeout=600.0)
 
 
-def on_a_rank(settings: list[str]) -> list[str]:
-    run = compose_one(settings)
+def on_a_rank(run: Run) -> list[str]:
     mesh = Mesh.of(run.parallel.size_axes(rank.world))
     session = build(run, RunDirectory.open(str(run.job.dir)), mesh, rank.make_comms(mesh), torch.device("cpu"))
     other = differing(session) if session.step else []

@@ -26,6 +26,7 @@ SETTINGS = (
     "validate.samples=4",
     "data.validation_fraction=0.2",
     "track=[jsonl]",
+    "track.jsonl.figure=false",
     "lora=on",
     "schedule=constant",
     "optimizer.learning_rate=0.01",

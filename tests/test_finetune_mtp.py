@@ -13,7 +13,8 @@ from gangline_testkit import RealRuns
 LAYERS, DEPTH = 2, 2
 SETTINGS = (
     *("recipe=quick", "precision=fp64", "batch.global_size=4", "batch.sequence_length=32", "run.steps=3"),
-    *("run.sample=0", "validate.every=null", "track=[jsonl]", "schedule=constant", "optimizer.learning_rate=0.02"),
+    *("run.sample=0", "validate.every=null"),
+    *("track=[jsonl]", "track.jsonl.figure=false", "schedule=constant", "optimizer.learning_rate=0.02"),
 )
 DEEPSEEK = (
     *("model=deepseek_v3", f"model.layers={LAYERS}", "model.dim=32", "model.heads=4", "model.hidden=48"),

@@ -11,7 +11,14 @@ from gangline_testkit.real_runs import RealRuns
 
 SHAPE = ("model.dim=32", "model.layers=4", "model.heads=4", "model.kv_heads=4", "model.hidden=64")
 BATCH = ("precision=fp32", "batch.global_size=8", "batch.sequence_length=16")
-REST = ("run.steps=2", "run.sample=0", "run.device=cpu", "validate.every=null", "track=[jsonl]")
+REST = (
+    "run.steps=2",
+    "run.sample=0",
+    "run.device=cpu",
+    "validate.every=null",
+    "track=[jsonl]",
+    "track.jsonl.figure=false",
+)
 RUNS = 4
 
 

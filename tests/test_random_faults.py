@@ -15,7 +15,10 @@ import pytest
 from gangline.record import read_records
 from gangline.run.events import read_events
 
-WORDS = ("precision=fp64", "run.deterministic=on", "parallel=3d", "launch.processes=8", "run.device=cpu")
+WORDS = (
+    *("precision=fp64", "run.deterministic=on", "parallel=3d", "launch.processes=8", "run.device=cpu"),
+    "validate.every=12",
+)
 ELASTIC = ("launch=elastic", "launch.nodes=2:3", "launch.gather_seconds=60", "launch.futile_restarts=20")
 HEALTH = ("health=[on,chaos]", "health.chaos.slow_seconds=0.05", "health.chaos.slow_steps=5")
 SAVES = ("checkpoint=zarr", "checkpoint.every=20", "checkpoint.memory_every=1", "checkpoint.memory_copies=1")
@@ -28,6 +31,7 @@ KILLED = (-9, 137)
 
 # All are due at once, and each comes when the ranks have done a few steps since the one before: so the number of faults
 # depends on steps, not on how fast the machine is.
+@pytest.mark.longest
 @pytest.mark.parametrize(
     ("faults", "seconds", "steps", "seed"),
     [
@@ -40,7 +44,7 @@ def test_a_job_survives_random_faults(curves, faults: int, seconds: float, steps
     chaos = (f"health.chaos.faults={faults}", f"health.chaos.seconds={seconds}", f"health.chaos.seed={seed}", KINDS)
     words = (f"run.dir={out.name}", f"run.steps={steps}", *WORDS, *ELASTIC, *SAVES, *HEALTH, *chaos)
     for _ in range(faults + 1):  # who repeats the command where everything was killed
-        process = curves.start(*words)
+        process = curves.fork(*words)
         printed = process.communicate(timeout=3600)[0]
         if process.returncode not in KILLED:
             break

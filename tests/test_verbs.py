@@ -78,8 +78,8 @@ train transform translate truncate try turn uncap ungroup unlock unpack unpickle
 wait waive walk warm watch widen work wrap write writelines
 """)  # verbs
 ACCESSORS = words("""
-barrier colwise error handleError hidden index init installed like linear local names next_rendezvous num_nodes_waiting of
-parameters rank readable reducer_override rowwise shards size storage_meta whole
+barrier colwise error handleError hidden index init installed like linear local names next_rendezvous num_nodes_waiting
+of parameters rank readable reducer_override rowwise shards size storage_meta whole
 """)  # names of torch, MPI and the standard library, and values that a key or nothing selects
 NOT_VALUES = words("""
 asked given mine said seen told who whose

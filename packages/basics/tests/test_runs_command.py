@@ -30,6 +30,7 @@ from gangline_basics.runs import run_figure
 from gangline_basics.runs.command import main as runs
 from gangline_basics.runs.compare import draw_picture, find_differences, main as compare
 from gangline_basics.runs.listing import read_summaries, read_summary
+from gangline_basics.track.config import JsonLines
 from gangline_testkit import RealRuns
 from gangline_testkit.figures import list_readable, list_words
 
@@ -339,6 +340,15 @@ def test_run_that_ends_without_matplotlib_says_what_to_install(tmp_path, monkeyp
     monkeypatch.undo()
     assert draw_figure(session) == str(tmp_path / "a" / "loss.svg")
     assert capsys.readouterr().err == ""
+
+
+def test_run_with_figure_false_ends_without_figure(tmp_path: Path) -> None:
+    run = build_default_run(track=[JsonLines(figure=False)])
+    session = SimpleNamespace(
+        comms=SimpleNamespace(rank=0), step=3, directory=SimpleNamespace(path=made(tmp_path / "a")), run=run
+    )
+    assert draw_figure(session) == ""
+    assert not (tmp_path / "a" / "loss.svg").exists()
 
 
 def test_run_figure_of_a_long_run_draws_means() -> None:

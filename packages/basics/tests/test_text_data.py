@@ -196,11 +196,13 @@ def test_the_default_corpus_is_pythons_own_source_quickly():
     assert text.decode(text.encode("def f():")) == "def f():"
 
 
-def test_entropy_is_that_of_the_frequencies(tmp_path):
-    (tmp_path / "a").write_bytes(b"aabc" * 100)
+@pytest.mark.parametrize("times", [100, 50_000])  # the longer text is counted in several blocks
+def test_entropy_is_that_of_the_frequencies(tmp_path, times):
+    (tmp_path / "a").write_bytes(b"aabc" * times)
     text = source(TextConfig(path=str(tmp_path), separator="a", validation_fraction=0.0))
-    counts = {"a": 201, "b": 100, "c": 100}
-    expected = -sum(n / 401 * math.log(n / 401) for n in counts.values())
+    counts = {"a": 2 * times + 1, "b": times, "c": times}
+    total = 4 * times + 1
+    expected = -sum(n / total * math.log(n / total) for n in counts.values())
     assert text.compute_unigram_entropy() == pytest.approx(expected, abs=1e-12)
     assert f"{expected:.3f} nats" in text.describe()
 

@@ -133,9 +133,14 @@ def hasty(job: Job) -> Job:
 
 
 def recovers(job: Job, place: Place) -> None:
-    """The store works again, and has all the time that a busy machine takes."""
-    assert job.checkpointer is not None
+    """Let the store work again."""
     place.proxy.reset()
+    patient(job)
+
+
+def patient(job: Job) -> None:
+    """Give the store all the time that a busy machine takes, from the next save on."""
+    assert job.checkpointer is not None
     job.checkpointer.config.deadline_seconds = SECONDS
 
 
@@ -218,6 +223,7 @@ def test_a_copy_that_fails_while_the_next_waits_for_it_fails_its_own(job: Job, p
     place.proxy.fault = lambda asked: 403 if "step-00000004" in asked.path and asked.method == "PUT" else None
     failed = begin(job, 4)
     failed.visible.result()
+    patient(job)
     handle = begin(job, 8)
     for _ in range(2):  # a way back asks before the report to people
         with pytest.raises(SaveFailed, match="step-00000004 could not be saved: its copy"):

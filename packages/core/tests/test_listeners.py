@@ -14,8 +14,9 @@ import pytest
 
 from gangline.comm.job_store import ADDRESS, open_job_store
 from gangline.launch.network import find_listening_address
+from gangline_testkit import warm
 from gangline_testkit.ports import free_port
-from gangline_testkit.processes import find_living
+from gangline_testkit.processes import find_rank_processes
 from gangline_testkit.real_runs import SMALL, RealRuns
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -58,9 +59,12 @@ def address_of(digits: str) -> str:
 )
 def test_run_on_one_machine_listens_at_loopback_only(tmp_path, words, expected):
     with RealRuns(tmp_path, SMALL) as runs:
-        process = runs.start("run.dir=out", "run.steps=100000", *words)  # cold: all its processes are of one session
+        before = {*warm.get_server().list_processes()}  # of an earlier test, if they still end
+        process = runs.fork("run.dir=out", "run.steps=100000", *words)
         runs.wait_for_step(process, "out", 2)
-        found = listening_sockets(list(find_living(process.pid)))
+        started = [pid for pid in warm.get_server().list_processes() if pid not in before]
+        assert {*find_rank_processes(tmp_path / "out").values()} <= {*started}
+        found = listening_sockets(started)
     assert [address for address in found.values() if not ip_address(address).is_loopback] == []
     assert bool(found) == expected, "a job of several ranks has a store"
 

@@ -55,7 +55,13 @@ def test_large_model_is_named_before_it_is_built(tmp_path, capsys):
 
 
 def test_a_run_leaves_everything_it_promises(runs):
-    printed = runs.train("run.dir=out", "track=[console,jsonl,tensorboard]", "validate.every=3", "run.sample=20")
+    printed = runs.train(
+        "run.dir=out",
+        "track=[console,jsonl,tensorboard]",
+        "track.jsonl.figure=true",
+        "validate.every=3",
+        "run.sample=20",
+    )
     out = runs.directory / "out"
     names = {path.name for path in out.iterdir()}
     assert {

@@ -8,7 +8,14 @@ from pathlib import Path
 from chats import tokenizer, write
 from small_models import llama
 
-SETTINGS = ("batch.global_size=4", "batch.sequence_length=64", "run.sample=0", "track=[jsonl]", "precision=fp32")
+SETTINGS = (
+    "batch.global_size=4",
+    "batch.sequence_length=64",
+    "run.sample=0",
+    "track=[jsonl]",
+    "track.jsonl.figure=false",
+    "precision=fp32",
+)
 SETTINGS += ("data=chat", "lora=on", "optimizer.learning_rate=0.02", "schedule=constant")
 
 LM_EVAL = ("gangline_finetune.evaluate.tasks", "lm_eval.evaluator")  # what each run that asks imports, for seconds

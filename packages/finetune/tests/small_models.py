@@ -15,6 +15,7 @@ SHORT = (  # of a run of a few steps, whose loss moves
     "run.sample=0",
     "validate.every=null",
     "track=[jsonl]",
+    "track.jsonl.figure=false",
     "precision=fp32",
     "optimizer.learning_rate=0.02",
     "schedule=constant",

@@ -23,6 +23,7 @@ SETTINGS = (
     "run.steps=4",
     "run.sample=0",
     "track=[jsonl]",
+    "track.jsonl.figure=false",
     "precision=fp32",
     "optimizer.learning_rate=0.01",
     "schedule=constant",

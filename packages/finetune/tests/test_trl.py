@@ -12,7 +12,14 @@ from small_models import llama, logits, opened
 from gangline.cli.main import main
 from gangline_testkit import RealRuns
 
-SETTINGS = ("batch.global_size=4", "batch.sequence_length=64", "run.steps=2", "run.sample=0", "track=[jsonl]")
+SETTINGS = (
+    "batch.global_size=4",
+    "batch.sequence_length=64",
+    "run.steps=2",
+    "run.sample=0",
+    "track=[jsonl]",
+    "track.jsonl.figure=false",
+)
 SETTINGS += ("precision=fp32", "data=chat", "optimizer.learning_rate=0.01", "schedule=constant", "validate.every=null")
 
 

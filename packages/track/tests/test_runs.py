@@ -43,7 +43,7 @@ def test_a_killed_run_goes_on_in_all_three(runs: RealRuns) -> None:
     out = runs.directory / "out"
     track = ("track=[jsonl,wandb,mlflow,trackio]", "track.wandb.mode=offline", "callback=[paced]")
     rate = ("schedule=constant", "schedule.warmup_steps=0")  # the same whatever the number of steps
-    process = runs.start("run.dir=out", "run.steps=100000", "checkpoint.every=3", *track, *rate)
+    process = runs.fork("run.dir=out", "run.steps=100000", "checkpoint.every=3", *track, *rate)
     kept = out / "track"
     runs.wait_for_step(process, "out", 21)
     until = time.monotonic() + 500

@@ -40,6 +40,7 @@ SMALL = (
     "run.sample=0",
     "validate.every=null",
     "track=[jsonl]",
+    "track.jsonl.figure=false",
 )
 _FOREIGN = re.compile(r"RANK|WORLD_SIZE|LOCAL_.*|GROUP_.*|ROLE_.*|MASTER_.*|TORCHELASTIC_.*|SLURM_.*|GANGLINE_.*")
 

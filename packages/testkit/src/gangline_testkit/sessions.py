@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import json
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ from gangline_testkit import rank
 from gangline_testkit.pool import get_pool
 from gangline_testkit.runs import build_small_run
 
+# A few files of Python's own source. The default text is all of it: reading that took longer than a small run.
+TEXT = f"data.path={Path(email.__file__).parent}"
 SETTINGS = (
     "checkpoint=torch",
     "checkpoint.every=2",
     "schedule=constant",
     "track=jsonl",
+    "track.jsonl.figure=false",
     "model.dim=16",
     "model.vocab_size=256",
     "model.qk_norm=false",
@@ -32,7 +36,8 @@ SETTINGS = (
 
 def open_session(run_dir: Path, *settings: str) -> Session:
     """A run's session on this rank, restored where the directory has a checkpoint."""
-    run = build_small_run(*SETTINGS, *settings, f"run.dir={run_dir}")
+    text = () if any(setting.startswith("data=") for setting in settings) else (TEXT,)
+    run = build_small_run(*SETTINGS, *text, *settings, f"run.dir={run_dir}")
     if rank.index == 0 and not run_dir.exists():
         RunDirectory.create(run).unlock()
     mesh = Mesh.of(run.parallel.size_axes(rank.world))

@@ -19,6 +19,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gangline_testkit.processes import find_children
+
 CLIENT = Path(__file__).with_name("warm_client.py")
 _READ_AT_START = re.compile(r"(PYTHON|OMP_|GOMP_|MKL_|KMP_|LD_|MALLOC_|TORCH_LOGS|LANG|LC_).*")
 # Of all that: what a fork can still follow, what every run sets for itself, and what scikit-learn sets for the whole
@@ -67,6 +69,13 @@ class WarmServer:
         names = {name for name in {*environment, *self.environment} if _READ_AT_START.fullmatch(name)} - FORKED
         return all(environment.get(name) == self.environment.get(name) for name in names)
 
+    def list_processes(self) -> list[int]:
+        """Return the ids of the processes that were forked from this one, and of all that those have started."""
+        found = [self._process.pid]
+        for pid in found:  # it grows
+            found += find_children(pid)
+        return found[1:]
+
     def close(self) -> None:
         """End the server, and wait for it."""
         os.close(self._alive)
@@ -75,9 +84,14 @@ class WarmServer:
 
 
 def make_command(module: str, environment: Mapping[str, str]) -> list[str]:
-    """`Server.make_command` of this process's server, which is started when it is first asked for."""
+    """`WarmServer.make_command` of this process's server."""
+    return get_server().make_command(module, environment)
+
+
+def get_server() -> WarmServer:
+    """Return the server of this process, which is started when it is first asked for."""
     global _server
     if _server is None:
         _server = WarmServer()
         atexit.register(_server.close)
-    return _server.make_command(module, environment)
+    return _server

@@ -51,6 +51,18 @@ LOADED = (
     "yaml",
 )
 DRAWING = ("matplotlib.figure", "matplotlib.backends.backend_svg")  # a run that ends draws its loss; an extra
+# Groups whose parts every rank builds. Other parts may start threads as they are imported.
+BUILT = ("model", "parallel", "optimizer", "checkpoint")
+RANK = (  # imported by each rank as its model is built
+    "gangline_basics.model.block",
+    "gangline_basics.model.attention",
+    "gangline_basics.model.feed_forward",
+    "gangline_basics.model.head",
+    "gangline_basics.model.norm",
+    "gangline_basics.model.recall",
+    "numpy.random",
+    "torch.utils._device",
+)
 MANY = 4096  # no file has a number as high
 CLIENT = str(Path(__file__).with_name("warm_client.py"))
 # What a command that was forked here starts as `python -m MODULE` is forked from here, too, where that takes torch.
@@ -90,6 +102,18 @@ def _load(more: Sequence[str]) -> None:
     for plugin in entry_points(group=ENTRY_POINTS):  # each command looks for itself which of them there are
         with contextlib.suppress(Exception):
             importlib.import_module(plugin.module)
+    for name in (*_list_builds(), *RANK):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+def _list_builds() -> list[str]:
+    """Return the modules that build the installed parts of `BUILT`: dozens of imports that each rank would repeat."""
+    from gangline.plugin.registry import installed
+
+    offers = [offer for group in BUILT for offer in installed().get_offers(group).values()]
+    installed.cache_clear()
+    return sorted({offer.part.build.partition(":")[0] for offer in offers})
 
 
 def _compose() -> None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from gangline_basics.data.config import TextConfig
 
 
+COUNTED = 1 << 16  # tokens that are counted at a time
+
+
 class TextSource(DataSource):
     """Windows of T tokens out of one long row of them.
 
@@ -95,7 +98,10 @@ class TextSource(DataSource):
 
     @cached_property
     def _entropy(self) -> float:
-        counts = np.bincount(self.tokens)
+        counts = np.zeros(int(self.tokens.max()) + 1, np.int64)
+        block = max(COUNTED, 8 * len(counts))
+        for start in range(0, len(self.tokens), block):  # bincount makes 8 bytes of each token
+            counts += np.bincount(self.tokens[start : start + block], minlength=len(counts))
         p = counts[counts > 0] / len(self.tokens)
         return float(-(p * np.log(p)).sum())
 

@@ -17,6 +17,8 @@ from gangline_basics.runs.curves import Curve, draw_curve, read_curve
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from gangline_basics.track.config import JsonLines
+
 FILE = "loss.svg"
 POINTS = 1000  # of a curve; a longer one is drawn as means of its neighbours
 LARGEST = 200_000_000  # bytes of metrics.jsonl that the end of a run reads: seconds
@@ -36,6 +38,11 @@ def run_figure(run_dir: str | Path, over: str = "step") -> Figure:
     below.set(xlabel=over, ylabel="learning rate")
     use_integer_ticks(*[below.xaxis] * (over != "hours"))
     return figure
+
+
+def draw_at_end(config: JsonLines, run_dir: str | Path) -> Path | None:
+    """Write RUN_DIR/loss.svg unless track.jsonl.figure=false, and return its path."""
+    return write_run_figure(run_dir) if config.figure else None
 
 
 def write_run_figure(run_dir: str | Path) -> Path | None:

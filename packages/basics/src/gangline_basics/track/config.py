@@ -24,6 +24,7 @@ class JsonLines(TrackConfig):
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
     path: str | None = None  # null: metrics.jsonl in the run directory
+    figure: bool = True  # draw loss.svg at the end of a run, where matplotlib is installed
 
 
 @dataclass
@@ -52,7 +53,7 @@ PARTS = (
         name="jsonl",
         config=JsonLines,
         build="gangline_basics.track.jsonl:build",
-        capabilities={"figure": "gangline_basics.runs.run_figure:write_run_figure"},
+        capabilities={"figure": "gangline_basics.runs.run_figure:draw_at_end"},
         default=True,
         summary="metrics.jsonl: a record a step, floats in full precision",
     ),

@@ -31,8 +31,8 @@ def draw_figure(s: Session) -> str:
     if s.comms.rank != 0 or s.step == 0:
         return ""
     try:
-        drawing = [registry.load_capability(config, "figure") for config in s.run.track.values()]
-        drawn = [draw(s.directory.path) for draw in drawing if draw]
+        drawing = [(config, registry.load_capability(config, "figure")) for config in s.run.track.values()]
+        drawn = [draw(config, s.directory.path) for config, draw in drawing if draw]
         return str(next(filter(None, drawn), ""))
     except Exception as error:
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
