@@ -194,3 +194,34 @@ def test_explain_counts_what_ddp_sends_and_keeps():
     assert rounded == plain / 2
     assert signs == pytest.approx(plain * (1 + 32 / CHUNK) / 32, abs=8)
     assert errors == 4 * (numbers + numbers // 2)
+
+
+def name_kept_arrays(bucket_mb: float, name: str = "") -> set[str]:
+    """The names of the kept arrays of onebit under ddp; name: of the part."""
+    run = build_small_run("parallel=ddp", "gradients=onebit", f"parallel.bucket_mb={bucket_mb}", "precision=fp32")
+    composed, mesh = Composed.of(run), Mesh.of({"dp_replicate": rank.world})
+    job = Job(
+        composed, mesh, rank.make_comms(mesh, False), build(run.precision, run), make_finish(Recompute.none, False)
+    )
+    job.reduction.name = name or job.reduction.name
+    return set(build(run.parallel, job).local()[0])
+
+
+def test_kept_arrays_belong_to_one_part_and_to_what_is_in_a_bucket():
+    """In other buckets, or of another package's part, they would be those of other parameters."""
+    names, again, other_buckets, other_part = (
+        get_pool(2).run(name_kept_arrays, *settings)[0]
+        for settings in ((0.01,), (0.01,), (0.02,), (0.01, "theirs/onebit"))
+    )
+    assert names == again
+    assert all(name.startswith("local/gradients/gangline-basics/onebit/") for name in names)
+    assert not names & other_buckets
+    assert not names & other_part
+
+
+def test_a_kept_array_cannot_be_replaced():
+    """What is not changed in place would not be saved."""
+    layout = BucketLayout(512, (), 2)
+    kept = KeptArrays(CodedSum(Signs()), [layout], layout, torch.empty(0))
+    with pytest.raises(TypeError):
+        kept.views["worker"] = torch.zeros(2, 256)

@@ -64,4 +64,4 @@ def test_errors_are_saved_for_the_same_layout(tmp_path):
         assert zero
         assert len(other_notes) == 1
         assert "local/" in other_notes[0]
-        assert "starts from zero" in other_notes[0]
+        assert "start from zero" in other_notes[0]

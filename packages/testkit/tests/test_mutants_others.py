@@ -113,6 +113,9 @@ SUITES = {
         Mutant("gradients=silent", "test_says_what_it_loses", "Part.layout_dependent does not say", more=LOSSY),
         Mutant("gradients=negative", "test_says_bytes_and_numbers", "count_sent says -1 bytes"),
         Mutant("gradients=gathers", "test_says_bytes_and_numbers", "count_sent says"),
+        Mutant(
+            "gradients=swallows", "test_a_sum_of_what_is_not_finite_is_not_finite", "the sum of its bucket is finite"
+        ),
         Mutant("gradients=hoards", "test_says_bytes_and_numbers", "count_kept says 0 numbers"),
     ],
     "OptimizerSuite": [

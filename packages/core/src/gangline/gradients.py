@@ -7,6 +7,7 @@ gradients is measured. Torch-free at import.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,18 +61,21 @@ class Bucket:
 
     layout  the bucket's layout
     flat    (size,) this rank's gradients, in the dtype in which the precision sums them. They may be overwritten. They
-            still carry the loss scale of `precision=fp16`, and are inf or nan in a step that overflows
+            still carry the loss scale of `precision=fp16`, and are inf or nan in a step that overflows: the sum must
+            then have inf or nan too, or the step is not skipped
     kept    the arrays that `GradientReduction.get_array_shapes` named, to be changed in place: in the dtype and on the
             device of `flat`, zero before the first step and where a checkpoint has none for this layout
     step    number of the step, from 0: one less than in the step's record. It continues on a resume, so a warm-up is
-            `step < n`. A strategy that cannot keep all gradients (zero=2 and 3) sums a bucket after each microbatch,
-            so several times in a step
+            `step < n`
+    again   how often the bucket was summed in this step before: 0, but a strategy that cannot keep all gradients
+            (zero=2 and 3) sums it after each microbatch, each time when the sum before has arrived
     """
 
     layout: BucketLayout
     flat: torch.Tensor
     kept: Mapping[str, torch.Tensor]
     step: int
+    again: int = 0
 
     def view(self, slot: GradientSlot) -> torch.Tensor:
         """The gradient of one slot, of its shape: a view of `flat`."""
@@ -84,15 +88,22 @@ class GradientReduction(ABC):
     Every rank of a `comm` calls the methods for the same buckets in the same order, from the thread that runs the
     step and without autograd. What they return must have the same bits on all ranks of the `comm`, or the weights of
     the replicas diverge. Whatever is remembered from step to step is in the bucket's kept arrays, so that a resumed run
-    in the same layout continues to the bit. Random numbers are a function of the run's seed, the step and a name.
+    in the same layout continues to the bit. Random numbers are a function of the run's seed, of `bucket.step` and
+    `bucket.again`, of the slots' names and, where ranks draw different ones, of `comm.index`: of a hash of these, as
+    the seed of a `torch.Generator`.
+
+    name  of the part, "<distribution>/<part>": set by core, which wraps what `build` returns
     """
+
+    name: str = ""
 
     def get_array_shapes(self, layout: BucketLayout) -> Mapping[str, tuple[int, ...]]:
         """Return name -> shape of what this rank keeps of a bucket between steps: an error, a basis.
 
-        A pure function of the layout: it is called for buckets of other ranks too. The arrays are saved with the run
-        under the name of the class, `local/gradients/<class>/...`, and belong to one layout of ranks: in another one
-        they start from zero. `GradientsConfig.count_kept` says how large they are.
+        A pure function of the layout: it is called for buckets of other ranks too. Names consist of letters, digits
+        and ``_.-``. The arrays are saved with the run as `local/gradients/...`, under the names of the part and of the
+        array, and belong to one layout of ranks and buckets: in another one they start from zero.
+        `GradientsConfig.count_kept` says how large they are. Change them in place: `bucket.kept` cannot be assigned to.
         """
         return {}
 
@@ -118,3 +129,36 @@ class GradientReduction(ABC):
         length = bucket.layout.size // comm.size
         own = slice(comm.index * length, (comm.index + 1) * length)
         return Later(self.reduce(bucket, comm), lambda total: total[own])
+
+
+class CheckedReduction(GradientReduction):
+    """The reduction of a part, whose arrays and sums are checked: what is wrong is said with the part's name."""
+
+    def __init__(self, name: str, inner: GradientReduction) -> None:
+        self.name, self.inner = name, inner
+
+    def get_array_shapes(self, layout: BucketLayout) -> Mapping[str, tuple[int, ...]]:
+        shapes = {name: tuple(shape) for name, shape in self.inner.get_array_shapes(layout).items()}
+        for name, shape in shapes.items():
+            if not re.fullmatch(r"\w[\w.-]*", name) or not all(type(size) is int and size >= 0 for size in shape):
+                raise ValueError(f"{self.name} keeps an array {name!r} of shape {shape}: no name, or no shape")
+        return shapes
+
+    def reduce(self, bucket: Bucket, comm: Comm) -> Pending[torch.Tensor]:
+        return self._check(bucket, self.inner.reduce(bucket, comm), bucket.layout.size)
+
+    def reduce_scatter(self, bucket: Bucket, comm: Comm) -> Pending[torch.Tensor]:
+        return self._check(bucket, self.inner.reduce_scatter(bucket, comm), bucket.layout.size // comm.size)
+
+    def _check(self, bucket: Bucket, pending: Pending[torch.Tensor], size: int) -> Pending[torch.Tensor]:
+        from gangline.comm.ordered import Later
+
+        def check(total: torch.Tensor) -> torch.Tensor:
+            found = tuple(getattr(total, "shape", ())), getattr(total, "dtype", type(total))
+            if found != ((size,), bucket.flat.dtype):
+                raise TypeError(f"a sum of {self.name} is {found}, and must be {(size,), bucket.flat.dtype}")
+            return total
+
+        if not hasattr(pending, "wait"):
+            raise TypeError(f"{self.name} returns {type(pending).__name__} for a bucket, which is no `Pending`")
+        return Later(pending, check)

@@ -105,10 +105,11 @@ class Job:
     @cached_property
     def reduction(self) -> GradientReduction:
         """How the run sums gradients over data-parallel ranks; for strategies with `ParallelConfig.reduces`."""
-        from gangline.plugin.registry import build
+        from gangline.gradients import CheckedReduction
+        from gangline.plugin.registry import build, installed
 
-        reduction: GradientReduction = build(self.run.gradients, self.run)
-        return reduction
+        offer = installed().find_part(self.run.gradients)
+        return CheckedReduction(f"{offer.distribution}/{offer.part.name}", build(self.run.gradients, self.run))
 
 
 @dataclass(frozen=True, kw_only=True)

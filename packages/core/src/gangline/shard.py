@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import torch
 
 ITEMSIZE = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
-
 MODEL = "model"  # what names of the model's arrays begin with
 
 
@@ -120,10 +119,10 @@ class Division:
     rows    bounds count rows of what the earlier divisions left, leading dims flattened (a row runs along the last
             dim); such a part of a stacked array is a few boxes. `bounds` may then depend on the part that the earlier
             divisions gave: there is one tuple for each of those, in joint order
-    Two divisions of an array have the same axes, or none in common. Plugins seldom make one: `Registry.like` copies a
-    layout. Example: an array (4, 6), split in halves over tp=4 and each half by rows over dp_shard=2 (ZeRO), has
-    Division(("tp",), ((0, 2, 4),), every=2) and Division(("dp_shard",), ((0, 1, 2),), rows=True). The ranks at
-    dp_shard=1 and tp=2 or 3 hold parts (1, 1), the Box((3, 0), (1, 6)), as replicas.
+    Two divisions of an array have the same axes, or none in common. Example: an array (4, 6), split in halves over tp=4
+    and each half by rows over dp_shard=2 (ZeRO), has Division(("tp",), ((0, 2, 4),), every=2) and
+    Division(("dp_shard",), ((0, 1, 2),), rows=True). The ranks at dp_shard=1 and tp=2 or 3 hold parts (1, 1), the
+    Box((3, 0), (1, 6)), as replicas.
     """
 
     axes: tuple[str, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -97,6 +98,17 @@ class GradientsSuite(PartSuite):
             away = float((mean - true)[inside].norm() / true.norm())
             assert away <= self.tolerance, (
                 f"the mean of {ROUNDS} sums is {away:.2g} of its norm away; tolerance={self.tolerance:.2g}"
+            )
+
+    @pytest.mark.parametrize("spoilt", [math.inf, math.nan])
+    def test_a_sum_of_what_is_not_finite_is_not_finite(self, world: int, scatters: bool, spoilt: float) -> None:
+        """Or the step is not skipped."""
+        of_ranks = self.sum_buckets(world, steps=1, scatters=scatters, spoilt=spoilt)
+        for number in range(len(ranks.BUCKETS)):
+            totals = [step[number] for (step,) in of_ranks]
+            found = [not bool(total.isfinite().all()) for total in totals]
+            assert any(found) if scatters else all(found), (
+                f"a gradient is {spoilt}, and the sum of its bucket is finite"
             )
 
     def test_waiting_later_changes_no_bit(self, world: int, scatters: bool) -> None:

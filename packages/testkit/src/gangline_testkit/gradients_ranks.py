@@ -50,6 +50,7 @@ class Sums:
     constant  a rank's gradients are the same in each step
     late      all buckets of a step start before the first is waited for
     handover  before this step the reduction is built again, and gets the kept arrays of the one before
+    spoilt    what the last gradient of each bucket is on rank 0
     """
 
     build: str
@@ -60,6 +61,7 @@ class Sums:
     constant: bool = False
     late: bool = True
     handover: int = 0
+    spoilt: float | None = None
 
 
 def make_gradient(layout: BucketLayout, number: int, step: int, index: int, dtype: torch.dtype) -> Tensor:
@@ -114,6 +116,8 @@ def _run_step(
     pending: list[Pending[Tensor]] = []
     for number, layout in enumerate(make_layouts(comm.size, sums.scatters)):
         flat = make_gradient(layout, number, 0 if sums.constant else step, comm.index, sums.dtype)
+        if sums.spoilt is not None and comm.index == 0:
+            flat[layout.slots[-1].offset + layout.slots[-1].size - 1] = sums.spoilt
         start = reduction.reduce_scatter if sums.scatters else reduction.reduce
         pending.append(start(Bucket(layout, flat, kept[number], step), comm))
         if not sums.late:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 
@@ -95,10 +96,17 @@ class Gathers(Summed):
         return Later(every, lambda rows: sum_rows(rows.view(comm.size, -1)))
 
 
+class Swallows(Summed):
+    """Zero in place of what is not finite."""
+
+    def reduce(self, bucket, comm):
+        return super().reduce(replace(bucket, flat=bucket.flat.nan_to_num(0, 0, 0)), comm)
+
+
 class Hoards(Summed):
     """Says that it keeps nothing."""
 
-    def arrays(self, layout):
+    def get_array_shapes(self, layout):
         return {"last": (layout.size,)}
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+from types import MappingProxyType
+from zlib import crc32
 
 from torch import Tensor
 
@@ -27,12 +29,15 @@ class KeptArrays:
     def __init__(
         self, reduction: GradientReduction, buckets: Iterable[BucketLayout], own: BucketLayout, like: Tensor
     ) -> None:
+        self.label = label_buckets(buckets := list(buckets))
         self.rows = {name: like.new_zeros(shape) for name, shape in get_row_shapes(reduction, buckets).items()}
         shapes = reduction.get_array_shapes(own)
-        self.views = {
-            name: self.rows[name].view(-1)[: prod(shape)].view(shape) if prod(shape) else like.new_zeros(shape)
-            for name, shape in shapes.items()
-        }
+        self.views = MappingProxyType(
+            {
+                name: self.rows[name].view(-1)[: prod(shape)].view(shape) if prod(shape) else like.new_zeros(shape)
+                for name, shape in shapes.items()
+            }
+        )
 
 
 def get_row_shapes(reduction: GradientReduction, buckets: Iterable[BucketLayout]) -> dict[str, tuple[int, ...]]:
@@ -46,10 +51,18 @@ def get_row_shapes(reduction: GradientReduction, buckets: Iterable[BucketLayout]
     return {name: shape for name, shape in found.items() if prod(shape)}
 
 
-def name_array(reduction: GradientReduction, mesh: Mesh, bucket: str, array: str) -> str:
-    """Return the name of a kept array, which names the reduction and the layout of ranks: others have no use for it."""
+def label_buckets(buckets: Iterable[BucketLayout]) -> str:
+    """Return a hash of what is in a bucket on all ranks that have it."""
+    return f"{crc32(repr(tuple(buckets)).encode()):08x}"
+
+
+def name_array(reduction: GradientReduction, mesh: Mesh, bucket: str, label: str, array: str) -> str:
+    """Return the name of a kept array.
+
+    It names the part, the layout of ranks and what is in the bucket: others have no use for the array.
+    """
     ranks = "-".join(f"{axis}{size}" for axis, size in mesh.sizes)
-    return f"local/gradients/{type(reduction).__name__.lower()}/{ranks}/{bucket}/{array}"
+    return f"local/gradients/{reduction.name}/{ranks}/{bucket}-{label}/{array}"
 
 
 def iterate_layouts(
@@ -67,8 +80,9 @@ def iterate_layouts(
     axes = tuple(axis for axis in mesh.axes if axis not in dict(at))
     ranks = mesh.size(*axes)
     divisions = (Division(axes, (tuple(range(ranks + 1)),)),) if ranks > 1 else ()
+    label = label_buckets(buckets := list(buckets))
     for array, shape in get_row_shapes(reduction, buckets).items():
-        yield name_array(reduction, mesh, bucket, array), Layout((ranks, *shape), dtype, divisions, tuple(at))
+        yield name_array(reduction, mesh, bucket, label, array), Layout((ranks, *shape), dtype, divisions, tuple(at))
 
 
 def iterate_shards(
@@ -76,6 +90,6 @@ def iterate_shards(
 ) -> Iterator[Shard]:
     """Yield this rank's rows of the arrays kept of a bucket."""
     for array, tensor in kept.rows.items():
-        name = name_array(reduction, registry.mesh, bucket, array)
+        name = name_array(reduction, registry.mesh, bucket, kept.label, array)
         ((box, primary),) = registry.list_rank_boxes(name, rank)
         yield Shard(name, registry[name].shape, tensor.dtype, box.offset, tensor[None], primary)

@@ -37,7 +37,8 @@ class Comm(ABC):
     is a pair: `all_reduce` returns when its result may be used, `start_all_reduce` at once, with something to wait
     for; until then its input must stay untouched. Tensors are contiguous. Those that are summed are of a dtype that
     gloo and NCCL sum: floats of 16 bits and more, int8, uint8, int32 and int64; what is only moved may have any of
-    these and float8. "n" below is `size`.
+    these and float8; integers wrap around. `Reduction` is "sum", "max" or "min", of which the latter two may drop nan.
+    "n" below is `size`.
 
     Both methods of a pair call the method with an underscore, which a transport or a wrapper defines. background:
     whether the caller continues while it runs (otherwise NCCL works on the caller's own stream).

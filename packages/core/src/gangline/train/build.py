@@ -119,8 +119,10 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
 
 def check_replicas(s: Session) -> None:
     """Raise UserError for an array of which a checkpoint would mix replicas that differ (`Runtime.differs`)."""
+    if unknown := set(s.runtime.differs).difference(s.mesh.axes):
+        raise ValueError(f"{type(s.runtime).__name__}.differs names {sorted(unknown)}: the axes are {s.mesh.axes}")
     for name, layout in s.registry.layouts.items() if s.runtime.differs else ():
-        apart = s.runtime.differs.intersection(Places(s.mesh, layout).free) - set(layout.differs)
+        apart = set(s.runtime.differs).intersection(Places(s.mesh, layout).free) - set(layout.differs)
         if any(s.mesh.size(axis) > 1 for axis in apart):
             strategy = registry.installed().find_part(s.run.parallel).part.name
             raise UserError(

@@ -221,7 +221,7 @@ def _select_wanted(session: Session, id: CheckpointId, document: Document) -> tu
     stored, registry = session.checkpointer.read_shapes(id), session.registry
     fresh = {name for name in registry if name.startswith(OPTIONAL) and stored.get(name) != registry[name].shape}
     if any(name.startswith(LOCAL) for name in fresh):
-        session.notes.append(f"checkpoint {id} has none of what only this layout uses (local/...): it starts from zero")
+        session.notes.append(f"checkpoint {id} lacks arrays of this layout alone (local/...): they start from zero")
     for place in _list_places(fresh):
         session.notes.append(f"checkpoint {id} lacks arrays of {format_choice(place)}: they start from the weights")
     wanted = []

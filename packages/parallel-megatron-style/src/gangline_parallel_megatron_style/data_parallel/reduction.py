@@ -42,6 +42,7 @@ class ReducedComm(Wrapped):
     ):
         super().__init__(inner)
         self.reduction, self.layout, self.kept, self.clock = reduction, own, kept, clock
+        self._last = (-1, 0)  # the step in which the bucket was summed last, and how often before that
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
         return self.reduction.reduce_scatter(self._bucket(x), self.inner)
@@ -52,7 +53,9 @@ class ReducedComm(Wrapped):
         return self.reduction.reduce(self._bucket(x), self.inner)
 
     def _bucket(self, x: Tensor) -> Bucket:
-        return Bucket(self.layout, x, self.kept.views, self.clock.step)
+        step, again = self._last
+        self._last = (self.clock.step, again + 1 if step == self.clock.step else 0)
+        return Bucket(self.layout, x, self.kept.views, *self._last)
 
 
 def add_reduction(
