@@ -104,3 +104,68 @@ def test_ranks_that_see_two_ends_in_another_order_end_alike(tmp_path, failing):
     assert one == two
     assert one[0] == "0"
     assert len(one[1]) == (2 if failing == [1] else 3)
+
+
+class OddEnds(LateTier):
+    """Ends saves as no checkpointer should, by their number."""
+
+    def end(self, handle: SaveHandle, fails: bool) -> None:
+        match len(self.handles):
+            case 1:
+                handle.settled.cancel()
+            case 2:
+                handle.settled.set_exception(OSError(5, "the store is gone"))
+            case _:
+                handle.settled.set_result(None)
+
+
+def live_with_odd_ends(run_dir: Path, checkpointer: type) -> tuple[str, list[str]]:
+    s = open_session(run_dir, "run.steps=3", "checkpoint.every=1")
+    s.checkpointer = checkpointer(str(run_dir), {}, [])
+    return str(train(s)), [note for record in read_lines(run_dir, "metrics.jsonl") for note in record["notes"]]
+
+
+def test_an_error_of_another_type_fails_the_save_and_not_the_run(tmp_path):
+    ended, lines = live_with_odd_ends(tmp_path / "out", OddEnds)
+    assert ended == "0"
+    notes = "\n".join(lines)
+    assert "checkpoint step-00000001 could not be saved: CancelledError" in notes
+    assert "checkpoint step-00000002 could not be saved: OSError: [Errno 5] the store is gone" in notes
+
+
+class Nothing(DcpCheckpointer):
+    def __init__(self, run_dir: str, *_: object) -> None:
+        super().__init__(run_dir)
+
+    def save(self, *_: object) -> None:
+        return None
+
+
+def test_what_is_no_handle_is_refused_by_name(tmp_path):
+    with pytest.raises(TypeError, match=r"Nothing\.save returns NoneType, and no SaveHandle"):
+        live_with_odd_ends(tmp_path / "out", Nothing)
+
+
+class Waits(LateTier):
+    """One future alone holds the error."""
+
+    def end(self, handle: SaveHandle, fails: bool) -> None:
+        pass
+
+
+def test_people_are_told_what_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("gangline.train.save._PATIENCE", 0.2)
+    s = open_session(tmp_path / "out", "run.steps=1")
+    s.checkpointer = Waits(str(tmp_path / "out"), {}, [])
+    told = s.reporter.note
+
+    def note(text: str) -> None:
+        told(text)
+        if "waiting" in text:
+            notes.append(text)
+            s.checkpointer.handles[0].settled.set_result(None)
+
+    notes: list[str] = []
+    monkeypatch.setattr(s.reporter, "note", note)
+    assert str(train(s)) == "0"
+    assert notes == ["waiting for step-00000001 (0% written here) since 0 s"]

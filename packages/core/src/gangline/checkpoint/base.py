@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, final
@@ -68,9 +68,21 @@ class SaveHandle:
     @property
     def state(self) -> SaveState:
         """Return the state of the save. Never raises."""
+        if self.error:
+            return SaveState.FAILED
         if self.settled.done():
-            return SaveState.FAILED if self.settled.exception() else SaveState.SETTLED
-        return SaveState.VISIBLE if self.visible.done() and not self.visible.exception() else SaveState.WRITING
+            return SaveState.SETTLED
+        return SaveState.VISIBLE if self.visible.done() else SaveState.WRITING
+
+    @property
+    def error(self) -> SaveFailed | None:
+        """Return why the save failed, None as long as it has not. An error of another type counts as a SaveFailed."""
+        for future in (self.visible, self.settled):
+            found = None if not future.done() else CancelledError() if future.cancelled() else future.exception()
+            if found is not None:
+                why = f"{type(found).__name__}: {found}".removesuffix(": ")
+                return found if isinstance(found, SaveFailed) else SaveFailed(self.id, why)
+        return None
 
     @property
     def progress(self) -> float:

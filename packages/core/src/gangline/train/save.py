@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from gangline.train.session import Session
 
 NOT_FINITE = "the weights are not finite"
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01  # seconds between two looks at a save
+_PATIENCE = 60.0  # seconds after which people are told that a save is waited for; doubled each time
 
 
 def make_request(s: Session, request: SaveRequest | None, stops: bool) -> SaveRequest:
@@ -59,6 +61,9 @@ def save(s: Session, request: SaveRequest) -> None:
             with s.enter_phase("save"):
                 shards = [shard for shard in s.shards() if shard.name not in s.base.left_out]
                 s.newest = s.checkpointer.save(request, shards, s.saved_registry, capture(s).to_dict())
+            if not isinstance(s.newest, SaveHandle):
+                what = f"{type(s.checkpointer).__name__}.save returns {type(s.newest).__name__}, and no SaveHandle"
+                raise TypeError(what)
         except SaveFailed as error:
             s.newest = SaveHandle(error.id).finish(error)
         else:
@@ -87,10 +92,16 @@ def settle(s: Session, every_tier: bool = False) -> None:
 
     A rank waits for words of others there, and no store says that one of them is lost: a collective does, it fails.
     """
-    visible = [] if s.newest is None else [s.newest.visible]
-    futures = [save.settled for save in s.settling] if every_tier else visible
-    pause = _SHORTEST_PAUSE
-    while not check_all_true(s.comms.world, s.device, all(future.done() for future in futures)):
+    left = [*s.settling] if every_tier else [save for save in [s.newest] if save is not None]
+    pause, began, patience = _SHORTEST_PAUSE, time.monotonic(), _PATIENCE
+    while True:
+        left = [save for save in left if not is_over(save, every_tier)]
+        if check_all_true(s.comms.world, s.device, not left):
+            break
+        if time.monotonic() - began > patience:
+            which = ", ".join(f"{save.id} ({save.progress:.0%} written here)" for save in left) or "other ranks' saves"
+            s.reporter.note(f"waiting for {which} since {patience:.0f} s")
+            patience *= 2
         time.sleep(pause)
         pause = min(1.2 * pause, _LONGEST_PAUSE)
     poll(s)
@@ -98,24 +109,31 @@ def settle(s: Session, every_tier: bool = False) -> None:
         s.failed_save = explain_failure(s.newest)
 
 
+def is_over(save: SaveHandle, every_tier: bool) -> bool:
+    """Return whether a save has failed, or is visible; every_tier: or is settled."""
+    return save.error is not None or (save.settled if every_tier else save.visible).done()
+
+
 def poll(s: Session) -> None:
     """Record what has come of the saves under way."""
-    visible = s.newest is not None and s.newest.visible.done() and s.newest.visible.exception() is None
+    visible = s.newest is not None and s.newest.visible.done() and not _fails(s.newest.visible)
     if s.newest is not None and visible and s.saved != str(s.newest.id):
         s.saved = s.fresh = str(s.newest.id)
-    for save in [save for save in s.settling if save.settled.done()]:
+    for save in [save for save in s.settling if is_over(save, every_tier=True)]:
         s.settling.remove(save)
-        try:
-            save.settled.result()
-            s.failed_save = None
-        except SaveFailed as error:
-            give_up(s, error)
+        s.failed_save = None
+        if save.error:
+            give_up(s, save.error)
+
+
+def _fails(future: Future[None]) -> bool:
+    """Return whether a future that is done holds an error."""
+    return future.cancelled() or future.exception() is not None
 
 
 def explain_failure(save: SaveHandle) -> str | None:
-    """Return why a settled save failed, None where it succeeded."""
-    error = save.settled.exception()
-    return error.why if isinstance(error, SaveFailed) else None
+    """Return why a save failed, None where it has not."""
+    return None if save.error is None else save.error.why
 
 
 def tell(s: Session) -> None:
