@@ -122,7 +122,7 @@ def edit_classes() -> list[type[EditConfig]]:
 
 
 def _format(cls: type[PartConfig]) -> Any:
-    if (spec := installed().get_capability(cls, CAPABILITY)) is None:
+    if not (spec := installed().get_capability(cls, CAPABILITY)):
         return None
     try:
         return load(spec)()
