@@ -40,6 +40,14 @@ def build(config, run, store):
     return ("built", config.depth)
 """
 
+EXITING_HOOK = """
+from gangline import hookimpl
+
+@hookimpl
+def gangline_checkpointers():
+    raise SystemExit(0)
+"""
+
 ASK = """
 import json, sys
 from gangline.errors import UserError
@@ -152,6 +160,22 @@ def test_a_broken_plugin_that_nobody_knows_is_named_as_a_possible_supplier(stran
     said = ask(strangers, "checkpoint=vault")["said"]["checkpoint=vault"]
     assert "acme-things 0.1.0 may be what offers it" in said
     assert "RuntimeError: out of coffee" in said
+
+
+def test_import_error_of_several_lines_is_told_in_one(strangers):
+    strangers.add("acme-things", "raise RuntimeError('out of\\n\\n  coffee')\n")
+    [(_, why, _)] = ask(strangers)["failures"]
+    assert why == "is installed but failed to import: RuntimeError: out of coffee"
+
+
+@pytest.mark.parametrize("source", ["import sys\nsys.exit(0)\n", EXITING_HOOK])
+def test_plugin_that_exits_is_a_broken_plugin(strangers, source):
+    strangers.add("acme-things", source)
+    found = ask(strangers, "checkpoint=torch")
+    assert found["said"]["checkpoint=torch"].startswith("gangline-basics ")
+    [(supplier, why, _)] = found["failures"]
+    assert supplier == "acme-things 0.1.0"
+    assert "SystemExit: 0" in why
 
 
 @pytest.mark.parametrize(("contract", "mend"), [("v0", "--upgrade gangline-ckpt-zarr"), ("v2", "--upgrade gangline")])

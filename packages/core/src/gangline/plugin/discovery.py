@@ -18,6 +18,7 @@ from typing import cast
 import pluggy
 
 from gangline.config.schema import EditConfig
+from gangline.errors import RAISED
 from gangline.plugin import catalogue
 from gangline.plugin.hooks import (
     BY_GROUP,
@@ -65,7 +66,7 @@ class BrokenPlugin:
     version: str
     why: str
     mend: str = ""
-    error: Exception | None = None
+    error: BaseException | None = None
 
     @property
     def supplier(self) -> str:
@@ -175,14 +176,14 @@ def _load(found: Found, manager: pluggy.PluginManager, entry: EntryPoint) -> Non
     name, version = _get_identity(entry)
     try:
         module = entry.load()
-    except Exception as error:
-        why = f"is installed but failed to import: {type(error).__name__}: {error}"
+    except RAISED as error:
+        why = f"is installed but failed to import: {type(error).__name__}: {' '.join(str(error).split())}"
         found.failures.append(BrokenPlugin(entry.name, name, version, why, _mend(entry.dist, name, error), error))
         return
     try:
         offered = _collect(manager, module, entry.name, name, version)
         _check_classes(found, offered)
-    except Exception as error:
+    except RAISED as error:
         if manager.has_plugin(entry.name):
             manager.unregister(name=entry.name)
         why = f"breaks the plugin contract: {type(error).__name__}: {' '.join(str(error).split())}"
@@ -335,7 +336,7 @@ def _check_classes(before: Found, offered: Iterable[Offer | Command | Kind]) -> 
             raise ValueError(f"{pair} share the class {offer.part.config.__name__}; subclass it for one of them")
 
 
-def _mend(dist: Distribution | None, name: str, error: Exception) -> str:
+def _mend(dist: Distribution | None, name: str, error: BaseException) -> str:
     """What to try after a failed import; names the plugin's own requirement where a module is missing."""
     missing = (getattr(error, "name", None) or "").partition(".")[0]
     for requirement in (dist.requires or ()) if dist and missing else ():
