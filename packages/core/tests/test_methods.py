@@ -48,6 +48,15 @@ def test_each_part_that_is_missing_is_named_with_what_to_type():
     ]
 
 
+def test_needs_of_a_part_inside_a_part_are_checked():
+    assert found("parallel=around", "parallel/inner=needy") == [
+        "parallel/inner=needy needs optimizer=paired. Choose it too:  optimizer=paired"
+    ]
+    assert found("parallel=around", "parallel/inner=needy", "optimizer=paired") == [
+        "optimizer=paired needs parallel=paired. Choose it too:  parallel=paired"
+    ]
+
+
 def test_a_suite_chooses_what_its_part_needs():
     suite = OptimizerSuite()
     suite.choice = "optimizer=paired"

@@ -26,6 +26,11 @@ class PairedWatch(CallbackConfig):
 
 
 @dataclass
+class NeedyDdp(Ddp):
+    pass
+
+
+@dataclass
 class Around(ParallelConfig):
     inner: ParallelConfig = field(default_factory=Single)
     replicas: int = 1
@@ -38,6 +43,8 @@ class Around(ParallelConfig):
 def gangline_parallel_strategies():
     needs = ("optimizer=paired", "callback=paired")
     yield Part(name="paired", config=Paired, build="gangline_basics.parallel.ddp:build", summary="Paired", needs=needs)
+    build = "gangline_basics.parallel.ddp:build"
+    yield Part(name="needy", config=NeedyDdp, build=build, summary="Needs one", needs=("optimizer=paired",))
     yield Part(
         name="around",
         config=Around,

@@ -160,15 +160,15 @@ def _check_needs(run: Run) -> Iterator[Problem]:
     chosen: dict[str, list[str]] = {}
     for place, config in run.iterate_parts():
         chosen.setdefault(place.partition(".")[0], []).append(installed().find_part(config).part.name)
-    for _, config in run.iterate_parts():
-        offer = installed().find_part(config)
-        for need in offer.part.needs:
+    for place, config in _iterate_configs(run):
+        part, own = installed().find_part(config).part, re.sub(r"\.[^/]*", "", place)
+        for need in part.needs:
             group, _, name = need.partition("=")
             there = chosen.get(group, [])
             if name not in there:
                 word = f"{group}=[{','.join([*there, name])}]" if group in LISTS else need
                 yield Problem(
-                    f"{offer.group}={offer.part.name} needs {need}.",
+                    f"{own}={part.name} needs {need}.",
                     f"This run has {group}={', '.join(there) or 'off'}: the two are parts of one method.",
                     f"Choose it too:  {word}",
                 )
