@@ -31,6 +31,16 @@ class NeedyDdp(Ddp):
 
 
 @dataclass
+class AbsentWatch(CallbackConfig):
+    pass
+
+
+@dataclass
+class StrayWatch(CallbackConfig):
+    pass
+
+
+@dataclass
 class Around(ParallelConfig):
     inner: ParallelConfig = field(default_factory=Single)
     replicas: int = 1
@@ -63,7 +73,10 @@ def gangline_optimizers():
 
 @hookimpl
 def gangline_callbacks():
-    yield Part(name="paired", config=PairedWatch, build="method_parts:build_watch", summary="Paired")
+    build = "method_parts:build_watch"
+    yield Part(name="paired", config=PairedWatch, build=build, summary="Paired")
+    yield Part(name="absent", config=AbsentWatch, build=build, summary="Lacks one", needs=("optimizer=absent",))
+    yield Part(name="stray", config=StrayWatch, build=build, summary="Lacks a group", needs=("weather=sun",))
 
 
 def build_around(config, job):

@@ -170,8 +170,17 @@ def _check_needs(run: Run) -> Iterator[Problem]:
                 yield Problem(
                     f"{own}={part.name} needs {need}.",
                     f"This run has {group}={', '.join(there) or 'off'}: the two are parts of one method.",
-                    f"Choose it too:  {word}",
+                    _explain_absence(group, name) or f"Choose it too:  {word}",
                 )
+
+
+def _explain_absence(group: str, name: str) -> str:
+    """Return why a part is not available here and how to get it, or "" if it is."""
+    try:
+        installed().find(group, name)
+    except UserError as error:
+        return "\n".join((error.what, *error.details))
+    return ""
 
 
 def _check_gradients(run: Run) -> Iterator[Problem]:

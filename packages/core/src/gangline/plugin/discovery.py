@@ -200,6 +200,10 @@ def _collect(
     """Register a module and ask each of its hooks, every descriptor checked."""
     manager.register(module, name=plugin)
     manager.check_pending()  # an unknown hook would otherwise pass in silence
+    for name in sorted(BY_NAME.keys() & set(dir(module))):
+        if callable(function := getattr(module, name)) and not hasattr(function, f"{PROJECT}_impl"):
+            mend = "write @hookimpl above it, with  from gangline import hookimpl"
+            raise TypeError(f"{name} lacks the mark of a hook: {mend}")
     offered: list[Offer | Command | Kind] = []
     for caller in manager.get_hookcallers(module) or ():
         hook = BY_NAME[caller.name]
@@ -246,10 +250,20 @@ def _refuse_two_defaults(found: Found) -> None:
 
 
 def _fill_views(found: Found) -> None:
-    """Offer the parts of one group in another, but for those that open groups of their own."""
+    """Offer the parts of one group in another, but for those that open groups of their own.
+
+    Two parts that fill one field from different groups are a clash: each would have the choices of both.
+    """
+    views: dict[str, tuple[str, str]] = {}  # place -> the group that fills it, and the part that says so
     for offer in [offer for offers in list(found.offers.values()) for offer in offers.values()]:
         for inner, group in offer.part.views.items():
             place = f"{offer.group}/{inner}"
+            who = f"{offer.group}={offer.part.name} ({offer.supplier}) from"
+            first = views.setdefault(place, (group, who))
+            if first[0] != group:
+                what = f"two parts fill {place} from different groups: {first[1]} {first[0]}, {who} {group}."
+                mend = f"Rename the field of one, uninstall one, or set {VARIABLE} to the plugins you want."
+                found.clashes.append((what, mend))
             shown = found.offers.setdefault(place, {})
             for name, other in found.offers.get(group, {}).items():
                 if not other.part.opens:
@@ -300,6 +314,17 @@ def _group(hook: Hook, part: Part) -> str:
     if not issubclass(part.config, home.options):
         what = f"{group}={part.name} of {hook.name}: its options {part.config.__name__}"
         raise TypeError(f"{what} must derive from gangline.config.{home.options.__name__}")
+    own = [need for need in part.needs if need.endswith("=off") and need.partition("=")[0] not in BY_GROUP]
+    if own:
+        mend = "off is no part; report it as a problem of the options' check"
+        raise ValueError(f"{group}={part.name}: needs cannot hold {own[0]}, for {mend}")
+    if part.default and group not in BY_GROUP:
+        why = (
+            "the part that opens it names its default"
+            if "/" in group
+            else f"{group} is off unless a run chooses a part"
+        )
+        raise ValueError(f"{group}={part.name}: default=True does nothing, for {why}; leave it out")
     return group
 
 
