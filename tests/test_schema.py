@@ -12,8 +12,10 @@ from jsonschema import Draft202012Validator
 
 from gangline.cli.main import main
 from gangline.cli.train import main as train
+from gangline.config.command_line import list_options
 from gangline.config.fields import REQUIRED, get_defaults
 from gangline.config.recipes import find_recipes, read_recipe
+from gangline.errors import UserError
 from gangline.plugin.hooks import GROUPS, LISTS
 from gangline.plugin.registry import installed
 from gangline_basics.json_schema import run_schema
@@ -61,7 +63,8 @@ def test_every_recipe_is_valid(validator):
 def test_default_options_of_every_part_are_valid(validator):
     for group in installed().list_groups():
         for name, offer in installed().get_offers(group).items():
-            given = {key: value for key, value in get_defaults(offer.part.config).items() if value != REQUIRED}
+            options = get_defaults(offer.part.config).items()  # those of an opened group come with its own parts
+            given = {key: value for key, value in options if value != REQUIRED and key not in offer.part.opens}
             if group in LISTS:
                 content = {"parts": {group: [name]}, group: {name: given}}
             elif "/" in group:
@@ -87,11 +90,58 @@ def test_default_options_of_every_part_are_valid(validator):
         ({"optimizer": {"momentum": 0.5}}, "optimizer"),  # an option of muon; the default is adamw
         ({"parts": {"optimizer": "muon"}, "optimizer": {"momentum": 1.0}}, "optimizer.momentum"),
         ({"optimizer": {"betas": [0.9]}}, "optimizer.betas"),
+        ({"parts": {"moe": "on"}, "moe": {"router": {"no_option": 1}}}, "moe.router"),
+        ({"moe": {"no_option": 1}}, "moe"),
+        ({"moe": {"router": {"no_option": 1}}}, "moe.router"),
+        ({"validate": {"sets": {"code": {"no_option": 1}}}}, "validate.sets.code"),
         ({"parts": {"moe/router": "softmax"}, "moe": {"router": {"no_option": 1}}}, "moe.router"),
     ],
 )
 def test_mistake_is_refused_at_its_place(validator, content, place):
     assert mistakes(validator, content) == [place]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"parts": None, "optimizer": {"betas": [0.9, 0.95]}},
+        {"moe": {"experts": 8, "router": {"z_loss": 0.1}}},
+    ],
+)
+def test_choice_may_be_left_to_the_command_line(validator, content):
+    assert mistakes(validator, content) == []
+
+
+def test_part_with_unreadable_options_is_left_out(tmp_path, capsys):
+    source = """
+from dataclasses import dataclass
+from gangline import Part, hookimpl
+from annotated_types import IsNotNan
+from gangline.config import TrackConfig
+
+@dataclass
+class Odd(TrackConfig):
+    level: "Undefined" = None
+
+@dataclass
+class Low(TrackConfig):
+    level: IsNotNan[float] = float("-inf")
+
+@hookimpl
+def gangline_trackers():
+    yield Part(name="odd", config=Odd, build="a:b", summary="Odd")
+    yield Part(name="low", config=Low, build="a:b", summary="Low")
+"""
+    (tmp_path / "gangline_odd.py").write_text(source)
+    with as_installed("gangline-odd", "gangline_odd", path=tmp_path):
+        assert main(["schema"]) == 0
+        printed = capsys.readouterr()
+        assert "gangline schema: note: track=odd of gangline-odd 0.0 is left out: " in printed.err
+        schema = json.loads(printed.out, parse_constant=pytest.fail)
+        assert "low" in schema["properties"]["track"]["properties"]
+        assert "odd" not in schema["properties"]["track"]["properties"]
+        with pytest.raises(UserError, match=r"the option level of gangline_odd.Odd has a type that cannot be read"):
+            list_options(["track=[odd]"])
 
 
 def test_reference_may_replace_any_value(validator):

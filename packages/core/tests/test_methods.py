@@ -48,6 +48,22 @@ def test_each_part_that_is_missing_is_named_with_what_to_type():
     ]
 
 
+def test_needs_of_a_part_inside_a_part_are_checked():
+    assert found("parallel=around", "parallel/inner=needy") == [
+        "parallel/inner=needy needs optimizer=paired. Choose it too:  optimizer=paired"
+    ]
+    assert found("parallel=around", "parallel/inner=needy", "optimizer=paired") == [
+        "optimizer=paired needs parallel=paired. Choose it too:  parallel=paired"
+    ]
+
+
+def test_need_that_is_not_installed_says_so():
+    absent, unknown = found("callback=[absent]"), found("callback=[stray]")
+    assert absent[0].startswith("callback=absent needs optimizer=absent. optimizer=absent is not available here.")
+    assert "Installed choices for optimizer: " in absent[0]
+    assert unknown[0].startswith("callback=stray needs weather=sun. there is no group 'weather'.")
+
+
 def test_a_suite_chooses_what_its_part_needs():
     suite = OptimizerSuite()
     suite.choice = "optimizer=paired"

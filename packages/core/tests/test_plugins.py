@@ -40,6 +40,14 @@ def build(config, run, store):
     return ("built", config.depth)
 """
 
+EXITING_HOOK = """
+from gangline import hookimpl
+
+@hookimpl
+def gangline_checkpointers():
+    raise SystemExit(0)
+"""
+
 ASK = """
 import json, sys
 from gangline.errors import UserError
@@ -154,6 +162,22 @@ def test_a_broken_plugin_that_nobody_knows_is_named_as_a_possible_supplier(stran
     assert "RuntimeError: out of coffee" in said
 
 
+def test_import_error_of_several_lines_is_told_in_one(strangers):
+    strangers.add("acme-things", "raise RuntimeError('out of\\n\\n  coffee')\n")
+    [(_, why, _)] = ask(strangers)["failures"]
+    assert why == "is installed but failed to import: RuntimeError: out of coffee"
+
+
+@pytest.mark.parametrize("source", ["import sys\nsys.exit(0)\n", EXITING_HOOK])
+def test_plugin_that_exits_is_a_broken_plugin(strangers, source):
+    strangers.add("acme-things", source)
+    found = ask(strangers, "checkpoint=torch")
+    assert found["said"]["checkpoint=torch"].startswith("gangline-basics ")
+    [(supplier, why, _)] = found["failures"]
+    assert supplier == "acme-things 0.1.0"
+    assert "SystemExit: 0" in why
+
+
 @pytest.mark.parametrize(("contract", "mend"), [("v0", "--upgrade gangline-ckpt-zarr"), ("v2", "--upgrade gangline")])
 def test_a_plugin_of_another_contract_is_named_without_being_imported(strangers, contract, mend):
     strangers.add("gangline-ckpt-zarr", "raise SystemExit('imported')\n", contract=contract, version="0.4.0")
@@ -215,6 +239,20 @@ class Bare: pass
 
 BREACHES = {
     "an unknown hook": ("@hookimpl\ndef gangline_speeds(): return []", "unknown hook 'gangline_speeds'"),
+    "a hook without its mark": (
+        "def gangline_checkpointers(): return []",
+        "gangline_checkpointers lacks the mark of a hook: write @hookimpl above it",
+    ),
+    "an edit that is a default": (
+        "@dataclass\nclass Edit(EditConfig): pass\n@hookimpl\ndef gangline_model_edits():\n"
+        "    yield Part(group='weather', name='a', config=Edit, build='m:b', summary='s', default=True)",
+        "weather=a: default=True does nothing, for weather is off unless a run chooses a part; leave it out",
+    ),
+    "a need that a group is off": (
+        "@hookimpl\ndef gangline_checkpointers():\n"
+        "    yield Part(name='a', config=Config, build='m:b', summary='s', needs=('moe=off',))",
+        "checkpoint=a: needs cannot hold moe=off, for off is no part; report it as a problem of the options' check",
+    ),
     "a hook with an argument": (
         "@hookimpl\ndef gangline_checkpointers(run): return []",
         "Argument(s) {'run'} are declared in the hookimpl but can not be found in the hookspec",
@@ -362,6 +400,31 @@ def test_a_part_that_nobody_builds_is_an_error_of_its_plugin(strangers):
     told = [f"{supplier} {why}" for supplier, why, _ in found["failures"]]
     assert len(told) == 3
     assert all(line.startswith("gangline-lora 0.1.0 offers ") for line in told)
+
+
+def test_two_views_of_one_field_are_refused_with_both_named(strangers):
+    source = textwrap.dedent("""
+        from dataclasses import dataclass, field
+        from gangline import Part, hookimpl
+        from gangline.config.schema import ParallelConfig
+        @dataclass
+        class One(ParallelConfig):
+            inner: ParallelConfig = field(default_factory=ParallelConfig)
+        @dataclass
+        class Two(One): pass
+        @hookimpl
+        def gangline_parallel_strategies():
+            opens = {"inner": "adamw"}
+            yield Part(name="one", config=One, build="m:b", summary="s", opens=opens, views={"inner": "parallel"})
+            yield Part(name="two", config=Two, build="m:b", summary="s", opens=opens, views={"inner": "optimizer"})
+    """)
+    strangers.add("gangline-deep", source)
+    said = ask(strangers, "parallel=one")["said"]["parallel=one"]
+    assert (
+        "two parts fill parallel/inner from different groups: parallel=one (gangline-deep 0.1.0) from parallel" in said
+    )
+    assert "parallel=two (gangline-deep 0.1.0) from optimizer" in said
+    assert "Rename the field of one" in said
 
 
 # --- what core brings itself -----------------------------------------------------------------------------------------

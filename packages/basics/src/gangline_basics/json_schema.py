@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 
+from gangline.cli import make_notes
 from gangline.config.defaults import get_default_choices
 from gangline.config.fields import REQUIRED, Option, iterate_options
 from gangline.config.ranges import OneOf, get_bound, list_conditions
 from gangline.config.sections import SECTIONS
 from gangline.config.values import list_alternatives
+from gangline.errors import UserError
 from gangline.plugin.hooks import BY_GROUP, GROUPS, LISTS
-from gangline.plugin.registry import OFF, installed
+from gangline.plugin.registry import OFF, Offer, installed
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
 _KEYWORDS = {Ge: "minimum", Gt: "exclusiveMinimum", Le: "maximum", Lt: "exclusiveMaximum", MultipleOf: "multipleOf"}
@@ -32,12 +33,15 @@ def main(argv: Sequence[str]) -> int:
     """Print the schema."""
     about = "Print the JSON Schema of config.yaml and of recipes, with every installed part."
     argparse.ArgumentParser(prog="gangline schema", description=about).parse_args(list(argv))
-    print(json.dumps(run_schema(), ensure_ascii=False))
+    print(json.dumps(run_schema(make_notes("gangline schema")), ensure_ascii=False, allow_nan=False))
     return 0
 
 
-def run_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of every run that can be composed here, third-party parts included."""
+def run_schema(note: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of every run that can be composed here, third-party parts included.
+
+    note: called with a line for each part that is left out because a type of its options cannot be read.
+    """
     found, parts, definitions = installed(), {}, {}
     sections = {name: _make_object(iterate_options(section, name), name) for name, section in SECTIONS.items()}
     rules: list[dict[str, Any]] = []
@@ -45,19 +49,23 @@ def run_schema() -> dict[str, Any]:
         offers = found.get_offers(group)
         if not offers or (group in BY_GROUP and group not in GROUPS):
             continue
-        for name, offer in offers.items():
-            schema = _make_object(iterate_options(offer.part.config, group), group)
+        for name, offer in list(offers.items()):
+            try:
+                schema = _make_object(iterate_options(offer.part.config, group), group)
+            except UserError as error:
+                note(f"{group}={name} of {offer.supplier} is left out: {error}")
+                del offers[name]
+                continue
             schema["properties"] |= {name: {"type": ["object", "null"]} for name in offer.part.opens}
             definitions[_name_definition(group, name)] = {"description": offer.part.summary, **schema}
-            if group not in LISTS:
-                rules.append(_make_rule(group, name))
-        names = found.find_choices(group)
+        names = [name for name in found.find_choices(group) if name in offers or name == OFF]
         if group in LISTS:
             parts[group] = {"type": "array", "items": {"enum": names}}
             sections[group] = _make_sections({name: _make_reference(group, name) for name in names})
         else:
             parts[group] = {"enum": _list_switches(names)}
             sections |= {} if "/" in group else {group: {"type": ["object", "null"]}}
+            rules += _iterate_rules(group, offers)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Configuration of a gangline run",
@@ -67,14 +75,38 @@ def run_schema() -> dict[str, Any]:
     }
 
 
-def _make_rule(group: str, name: str) -> dict[str, Any]:
-    """Return the rule that a group has the options of the chosen part; the default part needs no choice."""
-    chosen: dict[str, Any] = {"properties": {group: {"enum": _list_switches([name])}}}
+def _iterate_rules(group: str, offers: Mapping[str, Offer]) -> Iterator[dict[str, Any]]:
+    """Yield the rules that a group has the options of the chosen part, and what that part opens those of its default.
+
+    The default part needs no choice. A recipe may leave the choice of a plugin's group to the command line: the group
+    then has the options of any of its parts.
+    """
+    for name, offer in offers.items():
+        chosen = {group: {"enum": _list_switches([name])}}
+        needed = [] if get_default_choices().get(group) == name else [group]
+        yield _make_rule(group, chosen, _make_reference(group, name), needed)
+        for inner, default in offer.part.opens.items():
+            place = f"{group}/{inner}"
+            if default in installed().get_offers(place):
+                yield _make_rule(place, {**chosen, place: False}, _make_reference(place, default), needed)
+        if group == "data":
+            yield _make_rule("validate/sets", chosen, {"additionalProperties": _make_reference(group, name)}, needed)
+    outer = group.partition("/")[0]
+    if outer not in GROUPS:
+        any_part = {"anyOf": [_make_reference(group, name) for name in offers]}
+        yield _make_rule(group, {outer: False, group: False}, any_part)
+
+
+def _make_rule(
+    place: str, parts: Mapping[str, Any], then: Mapping[str, Any], needed: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the rule that `then` holds at a place if the choices fit `parts` and those of `needed` are stated."""
+    chosen: dict[str, Any] = {"properties": parts}
     condition: dict[str, Any] = {"properties": {"parts": chosen}}
-    if get_default_choices().get(group) != name:
-        chosen["required"], condition["required"] = [group], ["parts"]
-    then = _make_reference(group, name)
-    for step in reversed(group.split("/")):
+    if needed:
+        chosen |= {"type": "object", "required": needed}
+        condition["required"] = ["parts"]
+    for step in reversed(place.split("/")):
         then = {"properties": {step: then}}
     return {"if": condition, "then": then}
 
@@ -111,7 +143,16 @@ def _make_object(found: Iterable[Option], prefix: str) -> dict[str, Any]:
 def _make_option(option: Option) -> dict[str, Any]:
     schema = _join_branches([*_iterate_branches(option.stated), _REFERENCE])
     schema |= {"description": option.help} if option.help else {}
-    return schema if option.default in (REQUIRED, math.inf) else {**schema, "default": option.default}
+    return {**schema, "default": option.default} if _is_json(option.default) else schema
+
+
+def _is_json(default: Any) -> bool:
+    """Return whether JSON can hold a default: it has no infinity, and no values of other types."""
+    try:
+        json.dumps(default, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return default != REQUIRED
 
 
 def _join_branches(branches: list[dict[str, Any]]) -> dict[str, Any]:

@@ -26,6 +26,21 @@ class PairedWatch(CallbackConfig):
 
 
 @dataclass
+class NeedyDdp(Ddp):
+    pass
+
+
+@dataclass
+class AbsentWatch(CallbackConfig):
+    pass
+
+
+@dataclass
+class StrayWatch(CallbackConfig):
+    pass
+
+
+@dataclass
 class Around(ParallelConfig):
     inner: ParallelConfig = field(default_factory=Single)
     replicas: int = 1
@@ -38,6 +53,8 @@ class Around(ParallelConfig):
 def gangline_parallel_strategies():
     needs = ("optimizer=paired", "callback=paired")
     yield Part(name="paired", config=Paired, build="gangline_basics.parallel.ddp:build", summary="Paired", needs=needs)
+    build = "gangline_basics.parallel.ddp:build"
+    yield Part(name="needy", config=NeedyDdp, build=build, summary="Needs one", needs=("optimizer=paired",))
     yield Part(
         name="around",
         config=Around,
@@ -56,7 +73,10 @@ def gangline_optimizers():
 
 @hookimpl
 def gangline_callbacks():
-    yield Part(name="paired", config=PairedWatch, build="method_parts:build_watch", summary="Paired")
+    build = "method_parts:build_watch"
+    yield Part(name="paired", config=PairedWatch, build=build, summary="Paired")
+    yield Part(name="absent", config=AbsentWatch, build=build, summary="Lacks one", needs=("optimizer=absent",))
+    yield Part(name="stray", config=StrayWatch, build=build, summary="Lacks a group", needs=("weather=sun",))
 
 
 def build_around(config, job):

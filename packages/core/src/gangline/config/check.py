@@ -160,18 +160,27 @@ def _check_needs(run: Run) -> Iterator[Problem]:
     chosen: dict[str, list[str]] = {}
     for place, config in run.iterate_parts():
         chosen.setdefault(place.partition(".")[0], []).append(installed().find_part(config).part.name)
-    for _, config in run.iterate_parts():
-        offer = installed().find_part(config)
-        for need in offer.part.needs:
+    for place, config in _iterate_configs(run):
+        part, own = installed().find_part(config).part, re.sub(r"\.[^/]*", "", place)
+        for need in part.needs:
             group, _, name = need.partition("=")
             there = chosen.get(group, [])
             if name not in there:
                 word = f"{group}=[{','.join([*there, name])}]" if group in LISTS else need
                 yield Problem(
-                    f"{offer.group}={offer.part.name} needs {need}.",
+                    f"{own}={part.name} needs {need}.",
                     f"This run has {group}={', '.join(there) or 'off'}: the two are parts of one method.",
-                    f"Choose it too:  {word}",
+                    _explain_absence(group, name) or f"Choose it too:  {word}",
                 )
+
+
+def _explain_absence(group: str, name: str) -> str:
+    """Return why a part is not available here and how to get it, or "" if it is."""
+    try:
+        installed().find(group, name)
+    except UserError as error:
+        return "\n".join((error.what, *error.details))
+    return ""
 
 
 def _check_gradients(run: Run) -> Iterator[Problem]:

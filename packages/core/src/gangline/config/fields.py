@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 from gangline.config.ranges import format_range, list_choices, runs_code
 from gangline.config.values import to_plain
+from gangline.errors import UserError
 
 REQUIRED = "???"  # an option without a default, as OmegaConf writes it
 
@@ -49,11 +50,18 @@ class Option:
 
 @cache
 def resolve_hints(cls: type) -> dict[str, Any]:
-    """Field name -> resolved type. Raises TypeError where a type is not importable at run time."""
+    """Field name -> resolved type. Raises UserError where a type is not importable at run time."""
     try:
         return get_type_hints(cls)
-    except NameError as error:
-        raise TypeError(f"{cls.__qualname__}: the type of an option must be importable at run time: {error}") from error
+    except Exception as error:  # whatever the names in annotations of a plugin raise
+        hints = {name: hint for base in cls.__mro__ for name, hint in vars(base).get("__annotations__", {}).items()}
+        fits = (name for name, hint in hints.items() if str(getattr(error, "name", "")) in str(hint))
+        module, option = cls.__module__, next(fits, "")
+        raise UserError(
+            f"the option {option} of {module}.{cls.__qualname__} has a type that cannot be read: {error}.",
+            "The type of an option must be importable at run time, not only under TYPE_CHECKING.",
+            f"It comes with the package {module.partition('.')[0]}: upgrade it, or choose another part.",
+        ) from error
 
 
 def resolve_hints_with_ranges(cls: type) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_origin
 
 from gangline.config.defaults import get_default_choices
-from gangline.config.fields import Option, iterate_options
+from gangline.config.fields import Option, get_defaults, iterate_options
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import answer, explain_foreign, suggest_near, suggest_synonym
 from gangline.config.values import list_alternatives
@@ -142,7 +142,7 @@ class KnownOptions:
             others = [
                 other.part.name
                 for other in installed().get_offers(offer.group).values()
-                if any(option.path == f"x.{last}" for option in iterate_options(other.part.config, "x"))
+                if last in get_defaults(other.part.config)
             ]
             if others:
                 lines.append(f"{offer.group}={offer.part.name} has none; these have: {', '.join(sorted(others))}.")

@@ -18,6 +18,7 @@ from typing import cast
 import pluggy
 
 from gangline.config.schema import EditConfig
+from gangline.errors import RAISED
 from gangline.plugin import catalogue
 from gangline.plugin.hooks import (
     BY_GROUP,
@@ -65,7 +66,7 @@ class BrokenPlugin:
     version: str
     why: str
     mend: str = ""
-    error: Exception | None = None
+    error: BaseException | None = None
 
     @property
     def supplier(self) -> str:
@@ -175,14 +176,14 @@ def _load(found: Found, manager: pluggy.PluginManager, entry: EntryPoint) -> Non
     name, version = _get_identity(entry)
     try:
         module = entry.load()
-    except Exception as error:
-        why = f"is installed but failed to import: {type(error).__name__}: {error}"
+    except RAISED as error:
+        why = f"is installed but failed to import: {type(error).__name__}: {' '.join(str(error).split())}"
         found.failures.append(BrokenPlugin(entry.name, name, version, why, _mend(entry.dist, name, error), error))
         return
     try:
         offered = _collect(manager, module, entry.name, name, version)
         _check_classes(found, offered)
-    except Exception as error:
+    except RAISED as error:
         if manager.has_plugin(entry.name):
             manager.unregister(name=entry.name)
         why = f"breaks the plugin contract: {type(error).__name__}: {' '.join(str(error).split())}"
@@ -199,6 +200,10 @@ def _collect(
     """Register a module and ask each of its hooks, every descriptor checked."""
     manager.register(module, name=plugin)
     manager.check_pending()  # an unknown hook would otherwise pass in silence
+    for name in sorted(BY_NAME.keys() & set(dir(module))):
+        if callable(function := getattr(module, name)) and not hasattr(function, f"{PROJECT}_impl"):
+            mend = "write @hookimpl above it, with  from gangline import hookimpl"
+            raise TypeError(f"{name} lacks the mark of a hook: {mend}")
     offered: list[Offer | Command | Kind] = []
     for caller in manager.get_hookcallers(module) or ():
         hook = BY_NAME[caller.name]
@@ -245,10 +250,20 @@ def _refuse_two_defaults(found: Found) -> None:
 
 
 def _fill_views(found: Found) -> None:
-    """Offer the parts of one group in another, but for those that open groups of their own."""
+    """Offer the parts of one group in another, but for those that open groups of their own.
+
+    Two parts that fill one field from different groups are a clash: each would have the choices of both.
+    """
+    views: dict[str, tuple[str, str]] = {}  # place -> the group that fills it, and the part that says so
     for offer in [offer for offers in list(found.offers.values()) for offer in offers.values()]:
         for inner, group in offer.part.views.items():
             place = f"{offer.group}/{inner}"
+            who = f"{offer.group}={offer.part.name} ({offer.supplier}) from"
+            first = views.setdefault(place, (group, who))
+            if first[0] != group:
+                what = f"two parts fill {place} from different groups: {first[1]} {first[0]}, {who} {group}."
+                mend = f"Rename the field of one, uninstall one, or set {VARIABLE} to the plugins you want."
+                found.clashes.append((what, mend))
             shown = found.offers.setdefault(place, {})
             for name, other in found.offers.get(group, {}).items():
                 if not other.part.opens:
@@ -299,6 +314,17 @@ def _group(hook: Hook, part: Part) -> str:
     if not issubclass(part.config, home.options):
         what = f"{group}={part.name} of {hook.name}: its options {part.config.__name__}"
         raise TypeError(f"{what} must derive from gangline.config.{home.options.__name__}")
+    own = [need for need in part.needs if need.endswith("=off") and need.partition("=")[0] not in BY_GROUP]
+    if own:
+        mend = "off is no part; report it as a problem of the options' check"
+        raise ValueError(f"{group}={part.name}: needs cannot hold {own[0]}, for {mend}")
+    if part.default and group not in BY_GROUP:
+        why = (
+            "the part that opens it names its default"
+            if "/" in group
+            else f"{group} is off unless a run chooses a part"
+        )
+        raise ValueError(f"{group}={part.name}: default=True does nothing, for {why}; leave it out")
     return group
 
 
@@ -335,7 +361,7 @@ def _check_classes(before: Found, offered: Iterable[Offer | Command | Kind]) -> 
             raise ValueError(f"{pair} share the class {offer.part.config.__name__}; subclass it for one of them")
 
 
-def _mend(dist: Distribution | None, name: str, error: Exception) -> str:
+def _mend(dist: Distribution | None, name: str, error: BaseException) -> str:
     """What to try after a failed import; names the plugin's own requirement where a module is missing."""
     missing = (getattr(error, "name", None) or "").partition(".")[0]
     for requirement in (dist.requires or ()) if dist and missing else ():

@@ -32,13 +32,13 @@ def gangline_optimizers() -> Iterable[Part]:
 
             from gangline.optimizer import Optimizer
             from gangline_basics.optimizer.pieces import state_shard
-            from gangline.shard import model_array
+            from gangline.shard import name_model_array
 
             class SignumOptimizer(Optimizer):
                 def __init__(self):
                     pieces = [(named.name, piece) for named in runtime.parameters() for piece in named.pieces]
                     self.pieces = [(name, piece, torch.zeros_like(piece.tensor.detach())) for name, piece in pieces]
-                    arrays = [model_array(name) for name in runtime.names()]
+                    arrays = [name_model_array(name) for name in runtime.names()]
                     self.registry = runtime.registry.like("optimizer/mean", arrays)
 
                 @torch.no_grad()

@@ -68,9 +68,9 @@ def gangline_model_edits() -> Iterable[Part]:
 
         def edit(tree, plan, options):
             from gangline_basics.model.decoder_nodes import FeedForwardNode
-            from gangline.model.tree import nodes, replace_node
+            from gangline.model.tree import iterate_nodes, replace_node
 
-            found = {path: node for path, node in nodes(tree) if isinstance(node, FeedForwardNode)}
+            found = {path: node for path, node in iterate_nodes(tree) if isinstance(node, FeedForwardNode)}
             for path, node in found.items():
                 tree = replace_node(tree, path, replace(node, hidden=node.hidden // options.by))
             return tree, plan, list(found)  # what was claimed: another edit of the same nodes is refused
