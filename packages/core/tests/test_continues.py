@@ -47,7 +47,7 @@ def test_a_run_goes_on_with_data_whose_source_says_so(tmp_path, monkeypatch):
     assert (cursor, state) == (4 * SIZE, {})
     first, second = read_lines(run_dir, "attempts.jsonl")
     assert "data" not in first
-    assert second["data"] == f"from sample 16 on: fingerprint {fingerprint} before, {source.fingerprint()} now"
+    assert second["data"] == f"from sample 16 on: fingerprint {fingerprint} before, {source.compute_fingerprint()} now"
     records = read_records(run_dir / "metrics.jsonl")
     assert [record["first_sample"] for record in records] == [SIZE * step for step in range(6)]
     assert any("the data is not what it was" in note for record in records for note in record["notes"])

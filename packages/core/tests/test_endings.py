@@ -257,8 +257,10 @@ def test_an_agent_that_starts_as_the_job_is_asked_to_stop_hears_of_it(tmp_path, 
 
 
 def test_the_user_settles_what_two_parts_want_of_one_variable(monkeypatch):
-    parts = [(name, SimpleNamespace(environment=lambda run, name=name: {"WANTED": name})) for name in ("one", "two")]
-    run = SimpleNamespace(parts=lambda: parts)
+    parts = [
+        (name, SimpleNamespace(get_environment=lambda run, name=name: {"WANTED": name})) for name in ("one", "two")
+    ]
+    run = SimpleNamespace(iterate_parts=lambda: parts)
     monkeypatch.delenv("WANTED", raising=False)
     (problem,) = _check_variables(run)
     assert "WANTED=two train ..." in str(problem)

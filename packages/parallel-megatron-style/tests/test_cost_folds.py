@@ -54,7 +54,7 @@ class LanesNode(Node):
 
 
 class SilentNode(LanesNode):
-    activation_bytes = Node.count_activation_bytes
+    count_activation_bytes = Node.count_activation_bytes
 
 
 def case_of(
