@@ -162,7 +162,9 @@ def _make_rank(agent: str) -> Callable[[Callable[[], RunDirectory]], NoReturn]:
 
 def _run(line: CommandLine, argv: Sequence[str]) -> int:
     from gangline.launch.detected import detect
+    from gangline.plugin.registry import installed
 
+    installed().refuse_clashes()  # before the launcher is looked for
     job = detect()
     if job is not None:
         restore_handlers()

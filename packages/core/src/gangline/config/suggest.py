@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Collection, Iterable
 
 from gangline.plugin import catalogue
+from gangline.plugin.hooks import LISTS
 
 # What others call an option that every run has: ours -> their words, in the part of the path behind the last dot.
 SYNONYMS = {
@@ -51,8 +52,13 @@ _GROUP = {theirs: ours for ours, words in ELSEWHERE.items() for theirs in words.
 
 def answer(word: str, value: str) -> str:
     """Return what to type for a word of another framework, or "". value: what the user gave for it."""
-    found = _ANSWER.get(word.rpartition(".")[2].lower().replace("-", "_"), "")
-    return f"Type  {found.format(n=value if value.isdecimal() else 'N')}" if found else ""
+    from gangline.plugin.registry import installed  # which imports this module
+
+    name = _get_name(word)
+    own = [item for offer in installed().list_offers() for item in offer.part.words.items()]
+    found = _ANSWER.get(name) or next((said for theirs, said in own if name in theirs.split()), "")
+    number = value if value.isdecimal() else "N"
+    return "Type  " + found.replace("{n}", number) if found else ""
 
 
 def explain_foreign(word: str, choices: Collection[str]) -> list[str]:
@@ -70,11 +76,27 @@ def find_options(word: str, known: Collection[str]) -> list[str]:
     """The options among `known` that go by the last word of a path, here or elsewhere."""
     name = word.replace("-", "_")
     own = [path for path in known if path == name or path.rpartition(".")[2] == name.rpartition(".")[2]]
-    theirs = _OURS.get(name.rpartition(".")[2].lower(), "")
-    return own or [path for path in (theirs,) if path in known]
+    return own or _find_synonyms(name, known)
 
 
 def suggest_synonym(path: str, known: Collection[str]) -> str:
     """A question that names the option among `known` that others call by the last word of `path`, or ""."""
-    ours = _OURS.get(path.rpartition(".")[2].lower().replace("-", "_"))
-    return f"Did you mean {ours}?" if ours in known else ""
+    ours = _find_synonyms(path, known)
+    return f"Did you mean {' or '.join(ours)}?" if ours else ""
+
+
+def _find_synonyms(word: str, known: Collection[str]) -> list[str]:
+    """Return the options among `known` that others, or installed parts, call by the last word of a path."""
+    from gangline.plugin.registry import installed
+
+    name = _get_name(word)
+    ours = [_OURS.get(name, "")]
+    for offer in installed().list_offers():
+        place = f"{offer.group}.{offer.part.name}" if offer.group in LISTS else offer.group.replace("/", ".")
+        ours += [f"{place}.{option}" for option, theirs in offer.part.synonyms.items() if name in theirs.split()]
+    return [path for path in dict.fromkeys(ours) if path in known]
+
+
+def _get_name(path: str) -> str:
+    """Return the last word of a path, as a name of Python has it."""
+    return path.rpartition(".")[2].lower().replace("-", "_")
