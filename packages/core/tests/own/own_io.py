@@ -49,6 +49,6 @@ class HereLauncher(Launcher):
         pass
 
     def launch(self, directory):
-        code = f"import sys\nfrom gangline.train.rank import work\nsys.exit(work({str(directory.path)!r}))"
+        code = f"import sys\nfrom gangline.train.rank import train_rank\nsys.exit(train_rank({str(directory.path)!r}))"
         alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         return subprocess.run([sys.executable, "-c", code], env={**os.environ, **alone}).returncode
