@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from gangline.plugin import catalogue
-from gangline.plugin.hooks import LISTS
 
 # What others call an option that every run has: ours -> their words, in the part of the path behind the last dot.
 SYNONYMS = {
@@ -50,13 +49,13 @@ ELSEWHERE = {"track": "wandb mlflow comet neptune aim clearml"}
 _GROUP = {theirs: ours for ours, words in ELSEWHERE.items() for theirs in words.split()}
 
 
-def answer(word: str, value: str) -> str:
-    """Return what to type for a word of another framework, or "". value: what the user gave for it."""
-    from gangline.plugin.registry import installed  # which imports this module
+def answer(word: str, value: str, words: Mapping[str, str]) -> str:
+    """Return what to type for a word of another framework, or "".
 
+    value: what the user gave for the word. words: those of installed parts (`Installed.get_words`).
+    """
     name = _get_name(word)
-    own = [item for offer in installed().list_offers() for item in offer.part.words.items()]
-    found = _ANSWER.get(name) or next((said for theirs, said in own if name in theirs.split()), "")
+    found = _ANSWER.get(name) or next((said for theirs, said in words.items() if name in theirs.split()), "")
     number = value if value.isdecimal() else "N"
     return "Type  " + found.replace("{n}", number) if found else ""
 
@@ -72,28 +71,22 @@ def explain_foreign(word: str, choices: Collection[str]) -> list[str]:
     ]
 
 
-def find_options(word: str, known: Collection[str]) -> list[str]:
-    """The options among `known` that go by the last word of a path, here or elsewhere."""
+def find_options(word: str, known: Collection[str], synonyms: Mapping[str, str]) -> list[str]:
+    """The options among `known` that go by the last word of a path, here or elsewhere (`Installed.get_synonyms`)."""
     name = word.replace("-", "_")
     own = [path for path in known if path == name or path.rpartition(".")[2] == name.rpartition(".")[2]]
-    return own or _find_synonyms(name, known)
+    return own or _find_synonyms(name, known, synonyms)
 
 
-def suggest_synonym(path: str, known: Collection[str]) -> str:
+def suggest_synonym(path: str, known: Collection[str], synonyms: Mapping[str, str]) -> str:
     """A question that names the option among `known` that others call by the last word of `path`, or ""."""
-    ours = _find_synonyms(path, known)
+    ours = _find_synonyms(path, known, synonyms)
     return f"Did you mean {' or '.join(ours)}?" if ours else ""
 
 
-def _find_synonyms(word: str, known: Collection[str]) -> list[str]:
-    """Return the options among `known` that others, or installed parts, call by the last word of a path."""
-    from gangline.plugin.registry import installed
-
+def _find_synonyms(word: str, known: Collection[str], synonyms: Mapping[str, str]) -> list[str]:
     name = _get_name(word)
-    ours = [_OURS.get(name, "")]
-    for offer in installed().list_offers():
-        place = f"{offer.group}.{offer.part.name}" if offer.group in LISTS else offer.group.replace("/", ".")
-        ours += [f"{place}.{option}" for option, theirs in offer.part.synonyms.items() if name in theirs.split()]
+    ours = [_OURS.get(name, ""), *(path for path, theirs in synonyms.items() if name in theirs.split())]
     return [path for path in dict.fromkeys(ours) if path in known]
 
 

@@ -20,7 +20,7 @@ from gangline.config.suggest import answer, explain_foreign
 from gangline.errors import UserError
 from gangline.plugin import catalogue
 from gangline.plugin.discovery import VARIABLE, BrokenPlugin, Found, Offer, discover, find_version, normalise_name
-from gangline.plugin.hooks import BY_GROUP, GROUPS, Command, Kind
+from gangline.plugin.hooks import BY_GROUP, GROUPS, LISTS, Command, Kind
 
 OFF = "off"  # the choice that every group beside core's own has without anyone supplying it
 SEE = "(gangline plugins  lists who offers what)"
@@ -50,17 +50,26 @@ class Installed:
         """The installed parts of all groups."""
         return [offer for offers in self._found.offers.values() for offer in offers.values()]
 
+    def get_words(self) -> dict[str, str]:
+        """Words of other frameworks that an installed part answers -> what to type (`Part.words`)."""
+        return {theirs: said for offer in self.list_offers() for theirs, said in offer.part.words.items()}
+
+    def get_synonyms(self) -> dict[str, str]:
+        """Paths of options of installed parts -> what other frameworks call them (`Part.synonyms`)."""
+        return {
+            f"{offer.group.replace('/', '.')}.{f'{offer.part.name}.' if offer.group in LISTS else ''}{option}": theirs
+            for offer in self.list_offers()
+            for option, theirs in offer.part.synonyms.items()
+        }
+
     def list_groups(self) -> list[str]:
         """Every group: core's in their order, then the ones that plugins and the catalogue add."""
         return list(dict.fromkeys([*GROUPS, *sorted(self._found.offers), *catalogue.list_groups()]))
 
     def edit_groups(self) -> set[str]:
         """The groups of model edits, of installed plugins and of the catalogue."""
-        return {
-            offer.group
-            for offer in self.list_offers()
-            if issubclass(offer.part.config, EditConfig) and not offer.viewed
-        } | catalogue.edit_groups()
+        edits = (offer for offer in self.list_offers() if issubclass(offer.part.config, EditConfig))
+        return {offer.group for offer in edits if not offer.viewed} | catalogue.edit_groups()
 
     def list_readers(self, group: str) -> list[str]:
         """The parts, as a user types them, that build the choice of a group of a plugin's own."""
@@ -152,7 +161,7 @@ class Installed:
         if lines := self._explain_files(group, name) or explain_foreign(name, self.find_choices("track")):
             return lines
         close = difflib.get_close_matches(name, [*self.find_choices(group), *catalogue.list_names(group)], 1, 0.5)
-        said = f"Did you mean {group}={close[0]}?" if close else answer(name, "")
+        said = f"Did you mean {group}={close[0]}?" if close else answer(name, "", self.get_words())
         lines = [said] if said else []
         for failure in self._found.failures:
             lines += [f"{failure.supplier} may be what offers it, but it {failure.why}", failure.mend]
