@@ -338,6 +338,53 @@ def test_unknown_verbs(tmp_path, words, messages):
         assert message in said
 
 
+def test_plugins_of_an_unknown_group_names_the_groups(tmp_path):
+    said = refused(tmp_path, "plugins", "optimiser", module="gangline.cli.main")
+    assert said.startswith(
+        "gangline plugins: there is no group 'optimiser'.\n  Did you mean optimizer?\n  Groups: model,"
+    )
+
+
+@pytest.mark.parametrize("words", [[], ["recipe=quick"]], ids=["none", "recipe"])
+def test_unknown_plugin_in_the_variable_is_refused_once(tmp_path, monkeypatch, words):
+    monkeypatch.setenv("GANGLINE_PLUGINS", "bascis")
+    assert refused(tmp_path, *words).splitlines() == [
+        "train: GANGLINE_PLUGINS names 'bascis', which is not installed.",
+        "  Did you mean basics? Installed plugins: basics, testkit.",
+    ]
+
+
+def test_words_and_synonyms_of_installed_parts_are_suggested(tmp_path, strangers):
+    source = """
+from dataclasses import dataclass
+from gangline import Part, hookimpl
+from gangline.config.schema import OptimizerConfig, TrackConfig
+
+@dataclass
+class Own(OptimizerConfig):
+    own_rate: float = 0.1
+
+@dataclass
+class OwnTrack(TrackConfig):
+    own_pace: int = 1
+
+@hookimpl
+def gangline_optimizers():
+    about = {"synonyms": {"own_rate": "frobnication frob"}, "words": {"frobber frobbing": "optimizer=own"}}
+    yield Part(name="own", config=Own, build="a:b", summary="Own", **about)
+
+@hookimpl
+def gangline_trackers():
+    yield Part(name="own", config=OwnTrack, build="a:b", summary="Own", synonyms={"own_pace": "dingdong"})
+"""
+    strangers.add("gangline-own", source)
+    said = refused(tmp_path, "optimizer=own", "optimizer.frob=1", "track=[own]", "dingdong=2", strangers=strangers)
+    assert "Did you mean optimizer.own_rate?" in said
+    assert "Did you mean track.own.own_pace?" in said
+    said = refused(tmp_path, "optimizer=frobber", "frobbing=1", strangers=strangers)
+    assert said.count("Type  optimizer=own") == 2
+
+
 def test_plugins_shows_a_clash_and_exits_with_2(tmp_path, strangers):
     strangers.add("gangline-ckpt-zarr", ZARR, plugin="zarr", version="1.0")
     strangers.add("zarr-fork", ZARR, plugin="zarr", version="2.0")

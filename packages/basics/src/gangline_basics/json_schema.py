@@ -21,8 +21,9 @@ from gangline.config.ranges import OneOf, get_bound, list_conditions
 from gangline.config.sections import SECTIONS
 from gangline.config.values import list_alternatives
 from gangline.errors import UserError
+from gangline.plugin.discovery import Offer
 from gangline.plugin.hooks import BY_GROUP, GROUPS, LISTS
-from gangline.plugin.registry import OFF, Offer, installed
+from gangline.plugin.registry import OFF, installed
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
 _KEYWORDS = {Ge: "minimum", Gt: "exclusiveMinimum", Le: "maximum", Lt: "exclusiveMaximum", MultipleOf: "multipleOf"}

@@ -32,6 +32,7 @@ def _run_verb(words: Sequence[str]) -> int:
     verb, *rest = words
     commands = installed().get_commands()
     if verb not in commands:
+        installed().refuse_clashes()
         training = verb == "train" or "=" in verb
         own = " ".join(shlex.quote(word) for word in words[verb == "train" :]) or "--help"
         hint = f"Training is a command of its own:  train {own}" if training else suggest_near(verb, commands)

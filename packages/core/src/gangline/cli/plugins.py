@@ -18,12 +18,17 @@ NARROWEST = 20  # columns of a summary
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the tables; exit code 2 where two packages claim one name, for then no run can start."""
+    """Print the tables; exit code 2 where two packages claim one name, for then no run can start.
+
+    Raises UserError for a group that does not exist.
+    """
     parser = argparse.ArgumentParser(prog="gangline plugins", description="What is installed, from whom, what failed.")
     parser.add_argument("group", nargs="?", help="show this group alone")
     parser.add_argument("--names", action="store_true", help="print group=name lines and nothing else, for scripts")
     options = parser.parse_args(list(argv))
     found = installed()
+    if options.group is not None:
+        found.refuse_unknown_group(options.group)
     groups = [group for group in found.list_groups() if options.group in (None, group)]
     if options.names:
         for group in groups:

@@ -82,13 +82,14 @@ def read(argv: Sequence[str]) -> CommandLine:
 def _refuse_flag(word: str, rest: Sequence[str]) -> None:
     from gangline.config.command_line import list_options
     from gangline.config.suggest import find_options, suggest_near
+    from gangline.plugin.registry import installed
 
     flags = ("--help", "--cfg job", "--multirun", "-m", "--completion bash|zsh|fish", "--version")
     name, sign, value = word.lstrip("-").partition("=")
     if not sign and rest and "=" not in rest[0] and not rest[0].startswith("--"):  # --lr 1e-3
         value = rest[0]
     known = list_options([])
-    meant = find_options(name, known.options)
+    meant = find_options(name, known.options, installed().get_synonyms())
     if meant and value:
         words = [f"{path}={value}" for path in meant]
         hints = [f"Values are set without dashes:  {'  or  '.join(words)}"]
@@ -162,7 +163,9 @@ def _make_rank(agent: str) -> Callable[[Callable[[], RunDirectory]], NoReturn]:
 
 def _run(line: CommandLine, argv: Sequence[str]) -> int:
     from gangline.launch.detected import detect
+    from gangline.plugin.registry import installed
 
+    installed().refuse_clashes()  # before the launcher is looked for
     job = detect()
     if job is not None:
         restore_handlers()

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import is_dataclass, replace
+from functools import partial
 from typing import Any
 
 from gangline.config.defaults import get_default_choices
@@ -166,21 +167,13 @@ def _check_needs(run: Run) -> Iterator[Problem]:
             group, _, name = need.partition("=")
             there = chosen.get(group, [])
             if name not in there:
+                absent = _catch_refusal(partial(installed().find, group, name))
                 word = f"{group}=[{','.join([*there, name])}]" if group in LISTS else need
                 yield Problem(
                     f"{own}={part.name} needs {need}.",
                     f"This run has {group}={', '.join(there) or 'off'}: the two are parts of one method.",
-                    _explain_absence(group, name) or f"Choose it too:  {word}",
+                    "\n".join(f"{problem.what}\n{problem.why}" for problem in absent) or f"Choose it too:  {word}",
                 )
-
-
-def _explain_absence(group: str, name: str) -> str:
-    """Return why a part is not available here and how to get it, or "" if it is."""
-    try:
-        installed().find(group, name)
-    except UserError as error:
-        return "\n".join((error.what, *error.details))
-    return ""
 
 
 def _check_gradients(run: Run) -> Iterator[Problem]:

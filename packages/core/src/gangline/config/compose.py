@@ -30,6 +30,7 @@ from gangline.config.sections import SECTIONS
 from gangline.config.serial import from_dict
 from gangline.errors import UserError
 from gangline.plugin.hooks import LISTS
+from gangline.plugin.registry import installed
 from gangline.run.directory import RunDirectory
 
 _ROOT = "gangline"
@@ -63,6 +64,7 @@ def compose_one(words: Sequence[str]) -> Run:
 
     `weights=` is short for `run.weights=`.
     """
+    installed().refuse_clashes()  # before a recipe is looked for: a package that is left out may hold it
     layers, rest, files = [], [], []
     for word in words:
         key, _, value = word.partition("=")

@@ -92,10 +92,10 @@ class KnownOptions:
             return UserError(what, hint, *installed().list_missing_suppliers(head), installed().list_choices(head))
         listed = f"Groups: {', '.join(groups)}. Sections: {', '.join(SECTIONS)}."
         if rest:
-            if line := answer(path, text):
+            if line := answer(path, text, installed().get_words()):
                 return UserError(what, line, *_explain_install(line), listed)
             guess = (
-                suggest_synonym(path, self.options)
+                suggest_synonym(path, self.options, installed().get_synonyms())
                 or suggest_near(path, self.options)
                 or suggest_near(head, [*groups, *SECTIONS])
             )
@@ -113,9 +113,9 @@ class KnownOptions:
         chosen = [(group, path) for group in groups if switched and path in _list_parts(group)][
             :1
         ]  # bf16: the precision
-        if not words and (line := answer(path, text)):
+        if not words and (line := answer(path, text, installed().get_words())):
             return [line, *_explain_install(line)]
-        if not words and not chosen and (line := suggest_synonym(path, self.options)):
+        if not words and not chosen and (line := suggest_synonym(path, self.options, installed().get_synonyms())):
             return [line]
         chosen = chosen or [(group, text) for group in groups if text in _list_parts(group)]
         if words or not chosen:
@@ -137,7 +137,8 @@ class KnownOptions:
         close = suggest_near(last, (name.removeprefix(place + ".") for name in own), 0.7)
         alike = [name for name in own if f"_{last}_" in f"_{name.rpartition('.')[2]}_"]  # batch.size
         close = close.replace("mean ", f"mean {place}.") or (f"Did you mean {' or '.join(alike)}?" if alike else "")
-        lines = [answer(path, text) or suggest_synonym(path, self.options) or close]
+        synonym = suggest_synonym(path, self.options, installed().get_synonyms())
+        lines = [answer(path, text, installed().get_words()) or synonym or close]
         if offer is not None:
             others = [
                 other.part.name

@@ -133,7 +133,8 @@ def fill(
     known = list(get_defaults(cls))
     for key in [key for key in values if key not in known]:
         listed = f"Options: {', '.join(known)}." if known else "It has no options."
-        guess = suggest_synonym(f"{path}.{key}", [f"{path}.{name}" for name in known]) or suggest_near(str(key), known)
+        there, synonyms = [f"{path}.{name}" for name in known], installed().get_synonyms()
+        guess = suggest_synonym(f"{path}.{key}", there, synonyms) or suggest_near(str(key), known)
         problems.append(Problem(f"{path}.{key}: {owner} has no such option.", guess, listed))
         del values[key]
     arguments = {}

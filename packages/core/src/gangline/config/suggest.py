@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from gangline.plugin import catalogue
 
@@ -49,10 +49,15 @@ ELSEWHERE = {"track": "wandb mlflow comet neptune aim clearml"}
 _GROUP = {theirs: ours for ours, words in ELSEWHERE.items() for theirs in words.split()}
 
 
-def answer(word: str, value: str) -> str:
-    """Return what to type for a word of another framework, or "". value: what the user gave for it."""
-    found = _ANSWER.get(word.rpartition(".")[2].lower().replace("-", "_"), "")
-    return f"Type  {found.format(n=value if value.isdecimal() else 'N')}" if found else ""
+def answer(word: str, value: str, words: Mapping[str, str]) -> str:
+    """Return what to type for a word of another framework, or "".
+
+    value: what the user gave for the word. words: those of installed parts (`Installed.get_words`).
+    """
+    name = _get_name(word)
+    found = _ANSWER.get(name) or next((said for theirs, said in words.items() if name in theirs.split()), "")
+    number = value if value.isdecimal() else "N"
+    return "Type  " + found.replace("{n}", number) if found else ""
 
 
 def explain_foreign(word: str, choices: Collection[str]) -> list[str]:
@@ -66,15 +71,25 @@ def explain_foreign(word: str, choices: Collection[str]) -> list[str]:
     ]
 
 
-def find_options(word: str, known: Collection[str]) -> list[str]:
-    """The options among `known` that go by the last word of a path, here or elsewhere."""
+def find_options(word: str, known: Collection[str], synonyms: Mapping[str, str]) -> list[str]:
+    """The options among `known` that go by the last word of a path, here or elsewhere (`Installed.get_synonyms`)."""
     name = word.replace("-", "_")
     own = [path for path in known if path == name or path.rpartition(".")[2] == name.rpartition(".")[2]]
-    theirs = _OURS.get(name.rpartition(".")[2].lower(), "")
-    return own or [path for path in (theirs,) if path in known]
+    return own or _find_synonyms(name, known, synonyms)
 
 
-def suggest_synonym(path: str, known: Collection[str]) -> str:
+def suggest_synonym(path: str, known: Collection[str], synonyms: Mapping[str, str]) -> str:
     """A question that names the option among `known` that others call by the last word of `path`, or ""."""
-    ours = _OURS.get(path.rpartition(".")[2].lower().replace("-", "_"))
-    return f"Did you mean {ours}?" if ours in known else ""
+    ours = _find_synonyms(path, known, synonyms)
+    return f"Did you mean {' or '.join(ours)}?" if ours else ""
+
+
+def _find_synonyms(word: str, known: Collection[str], synonyms: Mapping[str, str]) -> list[str]:
+    name = _get_name(word)
+    ours = [_OURS.get(name, ""), *(path for path, theirs in synonyms.items() if name in theirs.split())]
+    return [path for path in dict.fromkeys(ours) if path in known]
+
+
+def _get_name(path: str) -> str:
+    """Return the last word of a path, as a name of Python has it."""
+    return path.rpartition(".")[2].lower().replace("-", "_")

@@ -46,7 +46,7 @@ class Launcher(ABC):
     def launch(self, directory: RunDirectory) -> int:
         """Run to the end; the exit code of the run. Leaves no process behind, whatever happens.
 
-        Each rank is a process with the variables of torchrun that calls `gangline.train.rank.work`.
+        Each rank is a process with the variables of torchrun that calls `gangline.train.rank.train_rank`.
 
         The directory is held by this process, and its lock is the launcher's from now on: one whose ranks run elsewhere
         (`LaunchConfig.here`) hands it over (`RunDirectory.hand_over`) as soon as a job may have it. If it raises

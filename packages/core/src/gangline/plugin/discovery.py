@@ -18,6 +18,7 @@ from typing import cast
 import pluggy
 
 from gangline.config.schema import EditConfig
+from gangline.config.suggest import suggest_near
 from gangline.errors import RAISED
 from gangline.plugin import catalogue
 from gangline.plugin.hooks import (
@@ -82,7 +83,7 @@ class Found:
     kinds: dict[str, Kind] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)  # verb -> distribution
     failures: list[BrokenPlugin] = field(default_factory=list)
-    clashes: list[tuple[str, str]] = field(default_factory=list)  # what two packages claim, and how to mend it
+    clashes: list[tuple[str, str]] = field(default_factory=list)  # why no run can start, and how to mend it
     clashing: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # (group, name) -> the clash
     unbuilt: dict[tuple[str, str], BrokenPlugin] = field(default_factory=dict)  # (group, name) of what nobody builds
     modules: list[ModuleType] = field(default_factory=list)  # the entry modules that were loaded
@@ -132,7 +133,9 @@ def discover(environ: Mapping[str, str]) -> Found:
         DISTRIBUTION,
     }
     for name in sorted((wanted or set()) - there):
-        found.failures.append(BrokenPlugin(name, name, "", f"is named by {VARIABLE}, but is not installed"))
+        names = sorted({entry.name for entry in ours})
+        mend = f"{suggest_near(name, names)} Installed plugins: {', '.join(names) or 'none'}.".strip()
+        found.clashes.append((f"{VARIABLE} names {name!r}, which is not installed.", mend))
     return found
 
 

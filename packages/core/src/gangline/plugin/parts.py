@@ -35,7 +35,7 @@ class Part:
     capabilities: Mapping[str, str] = field(default_factory=dict)  # what else others may ask of it -> "module:name"
     words: Mapping[str, str] = field(default_factory=dict)  # of other frameworks -> what to type; {n}: their number
     synonyms: Mapping[str, str] = field(default_factory=dict)  # option -> what other frameworks call it, in words
-    default: bool = False  # whether it is the default of its group; a list has all its defaults, in the order offered
+    default: bool = False  # whether a group of core has it by default; a list has all its defaults, in their order
     layout_dependent: str = ""  # in what way results with this part depend on the layout; "": they do not
 
     def __post_init__(self) -> None:

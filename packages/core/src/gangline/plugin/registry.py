@@ -16,11 +16,11 @@ from types import ModuleType
 from typing import Any
 
 from gangline.config.schema import EditConfig, PartConfig
-from gangline.config.suggest import explain_foreign
+from gangline.config.suggest import answer, explain_foreign
 from gangline.errors import UserError
 from gangline.plugin import catalogue
 from gangline.plugin.discovery import VARIABLE, BrokenPlugin, Found, Offer, discover, find_version, normalise_name
-from gangline.plugin.hooks import BY_GROUP, GROUPS, Command, Kind
+from gangline.plugin.hooks import BY_GROUP, GROUPS, LISTS, Command, Kind
 
 OFF = "off"  # the choice that every group beside core's own has without anyone supplying it
 SEE = "(gangline plugins  lists who offers what)"
@@ -39,12 +39,28 @@ class Installed:
 
     @property
     def clashes(self) -> list[tuple[str, str]]:
-        """Names that two packages claim, and how to mend it."""
+        """Names that two packages claim, or that GANGLINE_PLUGINS has of no package, and how to mend it."""
         return self._found.clashes
 
     def get_offers(self, group: str) -> dict[str, Offer]:
         """The installed parts of a group, by name."""
         return dict(self._found.offers.get(group, {}))
+
+    def list_offers(self) -> list[Offer]:
+        """The installed parts of all groups."""
+        return [offer for offers in self._found.offers.values() for offer in offers.values()]
+
+    def get_words(self) -> dict[str, str]:
+        """Words of other frameworks that an installed part answers -> what to type (`Part.words`)."""
+        return {theirs: said for offer in self.list_offers() for theirs, said in offer.part.words.items()}
+
+    def get_synonyms(self) -> dict[str, str]:
+        """Paths of options of installed parts -> what other frameworks call them (`Part.synonyms`)."""
+        return {
+            f"{offer.group.replace('/', '.')}.{f'{offer.part.name}.' if offer.group in LISTS else ''}{option}": theirs
+            for offer in self.list_offers()
+            for option, theirs in offer.part.synonyms.items()
+        }
 
     def list_groups(self) -> list[str]:
         """Every group: core's in their order, then the ones that plugins and the catalogue add."""
@@ -52,14 +68,12 @@ class Installed:
 
     def edit_groups(self) -> set[str]:
         """The groups of model edits, of installed plugins and of the catalogue."""
-        every = [offer for offers in self._found.offers.values() for offer in offers.values()]
-        return {
-            offer.group for offer in every if issubclass(offer.part.config, EditConfig) and not offer.viewed
-        } | catalogue.edit_groups()
+        edits = (offer for offer in self.list_offers() if issubclass(offer.part.config, EditConfig))
+        return {offer.group for offer in edits if not offer.viewed} | catalogue.edit_groups()
 
     def list_readers(self, group: str) -> list[str]:
         """The parts, as a user types them, that build the choice of a group of a plugin's own."""
-        every = [offer for offers in self._found.offers.values() for offer in offers.values()]
+        every = self.list_offers()
         return sorted(f"{offer.group}={offer.part.name}" for offer in every if group in offer.part.reads)
 
     def find_choices(self, group: str) -> list[str]:
@@ -88,10 +102,9 @@ class Installed:
 
     def find_part(self, config: PartConfig) -> Offer:
         """The part whose class of options is exactly this configuration's. Raises UserError where there is none."""
-        for offers in self._found.offers.values():
-            for offer in offers.values():
-                if offer.part.config is type(config):
-                    return offer
+        for offer in self.list_offers():
+            if offer.part.config is type(config):
+                return offer
         cls = type(config)
         raise UserError(
             f"no installed part has the configuration class {cls.__module__}.{cls.__qualname__}.",
@@ -101,21 +114,24 @@ class Installed:
 
     def get_capability(self, config: type, name: str) -> str:
         """The "module:name" of a capability of the part with this class of options, or of one that it derives from."""
-        every = [offer.part for offers in self._found.offers.values() for offer in offers.values()]
-        named = {part.config: part.capabilities for part in every}
+        named = {offer.part.config: offer.part.capabilities for offer in self.list_offers()}
         return next((named[cls][name] for cls in config.__mro__ if name in named.get(cls, ())), "")
 
     def refuse_clashes(self) -> None:
-        """Raise UserError where two installed packages claim the same name: nobody can say which was meant."""
+        """Raise UserError for names that two packages claim, or that GANGLINE_PLUGINS has of no package."""
         if self.clashes:
             raise UserError(*(line for clash in self.clashes for line in clash))
 
-    def find(self, group: str, name: str) -> Offer:
-        """The part `group=name`. Raises UserError: why it is not here, the command that mends it, the choices."""
+    def refuse_unknown_group(self, group: str, choice: str = "") -> None:
+        """Raise UserError where there is no such group. choice: what was typed behind its name."""
         if group not in self.list_groups():
             close = difflib.get_close_matches(group, self.list_groups(), 1, 0.6)
-            hint = f"Did you mean {close[0]}={name}?" if close else ""
+            hint = f"Did you mean {close[0]}{choice}?" if close else ""
             raise UserError(f"there is no group {group!r}.", hint, f"Groups: {', '.join(self.list_groups())}.", SEE)
+
+    def find(self, group: str, name: str) -> Offer:
+        """The part `group=name`. Raises UserError: why it is not here, the command that mends it, the choices."""
+        self.refuse_unknown_group(group, f"={name}")
         if (clash := self._found.clashing.get((group, name))) is not None:
             raise UserError(*clash)
         if (failure := self._found.unbuilt.get((group, name))) is not None:
@@ -145,10 +161,11 @@ class Installed:
         if lines := self._explain_files(group, name) or explain_foreign(name, self.find_choices("track")):
             return lines
         close = difflib.get_close_matches(name, [*self.find_choices(group), *catalogue.list_names(group)], 1, 0.5)
-        lines = [f"Did you mean {group}={close[0]}?"] if close else []
+        said = f"Did you mean {group}={close[0]}?" if close else answer(name, "", self.get_words())
+        lines = [said] if said else []
         for failure in self._found.failures:
             lines += [f"{failure.supplier} may be what offers it, but it {failure.why}", failure.mend]
-        return lines if close else [*lines, *self.list_missing_suppliers(group)]
+        return lines if said else [*lines, *self.list_missing_suppliers(group)]
 
     def _explain_files(self, group: str, name: str) -> list[str]:
         """Lines for a name that is a path: of text, or of weights."""
