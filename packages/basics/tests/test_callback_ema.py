@@ -89,7 +89,7 @@ def test_it_is_sampled_by_its_prefix(straight, capsys):
     run = RunDirectory.open(str(straight)).run()
     kept = build(run.checkpoint, run, None)
     averages = held(open_session(straight, *EMA), "callback/ema/0.9/")
-    model = load_model(run, kept, kept.latest(), "cpu", "callback/ema/0.9")
+    model = load_model(run, kept, kept.find_latest(), "cpu", "callback/ema/0.9")
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weight, averages[f"callback/ema/0.9/{name}"].float(), rtol=1e-6, atol=1e-7)
 

@@ -276,7 +276,7 @@ def test_a_missing_array_or_another_shape_or_kind_is_refused(saved):
     with pytest.raises(UserError, match=r"model/matrix is torch.float32 .* and torch.int64"):
         ask("model/matrix", (13, 10), torch.int64)
     with pytest.raises(UserError, match=r"no checkpoint step-00000009(.|\n)*step-00000001"):
-        kept.document(CheckpointId(9))
+        kept.read_document(CheckpointId(9))
 
 
 def test_shards_that_do_not_tile_an_array_are_not_saved(tmp_path):
@@ -542,7 +542,7 @@ def test_a_flipped_bit_is_named(saved):
     assert caught.value.array == "model/matrix"
     assert caught.value.box == ((0, 13), (0, 10))
     assert caught.value.file == str(path / "__0_0.distcp")
-    assert kept.document(CheckpointId(1)) == document(1), "what is not damaged can be read"
+    assert kept.read_document(CheckpointId(1)) == document(1), "what is not damaged can be read"
 
 
 def test_only_what_is_asked_for_is_judged(saved):
@@ -645,7 +645,7 @@ def test_a_file_that_is_not_whole_is_named(saved, name, how):
     if how == "missing" and name == CHECKSUMS:
         assert kept.list() == [], "without it there was no commit"
     with pytest.raises(BadCheckpoint) as caught:
-        kept.document(CheckpointId(1)) if name == DOCUMENT else load_here(kept, 1)
+        kept.read_document(CheckpointId(1)) if name == DOCUMENT else load_here(kept, 1)
     assert caught.value.file == str(file)
 
 
@@ -659,7 +659,7 @@ def test_no_flipped_bit_is_read_as_something_else(saved):
         file = chance.choice(list(files))
         flip(file, chance.randrange(len(files[file])), chance.randrange(8))
         try:
-            assert kept.document(CheckpointId(1)) == document(1)
+            assert kept.read_document(CheckpointId(1)) == document(1)
             assert load_here(kept, 1) == []
         except BadCheckpoint:
             found += 1

@@ -127,7 +127,7 @@ class Fixed(torch.nn.Module):
     def __init__(self, logits: list[float]) -> None:
         super().__init__()
         self.answer = torch.nn.Parameter(torch.tensor(logits))
-        self.head = SimpleNamespace(logits=lambda hidden: hidden)
+        self.head = SimpleNamespace(compute_logits=lambda hidden: hidden)
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         return self.answer.expand(*batch.shape, -1)

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -34,6 +35,7 @@ class FaultyProxy:
         self.fault: Fault = lambda asked: None
         self.seen: list[Asked] = []
         self._port, self._lock, self._over = port, threading.Lock(), threading.Event()
+        self._commits = threading.Lock()  # moto looks for an object, and then writes it: not in one, as S3 does
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -77,11 +79,12 @@ class FaultyProxy:
         if fault == "hang":
             self._over.wait()
             return _break(handler)
-        server = http.client.HTTPConnection("127.0.0.1", self._port)
-        server.request(handler.command, handler.path, body, dict(handler.headers))
-        answer = server.getresponse()
-        content = answer.read()
-        server.close()
+        with self._commits if "If-None-Match" in asked.headers else nullcontext():
+            server = http.client.HTTPConnection("127.0.0.1", self._port)
+            server.request(handler.command, handler.path, body, dict(handler.headers))
+            answer = server.getresponse()
+            content = answer.read()
+            server.close()
         if fault == "lose":
             return _break(handler)
         headers = {name: value for name, value in answer.getheaders() if name.lower() not in ("connection", "date")}

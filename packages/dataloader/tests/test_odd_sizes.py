@@ -29,7 +29,7 @@ def stores(tmp_path, make_store) -> list[Path]:
 
 def steps(source, width: int, micro: int, cursor: int, count: int) -> list[bytes]:
     """Everything that each step's batches hold, the ranks one behind another."""
-    readers = [source.reader(ReadPlace(rank, width, SIZE, micro, torch.device("cpu"))) for rank in range(width)]
+    readers = [source.open_reader(ReadPlace(rank, width, SIZE, micro, torch.device("cpu"))) for rank in range(width)]
     for reader in readers:
         reader.begin(cursor, 0)
     found = []

@@ -86,7 +86,7 @@ def test_batches_are_those_of_single_samples(data):
     source = single(lengths, data.draw(st.booleans()))
     width, micro, accumulation = (data.draw(st.integers(1, 3)) for _ in range(3))
     place = ReadPlace(data.draw(st.integers(0, width - 1)), width, width * micro * accumulation, micro, CPU)
-    reader = source.reader(place)
+    reader = source.open_reader(place)
     reader.steps = data.draw(st.sampled_from([1, 2, 4]))
     cursor = data.draw(st.integers(0, 10**9))
     reader.begin(cursor, 0)
@@ -99,7 +99,7 @@ def test_batches_are_those_of_single_samples(data):
 
 def test_a_mixture_is_gathered_store_by_store():
     source = mixed()
-    reader, other = source.reader(ReadPlace(1, 2, 12, 3, CPU)), SampleReader(source, ReadPlace(1, 2, 12, 3, CPU))
+    reader, other = source.open_reader(ReadPlace(1, 2, 12, 3, CPU)), SampleReader(source, ReadPlace(1, 2, 12, 3, CPU))
     for cursor in (0, 65_530):  # the second over the border of a block
         reader.begin(cursor, 0)
         other.begin(cursor, 0)
@@ -113,7 +113,7 @@ def test_the_data_ends_with_the_step_that_there_is_no_more_for():
     source = mixed(epochs=1)
     whole, chunks = divmod(source.order.end, 4)
     assert chunks, "the last step has to be one that is not full"
-    reader = source.reader(ReadPlace(0, 1, 4, 4, CPU))
+    reader = source.open_reader(ReadPlace(0, 1, 4, 4, CPU))
     reader.steps = 4
     reader.begin(0, 0)
     for step in range(whole):
@@ -131,7 +131,7 @@ def test_where_documents_end_is_found_without_a_copy_of_all_ends(monkeypatch):
     search = np.searchsorted
     monkeypatch.setattr(np, "searchsorted", lambda a, v, **k: (searched.append((a, v)), search(a, v, **k))[1])
     source.sample(3)
-    reader = source.reader(ReadPlace(0, 1, 4, 4, CPU))
+    reader = source.open_reader(ReadPlace(0, 1, 4, 4, CPU))
     reader.begin(0, 0)
     reader.take()
     reader.close()
@@ -154,7 +154,7 @@ def test_what_was_read_before_a_jump_is_not_written_into_what_is_read_after_it(m
         return fill(numbers, *more)
 
     source.fill = fill_when_told
-    reader = source.reader(ReadPlace(0, 1, 4, 4, CPU))
+    reader = source.open_reader(ReadPlace(0, 1, 4, 4, CPU))
     reader.begin(0, 0)
     while not late:
         time.sleep(0.001)
@@ -202,7 +202,7 @@ def test_a_step_that_cannot_be_read_is_raised_when_it_is_taken_and_ever_after():
         return fill(numbers, *more)
 
     source.fill = fill_but_one
-    reader = source.reader(ReadPlace(0, 1, 4, 2, CPU))
+    reader = source.open_reader(ReadPlace(0, 1, 4, 2, CPU))
     reader.steps = 8
     reader.begin(0, 0)
     for step in range(11):

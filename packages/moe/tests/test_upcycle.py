@@ -39,7 +39,7 @@ def run_of(here, *settings):
 def dense_model(here):
     run = RunDirectory.open(here / "dense").run()
     kept = registry.build(run.checkpoint, run, None)
-    return load_model(run, kept, kept.latest(), "cpu")
+    return load_model(run, kept, kept.find_latest(), "cpu")
 
 
 @pytest.mark.parametrize("settings", [(), ("moe.top_k=4", "moe.experts=16"), ("moe.every=2",)])

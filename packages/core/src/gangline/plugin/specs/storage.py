@@ -74,10 +74,10 @@ def gangline_data_sources() -> Iterable[Part]:
                 start = 2 * i + self.first  # a pure function of (split, i): no state, no rank
                 return {"tokens": (start + self.stride * np.arange(self.sequence_length + 1)) % self.modulus}
 
-            def length(self):
+            def count_samples(self):
                 return self.modulus // 2  # samples in an epoch; None: without end
 
-            def fingerprint(self):
+            def compute_fingerprint(self):
                 return f"counting-{self.stride}-{self.sequence_length}-{self.modulus}-{self.first}"
 
 
