@@ -67,7 +67,7 @@ def test_a_stopped_rank_is_found_named_killed_and_the_run_goes_on(runs):
     report = json.loads(place.read_text())
     assert report["of_each_rank"]["2"]["state"] == "T"
     stacks = "\n".join(report["of_each_rank"]["0"]["stacks"])
-    assert "in loop" in stacks, "where the others wait is in their stacks"
+    assert "in run_steps" in stacks, "where the others wait is in their stacks"
     flights = [json.loads((out / "logs" / name).read_text()) for name in report["flight_recorder"]]
     assert len(flights) == 3, "torch's own record, of those that could answer"
     assert all(any(entry["profiling_name"].startswith("gloo:") for entry in one["entries"]) for one in flights)

@@ -112,7 +112,7 @@ SUITES = {
         Mutant("gradients=dice", "test_a_second_run_has_the_same_bits", "another sum the second time", more=LOSSY),
         Mutant("gradients=silent", "test_says_what_it_loses", "Part.layout_dependent does not say", more=LOSSY),
         Mutant("gradients=negative", "test_says_bytes_and_numbers", "count_sent says -1 bytes"),
-        Mutant("gradients=gathers", "test_says_bytes_and_numbers", "count_sent says"),
+        Mutant("gradients=gathers-all", "test_says_bytes_and_numbers", "count_sent says"),
         Mutant(
             "gradients=swallows", "test_a_sum_of_what_is_not_finite_is_not_finite", "the sum of its bucket is finite"
         ),

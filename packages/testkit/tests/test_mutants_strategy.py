@@ -10,7 +10,7 @@ from gangline_testkit.mutants import Mutant, assert_found, assert_only_its_behav
 
 pytestmark = pytest.mark.usefixtures("broken_parts")
 
-TWO = "layouts = (Layout(2),)"
+TWO = "layouts = (RunLayout(2),)"
 FOUR = "layouts = (Layout(4),)"
 
 MUTANTS = [

@@ -179,7 +179,7 @@ class Refunds(GradientsConfig):
 
 
 broken("gradients", Refunds, "broken_reductions", "negative")
-broken("gradients", GradientsConfig, "broken_reductions", "gathers", "hoards", "swallows")
+broken("gradients", GradientsConfig, "broken_reductions", "gathers-all", "hoards", "swallows")
 broken("precision", Fp16, "broken_precisions", "scale-forgets", "scale-grows", "scale-ignored")
 
 

@@ -88,7 +88,7 @@ class Negative(Summed):
     """Sends fewer bytes than none."""
 
 
-class Gathers(Summed):
+class GathersAll(Summed):
     """Says what a ring sends, and sends all of it to each rank."""
 
     def reduce(self, bucket, comm):

@@ -73,7 +73,7 @@ def gangline_simulators() -> Iterable[Part]:
 
             def simulate(self, job):
                 wall = job.days * DAY
-                steps = wall * job.reliability.ettr(job.every)
+                steps = wall * job.reliability.compute_ettr(job.every)
                 saves = steps / job.every * job.save_seconds
                 seconds = {"compute": steps, "checkpoint_stall": saves, "recovery": wall - steps - saves}
                 faults = round(wall / job.reliability.mtbf_seconds)

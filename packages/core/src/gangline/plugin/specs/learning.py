@@ -39,7 +39,7 @@ def gangline_optimizers() -> Iterable[Part]:
                     pieces = [(named.name, piece) for named in runtime.parameters() for piece in named.pieces]
                     self.pieces = [(name, piece, torch.zeros_like(piece.tensor.detach())) for name, piece in pieces]
                     arrays = [name_model_array(name) for name in runtime.names()]
-                    self.registry = runtime.registry.like("optimizer/mean", arrays)
+                    self.registry = runtime.registry.add_like("optimizer/mean", arrays)
 
                 @torch.no_grad()
                 def step(self, learning_rate):
@@ -80,7 +80,7 @@ def gangline_schedules() -> Iterable[Part]:
 
 
         def build(config, run):
-            top = config.warmup(run) + 1
+            top = config.count_warmup_steps(run) + 1
             return lambda step: min((step + 1) / top, (top / (step + 1)) ** config.power)
 
 
