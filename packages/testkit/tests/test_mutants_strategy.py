@@ -11,7 +11,7 @@ from gangline_testkit.mutants import Mutant, assert_found, assert_only_its_behav
 pytestmark = pytest.mark.usefixtures("broken_parts")
 
 TWO = "layouts = (RunLayout(2),)"
-FOUR = "layouts = (Layout(4),)"
+FOUR = "layouts = (RunLayout(4),)"
 
 MUTANTS = [
     Mutant("parallel=averages", "test_gradients", "gradient .* expected", more=TWO),
