@@ -64,7 +64,7 @@ def test_a_run_goes_on_as_one_whose_checkpoints_hold_all(runs, base):
     assert small < (0.7 if base == "8bit" else 0.6) * large
     runs.train(f"resume={names[0]}", "run.steps=4", "parallel=ddp", "launch.processes=2")
     runs.train(f"resume={names[1]}", "run.steps=4", "parallel=ddp", "launch.processes=2")
-    ours, theirs = map(runs.records, names)
+    ours, theirs = map(runs.read_records, names)
     assert [record["loss"] for record in ours] == [record["loss"] for record in theirs]
     if base != "drawn":
         assert torch.equal(merged(runs, names[0]), merged(runs, names[1]))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from gangline import Part, hookimpl
 from gangline_basics.model.decoder_nodes import FeedForwardNode
-from gangline.model.tree import (nodes, replace_node)
+from gangline.model.tree import iterate_nodes, replace_node
 from gangline.config.schema import EditConfig, PartConfig
 from gangline_models.hugging_face.contract import EditFormat
 
@@ -56,7 +56,7 @@ class EchoFormat(EditFormat):
 
 
 def edit(tree, plan, options):
-    found = [(path, node) for path, node in nodes(tree) if isinstance(node, FeedForwardNode)]
+    found = [(path, node) for path, node in iterate_nodes(tree) if isinstance(node, FeedForwardNode)]
     for path, node in found:
         tree = replace_node(tree, path, replace(node, hidden=options.by))
     return tree, plan, [path for path, _ in found]

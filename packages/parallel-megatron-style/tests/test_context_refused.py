@@ -32,7 +32,7 @@ from typing import ClassVar
 from gangline import Part, hookimpl
 from gangline.model.calls import AttentionCall
 from gangline_basics.model.decoder_nodes import (AttentionNode, HeadNode)
-from gangline.model.tree import (nodes, replace_node)
+from gangline.model.tree import iterate_nodes, replace_node
 from gangline.config.schema import EditConfig
 
 
@@ -63,7 +63,7 @@ class Narrow(EditConfig):
 
 def edit(tree, plan, options):
     cls, new = (HeadNode, Smooth) if options.head else (AttentionNode, Said if options.said else Windowed)
-    found = {path: node for path, node in nodes(tree) if type(node) is cls}
+    found = {path: node for path, node in iterate_nodes(tree) if type(node) is cls}
     more = {"other": options.other} if new is Said else {}
     for path, node in found.items():
         tree = replace_node(tree, path, new(**more, **{item.name: getattr(node, item.name) for item in fields(node)}))

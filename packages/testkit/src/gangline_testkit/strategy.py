@@ -180,7 +180,9 @@ class StrategySuite(StrategyRuns):
             return
         for index, of_rank in enumerate(found):
             marked = of_rank.sent["gradients"]
-            assert 2 * marked >= of_rank.gradients, f"rank {index} marks {marked} bytes as gradients of {of_rank.gradients}"
+            assert 2 * marked >= of_rank.gradients, (
+                f"rank {index} marks {marked} bytes as gradients of {of_rank.gradients}"
+            )
         for purpose in ("tokens", "loss"):
             assert any(of_rank.sent[purpose] for of_rank in found), f"no traffic is marked as {purpose}"
 
