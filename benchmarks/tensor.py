@@ -32,9 +32,9 @@ from gangline.batch import Batch
 from gangline.mesh import Mesh
 from gangline.model.init import make_whole_model
 from gangline.model.linear import Embedding, Linear
-from gangline.model.seams import get_calls
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
+from gangline_basics.model.seams import get_calls
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_testkit import rank

@@ -14,8 +14,8 @@ from gangline import UserError
 from gangline.config.compose import compose_one
 from gangline.model.compose import compose_model
 from gangline.model.flops import count_parameters
-from gangline.model.seams import list_recomputed
 from gangline.runtime import Sampling
+from gangline_basics.model.seams import list_recomputed
 from gangline_basics.sampling.sampler import generate
 from gangline_models.hugging_face.config import model_config_from
 

@@ -12,12 +12,12 @@ from gangline.config.defaults import build_default_run
 from gangline.model.calls import AttentionCall
 from gangline.model.compose import compose_model
 from gangline.model.init import make_whole_model
-from gangline.model.seams import list_recomputed
 from gangline.model.tree import iterate_nodes, replace_node
 from gangline.runtime import Sampling
 from gangline_basics.model.config import Tiny
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
 from gangline_basics.model.kept_tokens import KeyValues
+from gangline_basics.model.seams import list_recomputed
 from gangline_basics.sampling.sampler import generate
 
 SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "hidden": 40, "init_std": 0.5}

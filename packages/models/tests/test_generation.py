@@ -9,8 +9,8 @@ from test_families import ours, run_of
 
 from gangline.model.compose import compose_model
 from gangline.model.linear import Linear
-from gangline.model.seams import list_recomputed
 from gangline.runtime import Sampling
+from gangline_basics.model.seams import list_recomputed
 from gangline_basics.sampling.sampler import generate
 from gangline_models.modules.latent import LatentUp
 

@@ -12,11 +12,11 @@ from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.init import make_whole_model
 from gangline.model.linear import Linear
-from gangline.model.seams import get_calls
 from gangline.plan import Plan
 from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
+from gangline_basics.model.seams import get_calls
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_testkit import rank

@@ -11,10 +11,10 @@ from gangline.batch import Batch
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.init import make_whole_model
-from gangline.model.seams import get_calls
 from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
+from gangline_basics.model.seams import get_calls
 from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
 from gangline_parallel_megatron_style.context.cut import cut_batch, cut_tokens
 from gangline_parallel_megatron_style.context.ring import RingAttention

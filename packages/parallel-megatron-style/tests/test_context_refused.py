@@ -12,9 +12,9 @@ from gangline.comm.solo import Solo
 from gangline.config.check import check
 from gangline.errors import UserError
 from gangline.model.calls import AttentionCall, LossCall
-from gangline.model.seams import get_calls
 from gangline_basics.model.attention import get_plain_attention
 from gangline_basics.model.loss import CrossEntropy
+from gangline_basics.model.seams import get_calls
 from gangline_basics.parallel.prepare import set_products
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.commands import main

@@ -21,7 +21,7 @@ from tensor_ranks import (
 
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
-from gangline.model.seams import get_calls
+from gangline_basics.model.seams import get_calls
 from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
 from gangline_parallel_megatron_style.context.cut import cut_batch
 from gangline_parallel_megatron_style.pipeline.weight_grad_store import WeightGradStore

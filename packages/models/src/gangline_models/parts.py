@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gangline import Part
-from gangline_models.families.base import OPENS, FamilyConfig
+from gangline_models.families.base import FamilyConfig
 from gangline_models.families.deepseek import DeepSeek
 from gangline_models.families.gemma import Gemma2, Gemma3
 from gangline_models.families.gpt2 import Gpt2
@@ -18,6 +20,7 @@ from gangline_models.families.smollm3 import SmolLM3
 from gangline_models.mtp.config import PART as MTP
 from gangline_models.mup.config import PART as MUP
 from gangline_models.presets import PRESETS, SHAPES
+from gangline_models.rope.parts import find_name
 
 FAMILIES: dict[str, tuple[type[FamilyConfig], str]] = {
     "qwen2": (Qwen2, "Qwen2 and Qwen2.5: biases on queries, keys and values"),
@@ -36,6 +39,12 @@ FAMILIES: dict[str, tuple[type[FamilyConfig], str]] = {
 }
 
 
+def open_rope(config: type[FamilyConfig]) -> dict[str, str]:
+    """Return the group of rotary positions with the choice that the options have by default, {} without positions."""
+    default: Any = config.__dataclass_fields__.get("rope")
+    return {} if default is None else {"rope": find_name(default.default_factory())}
+
+
 def part_of(name: str, config: type[FamilyConfig], summary: str) -> Part:
     """Return a part that the module of the family builds. A shape has the capabilities of its family."""
     family = next(base for base in config.__mro__ if base in OWN)
@@ -48,7 +57,7 @@ def part_of(name: str, config: type[FamilyConfig], summary: str) -> Part:
         config=config,
         build=f"{family.__module__}:build",
         summary=summary,
-        opens=OPENS if "rope" in config.__dataclass_fields__ else {},
+        opens=open_rope(config),
         capabilities=capabilities if family is config else {},
     )
 

@@ -13,12 +13,12 @@ from gangline.batch import Batch
 from gangline.comm.base import Comm, Comms
 from gangline.mesh import Mesh
 from gangline.model.linear import Linear
-from gangline.model.seams import get_calls, list_recomputed
 from gangline.model.tree import Node, map_paths
 from gangline.plan import Plan
 from gangline.precision import Precision
 from gangline.runtime import Job
 from gangline.shard import name_dtype, name_model_array
+from gangline_basics.model.seams import get_calls, list_recomputed
 from gangline_basics.parallel.prepare import bind_folds, finish_head, set_products
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.config import AxesConfig

@@ -24,10 +24,10 @@ from gangline.model.compose import compose_model
 from gangline.model.contracts import Bindable, get_seam_function
 from gangline.model.flops import count_flops_per_token
 from gangline.model.linear import Embedding, Linear
-from gangline.model.seams import get_calls, list_recomputed
 from gangline.model.tree import Node, get_parameter_shapes, iterate_children, iterate_nodes
 from gangline.plan import Plan
 from gangline_basics.model.low_bit_node import EightBitNode
+from gangline_basics.model.seams import get_calls, list_recomputed
 from gangline_testkit import strategy_ranks as ranks
 from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, mark_capability
 from gangline_testkit.compare import assemble, assert_number_close, close, compare_all

@@ -10,9 +10,9 @@ from torch import nn
 
 from gangline.comm.base import Comm
 from gangline.comm.objects import gather_json
-from gangline.model.seams import list_recomputed
 from gangline.model.tree import Node
 from gangline.runtime import Sampling, Stop, Written
+from gangline_basics.model.seams import list_recomputed
 from gangline_basics.sampling.decode import Forward, decode
 
 

@@ -24,7 +24,6 @@ from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
-from gangline.model.seams import list_recomputed
 from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
 from gangline.runtime import Sampling, Stop, Why, Written
@@ -34,6 +33,7 @@ from gangline_basics.data.chat import TemplateRefusal, read_template
 from gangline_basics.data.codec import TextCodec, TokenizerCodec
 from gangline_basics.model.columns import lay_out_by_columns
 from gangline_basics.model.packed import pack_weights
+from gangline_basics.model.seams import list_recomputed
 from gangline_basics.parallel.prepare import bind_folds
 from gangline_basics.sampling.decode import decode
 from gangline_basics.sampling.prompts import check_lengths

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from gangline.config.fields import get_defaults
+from gangline.config.fields import get_defaults, get_opened_defaults
 from gangline.config.known_options import KnownOptions
 from gangline.config.preflight import Asked, read_request, sweep
 from gangline.config.programs import find_suspects, refuse_suspects
@@ -123,7 +123,11 @@ def _store(asked: Asked) -> None:
     store = ConfigStore.instance()
     order: list[Any] = ["_self_"]
     for place, offer in asked.offers.items():
-        node = {key: value for key, value in get_defaults(offer.part.config).items() if key not in offer.part.opens}
+        holder, _, name = place.rpartition(".")
+        found = get_defaults(offer.part.config)
+        if holder in asked.offers:
+            found = get_opened_defaults(asked.offers[holder].part.config, name, offer.part.config)
+        node = {key: value for key, value in found.items() if key not in offer.part.opens}
         store.store(group=offer.group, name=offer.part.name, node=node, package=place, **_STORE)
         if offer.group not in LISTS:
             order.append({offer.group: offer.part.name})

@@ -94,6 +94,13 @@ def get_defaults(cls: type) -> dict[str, Any]:
     return found
 
 
+def get_opened_defaults(cls: type, name: str, chosen: type) -> dict[str, Any]:
+    """The defaults of a field of `cls` that a part's class fills: those that `cls` gives it, if it is of that class."""
+    factory = next(item.default_factory for item in fields(cls) if item.name == name)
+    own = None if factory is MISSING else factory()
+    return to_plain(own) if type(own) is chosen else get_defaults(chosen)
+
+
 def iterate_options(cls: type, prefix: str, opened: Mapping[str, type] | None = None) -> Iterator[Option]:
     """The options of a class, nested dataclasses opened up; `opened` says which class fills a field.
 
@@ -107,7 +114,7 @@ def _iterate_options(cls: type, prefix: str, opened: Mapping[str, type], values:
     for name, value in values.items():
         chosen, declared = opened.get(name), _find_dataclass(types[name])
         if chosen is not None:
-            yield from iterate_options(chosen, f"{prefix}.{name}")
+            yield from _iterate_options(chosen, f"{prefix}.{name}", {}, get_opened_defaults(cls, name, chosen))
         elif declared is not None:
             own, given = get_defaults(declared), value if isinstance(value, dict) else {}
             yield from _iterate_options(

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
-from gangline.config.fields import REQUIRED, get_defaults, resolve_hints
+from gangline.config.fields import REQUIRED, get_defaults, get_opened_defaults, resolve_hints
 from gangline.config.ranges import list_choices
 from gangline.config.schema import EditConfig, PartConfig, Run
 from gangline.config.sections import SECTIONS
@@ -145,7 +145,9 @@ def fill(
             problems.append(Problem(f"{where} must be given.", f"It is {describe(hint)}; there is no default."))
         elif inner is not None and (key in values or key in opened):
             said, stands = values.get(key), get_defaults(cls)[key]
-            if key not in opened and isinstance(said, Mapping) and isinstance(stands, Mapping):
+            if key in opened:
+                said, stands = {} if said is None else said, get_opened_defaults(cls, key, inner)
+            if isinstance(said, Mapping) and isinstance(stands, Mapping):
                 said = {**stands, **said}  # the field's own default, which need not be that of its class
             arguments[key] = fill(inner, said, where, problems)
         elif key in values:

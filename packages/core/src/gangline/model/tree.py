@@ -66,7 +66,7 @@ class Node(ABC):
         """Return what the module's calls at seams of the plan compute, by seam: {"attention": AttentionCall(...)}.
 
         Not inherited by a subclass that sets another `module`: override it there, if need be with
-        `return super().get_seams()`, or the calls of its module are unknown (`gangline.model.seams`).
+        `return super().get_seams()`, or the calls of its module are unknown.
         """
         return {}
 

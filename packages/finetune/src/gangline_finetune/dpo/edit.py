@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from gangline import UserError
 from gangline.model.calls import LossCall
 from gangline.model.compose import compose_model
-from gangline.model.seams import get_calls
 from gangline.model.tree import Node, iterate_nodes, map_paths, replace_node
 from gangline.plan import Plan
+from gangline_basics.model.seams import get_calls
 from gangline_finetune.dpo.nodes import DpoHeadNode
 
 if TYPE_CHECKING:

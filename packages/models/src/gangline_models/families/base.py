@@ -13,8 +13,6 @@ from gangline_models.rope.base import PlainRope, RopeChoice
 if TYPE_CHECKING:
     from gangline.config import Run
 
-OPENS = {"rope": "plain"}  # of every part whose family has rotary positions
-
 
 @dataclass
 class FamilyConfig(ModelConfig):

@@ -19,6 +19,13 @@ CHOICES: dict[str, tuple[type[RopeChoice], str]] = {
     "llama3": (Llama3Rope, "wavelengths beyond a band grow, as in Llama 3.1"),
 }
 BY_KIND = {config.kind: config for config, _ in CHOICES.values()}
+
+
+def find_name(rope: RopeChoice) -> str:
+    """Return the name of the part with these options."""
+    return next(name for name, (config, _) in CHOICES.items() if config is type(rope))
+
+
 PARTS = tuple(
     Part(name=name, group=GROUP, config=config, build="gangline_models.rope.base:build", summary=summary)
     for name, (config, summary) in CHOICES.items()

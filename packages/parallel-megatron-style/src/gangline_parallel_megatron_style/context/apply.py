@@ -11,9 +11,9 @@ from gangline import UserError
 from gangline.comm.base import Comm
 from gangline.model.calls import AttentionCall, Call, call_of
 from gangline.model.contracts import get_seam_function
-from gangline.model.seams import call_at
 from gangline.plan import Plan, matches, names
 from gangline_basics.model.recall import Recall
+from gangline_basics.model.seams import call_at
 from gangline_parallel_megatron_style.context.cut import Order
 from gangline_parallel_megatron_style.context.ring import RingAttention
 from gangline_parallel_megatron_style.context.supported import explain_unsupported
@@ -30,7 +30,7 @@ def set_attention(
 
     Gives the modules, and the functions whose places were taken.
 
-    Ring attention takes the seam's place and computes what is declared there (`gangline.model.seams.get_calls`);
+    Ring attention takes the seam's place and computes what is declared there (`gangline_basics.model.seams.get_calls`);
     Ulysses wraps what is there, and calls it with some of the heads. Raises UserError where the function there is not
     the declared one or nobody says what it computes, where ring attention has not what it computes, and where a module
     that the plan names has no such seam.

@@ -15,10 +15,10 @@ from gangline import Problem
 from gangline.config import find_divisors
 from gangline.mesh import Mesh
 from gangline.model.calls import AttentionCall
-from gangline.model.seams import get_calls
 from gangline.model.tree import Node, get_parameter_shapes
 from gangline.plan import Fold, Plan, matches
 from gangline_basics.advice import suggest_nearest as nearest_accepted
+from gangline_basics.model.seams import get_calls
 from gangline_parallel_megatron_style.context.supported import explain_unsupported
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.sharding.cuts import cut_array

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.model.seams import get_calls
+from gangline_basics.model.seams import get_calls
 from gangline_parallel_megatron_style.cost import timing
 from gangline_parallel_megatron_style.cost.case import Case
 

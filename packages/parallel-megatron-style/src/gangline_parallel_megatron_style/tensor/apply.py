@@ -14,10 +14,10 @@ from gangline.comm.base import Comm
 from gangline.model.calls import Call, LossCall, call_of
 from gangline.model.contracts import OwnProducts, bind_around, bind_linear, get_seam_function
 from gangline.model.linear import Embedding, Linear
-from gangline.model.seams import call_at
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
 from gangline_basics.model.loss import CrossEntropy
+from gangline_basics.model.seams import call_at
 from gangline_basics.parallel.prepare import multiply_full, refuse_own
 from gangline_parallel_megatron_style.tensor.embedding import Lookup
 from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss
@@ -47,7 +47,7 @@ def cut_modules(
     puts the parts in their places, before or after. A stage of a pipeline may lack modules that the plan names.
 
     first_rows: the first row here of every embedding and head that is cut, by the name its weight is kept under.
-    losses: what is computed at the `loss` seams (`gangline.model.seams.get_calls`).
+    losses: what is computed at the `loss` seams (`gangline_basics.model.seams.get_calls`).
     Raises TypeError where a cut is not one that its module can compute with, UserError where
     a loss over a cut vocabulary would be another than the module's own, or a product or lookup is somebody's own.
     """

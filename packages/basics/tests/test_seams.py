@@ -17,7 +17,6 @@ from gangline.model import forward_context
 from gangline.model.calls import AttentionCall, LossCall
 from gangline.model.forward_context import Collected, Frame
 from gangline.model.init import make_whole_model
-from gangline.model.seams import call_at, get_calls
 from gangline.model.tree import Node, replace_node
 from gangline_basics.model.attention import get_plain_attention
 from gangline_basics.model.config import DecoderConfig
@@ -25,6 +24,7 @@ from gangline_basics.model.decoder_nodes import AttentionNode
 from gangline_basics.model.flex import attend_flex, make_block_mask
 from gangline_basics.model.loss import CrossEntropy
 from gangline_basics.model.plan import plan_decoder
+from gangline_basics.model.seams import call_at, get_calls
 
 SMALL = DecoderConfig(vocab_size=29, dim=16, layers=3, heads=4, kv_heads=2, hidden=24)
 SINKS = {"sinks": "sinks.weight"}

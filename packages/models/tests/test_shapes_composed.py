@@ -1,0 +1,24 @@
+"""A published shape that the command line composes is the shape of its class, with what opened groups hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.config.compose import compose_one
+from gangline.config.serial import from_dict, to_dict
+from gangline_models.parts import MODELS
+from gangline_models.rope.base import PlainRope
+
+
+@pytest.mark.parametrize("part", MODELS, ids=lambda part: part.name)
+def test_options_that_are_left_out_are_those_of_the_class(part):
+    run = compose_one([f"model={part.name}"])
+    assert run.model == part.config()
+    assert from_dict({**to_dict(run), "model": {}}).model == part.config()
+
+
+def test_a_choice_of_positions_replaces_those_of_the_shape():
+    """YaRN with factor 32, from 4096 positions, is the shape's own: another factor keeps the rest."""
+    rope = compose_one(["model=gpt-oss-20b", "model.rope.factor=8"]).model.rope
+    assert (rope.factor, rope.original_max_position, rope.truncate) == (8.0, 4096, False)
+    assert compose_one(["model=gpt-oss-20b", "model/rope=plain"]).model.rope == PlainRope()
