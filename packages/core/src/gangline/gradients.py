@@ -138,6 +138,7 @@ class CheckedReduction(GradientReduction):
         self.name, self.inner = name, inner
 
     def get_array_shapes(self, layout: BucketLayout) -> Mapping[str, tuple[int, ...]]:
+        """Return what the part returns. Raises ValueError for a name or a shape that none is."""
         shapes = {name: tuple(shape) for name, shape in self.inner.get_array_shapes(layout).items()}
         for name, shape in shapes.items():
             if not re.fullmatch(r"\w[\w.-]*", name) or not all(type(size) is int and size >= 0 for size in shape):

@@ -29,7 +29,7 @@ class KeptArrays:
     def __init__(
         self, reduction: GradientReduction, buckets: Iterable[BucketLayout], own: BucketLayout, like: Tensor
     ) -> None:
-        self.label = label_buckets(buckets := list(buckets))
+        self.label = hash_buckets(buckets := list(buckets))
         self.rows = {name: like.new_zeros(shape) for name, shape in get_row_shapes(reduction, buckets).items()}
         shapes = reduction.get_array_shapes(own)
         self.views = MappingProxyType(
@@ -51,7 +51,7 @@ def get_row_shapes(reduction: GradientReduction, buckets: Iterable[BucketLayout]
     return {name: shape for name, shape in found.items() if prod(shape)}
 
 
-def label_buckets(buckets: Iterable[BucketLayout]) -> str:
+def hash_buckets(buckets: Iterable[BucketLayout]) -> str:
     """Return a hash of what is in a bucket on all ranks that have it."""
     return f"{crc32(repr(tuple(buckets)).encode()):08x}"
 
@@ -80,7 +80,7 @@ def iterate_layouts(
     axes = tuple(axis for axis in mesh.axes if axis not in dict(at))
     ranks = mesh.size(*axes)
     divisions = (Division(axes, (tuple(range(ranks + 1)),)),) if ranks > 1 else ()
-    label = label_buckets(buckets := list(buckets))
+    label = hash_buckets(buckets := list(buckets))
     for array, shape in get_row_shapes(reduction, buckets).items():
         yield name_array(reduction, mesh, bucket, label, array), Layout((ranks, *shape), dtype, divisions, tuple(at))
 

@@ -47,7 +47,10 @@ def find_lost_directory(s: Session) -> UserError | None:
 
 
 def save(s: Session, request: SaveRequest) -> None:
-    """Begin a checkpoint; one that fails leaves a note. The one before must be visible on all ranks: see `settle`."""
+    """Begin a checkpoint; one that fails leaves a note. The one before must be visible on all ranks: see `settle`.
+
+    Raises TypeError for a checkpointer that returns no handle.
+    """
     if s.comms.rank == 0 and (lost := find_lost_directory(s)):
         s.reporter.note(str(lost))
     s.newest = None
@@ -116,7 +119,7 @@ def is_over(save: SaveHandle, every_tier: bool) -> bool:
 
 def poll(s: Session) -> None:
     """Record what has come of the saves under way."""
-    visible = s.newest is not None and s.newest.visible.done() and not _fails(s.newest.visible)
+    visible = s.newest is not None and s.newest.visible.done() and not has_error(s.newest.visible)
     if s.newest is not None and visible and s.saved != str(s.newest.id):
         s.saved = s.fresh = str(s.newest.id)
     for save in [save for save in s.settling if is_over(save, every_tier=True)]:
@@ -126,7 +129,7 @@ def poll(s: Session) -> None:
             give_up(s, save.error)
 
 
-def _fails(future: Future[None]) -> bool:
+def has_error(future: Future[None]) -> bool:
     """Return whether a future that is done holds an error."""
     return future.cancelled() or future.exception() is not None
 
