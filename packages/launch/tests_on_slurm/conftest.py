@@ -63,4 +63,4 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, flo
     """The curve of one process on this machine; the rate does not depend on how many steps there are."""
     with RealRuns(tmp_path_factory.mktemp("undisturbed"), WORDS) as found:
         found.train("run.dir=out", "parallel=single", f"run.steps={MANY}")
-        return found.curve("out")
+        return found.read_curve("out")
