@@ -271,23 +271,30 @@ def test_notices_before_the_start_are_ignored(monkeypatch, tmp_path):
 
 
 def test_sigterm_while_the_run_is_composed_ends_train_with_a_message(here):
-    """The configuration is a named pipe: `train` reads it until the test closes it."""
-    (here / "run").mkdir()
-    os.mkfifo(here / "run" / "config.yaml")
-    command = [sys.executable, "-c", BY_DEFAULT, "resume=run"]
-    process = subprocess.Popen(command, cwd=here, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    with open(here / "run" / "config.yaml", "w"):  # `train` has opened it
-        process.send_signal(signal.SIGUSR1)  # a notice, which means nothing yet
-        process.send_signal(signal.SIGTERM)
-        _, said_last = process.communicate(timeout=120)
+    """It is composed until the signal comes, however long that takes."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", COMPOSES], cwd=here, **pipes, text=True, start_new_session=True)
+    assert process.stdout.readline() == "composing\n"
+    process.send_signal(signal.SIGUSR1)  # a notice, which means nothing yet
+    process.send_signal(signal.SIGTERM)
+    _, said_last = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
     assert said_last == "train: SIGTERM ended the command while no rank was running; nothing had to be saved\n"
 
 
-BY_DEFAULT = """
-import signal, sys
+COMPOSES = """
+import signal, sys, time
 for one in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(one, signal.SIG_DFL)
 from gangline.cli.train import main
-sys.exit(main())
+from gangline.config import compose
+
+
+def compose_one(words):
+    print("composing", flush=True)
+    time.sleep(120)
+
+
+compose.compose_one = compose_one
+sys.exit(main(["run.steps=1"]))
 """
