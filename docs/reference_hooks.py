@@ -138,7 +138,7 @@ def _contract_of(cls: type) -> str:
 
 
 def _options_of(cls: type[PartConfig]) -> str:
-    """What a group's configurations may answer: the members of its base, and of what that derives from beside."""
+    """Return the section of a group's base of configurations: its members, and those of its other base classes."""
     bases = [base for base in cls.__mro__ if base is cls or not issubclass(PartConfig, base)]
     members = [row for base in bases if base is not ABC for row in (*_fields(base), *_methods(base, own=vars(cls)))]
     rows = [f"### {cls.__name__}", "", f"`{_public(cls)}`", "", paragraphs(inspect.getdoc(cls) or ""), ""]

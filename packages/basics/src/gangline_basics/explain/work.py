@@ -1,4 +1,4 @@
-"""What a node and all in it compute on a rank: their products after every cut."""
+"""The work of a node and of all nodes in it on one rank: their products after sharding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gangline.plan import Plan
 def count_work(
     node: Node, path: str, plan: Plan, sizes: LocalSizes, *, sequence_length: int, ulysses: bool = False
 ) -> StageWork:
-    """Of the node at `path` and all in it, nothing recomputed and nothing kept yet.
+    """Return the work of the node at `path` and of all nodes in it, without recomputation and saved bytes.
 
     sizes: those of a rank. A product that tp cuts has all tokens between products (`inner_tokens`), any other those of
     the residual stream. A node whose products do not come to the operations that it claims is unknown,

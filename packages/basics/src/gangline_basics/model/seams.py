@@ -13,7 +13,7 @@ from gangline.plan import Plan, names
 def find_call(node: Node, seam: str) -> Call | None:
     """What `node` says its module computes at the seam of that name; None: it says nothing.
 
-    A class that names another module than its base and does not say anew what that computes (`get_seams`) says nothing:
+    A class that names another module than its base and does not override `get_seams` says nothing:
     what the base says is of the base's module.
     """
     return node.get_seams().get(seam) if _says(node, "get_seams") else None
@@ -63,7 +63,7 @@ def _find_calls(node: Node, path: str, seam: str) -> dict[str, Call | None]:
 
 
 def call_at(calls: Mapping[str, Call | None], path: str) -> Call | None:
-    """What `get_calls` found for the module at `path`: of its own node, else of the nearest around it."""
+    """Return what `get_calls` found for the module at `path`: for its own node, else for the nearest one around it."""
     while path:
         if path in calls:
             return calls[path]
