@@ -26,7 +26,7 @@ from gangline_ckpt_zarr.config import ZarrCheckpoint
 from gangline_ckpt_zarr.format import packed, zarr_json
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.nodes import NAME
-from gangline_ckpt_zarr.format.overlap import meeting
+from gangline_ckpt_zarr.format.overlap import find_stored_boxes
 from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 
@@ -78,9 +78,9 @@ def read_by(meta: Meta, wanted: Registry, rank: int) -> tuple[int, int]:
     chunks, writers = 0, set()
     for name in wanted:
         for box, _ in wanted.list_rank_boxes(name, rank):
-            for writer, stored in meeting(meta.registry, name, box):
+            for writer, stored in find_stored_boxes(meta.registry, name, box):
                 run = meta.files.get_rank_file(writer).by_box[name, stored.offset]
-                chunks += sum(count for _, count in run.meeting(box))
+                chunks += sum(count for _, count in run.find_chunk_ranges(box))
                 writers.add(writer)
     return chunks, len(writers)
 

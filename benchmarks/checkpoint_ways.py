@@ -90,7 +90,7 @@ class FromStaging:
         self.staging.fill(self.file, state.shards)
 
     def __call__(self, folder: str) -> None:
-        path = packed.data_path("0badcafe", rank.index)
+        path = packed.get_data_path("0badcafe", rank.index)
         write_file(
             self.writer, self.staging, self.file, "0badcafe", ObjectPath(folder, path), 600.0, lambda share: None
         )

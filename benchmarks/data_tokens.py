@@ -80,16 +80,16 @@ def ways(folder: Path, T: int, B: int) -> dict[str, Callable[[], object]]:
     place = ReadPlace(0, 1, B, B, torch.device("cpu"))
     for name, config in configs(folder).items():
         run = run_of(config, T, B)
-        source = build.tokens(config, run, "train")
+        source = build.build_tokens(config, run, "train")
         if name == "fill in":
             source.infill = Infill(0.5, 0.5, (1, 2, 3), 0, run.seed)
         found[name] = begun(source.open_reader(place)).take
-    found["dense"] = partial(dense, begun(build.tokens(config, run, "train").open_reader(place)))
+    found["dense"] = partial(dense, begun(build.build_tokens(config, run, "train").open_reader(place)))
     if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"):
-        from gangline_dataloader.dali.source import dali
+        from gangline_dataloader.dali.source import build_dali
 
         given = DaliConfig(path=str(folder))
-        found["dali"] = begun(dali(given, run_of(given, T, B), "train").open_reader(place)).take
+        found["dali"] = begun(build_dali(given, run_of(given, T, B), "train").open_reader(place)).take
     return found
 
 
@@ -151,7 +151,7 @@ def first_batches(folder: Path, T: int, B: int) -> None:
         took = []
         for _ in range(5):
             begun = time.perf_counter()
-            source = build.tokens(config, run_of(config, T, B), "train")
+            source = build.build_tokens(config, run_of(config, T, B), "train")
             reader = source.open_reader(place)
             reader.begin(int(share * (source.count_samples() or 0)), 0)
             reader.take()

@@ -27,7 +27,7 @@ from gangline.model.init import list_shards
 from gangline.runtime import Sampling
 from gangline_basics.model.columns import lay_out_by_columns
 from gangline_basics.sampling.sampler import generate
-from gangline_models.hugging_face.config import model_config_from
+from gangline_models.hugging_face.config import read_model_config
 
 SIZES = {  # of Qwen2: layers, width, heads, key heads, feed-forward, vocabulary
     "tiny": (4, 128, 4, 2, 384, 1024),
@@ -54,7 +54,7 @@ def models(size: str, context: int):
     theirs = AutoModelForCausalLM.from_config(config).eval()
     with tempfile.TemporaryDirectory() as directory:
         theirs.save_pretrained(directory)
-        run = build_default_run(model=model_config_from(Path(directory)), batch={"sequence_length": context})
+        run = build_default_run(model=read_model_config(Path(directory)), batch={"sequence_length": context})
         tree, plan = compose_model(run)
         ours = materialise(build_model(tree, plan), plan)
         draw_weights(run, list_shards(ours, plan), plan)

@@ -147,9 +147,9 @@ def fp8(place: Place) -> str:
     n, inside, outside = (place.sized(size, size // 8) for size in (1024, 2048, 1536))
     for scaling, recipe in RECIPES.items():
         if place.cuda:
-            from gangline_parallel_megatron_style.precision.device import cannot
+            from gangline_parallel_megatron_style.precision.device import find_scaling_problem
 
-            if why := cannot(scaling, torch.cuda.get_device_capability(place.device), torch.version.cuda):
+            if why := find_scaling_problem(scaling, torch.cuda.get_device_capability(place.device), torch.version.cuda):
                 left.append(why[0])
                 continue
         results = []

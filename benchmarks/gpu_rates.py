@@ -210,9 +210,9 @@ def experts(place: Place) -> str:
     y = torch.randn(A, O, device=place.device).to(dtype)
     made, found = PlainProducts(), []
     for name, call in (
-        ("rows", lambda: made.rows(x, w, bounds)),
-        ("back", lambda: made.back(y, w, bounds)),
-        ("outer", lambda: made.outer(y, x, bounds)),
+        ("rows", lambda: made.multiply_rows(x, w, bounds)),
+        ("back", lambda: made.compute_grad_x(y, w, bounds)),
+        ("outer", lambda: made.compute_grad_w(y, x, bounds)),
     ):
         rate = 2 * A * I * O / place.seconds(call)
         found.append(f"{name} {rate / 1e12:.4g} TFLOP/s ({rate / peak(place)[0]:.0%})")
@@ -267,11 +267,11 @@ def fp8(scaling: str) -> Callable[[Place], str]:
     """A linear layer's forward and backward in float8 beside bfloat16: with the rounding of all operands."""
 
     def rate(place: Place) -> str:
-        from gangline_parallel_megatron_style.precision.device import cannot
+        from gangline_parallel_megatron_style.precision.device import find_scaling_problem
         from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision
 
         if place.cuda:
-            why = cannot(scaling, torch.cuda.get_device_capability(place.device), torch.version.cuda)
+            why = find_scaling_problem(scaling, torch.cuda.get_device_capability(place.device), torch.version.cuda)
             if why:
                 raise LeftOut(why[0])
         n, i, o = (place.sized(size, 64) for size in (8192, 4096, 14336))

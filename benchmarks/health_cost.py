@@ -23,7 +23,7 @@ from typing import Any
 from gangline.train import loop as training, verdicts
 from gangline.train.report import Clock
 from gangline_health.config import CorruptionOptions
-from gangline_health.monitors.bits import fingerprint, gradients, weights
+from gangline_health.monitors.bits import compute_fingerprint, list_gradients, list_weights
 from gangline_testkit.pool import get_pool
 from gangline_testkit.sessions import open_session
 
@@ -83,8 +83,8 @@ def steps(run_dir: Path, pairs: int) -> tuple[Ratios, Ratios, float]:
         found.append((seconds[True][0], seconds[False][0], seconds[True][1], seconds[False][1]))
         where.append((asked[True][0], asked[False][0], asked[True][1], asked[False][1]))
     began = time.perf_counter()
-    for pieces in (weights(s.runtime), gradients(s.runtime)):
-        fingerprint(pieces)
+    for pieces in (list_weights(s.runtime), list_gradients(s.runtime)):
+        compute_fingerprint(pieces)
     return found, where, time.perf_counter() - began
 
 

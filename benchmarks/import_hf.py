@@ -38,7 +38,7 @@ def make(directory: Path, gigabytes: float, dtype: str) -> int:
     from gangline.model.compose import compose_model
     from gangline.model.tree import get_parameter_shapes
     from gangline.shard import get_itemsize
-    from gangline_models.families.decoder import config_json
+    from gangline_models.families.decoder import make_config_json
     from gangline_models.hugging_face.write import export
 
     layers = 1
@@ -54,7 +54,7 @@ def make(directory: Path, gigabytes: float, dtype: str) -> int:
         arrays,
         plan=plan,
         shapes=shapes,
-        config=config_json(run.model, dtype=dtype),
+        config=make_config_json(run.model, dtype=dtype),
         dtype=dtype,
         max_shard_bytes=1_000_000_000,
     )

@@ -31,8 +31,8 @@ from gangline.model.build import construct
 from gangline_basics.model.decoder_nodes import FeedForwardNode
 from gangline_moe.config import MoeOptions
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
-from gangline_moe.dispatch.permute import permutation
-from gangline_moe.edit import layer_node
+from gangline_moe.dispatch.permute import sort_by_expert
+from gangline_moe.edit import make_layer_node
 from gangline_moe.routers.config import Softmax
 from gangline_testkit import rank
 from gangline_testkit.pool import close_all, get_pool
@@ -114,7 +114,7 @@ def layers(tokens: int, rounds: int) -> None:
     print(f"{'experts':>7} {'top':>4} {'width':>6} {'expert':>6}  {columns}")
     for experts, top_k, dim, hidden in SIZES:
         options = MoeOptions(experts=experts, top_k=top_k, hidden=hidden, router=Softmax(step_loss=0))
-        ours = filled(construct(layer_node(FeedForwardNode(dim=dim, hidden=hidden), options)))
+        ours = filled(construct(make_layer_node(FeedForwardNode(dim=dim, hidden=hidden), options)))
         dense = filled(construct(FeedForwardNode(dim=dim, hidden=hidden * top_k)))
         built = {"ours": ours, "loop": Loop(ours, top_k), "Mixtral": theirs(experts, top_k, dim, hidden)}
         built["dense"] = dense
@@ -158,7 +158,7 @@ def dispatched(mebibytes: int, rounds: int) -> tuple[list[tuple[float, float]], 
     width, experts = 1024, 8
     rows_AD = torch.randn(mebibytes * 2**20 // (4 * width), width)
     expert = torch.randint(0, experts, (len(rows_AD), 1), generator=torch.Generator().manual_seed(rank.index))
-    made = permutation(expert, experts)
+    made = sort_by_expert(expert, experts)
     counts = made.counts
     per_rank = counts.view(comm.size, -1).sum(1)
     arriving = torch.empty_like(per_rank)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from rensa import RMinHash, RMinHashDeduplicator
 
-from gangline_dataloader.prepare.near import PERMUTATIONS, banding, first_of_near, signature
+from gangline_dataloader.prepare.near import PERMUTATIONS, choose_bands, compute_signature, mark_near_unique
 
 
 def cpu() -> float:
@@ -39,13 +39,13 @@ def texts(count: int) -> list[str]:
 
 
 def ours(documents: list[str]) -> int:
-    signatures = np.stack([signature(text) for text in documents])
-    (kept,) = first_of_near([signatures], [np.ones(len(documents), bool)], 0.8)
+    signatures = np.stack([compute_signature(text) for text in documents])
+    (kept,) = mark_near_unique([signatures], [np.ones(len(documents), bool)], 0.8)
     return int(kept.sum())
 
 
 def library(documents: list[str]) -> int:
-    bands, _ = banding(0.8)
+    bands, _ = choose_bands(0.8)
     index, kept = RMinHashDeduplicator(0.8, PERMUTATIONS, True, bands), 0
     for number, text in enumerate(documents):
         words = text.lower().split()

@@ -94,13 +94,13 @@ class Parts(RankStages):
     def backward(self, chunk: int, microbatch: int, output: torch.Tensor, grad: torch.Tensor | None) -> None:
         output.backward(grad)
 
-    def empty(self, microbatch: int) -> torch.Tensor:
+    def allocate_hidden(self, microbatch: int) -> torch.Tensor:
         return torch.empty_like(self.x)
 
 
 def chunk_of(executor: Executor, microbatches: int, stage: int) -> int | None:
     """The chunk of a stage, where it lies on this rank."""
-    where, chunk = executor.schedule(microbatches).place(stage % executor.schedule(microbatches).stages)
+    where, chunk = executor.get_schedule(microbatches).get_place(stage % executor.get_schedule(microbatches).stages)
     return chunk if where == rank.index else None
 
 
@@ -126,7 +126,7 @@ def nap(name: str, microbatches: int, seconds: float) -> tuple[Schedule, tuple[S
     naps[:] = [seconds / chunks] * chunks
     rank.make_comms(Mesh.of({"pp": rank.world}), False).world.barrier()
     executor.step(microbatches)
-    return executor.schedule(microbatches), executor.spans
+    return executor.get_schedule(microbatches), executor.spans
 
 
 def bubble(processes: list[int], microbatches: int, seconds: float) -> None:
@@ -138,7 +138,7 @@ def bubble(processes: list[int], microbatches: int, seconds: float) -> None:
             found = get_pool(world).run(nap, name, microbatches, seconds)
             timeline = Timeline(found[0][0], tuple(spans for _, spans in found))
             measured = 1 - 3 * microbatches * seconds / timeline.makespan
-            formula = SCHEDULES[name].bubble(world, microbatches, SCHEDULES[name].chunks)
+            formula = SCHEDULES[name].compute_bubble(world, microbatches, SCHEDULES[name].chunks)
             base = base or timeline.makespan
             print(
                 f"{world:>5} {name:<18} {measured:>9.3f} {formula:>9.3f} {timeline.makespan:>7.2f} s "
@@ -198,8 +198,8 @@ def actions(name: str, microbatches: int, steps: int) -> tuple[dict[str, list[tu
     world = rank.make_comms(Mesh.of({"pp": rank.world}), False).world
     chunks = SCHEDULES[name].chunks
     ours = pipeline(name, microbatches, [layers(SCHEDULES[name].splits_backward) for _ in range(chunks)])
-    schedule = ours.schedule(microbatches)
-    stages = [schedule.stage(rank.index, chunk) for chunk in range(chunks)]
+    schedule = ours.get_schedule(microbatches)
+    stages = [schedule.get_stage(rank.index, chunk) for chunk in range(chunks)]
     parts = [pipelining.PipelineStage(layers(False), stage, schedule.stages, torch.device("cpu")) for stage in stages]
     peer = getattr(pipelining.schedules, PEERS[name])(
         parts if chunks > 1 else parts[0],

@@ -37,7 +37,7 @@ from gangline.explain.explained import Explained
 from gangline.explain.work import StageWork
 from gangline_basics.cluster.file import SHIPPED, Cluster, Quantity, list_shipped, load_cluster
 from gangline_planner import accuracy
-from gangline_planner.price.step import Pieces, estimate, step_time
+from gangline_planner.price.step import Pieces, compute_step_time, estimate
 from published import calibrated
 from published.case import Case, case_of
 from published.report import read_rows
@@ -214,7 +214,7 @@ def stretched(points: list[Point], fit: Fit) -> list[Point]:
 def stretch(explained: Explained, cluster: Cluster) -> float:
     """The makespan of its schedule over the time in which the busiest rank computes."""
     pieces = Pieces.of(explained, cluster)
-    return step_time(explained, cluster, pieces).timeline.makespan / pieces.busiest(explained)
+    return compute_step_time(explained, cluster, pieces).timeline.makespan / pieces.compute_busiest_seconds(explained)
 
 
 def as_written(value: float) -> str:

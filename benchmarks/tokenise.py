@@ -22,8 +22,8 @@ import numpy as np
 
 from gangline_basics.data.codec import TokenizerCodec
 from gangline_dataloader.commands import tokenizer as trainer
-from gangline_dataloader.prepare.fast_bpe import FastBpe, fast
-from gangline_dataloader.prepare.inputs import listing
+from gangline_dataloader.prepare.fast_bpe import FastBpe, build_fast_bpe
+from gangline_dataloader.prepare.inputs import list_inputs
 from gangline_dataloader.prepare.run import prepare
 from gangline_dataloader.prepare.settings import Settings
 
@@ -47,10 +47,13 @@ def main() -> None:
     ends = itertools.accumulate(size for _, size in sizes)
     paths = [path for (path, _), end in zip(sizes, ends, strict=True) if end <= asked.mb * 1e6]
     trainer.train(
-        listing([str(path) for path in paths[:: max(1, len(paths) // 150)]]), "text", asked.vocab_size, place / "t.json"
+        list_inputs([str(path) for path in paths[:: max(1, len(paths) // 150)]]),
+        "text",
+        asked.vocab_size,
+        place / "t.json",
     )
     slow = TokenizerCodec(str(place / "t.json"), None, "replace")
-    quick = fast(slow)
+    quick = build_fast_bpe(slow)
     assert isinstance(quick, FastBpe)
     documents = [path.read_bytes() for path in paths]
     folder = place / "texts"

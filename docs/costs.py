@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gangline_basics.cluster.file import load_cluster
-from gangline_planner.table import rows, text
+from gangline_planner.table import format_table, iterate_rows
 
 PAGE = Path(__file__).parent / "costs.md"
 CLUSTER = "h100_ib"
@@ -25,7 +25,7 @@ and prices to your own numbers.
 def page() -> str:
     """What the page has to hold."""
     cluster = load_cluster(CLUSTER)
-    return HEAD + text(rows(cluster), cluster) + "\n"
+    return HEAD + format_table(iterate_rows(cluster), cluster) + "\n"
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ import costs
 import pytest
 
 from gangline_basics.cluster.file import load_cluster
-from gangline_planner.table import MODELS, WORLDS, list_assumptions, table_row
+from gangline_planner.table import MODELS, WORLDS, list_assumptions, plan_row
 
 
 @pytest.mark.parametrize("world", [8, 64])
 def test_a_row_is_what_a_plan_says_today(world):
-    assert table_row("8B", world, load_cluster(costs.CLUSTER)).text in costs.PAGE.read_text().splitlines()
+    assert plan_row("8B", world, load_cluster(costs.CLUSTER)).text in costs.PAGE.read_text().splitlines()
 
 
 def test_the_page_has_all_rows_and_says_where_its_prices_are_from():

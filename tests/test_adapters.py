@@ -111,7 +111,7 @@ def test_explain_tells_what_adapters_send_and_hold(tp, targets):
     told = sum(sent.bytes for sent in traffic.list_sent(case, 0) if sent.axes == ("tp",))
     handed = comms.traffic.bytes
     assert told == handed["tp", "all_gather"] + handed["tp", "reduce_scatter"] // 2 + handed["tp", "all_reduce"]
-    held, optimizer = memory.state(case, 0), registry.build(run.optimizer, run, runtime)
+    held, optimizer = memory.count_state_bytes(case, 0), registry.build(run.optimizer, run, runtime)
     gradients = [piece.tensor.grad for named in runtime.parameters() for piece in named.pieces]
     assert held["gradients"] == sum(gradient.nbytes for gradient in gradients)
     assert held["optimizer state"] == sum(shard.local.nbytes for shard in optimizer.shards())

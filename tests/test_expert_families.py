@@ -17,7 +17,7 @@ from gangline.model.flops import count_parameters
 from gangline.runtime import Sampling
 from gangline_basics.model.seams import list_recomputed
 from gangline_basics.sampling.sampler import generate
-from gangline_models.hugging_face.config import model_config_from
+from gangline_models.hugging_face.config import read_model_config
 
 
 class TestFamilies(FamilySuite):
@@ -25,7 +25,7 @@ class TestFamilies(FamilySuite):
 
     def test_without_the_edit_the_refusal_says_who_supplies_it(self, family, saved):
         with pytest.raises(UserError) as refused:
-            model_config_from(saved(family)[1])
+            read_model_config(saved(family)[1])
         assert "pip install gangline-moe" in str(refused.value)
 
     def test_greedy_tokens_are_theirs(self, family, saved):

@@ -23,7 +23,7 @@ from gangline_basics.model.decoder_nodes import AttentionNode
 from gangline_models.delta_nodes import GatedAttentionNode
 from gangline_parallel_megatron_style.cost import activations, traffic
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.explain.of_run import case_of
+from gangline_parallel_megatron_style.explain.of_run import make_case
 from gangline_parallel_megatron_style.explain.trace import trace
 from gangline_testkit import count_kept_bytes
 from gangline_testkit.inputs import make_full_batch
@@ -77,7 +77,7 @@ def test_a_block_keeps_what_the_closed_form_says(family, precision):
     batch = make_full_batch(torch.arange(B * T).view(B, T) % 61)
     for index in (0, 1) if family == "qwen3_next" else (1,):  # the first block of others may have a window
         hidden = model.embed(batch).detach().requires_grad_()
-        sizes = activations.sizes_of(case, gpu=False)
+        sizes = activations.make_activation_sizes(case, gpu=False)
         found = count_kept_bytes([*model.parameters(), batch.position], lambda: model.blocks[index](hidden, batch))  # noqa: B023
         told = activations.count_block(case, index, sizes) + count_angles([case.blocks[index]], sizes)
         assert found - beyond_a_gpu(family, precision, case.blocks[index].attention) == told
@@ -108,7 +108,7 @@ LATENT = (
 @pytest.mark.parametrize("words", ["", "parallel.sequence_parallel=false", "precision=bf16 run.recompute=full"])
 def test_what_heads_share_is_counted_where_they_are_cut(words):
     """Along tp, to the byte: the key of latent attention is gathered, its gradient added up."""
-    case = case_of(run := compose_one([*LATENT.split(), *words.split()]))
+    case = make_case(run := compose_one([*LATENT.split(), *words.split()]))
     sent = trace(run, case, 0).sent
     rings = {"all_gather": 1, "all_reduce": 1, "reduce_scatter": Fraction(1, 2)}
     found = sum(int(nbytes * rings[operation]) for (_, operation), nbytes in sent.items())

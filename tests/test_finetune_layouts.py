@@ -272,7 +272,7 @@ def test_from_a_directory_of_others_to_one_that_transformers_writes_with(tmp_pat
 
     from gangline.cli.main import main
     from gangline_basics.sampling.sampler import sample
-    from gangline_models.hugging_face.commands import words_for
+    from gangline_models.hugging_face.commands import list_overrides
 
     base = tmp_path / "base"
     torch.manual_seed(0)
@@ -282,7 +282,7 @@ def test_from_a_directory_of_others_to_one_that_transformers_writes_with(tmp_pat
     tokenizer(base)
     more = ("batch.global_size=8", "batch.sequence_length=64", "run.steps=3", "precision=fp32", "run.sample=0")
     with RealRuns(tmp_path, more) as runs:
-        runs.settings = (*more, *words_for(base))
+        runs.settings = (*more, *list_overrides(base))
         learn = ("lora=on", "data=chat", f"data.path={base}/chats.jsonl", "optimizer.learning_rate=0.02")
         runs.train("run.dir=run", *learn, "parallel=3d", "launch.processes=8", "track=[console]")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--merge"]) == 0

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from gangline.cli.main import main
-from gangline_models.hugging_face.commands import words_for
+from gangline_models.hugging_face.commands import list_overrides
 from gangline_testkit import RealRuns
 
 LAYERS, DEPTH = 2, 2
@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
     with RealRuns(folder, SETTINGS) as found:
         found.train("run.dir=first", *DEEPSEEK)
         assert main(["export", str(folder / "first"), str(folder / "base")]) == 0
-        found.settings = (*SETTINGS, *words_for(folder / "base"), "lora=on", "lora.rank=4")
+        found.settings = (*SETTINGS, *list_overrides(folder / "base"), "lora=on", "lora.rank=4")
         assert {"mtp=on", f"mtp.depth={DEPTH}"} < set(found.settings)
         yield found
 

@@ -31,18 +31,18 @@ from gangline_basics.model.gating import Gating
 from gangline_basics.parallel.prepare import set_products
 from gangline_moe.config import FOLD, MoeOptions
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
-from gangline_moe.edit import layer_node
+from gangline_moe.edit import make_layer_node
 from gangline_moe.nodes import MoeNode
 from gangline_moe.routers.config import Biased, Grouped, Sigmoid, Softmax
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.cost import activations, memory, timing, traffic
 from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.links import links
+from gangline_parallel_megatron_style.cost.links import find_slowest_tier
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
-from gangline_parallel_megatron_style.explain.of_run import case_of, explain_run
+from gangline_parallel_megatron_style.explain.of_run import explain_run, make_case
 from gangline_parallel_megatron_style.explain.trace import Allocations, Traced, trace
-from gangline_parallel_megatron_style.sharding.ranks import active_fold
+from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DIM, HIDDEN, EXPERTS, B, T = 32, 48, 8, 2, 16
@@ -100,7 +100,7 @@ DAYS = {("fp32", 1), ("bf16", 8)}  # of each option; of a plain layer all
 )
 def test_a_layer_keeps_what_its_node_says(precision, ep, options):
     given = {"experts": EXPERTS, "hidden": HIDDEN, **options}
-    node = layer_node(given.pop("dense", FeedForwardNode(dim=DIM, hidden=HIDDEN)), MoeOptions(**given))
+    node = make_layer_node(given.pop("dense", FeedForwardNode(dim=DIM, hidden=HIDDEN)), MoeOptions(**given))
     nbytes = DTYPES[precision].itemsize
     sizes = ActivationSizes(
         local=LocalSizes(tokens=B * T, inner_tokens=B * T, itemsize=nbytes, master_itemsize=4, ranks={FOLD: ep})
@@ -134,7 +134,7 @@ LAYOUTS = [
 
 def moved(real: Traced, case: Case) -> Counter[str]:
     """Axis -> bytes that a rank sends: a ring's share of what it hands in. "data": all that is of no axis below."""
-    mesh, fold = case.mesh, active_fold(case.plan, case.mesh, FOLD)
+    mesh, fold = case.mesh, find_active_fold(case.plan, case.mesh, FOLD)
     ranks = {"world": mesh.world}
     if fold is not None:
         ranks |= {FOLD: fold.size, f"{FOLD}_rest": mesh.size(*fold.out_of) // fold.size}
@@ -151,7 +151,7 @@ def moved(real: Traced, case: Case) -> Counter[str]:
 @pytest.mark.parametrize("words", LAYOUTS)
 def test_what_a_step_sends(words):
     """To the byte over the fold; beside it and over the data axes but for what fills up a buffer."""
-    case = case_of(run := compose_one([*SMALL.split(), *words.split()]))
+    case = make_case(run := compose_one([*SMALL.split(), *words.split()]))
     for rank in range(case.pp):
         real, told, calls = trace(run, case, rank), Counter[str](), 0
         for sent in traffic.list_sent(case, rank):
@@ -176,7 +176,7 @@ def test_what_lies_on_a_rank(words):
         job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, finish)
         runtime = registry.build(run.parallel, job)
         optimizer = registry.build(run.optimizer, run, runtime)
-        buffers, told = runtime.storage.param_buffers, memory.state(case, pp)
+        buffers, told = runtime.storage.param_buffers, memory.count_state_bytes(case, pp)
         numbers = sum(array.size for array in case.list_held(pp))
         assert sum(x.numel() for buffer in buffers for x in buffer.parameters.values()) == numbers
         states = sum(shard.local.nbytes for shard in optimizer.shards())
@@ -212,7 +212,7 @@ PIPELINE = "parallel=3d parallel.tp=8 parallel.pp=2 parallel.dp_shard=4 launch.p
 def test_the_peak_is_what_the_closed_form_says(words):
     run = compose_one([*SHAPE.split(), "moe=on", *words.split()])
     found = explain_run(run)
-    peak = trace(run, case_of(run), found.fullest).peak
+    peak = trace(run, make_case(run), found.fullest).peak
     assert peak == pytest.approx(found.ranks[found.fullest].memory, rel=0.03)
 
 
@@ -222,7 +222,7 @@ def test_rows_go_inside_a_node_first():
     run = compose_one([*SMALL.split(), *words.split(), "moe.ep=8", "moe.experts=64", "moe.ranks_per_node=4"])
     case = Case.of(run, mesh := Mesh.of(run.parallel.size_axes(8)))
     comms = FakeComms(mesh)
-    comm, layer = comms.fold(active_fold(case.plan, mesh, FOLD)), construct(case.by_path["blocks.0.feed_forward"])
+    comm, layer = comms.fold(find_active_fold(case.plan, mesh, FOLD)), construct(case.by_path["blocks.0.feed_forward"])
     rows = torch.zeros(B * 64, 128, requires_grad=True)
     dispatcher = TokenDispatcher(comm, rows, torch.full((64,), len(rows) // 64), layer.node.ranks_per_node)
     dispatcher.combine(dispatcher.dispatch() * 1).sum().backward()
@@ -232,7 +232,7 @@ def test_rows_go_inside_a_node_first():
     told = sum(volume.forward[1] + volume.backward[1] for volume in (inside_nodes, between))
     small = Fraction(7, 8) * bytes_of[FOLD, "all_to_all"] + 7 * bytes_of[FOLD, "all_gather"]
     assert told == bytes_of[FOLD, "exchange"] + small
-    of = {sent.purpose: links(case, sent) for sent in traffic.folds(case, 0)}
+    of = {sent.purpose: find_slowest_tier(case, sent) for sent in traffic.list_fold_traffic(case, 0)}
     assert of == {inside_nodes.what: "node", between.what: "rack"}
 
 
@@ -283,4 +283,4 @@ def test_a_layout_with_experts_sends_what_the_closed_forms_say_and_knows_every_p
             2 * w.flops + sum(p.flops * n for p, n in w.forward.items() if not hasattr(p, "weight") or p in w.weights)
             for w in work
         )
-        assert total * found.microbatches == pytest.approx(timing.flops(case, rank), rel=0.02)
+        assert total * found.microbatches == pytest.approx(timing.count_rank_flops(case, rank), rel=0.02)

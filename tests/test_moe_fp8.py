@@ -10,13 +10,13 @@ from gangline.plugin.registry import build
 from gangline_basics.model.decoder_nodes import FeedForwardNode
 from gangline_basics.parallel.prepare import set_products
 from gangline_moe.config import MoeOptions
-from gangline_moe.edit import layer_node
+from gangline_moe.edit import make_layer_node
 from gangline_moe.products import PrecisionProducts
 from gangline_testkit.runs import build_small_run
 
 
 def layer():
-    module = construct(layer_node(FeedForwardNode(dim=64, hidden=64), MoeOptions(experts=4)))
+    module = construct(make_layer_node(FeedForwardNode(dim=64, hidden=64), MoeOptions(experts=4)))
     module = module.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(0)
     for name, array in module.state_dict().items():

@@ -19,9 +19,9 @@ from gangline.model.flops import count_parameters
 from gangline_basics.explain.activations import count_angles
 from gangline_parallel_megatron_style.cost import activations, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.explain.of_run import case_of, explain_run
+from gangline_parallel_megatron_style.explain.of_run import explain_run, make_case
 from gangline_parallel_megatron_style.explain.trace import trace
-from gangline_parallel_megatron_style.sharding.ranks import active_fold
+from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 from gangline_testkit import StrategySuite, count_kept_bytes
 from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.scenarios import FLOAT64, RunLayout, Scenario
@@ -107,7 +107,7 @@ TINY = (
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("words", ["model.tied=true", "model.tied=false run.loss_chunk=8"])
 def test_the_head_keeps_what_the_closed_form_says(words, depth):
-    case = case_of(
+    case = make_case(
         compose_one([*TINY.split(), "parallel=tp", "launch.processes=1", f"mtp.depth={depth}", *words.split()])
     )
     model = construct(case.tree).to_empty(device="cpu")
@@ -116,8 +116,11 @@ def test_the_head_keeps_what_the_closed_form_says(words, depth):
     batch = make_full_batch(torch.arange(32).view(2, 16) % 37)
     hidden = model.embed(batch).detach().requires_grad_()
     known = [*model.parameters(), batch.position, batch.targets]
-    found, sizes = count_kept_bytes(known, lambda: model.head(hidden, batch)), activations.sizes_of(case, gpu=False)
-    told = activations.head(case, sizes)
+    found, sizes = (
+        count_kept_bytes(known, lambda: model.head(hidden, batch)),
+        activations.make_activation_sizes(case, gpu=False),
+    )
+    told = activations.count_head_bytes(case, sizes)
     rows = 8 if "chunk" in words else 32
     in_backward = rows * 37 * 4 * (2 if "chunk" in words else 1) + 2 * rows * 37 * 4  # logits, or their gradient alone
     angles = count_angles([case.blocks[1]], sizes)
@@ -159,7 +162,7 @@ EVERY = [*LAYOUTS, *(pytest.param(words, marks=pytest.mark.nightly) for words in
 @pytest.mark.parametrize("words", EVERY)
 def test_what_a_step_sends_to_the_byte(words):
     """But for what fills up a buffer of weights or gradients."""
-    case = case_of(run := compose_one([*WIDE.split(), *words.split()]))
+    case = make_case(run := compose_one([*WIDE.split(), *words.split()]))
     rank = case.pp - 1  # which has the head
     real, told, calls = trace(run, case, rank), Counter[str](), Counter[str]()
     for sent in traffic.list_sent(case, rank):
@@ -181,7 +184,7 @@ def test_what_a_step_sends_to_the_byte(words):
 def ranks_of(case: Case, axis: str) -> tuple[str, int]:
     """Which purpose traffic along an axis has, and how many ranks take part."""
     if axis in ("ep", "ep_rest"):
-        fold = active_fold(case.plan, case.mesh, "ep")
+        fold = find_active_fold(case.plan, case.mesh, "ep")
         assert fold is not None
         whole = case.mesh.size(*fold.out_of)
         return ("ep", fold.size) if axis == "ep" else ("data", whole // fold.size)
@@ -197,7 +200,7 @@ def test_a_step_computes_what_one_process_does(words):
     alone = compose_one(
         [*WIDE.split(), *(word for word in words.split() if word.startswith(("model.", "run.", "moe")))]
     )
-    case, found = case_of(run), explain_run(run)
+    case, found = make_case(run), explain_run(run)
     one = alone.parallel.explain(alone, Mesh.of({})).ranks[0].flops
     every = sum(rank.flops for rank in found.ranks) * case.mesh.world // case.pp
     if "sequence_parallel=false" in words:
@@ -207,7 +210,7 @@ def test_a_step_computes_what_one_process_does(words):
     assert found.unknown == ()
     for stage, work in enumerate(found.work):
         total = work.flops - work.unknown_flops
-        assert total * case.tp / case.tokens == pytest.approx(timing.stage_flops(case)[stage].forward, rel=0.001)
+        assert total * case.tp / case.tokens == pytest.approx(timing.count_stage_flops(case)[stage].forward, rel=0.001)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +227,6 @@ def test_the_closed_forms_tell_the_peak(words):
     """Gradients of the vocabulary's matrices wait for each other."""
     shape = "model=llama3-8b model.layers=2 precision=bf16 mtp=on run.device=cuda launch.processes=8"
     batch = "batch.micro_size=1 batch.sequence_length=4096 batch.global_size=16"
-    case = case_of(run := compose_one([*shape.split(), *batch.split(), *words.split()]))
+    case = make_case(run := compose_one([*shape.split(), *batch.split(), *words.split()]))
     found = explain_run(run).ranks[case.pp - 1].memory
     assert trace(run, case, case.pp - 1).peak == pytest.approx(found, rel=0.03)

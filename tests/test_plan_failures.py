@@ -7,7 +7,7 @@ import pytest
 from gangline.plugin.registry import installed
 from gangline_basics.cluster.file import Quantity, load_cluster
 from gangline_planner.assumed import complete_words, explain
-from gangline_planner.failures import COURSES, MOST, as_text, simulate_goodput
+from gangline_planner.failures import COURSES, MOST, format_goodput, simulate_goodput
 from gangline_planner.forecast import forecast
 
 HUNDRED_THOUSAND = "parallel=ddp launch.processes=98304 batch.global_size=98304 batch.micro_size=1 precision=bf16"
@@ -32,7 +32,7 @@ def test_a_hundred_thousand_gpus_over_thirty_days_are_simulated_beside_the_close
     assert sum(found.shares.values()) == pytest.approx(1)
     assert found.shares.get("idle", 0.0) < 0.01
     assert found.goodput == pytest.approx(plan.goodput, abs=0.05)
-    assert f"goodput {found.goodput:.1%}" in as_text(found)
+    assert f"goodput {found.goodput:.1%}" in format_goodput(found)
 
 
 def test_failures_that_are_too_many_to_play_are_left_to_the_closed_form():

@@ -19,8 +19,8 @@ from gangline_basics.cluster.file import SHIPPED, Quantity, load_cluster
 from gangline_planner.assumed import complete_words, explain
 from gangline_planner.choose import choose_plan
 from gangline_planner.forecast import forecast
-from gangline_planner.page import text
-from gangline_planner.price.transfers import transfer_seconds
+from gangline_planner.page import format_plan
+from gangline_planner.price.transfers import compute_transfer_seconds
 
 LLAMA = "parallel=3d model=llama3-405b launch.processes=16384 cluster=h100_ib"
 SMALL = "parallel=3d launch.processes=8 batch.global_size=16 batch.sequence_length=128 precision=bf16 cluster=h100_ib"
@@ -154,7 +154,7 @@ def test_two_datacentres_of_the_guide_add_gradients_over_the_fibre():
     assert sent.axes == ("dp_replicate",)
     assert sent.bytes == pytest.approx(found.parameters * case.run.precision.get_sizes().wire / 4096, rel=0.01)
     speed, late = 9.8e7 * 0.8, 2 * 2e-3
-    assert transfer_seconds(sent, cluster) == pytest.approx(sent.bytes / speed + sent.calls * late)
+    assert compute_transfer_seconds(sent, cluster) == pytest.approx(sent.bytes / speed + sent.calls * late)
     near = replace(cluster, topology=replace(cluster.topology, nodes_per_datacentre=None))
     other = explain(case, case.run, near)
     assert "fibre" not in {sent.tier for sent in other.ranks[0].transfers}
@@ -265,7 +265,7 @@ def test_a_node_of_which_no_cost_is_known_is_named_with_the_least_that_it_takes(
     assert found.unknown == ()
     strange = replace(found.work[0], unknown=("blocks.0.oracle",), unknown_flops=10**15)
     plan = forecast(replace(found, work=(strange, *found.work[1:])), cluster)
-    said = text(plan, case.run, [])
+    said = format_plan(plan, case.run, [])
     assert "no cost is known of blocks.0.oracle: the step takes at least" in said
     assert plan.step.unknown > 1  # 3 passes of 10^15 operations at less than 10^15 a second, over the ranks
 
@@ -283,7 +283,7 @@ def test_a_node_that_says_nothing_is_named():
     tree = replace_node(tree, "blocks.0.feed_forward", Silent())
     found = explain(replace(case, model=(tree, rules)), case.run, cluster)
     assert found.unknown == ("blocks.0.feed_forward",)
-    said = text(forecast(found, cluster), case.run, [])
+    said = format_plan(forecast(found, cluster), case.run, [])
     assert "no cost is known of blocks.0.feed_forward: neither parameters nor operations are said" in said
 
 

@@ -12,10 +12,17 @@ from gangline_basics.cluster.file import Quantity, load_cluster
 from gangline_basics.figure import render
 from gangline_planner.assumed import complete_words, explain
 from gangline_planner.forecast import forecast
-from gangline_planner.pictures.colours import letters
-from gangline_planner.pictures.front import front_figure
-from gangline_planner.pictures.plan import plan_figure
-from gangline_planner.pictures.terminal import WIDE, draw_bar, memory_bars, plane, step_bar, timeline
+from gangline_planner.pictures.colours import choose_letters
+from gangline_planner.pictures.front import draw_front
+from gangline_planner.pictures.plan import draw_plan
+from gangline_planner.pictures.terminal import (
+    WIDE,
+    draw_bar,
+    draw_memory_bars,
+    draw_points,
+    draw_step_bar,
+    draw_timeline,
+)
 from gangline_testkit import list_readable, list_tips, list_words
 
 WORDS = (
@@ -32,7 +39,7 @@ def plan():
 
 
 def test_figure_is_readable_and_its_bars_are_as_long_as_their_numbers(plan):
-    figure = plan_figure(plan)
+    figure = draw_plan(plan)
     words = list_readable(figure)
     assert words[0].startswith("A step of 16 ranks of h100_ib: ")
     assert {"forward", "backward", "waits", "weights", "accelerator", "compute", "host"} <= set(words)
@@ -54,7 +61,7 @@ def test_figure_is_readable_and_its_bars_are_as_long_as_their_numbers(plan):
 
 def test_front_has_a_dot_with_its_words_for_every_layout():
     layouts = [(1.0 + number / 10, 50.0 - number, f"parallel.tp={number}") for number in range(9)]
-    figure = front_figure("Layouts on h100_ib", layouts, layouts[:1], 80.0)
+    figure = draw_front("Layouts on h100_ib", layouts, layouts[:1], 80.0)
     words = list_readable(figure)
     assert {"seconds of a step", "gigabytes of the fullest rank", "none is both faster and smaller"} <= set(words)
     assert list_tips(render(figure, ".svg").decode()) == [
@@ -67,26 +74,26 @@ def test_front_has_a_dot_with_its_words_for_every_layout():
 
 def test_timeline_of_many_actions_is_drawn_as_an_image(plan, monkeypatch):
     monkeypatch.setattr("gangline_planner.pictures.plan.VECTORS", 10)
-    figure = plan_figure(plan)
+    figure = draw_plan(plan)
     assert b"<image" in render(figure, ".svg")
     assert list_readable(figure)
 
 
 def test_a_stacked_bar_is_as_long_as_its_parts_and_no_part_moves_another():
     parts = {"one": 1.0, "two": 2.0, "none": 0.0, "half": 0.5}
-    named = letters(parts)
+    named = choose_letters(parts)
     assert len(set(named.values())) == 4
     bar = draw_bar(parts, named, 7.0, wide=70)
     assert Counter(bar) == {named["one"]: 10, named["two"]: 20, named["half"]: 5}
 
 
 def test_a_terminal_shows_the_step_the_memory_and_the_pipeline(plan):
-    bar = next(iter(step_bar(plan.step.kinds)))
+    bar = next(iter(draw_step_bar(plan.step.kinds)))
     assert len(bar.strip().strip("|")) == WIDE
-    rows = list(memory_bars([rank.bytes for rank in plan.explained.ranks], 80e9))
+    rows = list(draw_memory_bars([rank.bytes for rank in plan.explained.ranks], 80e9))
     assert len(rows) == 5
     assert all("|" in row for row in rows)
-    lines = [line[8:] for line in timeline(plan.step.timeline)][:4]
+    lines = [line[8:] for line in draw_timeline(plan.step.timeline)][:4]
     assert [line.index("F") for line in lines] == sorted(line.index("F") for line in lines)
     assert lines[0][0] == "F"
     assert lines[0].rstrip(".")[-1] in "BW"  # the first stage ends last
@@ -94,7 +101,7 @@ def test_a_terminal_shows_the_step_the_memory_and_the_pipeline(plan):
 
 
 def test_points_of_a_plane_are_where_their_numbers_say():
-    shown = plane([(1.0, 10.0), (2.0, 20.0), (2.0, 10.0)], [(1.0, 10.0)], ("x", "y")).splitlines()
+    shown = draw_points([(1.0, 10.0), (2.0, 20.0), (2.0, 10.0)], [(1.0, 10.0)], ("x", "y")).splitlines()
     grid = [line[11:] for line in shown[1:-2]]
     assert grid[0].rstrip() == " " * (WIDE - 1) + "."  # (2, 20)
     assert grid[-1] == "*" + " " * (WIDE - 2) + "."

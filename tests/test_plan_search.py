@@ -12,8 +12,8 @@ from gangline import UserError
 from gangline.cli.main import main
 from gangline.config.compose import compose_one
 from gangline_basics.cluster.file import Quantity, load_cluster, save_cluster
-from gangline_planner.assumed import check_run, complete_words, explain, strategy
-from gangline_planner.bounds import fastest_first, sort_by_bound
+from gangline_planner.assumed import check_run, choose_strategy, complete_words, explain
+from gangline_planner.bounds import iterate_by_bound, sort_by_bound
 from gangline_planner.choose import NEAR, choose_plan, plan_alternative
 from gangline_planner.forecast import forecast
 from gangline_planner.price.step import Pieces
@@ -42,7 +42,7 @@ def test_nothing_is_passed_over_that_is_faster_or_fits(words, cluster):
     for one, plan in every:
         assert one.least <= plan.step.seconds, one.words
         assert one.bytes <= plan.memory, one.words
-        least = Pieces.of(plan.explained, machine).least(plan.explained, machine)
+        least = Pieces.of(plan.explained, machine).compute_least_seconds(plan.explained, machine)
         assert least <= plan.step.seconds * (1 + 1e-9), one.words
     allowed = sorted(plan.step.seconds for one, plan in every if check_run(one.run) is None)
     assert [one.plan.step.seconds for one in found.fit] == pytest.approx(allowed[:3])
@@ -55,7 +55,7 @@ def test_alternatives_come_one_by_one_in_the_order_of_their_bounds(words, bandwi
     """Those that recompute are bounded when their turn may have come."""
     case = complete_words([*WORDS.split(), "batch.sequence_length=4096", *words.split()])
     slow = load_cluster("h100_ib").replace_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
-    every, found = sort_by_bound(case, slow), list(fastest_first(case, slow))
+    every, found = sort_by_bound(case, slow), list(iterate_by_bound(case, slow))
     assert len(every) > 100
     assert [(one.least, one.words) for one in found] == [(one.least, one.words) for one in every]
     assert all(one.floor <= one.least for one in every)
@@ -92,7 +92,9 @@ def test_no_layout_is_faster_than_its_bound_where_ranks_share_cores(node):
             continue
         explained = plan.explained
         assert one.least <= plan.step.seconds, one.words
-        assert Pieces.of(explained, shares).least(explained, shares) <= plan.step.seconds * (1 + 1e-9), one.words
+        assert Pieces.of(explained, shares).compute_least_seconds(explained, shares) <= plan.step.seconds * (
+            1 + 1e-9
+        ), one.words
         assert sum(plan.step.kinds.values()) == pytest.approx(plan.step.seconds)
         alike = forecast(explained, plain).step
         if 8 // explained.mesh.size("pp") >= node:
@@ -141,7 +143,7 @@ def test_where_no_layout_can_be_the_search_says_why():
     ],
 )
 def test_where_words_name_no_strategy_the_one_with_most_layouts_is_taken(words, name):
-    assert strategy(words.split()) == ((f"parallel={name}",) if name else ())
+    assert choose_strategy(words.split()) == ((f"parallel={name}",) if name else ())
 
 
 def test_a_search_without_a_strategy_gives_lines_that_name_one(capsys):

@@ -7,12 +7,12 @@ import pytest
 from gangline.cli.main import main
 from gangline_basics.cluster.file import Quantity, load_cluster
 from gangline_planner import table
-from gangline_planner.table import HEAD, TOKENS, table_row
+from gangline_planner.table import HEAD, TOKENS, plan_row
 
 
 def test_a_row_is_a_plan_of_so_many_tokens_to_a_parameter():
     cluster = load_cluster("h100_ib")
-    row = table_row("8B", 64, cluster)
+    row = plan_row("8B", 64, cluster)
     plan = row.plan
     assert plan.fits
     assert plan.tokens == TOKENS * plan.explained.parameters == pytest.approx(20 * 8.03e9, rel=0.01)
@@ -24,13 +24,13 @@ def test_a_row_is_a_plan_of_so_many_tokens_to_a_parameter():
 
 
 def test_what_fits_on_no_layout_says_so_and_what_has_no_price_too():
-    assert "no layout fits" in table_row("1T", 8, load_cluster("h100_ib")).text
-    assert "price not known" in table_row("8B", 8, load_cluster("b200_ib")).text
+    assert "no layout fits" in plan_row("1T", 8, load_cluster("h100_ib")).text
+    assert "price not known" in plan_row("8B", 8, load_cluster("b200_ib")).text
 
 
 def test_where_failures_leave_no_progress_that_is_said_and_not_that_nothing_fits():
     often = {"failure.hours": Quantity(1e-3, "a test")}
-    row = table_row("8B", 64, load_cluster("h100_ib").replace_numbers(often))
+    row = plan_row("8B", 64, load_cluster("h100_ib").replace_numbers(often))
     assert row.plan.fits
     assert "failures leave no time to train" in row.text
     assert row.text.count("|") == HEAD.count("|")

@@ -13,7 +13,7 @@ import pytest
 from gangline.model.products import AttentionProduct, MatrixProduct
 from gangline.plugin.registry import installed
 from gangline_basics.cluster.file import Quantity
-from gangline_planner.accuracy import accuracy
+from gangline_planner.accuracy import load_accuracy
 from gangline_planner.forecast import forecast
 from published import report as report_module, work
 from published.calibrated import identity
@@ -262,8 +262,8 @@ def test_where_all_rows_were_fitted_on_the_fits_without_their_tables_are_quoted(
     monkeypatch.setattr(report_module, "calibrated_rows", lambda: {identity(Row(GPT_530B))})
     report = judge([Row(GPT_530B)])
     assert "No row is left that nothing was fitted on" in as_text(report)
-    assert as_data(report)["elsewhere"] == dict(accuracy())
-    assert accuracy()["rows"] > 300
+    assert as_data(report)["elsewhere"] == dict(load_accuracy())
+    assert load_accuracy()["rows"] > 300
 
 
 def test_a_row_is_the_same_one_under_another_number_and_another_one_with_another_time():

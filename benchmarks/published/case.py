@@ -14,7 +14,7 @@ from gangline.mesh import Mesh
 from gangline.plugin.registry import installed
 from gangline_basics.cluster.file import Cluster, load_cluster
 from gangline_basics.model.config import DecoderConfig
-from gangline_planner.price.step import step_time
+from gangline_planner.price.step import compute_step_time
 from published.model import experts_of, model_of, modules_of
 from published.recipes import Recipe
 from published.row import Row, Unjudged
@@ -111,13 +111,13 @@ def case_of(row: Row) -> Case:
 def _fastest(row: Row, cluster: Cluster) -> Case:
     """Take the microbatches that make a layout fastest where the row has none: its author has tried."""
     found = _case(row, cluster)
-    best = step_time(found.explained, cluster).seconds
+    best = compute_step_time(found.explained, cluster).seconds
     for micro in (2, 4, 8, 16):
         try:
             other = _case(Row({**row.fields, "micro_batch": micro}), cluster)
         except (Unjudged, ValueError):
             break
-        seconds = step_time(other.explained, cluster).seconds
+        seconds = compute_step_time(other.explained, cluster).seconds
         if other.explained.ranks[other.explained.fullest].memory > cluster["memory.bytes"]:
             break
         if seconds < best:

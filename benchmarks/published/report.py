@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline_planner.accuracy import accuracy
-from gangline_planner.price.step import step_time
+from gangline_planner.accuracy import load_accuracy
+from gangline_planner.price.step import compute_step_time
 from published.calibrated import calibrated_rows, identity
 from published.case import Case, case_of
 from published.row import Row, Unjudged
@@ -77,7 +77,7 @@ def judge_row(name: str, case: Case) -> Judged:
         table=str(case.row.get("table") or ""),
         world=explained.mesh.world,
         published=case.seconds,
-        predicted=step_time(explained, case.cluster).seconds,
+        predicted=compute_step_time(explained, case.cluster).seconds,
         published_bytes=published,
         predicted_bytes=explained.ranks[explained.fullest].memory if published else None,
         calibrated=identity(case.row) in calibrated_rows(),
@@ -99,7 +99,7 @@ def as_data(report: Report) -> dict[str, Any]:
         found["fresh"] = asdict(Spread.of_rows(fresh))
         found["fresh"] |= {"slope": slope(fresh), "slope_low": low, "slope_high": high}
     else:
-        found["elsewhere"] = dict(accuracy())
+        found["elsewhere"] = dict(load_accuracy())
     if report.memory:
         found["memory"] = asdict(report.memory)
     return found
@@ -141,7 +141,7 @@ def _summary(report: Report) -> Iterable[str]:
         yield _line("all that nothing was fitted on", Spread.of_rows(fresh))
         yield f"{_drift(slope(fresh), low, high)}, {high - low:.2%} wide"
     else:
-        found = accuracy()
+        found = load_accuracy()
         known = "Of those that were, each table judged by a fit on the others:"
         yield f"  No row is left that nothing was fitted on. {known}"
         spread = Spread(int(found["rows"]), found["median"], found["ninetieth"], found["bias"])

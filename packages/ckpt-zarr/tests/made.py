@@ -18,7 +18,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
 from gangline_ckpt_zarr.format import packed, zarr_json
 from gangline_ckpt_zarr.format.base import Meta
-from gangline_ckpt_zarr.format.checksum import TRAILER, seal, seal_start
+from gangline_ckpt_zarr.format.checksum import TRAILER, compute_seal, compute_seal_start
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.save.staging import Staging
@@ -39,7 +39,7 @@ def whole(name: str, layout: Layout) -> torch.Tensor:
 
 def behind(start: int, number: int, checksum: int) -> bytes:
     """What lies behind a chunk: a checksum that another library has computed, and the seal."""
-    return checksum.to_bytes(4, "little") + seal(start, number, checksum).to_bytes(4, "little")
+    return checksum.to_bytes(4, "little") + compute_seal(start, number, checksum).to_bytes(4, "little")
 
 
 def staged(registry: Registry, values: Values = whole, write_id: str = WRITE_ID) -> dict[int, bytearray]:
@@ -61,7 +61,7 @@ def staged(registry: Registry, values: Values = whole, write_id: str = WRITE_ID)
         if file.size:
             content[:] = staging._bytes[: file.size].numpy().tobytes()
         for run in file.runs:
-            seals = seal_start(write_id, run.name, run.box.offset)
+            seals = compute_seal_start(write_id, run.name, run.box.offset)
             for number in range(run.count):
                 start = run.base + number * run.stride
                 end = start + run.nbytes
@@ -83,7 +83,7 @@ def save(
     id = CheckpointId.parse(store.url.rpartition("/")[2])
     for rank, content in staged(registry, values, write_id).items():
         if content:
-            writer = store.create(packed.data_path(write_id, rank), len(content))
+            writer = store.create(packed.get_data_path(write_id, rank), len(content))
             writer.write(memoryview(content))
             writer.close()
     says = {"step": 0, "attempt": 1, **(document or {})}

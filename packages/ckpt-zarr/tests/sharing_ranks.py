@@ -32,9 +32,9 @@ class Far(LocalStore):
         self.read_bytes = 0
         self._lock = threading.Lock()
 
-    def reading(self, path: str):
+    def open_reader(self, path: str):
         with self._lock:
-            inner = super().reading(path)
+            inner = super().open_reader(path)
         return _Counted(self, inner)
 
 
@@ -101,7 +101,7 @@ def loaded(directory: str, names: Sequence[str] | None, token: str) -> tuple[int
     agreement = Agreement(rank.make_comms(MESH).store, f"sharing/{token}", rank.index, rank.world)
     own = sum(shard.local.numel() * (4 if shard.dtype != torch.int64 else 8) for shard in shards)
     try:
-        load(ID, [(tier, tier.meta(ID))], shards, found, agreement)
+        load(ID, [(tier, tier.read_meta(ID))], shards, found, agreement)
     except BadCheckpoint as bad:
         return store.read_bytes, own, (bad.array, bad.file)
     right = all(torch.equal(shard.local, whole(shard.name, found[shard.name])[shard.box.slices]) for shard in shards)

@@ -49,7 +49,7 @@ class Job:
 
     def where(self, step: int, attempt: int = 1) -> list[str]:
         assert self.checkpointer is not None
-        return [tier.name for tier in self.checkpointer.tiers if CheckpointId(step, attempt) in tier.ids()]
+        return [tier.name for tier in self.checkpointer.tiers if CheckpointId(step, attempt) in tier.list_ids()]
 
     def load(self, step: int, attempt: int = 1) -> list[str]:
         """Shards that differ from what was saved."""

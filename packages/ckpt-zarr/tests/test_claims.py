@@ -164,7 +164,7 @@ def test_a_document_as_long_as_a_disk_is_not_read(place):
     os.truncate(place / NAME, 1 << 40)  # without a block more on disk
     try:
         with pytest.raises(BadCheckpoint, match="1,099,511,627,776 bytes"):
-            StoreTier("disk", open_store(str(place.parent))).meta(CheckpointId(12))
+            StoreTier("disk", open_store(str(place.parent))).read_meta(CheckpointId(12))
         assert len(check_copy(Copy(PLACE, "disk", open_store(str(place))))[0]) == 1
     finally:
         (place / NAME).write_bytes(content)

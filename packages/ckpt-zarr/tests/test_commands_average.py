@@ -62,7 +62,7 @@ def values(place, name: str) -> np.ndarray:
     layout = meta.registry[name]
     whole = np.empty(layout.shape, map_dtype(layout.dtype))
     for rank, items in plan_reads(meta, [Target(name, Box((0,) * len(layout.shape), layout.shape), whole)]).items():
-        ChunkReader(meta, meta.path(rank), find_place([str(place)]).copy().store).read(items)
+        ChunkReader(meta, meta.get_file_path(rank), find_place([str(place)]).copy().store).read(items)
     return whole
 
 
@@ -92,7 +92,9 @@ def test_the_mean_is_taken_in_float64_and_rounded_once(three, tmp_path, capsys):
 def test_of_equal_ones_it_is_the_same(three, tmp_path):
     assert main(["ckpt", "average", str(three), STEPS[0], STEPS[0], "-o", str(tmp_path / "mean")]) == 0
     assert (
-        find_place([str(tmp_path / "mean")]).ids() == find_place([str(tmp_path / "mean" / "checkpoints")]).ids() != []
+        find_place([str(tmp_path / "mean")]).list_ids()
+        == find_place([str(tmp_path / "mean" / "checkpoints")]).list_ids()
+        != []
     )
     for name in ("model/columns", "model/half", "model/bias"):
         found = values(tmp_path / "mean" / "checkpoints" / "step-00000000", name)

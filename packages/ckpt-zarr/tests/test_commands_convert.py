@@ -21,7 +21,7 @@ from gangline.model.compose import compose_model
 from gangline.model.tree import get_parameter_shapes
 from gangline.shard import Division, Layout, Registry
 from gangline_ckpt_zarr.commands.where import find_place
-from gangline_models.families.decoder import config_json
+from gangline_models.families.decoder import make_config_json
 from gangline_models.hugging_face.names import find_theirs
 from gangline_testkit import warm
 
@@ -97,7 +97,7 @@ def test_an_export_holds_the_weights_by_their_names(run, trained, tmp_path, dtyp
     for name, tensor in found.items():
         assert torch.equal(tensor, wanted[name].to(getattr(torch, dtype))), name
     config = json.loads((out / "config.json").read_text())
-    assert config == config_json(run.model, dtype=dtype, max_position=32)
+    assert config == make_config_json(run.model, dtype=dtype, max_position=32)
 
 
 def test_a_large_one_is_several_files_with_an_index(run, trained, tmp_path):

@@ -48,7 +48,7 @@ def read(place: str, name: str, box: Box) -> np.ndarray:
     copy = find_place([place]).copy()
     array = np.empty(box.shape, map_dtype(copy.meta.registry[name].dtype))
     for rank, items in plan_reads(copy.meta, [Target(name, box, array)]).items():
-        ChunkReader(copy.meta, copy.meta.path(rank), copy.store).read(items)
+        ChunkReader(copy.meta, copy.meta.get_file_path(rank), copy.store).read(items)
     return array
 
 
@@ -112,7 +112,7 @@ def test_what_a_broken_copy_left_is_in_nobody_s_way(source, tmp_path):
 @pytest.mark.parametrize("flags", [[], ["--open"]])
 def test_of_a_damaged_one_nothing_is_left(source, tmp_path, flags, capsys):
     meta = find_place([str(source)]).copy().meta
-    path, run = source / meta.path(1), meta.files.get_rank_file(1).runs[-1]
+    path, run = source / meta.get_file_path(1), meta.files.get_rank_file(1).runs[-1]
     content = bytearray(path.read_bytes())
     content[run.base] ^= 4
     path.write_bytes(content)

@@ -102,7 +102,7 @@ def test_two_of_one_run_in_short(tmp_path, capsys):
 
 def test_damage_is_no_difference(first, tmp_path, capsys):
     meta = save(str(tmp_path / "b"), small(), document=DOCUMENT)
-    path = tmp_path / "b" / meta.path(0)
+    path = tmp_path / "b" / meta.get_file_path(0)
     content = bytearray(path.read_bytes())
     content[meta.files.get_rank_file(0).runs[0].base] ^= 1
     path.write_bytes(content)
@@ -153,7 +153,7 @@ def test_blocks_are_whole_chunks_and_tile_the_array(tmp_path):
     registry = Registry.of(Mesh.of({}), {"model/w": Layout((5000, 1000), "float32")})
     save(str(tmp_path), registry)
     meta = find_place([str(tmp_path)]).copy().meta
-    boxes = list(diff._blocks(meta, "model/w"))
+    boxes = list(diff._split_into_blocks(meta, "model/w"))
     chunk = meta.files.chunk("model/w")
     assert sum(box.size for box in boxes) == 5000 * 1000
     assert all(start % side == 0 for box in boxes for start, side in zip(box.offset, chunk, strict=True))

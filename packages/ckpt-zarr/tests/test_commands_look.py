@@ -15,7 +15,7 @@ from gangline.errors import UserError
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline_ckpt_zarr.commands import VERBS, text
-from gangline_ckpt_zarr.commands.where import find_place, places
+from gangline_ckpt_zarr.commands.where import find_place, find_places
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.open import open_store
 
@@ -146,7 +146,7 @@ def test_every_way_to_name_one(run):
         assert (copy.name, copy.store.url) == ("step-00000008", inside)
     assert find_place([str(run)]).copy().name == find_place([str(run / "checkpoints")]).copy().name == "step-00000012.2"
     assert find_place([str(run.parent / "kept")]).copy().name == "step-00000004"
-    two = places([str(run), "step-00000004", "step-00000008"])
+    two = find_places([str(run), "step-00000004", "step-00000008"])
     assert [place.copy().name for place in two] == ["step-00000004", "step-00000008"]
 
 
@@ -200,12 +200,14 @@ def test_the_memory_tier_is_looked_at_too(tmp_path, monkeypatch, capsys):
     run = run_dir(tmp_path / "a", memory_every=1)
     assert main(["ckpt", "ls", str(run)]) == 0
     assert "has no checkpoints" in capsys.readouterr().out
-    for place in (places.directory(run), run / "checkpoints"):
+    for place in (places.locate_node(run), run / "checkpoints"):
         save(str(place / "step-00000001"), small())
     assert main(["ckpt", "ls", str(run)]) == 0
     assert rows(capsys.readouterr().out)["step-00000001"][4:] == ["disk, memory", "whole, newest"]
     assert find_place([str(run)]).copy().store.url == f"{run}/checkpoints/step-00000001"
-    assert find_place([str(run)]).select_tier("memory").copy().store.url == str(places.directory(run) / "step-00000001")
+    assert find_place([str(run)]).select_tier("memory").copy().store.url == str(
+        places.locate_node(run) / "step-00000001"
+    )
     assert main(["ckpt", "verify", str(run), "--all"]) == 0
     assert "1 copy: all good" in capsys.readouterr().out
 
@@ -241,7 +243,7 @@ def test_sizes(nbytes, said):
 
 @pytest.mark.parametrize(("seconds", "said"), [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (2e5, "2 d")])
 def test_ages(seconds, said):
-    assert text.age(seconds) == said
+    assert text.format_age(seconds) == said
 
 
 def test_no_such_directory_is_no_place(tmp_path):

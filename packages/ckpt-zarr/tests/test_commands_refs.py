@@ -76,7 +76,7 @@ def test_damage_is_noticed_by_stock_zarr_too(tmp_path, capsys):
     meta = save(str(tmp_path / "step-00000012"), small())
     main(["ckpt", "refs", str(tmp_path)])
     group = printed(capsys)
-    path, run = tmp_path / "step-00000012" / meta.path(0), meta.files.get_rank_file(0).runs[0]
+    path, run = tmp_path / "step-00000012" / meta.get_file_path(0), meta.files.get_rank_file(0).runs[0]
     content = bytearray(path.read_bytes())
     content[run.base] ^= 1
     path.write_bytes(content)

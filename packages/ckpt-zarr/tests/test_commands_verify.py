@@ -20,7 +20,7 @@ from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.format.packed import PackedFiles, PackedMeta
 from gangline_ckpt_zarr.load import scan
-from gangline_ckpt_zarr.load.scan import Window, windows
+from gangline_ckpt_zarr.load.scan import Window, read_windows
 from gangline_ckpt_zarr.stores.open import open_store
 
 PLACE = "step-00000012"
@@ -142,7 +142,7 @@ def test_all_takes_every_copy_of_every_checkpoint(tmp_path, capsys):
     assert "3 copies: all good" in capsys.readouterr().out
     assert main(["ckpt", "verify", str(run), PLACE, "--all"]) == 0
     assert "2 copies: all good" in capsys.readouterr().out
-    (tmp_path / "kept" / PLACE / meta.path(0)).unlink()
+    (tmp_path / "kept" / PLACE / meta.get_file_path(0)).unlink()
     assert main(["ckpt", "verify", str(run)]) == 0
     assert main(["ckpt", "verify", str(run), "--tier", "durable"]) == 1
     assert main(["ckpt", "verify", str(run), "--all", "--tier", "disk"]) == 0
@@ -155,7 +155,7 @@ def test_a_remote_store_is_read_as_well(capsys):
     store = open_store(f"memory://verify/{PLACE}")
     meta = save(store, small())
     assert verified(f"memory://verify/{PLACE}", capsys)[0] == 0
-    store.delete(meta.path(2))
+    store.delete(meta.get_file_path(2))
     assert verified("memory://verify", capsys)[0] == 1
 
 
@@ -198,7 +198,7 @@ def test_what_cannot_be_read_is_bad_and_the_rest_is_not(tmp_path, monkeypatch) -
 
     monkeypatch.setattr(store, "read_into", fails)
     check, found = FileScanner(file, meta, file.size), []
-    for window in windows(store, meta.path(0), file.size):
+    for window in read_windows(store, meta.get_file_path(0), file.size):
         found += check.feed(window)
     touched = [run for run in file.runs if run.base < 2 * length and run.base + run.nbytes + TRAILER > length]
     assert [bad.run for bad in found] == touched

@@ -50,7 +50,7 @@ class Place:
 
     def ids(self) -> list[int]:
         """The steps of which the store shows a checkpoint."""
-        return [id.step for id in StoreTier("durable", open_store(self.url)).ids()]
+        return [id.step for id in StoreTier("durable", open_store(self.url)).list_ids()]
 
     def objects(self, mark: str = "") -> list[str]:
         return [path for path in open_store(self.url).walk() if mark in path]
@@ -122,7 +122,7 @@ def begin(job: Job, step: int) -> SaveHandle:
 
 def on_disk(job: Job) -> list[int]:
     assert job.checkpointer is not None
-    return [id.step for id in job.checkpointer.disk.ids()]
+    return [id.step for id in job.checkpointer.disk.list_ids()]
 
 
 def hasty(job: Job) -> Job:
@@ -249,7 +249,7 @@ def test_the_last_save_is_tried_again_where_its_copy_failed(job: Job, place: Pla
     assert checkpointer is not None
     with pytest.raises(SaveFailed):
         begin(job, 20).settled.result()
-    write_id = checkpointer.disk.meta(CheckpointId(20)).write_id
+    write_id = checkpointer.disk.read_meta(CheckpointId(20)).write_id
     recovers(job, place)
     for _ in range(2):  # and where nothing is left to do nothing is done
         checkpointer.save(
@@ -364,8 +364,8 @@ def test_ranks_copy_each_its_own_file_and_one_object_makes_it_whole(tmp_path: Pa
     assert place.ids() == [1, 2, 3]
     assert len(place.objects(".bin")) == 6
     store = open_store(place.url)
-    for id in StoreTier("durable", store).ids():
-        meta = StoreTier("durable", store).meta(id)
+    for id in StoreTier("durable", store).list_ids():
+        meta = StoreTier("durable", store).read_meta(id)
         there = open_store(f"{place.url}/{id}")
         assert [find_damage(there, meta, rank, lambda size: None) for rank in range(2)] == [[], []]
 
@@ -397,14 +397,14 @@ def check_after_a_kill(tmp_path: Path, url: str, environment: dict[str, str]) ->
     """What is to be seen is whole; the next save works, and clears what the dead copy left."""
     store = open_store(url)
     tier = StoreTier("durable", store)
-    before = tier.ids()
+    before = tier.list_ids()
     for id in before:
         there = open_store(f"{url}/{id}")
-        assert [find_damage(there, tier.meta(id), number, lambda size: None) for number in range(2)] == [[], []]
+        assert [find_damage(there, tier.read_meta(id), number, lambda size: None) for number in range(2)] == [[], []]
     after = job_of(tmp_path, "after", f"checkpoint.durable={url}")
     assert get_pool(2).run(save_and_copy, after, environment, (2,)) == [["step-00000002"]] * 2
-    assert tier.ids() == [*before, CheckpointId(2)]
-    assert {path.partition("/")[0] for path in store.walk()} == {str(id) for id in tier.ids()}
+    assert tier.list_ids() == [*before, CheckpointId(2)]
+    assert {path.partition("/")[0] for path in store.walk()} == {str(id) for id in tier.list_ids()}
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -15,10 +15,10 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
 from gangline_ckpt_zarr.format import cuts, overlap, packed, zarr_json
 from gangline_ckpt_zarr.format.checksum import TRAILER
-from gangline_ckpt_zarr.format.chunk_shape import CHUNK_BYTES, LARGE, chunk_shape, spacing
+from gangline_ckpt_zarr.format.chunk_shape import CHUNK_BYTES, LARGE, chunk_shape, compute_spacing
 from gangline_ckpt_zarr.format.chunks import PAGE
 from gangline_ckpt_zarr.format.packed import PackedFiles
-from gangline_ckpt_zarr.format.references import chunk_key, references
+from gangline_ckpt_zarr.format.references import build_references, chunk_key
 
 MANY = settings(max_examples=150, deadline=None)
 
@@ -28,7 +28,7 @@ MANY = settings(max_examples=150, deadline=None)
 def test_no_boundary_falls_inside_a_chunk(registry: Registry) -> None:
     for name, layout in registry.layouts.items():
         for step, side, length, positions in zip(
-            spacing(layout), chunk_shape(layout), layout.shape, layout.list_boundaries(), strict=True
+            compute_spacing(layout), chunk_shape(layout), layout.shape, layout.list_boundaries(), strict=True
         ):
             assert step == gcd(*(position for position in positions if position < length)), name
             assert all(position % side == 0 for position in positions if position < length), name
@@ -74,7 +74,7 @@ def boxes(shape: tuple[int, ...]) -> st.SearchStrategy[Box]:
 def test_stored_boxes_that_meet_a_wanted_one_are_found(registry: Registry, data) -> None:
     for name, layout in registry.layouts.items():
         wanted = data.draw(boxes(layout.shape))
-        found = sorted(overlap.meeting(registry, name, wanted))
+        found = sorted(overlap.find_stored_boxes(registry, name, wanted))
         brute = sorted(
             (registry.find_holders(name, box)[0], box)
             for box in registry.list_boxes(name)
@@ -91,7 +91,7 @@ def test_cells_that_meet_a_wanted_box_are_found(registry: Registry, data) -> Non
     for rank in range(registry.mesh.world):
         for run in files.get_rank_file(rank).runs:
             wanted = data.draw(boxes(registry[run.name].shape))
-            found = {number for first, count in run.meeting(wanted) for number in range(first, first + count)}
+            found = {number for first, count in run.find_chunk_ranges(wanted) for number in range(first, first + count)}
             brute = {
                 number
                 for number in range(run.count)
@@ -115,7 +115,7 @@ def test_what_zarr_json_says_comes_back(registry: Registry) -> None:
         assert meta.files.get_rank_file(rank) == files.get_rank_file(rank)
         for name in registry:
             assert meta.registry.list_rank_boxes(name, rank) == registry.list_rank_boxes(name, rank)
-    kept = references(content, meta)["refs"]
+    kept = build_references(content, meta)["refs"]
     assert len(kept) == 1 + len(json.loads(content)["consolidated_metadata"]["metadata"]) + sum(
         run.count for rank in range(registry.mesh.world) for run in files.get_rank_file(rank).runs
     )

@@ -20,7 +20,14 @@ from gangline.errors import UserError
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline_ckpt_zarr.save import interval
-from gangline_ckpt_zarr.save.interval import FIRST_COST, PRIOR_SECONDS, Interval, best_interval, measure_mtbf, slowdown
+from gangline_ckpt_zarr.save.interval import (
+    FIRST_COST,
+    PRIOR_SECONDS,
+    Interval,
+    compute_best_interval,
+    compute_slowdown,
+    measure_mtbf,
+)
 from gangline_testkit import checkpointer_ranks as kit
 
 
@@ -37,7 +44,7 @@ def expected_seconds(between: float, cost: float, mtbf: float) -> float:
     [(cost, mtbf) for cost in (0.01, 1.0, 30.0, 300.0) for mtbf in (600.0, 21600.0, 2592000.0) if cost < mtbf / 4],
 )
 def test_no_other_interval_is_better_by_a_thousandth(cost: float, mtbf: float) -> None:
-    best = best_interval(cost, mtbf)
+    best = compute_best_interval(cost, mtbf)
     reached = expected_seconds(best, cost, mtbf)
     for factor in (0.25, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 4.0):
         assert reached <= expected_seconds(factor * best, cost, mtbf)
@@ -64,7 +71,7 @@ def simulated_seconds(between: float, cost: float, mtbf: float, work: float, dra
 def test_a_simulation_finds_the_same_interval_best() -> None:
     """20 million simulated seconds for each of five intervals, the same failures in the mean."""
     cost, mtbf = 20.0, 3600.0
-    best = best_interval(cost, mtbf)
+    best = compute_best_interval(cost, mtbf)
     work = 2e7
     means = {
         factor: simulated_seconds(factor * best, cost, mtbf, work, random.Random(7))
@@ -77,59 +84,59 @@ def test_a_simulation_finds_the_same_interval_best() -> None:
 
 
 def test_where_saves_cost_more_than_failures_come_apart() -> None:
-    assert best_interval(100.0, 50.0) == 50.0
-    assert best_interval(100.0, 51.0) == pytest.approx(51.0, rel=0.5)
+    assert compute_best_interval(100.0, 50.0) == 50.0
+    assert compute_best_interval(100.0, 51.0) == pytest.approx(51.0, rel=0.5)
     for cost in (0.5, 1, 2, 4, 8):
-        assert best_interval(2 * cost, 3600) > best_interval(cost, 3600)
-        assert best_interval(cost, 7200) > best_interval(cost, 3600)
+        assert compute_best_interval(2 * cost, 3600) > compute_best_interval(cost, 3600)
+        assert compute_best_interval(cost, 7200) > compute_best_interval(cost, 3600)
 
 
 def test_what_a_save_costs_is_what_it_blocks_and_what_steps_beside_it_lose() -> None:
     found = Interval(3600.0)
     assert found.cost == FIRST_COST
     for _ in range(10):
-        assert not found.due(1.0, saving=False)
+        assert not found.is_due(1.0, saving=False)
     found.note_save(0.25)
     for seconds in (1.5, 1.3, 1.0):
-        assert not found.due(seconds, saving=True)
+        assert not found.is_due(seconds, saving=True)
     assert found.cost == FIRST_COST
-    assert not found.due(1.0, saving=False)
+    assert not found.is_due(1.0, saving=False)
     assert found.cost == pytest.approx(0.25 + 0.8)
-    assert found.seconds == best_interval(found.cost, 3600.0)
+    assert found.seconds == compute_best_interval(found.cost, 3600.0)
 
 
 def test_it_is_due_when_so_many_seconds_of_steps_have_gone_by_and_never_beside_a_save() -> None:
     found = Interval(3600.0)
     steps = 0
-    while not found.due(1.0, saving=False):
+    while not found.is_due(1.0, saving=False):
         steps += 1
     assert abs(steps + 1 - found.seconds) <= 1
-    assert not found.due(1000.0, saving=True)
-    assert found.due(1.0, saving=False)
+    assert not found.is_due(1000.0, saving=True)
+    assert found.is_due(1.0, saving=False)
     found.note_save(0.1)
-    assert not found.due(1.0, saving=False)
+    assert not found.is_due(1.0, saving=False)
 
 
 def test_what_steps_beside_a_copy_lose_is_a_cost_and_no_reason_to_wait() -> None:
     """Also where the copy is still under way when the next save begins."""
     found = Interval(3600.0)
     for _ in range(10):
-        found.due(1.0, saving=False)
+        found.is_due(1.0, saving=False)
     found.note_save(0.25)
-    found.due(1.5, saving=True)
-    found.due(1.2, saving=False, copying=True)
-    assert found.due(10_000.0, saving=False, copying=True)
+    found.is_due(1.5, saving=True)
+    found.is_due(1.2, saving=False, copying=True)
+    assert found.is_due(10_000.0, saving=False, copying=True)
     found.note_save(0.5)
     assert found.cost == pytest.approx(0.25 + 0.5 + 0.2 + 9_999)
-    found.due(1.0, saving=False, copying=True)
-    found.due(1.0, saving=False)
+    found.is_due(1.0, saving=False, copying=True)
+    found.is_due(1.0, saving=False)
     assert found.cost == pytest.approx((0.25 + 0.5 + 0.2 + 9_999 + 0.5) / 2)
 
 
 def test_one_slow_step_is_no_cost_of_saving() -> None:
-    assert slowdown([1.0, 1.0], [1.0, 9.0, 1.0]) == 0
-    assert slowdown([2.0, 1.0], [1.0, 1.0, 9.0]) == 1
-    assert slowdown([], [1.0]) == slowdown([1.0], []) == 0
+    assert compute_slowdown([1.0, 1.0], [1.0, 9.0, 1.0]) == 0
+    assert compute_slowdown([2.0, 1.0], [1.0, 1.0, 9.0]) == 1
+    assert compute_slowdown([], [1.0]) == compute_slowdown([1.0], []) == 0
 
 
 def test_failures_are_counted_from_the_runs_own_starts(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_what_may_have_been_added_is_not_added_again() -> None:
     with pytest.raises(StoreLost):
         one.mark_done("written")
     assert store.kept["ckpt/1/save/1/written"] == b"1"
-    one.heartbeat()
+    one.send_heartbeat()
     one.fail("it is lost", late=True)
     with pytest.raises(Failed, match="it is lost"):
         Agreement(PrefixedStore(store, "ckpt/1"), "save/1", 0, 2).check()
@@ -168,7 +168,7 @@ def test_a_connection_to_torchs_store_that_broke_stays_broken(
         with pytest.raises(StoreLost):
             ask()
     assert master.add("ckpt/1/count", 0) == 2
-    assert Agreement(store, "save/1", 1, 2, 60.0).heartbeat() is None  # type: ignore[arg-type]
+    assert Agreement(store, "save/1", 1, 2, 60.0).send_heartbeat() is None  # type: ignore[arg-type]
 
 
 class CutOff:

@@ -14,11 +14,11 @@ from gangline.cli.main import main
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry
 from gangline_ckpt_zarr.format import packed
-from gangline_ckpt_zarr.format.checksum import TRAILER, seal, seal_start
+from gangline_ckpt_zarr.format.checksum import TRAILER, compute_seal, compute_seal_start
 from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.format.packed import PackedFiles
-from gangline_ckpt_zarr.format.views import views
+from gangline_ckpt_zarr.format.views import make_views
 from gangline_ckpt_zarr.stores.local import LocalStore
 
 ID = "0badcafe"
@@ -54,18 +54,18 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         content = np.zeros(file.size, np.uint8)
         for run in file.runs:
             whole = values(run.name)
-            for view in views(run, whole.itemsize):
+            for view in make_views(run, whole.itemsize):
                 strides = [step * whole.itemsize for step in view.strides]
                 start = content[view.offset * whole.itemsize :].view(whole.dtype)
                 chunks = np.lib.stride_tricks.as_strided(start, view.sizes, strides)
                 chunks[...] = whole[run.box.slices][view.slices].reshape(view.sizes)
-            seals = seal_start(ID, run.name, run.box.offset)
+            seals = compute_seal_start(ID, run.name, run.box.offset)
             for number in range(run.count):
                 end = run.base + number * run.stride + run.nbytes
                 checksum = crc32c(content[end - run.nbytes : end])
-                behind = checksum.to_bytes(4, "little") + seal(seals, number, checksum).to_bytes(4, "little")
+                behind = checksum.to_bytes(4, "little") + compute_seal(seals, number, checksum).to_bytes(4, "little")
                 content[end : end + TRAILER] = np.frombuffer(behind, np.uint8)
-        writer = store.create(packed.data_path(ID, rank), file.size)
+        writer = store.create(packed.get_data_path(ID, rank), file.size)
         writer.write(content.data)
         writer.close()
     store.commit(NAME, packed.write(REGISTRY, files, {"step": 12, "attempt": 1}, ID))

@@ -126,8 +126,8 @@ def test_every_kind_of_damage_to_every_cell_is_named() -> None:
 def test_batches_side_by_side_fill_the_same_and_name_the_first_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with cores to spare several batches are under way at once."""
     pool = ThreadPoolExecutor(3)
-    monkeypatch.setattr(batch, "lanes", lambda: 3)
-    monkeypatch.setattr(batch, "_pool", lambda: pool)
+    monkeypatch.setattr(batch, "count_lanes", lambda: 3)
+    monkeypatch.setattr(batch, "_get_pool", lambda: pool)
     monkeypatch.setattr(batch, "BATCH", 4096)
     layout = Layout((640, 64), "float32", (Division(("dp_shard",), ((0, *range(32, 641, 32)),), rows=True),))
     registry = Registry.of(Mesh.of({"dp_shard": 20}), {"model/w": layout})

@@ -20,7 +20,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
-from gangline_ckpt_zarr.format.checksum import TRAILER, seal, seal_start
+from gangline_ckpt_zarr.format.checksum import TRAILER, compute_seal, compute_seal_start
 from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_testkit import checkpointer_ranks as kit
@@ -74,8 +74,8 @@ def made(tmp_path_factory) -> Made:
 def chunks(made: Made) -> Iterator[list[tuple[ChunkRun, int, Path]]]:
     """Every chunk of step 2: its run, its number, its file; the files are as before afterwards."""
     checkpointer = made.opened()
-    (_, meta), *_ = checkpointer.metas(CheckpointId(2))
-    path = made.place(2) / meta.path(0)
+    (_, meta), *_ = checkpointer.read_metas(CheckpointId(2))
+    path = made.place(2) / meta.get_file_path(0)
     content = path.read_bytes()
     yield [(run, number, path) for run in meta.files.get_rank_file(0).runs for number in range(run.count)]
     path.write_bytes(content)
@@ -198,10 +198,14 @@ WORD = st.integers(0, (1 << 32) - 1)
 @given(IDS, IDS, WORD, WORD, WORD)
 def test_two_saves_never_seal_alike(one: str, two: str, number: int, checksum: int, another: int) -> None:
     """A crc of 32 bits is one to one in each 32 bits of what it is of."""
-    sealed = seal(seal_start(one, "model/w", (0, 8)), number, checksum)
-    assert (sealed == seal(seal_start(two, "model/w", (0, 8)), number, checksum)) == (one == two)
-    assert (sealed == seal(seal_start(one, "model/w", (0, 8)), number, another)) == (checksum == another)
-    assert (sealed == seal(seal_start(one, "model/w", (0, 8)), another, checksum)) == (number == another)
+    sealed = compute_seal(compute_seal_start(one, "model/w", (0, 8)), number, checksum)
+    assert (sealed == compute_seal(compute_seal_start(two, "model/w", (0, 8)), number, checksum)) == (one == two)
+    assert (sealed == compute_seal(compute_seal_start(one, "model/w", (0, 8)), number, another)) == (
+        checksum == another
+    )
+    assert (sealed == compute_seal(compute_seal_start(one, "model/w", (0, 8)), another, checksum)) == (
+        number == another
+    )
 
 
 def test_without_verification_only_what_is_not_there_is_noticed(made: Made, chunks) -> None:

@@ -169,7 +169,7 @@ def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: 
     words += ("schedule.warmup_steps=5",)  # however many steps there are
     memory = ("run.steps=100000", "checkpoint.memory_every=5", "launch.max_restarts=1")
     process = runs.fork("run.dir=out", *words, *memory)
-    place = places.directory(runs.directory / "out")
+    place = places.locate_node(runs.directory / "out")
     wait_until_whole(process, place, 15)
     os.kill(find_rank_processes(runs.directory / "out")[1], signal.SIGKILL)
     printed, last = runs.end(process, "out", 8)
@@ -189,7 +189,7 @@ def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: 
 def test_memory_is_given_back_when_the_launcher_is_killed(runs: Runs) -> None:
     process = runs.fork("run.dir=out", "run.steps=100000", "checkpoint.every=null", "checkpoint.memory_every=1")
     runs.wait_for_step(process, "out", 3)
-    place = places.directory(runs.directory / "out")
+    place = places.locate_node(runs.directory / "out")
     assert list(place.glob("step-*"))
     process.kill()
     deadline = time.monotonic() + 60

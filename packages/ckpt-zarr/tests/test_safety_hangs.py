@@ -164,7 +164,7 @@ def test_nobody_is_tired_while_some_rank_gets_on() -> None:
         if agreement.rank == 1:
             end = time.monotonic() + 5.0
             while time.monotonic() < end:
-                agreement.heartbeat()
+                agreement.send_heartbeat()
                 time.sleep(0.01)
         agreement.mark_done("written")
 

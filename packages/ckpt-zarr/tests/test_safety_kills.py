@@ -45,4 +45,4 @@ def test_with_the_memory_tier_in_front(tmp_path: Path, moments: int) -> None:
     try:
         suite.save_under_kills(tmp_path, moments)
     finally:
-        shutil.rmtree(places.directory(tmp_path), ignore_errors=True)
+        shutil.rmtree(places.locate_node(tmp_path), ignore_errors=True)

@@ -40,4 +40,4 @@ def test_checkpointers_one_after_another_in_one_store(tmp_path: Path, words: tup
     try:
         assert get_pool(2).run(one_after_another, job, (1, 2, 3)) == [[[], [], []]] * 2
     finally:
-        shutil.rmtree(places.directory(tmp_path), ignore_errors=True)
+        shutil.rmtree(places.locate_node(tmp_path), ignore_errors=True)

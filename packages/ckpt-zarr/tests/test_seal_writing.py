@@ -7,8 +7,8 @@ import random
 import pytest
 from crc32c import crc32c
 
-from gangline_ckpt_zarr.format.checksum import TRAILER, seal
-from gangline_ckpt_zarr.format.spans import ChunkSpan, spans
+from gangline_ckpt_zarr.format.checksum import TRAILER, compute_seal
+from gangline_ckpt_zarr.format.spans import ChunkSpan, parse_spans
 from gangline_ckpt_zarr.save.writer.checksum_thread import ChecksumThread
 
 
@@ -18,7 +18,7 @@ def test_chunks_are_numbered_in_their_box(monkeypatch: pytest.MonkeyPatch, at_on
     runs = [ChunkSpan(0, 64, 48, 30, seal=17), ChunkSpan(4096, 64, 56, 1, seal=99), ChunkSpan(5000, 32, 20, 7)]
     content = random.Random(0).randbytes(8192)
     memory = bytearray(content)
-    checksums = ChecksumThread(memoryview(memory), spans(runs))
+    checksums = ChecksumThread(memoryview(memory), parse_spans(runs))
     checksums.wait(len(memory))
     checksums.stop()
     wanted = bytearray(content)
@@ -28,14 +28,14 @@ def test_chunks_are_numbered_in_their_box(monkeypatch: pytest.MonkeyPatch, at_on
             checksum = crc32c(content[start : start + run.nbytes])
             behind = checksum.to_bytes(4, "little")
             if run.seal is not None:
-                behind += seal(run.seal, number, checksum).to_bytes(4, "little")
+                behind += compute_seal(run.seal, number, checksum).to_bytes(4, "little")
             wanted[start + run.nbytes : start + run.nbytes + len(behind)] = behind
     assert memory == wanted
 
 
 def test_there_must_be_room_for_the_seal() -> None:
-    assert spans([(0, 12, 8, 2)]) == [ChunkSpan(0, 12, 8, 2)]
+    assert parse_spans([(0, 12, 8, 2)]) == [ChunkSpan(0, 12, 8, 2)]
     with pytest.raises(ValueError, match="overlap"):
-        spans([(0, 12, 8, 2, 1)])
+        parse_spans([(0, 12, 8, 2, 1)])
     with pytest.raises(ValueError, match="overlap"):
-        spans([(0, 16, 8, 1, 1), (8 + TRAILER - 1, 16, 8, 1, 1)])
+        parse_spans([(0, 16, 8, 1, 1), (8 + TRAILER - 1, 16, 8, 1, 1)])

@@ -263,7 +263,7 @@ def test_looking_around(tmp_path: Path) -> None:
     assert store.names() == ["step-1", "step-2"]
     assert store.names("step-1") == ["data", "zarr.json"]
     assert store.names("nowhere") == store.names("step-1/zarr.json") == []
-    assert store.holding("zarr.json") == ["step-1"]
+    assert store.list_holders("zarr.json") == ["step-1"]
     assert store.walk("step-1") == ["step-1/data/0.bin", "step-1/zarr.json"]
     assert store.walk("nowhere") == []
     assert not store.exists("step-1")

@@ -15,7 +15,7 @@ from gangline.errors import UserError
 from gangline_ckpt_zarr.stores.base import ObjectStore, StoreError
 from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.stores.open import open_store
-from gangline_ckpt_zarr.stores.ranges import GAP, LONGEST, fetches
+from gangline_ckpt_zarr.stores.ranges import GAP, LONGEST, plan_fetches
 from gangline_ckpt_zarr.stores.remote import FsspecStore
 from gangline_ckpt_zarr.stores.retry import retry_request
 
@@ -69,7 +69,7 @@ def test_any_store_of_fsspec(store: ObjectStore) -> None:
     with pytest.raises(EOFError, match="runs/one/step-1"):
         store.read_into("step-1/data/0.bin", [(8, buffers)])
     assert store.size("step-1/data/0.bin") == 10
-    assert store.names() == store.holding("zarr.json") == ["step-1"]
+    assert store.names() == store.list_holders("zarr.json") == ["step-1"]
     assert store.names("nowhere") == store.walk("nowhere") == []
     assert store.walk() == ["step-1/data/0.bin", "step-1/zarr.json"]
     with pytest.raises(FileNotFoundError, match="nowhere"):
@@ -149,7 +149,7 @@ CONTENT = memoryview(bytes(range(251)) * (5 * LONGEST // 251))
 @given(st.lists(st.tuples(st.integers(0, 3 * LONGEST), st.lists(st.integers(0, 2 * GAP), max_size=3)), max_size=6))
 def test_requests_bring_every_wanted_byte(wanted: list[tuple[int, list[int]]]) -> None:
     ranges = [(offset, [memoryview(bytearray(size)) for size in sizes]) for offset, sizes in wanted]
-    for fetch in fetches(ranges):
+    for fetch in plan_fetches(ranges):
         assert fetch.stop - fetch.start <= LONGEST
         fetch.fill(CONTENT[fetch.start : fetch.stop])
     for offset, buffers in ranges:
@@ -159,8 +159,8 @@ def test_requests_bring_every_wanted_byte(wanted: list[tuple[int, list[int]]]) -
 
 def test_neighbours_go_together_and_long_ranges_in_pieces() -> None:
     small = [(offset, [memoryview(bytearray(100))]) for offset in (0, 100, 100 + GAP, 1 << 40)]
-    assert [(fetch.start, fetch.stop) for fetch in fetches(small)] == [(0, 200 + GAP), (1 << 40, (1 << 40) + 100)]
-    assert [fetch.stop for fetch in fetches([(0, [memoryview(bytearray(2 * LONGEST + 1))])])] == [
+    assert [(fetch.start, fetch.stop) for fetch in plan_fetches(small)] == [(0, 200 + GAP), (1 << 40, (1 << 40) + 100)]
+    assert [fetch.stop for fetch in plan_fetches([(0, [memoryview(bytearray(2 * LONGEST + 1))])])] == [
         LONGEST,
         2 * LONGEST,
         2 * LONGEST + 1,

@@ -17,7 +17,7 @@ from moto.server import ThreadedMotoServer
 
 from gangline_ckpt_zarr.stores.base import ObjectStore, StoreError
 from gangline_ckpt_zarr.stores.open import open_store
-from gangline_ckpt_zarr.stores.s3 import S3Store, part_bytes
+from gangline_ckpt_zarr.stores.s3 import S3Store, choose_part_bytes
 
 MIB = 1 << 20
 PART = MIB  # S3 itself takes none below 5 MiB
@@ -81,9 +81,9 @@ def test_small_and_large_objects(place: Place) -> None:
 
 
 def test_parts_number_ten_thousand_at_most() -> None:
-    assert part_bytes(1000, 16 * MIB) == 16 * MIB
+    assert choose_part_bytes(1000, 16 * MIB) == 16 * MIB
     for size in (160_000 * MIB, 160_001 * MIB, 5 << 40):
-        part = part_bytes(size, 16 * MIB)
+        part = choose_part_bytes(size, 16 * MIB)
         assert -(-size // part) <= 10_000
         assert part % MIB == 0
 
@@ -305,7 +305,7 @@ def test_looking_around(place: Place) -> None:
     assert store.names() == ["step-1", "step-2", "step-22"]
     assert len(place.proxy.seen) == 1
     assert store.names("step-1") == ["data", "zarr.json"]
-    assert store.holding("zarr.json") == ["step-1"]
+    assert store.list_holders("zarr.json") == ["step-1"]
     assert store.walk("step-2") == ["step-2/data/0.bin"]
     assert not store.exists("step-1")
     with pytest.raises(FileNotFoundError):

@@ -36,7 +36,7 @@ def kept(tmp_path: Path) -> Iterator[Job]:
 def held(job: Job) -> tuple[list[str], list[str]]:
     """(on disk, in the durable store)"""
     near, far = job.checkpointer.tiers
-    return [str(id) for id in near.ids()], [str(id) for id in far.ids()]
+    return [str(id) for id in near.list_ids()], [str(id) for id in far.list_ids()]
 
 
 def names(*steps: float) -> list[str]:
@@ -159,6 +159,6 @@ def test_a_store_that_does_not_answer_has_said_nothing_good(kept: Job, monkeypat
     def silent(path: str = "") -> dict[str, int]:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(near.store, "sizes", silent)
+    monkeypatch.setattr(near.store, "list_sizes", silent)
     kept.step(6)
     assert held(kept)[0] == names(2, 4, 6)

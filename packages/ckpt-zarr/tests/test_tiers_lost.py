@@ -108,7 +108,7 @@ def held(runs: Runs, beyond: int) -> int:
     hold.touch()
 
     def whole() -> int:
-        before, nodes = runs.directory / "hold-before", places.directories(out)
+        before, nodes = runs.directory / "hold-before", places.list_node_directories(out)
         step = int(before.read_text()) - 1 if before.exists() else 0  # without this rank nobody does the next one
         return step if step and len(nodes) == 2 and all(map(saved(step), nodes)) else 0
 

@@ -38,7 +38,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
     found = Job(tmp_path, MEMORY)
     yield found
     found.end()
-    shutil.rmtree(places.directory(tmp_path), ignore_errors=True)
+    shutil.rmtree(places.locate_node(tmp_path), ignore_errors=True)
 
 
 def kill_the_writer(job: Job) -> None:
@@ -73,7 +73,7 @@ def test_it_outlives_the_worker(job: Job) -> None:
         job.step(step)
         assert job.load(step) == []
     assert job.where(3) == job.where(2)[:0] == []
-    assert len(list(places.directory(job.run_dir).glob("step-*"))) == 2
+    assert len(list(places.locate_node(job.run_dir).glob("step-*"))) == 2
 
 
 def test_what_earlier_workers_left_takes_no_more_room_than_one(job: Job) -> None:
@@ -83,7 +83,7 @@ def test_what_earlier_workers_left_takes_no_more_room_than_one(job: Job) -> None
     job.start()
     job.step(4)
     assert job.where(2) == ["disk"]
-    assert len(list(places.directory(job.run_dir).rglob("*.bin"))) == 1
+    assert len(list(places.locate_node(job.run_dir).rglob("*.bin"))) == 1
 
 
 def test_a_run_of_the_same_name_does_not_find_it(job: Job) -> None:
@@ -94,7 +94,7 @@ def test_a_run_of_the_same_name_does_not_find_it(job: Job) -> None:
     shutil.rmtree(job.run_dir)
     job.run_dir.mkdir()
     assert job.start().list() == []
-    assert list(places.directory(job.run_dir).iterdir()) == []
+    assert list(places.locate_node(job.run_dir).iterdir()) == []
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def keeper(run_dir: Path, log: Path, *prefix: str) -> Iterator[None]:
     with log.open("w") as file:
         command = [*prefix, sys.executable, "-m", "gangline_basics.launch.sidecars", *words]
         process = subprocess.Popen(command, stdout=file, stderr=file)
-    trouble, until = places.directory(run_dir) / places.TROUBLE, time.monotonic() + 120
+    trouble, until = places.locate_node(run_dir) / places.TROUBLE, time.monotonic() + 120
     while not trouble.exists() or not trouble.read_text():
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < until
@@ -138,7 +138,7 @@ def test_memory_of_killed_runs_is_listed_and_removed_after_hours(
         ("elsewhere", "1-2-3-c", old),
         ("starts", dead, old),
     ):
-        made[name] = places.directory(f"/runs/{name}")
+        made[name] = places.locate_node(f"/runs/{name}")
         made[name].mkdir(parents=True)
         (made[name] / OWNER).write_text(owner)
         (made[name] / RUN).write_text(f"/runs/{name}")
@@ -176,7 +176,7 @@ def test_a_keeper_says_whose_file_is_in_its_way(tmp_path: Path) -> None:
     lock.touch(0o600)
     os.chown(lock, 54321, 54321)
     with keeper(tmp_path, tmp_path / "log", "setpriv", "--bounding-set=-all", "--inh-caps=-all"):
-        said = (places.directory(tmp_path) / places.TROUBLE).read_text()
+        said = (places.locate_node(tmp_path) / places.TROUBLE).read_text()
         assert f"{lock}: Permission denied; it is of user 54321, and this one is 0. The run goes on" in said
 
 
@@ -199,7 +199,7 @@ def test_a_save_that_fails_takes_nothing_away(job: Job, again: int) -> None:
     for step in range(20, 26):
         assert "memory" in job.step(step)
         assert job.load(step) == []
-    assert len(list(places.directory(job.run_dir).rglob("*.bin"))) == 2
+    assert len(list(places.locate_node(job.run_dir).rglob("*.bin"))) == 2
 
 
 def test_a_disk_that_fails_leaves_memory_whole(job: Job) -> None:
@@ -209,7 +209,7 @@ def test_a_disk_that_fails_leaves_memory_whole(job: Job) -> None:
     with pytest.raises(SaveFailed):
         job.step(2)
     assert "memory" in [tier.name for tier in checkpointer.tiers if tier.has(CheckpointId(2))]
-    assert job.checkpointer.memory.ids() == [CheckpointId(1), CheckpointId(2)]
+    assert job.checkpointer.memory.list_ids() == [CheckpointId(1), CheckpointId(2)]
     (job.run_dir / "checkpoints").unlink()
     for step in (3, 4, 5):
         job.step(step)
@@ -221,7 +221,7 @@ def test_somebody_cleans_up_memory(job: Job) -> None:
     job.start()
     for step in (1, 2, 3):
         job.step(step)
-    shutil.rmtree(places.directory(job.run_dir))
+    shutil.rmtree(places.locate_node(job.run_dir))
     assert job.checkpointer.list() == [CheckpointId(2)]
     for step in (4, 5, 6, 7):
         assert "memory" in job.step(step)
@@ -238,7 +238,7 @@ def test_what_is_damaged_there_is_read_from_disk_and_people_are_told(job: Job, w
     checkpointer = job.start()
     for step in (1, 2):
         job.step(step)
-    place = places.directory(job.run_dir) / "step-00000002"
+    place = places.locate_node(job.run_dir) / "step-00000002"
     (data,) = place.rglob("*.bin")
     if what == "chunk":
         flip(data)
@@ -262,10 +262,10 @@ def test_damaged_in_every_tier(job: Job) -> None:
     job.start()
     for step in (1, 2):
         job.step(step)
-    for place in (places.directory(job.run_dir), job.run_dir / "checkpoints"):
+    for place in (places.locate_node(job.run_dir), job.run_dir / "checkpoints"):
         (data,) = (place / "step-00000002").rglob("*.bin")
         flip(data)
-    with pytest.raises(BadCheckpoint, match=str(places.directory(job.run_dir))):
+    with pytest.raises(BadCheckpoint, match=str(places.locate_node(job.run_dir))):
         job.load(2)
     assert job.load(1) == []
 
@@ -276,17 +276,17 @@ def test_copies_of_two_saves_are_never_mixed(job: Job) -> None:
     for step in (1, 2):
         job.step(step)
     aside = job.run_dir / "aside"
-    shutil.copytree(places.directory(job.run_dir) / "step-00000002", aside)
+    shutil.copytree(places.locate_node(job.run_dir) / "step-00000002", aside)
     (data,) = aside.rglob("*.bin")
     flip(data)
     job.end()
-    shutil.rmtree(places.directory(job.run_dir))
+    shutil.rmtree(places.locate_node(job.run_dir))
     shutil.rmtree(job.run_dir / "checkpoints")
     job.start()
     for step in (1, 2):
         job.step(step)
-    shutil.rmtree(places.directory(job.run_dir) / "step-00000002")
-    shutil.copytree(aside, places.directory(job.run_dir) / "step-00000002")
+    shutil.rmtree(places.locate_node(job.run_dir) / "step-00000002")
+    shutil.copytree(aside, places.locate_node(job.run_dir) / "step-00000002")
     job.start()
     with pytest.raises(BadCheckpoint, match="gangline-"):
         job.load(2)
@@ -375,7 +375,7 @@ def test_a_store_that_cannot_be_read_stops_a_start_but_not_a_run(job: Job, monke
     checkpointer = job.start()
     disk = next(tier for tier in checkpointer.tiers if tier.name == "disk")
     monkeypatch.setattr(disk.store, "names", forbidden)
-    monkeypatch.setattr(disk.store, "holding", forbidden)
+    monkeypatch.setattr(disk.store, "list_holders", forbidden)
     with pytest.raises(UserError, match="cannot be read: Forbidden"):
         checkpointer.find_latest()
     job.save(3)

@@ -20,7 +20,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.tiers import copies as copies_module, handshake, peers, places, server as keeper_server
 from gangline_ckpt_zarr.tiers.copies import Copies
-from gangline_ckpt_zarr.tiers.keeper import listening_host
+from gangline_ckpt_zarr.tiers.keeper import choose_host
 from gangline_ckpt_zarr.tiers.memory_store import MemoryStore
 from gangline_ckpt_zarr.tiers.peers import (
     Address,
@@ -33,7 +33,7 @@ from gangline_ckpt_zarr.tiers.peers import (
     withdraw,
 )
 from gangline_ckpt_zarr.tiers.server import Server
-from gangline_ckpt_zarr.tiers.survey import survivors
+from gangline_ckpt_zarr.tiers.survey import find_survivors
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def put(node: Peer, folder: Path, step: int, rank: int = 3) -> str:
 def test_a_file_is_kept_and_given_back(node: Peer, tmp_path: Path) -> None:
     path = put(node, tmp_path, 1)
     assert (tmp_path / "b" / path).read_bytes() == content(1)
-    assert node.sizes() == {path: 300_000}
+    assert node.list_sizes() == {path: 300_000}
     first, second, third = bytearray(10), bytearray(100), bytearray(5)
     (tmp_path / "b" / path).write_bytes(bytes(range(256)) * 4)
     node.read_into(path, [(250, [memoryview(first)]), (3, [memoryview(second), memoryview(third)])])
@@ -67,7 +67,7 @@ def test_a_file_is_kept_and_given_back(node: Peer, tmp_path: Path) -> None:
     assert second + third == bytes(range(3, 108))
     assert node.read(path) == bytes(range(256)) * 4
     node.drop(path)
-    assert node.sizes() == {}
+    assert node.list_sizes() == {}
     assert list((tmp_path / "b").glob("step-*")) == []
 
 
@@ -77,11 +77,11 @@ def test_two_copies_of_a_rank_are_kept_and_the_newest_always_is(node: Peer, tmp_
     for step in range(1, 8):
         path = put(node, tmp_path, step)
         inodes.add((tmp_path / "b" / path).stat().st_ino)
-        held = sorted(name for name in node.sizes() if name != other)
+        held = sorted(name for name in node.list_sizes() if name != other)
         assert [int(name[5:13]) for name in held] == [*range(max(1, step - 1), step + 1)]
         assert (tmp_path / "b" / held[-1]).read_bytes() == content(step)
     assert len(inodes) == 2, "memory is used again: fresh pages cost several times the copy"
-    assert other in node.sizes()
+    assert other in node.list_sizes()
 
 
 def test_a_copy_that_breaks_off_is_no_copy(node: Peer, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_copy_that_breaks_off_is_no_copy(node: Peer, tmp_path: Path) -> None:
         connection.shutdown(socket.SHUT_WR)
         with connection.makefile("rb") as answers:
             assert [json.loads(line) for line in answers] == [{"go": True}, {"why": "it broke off"}]
-    assert [name[:13] for name in node.sizes()] == ["step-00000001"]
+    assert [name[:13] for name in node.list_sizes()] == ["step-00000001"]
     assert list((tmp_path / "b" / "spare").iterdir()) == []
 
 
@@ -137,7 +137,7 @@ def test_what_listens_where_a_keeper_was_is_not_believed_and_learns_nothing(tmp_
     thread.start()
     node = Peer(tmp_path, "b", patience=0.0)
     with pytest.raises(PeerLost, match="node b does not answer: what answers there is another process"):
-        node.sizes()
+        node.list_sizes()
     (tmp_path / "mine").write_bytes(b"weights")
     with pytest.raises(PeerLost, match="another process"):
         node.put("step-00000001/data-1/00003.bin", tmp_path / "mine")
@@ -175,7 +175,7 @@ def test_what_is_announced_without_sense_is_no_keeper(node: Peer, tmp_path: Path
     place.write_text(json.dumps({**json.loads(place.read_text()), **said}))
     list_announced(tmp_path)
     with pytest.raises(PeerLost, match="its memory has no keeper"):
-        node.sizes()
+        node.list_sizes()
     assert ask_peers(tmp_path, ["b"]) == {"b": {}}
 
 
@@ -184,7 +184,7 @@ def test_what_somebody_else_or_a_link_says_is_no_keeper(
 ) -> None:
     """Where several people may write into the run directory each could name a keeper of their own."""
     place = tmp_path / peers.FOLDER / "b.json"
-    assert node.sizes() == {}
+    assert node.list_sizes() == {}
     linked = place.with_name("c.json")
     linked.symlink_to(place)
     assert list_announced(tmp_path) == ["b"]
@@ -200,7 +200,7 @@ def test_what_somebody_else_or_a_link_says_is_no_keeper(
     monkeypatch.setattr(os, "fstat", as_seen)
     assert list_announced(tmp_path) == []
     with pytest.raises(PeerLost, match="its memory has no keeper"):
-        node.sizes()
+        node.list_sizes()
     monkeypatch.setattr(os, "fstat", lambda handle: os.stat_result((*real(handle)[:4], theirs, *real(handle)[5:10])))
     peers._find_own_uid.cache_clear()
     assert list_announced(tmp_path) == ["b"], "a server of files that gives all of this user's files another number"
@@ -274,7 +274,7 @@ def test_a_put_names_the_file_of_one_rank(node: Peer, tmp_path: Path) -> None:
         for ask in (lambda path: node.put(path, tmp_path / "mine"), node.drop):
             with pytest.raises(OSError, match="is no file of a rank"):
                 ask(f"step-00000002{file}")
-    assert set(kept) == set(node.sizes())
+    assert set(kept) == set(node.list_sizes())
 
 
 def test_a_node_that_is_gone_is_named(node: Peer, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_node_that_is_gone_is_named(node: Peer, tmp_path: Path) -> None:
     assert list_announced(tmp_path) == ["b", "c"]
     assert ask_peers(tmp_path, ["b", "c", "d"]) == {"b": {}, "c": {}, "d": {}}
     with pytest.raises(OSError, match=r"node c does not answer: .*refused"):
-        Peer(tmp_path, "c", patience=0.3).sizes()
+        Peer(tmp_path, "c", patience=0.3).list_sizes()
     withdraw(tmp_path, Address("c", identify_machine(), 1, "another keeper's"))
     assert list_announced(tmp_path) == ["b", "c"]
     withdraw(tmp_path, Address("c", identify_machine(), 1, "x"))
@@ -293,13 +293,13 @@ def test_who_asks_waits_for_a_keeper_that_is_about_to_start(node: Peer, tmp_path
     os.rename(tmp_path / peers.FOLDER / "b.json", tmp_path / "b.json")
     back = threading.Timer(0.5, os.rename, (tmp_path / "b.json", tmp_path / peers.FOLDER / "b.json"))
     back.start()
-    assert Peer(tmp_path, "b", patience=60.0).sizes() == {}
+    assert Peer(tmp_path, "b", patience=60.0).list_sizes() == {}
 
 
 def saved(place: Path) -> dict[str, int]:
     """A checkpoint of several ranks there, and its files."""
     save(str(place / "step-00000001"), small())
-    return LocalStore(place).sizes()
+    return LocalStore(place).list_sizes()
 
 
 def test_a_checkpoint_counts_where_all_its_files_are_somewhere(tmp_path: Path) -> None:
@@ -314,25 +314,25 @@ def test_a_checkpoint_counts_where_all_its_files_are_somewhere(tmp_path: Path) -
         return {path: files[path] for path in wanted}
 
     root = "step-00000001/zarr.json"
-    (found,), lost = survivors({"a": part(root, *data[:1]), "b": part(*data[1:])}, read)
+    (found,), lost = find_survivors({"a": part(root, *data[:1]), "b": part(*data[1:])}, read)
     assert lost == {}
     assert found.nodes == {root: "a", data[0]: "a", **dict.fromkeys(data[1:], "b")}
     lacks = {CheckpointId(1): f"{data[0].removeprefix('step-00000001/')} is missing"}
-    assert survivors({"a": part(root, *data[1:]), "b": part(root)}, read) == ([], lacks)
-    assert survivors({"a": part(*data), "b": {}}, read) == ([], {})
-    assert survivors({"a": part(root, *data[:1]), "b": dict.fromkeys(data[1:], 1)}, read)[0] == []
+    assert find_survivors({"a": part(root, *data[1:]), "b": part(root)}, read) == ([], lacks)
+    assert find_survivors({"a": part(*data), "b": {}}, read) == ([], {})
+    assert find_survivors({"a": part(root, *data[:1]), "b": dict.fromkeys(data[1:], 1)}, read)[0] == []
 
 
 def test_what_is_elsewhere_is_read_from_there(node: Peer, tmp_path: Path) -> None:
     files = saved(tmp_path / "b")
     store = MemoryStore(tmp_path / "a")
-    assert store.sizes("step-00000001") == {}
+    assert store.list_sizes("step-00000001") == {}
     store.elsewhere = {path: (node, size) for path, size in files.items()}
     root = "step-00000001/zarr.json"
     assert store.read(root) == (tmp_path / "b" / root).read_bytes()
     assert store.exists(root)
     assert not (tmp_path / "a").exists()
-    assert store.sizes() == files
+    assert store.list_sizes() == files
     for path in files:
         found = bytearray(files[path])
         store.read_into(path, [(0, [memoryview(found)])])
@@ -386,13 +386,13 @@ def test_a_node_that_hangs_costs_a_save_no_more_than_its_deadline_and_the_next_o
     assert "node c does not answer: " in why
     assert took < 200, "its deadline is 3 seconds, and nothing else ends before 400"
     assert beats
-    assert Peer(tmp_path, "d").sizes() == {"step-00000001/data-1/00000.bin": 4}, "the others keep theirs"
+    assert Peer(tmp_path, "d").list_sizes() == {"step-00000001/data-1/00000.bin": 4}, "the others keep theirs"
     asked = hung.asked
     for step in range(2, 6):
         assert copies.put(f"step-0000000{step}/data-1/00000.bin", tmp_path / "mine", 3.0, lambda: None) == why
     copies.drop("step-00000005/data-1/00000.bin")
     assert hung.asked == asked, "it is left alone for a while"
-    assert sorted(Peer(tmp_path, "d").sizes()) == ["step-00000004/data-1/00000.bin"]
+    assert sorted(Peer(tmp_path, "d").list_sizes()) == ["step-00000004/data-1/00000.bin"]
     hung.close()
 
 
@@ -426,7 +426,7 @@ def test_a_node_without_room_says_so_at_once_and_keeps_what_it_has(
         with pytest.raises(PeerLost, match=r"^node b: No space left on device$"):
             patient.put(f"step-00000003/data-1/{rank:05d}.bin", tmp_path / "mine")
     monkeypatch.undo()
-    assert sorted(node.sizes()) == kept
+    assert sorted(node.list_sizes()) == kept
     assert [(tmp_path / "b" / path).read_bytes() for path in kept] == [content(1), content(2)]
     assert list((tmp_path / "b" / "spare").iterdir()) == []
     put(node, tmp_path, 3)
@@ -441,7 +441,7 @@ def test_more_than_a_node_has_is_refused_before_it_is_tried(node: Peer, tmp_path
             connection.sendall(json.dumps(asked).encode() + b"\n")
             answer = heard(connection)
             assert (json.loads(answer) if answer else None) == said
-    assert node.sizes() == {}
+    assert node.list_sizes() == {}
 
 
 @pytest.mark.parametrize("said", [b"1", b"{}", b"[]", b"null", b'{"do": "read"}', b'{"do": "read", "path": 1}', b"{"])
@@ -453,7 +453,7 @@ def test_what_makes_no_sense_gets_no_answer_and_no_traceback(
         handshake.ask(connection, address.token, 30.0)
         connection.sendall(said + b"\n")
         assert heard(connection) == b""
-    assert node.sizes() == {}
+    assert node.list_sizes() == {}
     assert capfd.readouterr() == ("", "")
 
 
@@ -477,7 +477,7 @@ def test_idle_connections_without_the_token_lock_no_node_out(
         proven.sendall(b'{"do": "sizes"')  # the rest follows at the end
         idle = [connect() for _ in range(8)]
         assert [heard(one) for one in idle[:5]] == [b""] * 5
-        assert Peer(tmp_path, "b", patience=0.0).sizes() == {}
+        assert Peer(tmp_path, "b", patience=0.0).list_sizes() == {}
         proven.sendall(b"}\n")
         assert heard(proven) == b'{"sizes": {}}\n'
 
@@ -491,7 +491,7 @@ def test_a_node_that_breaks_off_is_lost_and_ends_no_start(tmp_path: Path, lines:
     with pytest.raises(PeerLost, match="node c"):
         node.read_into("step-00000001/zarr.json", [(0, [memoryview(bytearray(50))])])
     held = {"c": {"step-00000001/zarr.json": 100}}
-    ((id, why),) = survivors(held, lambda _, path: node.read(path))[1].items()
+    ((id, why),) = find_survivors(held, lambda _, path: node.read(path))[1].items()
     assert (id, "node c" in why) == (CheckpointId(1), True)
     broken.close()
 
@@ -543,8 +543,8 @@ def test_a_machine_of_the_same_name_is_another_one(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_keeper_of_one_machine_listens_at_loopback(tmp_path: Path, shares: bool, environ: dict, host: str) -> None:
-    assert listening_host(shares, environ) == host
+    assert choose_host(shares, environ) == host
     server = Server(tmp_path, host)
     assert (server.socket.getsockname()[0] == "127.0.0.1") == bool(host)
     announce(tmp_path, Address("b", identify_machine(), server.port, server.token))
-    assert Peer(tmp_path, "b").sizes() == {}
+    assert Peer(tmp_path, "b").list_sizes() == {}

@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gangline.launch.guard import is_alive, wait_for_end
-from gangline_ckpt_zarr.format.spans import ChunkSpan, spans
+from gangline_ckpt_zarr.format.spans import ChunkSpan, parse_spans
 from gangline_ckpt_zarr.save.writer import checksum_thread
 from gangline_ckpt_zarr.save.writer.checksum_thread import ChecksumThread
 from gangline_ckpt_zarr.save.writer.client import WriterClient
@@ -310,7 +310,7 @@ def test_checksums_of_any_cells(data: st.DataObject) -> None:
         at = ChunkSpan(*runs[-1]).end
     content = random.Random(at).randbytes(at + 3)
     memory = bytearray(content)
-    checksums = ChecksumThread(memoryview(memory), spans(data.draw(st.permutations(runs))))
+    checksums = ChecksumThread(memoryview(memory), parse_spans(data.draw(st.permutations(runs))))
     checksums.wait(len(memory))
     checksums.stop()
     assert bytes(memory) == expected(content, runs)
@@ -329,7 +329,7 @@ def test_checksums_are_there_when_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     content = random.Random(0).randbytes(100_000)
     memory = bytearray(content)
     wanted = expected(content, runs)
-    checksums = ChecksumThread(memoryview(memory), spans(runs))
+    checksums = ChecksumThread(memoryview(memory), parse_spans(runs))
     for end in range(0, 100_000, 777):
         checksums.wait(end)
         assert memory[:end] == wanted[:end]
@@ -373,4 +373,4 @@ def test_a_checksum_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_cells_that_overlap_are_refused(runs: list[tuple[int, int, int, int]]) -> None:
     with pytest.raises(ValueError, match="overlap"):
-        spans(runs)
+        parse_spans(runs)

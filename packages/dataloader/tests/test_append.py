@@ -41,8 +41,8 @@ def letters(folder: Path, letter: str, files: int = 24) -> Path:
 def documents(folder: Path) -> list[bytes]:
     store = LocalTokens(folder)
     tokens = np.empty((1, store.total), store.dtype)
-    store.windows(np.array([0]), store.total, tokens)
-    return [bytes(part) for part in np.split(tokens[0], store.ends(0, store.total)[:-1])]
+    store.copy_windows(np.array([0]), store.total, tokens)
+    return [bytes(part) for part in np.split(tokens[0], store.find_document_ends(0, store.total)[:-1])]
 
 
 def prepared(*words: object) -> None:
@@ -60,7 +60,7 @@ def two(tmp_path: Path) -> tuple[Path, Path, Path]:
 
 def test_what_was_there_stays_and_what_is_new_comes_behind_it_once(two, capsys):
     first, second, store = two
-    before, identity = contents(store), read(store).identity()
+    before, identity = contents(store), read(store).compute_identity()
     held_out = documents(store / VALIDATION)
     old = documents(store)
     prepared(second, "--out", store, "--append")
@@ -68,7 +68,7 @@ def test_what_was_there_stays_and_what_is_new_comes_behind_it_once(two, capsys):
     assert {name: contents(store)[name] for name in before if name.endswith(".npy")} == {
         name: content for name, content in before.items() if name.endswith(".npy")
     }
-    assert manifest.identity() != identity
+    assert manifest.compute_identity() != identity
     assert manifest.match_prefix(identity) == 1
     now, held_now = documents(store), documents(store / VALIDATION)
     assert now[: len(old)] == old
@@ -149,7 +149,7 @@ def test_a_run_goes_on_with_the_store_and_its_plans_of_sequences_grow_too(two, d
     files = {name: content for name, content in contents(store).items() if "00000.pack-32" in name}
     prepared(second, "--out", store, "--append")
     assert {name: contents(store)[name] for name in files} == files
-    assert plans.read(store, 32).store == read(store).identity()
+    assert plans.read(store, 32).store == read(store).compute_identity()
     assert commands.main(["verify", str(store)]) == 0
     now = source()
     assert now.parts[0].count > rows
@@ -183,7 +183,7 @@ def test_validation_part_of_an_append_killed_at_its_end_does_not_count(two, tmp_
     shutil.copytree(store, old)
     prepared(second, "--out", store, "--append")
     shutil.copy(old / FILE, store / FILE)
-    assert (read(store), read(store / VALIDATION).identity()) == (before, held_out.identity())
+    assert (read(store), read(store / VALIDATION).compute_identity()) == (before, held_out.compute_identity())
     assert commands.main(["verify", str(store)]) == 0
     third = letters(tmp_path / "third", "c")
     prepared(third, "--out", store, "--append")
@@ -204,7 +204,7 @@ def test_first_validation_part_of_an_append_killed_at_its_end_is_named(two, tmp_
     run = build_small_run("data=tokens", f"data.path={store}", "model.vocab_size=256", "batch.sequence_length=8")
     for split in ("train", "validation"):
         with pytest.raises(UserError, match="validation does not belong to the store"):
-            build.tokens(run.data, run, split)
+            build.build_tokens(run.data, run, split)
     capsys.readouterr()
     assert commands.main(["verify", str(store)]) == 1
     good, line = capsys.readouterr().out.splitlines()
@@ -255,7 +255,7 @@ def test_other_append_removes_the_validation_part_of_a_killed_one(two, tmp_path,
     assert not (store / VALIDATION).exists()
     assert contents(store) == contents(other)
     run = build_small_run("data=tokens", f"data.path={store}", "model.vocab_size=256", "batch.sequence_length=8")
-    build.tokens(run.data, run, "train")
+    build.build_tokens(run.data, run, "train")
     assert commands.main(["verify", str(store)]) == 0
     prepared(*words, "--out", store, "--append")
     prepared(*words, "--out", again, "--append")  # the same call completes it
@@ -403,10 +403,10 @@ def test_prepare_refuses_a_folder_of_the_users_in_a_store_under_way(two, tmp_pat
 def test_validation_part_is_read_while_an_append_ends(two, tmp_path, monkeypatch):
     """The manifest of the store is read first: a part that has grown since begins with what that manifest knows."""
     _, second, store = two
-    new, before = tmp_path / "new", read(store / VALIDATION).identity()
+    new, before = tmp_path / "new", read(store / VALIDATION).compute_identity()
     shutil.copytree(store, new)
     prepared(second, "--out", new, "--append")
-    assert read(new / VALIDATION).identity() != before
+    assert read(new / VALIDATION).compute_identity() != before
     real, reads = manifests._read, []
 
     def read_one(folder: Path):
@@ -417,7 +417,7 @@ def test_validation_part_is_read_while_an_append_ends(two, tmp_path, monkeypatch
         return found
 
     monkeypatch.setattr(manifests, "_read", read_one)
-    assert read(store / VALIDATION).identity() == before
+    assert read(store / VALIDATION).compute_identity() == before
     assert reads == [store, store / VALIDATION]
 
 
@@ -425,11 +425,11 @@ def test_validation_part_is_recognised_from_its_own_directory(two, tmp_path, mon
     """A path of `.` does not say that it is one."""
     _, second, store = two
     shutil.copy(store / FILE, tmp_path / FILE)
-    before = read(store / VALIDATION).identity()
+    before = read(store / VALIDATION).compute_identity()
     prepared(second, "--out", store, "--append")
     shutil.copy(tmp_path / FILE, store / FILE)
     monkeypatch.chdir(store / VALIDATION)
-    assert read(".").identity() == before
+    assert read(".").compute_identity() == before
 
 
 def test_validation_part_of_another_store_is_named(two, tmp_path, capsys):

@@ -21,7 +21,7 @@ from gangline_dataloader.sources import build
 from gangline_dataloader.store import local, npy, watch
 from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.manifest import FILE
-from gangline_dataloader.store.npy import checksum
+from gangline_dataloader.store.npy import compute_checksum
 from gangline_testkit.runs import build_small_run
 
 SHARD = "shard-00001.npy"
@@ -38,7 +38,7 @@ def source(path: Path, *words: str):
     run = build_small_run(
         "model.vocab_size=256", "batch.sequence_length=32", "data=tokens", f"data.path={path}", *words
     )
-    return build.tokens(run.data, run, "train")
+    return build.build_tokens(run.data, run, "train")
 
 
 def samples(source) -> list[bytes]:
@@ -205,7 +205,9 @@ def test_large_shard_changed_between_its_pieces_after_the_start_is_named(store, 
     monkeypatch.setattr(npy, "PIECE", 8)
     about = json.loads((store / FILE).read_text())
     shards = about["shards"]
-    shards["pieces_xxh3"] = [npy.pieces_checksum(store / f"shard-{n:05d}.npy") for n in range(len(shards["xxh3"]))]
+    shards["pieces_xxh3"] = [
+        npy.compute_sampled_checksum(store / f"shard-{n:05d}.npy") for n in range(len(shards["xxh3"]))
+    ]
     (store / FILE).write_text(json.dumps(add_checksum(about)))
     now = source(store)
     content = bytearray((store / SHARD).read_bytes())
@@ -255,7 +257,7 @@ def test_a_token_beyond_the_vocabulary_is_named_when_it_is_taken(store, packing)
     tokens[1234] = 255
     np.save(store / "other.npy", tokens)
     (store / "other.npy").replace(path)
-    about["shards"]["xxh3"][1], about["vocab_size"] = checksum(path), 255
+    about["shards"]["xxh3"][1], about["vocab_size"] = compute_checksum(path), 255
     (store / FILE).write_text(json.dumps(add_checksum(about)))
     for plan in store.glob("pack-*.json"):
         plan.unlink()

@@ -104,7 +104,7 @@ def source(store: Path, *settings: str):
     run = build_small_run(
         "model.vocab_size=256", "batch.sequence_length=16", "data=tokens", f"data.path={store}", *settings
     )
-    return build.tokens(run.data, run, "train")
+    return build.build_tokens(run.data, run, "train")
 
 
 def test_a_run_goes_on_with_a_corpus_that_grew(tmp_path, make_store):
@@ -156,7 +156,7 @@ WEB = "data.weights={web: 0.7, code: 0.3}"
 def mixed(stores: dict[str, Path], *settings: str):
     sources = tuple(f"data.sources.{name}={path}" for name, path in stores.items())
     run = build_small_run("model.vocab_size=256", "batch.sequence_length=16", "data=mix", *sources, *settings)
-    return build.mix(run.data, run, "train")
+    return build.build_mix(run.data, run, "train")
 
 
 @pytest.fixture

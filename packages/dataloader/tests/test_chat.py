@@ -99,11 +99,11 @@ def test_what_is_learnt_is_what_the_assistant_said(chats, tokenizer, tmp_path, s
     assert (count["kept"], count["dropped"]) == (40, {"chat: no answer": 1, "double": 1})
     store = LocalTokens(folder)
     assert store.masked
-    codec = build.codec(store)
+    codec = build.open_codec(store)
     tokens, counted = np.empty((1, store.total), store.dtype), np.empty(store.total, np.uint8)
-    store.windows(np.array([0]), store.total, tokens)
+    store.copy_windows(np.array([0]), store.total, tokens)
     store.copy_learnt(np.array([0]), np.array([store.total]), counted, np.array([0]))
-    ends = store.ends(0, store.total)
+    ends = store.find_document_ends(0, store.total)
     numbers = set()
     for document, marks in zip(np.split(tokens[0], ends[:-1]), np.split(counted, ends[:-1]), strict=True):
         ids = document[marks.astype(bool)].tolist()
@@ -124,9 +124,9 @@ def test_answers_of_weight_0_are_read_and_not_trained_on(tokenizer, tmp_path):
     assert read(folder).report["by_source"][str(tmp_path / "chats.jsonl")]["dropped"] == {"chat: no answer": 1}
     store = LocalTokens(folder)
     tokens, counted = np.empty((1, store.total), store.dtype), np.empty(store.total, np.uint8)
-    store.windows(np.array([0]), store.total, tokens)
+    store.copy_windows(np.array([0]), store.total, tokens)
     store.copy_learnt(np.array([0]), np.array([store.total]), counted, np.array([0]))
-    said = build.codec(store).tokenizer.decode(tokens[0][counted.astype(bool)].tolist(), skip_special_tokens=False)
+    said = build.open_codec(store).tokenizer.decode(tokens[0][counted.astype(bool)].tolist(), skip_special_tokens=False)
     assert said == "None, 7 times.<|im_end|>"
 
 
@@ -153,13 +153,13 @@ def test_a_run_counts_only_what_is_to_be_learnt(chats, tokenizer, packing, apart
     asked = ("model.vocab_size=330", "batch.sequence_length=200", "data=tokens", f"data.path={folder}")
     run = build_small_run(*asked, f"data.packing={packing}", f"data.documents={str(apart).lower()}")
     assert find_problems(run) == []
-    source = build.tokens(run.data, run, "train")
+    source = build.build_tokens(run.data, run, "train")
     for i in range(source.count_samples()):
         sample = source.sample(i)
-        index, row = source.row_of(i)
+        index, row = source.locate_sample(i)
         wanted = np.zeros(200, bool)
         at = 0
-        for start, stop in source.pieces(index, row):
+        for start, stop in source.list_token_ranges(index, row):
             counted = np.empty(stop - start, np.uint8)
             source.stores[index].copy_learnt(np.array([start]), np.array([stop]), counted, np.array([0]))
             for place in np.flatnonzero(counted) + at:
@@ -239,7 +239,7 @@ def test_tools_of_a_row_are_in_the_prompt(tokenizer, tmp_path, kind):
     how = ("--tokenizer", str(tokenizer), "--validation", "0", "--replace", "email")
     store = LocalTokens(prepared(path, *how))
     tokens = np.empty((1, store.total), store.dtype)
-    store.windows(np.array([0]), store.total, tokens)
+    store.copy_windows(np.array([0]), store.total, tokens)
     codec = TokenizerCodec(str(tokenizer), None, "replace")
     text = codec.decode_special(tokens[0].tolist())
     assert text.count("count EMAIL_ADDRESS: <|im_start|>system") == 1
@@ -334,7 +334,7 @@ def test_a_mixture_with_conversations_is_not_rearranged_wherever_they_stand(chat
         assert "not rearranged" in problem.what
         assert str(talks) in problem.why
         with pytest.raises(UserError, match="not rearranged"):
-            build.mix(run.data, run, "train")
+            build.build_mix(run.data, run, "train")
 
 
 def test_conversations_are_not_exported_without_what_is_to_be_learnt(chats, tokenizer, tmp_path):
@@ -358,8 +358,8 @@ def test_a_token_before_each_document(texts, make_store):
     folder = make_store(texts, begin_of_text="^")
     store = LocalTokens(folder)
     tokens = np.empty((1, store.total), store.dtype)
-    store.windows(np.array([0]), store.total, tokens)
-    begins = np.concatenate([[0], store.ends(0, store.total)[:-1]])
+    store.copy_windows(np.array([0]), store.total, tokens)
+    begins = np.concatenate([[0], store.find_document_ends(0, store.total)[:-1]])
     assert set(tokens[0][begins].tolist()) == {ord("^")}
     with pytest.raises(UserError, match="--begin-of-text"):
         make_store(texts, begin_of_text="two")

@@ -112,14 +112,14 @@ def test_every_token_and_document_is_where_it_was(form, tmp_path):
     assert store.total == len(TOKENS)
     starts = np.array([0, 77, 93, len(TOKENS) - 40, 380])
     out = np.empty((5, 40), store.dtype)
-    store.windows(starts, 40, out)
+    store.copy_windows(starts, 40, out)
     assert np.array_equal(out, np.stack([TOKENS[s : s + 40] for s in starts]))
-    assert np.array_equal(store.ends(0, store.total), ENDS)
-    assert [store.document_of(t) for t in (0, 4, 5, 95, 96, 397, 706)] == [0, 0, 1, 2, 3, 4, 6]
-    assert store.documents_in(4, 97) == [0, 1, 2, 3]
+    assert np.array_equal(store.find_document_ends(0, store.total), ENDS)
+    assert [store.find_document(t) for t in (0, 4, 5, 95, 96, 397, 706)] == [0, 0, 1, 2, 3, 4, 6]
+    assert store.list_documents(4, 97) == [0, 1, 2, 3]
     assert store.identity == open_tokens(path, 200, column).identity
     with pytest.raises(UserError, match="has token"):
-        open_tokens(path, 150, column).windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
+        open_tokens(path, 150, column).copy_windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
 
 
 def test_a_token_under_zero_is_not_mended_by_a_larger_vocabulary(tmp_path):
@@ -127,7 +127,7 @@ def test_a_token_under_zero_is_not_mended_by_a_larger_vocabulary(tmp_path):
     parquet.write_table(pa.table({"tokens": [[1, 2, -4]]}), tmp_path / "a.parquet")
     store = open_tokens(tmp_path / "a.parquet", 200, None)
     with pytest.raises(UserError, match="has token -4") as refused:
-        store.windows(np.array([0]), 3, np.empty((1, 3), store.dtype))
+        store.copy_windows(np.array([0]), 3, np.empty((1, 3), store.dtype))
     assert "model.vocab_size" not in str(refused.value)
 
 
@@ -137,7 +137,7 @@ def test_a_run_reads_them(form, tmp_path):
     asked = ("data=tokens", f"data.path={path}", f"data.column={column or 'null'}", "data.documents=true")
     run = build_small_run("model.vocab_size=200", "batch.sequence_length=16", *asked)
     assert find_problems(run) == []
-    source = build.tokens(run.data, run, "train")
+    source = build.build_tokens(run.data, run, "train")
     rows = {source.sample(i)["tokens"].tobytes() for i in range(source.count_samples())}
     wanted = [
         TOKENS[n * 16 : n * 16 + 17].astype(source.stores[0].dtype).tobytes() for n in range(source.count_samples())
@@ -150,7 +150,7 @@ def test_windows_of_a_fixed_size_are_read(tmp_path):
     mds(tmp_path / "there", "ndarray:uint32:32", windows)
     store = open_tokens(tmp_path / "there", 200)
     out = np.empty((1, 192), store.dtype)
-    store.windows(np.array([0]), 192, out)
+    store.copy_windows(np.array([0]), 192, out)
     assert np.array_equal(out[0], np.concatenate(windows))
 
 
@@ -218,7 +218,7 @@ def test_a_shard_of_mds_is_held_against_its_hash(tmp_path):
     path.write_bytes(content)
     store = open_tokens(tmp_path, 1 << 31)
     with pytest.raises(UserError, match=r"shard.00001.mds is damaged: its sha1 is"):
-        store.windows(np.array([store.total - 4]), 4, np.empty((1, 4), store.dtype))
+        store.copy_windows(np.array([store.total - 4]), 4, np.empty((1, 4), store.dtype))
 
 
 def test_a_column_that_holds_no_tokens_is_refused(tmp_path):
@@ -314,7 +314,7 @@ def test_a_folder_of_several_splits_is_refused_with_the_patterns_of_each(kind, t
     assert f"data.path={folder}/{pattern}" in given
     run = build_small_run(*asked, f"data.path={folder}/{pattern}")
     assert find_problems(run) == []
-    (store,) = build.tokens(run.data, run, "train").stores
+    (store,) = build.build_tokens(run.data, run, "train").stores
     assert store.total == 90 * sum("train" in name or "data" in name for name in names)
     total = 0
     for line in given:
@@ -406,10 +406,10 @@ def test_documents_after_empty_rows_have_the_numbers_of_their_rows(suffix, colum
     for name in ("a", "b"):
         write_table(tmp_path / f"{name}{suffix}", {"tokens": rows})
     store = open_tokens(tmp_path, 200)
-    assert [store.document_of(t) for t in range(12)] == [0, 0, 2, 7, 7, 10, 11, 11, 13, 18, 18, 21]
-    assert store.ends(0, 12).tolist() == [2, 3, 5, 6, 8, 9, 11, 12], "no empty documents to keep apart"
+    assert [store.find_document(t) for t in range(12)] == [0, 0, 2, 7, 7, 10, 11, 11, 13, 18, 18, 21]
+    assert store.find_document_ends(0, 12).tolist() == [2, 3, 5, 6, 8, 9, 11, 12], "no empty documents to keep apart"
     assert store.documents == 22
-    assert store.documents_in(1, 10) == [0, 2, 7, 10, 11, 13, 18], "those that have tokens there"
+    assert store.list_documents(1, 10) == [0, 2, 7, 10, 11, 13, 18], "those that have tokens there"
 
 
 def write_table(path: Path, columns: dict, rows: int = 3) -> Path:
@@ -474,8 +474,8 @@ def test_an_exported_store_is_the_same_tokens_and_documents(texts, make_store, t
     found = []
     for one in (store, theirs):
         tokens = np.empty((1, one.total), one.dtype)
-        one.windows(np.array([0]), one.total, tokens)
-        found.append((tokens.tolist(), one.ends(0, one.total).tolist()))
+        one.copy_windows(np.array([0]), one.total, tokens)
+        found.append((tokens.tolist(), one.find_document_ends(0, one.total).tolist()))
     assert found[0] == found[1]
     with pytest.raises(UserError, match="there already"):
         commands.main(["export", str(folder), "--out", str(tmp_path / "out")])
@@ -501,7 +501,7 @@ def test_an_external_file_that_changed_under_a_run_is_named(kind, change, read_b
     path = external(tmp_path / "there", kind, np.arange(900))
     root = path.parent if kind == "mds" else path
     run = build_small_run("model.vocab_size=4096", "batch.sequence_length=32", "data=tokens", f"data.path={root}")
-    now = build.tokens(run.data, run, "train")
+    now = build.build_tokens(run.data, run, "train")
     if read_before:
         now.fill(np.arange(now.count_samples()))
     content = path.read_bytes()

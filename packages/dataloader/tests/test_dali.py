@@ -16,7 +16,7 @@ from gangline_dataloader.sources import build
 from gangline_testkit.runs import build_small_run
 
 pytest.importorskip("nvidia.dali", reason="the extra [dali] is not installed")
-from gangline_dataloader.dali.source import dali
+from gangline_dataloader.dali.source import build_dali
 
 SIZES = ("model.vocab_size=256", "batch.sequence_length=48", "batch.global_size=12", "validate.every=10")
 FORMS = {
@@ -39,7 +39,7 @@ def sources(store: Path, form: str, split: str = "train"):
     asked = (*SIZES, *FORMS[form], f"data.path={store}")
     ours, theirs = build_small_run(*asked, "data=dali"), build_small_run(*asked, "data=tokens")
     assert find_problems(ours) == []
-    return dali(ours.data, ours, split), build.tokens(theirs.data, theirs, split)
+    return build_dali(ours.data, ours, split), build.build_tokens(theirs.data, theirs, split)
 
 
 def place(index: int = 0, width: int = 1, micro: int = 2) -> ReadPlace:

@@ -14,7 +14,7 @@ from gangline.errors import UserError
 from gangline_basics.data.codec import TokenizerCodec
 from gangline_dataloader.commands import tokenizer as train_one
 from gangline_dataloader.prepare import fast_bpe
-from gangline_dataloader.prepare.inputs import listing
+from gangline_dataloader.prepare.inputs import list_inputs
 from gangline_dataloader.prepare.settings import TIKTOKEN, TOKENIZERS, Settings
 
 # How Llama 3 splits a text.
@@ -47,7 +47,7 @@ def texts() -> list[str]:
 def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     library = Path(sysconfig.get_paths()["stdlib"])
-    train_one.train(listing([str(library / "a*.py")]), "text", 3000, folder / "tokenizer.json")
+    train_one.train(list_inputs([str(library / "a*.py")]), "text", 3000, folder / "tokenizer.json")
     return folder / "tokenizer.json"
 
 
@@ -59,7 +59,7 @@ def changed(path: Path, where: Path, **values: object) -> Path:
 
 def test_tokens_are_equal_document_by_document(trained, texts):
     slow = TokenizerCodec(str(trained), None, "replace")
-    quick = Settings(tokenizer=str(trained)).codec(TIKTOKEN)
+    quick = Settings(tokenizer=str(trained)).open_codec(TIKTOKEN)
     assert isinstance(quick, fast_bpe.FastBpe)
     for text in texts:
         expected, found = (codec.encode_file(text.encode(), "it") for codec in (slow, quick))
@@ -72,7 +72,7 @@ def test_a_pattern_of_ones_own_is_taken_over(trained, texts, tmp_path):
     split = {"type": "Split", "pattern": {"Regex": LLAMA3}, "behavior": "Isolated", "invert": False}
     path = changed(trained, tmp_path / "l.json", pre_tokenizer={"type": "Sequence", "pretokenizers": [split, level]})
     slow = TokenizerCodec(str(path), None, "replace")
-    quick = fast_bpe.fast(slow)
+    quick = fast_bpe.build_fast_bpe(slow)
     assert quick is not None
     for text in texts:
         assert np.array_equal(quick.encode_file(text.encode(), "it"), slow.encode_file(text.encode(), "it")), text[:80]
@@ -84,8 +84,8 @@ def test_what_is_more_than_merging_goes_the_slow_way(trained, tmp_path):
     level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     for number, values in enumerate([{"normalizer": {"type": "NFC"}}, {"pre_tokenizer": level}, {"model": twice}]):
         path = changed(trained, tmp_path / f"{number}.json", **values)
-        assert fast_bpe.fast(TokenizerCodec(str(path), None, "replace")) is None
-    assert isinstance(Settings(tokenizer=str(trained)).codec(TOKENIZERS), TokenizerCodec)
+        assert fast_bpe.build_fast_bpe(TokenizerCodec(str(path), None, "replace")) is None
+    assert isinstance(Settings(tokenizer=str(trained)).open_codec(TOKENIZERS), TokenizerCodec)
 
 
 @pytest.mark.parametrize("ignored", [False, True])
@@ -93,7 +93,7 @@ def test_word_that_no_merge_makes_is_looked_up(trained, tmp_path, ignored):
     model = json.loads(trained.read_text())["model"]
     vocabulary = {**model["vocab"], "Ġgangline": len(model["vocab"])}
     path = changed(trained, tmp_path / "w.json", model={**model, "ignore_merges": ignored, "vocab": vocabulary})
-    codec = Settings(tokenizer=str(path)).codec(TIKTOKEN)
+    codec = Settings(tokenizer=str(path)).open_codec(TIKTOKEN)
     assert isinstance(codec, fast_bpe.FastBpe) is not ignored  # merging does not look words up
     expected = Tokenizer.from_file(str(path)).encode("a gangline", add_special_tokens=False).ids
     assert codec.encode_file(b"a gangline", "it").tolist() == expected
@@ -103,7 +103,7 @@ def test_word_that_no_merge_makes_is_looked_up(trained, tmp_path, ignored):
 def test_ignored_merges_of_a_complete_vocabulary_are_fast(trained, tmp_path):
     model = json.loads(trained.read_text())["model"]
     path = changed(trained, tmp_path / "w.json", model={**model, "ignore_merges": True})
-    assert isinstance(Settings(tokenizer=str(path)).codec(TIKTOKEN), fast_bpe.FastBpe)
+    assert isinstance(Settings(tokenizer=str(path)).open_codec(TIKTOKEN), fast_bpe.FastBpe)
 
 
 def test_saved_dropout_is_off_both_ways(trained, tmp_path):
@@ -112,13 +112,13 @@ def test_saved_dropout_is_off_both_ways(trained, tmp_path):
     text = b"def function(self): return something\n" * 20
     expected = TokenizerCodec(str(trained), None, "replace").encode_file(text, "it")
     for way, kind in ((TIKTOKEN, fast_bpe.FastBpe), (TOKENIZERS, TokenizerCodec)):
-        codec = Settings(tokenizer=str(path)).codec(way)
+        codec = Settings(tokenizer=str(path)).open_codec(way)
         assert isinstance(codec, kind)
         assert np.array_equal(codec.encode_file(text, "it"), expected)
 
 
 def test_a_difference_ends_the_work(trained, monkeypatch):
-    quick = Settings(tokenizer=str(trained)).codec(TIKTOKEN)
+    quick = Settings(tokenizer=str(trained)).open_codec(TIKTOKEN)
     monkeypatch.setattr(fast_bpe, "SAMPLED", 1)
     quick.encode_file(b"def f(): pass", "same.py")
     quick.ids = quick.ids[::-1].copy()

@@ -51,16 +51,16 @@ def test_every_token_is_where_it_was(write, tmp_path):
     store = open_tokens(path, 200)
     out = np.empty((3, 40), store.dtype)
     starts = np.array([0, 77, len(TOKENS) - 40])
-    store.windows(starts, 40, out)
+    store.copy_windows(starts, 40, out)
     assert np.array_equal(out, np.stack([TOKENS[s : s + 40] for s in starts]))
     assert store.total == len(TOKENS)
     if write is megatron:
         ends = np.cumsum([len(one) for one in DOCUMENTS])
-        assert np.array_equal(store.ends(0, store.total), ends)
-        assert [store.document_of(t) for t in (0, 4, 5, 95, 96)] == [0, 0, 1, 2, 3]
+        assert np.array_equal(store.find_document_ends(0, store.total), ends)
+        assert [store.find_document(t) for t in (0, 4, 5, 95, 96)] == [0, 0, 1, 2, 3]
     assert store.identity == open_tokens(path, 200).identity
     with pytest.raises(UserError, match=r"train\.bin has token"):
-        open_tokens(path, 150).windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
+        open_tokens(path, 150).copy_windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
 
 
 @pytest.mark.parametrize("write", [nanogpt, llm_c, megatron])
@@ -69,7 +69,7 @@ def test_a_run_reads_them(write, tmp_path):
     write(path)
     run = build_small_run("model.vocab_size=200", "batch.sequence_length=16", "data=tokens", f"data.path={path}")
     assert find_problems(run) == []
-    source = build.tokens(run.data, run, "train")
+    source = build.build_tokens(run.data, run, "train")
     rows = {source.sample(i)["tokens"].tobytes() for i in range(source.count_samples())}
     wanted = [
         TOKENS[n * 16 : n * 16 + 17].astype(source.stores[0].dtype).tobytes() for n in range(source.count_samples())
@@ -90,9 +90,9 @@ def test_megatron_documents_after_empty_ones_keep_their_numbers(tmp_path):
     path.with_suffix(".idx").write_bytes(index + np.array([0, 1, 2, 3, 4, 6, 7], "<i8").tobytes())
     path.write_bytes(np.arange(6, dtype="<i4").tobytes())
     store = open_tokens(path, 200)
-    assert [store.document_of(t) for t in range(6)] == [1, 1, 4, 4, 4, 4]
-    assert store.ends(0, 6).tolist() == [2, 6]
-    assert (store.documents, store.documents_in(0, 6)) == (6, [1, 4])
+    assert [store.find_document(t) for t in range(6)] == [1, 1, 4, 4, 4, 4]
+    assert store.find_document_ends(0, 6).tolist() == [2, 6]
+    assert (store.documents, store.list_documents(0, 6)) == (6, [1, 4])
 
 
 def lie(at: int, form: str, value: int):
@@ -175,7 +175,7 @@ def test_raw_tokens_of_a_named_dtype_are_read(column, tmp_path):
     (-tokens).astype(column[1:]).tofile(path)
     store, out = open_tokens(path, 100_000, column), np.empty((1, 5000), column[1:])
     with pytest.raises(UserError, match=r"has token (-|4294)"):
-        store.windows(np.array([0]), 5000, out)
+        store.copy_windows(np.array([0]), 5000, out)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_full_disk_of_a_plan_is_named(small_disk, numbers, monkeypatch):
     disk, limit = small_disk
     prepare(numbers, disk / "store")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    monkeypatch.setattr(command, "report", lambda *words: "")
+    monkeypatch.setattr(command, "format_report", lambda *words: "")
     if limit is None:
         with pytest.raises(OSError, match="No space"):
             (disk / "filler").write_bytes(bytes(1 << 20))
@@ -109,7 +109,7 @@ def test_read_only_folder_is_named(small_disk, numbers, name):
 
 
 def test_file_of_somebody_else_that_cannot_be_read_is_not_taken_for_the_folder(tmp_path):
-    from gangline_dataloader.store.durable import writing_to
+    from gangline_dataloader.store.durable import explain_write_errors
 
-    with pytest.raises(PermissionError), writing_to(tmp_path / "store"):
+    with pytest.raises(PermissionError), explain_write_errors(tmp_path / "store"):
         raise PermissionError(13, "Permission denied", str(tmp_path / "input.txt"))

@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 
-from gangline_dataloader.images.structure import damage
+from gangline_dataloader.images.structure import find_damage
 
 Image = pytest.importorskip("PIL.Image", reason="the images of this test are written by Pillow")
 
@@ -35,16 +35,16 @@ def encoded(kind: str = "JPEG", **ways: object) -> bytes:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_sound_jpeg_passes_and_every_truncation_is_found(way):
     content = encoded(**WAYS[way])
-    assert damage(content) == ""
-    assert damage(content + b"what a camera puts behind an image") == ""
-    assert all(damage(content[:size]) for size in range(3, len(content) - 1))
+    assert find_damage(content) == ""
+    assert find_damage(content + b"what a camera puts behind an image") == ""
+    assert all(find_damage(content[:size]) for size in range(3, len(content) - 1))
 
 
 @pytest.mark.parametrize("way", ["default", "optimized", "restart markers", "not subsampled"])
 def test_zeroed_bytes_of_a_jpeg_are_found(way):
     content = encoded(**WAYS[way])
     for at in range(700, len(content) - 130, 97):
-        found = damage(content[:at] + bytes(128) + content[at + 128 :])
+        found = find_damage(content[:at] + bytes(128) + content[at + 128 :])
         assert "zeros" in found or "restart" in found
 
 
@@ -54,39 +54,39 @@ def test_a_flat_jpeg_passes(ways, mode):
     """With optimized tables its entropy-coded data is zeros."""
     file = io.BytesIO()
     Image.new(mode, (3000, 2000)).save(file, "JPEG", **ways)
-    assert damage(file.getvalue()) == ""
+    assert find_damage(file.getvalue()) == ""
 
 
 def test_random_bytes_in_a_jpeg_are_mostly_found():
     content, rng = encoded(quality=95), np.random.default_rng(0)
     places = rng.integers(700, len(content) - 2050, 200).tolist()
-    found = [bool(damage(content[:at] + rng.bytes(2048) + content[at + 2048 :])) for at in places]
+    found = [bool(find_damage(content[:at] + rng.bytes(2048) + content[at + 2048 :])) for at in places]
     assert sum(found) >= 190
 
 
 def test_restart_markers_out_of_order_are_found():
     content = encoded(restart_marker_blocks=5)
     first = content.index(b"\xff\xd3")
-    assert "out of order" in damage(content[: first + 1] + b"\xd5" + content[first + 2 :])
+    assert "out of order" in find_damage(content[: first + 1] + b"\xd5" + content[first + 2 :])
     interval = content.index(b"\xff\xdd")
-    assert "out of order" in damage(content[:interval] + content[interval + 6 :])
+    assert "out of order" in find_damage(content[:interval] + content[interval + 6 :])
 
 
 def test_damaged_segments_of_a_jpeg_are_found():
     content = encoded()
     tables = content.index(b"\xff\xdb")
-    assert "marker is missing" in damage(content[:tables] + b"\x7f" + content[tables + 1 :])
-    assert "damaged" in damage(content[: tables + 1] + b"\x02" + content[tables + 2 :])
-    assert "damaged" in damage(content[: tables + 2] + b"\xff\xff" + content[tables + 4 :])
+    assert "marker is missing" in find_damage(content[:tables] + b"\x7f" + content[tables + 1 :])
+    assert "damaged" in find_damage(content[: tables + 1] + b"\x02" + content[tables + 2 :])
+    assert "damaged" in find_damage(content[: tables + 2] + b"\xff\xff" + content[tables + 4 :])
 
 
 def test_every_changed_byte_of_a_png_is_found():
     content = encoded("PNG")
-    assert damage(content) == ""
+    assert find_damage(content) == ""
     for at in [*range(8, 60), *range(60, len(content), 997), *range(len(content) - 24, len(content))]:
-        assert damage(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
-    assert all(damage(content[:size]) for size in range(8, len(content), 997))
+        assert find_damage(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
+    assert all(find_damage(content[:size]) for size in range(8, len(content), 997))
 
 
 def test_other_formats_are_left_to_the_decoder():
-    assert damage(b"") == damage(b"<html>404</html>") == damage(encoded("BMP")) == ""
+    assert find_damage(b"") == find_damage(b"<html>404</html>") == find_damage(encoded("BMP")) == ""

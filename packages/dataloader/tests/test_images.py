@@ -16,7 +16,7 @@ import torch
 from gangline.config.check import find_problems
 from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
-from gangline_dataloader.images.augment import crops
+from gangline_dataloader.images.augment import draw_crops
 from gangline_dataloader.images.webdataset import list_samples
 from gangline_testkit import as_installed, warm
 from gangline_testkit.runs import build_small_run
@@ -116,7 +116,7 @@ def test_how_an_image_is_cut_is_a_function_of_the_seed_and_the_sample(shards):
     other = source(shards, "run.seed=8")
     same = [np.array_equal(other.sample(i)["pixels"], source(shards).sample(i)["pixels"]) for i in range(6)]
     assert not any(same)
-    found = crops(np.arange(4000), 0.5, True, 7, "train")
+    found = draw_crops(np.arange(4000), 0.5, True, 7, "train")
     area = found.size.prod(1)
     assert 0.5 - 1e-3 <= area.min() <= area.max() <= 1
     assert (found.corner >= 0).all()

@@ -90,7 +90,7 @@ def test_a_sample_is_the_same_whenever_it_is_asked_for(store, packing):
     asked = (*SIZES, f"data.path={store}", f"data.packing={packing}", "data.documents=true")
     plain, run = build_small_run(*asked), build_small_run(*asked, "data.fim_rate=0.8")
     assert find_problems(run) == []
-    without, source, again = (build.tokens(one.data, one, "train") for one in (plain, run, run))
+    without, source, again = (build.build_tokens(one.data, one, "train") for one in (plain, run, run))
     assert without.compute_fingerprint() != source.compute_fingerprint() == again.compute_fingerprint()
     marks = 0
     for i in reversed(range(40)):
@@ -100,7 +100,7 @@ def test_a_sample_is_the_same_whenever_it_is_asked_for(store, packing):
             assert np.array_equal(sample[name], before[name])
         marks += int((sample["tokens"] == 257).sum())
     assert marks > 10
-    held_out = build.tokens(run.data, run, "validation")
+    held_out = build.build_tokens(run.data, run, "validation")
     assert not any((held_out.sample(i)["tokens"] > 256).any() for i in range(held_out.count_samples()))
 
 
@@ -110,7 +110,7 @@ def test_tokens_stay_in_their_document_without_an_end_of_text(texts, make_store,
     store = letters(texts, make_store, tmp_path)
     asked = (*SIZES, f"data.path={store}", f"data.packing={packing}", "data.documents=true")
     plain, run = build_small_run(*asked), build_small_run(*asked, "data.fim_rate=1")
-    without, source = (build.tokens(one.data, one, "train") for one in (plain, run))
+    without, source = (build.build_tokens(one.data, one, "train") for one in (plain, run))
     changed = 0
     for i in range(60):
         before, after = without.sample(i), source.sample(i)

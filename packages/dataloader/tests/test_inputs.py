@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline_dataloader import commands
-from gangline_dataloader.prepare.inputs import listing
+from gangline_dataloader.prepare.inputs import list_inputs
 from gangline_dataloader.store.manifest import VALIDATION, read
 
 
@@ -57,19 +57,19 @@ def test_what_is_named_itself_or_has_no_training_beside_it_is_read(tmp_path):
         rows(tmp_path / name, name)
     for name in "abc":
         there = [one for one in (tmp_path / name).rglob("*") if one.is_file()]
-        assert len(listing([str(tmp_path / name)])) == len(there)
+        assert len(list_inputs([str(tmp_path / name)])) == len(there)
     rows(tmp_path / "a/train.jsonl", "train")
-    assert [file.name for file in listing([str(tmp_path / "a")])] == ["train.jsonl"]
-    assert len(listing([str(tmp_path / "a/train.jsonl"), str(tmp_path / "a/test.jsonl")])) == 2
+    assert [file.name for file in list_inputs([str(tmp_path / "a")])] == ["train.jsonl"]
+    assert len(list_inputs([str(tmp_path / "a/train.jsonl"), str(tmp_path / "a/test.jsonl")])) == 2
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.csv", "a.tsv.gz"])
 def test_a_table_that_is_read_as_plain_text_is_named(name, tmp_path):
     told: list[str] = []
     (tmp_path / "b.txt").write_text("text")
-    listing([str(tmp_path)], say=told.append)
+    list_inputs([str(tmp_path)], say=told.append)
     assert told == []
     (tmp_path / name).write_bytes(b"x")
-    listing([str(tmp_path)], say=told.append)
+    list_inputs([str(tmp_path)], say=told.append)
     (line,) = told
     assert line.startswith(f"{tmp_path}: {name}: read as plain text")

@@ -10,7 +10,7 @@ import pytest
 
 from gangline.errors import UserError
 from gangline_basics.data.corpus import list_corpus as of_train
-from gangline_dataloader.prepare.inputs import listing as of_prepare
+from gangline_dataloader.prepare.inputs import list_inputs as of_prepare
 
 LISTINGS = {"train": lambda path: of_train(str(path)), "prepare": lambda path: of_prepare([str(path)])}
 

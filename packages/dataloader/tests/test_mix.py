@@ -48,12 +48,12 @@ def letters(source, numbers) -> np.ndarray:
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_samples_come_in_the_proportion_of_the_weights(stores, split):
     run = run_of(stores, "data.weights={web: 7, code: 3}", "data.epochs={web: 1000, code: 1000}")
-    source = build.mix(run.data, run, split)
+    source = build.build_mix(run.data, run, split)
     if split == "train":
         web = (letters(source, range(2000)) == ord("w")).mean()
         assert web == pytest.approx(0.7, abs=0.04)  # of 65,536 it is exact; here chance has 0.01
     else:  # each held-out sequence once, then again
-        parts = dict(zip(source.names, (store.rows(16) for store in source.stores), strict=True))
+        parts = dict(zip(source.names, (store.count_rows(16) for store in source.stores), strict=True))
         count = source.count_samples()
         seen = letters(source, range(2 * count))
         assert count == sum(parts.values())
@@ -63,7 +63,7 @@ def test_samples_come_in_the_proportion_of_the_weights(stores, split):
 
 def test_weights_change_at_the_sample_that_a_stage_names(stores):
     run = run_of(stores, "data.weights={web: 1, code: 0}", "data.stages=[{from: 77, weights: {web: 0, code: 3}}]")
-    found = letters(build.mix(run.data, run, "train"), range(200))
+    found = letters(build.build_mix(run.data, run, "train"), range(200))
     assert (found[:77] == ord("w")).all()
     assert (found[77:] == ord("c")).all()
 
@@ -72,11 +72,11 @@ def test_a_run_goes_on_at_any_cursor_with_the_same_bytes(stores):
     """Built anew at each cursor, as a resumed run does, in whatever order the sources were written."""
     options = (WEIGHTS, "data.stages=[{from: 500, weights: {web: 0.001, code: 0.999}}]", "data.documents=true")
     run = run_of(stores, *options)
-    whole = build.mix(run.data, run, "train")
+    whole = build.build_mix(run.data, run, "train")
     rng = np.random.default_rng(0)
     for cursor in [0, 1023, 1024, *rng.integers(0, 100_000, 20).tolist(), 10**12]:
         again = run_of(dict(reversed(stores.items())), *options)
-        source = build.mix(again.data, again, "train")
+        source = build.build_mix(again.data, again, "train")
         assert source.compute_fingerprint() == whole.compute_fingerprint()
         for i in range(cursor, cursor + 3):
             one, other = whole.sample(i), source.sample(i)
@@ -90,16 +90,16 @@ def test_a_run_goes_on_at_any_cursor_with_the_same_bytes(stores):
 def test_another_mixture_has_another_fingerprint(stores, change):
     one, other = run_of(stores, WEIGHTS), run_of(stores, WEIGHTS, change)
     assert (
-        build.mix(one.data, one, "train").compute_fingerprint()
-        != build.mix(other.data, other, "train").compute_fingerprint()
+        build.build_mix(one.data, one, "train").compute_fingerprint()
+        != build.build_mix(other.data, other, "train").compute_fingerprint()
     )
 
 
 def test_a_run_longer_than_its_capped_sources_is_refused_with_the_numbers(stores):
     settings = (WEIGHTS, "data.epochs={web: 1, code: 2}", "batch.global_size=4", "run.steps=100000")
     run = run_of(stores, *settings)
-    source = build.mix(run.data, run, "train")
-    rows = dict(zip(source.names, (store.rows(16) for store in source.stores), strict=True))
+    source = build.build_mix(run.data, run, "train")
+    rows = dict(zip(source.names, (store.count_rows(16) for store in source.stores), strict=True))
     end = rows["web"] + 2 * rows["code"]
     assert source.count_samples() == end
     assert f"ends after {end} samples, and this run reads 400000" in said(run)
@@ -114,7 +114,7 @@ def test_a_run_longer_than_its_capped_sources_is_refused_with_the_numbers(stores
         source.sample(end)
     uncapped = run_of(stores, WEIGHTS, "data.epochs={web: 1}", "run.steps=100000")
     assert said(uncapped) == ""
-    assert build.mix(uncapped.data, uncapped, "train").count_samples() is None
+    assert build.build_mix(uncapped.data, uncapped, "train").count_samples() is None
 
 
 @pytest.mark.parametrize(

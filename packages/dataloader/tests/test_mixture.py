@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gangline_dataloader.order.mixture import BLOCK, Exhausted, Ingredient, MixtureOrder, WeightStage, shares
+from gangline_dataloader.order.mixture import BLOCK, Exhausted, Ingredient, MixtureOrder, WeightStage, normalise_weights
 
 weights = st.one_of(st.just(0.0), st.floats(0.001, 1.0))
 
@@ -122,7 +122,7 @@ def test_another_source_reshuffles_none_of_the_others():
 )
 def test_weights_that_make_no_shares_are_refused(bad, why):
     with pytest.raises(ValueError, match=why):
-        shares(bad)
+        normalise_weights(bad)
 
 
 def test_stages_that_make_no_order_are_refused():

@@ -10,7 +10,13 @@ import pytest
 
 from gangline.errors import UserError
 from gangline_dataloader import commands
-from gangline_dataloader.prepare.near import PERMUTATIONS, banding, first_of_near, shingles, signature
+from gangline_dataloader.prepare.near import (
+    PERMUTATIONS,
+    choose_bands,
+    compute_signature,
+    list_shingles,
+    mark_near_unique,
+)
 from gangline_dataloader.store.manifest import read
 
 
@@ -38,46 +44,50 @@ def test_signatures_estimate_the_exact_resemblance(changed):
     for _ in range(60):
         one, other = pair(rng, 400, changed)
         exact = resemblance(one, other)
-        errors.append((signature(one) == signature(other)).mean() - exact)
+        errors.append((compute_signature(one) == compute_signature(other)).mean() - exact)
     deviation = np.sqrt(exact * (1 - exact) / PERMUTATIONS)
     assert abs(np.mean(errors)) <= 4 * deviation / np.sqrt(60) + 1e-12
     assert np.std(errors) <= 1.4 * deviation + 1e-12
 
 
 def test_case_and_punctuation_make_no_other_document():
-    assert np.array_equal(signature("One, two; three - FOUR five six!"), signature("one two three four five six"))
-    assert not np.array_equal(signature("one two three four five six"), signature("six five four three two one"))
-    assert len(shingles("a b c")) == len(shingles("a b c d e")) == 1
-    assert not set(shingles("a b c")) & set(shingles("a b c d"))
-    assert len(shingles(" -- ")) == 0
+    assert np.array_equal(
+        compute_signature("One, two; three - FOUR five six!"), compute_signature("one two three four five six")
+    )
+    assert not np.array_equal(
+        compute_signature("one two three four five six"), compute_signature("six five four three two one")
+    )
+    assert len(list_shingles("a b c")) == len(list_shingles("a b c d e")) == 1
+    assert not set(list_shingles("a b c")) & set(list_shingles("a b c d"))
+    assert len(list_shingles(" -- ")) == 0
     words = [f"w{n}" for n in range(5000)]  # more than one chunk
-    halves = [signature(" ".join(part)) for part in (words[:3004], words[3000:])]
-    assert np.array_equal(signature(" ".join(words)), np.minimum(*halves))
+    halves = [compute_signature(" ".join(part)) for part in (words[:3004], words[3000:])]
+    assert np.array_equal(compute_signature(" ".join(words)), np.minimum(*halves))
 
 
 def test_ascii_has_the_words_of_any_text():
     every = "".join(map(chr, range(128))) * 3 + " one_two  3-4"
     words = re.findall(r"\w+", every.lower())
-    assert shingles(every) == [" ".join(words[place : place + 5]) for place in range(len(words) - 4)]
-    assert shingles(every + " ö ä")[:-2] == shingles(every)
+    assert list_shingles(every) == [" ".join(words[place : place + 5]) for place in range(len(words) - 4)]
+    assert list_shingles(every + " ö ä")[:-2] == list_shingles(every)
 
 
 def test_signatures_are_what_they_were():
     """Stores and resumed calls depend on it, whatever the version of the library."""
     text = "The quick brown fox jumps over the lazy dog, again and again."
-    assert signature(text)[:4].tolist() == [3369256999, 3346357008, 3274915766, 3288578002]
+    assert compute_signature(text)[:4].tolist() == [3369256999, 3346357008, 3274915766, 3288578002]
 
 
 @pytest.mark.parametrize("threshold", [0.02, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0])
 def test_a_pair_at_the_threshold_is_compared(threshold):
-    bands, places = banding(threshold)
+    bands, places = choose_bands(threshold)
     assert bands * places == PERMUTATIONS
     assert 1 - (1 - threshold**places) ** bands >= 0.9
 
 
 def reference(signatures: np.ndarray, alive: np.ndarray, threshold: float) -> np.ndarray:
     """Every pair, in the words of the docstring."""
-    bands, places = banding(threshold)
+    bands, places = choose_bands(threshold)
     kept = np.ones(len(signatures), bool)
     for i in range(len(signatures)):
         for j in range(i):
@@ -100,18 +110,25 @@ def test_the_choice_is_that_of_comparing_every_pair(threshold):
             words = list(words)
             words[rng.integers(0, 60)] = "changed"
     texts = [texts[n] for n in rng.permutation(len(texts))]
-    signatures, alive = np.stack([signature(text) for text in texts]), rng.random(len(texts)) < 0.9
+    signatures, alive = np.stack([compute_signature(text) for text in texts]), rng.random(len(texts)) < 0.9
     wanted = reference(signatures, alive, threshold)
     assert 12 <= wanted[alive].sum() < alive.sum() - 10
     for cuts in ([], [50], [0, 7, 7, 100, 144]):
-        got = first_of_near(np.split(signatures, cuts), np.split(alive, cuts), threshold)
+        got = mark_near_unique(np.split(signatures, cuts), np.split(alive, cuts), threshold)
         assert [len(one) for one in got] == [len(one) for one in np.split(alive, cuts)]
         assert np.array_equal(np.concatenate(got), wanted)
 
 
 def test_documents_without_words_are_like_no_other():
-    empty = np.stack([signature("--"), signature("..."), signature("a b c d e f"), signature("A B C D E F")])
-    (kept,) = first_of_near([empty], [np.ones(4, bool)], 0.8)
+    empty = np.stack(
+        [
+            compute_signature("--"),
+            compute_signature("..."),
+            compute_signature("a b c d e f"),
+            compute_signature("A B C D E F"),
+        ]
+    )
+    (kept,) = mark_near_unique([empty], [np.ones(4, bool)], 0.8)
     assert kept.tolist() == [True, True, True, False]
 
 

@@ -21,7 +21,7 @@ def test_the_samples_are_those_of_text(texts, make_store, documents):
     ours = build_small_run(*asked, "data=tokens", f"data.path={store}", "data.order=text")
     theirs = build_small_run(*asked, "data=text", f"data.path={texts}", "data.validation_fraction=0.2")
     for split in ("train", "validation"):
-        mine, reference = build.tokens(ours.data, ours, split), text.build(theirs.data, theirs, split)
+        mine, reference = build.build_tokens(ours.data, ours, split), text.build(theirs.data, theirs, split)
         count = reference.count_samples()
         assert mine.count_samples() == count > 3
         for i in range(2 * count + 5):

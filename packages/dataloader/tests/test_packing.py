@@ -83,14 +83,14 @@ def store(texts, make_store) -> Path:
 def test_an_epoch_shows_every_document_once(store, split, apart):
     run = build_small_run(*SIZES, f"data.path={store}", f"data.documents={str(apart).lower()}", "validate.every=10")
     assert find_problems(run) == []
-    source = build.tokens(run.data, run, split)
+    source = build.build_tokens(run.data, run, split)
     whole = source.stores[0]
     tokens = np.empty((1, whole.total), whole.dtype)
-    whole.windows(np.array([0]), whole.total, tokens)
+    whole.copy_windows(np.array([0]), whole.total, tokens)
     found = []
     for i in range(source.count_samples()):
         sample = source.sample(i)
-        row = source.pieces(*source.row_of(i))
+        row = source.list_token_ranges(*source.locate_sample(i))
         used = sum(stop - start for start, stop in row)
         assert np.array_equal(sample["tokens"][:used], np.concatenate([tokens[0, a:b] for a, b in row]))
         assert (sample["tokens"][used:] == 0).all()
@@ -106,7 +106,7 @@ def test_an_epoch_shows_every_document_once(store, split, apart):
             assert set(sample) == {"tokens", "loss_mask", "filled"}
             assert sample["loss_mask"].sum() == used - 1
         found += row
-    ends = whole.ends(0, whole.total)
+    ends = whole.find_document_ends(0, whole.total)
     assert {start for start, _ in found} >= {0, *ends[:-1].tolist()}
     covered = np.zeros(whole.total, int)
     for start, stop in found:
@@ -140,11 +140,11 @@ def test_prepare_plans_what_it_prepares_and_the_same_plan_again(texts, tmp_path,
 
 def test_a_plan_of_another_store_or_with_another_byte_is_named(store, texts, make_store, capsys):
     other = make_store(texts, validation=0.3)
-    for name in (pack_plan.plan_of(48), *(f.name for f in store.glob("shard-00000.pack-48*"))):
+    for name in (pack_plan.name_plan_file(48), *(f.name for f in store.glob("shard-00000.pack-48*"))):
         (other / name).write_bytes((store / name).read_bytes())
     (problem,) = find_problems(build_small_run(*SIZES, f"data.path={other}"))
     assert "a plan of another store" in problem.what
-    path = store / pack_plan.pieces_of(0, 48)
+    path = store / pack_plan.name_pack_file(0, 48)
     content = bytearray(path.read_bytes())
     content[128 + 4] ^= 1
     path.write_bytes(content)
@@ -152,7 +152,7 @@ def test_a_plan_of_another_store_or_with_another_byte_is_named(store, texts, mak
     assert f"{path}: its bytes" in capsys.readouterr().out
     path.write_bytes(path.read_bytes()[:-1])
     run = build_small_run(*SIZES, f"data.path={store}")
-    source = build.tokens(run.data, run, "train")
+    source = build.build_tokens(run.data, run, "train")
     with pytest.raises(UserError, match="pack-48"):
         [source.sample(i) for i in range(source.count_samples())]
 
@@ -176,15 +176,15 @@ def test_a_mixture_packs_each_of_its_stores(store, texts, make_store):
     sizes = (*SIZES[:2], "data=mix", "data.packing=best_fit", "data.documents=true")
     run = build_small_run(*sizes, f"data.sources={{a: {store}, b: {other}}}", "data.weights={a: 1, b: 1}")
     assert find_problems(run) == []
-    source = build.mix(run.data, run, "train")
+    source = build.build_mix(run.data, run, "train")
     assert [one.count for one in source.parts] == [pack_plan.read(folder, 48).rows for folder in (store, other)]
-    assert {source.row_of(i)[0] for i in range(20)} == {0, 1}
+    assert {source.locate_sample(i)[0] for i in range(20)} == {0, 1}
     assert all("document" in source.sample(i) for i in range(20))
 
 
 def test_plans_of_a_store_are_files_that_numpy_reads(store):
-    columns = json.loads((store / pack_plan.plan_of(48)).read_text())["shards"]
+    columns = json.loads((store / pack_plan.name_plan_file(48)).read_text())["shards"]
     assert len(columns["rows"]) == len(read(store).shards) > 1
-    assert len(np.load(store / pack_plan.pieces_of(0, 48))) == 2 * columns["pieces"][0]
+    assert len(np.load(store / pack_plan.name_pack_file(0, 48))) == 2 * columns["pieces"][0]
     assert (store / FILE).exists()
     assert LocalTokens(store).total == read(store).tokens

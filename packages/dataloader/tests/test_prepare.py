@@ -23,7 +23,7 @@ from gangline_basics.data.corpus import FilePart, TextFile
 from gangline_dataloader import commands
 from gangline_dataloader.prepare import run
 from gangline_dataloader.prepare.clean import clean_text
-from gangline_dataloader.prepare.inputs import listing
+from gangline_dataloader.prepare.inputs import list_inputs
 from gangline_dataloader.prepare.prepare_plan import WORK
 from gangline_dataloader.prepare.settings import Settings
 from gangline_dataloader.store.fields import add_checksum
@@ -54,8 +54,8 @@ def texts_of(folder: Path) -> list[str]:
     """The documents of a byte store."""
     store = LocalTokens(folder)
     everything = np.empty((1, store.total), store.dtype)
-    store.windows(np.array([0]), store.total, everything)
-    ends = store.ends(0, store.total)
+    store.copy_windows(np.array([0]), store.total, everything)
+    ends = store.find_document_ends(0, store.total)
     return [bytes(part).decode().removesuffix("\0") for part in np.split(everything[0], ends[:-1])]
 
 
@@ -128,13 +128,13 @@ def end_second_task(store: Path, identity: str, stage: int, number: int) -> None
     """The work of a worker, ended in task 1 as the system does where memory runs out."""
     if (stage, number) == (0, 1):
         os.kill(os.getpid(), signal.SIGKILL)
-    run.do(store, identity, stage, number)
+    run.run_stage_item(store, identity, stage, number)
 
 
 def test_worker_killed_by_the_system_is_one_message(texts, make_store, tmp_path, monkeypatch):
     settings, out = Settings(task_bytes=20_000), tmp_path / "out"
     with monkeypatch.context() as patched:
-        patched.setattr(run, "do", end_second_task)
+        patched.setattr(run, "run_stage_item", end_second_task)
         with pytest.raises(UserError, match=r"a worker of 2 ended .* \(out of memory\?\)") as error:
             run.prepare([str(texts)], out, settings, 2, lambda *words: None)
     assert "fewer --workers" in str(error.value)
@@ -320,7 +320,7 @@ def test_store_of_an_older_identity_is_recognised_by_its_words(append, texts, tm
     document = json.loads((out / "manifest.json").read_text())
     document.pop("checksum")
     call = document["report"]["appended"][0] if append else document["report"]
-    call["identity"] = Settings(validation=0.3).identity_without_names(listing([str(texts / "deep")]))
+    call["identity"] = Settings(validation=0.3).compute_older_identity(list_inputs([str(texts / "deep")]))
     (out / "manifest.json").write_text(json.dumps(add_checksum(document)))
     (out / WORK).mkdir()
     (out / WORK / "plan.json").write_text(json.dumps({"identity": call["identity"]}))

@@ -111,7 +111,7 @@ def test_samples_are_those_of_the_store_on_disk(server, store, tmp_path, split, 
     asked = (*SIZES, f"data.packing={packing}", "data.documents=true", f"data.cache={tmp_path / 'cache'}")
     ours, theirs = (build_small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
     assert find_problems(ours) == []
-    mine, reference = (build.tokens(run.data, run, split) for run in (ours, theirs))
+    mine, reference = (build.build_tokens(run.data, run, split) for run in (ours, theirs))
     assert mine.compute_fingerprint() == reference.compute_fingerprint()
     for i in range(min(60, reference.count_samples() + 3)):
         one, other = mine.sample(i), reference.sample(i)
@@ -128,7 +128,7 @@ def test_the_cache_never_holds_more_than_its_limit(server, store, tmp_path, monk
     asked = (*SIZES, "data.shuffle_span=2000", f"data.cache={tmp_path / 'cache'}", f"data.cache_bytes={limit}")
     run, local = (build_small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
     assert find_problems(run) == []
-    mine, reference = (build.tokens(one.data, one, "train") for one in (run, local))
+    mine, reference = (build.build_tokens(one.data, one, "train") for one in (run, local))
     cache = FileCache(tmp_path / "cache", limit)
     most = 0
     for i in range(reference.count_samples()):
@@ -164,8 +164,8 @@ def test_in_a_cache_of_the_size_that_is_named_no_file_is_fetched_twice_in_a_span
     run = build_small_run(*asked, f"data.cache_bytes={needed}")
     assert find_problems(run) == []
     server.asked.clear()
-    source = build.tokens(run.data, run, "train")
-    held_out = build.tokens(run.data, run, "validation")
+    source = build.build_tokens(run.data, run, "train")
+    held_out = build.build_tokens(run.data, run, "validation")
     cache = FileCache(tmp_path / "cache", needed)
     for i in range(50):
         source.fill(np.array([i]))
@@ -232,7 +232,7 @@ def test_three_runs_share_a_cache_that_has_room_for_less_than_one(server, store,
     running = [subprocess.Popen([sys.executable, str(script), *words], stdout=subprocess.PIPE) for _ in range(3)]
     found = [process.communicate()[0].decode().strip() for process in running]
     run = build_small_run(*asked, f"data.path={store}")
-    local, digest = build.tokens(run.data, run, "train"), xxhash.xxh3_128()
+    local, digest = build.build_tokens(run.data, run, "train"), xxhash.xxh3_128()
     for i in range(local.count_samples()):
         digest.update(local.sample(i)["tokens"].tobytes())
     assert found == [digest.hexdigest()] * 3
@@ -245,7 +245,7 @@ from gangline_testkit.runs import build_small_run
 from gangline_dataloader.sources import build, windows
 windows.AHEAD = 16
 run = build_small_run(*sys.argv[1:])
-source, digest = build.tokens(run.data, run, "train"), xxhash.xxh3_128()
+source, digest = build.build_tokens(run.data, run, "train"), xxhash.xxh3_128()
 for i in range(source.count_samples()):
     digest.update(source.sample(i)["tokens"].tobytes())
 print(digest.hexdigest())
@@ -269,7 +269,7 @@ def test_what_arrives_damaged_is_never_read(server, store, tmp_path):
     path.write_bytes(content)
     asked = (*SIZES, f"data.path={url(server, store)}", f"data.cache={tmp_path / 'cache'}", "data.deadline=5")
     run = build_small_run(*asked)
-    source = build.tokens(run.data, run, "train")
+    source = build.build_tokens(run.data, run, "train")
     with pytest.raises(UserError, match=r"shard-00001\.npy arrives damaged"):
         [source.sample(i) for i in range(source.count_samples())]
     path.unlink()
@@ -315,7 +315,7 @@ def test_a_shard_that_makes_room_at_once_is_still_read(server, store, tmp_path, 
     """Other ranks may let it go as soon as it is there: whoever asked for it has it open."""
     asked = (*SIZES, f"data.cache={tmp_path / 'cache'}")
     run, local = (build_small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
-    mine, reference = (build.tokens(one.data, one, "train") for one in (run, local))
+    mine, reference = (build.build_tokens(one.data, one, "train") for one in (run, local))
     real = FileCache.open
 
     def opened(self, *words):
@@ -339,14 +339,14 @@ def test_what_may_not_be_read_is_not_asked_for_again(server, texts, make_store, 
     begun = time.monotonic()
     assert find_problems(run) == []
     assert (
-        build.tokens(run.data, run, "train").compute_fingerprint()
-        == build.tokens(local.data, local, "train").compute_fingerprint()
+        build.build_tokens(run.data, run, "train").compute_fingerprint()
+        == build.build_tokens(local.data, local, "train").compute_fingerprint()
     )
     (problem,) = find_problems(build_small_run(*asked, f"data.path={url(server, store)}/none"))
     assert "manifest.json may not be read" in problem.what
     server.trouble = lambda path: status if path.endswith(".npy") else None
     with pytest.raises(UserError, match=r"npy may not be read"):
-        build.tokens(run.data, run, "train").sample(0)
+        build.build_tokens(run.data, run, "train").sample(0)
     assert time.monotonic() - begun < 200, "it waited for its deadline of ten minutes"
 
 
@@ -447,7 +447,7 @@ def test_validation_part_behind_a_url_is_read_without_its_store(server, store, t
     server.trouble = lambda path: status if path == f"/{store.name}/{FILE}" else None
     where = f"{url(server, store)}/validation"
     found = RemoteTokens(where, FileCache(tmp_path / "cache", 1 << 30), 5.0)
-    assert found.identity == read(store / "validation").identity()
+    assert found.identity == read(store / "validation").compute_identity()
     assert commands.main(["verify", where]) == 0
 
 
@@ -462,5 +462,5 @@ def test_plans_behind_a_url_that_can_be_listed_are_verified(store, capsys):
     path.write_bytes(content)
     assert commands.main(["verify", where]) == 1
     assert f"{where}/shard-00001.pack-48.npy: its bytes" in capsys.readouterr().out
-    sizes = Remote(where, 5.0).sizes(["shard-00001.npy", "none.npy"])
+    sizes = Remote(where, 5.0).find_file_sizes(["shard-00001.npy", "none.npy"])
     assert sizes == {"shard-00001.npy": (store / "shard-00001.npy").stat().st_size, "none.npy": None}

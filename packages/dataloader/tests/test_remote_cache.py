@@ -32,7 +32,7 @@ def opened(cache: FileCache, number: int, *answers: bytes) -> bytes:
 def source(store: Path, place: Path, *words: str):
     sizes = ("model.vocab_size=256", "batch.sequence_length=48", "data=tokens")
     run = build_small_run(*sizes, f"data.path={store.as_uri()}", f"data.cache={place}", *words)
-    return build.tokens(run.data, run, "train")
+    return build.build_tokens(run.data, run, "train")
 
 
 def test_files_of_others_stay_when_the_cache_is_full(texts, make_store, tmp_path):
@@ -138,11 +138,11 @@ def test_file_that_another_process_removes_while_it_is_compared_is_read(tmp_path
     cache = FileCache(tmp_path, 1000)
     opened(cache, 0)
     caches._checked.clear()
-    real = caches._version
+    real = caches._get_version
 
     def removed(file):
         Path(file.name).unlink(missing_ok=True)
         return real(file)
 
-    monkeypatch.setattr(caches, "_version", removed)
+    monkeypatch.setattr(caches, "_get_version", removed)
     assert opened(cache, 0) == CONTENT[0]

@@ -17,7 +17,7 @@ from gangline.run.attempts import Attempt, append, find_next_cursor
 from gangline.run.directory import RunDirectory
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
-from gangline_dataloader.sources.of_run import first_sample
+from gangline_dataloader.sources.of_run import find_first_sample
 from gangline_testkit.runs import build_small_run
 
 ranges = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 80)), max_size=6)
@@ -36,7 +36,7 @@ def test_the_first_sample_of_a_step_is_where_the_loop_has_its_cursor(passed, siz
     for _ in range(step - 1):
         cursor = find_next_cursor(lines, cursor, batch.get_size)
         cursor += batch.get_size(cursor)
-    assert first_sample(lines, step, batch) == find_next_cursor(lines, cursor, batch.get_size)
+    assert find_first_sample(lines, step, batch) == find_next_cursor(lines, cursor, batch.get_size)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def run_dir(tmp_path, texts, make_store):
 def test_order_names_the_samples_and_documents_of_a_step(run_dir, capsys):
     """Held against the samples themselves, and past samples that were passed over."""
     directory, run = run_dir
-    source = build.mix(run.data, run, "train")
+    source = build.build_mix(run.data, run, "train")
     for line, first in ((None, 8), (Attempt(2, None, skipped=21, skipped_from=6), 31)):
         if line:
             append(directory.path, line)
@@ -75,9 +75,9 @@ def test_order_names_the_samples_and_documents_of_a_step(run_dir, capsys):
         for one in found["samples"]:
             store = source.stores[source.names.index(one["source"])]
             tokens = np.empty((1, 65), store.dtype)
-            store.windows(np.array([one["first_token"]]), 65, tokens)
+            store.copy_windows(np.array([one["first_token"]]), 65, tokens)
             assert np.array_equal(tokens[0], source.sample(one["sample"])["tokens"])
-            ends = np.concatenate([[0], store.ends(0, store.total)])
+            ends = np.concatenate([[0], store.find_document_ends(0, store.total)])
             wanted = [
                 n
                 for n in range(store.documents)
@@ -94,7 +94,7 @@ def test_order_names_the_samples_and_documents_of_a_step(run_dir, capsys):
 
 def test_a_sample_is_shown_as_text_with_its_documents_apart(run_dir, capsys):
     directory, run = run_dir
-    source = build.mix(run.data, run, "train")
+    source = build.build_mix(run.data, run, "train")
     boundaries = 0
     for number in range(12):
         commands.main(["show", str(directory.path), "--sample", str(number), "--json"])
@@ -149,7 +149,7 @@ def test_a_tokenizer_is_trained_the_same_each_time_and_loses_nothing(texts, tmp_
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
     store = make_store(texts, tokenizer=str(tmp_path / "one.json"))
     run = build_small_run("model.vocab_size=300", "data=tokens", f"data.path={store}")
-    source = build.tokens(run.data, run, "train")
+    source = build.build_tokens(run.data, run, "train")
     text = "Anything at all: ü, 漢字, \t and \x01."
     assert source.decode(source.encode(text)) == text
     assert source.codec.separator == source.stores[0].end_of_text == 0

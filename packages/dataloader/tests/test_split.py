@@ -129,7 +129,8 @@ def test_whole_store_as_validation_set_has_all_windows(store, tmp_path, data, pa
     folders = [path, *([path / VALIDATION] if share != "0" else []), *([store] if data == "mix" else [])]
     assert [each.folder for each in whole.stores] == folders
     rows = [
-        PackedRows(each, 16).up_to[-1] if packing == "best_fit" else each.rows(16) for each in map(LocalTokens, folders)
+        PackedRows(each, 16).up_to[-1] if packing == "best_fit" else each.count_rows(16)
+        for each in map(LocalTokens, folders)
     ]
     assert all(rows)
     assert whole.count_samples() == sum(rows)
@@ -159,8 +160,8 @@ def test_whole_store_with_a_short_validation_part_is_read(store, tmp_path):
     T = LocalTokens(path / VALIDATION).total
     run = settled(store, config, f"batch.sequence_length={T}")
     check(run)
-    whole = build.tokens(build_validation_sets(run)["more"], run, "validation")
-    assert whole.count_samples() == LocalTokens(path).rows(T) > 0
+    whole = build.build_tokens(build_validation_sets(run)["more"], run, "validation")
+    assert whole.count_samples() == LocalTokens(path).count_rows(T) > 0
 
 
 def test_a_fraction_that_has_no_effect_is_reported(store, tmp_path):

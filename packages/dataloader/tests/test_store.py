@@ -45,11 +45,11 @@ def test_windows_and_ends_are_those_of_one_long_vector(data, tmp_path):
     length = data.draw(st.integers(1, len(whole)))
     starts = rng.integers(0, len(whole) - length + 1, 7)
     out = np.empty((7, length), store.dtype)
-    store.windows(starts, length, out)
+    store.copy_windows(starts, length, out)
     assert np.array_equal(out, np.stack([whole[start : start + length] for start in starts]))
     ends = np.cumsum([n for some in lengths for n in some])
     start = int(starts[0])
-    assert store.ends(start, start + length).tolist() == [e for e in ends if start < e <= start + length]
+    assert store.find_document_ends(start, start + length).tolist() == [e for e in ends if start < e <= start + length]
 
 
 def test_shards_are_plain_numpy_files(tmp_path):
@@ -61,9 +61,13 @@ def test_shards_are_plain_numpy_files(tmp_path):
 def test_a_store_that_grew_knows_what_it_was(tmp_path):
     documents = [[np.arange(1, 9)], [np.arange(4)], [np.arange(7)]]
     short, long = written(tmp_path / "short", documents[:2]), written(tmp_path / "long", documents)
-    assert long.match_prefix(short.identity()) == 2
-    assert short.match_prefix(long.identity()) is None
-    assert long.identity() != short.identity() != written(tmp_path / "other", documents[1:]).identity()
+    assert long.match_prefix(short.compute_identity()) == 2
+    assert short.match_prefix(long.compute_identity()) is None
+    assert (
+        long.compute_identity()
+        != short.compute_identity()
+        != written(tmp_path / "other", documents[1:]).compute_identity()
+    )
 
 
 DAMAGE = {

@@ -38,7 +38,7 @@ def store(texts, make_store, tmp_path) -> Path:
 
 def opened(store: Path):
     run = build_small_run("model.vocab_size=257", "batch.sequence_length=32", "data=tokens", f"data.path={store}")
-    return build.tokens(run.data, run, "train")
+    return build.build_tokens(run.data, run, "train")
 
 
 def swapped(path: Path) -> None:

@@ -56,12 +56,12 @@ def source_of(stores, order, documents=True):
 
 def single(lengths, documents=True):
     store = Memory(lengths, documents=documents)
-    return source_of([store], SingleOrder(Ingredient("0", store.rows(T)), 7, "train"), documents)
+    return source_of([store], SingleOrder(Ingredient("0", store.count_rows(T)), 7, "train"), documents)
 
 
 def mixed(epochs=None):
     stores = [Memory([40, 3, 90], 1), Memory([25] * 6, 2)]
-    ingredients = [Ingredient(str(k), store.rows(T), None, epochs) for k, store in enumerate(stores)]
+    ingredients = [Ingredient(str(k), store.count_rows(T), None, epochs) for k, store in enumerate(stores)]
     return source_of(stores, TrainOrder(MixtureOrder(ingredients, [WeightStage(0, (0.7, 0.3))], 7)))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gangline_models.hugging_face.commands import words_for
+from gangline_models.hugging_face.commands import list_overrides
 
 SHORT = (  # of a run of a few steps, whose loss moves
     "batch.global_size=4",
@@ -39,7 +39,7 @@ def llama(directory: Path, seed: int = 0, hidden: int = 48) -> list[str]:
         eos_token_id=255,
     )
     LlamaForCausalLM(config).save_pretrained(directory)
-    return words_for(directory)
+    return list_overrides(directory)
 
 
 @torch.no_grad()

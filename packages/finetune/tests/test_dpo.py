@@ -12,7 +12,7 @@ from small_models import llama, opened
 
 from gangline.cli.main import main
 from gangline.config.compose import compose_one
-from gangline_finetune.dpo.modules import dpo_losses, pairs_won
+from gangline_finetune.dpo.modules import compute_dpo_losses, mark_won_pairs
 from gangline_finetune.dpo.source import build
 from gangline_testkit import RealRuns
 
@@ -78,7 +78,7 @@ def test_the_loss_of_a_run_is_that_of_its_export_by_transformers(runs):
     of = source(runs, split="validation")
     assert len(of.pairs) == 8
     now, first = (log_likelihoods(opened(here / name), of) for name in ("merged", "base"))
-    losses, margins = dpo_losses(now, first, BETA)
+    losses, margins = compute_dpo_losses(now, first, BETA)
     record = runs.read_records("a")[-1]
     assert record["validation_loss"] == pytest.approx(losses.mean().item(), rel=1e-4)
     assert margins.mean() > 0.1, "nothing was learnt"
@@ -145,7 +145,7 @@ def test_the_loss_is_that_of_trl(runs, tmp_path, monkeypatch):
     policy.eval()
     with torch.no_grad():
         wanted = trainer.compute_loss(policy, inputs)
-    losses, _ = dpo_losses(log_likelihoods(policy, of), log_likelihoods(base, of), BETA)
+    losses, _ = compute_dpo_losses(log_likelihoods(policy, of), log_likelihoods(base, of), BETA)
     assert wanted.item() == pytest.approx(losses.mean().item(), rel=1e-4)
 
 
@@ -274,6 +274,6 @@ def test_pair_that_gained_by_rounding_is_not_won(dtype):
     first = torch.full((3, 2), -120.0, dtype=dtype)
     gained = torch.tensor([torch.finfo(dtype).eps * 100, 0.1, -0.1], dtype=dtype)
     now = first + torch.stack((gained, torch.zeros_like(gained)), 1)
-    _, margin = dpo_losses(now, first, BETA)
+    _, margin = compute_dpo_losses(now, first, BETA)
     assert float(margin[0]) > 0
-    assert pairs_won(now, margin, BETA).tolist() == [False, True, False]
+    assert mark_won_pairs(now, margin, BETA).tolist() == [False, True, False]

@@ -15,7 +15,7 @@ from gangline.cli.main import main
 from gangline.model.compose import compose_model
 from gangline.model.tree import get_parameter_shapes
 from gangline_basics.model.low_bit import Codes, decode, encode
-from gangline_models.hugging_face.adapters import bits_beside
+from gangline_models.hugging_face.adapters import find_frozen_bits
 from gangline_testkit import ModelEditSuite, RealRuns
 from gangline_testkit.sessions import open_session
 
@@ -105,11 +105,11 @@ def test_a_base_that_lies_in_bf16_is_not_rounded_by_being_kept_so(tmp_path):
     run = open_session(tmp_path / "run", *words, "lora=on", "lora.base=bf16").run
     tree, plan = compose_model(run)
     shapes = get_parameter_shapes(tree)
-    assert bits_beside(shapes, plan, str(tmp_path / "base")) == 16
+    assert find_frozen_bits(shapes, plan, str(tmp_path / "base")) == 16
     opened(tmp_path / "base").bfloat16().save_pretrained(tmp_path / "half")
-    assert bits_beside(shapes, plan, str(tmp_path / "half")) is None
-    assert bits_beside(shapes, plan, str(tmp_path / "gone")) == 16
-    assert bits_beside(shapes, plan, None) == 16
+    assert find_frozen_bits(shapes, plan, str(tmp_path / "half")) is None
+    assert find_frozen_bits(shapes, plan, str(tmp_path / "gone")) == 16
+    assert find_frozen_bits(shapes, plan, None) == 16
 
 
 def gangline(*words: object) -> None:

@@ -17,10 +17,10 @@ from gangline.run.events import read_events
 from gangline.train.rank import train
 from gangline_basics.cluster.file import load_cluster
 from gangline_health.burn_in import measure
-from gangline_health.burn_in.check import exact_sum
+from gangline_health.burn_in.check import is_all_reduce_exact
 from gangline_health.burn_in.config import BurnInHealth
-from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks
-from gangline_health.commands.burn_in import run, samples
+from gangline_health.burn_in.judge import RankRates, find_bad_ranks, find_slow_links
+from gangline_health.commands.burn_in import choose_global_size, run
 from gangline_testkit import HealthCheckSuite, warm
 from gangline_testkit.pool import get_pool
 from gangline_testkit.real_runs import RealRuns
@@ -45,33 +45,35 @@ def row(rank: int, node: str = "a", **more) -> RankRates:
 
 def test_a_rank_is_bad_where_it_alone_is_slow_or_wrong_and_a_link_where_both_ends_are_good() -> None:
     rows = [row(rank, "a" if rank < 4 else "b") for rank in range(8)]
-    assert bad_ranks(rows, BurnInHealth(), on_cpu=False) == []
+    assert find_bad_ranks(rows, BurnInHealth(), on_cpu=False) == []
     rows[3] = row(3, matmul=80e12)
     rows[5] = row(5, "b", wrong=("a product",))
     rows[6] = row(6, "b", sent=dict.fromkeys(rows[6].sent, 4e9))
-    found = {one.rank: one.why for one in bad_ranks(rows, BurnInHealth(), on_cpu=False)}
+    found = {one.rank: one.why for one in find_bad_ranks(rows, BurnInHealth(), on_cpu=False)}
     assert sorted(found) == [3, 5, 6]
     assert found[3] == ("matmul 80 TFLOP/s, the median is 100",)
     assert found[5] == ("computes wrongly: a product",)
     assert [why.split(",")[0] for why in found[6]] == ["sends 4 GB/s in its node", "sends 4 GB/s to other nodes"]
-    assert [one.rank for one in bad_ranks(rows, BurnInHealth(), on_cpu=True)] == [5], "ranks on a CPU share its cores"
+    assert [one.rank for one in find_bad_ranks(rows, BurnInHealth(), on_cpu=True)] == [5], (
+        "ranks on a CPU share its cores"
+    )
     rows[1] = row(1, sent={**rows[1].sent, "2": 1e9})
-    assert bad_links(rows, BurnInHealth(), on_cpu=False) == ["rank 1 to rank 2: 1 GB/s, the median is 10"]
+    assert find_slow_links(rows, BurnInHealth(), on_cpu=False) == ["rank 1 to rank 2: 1 GB/s, the median is 10"]
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 16])
 def test_all_pairs_meet_once(size: int) -> None:
-    found = measure.rounds(size, 16)
+    found = measure.plan_rounds(size, 16)
     pairs = [(rank, peer) for peers in found for rank, peer in enumerate(peers) if peer is not None and rank < peer]
     assert sorted(pairs) == [(a, b) for a in range(size) for b in range(a + 1, size)]
     assert all(peers[peer] == rank for peers in found for rank, peer in enumerate(peers) if peer is not None)
-    assert len(measure.rounds(10_000, 16)) == 5, "of many ranks each meets a few"
+    assert len(measure.plan_rounds(10_000, 16)) == 5, "of many ranks each meets a few"
 
 
 def test_a_product_that_is_wrong_by_one_bit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, mm = torch.device("cpu"), torch.mm
-    assert measure.products_are_exact(cpu, torch.float32)
-    assert measure.products_are_exact(cpu, torch.bfloat16)
+    assert measure.is_matmul_exact(cpu, torch.float32)
+    assert measure.is_matmul_exact(cpu, torch.bfloat16)
 
     def flips(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         found = mm(a, b)
@@ -79,7 +81,7 @@ def test_a_product_that_is_wrong_by_one_bit_is_seen(monkeypatch: pytest.MonkeyPa
         return found
 
     monkeypatch.setattr(torch, "mm", flips)
-    assert not measure.products_are_exact(cpu, torch.float32)
+    assert not measure.is_matmul_exact(cpu, torch.float32)
 
 
 @pytest.mark.parametrize("size", [1, 181, 16_384])
@@ -99,20 +101,20 @@ def test_a_sum_over_many_ranks_is_exact_and_one_that_is_wrong_by_one_is_seen(siz
             found[5] += self.off
             return found
 
-    assert exact_sum(cast(Any, Ranks()), cpu)
-    assert not exact_sum(cast(Any, Ranks(off=1.0)), cpu)
+    assert is_all_reduce_exact(cast(Any, Ranks()), cpu)
+    assert not is_all_reduce_exact(cast(Any, Ranks(off=1.0)), cpu)
 
 
 def burnt_in(run_dir: Path, bad: int | None) -> tuple[int, int]:
     """(exit code, steps done) of a run of which one rank computes wrongly."""
     s = open_session(run_dir, "health=[burn_in]", "parallel=ddp", "run.steps=2", *FAST, *CALM)
-    exact = measure.products_are_exact
+    exact = measure.is_matmul_exact
     if s.comms.rank == bad:
-        measure.products_are_exact = lambda *_: False  # type: ignore[assignment]
+        measure.is_matmul_exact = lambda *_: False  # type: ignore[assignment]
     try:
         return train(s), s.step
     finally:
-        measure.products_are_exact = exact
+        measure.is_matmul_exact = exact
 
 
 def test_a_bad_rank_is_named_before_the_first_step(tmp_path: Path) -> None:
@@ -190,4 +192,4 @@ def test_nodes_that_would_not_find_each_other_are_refused() -> None:
 def test_the_batch_divides_over_however_many_nodes_come(nodes: str, size: int) -> None:
     words = ["parallel=ddp", "launch=elastic", f"launch.nodes={nodes}", "launch.per_node=2"]
     most = int(nodes.rpartition(":")[2])
-    assert samples(compose_one([*words, f"launch.processes={2 * most}"])) == size
+    assert choose_global_size(compose_one([*words, f"launch.processes={2 * most}"])) == size

@@ -21,9 +21,9 @@ from gangline.shard import Shard
 from gangline.train.rank import train
 from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer
 from gangline_health.config import CorruptionOptions
-from gangline_health.monitors.bits import array_sums, fingerprint, weights, words
-from gangline_health.monitors.corruption import CorruptionMonitor, odd_ones
-from gangline_health.monitors.recompute import COMPUTED, RECEIVED, SAME, Event, first_difference
+from gangline_health.monitors.bits import compute_fingerprint, list_weights, sum_arrays, view_words
+from gangline_health.monitors.corruption import CorruptionMonitor, find_odd_ranks
+from gangline_health.monitors.recompute import COMPUTED, RECEIVED, SAME, Event, find_first_difference
 from gangline_testkit import as_installed
 from gangline_testkit.health import make_healthy
 from gangline_testkit.health_ranks import run_training
@@ -43,7 +43,7 @@ def run(run_dir: Path, bad: int | None, *settings: str) -> tuple[int | str, list
     def flips() -> None:
         applied()
         if s.comms.rank == bad and s.step == 4 and s.attempt == 1:
-            words(next(iter(s.runtime.shards())).local)[3] ^= 1 << 20
+            view_words(next(iter(s.runtime.shards())).local)[3] ^= 1 << 20
 
     s.runtime.finish_update = flips  # type: ignore[method-assign]
     try:
@@ -111,7 +111,7 @@ def with_a_gradient_flipped(run_dir: Path, bad: int | None, *settings: str) -> t
         found = once(microbatches)
         if s.comms.rank == bad and s.step == 4 and s.attempt == 1:
             piece = next(piece for each in s.runtime.parameters() for piece in each.pieces)
-            words(piece.tensor.grad)[3] ^= 1 << 20
+            view_words(piece.tensor.grad)[3] ^= 1 << 20
         return found
 
     s.runtime.step = step  # type: ignore[method-assign]
@@ -136,7 +136,7 @@ def reads(run_dir: Path, bad: bool, steps: int, *layout: str) -> tuple[int, list
         if str(id) == "step-00000004":
             for shard in shards:
                 if shard.name.startswith("model/") and shard.offset == (0,) * len(shard.offset):
-                    words(shard.local)[0] ^= 1 << 20
+                    view_words(shard.local)[0] ^= 1 << 20
                     return
 
     DcpCheckpointer.load = damages if bad else load  # type: ignore[method-assign]
@@ -185,7 +185,7 @@ def test_a_checksum_of_an_array_does_not_depend_on_how_it_is_cut() -> None:
             for box in boxes
         ]
         runtime = SimpleNamespace(registry=["model/w"], shards=lambda: shards)
-        return int(array_sums(cast(Any, runtime), torch.device("cpu"))[1])
+        return int(sum_arrays(cast(Any, runtime), torch.device("cpu"))[1])
 
     every = slice(None)
     uncut = total((every, every, every))
@@ -233,23 +233,23 @@ def test_a_rank_is_to_blame_where_it_gave_other_bits_before_it_got_any() -> None
     def events(*numbers: int) -> list[Event]:
         return [Event(f"all_reduce {n}", n % 2 == 0, torch.tensor([each])) for n, each in enumerate(numbers)]
 
-    assert first_difference(events(1, 2, 3), events(1, 2, 3)) == (SAME, "")
-    assert first_difference(events(1, 2, 3), events(9, 8, 7)) == (COMPUTED, "all_reduce 0")
-    assert first_difference(events(1, 2, 3), events(1, 8, 7)) == (RECEIVED, "all_reduce 1")
-    assert first_difference(events(1, 2, 3), events(1, 2))[0] == COMPUTED
+    assert find_first_difference(events(1, 2, 3), events(1, 2, 3)) == (SAME, "")
+    assert find_first_difference(events(1, 2, 3), events(9, 8, 7)) == (COMPUTED, "all_reduce 0")
+    assert find_first_difference(events(1, 2, 3), events(1, 8, 7)) == (RECEIVED, "all_reduce 1")
+    assert find_first_difference(events(1, 2, 3), events(1, 2))[0] == COMPUTED
 
 
 def test_of_two_it_is_known_that_they_differ() -> None:
-    assert odd_ones([(7, 1, 1), (7, 2, 1)]) == {0: (2, 1, False), 1: (2, 1, False)}
-    assert odd_ones([(7, 1, 1), (8, 2, 1)]) == {}
-    assert odd_ones([(7, 1, 1), (7, 1, 1), (7, 1, 2)]) == {2: (3, 1, True)}
-    assert odd_ones([(7, 1, 1), (7, 1, 1), (7, 5, 2), (7, 5, 2)]) == dict.fromkeys(range(4), (4, 2, False))
+    assert find_odd_ranks([(7, 1, 1), (7, 2, 1)]) == {0: (2, 1, False), 1: (2, 1, False)}
+    assert find_odd_ranks([(7, 1, 1), (8, 2, 1)]) == {}
+    assert find_odd_ranks([(7, 1, 1), (7, 1, 1), (7, 1, 2)]) == {2: (3, 1, True)}
+    assert find_odd_ranks([(7, 1, 1), (7, 1, 1), (7, 5, 2), (7, 5, 2)]) == dict.fromkeys(range(4), (4, 2, False))
 
 
 @pytest.mark.parametrize("sums", [(1, 2, 3), (1, 1, 2, 3), (1, 1, 2, 2)])
 def test_without_a_majority_nobody_is_named_for_sure(sums: tuple[int, ...]) -> None:
     monitor = CorruptionMonitor(CorruptionOptions())
-    monitor.odd = {rank: {"weights": odd} for rank, odd in odd_ones([(7, each, each) for each in sums]).items()}
+    monitor.odd = {rank: {"weights": odd} for rank, odd in find_odd_ranks([(7, each, each) for each in sums]).items()}
     found = list(monitor.observe(next(iter(make_healthy(1)))))
     assert [verdict.where for verdict in found] == [f"rank {rank}" for rank in range(len(sums))]
     assert all("exclude" not in verdict.details and verdict.confidence < 1 for verdict in found)
@@ -259,30 +259,30 @@ def test_without_a_majority_nobody_is_named_for_sure(sums: tuple[int, ...]) -> N
 def test_who_is_outvoted_is_named_for_sure() -> None:
     monitor = CorruptionMonitor(CorruptionOptions())
     rows = [(7, each) for each in (1, 1, 1, 2, 2)]
-    monitor.odd = {rank: {"weights": odd} for rank, odd in odd_ones(rows).items()}
+    monitor.odd = {rank: {"weights": odd} for rank, odd in find_odd_ranks(rows).items()}
     found = list(monitor.observe(next(iter(make_healthy(1)))))
     assert [verdict.details["exclude"] for verdict in found] == ["rank 3", "rank 4"]
 
 
 def test_any_bit_of_any_element_and_any_swap_is_seen(tmp_path: Path) -> None:
     s = open_session(tmp_path / "out", "parallel=single")
-    before = fingerprint(weights(s.runtime))
+    before = compute_fingerprint(list_weights(s.runtime))
     generator = torch.Generator().manual_seed(0)
     shards = list(s.runtime.shards())
     for _ in range(64):
         shard = shards[int(torch.randint(len(shards), (), generator=generator))]
-        bits = words(shard.local)
+        bits = view_words(shard.local)
         at = int(torch.randint(bits.numel(), (), generator=generator))
         bit = int(torch.randint(8 * shard.local.element_size() - 1, (), generator=generator))
         bits[at] ^= 1 << bit
-        assert fingerprint(weights(s.runtime)) != before
+        assert compute_fingerprint(list_weights(s.runtime)) != before
         bits[at] ^= 1 << bit
-    for sign in (words(shard.local) for shard in shards[:4]):
+    for sign in (view_words(shard.local) for shard in shards[:4]):
         sign[0] ^= -(1 << 63)
-        assert fingerprint(weights(s.runtime)) != before
+        assert compute_fingerprint(list_weights(s.runtime)) != before
         sign[0] ^= -(1 << 63)
-    bits = next(words(shard.local) for shard in shards if float(shard.local.std()) > 0)
+    bits = next(view_words(shard.local) for shard in shards if float(shard.local.std()) > 0)
     bits[[0, 1]] = bits[[1, 0]]
-    assert fingerprint(weights(s.runtime)) != before
+    assert compute_fingerprint(list_weights(s.runtime)) != before
     bits[[0, 1]] = bits[[1, 0]]
-    assert fingerprint(weights(s.runtime)) == before
+    assert compute_fingerprint(list_weights(s.runtime)) == before

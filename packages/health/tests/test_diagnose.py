@@ -11,7 +11,7 @@ import pytest
 from gangline_health.hangs import summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Watched, diagnose
-from gangline_health.hangs.limits import learn_limits, limit, percentile
+from gangline_health.hangs.limits import estimate_percentile, get_limit, learn_limits
 from gangline_health.hangs.watch import Watcher, lock_watch
 from gangline_health.pulses import Collective, Seen
 
@@ -111,7 +111,7 @@ def test_between_machines_it_is_the_same(tmp_path: Path):
     summary.tell(tmp_path, "b", there)
     assert summary.read_summaries(tmp_path, "b") == []
     told = summary.read_summaries(tmp_path, "a")
-    assert [one.seen.waits for one in told] == [one.seen.waits for one in there]
+    assert [one.pulse.waits for one in told] == [one.pulse.waits for one in there]
     assert diagnose([*here, *told]) == diagnose([*here, *there])
 
 
@@ -157,13 +157,13 @@ def test_limits_are_learned_and_at_most_five_times_the_99th_percentile():
     histogram = [0] * 256
     for n in range(1000):
         histogram[layout.find_column(int((0.8 if n < 985 else 1.0) * 1e9))] += 1
-    assert 1.0 <= percentile(histogram, 0.99) <= 1.25
-    seen = rank(0).seen
+    assert 1.0 <= estimate_percentile(histogram, 0.99) <= 1.25
+    seen = rank(0).pulse
     lasted = {phase: [0] * 256 for phase in PHASES} | {"forward": histogram, "data": [8, *[0] * 255]}
     one = Seen(**{**vars(seen), "lasted": lasted})
     options = HangsOptions()
     known = learn_limits([one, one], options)
     assert 2.0 < known["forward"] <= 5.0
     assert known["data"] == 2.0
-    assert limit("backward", known, options) == options.unlearned_seconds
-    assert limit("end", known, options) == float("inf")
+    assert get_limit("backward", known, options) == options.unlearned_seconds
+    assert get_limit("end", known, options) == float("inf")

@@ -24,7 +24,7 @@ from gangline_health.hangs import flight
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched
 from gangline_health.hangs.watch import Watcher
-from gangline_health.pulses import PulseReader, Seen, find, readers
+from gangline_health.pulses import PulseReader, Seen, find, open_readers
 from gangline_testkit.real_runs import RealRuns
 
 FOUR = ("parallel=ddp", "launch.processes=4", "launch.max_restarts=3", "health=on", "run.steps=100000")
@@ -37,7 +37,7 @@ def runs(tmp_path: Path):
 
 
 def rank_of(run_dir: Path, rank: int) -> PulseReader:
-    return wait_for(lambda: next((reader for reader in readers(run_dir) if reader.read().rank == rank), None))
+    return wait_for(lambda: next((reader for reader in open_readers(run_dir) if reader.read().rank == rank), None))
 
 
 def verdicts(run_dir: Path, kind: str = "hang") -> list[dict]:
@@ -225,7 +225,7 @@ def test_ranks_of_an_earlier_start_do_not_hide_one_that_is_stopped(
     """After another division of the ranks a launcher has left pulses of those that it has no longer, which are dead."""
     earlier = "import sys; from gangline.pulse.write import Pulse; Pulse.open(sys.argv[1], 5, 8, 1, int(sys.argv[2]))"
     ours = str(os.getpid())
-    monkeypatch.setattr("gangline_health.hangs.processes.state", lambda _pid: ("T", 0.0))
+    monkeypatch.setattr("gangline_health.hangs.processes.read_state", lambda _pid: ("T", 0.0))
     (tmp_path / "logs").mkdir()
     watcher = Watcher(tmp_path, HangsOptions())
     try:

@@ -15,9 +15,9 @@ from gangline.run.directory import RunDirectory
 from gangline.train.rank import train
 from gangline_basics.figure import render
 from gangline_health.commands.report import run as report
-from gangline_health.ledger.picture import picture
-from gangline_health.ledger.report import Ledger, ledger
-from gangline_health.ledger.spans import KINDS, Span, partition, seconds
+from gangline_health.ledger.picture import draw_ledger
+from gangline_health.ledger.report import Ledger, build_ledger
+from gangline_health.ledger.spans import KINDS, Span, flatten_spans, sum_seconds
 from gangline_testkit import list_readable, list_tips, list_words
 from gangline_testkit.sessions import open_session
 
@@ -91,7 +91,7 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
             out.write("\n")
     for step in (1, 2):
         odd.step(step)
-    found = [ledger(each.run_dir).to_dict() for each in (files, odd)]
+    found = [build_ledger(each.run_dir).to_dict() for each in (files, odd)]
     assert found[0] | {"run_dir": ""} == found[1] | {"run_dir": ""}
 
 
@@ -105,12 +105,12 @@ def test_steps_that_a_damaged_file_has_lost_are_told(tmp_path: Path) -> None:
     files.launch("rank")
     files.step(2)
     told: list[str] = []
-    ledger(tmp_path, told.append)
+    build_ledger(tmp_path, told.append)
     assert told == []
     with (tmp_path / "metrics.jsonl").open("a") as out:
         out.write("garbage\n")
     files.step(4)
-    ledger(tmp_path, told.append)
+    build_ledger(tmp_path, told.append)
     assert told == [
         f"{tmp_path / 'metrics.jsonl'} is damaged: 1 line of it holds no record of a step, and those steps are missing."
     ]
@@ -128,7 +128,7 @@ def test_what_processes_beside_the_ranks_write_is_no_start(tmp_path: Path) -> No
     files.event("verdict", by="alert", kind="alert-lost")
     files.launch("rank", found=files.now - 1.0)
     files.step(2)
-    of = ledger(tmp_path)
+    of = build_ledger(tmp_path)
     whole(of)
     (fault,) = of.faults
     assert (fault.kind, fault.found) == ("rank", pytest.approx(2.0625, abs=0.01))
@@ -142,7 +142,7 @@ def test_seconds_by_which_a_clock_was_set_forward_are_said(tmp_path: Path, capsy
     files.launch("start")
     for step, files.off in enumerate((0.0, *moves), 1):
         files.step(step)
-    of = ledger(tmp_path)
+    of = build_ledger(tmp_path)
     whole(of)
     wanted = max(0.0, *moves)
     assert of.clock_forward == of.to_dict()["clock_forward_seconds"] == pytest.approx(wanted, abs=0.01)
@@ -169,7 +169,7 @@ def test_a_clock_that_is_set_back_takes_no_second_away(tmp_path: Path, at: int) 
         for step in (3, 4, 5):
             files.off = set_to.get(step + 1, files.off)
             files.step(step)
-        of = ledger(files.run_dir)
+        of = build_ledger(files.run_dir)
         whole(of)
         found.append((of.wall_seconds, of.seconds, [(fault.at, fault.found, fault.named) for fault in of.faults]))
     for wall, spent, faults in found[1:]:
@@ -193,7 +193,7 @@ def test_a_run_with_a_kill_step_by_step(tmp_path: Path) -> None:
     for step in (4, 5, 6):
         files.step(step)
     files.event("end", why="done")
-    of = ledger(tmp_path)
+    of = build_ledger(tmp_path)
     whole(of)
     spent = of.seconds
     assert spent["start"] == pytest.approx(2.75, abs=0.01)
@@ -211,7 +211,7 @@ def test_a_run_with_a_kill_step_by_step(tmp_path: Path) -> None:
     content = of.to_dict()
     assert set(content["seconds"]) == set(KINDS)
     assert content["young_daly"]["checkpoint_seconds"] > 0
-    drawn = picture(of)
+    drawn = draw_ledger(of)
     words = list_readable(drawn)
     assert words[0].startswith("Where the time went")
     assert {"the run", "faults", "seconds since the run began", "seconds", "lost work", "data wait"} <= set(words)
@@ -251,7 +251,7 @@ def test_the_sum_is_the_wall_clock_whatever_happens(
         else:
             files.event("phase", phase="save", at="begin")  # and killed in it, or read while it lasts
             files.now += length
-    of = ledger(files.run_dir)
+    of = build_ledger(files.run_dir)
     whole(of)
     assert of.seconds["compute"] >= 0
 
@@ -262,9 +262,9 @@ def test_the_sum_is_the_wall_clock_whatever_happens(
 @settings(max_examples=100, deadline=None)
 def test_spans_are_cut_without_gap_or_overlap(drawn: list[tuple[float, float, str, int]]) -> None:
     every = [Span(*each) for each in drawn]
-    parts = partition(every, 0.0, 10.0)
+    parts = flatten_spans(every, 0.0, 10.0)
     assert (parts[0].begin, parts[-1].end) == (0.0, 10.0)
-    assert sum(seconds(parts).values()) == pytest.approx(10.0)
+    assert sum(sum_seconds(parts).values()) == pytest.approx(10.0)
     for part in parts:
         middle = (part.begin + part.end) / 2
         over = [span for span in every if span.begin <= middle < span.end]
@@ -286,7 +286,7 @@ def test_a_real_run_that_died_and_went_on(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(KeyboardInterrupt):
         train(s)
     assert train(open_session(out, "run.steps=8", "parallel=single")) == 0
-    whole(ledger(out))
+    whole(build_ledger(out))
     assert report([str(out), "--json", "--svg", str(tmp_path / "run.svg")]) == 0
     content = json.loads(capsys.readouterr().out)
     assert sum(content["seconds"].values()) == pytest.approx(content["wall_seconds"])
@@ -298,7 +298,7 @@ def test_a_real_run_that_died_and_went_on(tmp_path: Path, capsys: pytest.Capture
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no events"):
-        ledger(tmp_path)
+        build_ledger(tmp_path)
 
 
 def test_the_bubble_of_a_step_is_that_of_its_own_batch(tmp_path: Path) -> None:
@@ -310,4 +310,4 @@ def test_the_bubble_of_a_step_is_that_of_its_own_batch(tmp_path: Path) -> None:
     files.event("start", mesh={"pp": 4}, processes=4)
     for step, first in ((1, 0), (2, 4), (3, 8), (4, 24)):
         files.step(step, passes=1.0, waits=0.75, first_sample=first)
-    assert ledger(tmp_path / "a").seconds["bubble"] == pytest.approx(2 * 3 / 7 + 2 * 3 / 19)
+    assert build_ledger(tmp_path / "a").seconds["bubble"] == pytest.approx(2 * 3 / 7 + 2 * 3 / 19)

@@ -31,7 +31,7 @@ from gangline.run.directory import RunDirectory
 from gangline.run.events import read_events
 from gangline_health.commands import watch
 from gangline_health.live import alerts, serve
-from gangline_health.live.alerts import Alerts, send, worth
+from gangline_health.live.alerts import Alerts, is_worth_sending, send
 from gangline_health.live.follow import Follower
 from gangline_health.live.openmetrics import GAUGES, RunCollector
 from gangline_testkit.ports import free_port
@@ -60,19 +60,19 @@ def written(run_dir: Path, *events: dict, records: tuple[dict, ...] = ()) -> Pat
 def test_a_line_comes_once_and_only_whole(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     follower = Follower(path)
-    assert follower.lines() == []
+    assert follower.read_lines() == []
     path.write_text('{"a": 1}\nnonsense\n{"a": ')
-    assert follower.lines() == [{"a": 1}]
+    assert follower.read_lines() == [{"a": 1}]
     with path.open("a") as file:
         file.write("2}\n")
-    assert follower.lines() == [{"a": 2}]
-    assert Follower(path, follower.offset).lines() == []
+    assert follower.read_lines() == [{"a": 2}]
+    assert Follower(path, follower.offset).read_lines() == []
 
 
 def test_follower_refuses_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lines")
     with pytest.raises(UserError, match="lines is a named pipe, not a regular file"):
-        Follower(tmp_path / "lines").lines()
+        Follower(tmp_path / "lines").read_lines()
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_an_alert_that_fails_is_told_once(tmp_path: Path, hook: str) -> None:
         one.look()
     (said,) = [line for line in read_events(tmp_path) if line.get("kind") == "alert-lost"]
     assert "500" in said["evidence"]
-    assert not worth(said), "what alerts say of themselves is no alert"
+    assert not is_worth_sending(said), "what alerts say of themselves is no alert"
 
 
 def test_what_a_command_gets_and_why_it_failed(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_no_word_of_a_webhook_is_written_down(
     arguments = json.dumps([one.args for _, part in run.iterate_parts() for one in part.list_sidecars(run)])
     RunDirectory.create(run).unlock()
     out = tmp_path / "out"
-    assert alerts.target_of(str(out)) == secret
+    assert alerts.read_target(str(out)) == secret
     Hook.code = 500
     written(out, WARNS)
     Alerts(out, secret).look()

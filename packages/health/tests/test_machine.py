@@ -17,7 +17,7 @@ from gangline.health import Verdict
 from gangline_health.config import MachineOptions
 from gangline_health.gpus import Gpus, has_gpus
 from gangline_health.monitors.machine import MachineMonitor
-from gangline_health.probes import Finding, Probe, descriptors, disk, memory
+from gangline_health.probes import Finding, Probe, check_descriptors, check_disk, check_memory
 from gangline_testkit.health import make_healthy
 
 
@@ -197,10 +197,10 @@ def test_every_name_is_one_that_nvml_has() -> None:
 
 
 def test_limits() -> None:
-    assert (memory(0.0), disk("/", 0.0), descriptors(1.0)) == ([], [], [])
-    assert memory(1.0)[0].text.endswith("of the memory is left")
-    assert "of the disk under /" in disk("/", 1.0)[0].text
-    assert "file descriptors are open" in descriptors(0.0)[0].text
+    assert (check_memory(0.0), check_disk("/", 0.0), check_descriptors(1.0)) == ([], [], [])
+    assert check_memory(1.0)[0].text.endswith("of the memory is left")
+    assert "of the disk under /" in check_disk("/", 1.0)[0].text
+    assert "file descriptors are open" in check_descriptors(0.0)[0].text
 
 
 def settled(probe: Probe) -> None:
@@ -231,7 +231,7 @@ def test_a_finding_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gangline_health.monitors.machine.Gpus", lambda: Gpus(nvml(errors=(0, 3))))
     monitor = MachineMonitor(MachineOptions(seconds=0.001, memory=0, disk=0, descriptors=1), "/")
     monitor.attach(cast(Any, None), cast(Any, SimpleNamespace(rank=5)), None, cast(Any, None))
-    assert monitor.watches() == "descriptors, memory, disk, gpus"
+    assert monitor.describe() == "descriptors, memory, disk, gpus"
     said: list[Verdict] = []
     deadline, more = time.monotonic() + 60, 20  # records after the one at which it is said
     for record in make_healthy(6000):
@@ -279,7 +279,7 @@ def test_without_a_driver_gpus_are_unknown_and_that_is_said_at_the_start(monkeyp
     monkeypatch.setitem(sys.modules, "pynvml", None)  # as where it is not installed
     monkeypatch.setattr("gangline_health.monitors.machine.has_gpus", lambda: True)
     monitor = MachineMonitor(MachineOptions(), "/")
-    assert monitor.unknown().startswith("gpus (")
+    assert monitor.explain_unknown().startswith("gpus (")
     assert [v for record in make_healthy(5) for v in monitor.observe(record) if v.details["probe"] == "gpus"] == []
 
 
@@ -291,8 +291,8 @@ def test_a_machine_without_a_gpu_has_no_gpu_probe(tmp_path: Path, monkeypatch: p
     assert has_gpus(str(tmp_path))
     monkeypatch.setattr("gangline_health.monitors.machine.has_gpus", lambda: False)
     monitor = MachineMonitor(MachineOptions(), "/")
-    assert monitor.watches() == "descriptors, memory, disk"
-    assert monitor.unknown() == ""
+    assert monitor.describe() == "descriptors, memory, disk"
+    assert monitor.explain_unknown() == ""
 
 
 def test_a_clock_that_is_off_is_named() -> None:

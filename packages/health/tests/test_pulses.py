@@ -17,7 +17,7 @@ from gangline.pulse import layout
 from gangline.pulse.layout import PHASES
 from gangline.pulse.memory import remove, sweep
 from gangline.pulse.write import Pulse, use
-from gangline_health.pulses import PulseReader, find, readers
+from gangline_health.pulses import PulseReader, find, open_readers
 from gangline_testkit import rank
 from gangline_testkit.pool import get_pool
 
@@ -63,9 +63,9 @@ def test_a_rank_that_is_started_again_has_a_pulse_of_its_own(tmp_path):
         first.step(7)
         (path,) = find(tmp_path)
         reader = PulseReader(path)
-        assert reader.current()
+        assert reader.is_current()
         Pulse.open(tmp_path, 0, 1, 1, os.getpid())
-        assert not reader.current()
+        assert not reader.is_current()
         assert reader.read().step == 7, "what the first one said can still be read"
         (path,) = find(tmp_path)
         assert (PulseReader(path).read().step, PulseReader(path).read().generation) == (0, 1)
@@ -81,7 +81,7 @@ def test_ranks_that_a_launcher_has_no_longer_are_not_found(tmp_path):
         Pulse.open(tmp_path, 2, 8, 2, os.getpid())
         Pulse.open(tmp_path, 3, 8, 2, os.getpid())
         assert [PulseReader(path).read().rank for path in find(tmp_path)] == [2, 3]
-        assert [reader.read().generation for reader in readers(tmp_path)] == [2, 2]
+        assert [reader.read().generation for reader in open_readers(tmp_path)] == [2, 2]
     finally:
         remove(os.getpid())
 

@@ -148,7 +148,7 @@ class Counts(Monitor):
     def __init__(self, raises: int = 0) -> None:
         self.raises, self.collectives = raises, 0
 
-    def watches(self) -> str:
+    def describe(self) -> str:
         return "nothing"
 
     def collective(self, comm: Comm, step: int) -> None:

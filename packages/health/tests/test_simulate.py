@@ -10,7 +10,7 @@ import pytest
 from gangline import UserError
 from gangline.config.check import check
 from gangline.explain.reliability import Reliability, SimulatedJob, build_simulator
-from gangline_health.commands.simulate import run, simulate_courses, text_of
+from gangline_health.commands.simulate import format_simulation, run, simulate_courses
 from gangline_health.simulate import EventSimulator
 from gangline_testkit.runs import build_small_run
 
@@ -48,7 +48,7 @@ def test_without_spares_a_job_waits_for_repairs() -> None:
     found = simulate_courses(job, 3)
     assert found["seconds"]["idle"] > 10 * 3600
     assert found["ettr_without_idle"] == pytest.approx(found["closed_form"]["ettr"], rel=0.05)
-    told = text_of(found).splitlines()
+    told = format_simulation(found).splitlines()
     assert f"ETTR {found['ettr_without_idle']:.2%} (closed form" in told[1]
     assert told[2].startswith(f"{found['ettr']:.2%} of all the time: ")
     assert told[2].endswith("waiting for a node, with --spares 0 and --repair-seconds 7200")

@@ -8,7 +8,7 @@ import pytest
 
 from gangline.run.ending import read_ending
 from gangline.run.events import read_events
-from gangline_health.ledger.report import ledger
+from gangline_health.ledger.report import build_ledger
 from gangline_testkit.real_runs import RealRuns
 
 AGENT = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=2")
@@ -38,7 +38,7 @@ def test_what_is_planted_under_torchrun_is_found_and_named(tmp_path: Path) -> No
     ending = read_ending(out)
     assert ending is not None
     assert (ending.reason, ending.generation) == ("done", 3)
-    of = ledger(out)
+    of = build_ledger(out)
     assert sum(of.seconds.values()) == pytest.approx(of.wall_seconds, abs=1e-6)
     assert [(fault.kind, fault.named.partition(":")[0]) for fault in of.faults] == [
         ("rank", "rank 1 failed first"),

@@ -19,7 +19,7 @@ from gangline.config.defaults import build_default_run
 from gangline_launch.kubernetes import manifests
 from gangline_launch.kubernetes.config import KubernetesLaunch
 from gangline_launch.kubernetes.launcher import dump
-from gangline_launch.kubernetes.scheduler import state_of
+from gangline_launch.kubernetes.scheduler import parse_state
 from gangline_launch.state import ENDED, RUNS, WAITS
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -214,7 +214,7 @@ def test_names_are_of_one_submit_of_one_run_and_begin_with_a_letter():
         "/x/___",
     ]
     paths += ["/runs/" + "long-" * 20 + "2", "/runs/ÄÖ", "/runs/My_Run.7", "/runs/my-run-7"]
-    names = [manifests.name_of(Path(path), mark) for path in paths for mark in ("one", "two")]
+    names = [manifests.make_name(Path(path), mark) for path in paths for mark in ("one", "two")]
     assert len(set(names)) == len(names)
     for name in names:
         assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
@@ -232,7 +232,7 @@ def test_what_a_pod_says_is_in_the_run_directory_and_settings_of_the_network_com
     python.chmod(0o755)
     (tmp_path / "nccl-env-profile.sh").write_text("export OF_PROFILE=set\n")
     config = CASES["fabric"]
-    text = manifests.script(config, build_default_run(parallel="ddp", launch=config), run_dir)
+    text = manifests.render_script(config, build_default_run(parallel="ddp", launch=config), run_dir)
     variables = {"PATH": f"{python.parent}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "1"}
     variables["NCCL_LIB_DIR"] = str(tmp_path)
     with (tmp_path / "logs").open("wb") as logs:  # no pipe: tail ends once bash has been waited for
@@ -263,19 +263,19 @@ def expanded(command: str, variables: dict[str, str]) -> str:
 def test_bash_gets_the_script_after_the_expansion_of_kubernetes():
     config = replace(CASES["kueue"], setup=["export A=$(HOME) B=$$$ C=$(PYTHONUNBUFFERED)"])
     run, run_dir = build_default_run(parallel="ddp", launch=config), Path("/runs/$(PYTHONUNBUFFERED)/$$")
-    command = manifests.pod(config, run, run_dir)["spec"]["containers"][0]["command"]
-    assert expanded(command[2], {"PYTHONUNBUFFERED": "1"}) == manifests.script(config, run, run_dir)
-    assert "tail --pid=$$ " in manifests.script(config, run, run_dir)
+    command = manifests.build_pod(config, run, run_dir)["spec"]["containers"][0]["command"]
+    assert expanded(command[2], {"PYTHONUNBUFFERED": "1"}) == manifests.render_script(config, run, run_dir)
+    assert "tail --pid=$$ " in manifests.render_script(config, run, run_dir)
 
 
 def test_the_state_of_a_job_set_is_in_words():
     waits = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}, "spec": {"suspend": True}}
-    assert state_of(waits).phase == WAITS
-    assert "team" in state_of(waits).why
-    assert state_of({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 1}], "restarts": 1}}).phase == RUNS
-    missing = state_of({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 0, "active": 1}]}})
-    assert (missing.phase, missing.line()) == (RUNS, "active (not every pod is ready)")
-    starting = state_of({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 0, "active": 0}]}})
-    assert (starting.phase, starting.line()) == (WAITS, "pods start")
+    assert parse_state(waits).phase == WAITS
+    assert "team" in parse_state(waits).why
+    assert parse_state({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 1}], "restarts": 1}}).phase == RUNS
+    missing = parse_state({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 0, "active": 1}]}})
+    assert (missing.phase, missing.describe()) == (RUNS, "active (not every pod is ready)")
+    starting = parse_state({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 0, "active": 0}]}})
+    assert (starting.phase, starting.describe()) == (WAITS, "pods start")
     failed = {"type": "Failed", "status": "True", "message": "a pod failed"}
-    assert state_of({"spec": {}, "status": {"conditions": [failed]}}).phase == ENDED
+    assert parse_state({"spec": {}, "status": {"conditions": [failed]}}).phase == ENDED

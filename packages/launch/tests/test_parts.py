@@ -20,15 +20,15 @@ from gangline.run.ending import RunEnding, decide_ending
 from gangline_basics.cluster.given import count_nodes_per_rack
 from gangline_basics.launch.placed import PlacedAddress
 from gangline_launch import agent, clocks, fabric, storage
-from gangline_launch.explain import axes_by_tier
+from gangline_launch.explain import describe_axes_by_tier
 from gangline_launch.kubernetes import levels
 from gangline_launch.kubernetes.manifests import FINAL_CODES, SAVED_CODES
-from gangline_launch.nodes import addresses, find_own_node
+from gangline_launch.nodes import find_own_node, read_addresses
 from gangline_launch.slurm.after import decide
-from gangline_launch.slurm.commands import fields, gpus_in
+from gangline_launch.slurm.commands import parse_fields, parse_gpu_count
 from gangline_launch.slurm.config import SlurmLaunch
 from gangline_launch.slurm.requeues import BEGIN, JobRequeue
-from gangline_launch.slurm.scheduler import state_of
+from gangline_launch.slurm.scheduler import parse_state
 from gangline_launch.state import ENDED, RUNS, WAITS
 
 LINE = (
@@ -39,7 +39,7 @@ LINE = (
 
 
 def test_a_line_of_scontrol_is_read_by_its_keys():
-    found = fields(LINE)
+    found = parse_fields(LINE)
     assert found["JobState"] == "PENDING"
     assert found["TRES"] == "cpu=10,node=5"
     assert found["Command"] == "/shared/runs/with space/launch/job.sh"
@@ -47,7 +47,7 @@ def test_a_line_of_scontrol_is_read_by_its_keys():
 
 
 def test_path_with_the_form_of_a_field_is_not_the_state():
-    assert fields(LINE.replace("with space", "x JobState=FAILED y"))["JobState"] == "PENDING"
+    assert parse_fields(LINE.replace("with space", "x JobState=FAILED y"))["JobState"] == "PENDING"
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_path_with_the_form_of_a_field_is_not_the_state():
     ],
 )
 def test_the_state_of_a_job_is_in_words(said, phase, line, hopeless):
-    state = state_of({**fields(LINE), **said})
+    state = parse_state({**parse_fields(LINE), **said})
     assert state.phase == phase
     assert bool(state.hopeless) == hopeless
-    assert state.line().startswith(line.strip())
+    assert state.describe().startswith(line.strip())
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_the_state_of_a_job_is_in_words(said, phase, line, hopeless):
     ],
 )
 def test_gpus_are_counted_as_the_site_does(gres, count):
-    assert gpus_in(gres) == count
+    assert parse_gpu_count(gres) == count
 
 
 # --- storage ----------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_pods_are_in_the_order_of_the_labels_of_their_nodes(tmp_path, capsys):
         f"ip-{number}.internal": {"topology.kubernetes.io/zone": f"z{number // 4}", "rack": f"r{number // 2 % 2}"}
         for number in range(8)
     }
-    places = {name: levels.place(name, of_node, wanted) for name, of_node in labels.items()}
+    places = {name: levels.make_place(name, of_node, wanted) for name, of_node in labels.items()}
     assert places["ip-5.internal"] == "z1.r0.ip-5-internal"
     assert count_nodes_per_rack(list(places.values())) == 2
     (tmp_path / "launch").mkdir()
@@ -228,8 +228,10 @@ def test_a_clock_that_seems_wrong_once_is_looked_at_again(tmp_path, monkeypatch)
     monkeypatch.setattr(clocks, "AGAIN_SECONDS", 0.0)
     clocks.compare(tmp_path, "n1", 4.0)
     looks = []
-    differs = clocks._differs
-    monkeypatch.setattr(clocks, "_differs", lambda *a: differs(*a) if looks else looks.append(1) or ("n1", 60.0))
+    differs = clocks._find_clock_difference
+    monkeypatch.setattr(
+        clocks, "_find_clock_difference", lambda *a: differs(*a) if looks else looks.append(1) or ("n1", 60.0)
+    )
     clocks.compare(tmp_path, "n2", 4.0)
 
 
@@ -250,7 +252,7 @@ def test_a_temporary_folder_that_holds_no_socket_is_named(tmp_path, folder):
 def test_addresses_are_those_that_slurm_said(tmp_path):
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "nodes").write_text("NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.7 NodeHostName=n1\n")
-    assert addresses(tmp_path) == {"n1": "10.0.0.7"}
+    assert read_addresses(tmp_path) == {"n1": "10.0.0.7"}
 
 
 EXPLAINED = """\
@@ -283,7 +285,7 @@ def test_each_axis_is_shown_with_the_links_between_the_nodes_that_were_given(tmp
     places = [f"spine.{rack}.{name}" for name, rack in zip(names, where, strict=True)]
     launch = {"event": "launch", "nodes": names, "places": places, "processes": 8, "spares": 2 * len(names) - 8}
     (tmp_path / "events.jsonl").write_text(json.dumps(launch) + "\n")
-    assert "\n".join(axes_by_tier(run, tmp_path)) == expected
+    assert "\n".join(describe_axes_by_tier(run, tmp_path)) == expected
 
 
 @dataclass
@@ -300,7 +302,7 @@ def test_every_line_of_a_fabric_has_a_source_and_a_reason(name):
         assert line.source.startswith("https://")
         assert line.why
     run = build_default_run(parallel="ddp", launch=SlurmLaunch(fabric=name, processes=1))
-    assert run.launch.get_environment(run) == fabric.variables(name)
+    assert run.launch.get_environment(run) == fabric.get_variables(name)
 
 
 # --- again, or not ----------------------------------------------------------------------------------------------------

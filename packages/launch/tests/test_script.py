@@ -17,7 +17,7 @@ from gangline.run.ending import read_ending
 from gangline_launch import setup
 from gangline_launch.job import lock_submit
 from gangline_launch.slurm import commands, script
-from gangline_launch.slurm.config import SlurmLaunch, seconds_of
+from gangline_launch.slurm.config import SlurmLaunch, parse_slurm_time
 from gangline_launch.slurm.submit import submit
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -48,7 +48,7 @@ CASES = {
 def rendered(config: SlurmLaunch, tasks: int = 0) -> str:
     run = build_default_run(parallel="ddp", launch=config)
     text = script.render(config, run, Path("/shared/runs/one"), tasks)
-    return text.replace(script.python(), "PYTHON").replace(script.version("gangline-core"), "VERSION")
+    return text.replace(script.quote_python(), "PYTHON").replace(script.version("gangline-core"), "VERSION")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -77,7 +77,7 @@ def words(tmp_path, monkeypatch):
     """A small run, in an empty directory, on a machine without Slurm."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
-    commands.gpus_of.cache_clear()
+    commands.find_gpus_per_node.cache_clear()
     return ["recipe=tiny", "launch=slurm", "launch.nodes=2", "launch.processes=2", "parallel=ddp", "run.dir=out"]
 
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_is_refused_before_the_submit(words, word, said, capsys):
     ],
 )
 def test_times_are_read_as_slurm_reads_them(time, seconds):
-    assert seconds_of(time) == seconds
+    assert parse_slurm_time(time) == seconds
 
 
 @pytest.mark.parametrize(

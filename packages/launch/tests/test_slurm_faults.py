@@ -47,7 +47,7 @@ def fake(tmp_path, monkeypatch):
         path.write_text(f'#!/bin/bash\necho "{name} $*" >> {tmp_path}/calls\n{body}\n')
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
-    commands.gpus_of.cache_clear()
+    commands.find_gpus_per_node.cache_clear()
     make("sinfo", "echo 'main* (null)'")
     make("squeue", "")
     return make
@@ -165,7 +165,7 @@ def test_a_job_whose_submit_had_no_answer_is_found_by_its_comment(out, fake, tmp
     fake("sbatch", f'echo "${{@: -2:1}}" | sed s/--comment=// > {tmp_path}/comment; {LATE}')
     fake("squeue", f"echo 11 $(cat {tmp_path}/comment)")
     assert train([f"resume={out}"]) == 1
-    assert jobs.job_of(out).id == "11"
+    assert jobs.require_job(out).id == "11"
     assert len(calls(tmp_path, "sbatch")) == 1
 
 
@@ -188,7 +188,7 @@ def test_a_submit_that_slurm_never_heard_of_is_an_error_that_says_so(out, fake, 
     fake("squeue", "echo 11 another")
     assert train([f"resume={out}"]) == 2
     assert "None is in the queue" in capsys.readouterr().err
-    assert jobs.job_of(out).id == "7"
+    assert jobs.require_job(out).id == "7"
 
 
 def test_a_job_that_nobody_can_name_yet_is_looked_up_before_the_next_submit(out, fake, tmp_path, monkeypatch, capsys):
@@ -252,7 +252,7 @@ class Forgetful:
     def __init__(self, *said: JobState | SchedulerError) -> None:
         self.said, self.cancelled = list(said), False
 
-    def state(self, job: SubmittedJob) -> JobState:
+    def get_state(self, job: SubmittedJob) -> JobState:
         one = self.said.pop(0) if len(self.said) > 1 else self.said[0]
         if isinstance(one, Exception):
             raise one
@@ -273,9 +273,9 @@ def test_who_follows_waits_for_a_scheduler_that_is_away(out, capsys):
 @pytest.mark.parametrize("runs", ["one", "several"])
 def test_signal_to_who_follows_leaves_the_job_and_says_so(out, capsys, signum, runs):
     class Asking(Forgetful):
-        def state(self, job: SubmittedJob) -> JobState:
+        def get_state(self, job: SubmittedJob) -> JobState:
             os.kill(os.getpid(), signum)
-            return super().state(job)
+            return super().get_state(job)
 
     scheduler, before = Asking(JobState(WAITS, "PENDING")), signal.getsignal(signum)
     found = follow(out, scheduler, out) if runs == "one" else follow_all([out], scheduler)
@@ -299,19 +299,19 @@ def test_a_cancel_that_slurm_did_not_hear_is_an_error(out, fake):
     fake("scancel", AWAY)
     fake("scontrol", RUNS)
     with pytest.raises(SchedulerError):
-        SlurmScheduler().cancel(jobs.job_of(out))
+        SlurmScheduler().cancel(jobs.require_job(out))
     assert RunDirectory.open(out)
 
 
 def test_a_job_whose_gpus_nobody_can_count_is_refused(fake, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    commands.gpus_of.cache_clear()
+    commands.find_gpus_per_node.cache_clear()
     fake("sinfo", AWAY)
     fake("sbatch", "echo 7")
     assert train([*WORDS, "run.dir=out"]) == 2
     assert "launch.gpus_per_node" in capsys.readouterr().err
     assert not calls(tmp_path, "sbatch")
-    commands.gpus_of.cache_clear()
+    commands.find_gpus_per_node.cache_clear()
 
 
 # --- mistakes on a node -----------------------------------------------------------------------------------------------

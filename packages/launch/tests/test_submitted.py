@@ -87,14 +87,14 @@ def test_a_query_that_fails_is_asked_again_and_takes_no_directory(cluster, words
     assert train([*words, f"run.dir={tmp_path}/one"]) == 1
     assert "Unable to connect" in capsys.readouterr().err
     assert (tmp_path / "one" / "config.yaml").exists()
-    assert jobs.job_of(tmp_path / "one").id.endswith(cluster.names()[0])
+    assert jobs.require_job(tmp_path / "one").id.endswith(cluster.names()[0])
 
 
 def test_no_answer_is_an_error_of_the_scheduler(cluster, monkeypatch):
     monkeypatch.setattr(scheduler, "SECONDS", 0.1)
     cluster.says("get", "hang")
     with pytest.raises(SchedulerError, match="no answer for"):
-        scheduler.KubernetesScheduler().state(jobs.SubmittedJob.create("kubernetes", "default/one", mark="m"))
+        scheduler.KubernetesScheduler().get_state(jobs.SubmittedJob.create("kubernetes", "default/one", mark="m"))
 
 
 def test_what_is_no_job_set_is_an_error_of_the_scheduler():
@@ -160,7 +160,7 @@ def test_each_submit_is_a_job_of_its_own_and_an_old_ending_is_no_word_on_it(clus
     assert train([f"resume={run_dir}", "run.steps=99"]) == 1  # nothing ran, so there is no new ending
     first, second = cluster.names()
     assert first != second
-    assert jobs.job_of(run_dir).id == f"default/{second}"
+    assert jobs.require_job(run_dir).id == f"default/{second}"
 
 
 def test_submit_does_not_write_through_a_link(cluster, words, tmp_path):
@@ -185,10 +185,10 @@ def test_cancel_ends_the_job_of_that_run_and_no_other(cluster, words, tmp_path):
     second = cluster.names()[1]
     assert commands.main(["cancel", str(tmp_path / "a" / "00")]) == 0
     assert cluster.names() == [second]
-    other = jobs.job_of(tmp_path / "b" / "00")  # one of another submit that has the name
+    other = jobs.require_job(tmp_path / "b" / "00")  # one of another submit that has the name
     jobs.write_job(tmp_path / "b" / "00", jobs.SubmittedJob.create("kubernetes", other.id, mark="another"))
-    assert scheduler.KubernetesScheduler().state(jobs.job_of(tmp_path / "b" / "00")).phase == "gone"
-    scheduler.KubernetesScheduler().cancel(jobs.job_of(tmp_path / "b" / "00"))
+    assert scheduler.KubernetesScheduler().get_state(jobs.require_job(tmp_path / "b" / "00")).phase == "gone"
+    scheduler.KubernetesScheduler().cancel(jobs.require_job(tmp_path / "b" / "00"))
     assert cluster.names() == [second]
 
 
@@ -214,7 +214,7 @@ def test_the_labels_of_nodes_are_asked_before_the_submit(cluster, words, tmp_pat
     nodes = {"items": [{"metadata": {"name": f"n{number}", "labels": {"rack": f"r{number}"}}} for number in range(2)]}
     cluster.says("get", json.dumps(nodes), "Failed")
     assert train([*words, f"run.dir={tmp_path}/one", "launch.levels=[rack]"]) == 1
-    assert levels.read(tmp_path / "one") == {"n0": "r0.n0", "n1": "r1.n1"}
+    assert levels.read_places(tmp_path / "one") == {"n0": "r0.n0", "n1": "r1.n1"}
     for answer, said in (("no:Forbidden", "cannot be read"), (json.dumps(nodes), "no node has that label")):
         cluster.says("get", answer)
         assert train([*words, f"run.dir={tmp_path}/two", "launch.levels=[row]"]) == 2
@@ -237,6 +237,6 @@ def test_a_second_job_of_a_run_is_refused_also_where_nobody_can_say(cluster, wor
 
 @pytest.mark.parametrize(("name", "read"), [(jobs.FILE, jobs.read_job), (requeues.FILE, requeues.read)])
 def test_pipe_in_the_folder_of_a_job_is_refused(tmp_path, name, read):
-    os.mkfifo(jobs.folder(tmp_path) / name)
+    os.mkfifo(jobs.make_launch_folder(tmp_path) / name)
     with pytest.raises(UserError, match=f"{name} is a named pipe, not a regular file"):
         read(tmp_path)

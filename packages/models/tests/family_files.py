@@ -27,9 +27,9 @@ from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import list_shards
 from gangline.plugin.registry import installed
-from gangline_models.hugging_face.commands import words_for
-from gangline_models.hugging_face.config import config_json_of, read_edited_config
-from gangline_models.hugging_face.contract import model_format
+from gangline_models.hugging_face.commands import list_overrides
+from gangline_models.hugging_face.config import make_run_config_json, read_edited_config
+from gangline_models.hugging_face.contract import get_model_format
 from gangline_models.hugging_face.fields import HARMLESS
 from gangline_models.hugging_face.names import find_theirs
 from gangline_models.hugging_face.read import load_pretrained
@@ -46,7 +46,7 @@ def run_of(directory: Path) -> Run:
 
 def computed(run: Run) -> dict[str, Any]:
     """What its config.json says of what it computes."""
-    format = model_format(run.model)
+    format = get_model_format(run.model)
     assert format is not None
     return format.describe(run.model) | {group: repr(edit) for group, edit in run.edits.items()}
 
@@ -74,7 +74,7 @@ def ours(run: Run, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
 
 def write(run: Run, model: torch.nn.Module, directory: Path, dtype: str = "float32") -> Path:
     _, plan = compose_model(run)
-    config = config_json_of(run, str(directory), dtype)
+    config = make_run_config_json(run, str(directory), dtype)
     held = {shard.name.removeprefix("model/"): shard for shard in list_shards(model, plan)}
     shapes = {name: tuple(shard.global_shape) for name, shard in held.items()}
     shapes = {name: shape for name, shape in shapes.items() if find_theirs(plan, name, shape)}
@@ -237,7 +237,7 @@ class Files:
         """What is wrong with how `gangline import` and a run read that file. Raises what is no UserError."""
         (self.directory / "config.json").write_text(json.dumps(content))
         with suppress(UserError):
-            words_for(self.directory)
+            list_overrides(self.directory)
         return self.wrong(field, content)
 
     def all_odd_wrong(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ from family_files import Files, compare_logits, compare_there_and_back, with_one
 from transformers import PreTrainedModel
 
 from gangline import UserError
-from gangline_models.hugging_face.commands import words_for
+from gangline_models.hugging_face.commands import list_overrides
 from gangline_models.hugging_face.config import read_edited_config
 
 Saved = Callable[[str], tuple[PreTrainedModel, Path]]  # name -> their model, and the directory that it was saved in
@@ -68,7 +68,7 @@ class FamilySuite(Families):
         layers, content = with_one_layer_fewer(json.loads((directory / "config.json").read_text()))
         (tmp_path / "config.json").write_text(json.dumps(content))
         with pytest.raises(UserError, match=rf"{layers - 1} layers .* hold layer {layers - 1}, "):
-            words_for(tmp_path)
+            list_overrides(tmp_path)
 
 
 class AbsentFields(Families):

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from gangline.errors import UserError
 from gangline_models.families.decoder import DecoderFormat
-from gangline_models.hugging_face.config import model_config_from
+from gangline_models.hugging_face.config import read_model_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -52,7 +52,7 @@ def without(content: dict[str, Any]):
 def computed(directory, content: dict[str, Any]) -> dict[str, Any]:
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(content))
-    return DecoderFormat().describe(model_config_from(directory))
+    return DecoderFormat().describe(read_model_config(directory))
 
 
 @pytest.mark.parametrize("name", FILES)

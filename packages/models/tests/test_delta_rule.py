@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gangline_models.modules.delta import delta_rule, next_token, unit
+from gangline_models.modules.delta import apply_delta_rule, normalise_length, step_delta_rule
 
 B, T, G, H, K, V = 2, 23, 2, 4, 6, 5
 
@@ -25,7 +25,7 @@ def given(seed: int = 0) -> list[Tensor]:
 
 def token_by_token(q, k, v, log_decay, beta, document: Tensor | None) -> Tensor:
     """As the recurrence says it."""
-    q, k = (unit(x).repeat_interleave(H // G, dim=2) for x in (q, k))
+    q, k = (normalise_length(x).repeat_interleave(H // G, dim=2) for x in (q, k))
     out = []
     for row in range(B):
         state, kept = v.new_zeros(H, K, V), []
@@ -47,7 +47,7 @@ DOCUMENTS = torch.tensor([[0] * 7 + [1] * 2 + [2] * 14, [3] * 10 + [4] * 5 + [5]
 @pytest.mark.parametrize("chunk", [1, 5, 8, 64])
 def test_chunks_change_nothing(chunk, document):
     arguments = given()
-    got, want = delta_rule(*arguments, document, chunk=chunk)[0], token_by_token(*arguments, document)
+    got, want = apply_delta_rule(*arguments, document, chunk=chunk)[0], token_by_token(*arguments, document)
     torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
     weight = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=want.dtype)
     grads = (torch.autograd.grad(y, arguments, weight) for y in (got, want))
@@ -63,11 +63,11 @@ def test_a_state_goes_on_token_by_token(first, document):
         document = torch.cat((document[:, :first], document[:, first - 1 : first].expand(-1, T - first)), dim=1)
     want = token_by_token(*arguments, document)
     begun = None if document is None else document[:, :first]
-    out, state = delta_rule(*(x[:, :first] for x in arguments), begun, chunk=8)
+    out, state = apply_delta_rule(*(x[:, :first] for x in arguments), begun, chunk=8)
     parts = [out]
     for t in range(first, T):
-        out, state = next_token(*(x[:, t : t + 1] for x in arguments), state)
+        out, state = step_delta_rule(*(x[:, t : t + 1] for x in arguments), state)
         parts.append(out)
     torch.testing.assert_close(torch.cat(parts, dim=1), want, rtol=1e-11, atol=1e-12)
     with pytest.raises(ValueError, match="2 tokens at a time"):
-        next_token(*(x[:, :2] for x in arguments), state)
+        step_delta_rule(*(x[:, :2] for x in arguments), state)

@@ -23,8 +23,8 @@ from gangline_models.families.gpt2 import Gpt2
 from gangline_models.families.olmo import Olmo3, Olmo3Format
 from gangline_models.families.phi3 import Phi3, Phi3Format
 from gangline_models.families.qwen2 import Qwen2
-from gangline_models.hugging_face.commands import words_for
-from gangline_models.hugging_face.config import config_json_of, model_config_from
+from gangline_models.hugging_face.commands import list_overrides
+from gangline_models.hugging_face.config import make_run_config_json, read_model_config
 from gangline_models.presets import PRESETS
 from gangline_models.rope.llama3 import Llama3Rope
 from gangline_models.rope.longrope import LongRope
@@ -94,7 +94,7 @@ class TestFamilies(FamilySuite):
         assert whole.model.list_notices(whole) == []
         (tmp_path / "config.json").write_text(json.dumps(content | {"use_sliding_window": True}))
         with pytest.raises(UserError, match="use_sliding_window=True"):
-            model_config_from(tmp_path)
+            read_model_config(tmp_path)
         save_file(tensors | {"mtq.fc.weight": torch.ones(24)}, tmp_path / "model.safetensors", {"format": "pt"})
         (tmp_path / "config.json").write_text(json.dumps(content))
         with pytest.raises(UserError, match="no place for"):
@@ -108,7 +108,7 @@ class TestFamilies(FamilySuite):
         assert name.replace(".0.", ".1.") in tensors
         save_file(tensors | {name: torch.ones(8)}, tmp_path / "model.safetensors", {"format": "pt"})
         with pytest.raises(UserError) as refused:
-            words_for(tmp_path)
+            list_overrides(tmp_path)
         assert f"no place for.\n  {name}." in str(refused.value)
 
     @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ class TestFamilies(FamilySuite):
         content = json.loads((saved(name)[1] / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps(content | change))
         with pytest.raises(UserError) as refused:
-            model_config_from(tmp_path)
+            read_model_config(tmp_path)
         assert what in str(refused.value)
 
 
@@ -168,7 +168,7 @@ def test_a_published_shape_is_a_model(name):
     assert config.check(run) == []
     tree, plan = compose_model(run)
     assert plan.find_unmatched(get_parameter_shapes(tree)) == []
-    written = config_json_of(run, name, "bfloat16")
+    written = make_run_config_json(run, name, "bfloat16")
     assert written["hidden_size" if written["model_type"] != "gpt2" else "n_embd"]
 
 
@@ -180,6 +180,6 @@ def test_transformers_opens_the_config_of_every_part(name):
     """Its fields have types, and 256.0 is none where it wants 256."""
     config = installed().get_offers("model")[name].part.config()
     run = build_default_run(model=config, batch=BatchSection(sequence_length=LENGTH))
-    content = json.loads(json.dumps(config_json_of(run, name, "float32")))
+    content = json.loads(json.dumps(make_run_config_json(run, name, "float32")))
     theirs = type(AutoConfig.for_model(content["model_type"])).from_dict(content)
     assert theirs.hidden_size == config.dim

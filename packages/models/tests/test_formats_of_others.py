@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gangline.errors import UserError
-from gangline_models.hugging_face.config import model_config_from, read_edited_config
+from gangline_models.hugging_face.config import read_edited_config, read_model_config
 from gangline_testkit import as_installed
 
 PLUGIN = """
@@ -56,10 +56,10 @@ def install(tmp_path, spec):
 def test_a_format_that_cannot_be_loaded_keeps_nobody_from_others(tmp_path, directory):
     (tmp_path / "broken_format.py").write_text("raise OSError('libfoo.so is missing')")
     with install(tmp_path, "broken_format:Format"):
-        assert model_config_from(directory).dim == 48
+        assert read_model_config(directory).dim == 48
         (directory / "config.json").write_text('{"architectures": ["Foo"]}')
         with pytest.raises(UserError) as refused:
-            model_config_from(directory)
+            read_model_config(directory)
     assert "holds a model of architecture Foo." in refused.value.what
     assert (
         "What model=theirs (gangline-theirs) knows is missing: OSError: libfoo.so is missing" in refused.value.details
@@ -71,7 +71,7 @@ def test_two_formats_of_one_architecture_are_refused_by_name(tmp_path, directory
         "from gangline_models.families.decoder import DecoderFormat\n\n\nclass Format(DecoderFormat):\n    pass\n"
     )
     with install(tmp_path, "other_format:Format"), pytest.raises(UserError) as refused:
-        model_config_from(directory)
+        read_model_config(directory)
     assert refused.value.what == f"{directory} holds a model of architecture LlamaForCausalLM."
     assert refused.value.details[0].endswith("model=theirs (gangline-theirs) both read it.")
 

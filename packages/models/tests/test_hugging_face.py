@@ -30,11 +30,11 @@ from gangline.shard import Shard
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
 from gangline_basics.model.presets import PRESETS
-from gangline_models.families.decoder import architecture_of, config_json
+from gangline_models.families.decoder import choose_architecture, make_config_json
 from gangline_models.families.decoder_window import read_window
 from gangline_models.hugging_face.adapters import write_apart
 from gangline_models.hugging_face.commands import export_run, import_model
-from gangline_models.hugging_face.config import check_weights, model_config_from
+from gangline_models.hugging_face.config import check_weights, read_model_config
 from gangline_models.hugging_face.names import find_theirs
 from gangline_models.hugging_face.read import load_pretrained
 from gangline_models.hugging_face.write import export
@@ -74,7 +74,7 @@ def write(directory: Path, config: DecoderConfig, model: torch.nn.Module, **opti
         ((name, p.detach()) for name, p in model.named_parameters()),
         plan=plan,
         shapes=shapes,
-        config=config_json(config, dtype=options.get("dtype", "float32")),
+        config=make_config_json(config, dtype=options.get("dtype", "float32")),
         **options,
     )
     return directory
@@ -95,7 +95,7 @@ def test_transformers_computes_the_same_logits_from_what_we_write(name, tmp_path
     config, batch = CASES[name], random_batch(2, 96, 97)
     ours = randomised(config)
     theirs = AutoModelForCausalLM.from_pretrained(write(tmp_path / "out", config, ours), dtype=torch.float32)
-    assert type(theirs).__name__ == architecture_of(config)
+    assert type(theirs).__name__ == choose_architecture(config)
     with torch.no_grad():
         expected, logits = theirs(batch.tokens).logits, ours.compute_logits(batch)
     assert logits.std() > 0.1
@@ -106,11 +106,11 @@ def test_transformers_computes_the_same_logits_from_what_we_write(name, tmp_path
 def test_we_compute_the_same_logits_from_what_transformers_writes(name, tmp_path, random_batch):
     config, batch = CASES[name], random_batch(2, 96, 97)
     torch.manual_seed(0)
-    values = config_json(config)
+    values = make_config_json(config)
     theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
-    assert type(theirs).__name__ == architecture_of(config)
+    assert type(theirs).__name__ == choose_architecture(config)
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
-    found = model_config_from(tmp_path)
+    found = read_model_config(tmp_path)
     filled = replace(config, kv_heads=config.key_heads, head_dim=config.head_width, weights=str(tmp_path))
     assert found == filled
     assert found.check(build_default_run()) == []
@@ -181,8 +181,8 @@ def test_a_rank_reads_only_its_part(tmp_path, monkeypatch):
     read_boxes = []
     from gangline_models.hugging_face.tensors import Tensors
 
-    blocks = Tensors.blocks
-    monkeypatch.setattr(Tensors, "blocks", lambda *given: read_boxes.append(given[2]) or blocks(*given))
+    blocks = Tensors.iterate_blocks
+    monkeypatch.setattr(Tensors, "iterate_blocks", lambda *given: read_boxes.append(given[2]) or blocks(*given))
     load_pretrained(
         tmp_path / "out",
         [Shard("model/blocks.1.attention.wq.weight", (32, 32), torch.float32, (16, 16), local)],
@@ -214,7 +214,7 @@ def test_a_part_is_read_some_rows_at_a_time(shape, box, dtype, block_bytes, tmp_
     file = tensor_file.TensorFile(tmp_path / "x.safetensors")
     want = whole[box]
     found, rows = torch.full_like(want, torch.nan), 0
-    for first, part in file.blocks("a", box):
+    for first, part in file.iterate_blocks("a", box):
         (found[first : first + len(part)] if shape else found).copy_(part)
         rows = max(rows, len(part) if shape else 1)
     assert torch.equal(found, want)
@@ -227,7 +227,7 @@ def test_numbers_of_a_kind_that_is_not_read_are_named(tmp_path):
 
     save_file({"scales": torch.ones(4, dtype=torch.complex64)}, tmp_path / "x.safetensors")
     with pytest.raises(UserError, match=r"scales has numbers of dtype C64"):
-        list(TensorFile(tmp_path / "x.safetensors").blocks("scales", (slice(0, 4),)))
+        list(TensorFile(tmp_path / "x.safetensors").iterate_blocks("scales", (slice(0, 4),)))
 
 
 def test_who_makes_weights_one_by_one_may_look_at_each_when_the_next_is_asked_for():
@@ -370,8 +370,8 @@ class TestNamesThatLieOtherwise:
 @pytest.mark.parametrize("part", ["llama3-1b", "llama3-8b", "qwen3-0.6b", "qwen3-8b"])
 def test_configurations_survive_the_way_there_and_back(part, tmp_path):
     config = PRESETS[part]()
-    (tmp_path / "config.json").write_text(json.dumps(config_json(config)))
-    found = model_config_from(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(make_config_json(config)))
+    found = read_model_config(tmp_path)
     assert replace(config, kv_heads=config.key_heads, head_dim=config.head_width, weights=str(tmp_path)).__dict__ == {
         **found.__dict__
     }
@@ -379,12 +379,12 @@ def test_configurations_survive_the_way_there_and_back(part, tmp_path):
 
 @pytest.mark.parametrize("part", ["llama3-1b", "qwen3-0.6b"])
 def test_a_field_that_nobody_knows_is_refused_by_name(part, tmp_path):
-    content = config_json(PRESETS[part]()) | {"bos_token_id": 1, "_name_or_path": "x", "use_cache": True}
+    content = make_config_json(PRESETS[part]()) | {"bos_token_id": 1, "_name_or_path": "x", "use_cache": True}
     (tmp_path / "config.json").write_text(json.dumps(content))
-    model_config_from(tmp_path)
+    read_model_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(content | {"residual_multiplier": 0.5, "logits_scaling": None}))
     with pytest.raises(UserError, match=r"residual_multiplier=0\.5\."):
-        model_config_from(tmp_path)
+        read_model_config(tmp_path)
 
 
 def without(directory: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
@@ -520,7 +520,7 @@ class TestRefusals:
     )
     def test_a_model_we_cannot_compute(self, directory, values, words):
         self.change(directory, **values)
-        text = self.error(model_config_from, directory)
+        text = self.error(read_model_config, directory)
         assert all(word in text for word in words), text
 
     @pytest.mark.parametrize(
@@ -532,9 +532,9 @@ class TestRefusals:
         ],
     )
     def test_what_nobody_else_computes_is_not_exported(self, options, words):
-        text = self.error(config_json, replace(LLAMA, **options))
+        text = self.error(make_config_json, replace(LLAMA, **options))
         assert all(word in text for word in words), text
-        assert "z_loss" not in config_json(replace(LLAMA, z_loss=1e-4))
+        assert "z_loss" not in make_config_json(replace(LLAMA, z_loss=1e-4))
 
     @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
     def test_a_pipe_in_place_of_a_file_is_not_waited_for(self, directory, name):
@@ -571,7 +571,7 @@ class TestRefusals:
         write(tmp_path / "copy", untied, model)
         for name in ("other", "copy"):
             self.change(tmp_path / name, tie_word_embeddings=True)
-        tied = model_config_from(tmp_path / "copy")
+        tied = read_model_config(tmp_path / "copy")
         assert tied.tied
         assert torch.equal(read(tmp_path / "copy", tied).embed.weight, model.embed.weight)
         said = self.error(read, tmp_path / "other", tied)
@@ -608,12 +608,12 @@ class TestRefusals:
 
     def test_deeply_nested_config_json_is_refused(self, directory):
         (directory / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
-        assert "nested too deeply" in self.error(model_config_from, directory)
+        assert "nested too deeply" in self.error(read_model_config, directory)
 
     def test_no_directory_and_no_json(self, directory, tmp_path):
-        assert "config.json" in self.error(model_config_from, tmp_path / "nowhere")
+        assert "config.json" in self.error(read_model_config, tmp_path / "nowhere")
         (directory / "config.json").write_text("{")
-        assert "cannot be read" in self.error(model_config_from, directory)
+        assert "cannot be read" in self.error(read_model_config, directory)
 
     def test_another_model_than_the_configuration_says(self, directory):
         config = replace(CASES["llama"], layers=4, kv_heads=4, weights=str(directory))

@@ -11,7 +11,7 @@ from family_suite import OddFields
 
 from gangline import UserError
 from gangline.config import PositiveInt, ShareBelowOne
-from gangline_models.hugging_face.commands import words_for
+from gangline_models.hugging_face.commands import list_overrides
 from gangline_models.hugging_face.fields import check_value
 
 
@@ -51,7 +51,7 @@ def test_refusal_names_field_value_and_range(family, name, value, allowed, tmp_p
     inner[name] = value
     path.write_text(json.dumps(content))
     with pytest.raises(UserError) as refused:
-        words_for(tmp_path)
+        list_overrides(tmp_path)
     assert f"{name}={value}" in str(refused.value)
     assert allowed in str(refused.value)
 

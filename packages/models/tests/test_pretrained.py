@@ -16,7 +16,7 @@ from gangline.config.compose import compose_one
 from gangline.errors import UserError
 from gangline.model.pretrained import find_pretrained
 from gangline_models.hugging_face.commands import export_run
-from gangline_models.hugging_face.config import config_json_of, model_config_from
+from gangline_models.hugging_face.config import make_run_config_json, read_model_config
 from gangline_models.hugging_face.pretrained import HuggingFace
 from gangline_testkit import as_installed
 from gangline_testkit.sessions import open_session, train_session
@@ -121,12 +121,12 @@ def test_import_finds_the_format_of_a_third_party_model(tmp_path):
     (tmp_path / "third_party.py").write_text(THIRD_PARTY)
     (tmp_path / "config.json").write_text('{"architectures": ["MineForCausalLM"], "width": 64}')
     with as_installed("gangline-third-party", "third_party", path=tmp_path):
-        found = model_config_from(tmp_path)
+        found = read_model_config(tmp_path)
         assert (type(found).__name__, found.dim, found.weights) == ("Mine", 64, str(tmp_path))
         run = compose_one(["model=mine", "model.dim=96"])
-        assert config_json_of(run, "run", "bfloat16") == {"architectures": ["MineForCausalLM"], "width": 96}
+        assert make_run_config_json(run, "run", "bfloat16") == {"architectures": ["MineForCausalLM"], "width": 96}
     with pytest.raises(UserError, match="architecture MineForCausalLM"):
-        model_config_from(tmp_path)
+        read_model_config(tmp_path)
 
 
 def test_averages_are_exported_by_their_prefix(tmp_path):

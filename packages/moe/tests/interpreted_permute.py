@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gangline_moe.dispatch.permute import MOST, Combine, Permute, permutation
+from gangline_moe.dispatch.permute import MOST, Combine, Permute, sort_by_expert
 
 
 @pytest.mark.parametrize(("tokens", "k", "experts", "width"), [(1, 1, 1, 1), (7, 2, 4, 33), (12, 3, 5, 2050)])
 @pytest.mark.parametrize("dropped", [False, True])
 def test_they_give_what_the_plain_operators_give(monkeypatch, tokens, k, experts, width, dropped):
     torch.manual_seed(tokens)
-    made = permutation(torch.randint(experts + dropped, (tokens, k)), experts, whole=not dropped)
+    made = sort_by_expert(torch.randint(experts + dropped, (tokens, k)), experts, whole=not dropped)
     x, weight = torch.randn(tokens, width, requires_grad=True), torch.rand(tokens, k, requires_grad=True)
     scale, dy = torch.rand(len(made.token_A), 1), torch.randn(width, tokens).t()
     results = []
@@ -26,7 +26,7 @@ def test_they_give_what_the_plain_operators_give(monkeypatch, tokens, k, experts
 
 def test_a_rank_without_rows(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    made = permutation(torch.full((3, 2), 4), 4, whole=False)  # every pair was dropped
+    made = sort_by_expert(torch.full((3, 2), 4), 4, whole=False)  # every pair was dropped
     x, weight = torch.randn(3, 8, requires_grad=True), torch.rand(3, 2, requires_grad=True)
     y = Combine.apply(Permute.apply(x, made), weight, made)
     dx, dweight = torch.autograd.grad(y.sum(), (x, weight))
@@ -45,7 +45,7 @@ def test_many_experts_of_a_token_have_the_plain_operators(monkeypatch):
         own = getattr(permute_triton, name)
         monkeypatch.setattr(permute_triton, name, lambda *a, own=own: calls.append(a[-1].shape[1]) or own(*a))
     for k in (MOST, MOST + 1):
-        made = permutation(torch.arange(k).expand(3, k), k)
+        made = sort_by_expert(torch.arange(k).expand(3, k), k)
         rows, weight = torch.randn(3 * k, 4, requires_grad=True), torch.rand(3, k, requires_grad=True)
         Combine.apply(rows, weight, made).sum().backward()
     assert calls == [MOST, MOST]

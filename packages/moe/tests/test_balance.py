@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_layer import collected, layer, x_of
 
-from gangline_moe.balance import entropy, sequence_loss, step_loss, z_loss
+from gangline_moe.balance import compute_entropy, compute_sequence_loss, compute_step_loss, compute_z_loss
 from gangline_moe.config import MoeOptions
 from gangline_moe.routers.base import Choice
 from gangline_moe.routers.config import Sigmoid, Softmax
@@ -30,24 +30,24 @@ def test_the_loss_over_a_sequence():
         for i in range(E):
             f = E / (K * T) * (choice.expert_Nk[own] == i).sum()
             want += T * f * choice.prob_NE[own, i].mean()
-    torch.testing.assert_close(sequence_loss(choice, ALL), torch.as_tensor(want))
+    torch.testing.assert_close(compute_sequence_loss(choice, ALL), torch.as_tensor(want))
 
 
 def test_an_even_load_has_the_least_loss():
     """T for each sequence, and for the whole batch E · 1/E for each token."""
     even = torch.full((4, E), 1 / E, dtype=torch.float64)
     choice = Choice(torch.tensor([[0, 1], [2, 3], [0, 1], [2, 3]]), even[:, :2], even, even)
-    assert float(sequence_loss(choice, ALL[:1, :4])) == pytest.approx(4)
-    assert float(step_loss(even, even[0], ALL.view(-1)[:4])) == pytest.approx(4)
-    assert float(entropy(even)[0]) == pytest.approx(torch.tensor(4.0).log())
+    assert float(compute_sequence_loss(choice, ALL[:1, :4])) == pytest.approx(4)
+    assert float(compute_step_loss(even, even[0], ALL.view(-1)[:4])) == pytest.approx(4)
+    assert float(compute_entropy(even)[0]) == pytest.approx(torch.tensor(4.0).log())
 
 
 def test_the_loss_with_the_last_steps_shares_and_of_large_logits():
     choice, share = choice_of(), torch.tensor([0.5, 0.25, 0.25, 0.0])
     want = sum(E * share[i] * choice.prob_NE[n, i] for n in range(B * T) for i in range(E))
-    torch.testing.assert_close(step_loss(choice.prob_NE, share, ALL.view(-1)), want)
+    torch.testing.assert_close(compute_step_loss(choice.prob_NE, share, ALL.view(-1)), want)
     torch.testing.assert_close(
-        z_loss(choice.logits_NE, ALL.view(-1)), choice.logits_NE.exp().sum(-1).log().square().sum()
+        compute_z_loss(choice.logits_NE, ALL.view(-1)), choice.logits_NE.exp().sum(-1).log().square().sum()
     )
 
 

@@ -21,8 +21,8 @@ from gangline.errors import UserError
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import list_shards
-from gangline_models.hugging_face.commands import words_for
-from gangline_models.hugging_face.config import config_json_of, read_edited_config
+from gangline_models.hugging_face.commands import list_overrides
+from gangline_models.hugging_face.config import make_run_config_json, read_edited_config
 from gangline_models.hugging_face.names import find_theirs
 from gangline_models.hugging_face.read import load_pretrained
 from gangline_models.hugging_face.write import export
@@ -77,11 +77,11 @@ CASES = {
 
 def words(directory):
     """The run that `gangline import` would print."""
-    from gangline_models.hugging_face.commands import _settings, _words
+    from gangline_models.hugging_face.commands import _list_part_overrides, _list_settings
 
     config, edits = read_edited_config(directory)
-    found = [word for edit in edits for word in _words(edit)]
-    return build_small_run("model.qk_norm=false", *_settings(config, "model"), *found)
+    found = [word for edit in edits for word in _list_part_overrides(edit)]
+    return build_small_run("model.qk_norm=false", *_list_settings(config, "model"), *found)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -107,7 +107,7 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
 
     shapes = {s.name.removeprefix("model/"): tuple(s.global_shape) for s in list_shards(ours, plan)}
     shapes = {name: shape for name, shape in shapes.items() if find_theirs(plan, name, shape)}
-    written = config_json_of(run, "run", "float32")
+    written = make_run_config_json(run, "run", "float32")
     export(tmp_path / "out", ((n, ours.state_dict()[n]) for n in shapes), plan=plan, shapes=shapes, config=written)
     again = cls.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
@@ -118,11 +118,11 @@ def test_expert_that_the_router_never_picks_is_refused(tmp_path):
     """By import, and by train in the same words."""
     torch.manual_seed(0)
     MixtralForCausalLM(MIXTRAL).save_pretrained(tmp_path / "hf")
-    words, path = words_for(tmp_path / "hf"), tmp_path / "hf" / "model.safetensors"
+    words, path = list_overrides(tmp_path / "hf"), tmp_path / "hf" / "model.safetensors"
     extra = "model.layers.0.block_sparse_moe.experts.4.w1.weight"
     save_file(load_file(path) | {extra: torch.ones(48, 32)}, path, {"format": "pt"})
     with pytest.raises(UserError) as refused:
-        words_for(tmp_path / "hf")
+        list_overrides(tmp_path / "hf")
     assert f"no place for.\n  {extra}." in str(refused.value)
     with pytest.raises(UserError) as again:
         open_session(tmp_path / "run", *words)

@@ -21,8 +21,8 @@ from gangline_basics.model.gating import Gating
 from gangline_basics.parallel.prepare import set_products
 from gangline_basics.precision.plain import Plain
 from gangline_moe.config import MoeOptions
-from gangline_moe.edit import layer_node
-from gangline_moe.products import PlainProducts, PrecisionProducts, products_of
+from gangline_moe.edit import make_layer_node
+from gangline_moe.products import PlainProducts, PrecisionProducts, choose_products
 from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
 D, H = 12, 10
@@ -35,7 +35,7 @@ BOUNDED = FeedForwardNode(dim=D, hidden=20, gating=Gating(slope=1.7, limit=0.6, 
 def layer(router: RouterConfig | None = None, dtype=torch.float64, seed=0, dim=D, hidden=H, dense=None, **options):
     """A layer with random weights."""
     given = MoeOptions(hidden=hidden, router=router or Softmax(), **options)
-    node = layer_node(dense or FeedForwardNode(dim=dim, hidden=20), given)
+    node = make_layer_node(dense or FeedForwardNode(dim=dim, hidden=20), given)
     module = construct(node).to(dtype).to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for array in module.state_dict().values():
@@ -126,7 +126,7 @@ def test_grouped_products_in_every_dtype(dtype, bound, kind):
         bounds = torch.tensor([0, *counts]).cumsum(0)
         x, y = (torch.randn(sum(counts), n, generator=generator, dtype=torch.float64) for n in (16, 8))
         w = torch.randn(5, 8, 16, generator=generator, dtype=torch.float64)
-        for name, given in (("rows", (x, w)), ("back", (y, w)), ("outer", (y, x))):
+        for name, given in (("multiply_rows", (x, w)), ("compute_grad_x", (y, w)), ("compute_grad_w", (y, x))):
             want = getattr(PlainProducts(), name)(*given, bounds)
             got = getattr(products, name)(*(a.to(dtype) for a in given), bounds)
             assert got.shape == want.shape
@@ -150,7 +150,7 @@ class Halved(Plain):
 def test_a_precision_that_does_more_than_multiply_is_asked():
     """Halving the input of each product is halving its matrix."""
     precision = Halved(torch.float64, torch.float64)
-    assert type(products_of(Plain(torch.bfloat16, torch.float32))) is PlainProducts
+    assert type(choose_products(Plain(torch.bfloat16, torch.float32))) is PlainProducts
     asked, halved, x = layer(), layer(), x_of().requires_grad_()
     set_products(asked.experts, Plan("embed", "blocks", "head", 1), precision)
     with torch.no_grad():

@@ -21,9 +21,9 @@ from gangline_basics.figure import INK, PALE
 from gangline_moe.config import ExpertsHealth
 from gangline_moe.health import ExpertsCheck
 from gangline_moe.heatmap import HeatmapTracker
-from gangline_moe.load_history import StepLoads, load_history, windows
+from gangline_moe.load_history import StepLoads, load_history, split_steps
 from gangline_moe.picture import draw_by_layer, draw_over_time
-from gangline_moe.report import as_text, main, shade
+from gangline_moe.report import choose_shade, format_report, main
 from gangline_testkit import HealthCheckSuite, TrackerSuite, list_readable, list_words
 from gangline_testkit.health import make_healthy
 from gangline_testkit.runs import build_small_run
@@ -87,9 +87,9 @@ def test_a_step_done_again_counts_once_and_windows_cover_all(run_dir):
     steps = load_history(run_dir)
     assert [step.step for step in steps] == list(range(1, 11))
     assert steps[0].loads["blocks.0"] == EVEN
-    assert [len(part) for part in windows(steps, 3)] == [3, 3, 4]
-    assert len(windows(steps, 60)) == 10
-    assert as_text(steps, 1, "run").count("|") == 2 * 12
+    assert [len(part) for part in split_steps(steps, 3)] == [3, 3, 4]
+    assert len(split_steps(steps, 60)) == 10
+    assert format_report(steps, 1, "run").count("|") == 2 * 12
 
 
 def test_steps_that_a_damaged_file_has_lost_are_told(run_dir, capsys):
@@ -103,7 +103,7 @@ def test_steps_that_a_damaged_file_has_lost_are_told(run_dir, capsys):
 
 
 def test_shades_of_the_report():
-    assert [shade(value) for value in (0.0, 1.0, 2.0, 9.0)] == [" ", "+", "@", "@"]
+    assert [choose_shade(value) for value in (0.0, 1.0, 2.0, 9.0)] == [" ", "+", "@", "@"]
 
 
 def test_colours_are_blue_below_the_mean_and_red_above_it():
@@ -178,7 +178,7 @@ def test_pictures_of_every_size_are_readable(layers, experts, steps):
     assert words[0] == "Load of the experts: runs/a"
     assert {"layer", "expert", "blocks.0", f"blocks.{layers - 1}", "0"} <= set(words)
     words = list_readable(draw_over_time(found, 60, "runs/a"))
-    assert {"step", str(windows(found, 60)[0][-1].step), "blocks.0", f"blocks.{layers - 1}"} <= set(words)
+    assert {"step", str(split_steps(found, 60)[0][-1].step), "blocks.0", f"blocks.{layers - 1}"} <= set(words)
     assert words.count("expert") == layers
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from gangline_moe.dispatch.permute import Combine, Permute, drop_over_capacity, permutation
+from gangline_moe.dispatch.permute import Combine, Permute, drop_over_capacity, sort_by_expert
 
 CASES = {
     "usual": [[0, 2], [2, 1], [1, 0], [2, 0]],
@@ -23,7 +23,7 @@ EXPERTS = 3
 def test_there_and_back(case):
     expert = torch.tensor(CASES[case])
     whole = bool((expert < EXPERTS).all())
-    made = permutation(expert, EXPERTS, whole)
+    made = sort_by_expert(expert, EXPERTS, whole)
     pairs = [(e, n) for n, row in enumerate(expert.tolist()) for e in row if e < EXPERTS]
     assert made.token_A.tolist() == [n for _, n in sorted(pairs)]
     assert made.counts.tolist() == [sum(e == i for e, _ in pairs) for i in range(EXPERTS)]
@@ -43,7 +43,7 @@ def test_there_and_back(case):
 def test_sums_are_made_in_the_wider_dtype():
     expert = torch.tensor([[0, 1]])
     rows = torch.tensor([[256.0], [1.0]], dtype=torch.bfloat16)
-    made = permutation(expert, 2)
+    made = sort_by_expert(expert, 2)
     y = Combine.apply(rows, torch.tensor([[1.0, 1.0]]), made)
     assert y.dtype == torch.bfloat16
     assert Combine.apply(rows, torch.tensor([[1.0, 0.5]]), made).item() == 256.0

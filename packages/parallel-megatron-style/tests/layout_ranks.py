@@ -80,7 +80,7 @@ class Layouts(StrategySuite):
         self.out_of = composition.out_of
         job = self.make_job(composition.layout, composition.scenario)
         run = job.run
-        folds = fits.problems(run.parallel, run, job.mesh, job.tree, job.plan)
+        folds = fits.find_problems(run.parallel, run, job.mesh, job.tree, job.plan)
         return [*run.parallel.check(run), *find_layout_problems(run), *folds]
 
     def make_job(self, layout: RunLayout, scenario: Scenario) -> StrategyJob:

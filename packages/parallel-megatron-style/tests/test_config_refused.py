@@ -208,7 +208,7 @@ def of_plan(change, config=None, **axes) -> list[str]:
     """What is wrong once the plan of the default model is changed."""
     run = build_default_run(parallel=config or ThreeD())
     tree, plan = compose_model(run)
-    return [problem.what for problem in fits.problems(run.parallel, run, Mesh.of(axes), tree, change(plan))]
+    return [problem.what for problem in fits.find_problems(run.parallel, run, Mesh.of(axes), tree, change(plan))]
 
 
 def replaced(**changes):

@@ -79,14 +79,14 @@ def parts(case: Case):
     leaves = [x.contiguous().requires_grad_() for x in (q, k, v)]
     document = None if document is None else cut(document)
     if case.math:
-        ring_module.kernel_for = lambda q, masked: MATH
+        ring_module.choose_kernel = lambda q, masked: MATH
     try:
         ring = case.method == "ring"
         here = RingAttention(comm, case.call) if ring else UlyssesAttention(comm, get_plain_attention(case.call))
         out = here(*leaves, document, cut(position), *sinks_of(case))
         out.backward(dout)
     finally:
-        ring_module.kernel_for = lambda q, masked: CPU
+        ring_module.choose_kernel = lambda q, masked: CPU
     return [out.detach(), *(x.grad for x in leaves)], cut(torch.arange(T)[None])[0]
 
 
@@ -258,13 +258,13 @@ def blocks_computed(documents, window=None) -> tuple[int, int]:
     comm = cp()
     q, k, v, _ = (x[:, :, : T // comm.size].contiguous() for x in tensors)
     own = (cut_tokens(x, comm.index, comm.size, "zigzag") for x in (document, position))
-    before = ring_module.kernel_for, visibility_module.kernel_for
-    ring_module.kernel_for = visibility_module.kernel_for = noting
+    before = ring_module.choose_kernel, visibility_module.choose_kernel
+    ring_module.choose_kernel = visibility_module.choose_kernel = noting
     try:
         with torch.no_grad():
             RingAttention(comm, AttentionCall(window=window))(q, k, v, *own)
     finally:
-        ring_module.kernel_for, visibility_module.kernel_for = before
+        ring_module.choose_kernel, visibility_module.choose_kernel = before
     return len(seen), sum(seen)
 
 

@@ -59,9 +59,9 @@ def test_a_block_keeps_what_the_closed_form_says(model, precision):
     case = case_of(model, precision)
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
-    sizes = activations.sizes_of(case, gpu=False)
+    sizes = activations.make_activation_sizes(case, gpu=False)
     found = count_kept_bytes(module.parameters(), lambda: module.blocks[1](hidden, batch))
-    assert found == activations.count_block(case, 1, sizes) + activations.angles(case, sizes)
+    assert found == activations.count_block(case, 1, sizes) + activations.count_angle_bytes(case, sizes)
 
 
 @pytest.mark.parametrize("precision", DTYPES)
@@ -71,7 +71,7 @@ def test_a_recomputed_block_keeps_its_input(precision):
     hidden = module.embed(batch).detach().requires_grad_()
     tokens = [batch.tokens, batch.position, batch.targets, batch.loss_mask, batch.sample]
     found = count_kept_bytes([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
-    assert found == activations.count_block(case, 1, activations.sizes_of(case, gpu=False))
+    assert found == activations.count_block(case, 1, activations.make_activation_sizes(case, gpu=False))
 
 
 @pytest.mark.parametrize("precision", DTYPES)
@@ -84,12 +84,12 @@ def test_recomputed_attention_forgets_little(precision):
     hidden = module.embed(batch)
     tokens = [batch.tokens, batch.position]
     found = count_kept_bytes([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
-    sizes = activations.sizes_of(case, gpu=False)
-    assert found == activations.count_block(case, 1, sizes) + activations.angles(case, sizes)
+    sizes = activations.make_activation_sizes(case, gpu=False)
+    assert found == activations.count_block(case, 1, sizes) + activations.count_angle_bytes(case, sizes)
 
 
 def both(case: Case) -> tuple[ActivationSizes, ActivationSizes]:
-    return activations.sizes_of(case), activations.sizes_of(case, gpu=False)
+    return activations.make_activation_sizes(case), activations.make_activation_sizes(case, gpu=False)
 
 
 @pytest.mark.parametrize("precision", DTYPES)
@@ -97,9 +97,9 @@ def test_the_head_keeps_what_the_closed_form_says(precision):
     case = case_of(precision=precision)
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
-    sizes = activations.sizes_of(case, gpu=False)
+    sizes = activations.make_activation_sizes(case, gpu=False)
     found = count_kept_bytes(module.parameters(), lambda: module.head(hidden, batch))
-    closed = activations.head(case, sizes)
+    closed = activations.count_head_bytes(case, sizes)
     logits = 2 * 16 * 64 * case.bytes.compute
     backward = logits + 2 * 2 * 16 * 64 * 4  # their gradient, and a piece of them in float32 and its exponentials
     assert found == closed["activations"] + closed["logits"] - backward
@@ -125,9 +125,9 @@ def test_a_block_cut_by_tp(tp, sequence_parallel):
     hidden = torch.randn(16 // (tp if sequence_parallel else 1), 2, 32).transpose(0, 1).requires_grad_()
     if not sequence_parallel:
         hidden = hidden.detach().contiguous().requires_grad_()
-    sizes = activations.sizes_of(case, gpu=False)
+    sizes = activations.make_activation_sizes(case, gpu=False)
     found = count_kept_bytes(made.parameters(), lambda: made.get_submodule("blocks.1")(hidden, batch))
-    assert found == activations.count_block(case, 1, sizes) + activations.angles(case, sizes)
+    assert found == activations.count_block(case, 1, sizes) + activations.count_angle_bytes(case, sizes)
 
 
 def test_a_pipeline_keeps_as_many_as_its_schedule_says():
@@ -135,8 +135,8 @@ def test_a_pipeline_keeps_as_many_as_its_schedule_says():
     model = replace(MODEL, layers=4)
     for schedule, counts in (("1f1b", (4, 3, 2, 1)), ("gpipe", (4, 4, 4, 4))):
         case = case_of(model, config=Pp(schedule=schedule, stages=[1, 1, 1, 1]), pp=4)
-        sizes, order = activations.sizes_of(case), timing.schedule_of(case)
-        each = activations.count_block(case, 0, sizes) + activations.angles(case, sizes)
-        head = activations.head(case, sizes)["activations"]
+        sizes, order = activations.make_activation_sizes(case), timing.find_schedule(case)
+        each = activations.count_block(case, 0, sizes) + activations.count_angle_bytes(case, sizes)
+        head = activations.count_head_bytes(case, sizes)["activations"]
         for rank, count in enumerate(counts):
             assert peak_memory.count_under_way(case, rank, order, sizes) == count * (each + (head if rank == 3 else 0))

@@ -21,7 +21,7 @@ from gangline_basics.model.decoder_nodes import NormNode
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost import activations, memory, tensor_traffic, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.links import BESIDE, links
+from gangline_parallel_megatron_style.cost.links import BESIDE, find_slowest_tier
 
 MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, hidden=48)
 LANES, WIDTH = 4, 64
@@ -115,7 +115,7 @@ STACK = LANES * WIDTH * 32
 def test_gradients_are_added_beside_the_fold_and_over_what_it_is_not_made_of(axes, out_of, shards, copies):
     """A rank has half of the stack; those beside it share its state, and the other data axes have copies of it."""
     case = case_of(out_of, zero=1, **axes)
-    (group,) = [group for group in memory.groups(case, 0) if group.kind.fold]
+    (group,) = [group for group in memory.count_group_numbers(case, 0) if group.kind.fold]
     assert (group.shards, group.copies) == (shards, case.mesh.size(*copies))
     alone = case_of(out_of, size=1, zero=1, **axes)
     found = sent(case)
@@ -124,10 +124,10 @@ def test_gradients_are_added_beside_the_fold_and_over_what_it_is_not_made_of(axe
     assert found.get((f"{BESIDE}lane", "weights")) == ((1, own * 2 // 2) if shards > 1 else None)
     for axis in copies:
         crossing = 2 * own * 4 // shards * (case.mesh.size(*copies) - 1) // case.mesh.size(*copies)
-        dense = sum(size for group, size in memory.groups(case, 0).items() if not group.kind.fold)
+        dense = sum(size for group, size in memory.count_group_numbers(case, 0).items() if not group.kind.fold)
         over_axis = 2 * dense * 4 // case.shards // 2 if axis == "dp_replicate" else 0
         assert found[axis, "gradients"][1] == pytest.approx(crossing + over_axis, abs=16)
-    assert memory.state(alone, 0)["gradients"] - memory.state(case, 0)["gradients"] == own * 4
+    assert memory.count_state_bytes(alone, 0)["gradients"] - memory.count_state_bytes(case, 0)["gradients"] == own * 4
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -139,8 +139,8 @@ def test_bytes_of_a_stack_on_a_fold(zero, dp_shard):
     parts = beside if zero else 1
     (stack,) = [array for array in case.list_held(0) if array.group.kind.fold]
     assert (stack.size, stack.part) == (own, own // beside)
-    more = memory.state(case, 0)
-    more.subtract(memory.state(without, 0))
+    more = memory.count_state_bytes(case, 0)
+    more.subtract(memory.count_state_bytes(without, 0))
     assert more["optimizer state"] == 8 * own // parts
     assert more["master weights"] == 4 * own // parts
     if zero < 2 or beside == 1:  # nothing beside the fold cuts it
@@ -152,7 +152,7 @@ def test_bytes_of_a_stack_on_a_fold(zero, dp_shard):
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_node_says_what_its_module_keeps_and_its_children_are_asked(tp):
     case = case_of(tp=tp, dp_shard=2, sequence_parallel=True)
-    sizes, stream = activations.sizes_of(case), 16 // tp
+    sizes, stream = activations.make_activation_sizes(case), 16 // tp
     norm = count_norm_bytes(sizes, stream, 32)
     assert count_node(case.by_path["blocks.1.feed_forward"], sizes) == stream * 100 + 16 * 2 + 4 + norm
 
@@ -160,8 +160,8 @@ def test_a_node_says_what_its_module_keeps_and_its_children_are_asked(tp):
 def test_a_node_that_says_nothing_is_guessed_by_its_shapes():
     case = case_of(dp_shard=2)
     silent = SilentNode(dim=32, norm=NormNode(dim=32))
-    guessed = 16 * (WIDTH + 32) * 2 + count_norm_bytes(activations.sizes_of(case), 16, 32)
-    assert count_node(silent, activations.sizes_of(case)) == guessed
+    guessed = 16 * (WIDTH + 32) * 2 + count_norm_bytes(activations.make_activation_sizes(case), 16, 32)
+    assert count_node(silent, activations.make_activation_sizes(case)) == guessed
 
 
 @pytest.mark.parametrize(("sequence_parallel", "times"), [(True, 1), (False, 2)])
@@ -169,13 +169,13 @@ def test_without_sequence_parallelism_ranks_of_tp_compute_the_same_lanes(sequenc
     """What tp does not cut sees all tokens on each of its ranks."""
     one, two = (case_of(tp=2, lanes=lanes, sequence_parallel=sequence_parallel) for lanes in (LANES, 0))
     stack = 2 * STACK * 3 * 16 * one.microbatches
-    assert timing.flops(one, 0) - timing.flops(two, 0) == times * stack // 2
+    assert timing.count_rank_flops(one, 0) - timing.count_rank_flops(two, 0) == times * stack // 2
 
 
 def test_a_block_whose_products_are_not_cut_is_no_region():
     """The plan still has the rule for the feed-forwards that are left."""
     case = case_of(tp=2, dp_shard=2)
-    assert [len(tensor_traffic.regions(case, index)) for index in (0, 1)] == [2, 1]
+    assert [len(tensor_traffic.get_regions(case, index)) for index in (0, 1)] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_links_of_a_fold_and_of_what_is_beside_it(size, per_node, fold, beside, 
         dp_shard=16,
         topology=Topology(gpus_per_node=per_node, nodes_per_rack=16 // per_node if per_node < 8 else 1),
     )
-    found = {(sent.axes[0], sent.purpose): links(case, sent) for sent in traffic.list_sent(case, 0)}
+    found = {(sent.axes[0], sent.purpose): find_slowest_tier(case, sent) for sent in traffic.list_sent(case, 0)}
     assert found["lane", "forth and back"] == fold
     assert found["lane", "nearby"] == nearby
     assert found[f"{BESIDE}lane", "gradients"] == beside

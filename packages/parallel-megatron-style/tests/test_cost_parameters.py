@@ -18,11 +18,11 @@ from gangline_basics.model.config import DecoderConfig
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost import activations
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.memory import state
+from gangline_parallel_megatron_style.cost.memory import count_state_bytes
 from gangline_parallel_megatron_style.cost.parameters import ModelArrays
-from gangline_parallel_megatron_style.cost.peak_memory import moments
+from gangline_parallel_megatron_style.cost.peak_memory import iterate_rank_moments
 from gangline_parallel_megatron_style.layout.alike import AlikeBlocks
-from gangline_parallel_megatron_style.pipeline.actions import place_of
+from gangline_parallel_megatron_style.pipeline.actions import compute_place
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 
 MODEL = DecoderConfig(vocab_size=37, dim=32, layers=5, heads=4, kv_heads=2, hidden=48)
@@ -79,7 +79,7 @@ def test_sizes_are_those_of_the_registry(axes, sequence_parallel, fold):
     shapes = {name: tuple(parameter.shape) for name, parameter in construct(tree).named_parameters()}
     pp = mesh.size("pp")
     stages = [range(0, 5)] if pp == 1 else [range(0, 3), range(3, 5)]
-    homes = [place_of(pp, "loop", stage)[0] for stage, blocks in enumerate(stages) for _ in blocks]
+    homes = [compute_place(pp, "loop", stage)[0] for stage, blocks in enumerate(stages) for _ in blocks]
     given_ = ModelShapes(shapes, {}, {name: (name,) for name in shapes})
     arrays = lay_out(
         plan, mesh, given_, (0, *homes, pp - 1), zero=0, sequence_parallel=sequence_parallel, dtype="float32"
@@ -112,7 +112,10 @@ def test_what_zero_cuts(zero):
     numbers = sum(prod(array.shape) for array in case.arrays)
     parts = sum(array.part for array in case.arrays)
     block = sum(array.size for array in case.arrays if array.block == 0)
-    found, more = state(case, 0), list(moments(case, 0, activations.sizes_of(case)))
+    found, more = (
+        count_state_bytes(case, 0),
+        list(iterate_rank_moments(case, 0, activations.make_activation_sizes(case))),
+    )
     found["gradients"] += max(moment["gradients"] for moment in more)
     found["weights"] += max(moment["weights"] for moment in more)
     assert found["optimizer state"] == 8 * (parts if zero else numbers)

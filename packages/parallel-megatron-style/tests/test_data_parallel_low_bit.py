@@ -19,7 +19,7 @@ from gangline_basics.model.low_bit import decode
 from gangline_basics.model.low_bit_node import keep_in_8_bits
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.memory import state
+from gangline_parallel_megatron_style.cost.memory import count_state_bytes
 from gangline_testkit import rank
 from gangline_testkit.pool import get_pool
 
@@ -70,7 +70,7 @@ def test_bytes_are_those_of_the_closed_form_and_codes_those_of_the_whole(tp, zer
     run, tree, plan = made(2, tp, zero, precision)
     case = Case.of(run, Mesh.of(run.parallel.size_axes(2)), (tree, plan))
     found = get_pool(2).run(body, tp, zero, precision)
-    told = state(case, 0)
+    told = count_state_bytes(case, 0)
     for weights, masters, _ in found:
         assert weights == pytest.approx(told["weights"], rel=0.03)  # filled up to the grain of ranges
         assert masters == pytest.approx(told["master weights"], rel=0.03)

@@ -17,8 +17,8 @@ from gangline_basics.optimizer.adamw import build as build_adamw
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost import activations
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.memory import state
-from gangline_parallel_megatron_style.cost.peak_memory import moments
+from gangline_parallel_megatron_style.cost.memory import count_state_bytes
+from gangline_parallel_megatron_style.cost.peak_memory import iterate_rank_moments
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
 from gangline_testkit import rank
 from gangline_testkit.inputs import share
@@ -105,9 +105,11 @@ def test_bytes_by_kind_are_those_of_the_closed_form(world, zero, precision):
     ranks = get_pool(world).run(body, zero, precision)
     run = run_of(world, zero, precision)
     case = Case.of(run, Mesh.of(run.parallel.size_axes(world)))
-    told = state(case, 0)
+    told = count_state_bytes(case, 0)
     for kind in ("weights", "gradients"):
-        told[kind] += max(moment[kind] for moment in moments(case, 0, activations.sizes_of(case)))
+        told[kind] += max(
+            moment[kind] for moment in iterate_rank_moments(case, 0, activations.make_activation_sizes(case))
+        )
     for found, numbers in ranks:
         block = (numbers - 2 * 64 * 64 - 64) // MODEL.layers
         two = 2 * block  # in use and gathered ahead; being filled and under way

@@ -56,7 +56,7 @@ def test_transfers_are_those_of_the_closed_forms(both):
 
 
 def test_products_come_to_the_operations_of_a_step(both):
-    """`timing.flops` counts from the plan, products are what nodes say: each is right only if the other is."""
+    """`timing.count_rank_flops` counts from the plan, matmuls are what nodes say: each is right if the other is."""
     case, found = both
     assert found.unknown == ()
     for rank, explained in enumerate(found.ranks):
@@ -66,13 +66,13 @@ def test_products_come_to_the_operations_of_a_step(both):
             work = found.work[stage]
             frozen = sum(p.flops * n for p, n in work.forward.items() if not hasattr(p, "weight") or p in work.weights)
             total += 2 * work.flops + frozen + again * sum(p.flops * n for p, n in work.again.items())
-        assert total * found.microbatches == pytest.approx(timing.flops(case, rank), rel=0.02)
-        assert explained.flops == timing.flops(case, rank)
+        assert total * found.microbatches == pytest.approx(timing.count_rank_flops(case, rank), rel=0.02)
+        assert explained.flops == timing.count_rank_flops(case, rank)
 
 
 def test_the_timeline_is_the_schedules_own(both):
     case, found = both
-    schedule = timing.schedule_of(case)
+    schedule = timing.find_schedule(case)
     if schedule is None:
         assert [a.kind for turn in found.ranks[0].turns for a in turn] == ["F", "B"] * case.microbatches
         return

@@ -9,7 +9,7 @@ import pytest
 
 from gangline.config.compose import compose_one
 from gangline_parallel_megatron_style.commands import main
-from gangline_parallel_megatron_style.explain.of_run import case_of, explain_run
+from gangline_parallel_megatron_style.explain.of_run import explain_run, make_case
 from gangline_parallel_megatron_style.explain.trace import trace
 
 SHAPE = ("model=llama3-8b", "model.layers=4", "precision=bf16", "batch.micro_size=1", "batch.sequence_length=4096")
@@ -57,4 +57,4 @@ def test_every_rank_needs_what_it_is_told_to(tp, pp, dp, zero, microbatches, tie
     words = f"{axes} parallel.zero={zero} batch.global_size={dp * microbatches} model.tied={str(tied).lower()}"
     run = compose_one([*WIDE, *words.split()])
     for rank, told in {rank: explain_run(run).ranks[rank].memory for rank in {0, pp - 1}}.items():
-        assert trace(run, case_of(run), rank).peak == pytest.approx(told, rel=0.03)
+        assert trace(run, make_case(run), rank).peak == pytest.approx(told, rel=0.03)

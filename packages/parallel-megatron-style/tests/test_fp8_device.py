@@ -74,7 +74,7 @@ def test_the_meta_device_would_notice():
     ],
 )
 def test_which_gpus_can(scaling, capability, cuda, why):
-    found = device.cannot(scaling, capability, cuda)
+    found = device.find_scaling_problem(scaling, capability, cuda)
     assert (found is None) == (why is None)
     if found:
         assert why in found[0]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gangline_parallel_megatron_style.precision.formats import SMALLEST, Format, Grain
-from gangline_parallel_megatron_style.precision.quantise import power_of_two, quantise
+from gangline_parallel_megatron_style.precision.quantise import compute_scale, quantise
 
 FORMATS = list(Format)
 GRAINS = list(Grain)
@@ -36,7 +36,7 @@ def test_formats_are_what_torch_has(form):
 @pytest.mark.parametrize("mantissa", [1.0, 1.5, 1.75, 1.75 + 2**-23, 2 - 2**-23])
 def test_scales_are_the_smallest_powers_of_two_that_fit(form, mantissa):
     largest = torch.tensor([mantissa * 2.0**exponent for exponent in range(-126, 128)])
-    scale = power_of_two(largest, form)
+    scale = compute_scale(largest, form)
     assert bool((torch.frexp(scale).mantissa == 0.5).all())
     assert bool((largest.double() / scale <= LARGEST[form]).all())
     tight = largest.double() / (scale / 2) > LARGEST[form]
@@ -136,4 +136,4 @@ def test_what_is_not_finite_stays_so(form, grain, name):
 def test_the_scale_of_what_is_not_finite_is_infinite(form, bits):
     """Whatever NaN the device's largest is: a GPU's own has all bits set."""
     largest = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
-    assert bool(power_of_two(largest, form).isposinf().all())
+    assert bool(compute_scale(largest, form).isposinf().all())

@@ -85,19 +85,19 @@ def test_recomputed_blocks_have_the_same_bits(scaling):
 
 def multiplied(settings: tuple[str, ...]) -> tuple[list, list, list]:
     """(shapes of the weights in float8 products, those of the blocks' linear layers, dtypes of what products give)."""
-    seen, product = [], Fp8Precision.product
+    seen, product = [], Fp8Precision.compute_product
 
     def watched(self, x, w):
         y = product(self, x, w)
         seen.append((tuple(w.shape), y.dtype, w.dtype))
         return y
 
-    Fp8Precision.product = watched
+    Fp8Precision.compute_product = watched
     try:
         runtime = runtime_of(build_small_run(*settings))
         runtime.evaluate(batches(0, ROWS))
     finally:
-        Fp8Precision.product = product
+        Fp8Precision.compute_product = product
     blocks = [n for n in runtime.parameters() if n.name.startswith("blocks.") and len(n.shape) == 2]
     return [shape for shape, *_ in seen], [n.shape for n in blocks], [dtype for _, *both in seen for dtype in both]
 

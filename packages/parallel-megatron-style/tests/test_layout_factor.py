@@ -11,7 +11,7 @@ from gangline.config.ranges import find_divisors
 from gangline.errors import UserError
 from gangline.mesh import AXES
 from gangline_parallel_megatron_style.config import AxesConfig, Fsdp, Hsdp, Pp, ThreeD, Tp
-from gangline_parallel_megatron_style.layout.factor import factor, nearest
+from gangline_parallel_megatron_style.layout.factor import derive_axis_sizes, find_nearest
 
 PARTS = (ThreeD, Fsdp, Hsdp, Tp, Pp)
 small = st.integers(1, 12)
@@ -24,8 +24,8 @@ def test_divisors(number):
 
 
 def test_nearest_is_in_proportion():
-    assert nearest(8, [1, 2, 6, 100]) == [2, 6]
-    assert nearest(10, [1, 5, 40], 1) == [5]
+    assert find_nearest(8, [1, 2, 6, 100]) == [2, 6]
+    assert find_nearest(10, [1, 5, 40], 1) == [5]
 
 
 @given(st.sampled_from(PARTS), st.integers(1, 4096))
@@ -135,4 +135,4 @@ def test_the_message_of_a_layout_that_does_not_fit():
 
 @given(st.integers(1, 64))
 def test_nothing_is_left_open_when_all_is_named(world):
-    assert factor(world, {axis: world if axis == "cp" else 1 for axis in AXES}, {}, ())["cp"] == world
+    assert derive_axis_sizes(world, {axis: world if axis == "cp" else 1 for axis in AXES}, {}, ())["cp"] == world

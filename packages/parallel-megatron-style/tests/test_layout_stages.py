@@ -14,7 +14,7 @@ from gangline.model.compose import compose_model
 from gangline.model.tree import Node
 from gangline_basics.launch.config import LocalLaunch
 from gangline_parallel_megatron_style.config import Pp
-from gangline_parallel_megatron_style.layout.alike import forward_flops
+from gangline_parallel_megatron_style.layout.alike import count_forward_flops
 from gangline_parallel_megatron_style.layout.stages import balance, partition
 
 
@@ -78,7 +78,7 @@ def of(config: Pp, pp: int, **model) -> list[range]:
 def test_a_large_vocabulary_takes_blocks_off_the_last_stage():
     sizes = [len(blocks) for blocks in of(Pp(), 2, layers=8, vocab_size=20_000)]
     tree, _ = compose_model(build_default_run())
-    assert forward_flops(tree.head, 128) < forward_flops(tree.blocks[0], 128)
+    assert count_forward_flops(tree.head, 128) < count_forward_flops(tree.blocks[0], 128)
     assert [len(blocks) for blocks in of(Pp(), 2, layers=8)] == [4, 4]
     assert sizes == [7, 1]
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from gangline_basics.figure import render
-from gangline_parallel_megatron_style.pipeline.draw import Caption, as_text, schedule_figure
+from gangline_parallel_megatron_style.pipeline.draw import Caption, as_text, make_schedule_figure
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, simulate
 from gangline_testkit import list_readable, list_tips
@@ -63,8 +63,8 @@ def test_recorded_times_need_not_begin_at_zero_nor_be_even():
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_figure_has_a_box_for_every_action(name):
     timeline = drawn(name, 3, 6)
-    tips = list_tips(render(schedule_figure(timeline, RUN), ".svg").decode())
-    boxes = [box for box in schedule_figure(timeline, RUN).axes[0].patches if box.get_gid()]
+    tips = list_tips(render(make_schedule_figure(timeline, RUN), ".svg").decode())
+    boxes = [box for box in make_schedule_figure(timeline, RUN).axes[0].patches if box.get_gid()]
     assert len(boxes) == len(tips)
     for rank, actions in enumerate(timeline.schedule.actions):
         said = [tip.removeprefix(f"rank {rank}, ").split(":")[0] for tip in tips if tip.startswith(f"rank {rank}, ")]
@@ -79,7 +79,7 @@ def test_figure_has_a_box_for_every_action(name):
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_figure_says_whose_it_is_and_what_it_shows(name, width):
     timeline = drawn(name, 3, 6)
-    figure = schedule_figure(timeline, RUN, width)
+    figure = make_schedule_figure(timeline, RUN, width)
     words = list_readable(figure)
     assert figure.get_figwidth() * 96 == width
     assert words[:2] == ["Pipeline of a run, step 7", "recorded"]

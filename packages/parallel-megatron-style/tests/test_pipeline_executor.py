@@ -21,7 +21,7 @@ from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.executor import AHEAD, Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
-from gangline_parallel_megatron_style.pipeline.simulate import Timeline, peak_activations
+from gangline_parallel_megatron_style.pipeline.simulate import Timeline, count_peak_activations
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
 from gangline_testkit import rank
 from gangline_testkit.pool import get_pool
@@ -105,7 +105,7 @@ class Chain(RankStages):
     def backward(self, chunk, microbatch, output, grad):
         output.backward(torch.tensor(0.25, dtype=output.dtype) if grad is None else grad)
 
-    def empty(self, microbatch):
+    def allocate_hidden(self, microbatch):
         return torch.empty_like(data(microbatch, self.case)[0])
 
 
@@ -132,9 +132,9 @@ def executor(case: Case, clock=None):
     stage = Chain({}, stages, rank.world * case.chunks - 1, case)
     made = Executor(stage, comm, case.name, chunks=case.chunks, times=case.times, overlap=case.overlap)
     made.clock, made.notes = clock, []
-    schedule = made.schedule(case.microbatches)
+    schedule = made.get_schedule(case.microbatches)
     for chunk in range(case.chunks):
-        stages[chunk] = schedule.stage(comm.index, chunk)
+        stages[chunk] = schedule.get_stage(comm.index, chunk)
         made.stage.parts[chunk] = Part(stages[chunk], case, made.notes)
     return made
 
@@ -264,7 +264,7 @@ def held(case: Case):
     made.stage.forward = counted
     made.step(case.microbatches)
     assert not any(ref() is not None for ref in outputs), "activations outlive the step"
-    return most, peak_activations(made.schedule(case.microbatches))[rank.index]
+    return most, count_peak_activations(made.schedule(case.microbatches))[rank.index]
 
 
 @EACH
@@ -321,7 +321,7 @@ def test_times_are_recorded_beside_the_actions():
     spans = get_pool(2).run(ticking, case)
     found = Timeline(get_pool(2).run(scheduled, case)[0], tuple(spans))
     assert [len(each) for each in spans] == [9, 9]
-    assert found.busy(0) == 9
+    assert found.compute_busy_time(0) == 9
     assert spans[0][:2] == ((0.0, 1.0), (2.0, 3.0))
 
 

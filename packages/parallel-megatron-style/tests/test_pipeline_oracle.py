@@ -32,7 +32,7 @@ class Chain(RankStages):
     def backward(self, chunk, microbatch, output, grad):
         output.backward(grad)
 
-    def empty(self, microbatch):
+    def allocate_hidden(self, microbatch):
         return torch.empty(ROWS, DIM)
 
 
@@ -56,7 +56,7 @@ def both(name, microbatches):
     generator = torch.Generator().manual_seed(5)
     xs, ys = torch.randn(2, microbatches, ROWS, DIM, generator=generator)
     made = Executor(Chain([], [], 0, xs, ys), comm, name)
-    stages = [made.schedule(microbatches).stage(comm.index, chunk) for chunk in range(made.chunks)]
+    stages = [made.get_schedule(microbatches).get_stage(comm.index, chunk) for chunk in range(made.chunks)]
     count = rank.world * made.chunks
     for stage in stages:
         layer = Linear(LinearNode(in_features=DIM, out_features=DIM, bias=True))

@@ -14,11 +14,11 @@ from gangline_parallel_megatron_style.pipeline.program import (
     Recv,
     RunAction,
     Send,
-    input_of,
-    message_of,
-    programs,
+    build_programs,
+    find_input_message,
+    find_output_message,
 )
-from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forward_only, make_schedule
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_forward_schedule, make_schedule
 
 
 @st.composite
@@ -26,7 +26,7 @@ def schedules(draw):
     name = draw(st.sampled_from([*sorted(SCHEDULES), "forward_only"]))
     ranks, microbatches = draw(st.integers(1, 6)), draw(st.integers(1, 16))
     if name == "forward_only":
-        return forward_only(ranks, microbatches, *draw(st.sampled_from([(1, "loop"), (3, "loop"), (2, "v")])))
+        return make_forward_schedule(ranks, microbatches, *draw(st.sampled_from([(1, "loop"), (3, "loop"), (2, "v")])))
     chunks = draw(st.integers(1, 3)) if SCHEDULES[name].free_chunks else None
     return make_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks, overlap=draw(st.booleans()))
 
@@ -47,12 +47,12 @@ class Rendezvous:
 
     def run(self, rank, *actions):
         for action in actions:
-            needed = input_of(self.schedule, rank, action)
+            needed = find_input_message(self.schedule, rank, action)
             if needed is not None:
                 assert needed in self.here[rank], f"rank {rank} runs {action} before it has {needed}"
                 self.used[rank].append(needed)
         for action in actions:
-            made = message_of(self.schedule, rank, action)
+            made = find_output_message(self.schedule, rank, action)
             if made is not None:
                 self.here[rank].add(made)
 
@@ -90,7 +90,7 @@ class Rendezvous:
 @given(schedules(), st.tuples(*[st.floats(0.1, 3)] * 3), st.floats(0, 4))
 @settings(max_examples=200, deadline=None)
 def test_no_deadlock_without_buffers(schedule, times, latency):
-    steps = programs(schedule, ActionTimes(*times), latency)
+    steps = build_programs(schedule, ActionTimes(*times), latency)
     ran = [[tuple(filter(None, step)) for step in order if isinstance(step, RunAction)] for order in steps]
     assert ran == [list(schedule.turns(rank)) for rank in range(schedule.ranks)]
     assert [tuple(action for turn in turns for action in turn) for turns in ran] == list(schedule.actions)
@@ -98,14 +98,14 @@ def test_no_deadlock_without_buffers(schedule, times, latency):
 
 
 def test_stages_on_one_rank_send_nothing():
-    alone = programs(make_schedule("interleaved_1f1b", ranks=1, microbatches=3))
+    alone = build_programs(make_schedule("interleaved_1f1b", ranks=1, microbatches=3))
     assert all(isinstance(step, RunAction) for step in alone[0])
-    turn = programs(make_schedule("zb_v", ranks=2, microbatches=1))[1]  # the V turns on rank 1
+    turn = build_programs(make_schedule("zb_v", ranks=2, microbatches=1))[1]  # the V turns on rank 1
     assert sum(isinstance(step, Send) for step in turn) == 2
 
 
 def test_a_send_follows_its_action_and_a_receive_comes_before_the_action_that_hides_it():
-    first, second = programs(make_schedule("1f1b", ranks=2, microbatches=2))
+    first, second = build_programs(make_schedule("1f1b", ranks=2, microbatches=2))
     forward, back = Message("F", 1, 0, 1), Message("B", 0, 1, 0)
     assert first[:4] == (
         RunAction(PipelineAction("F", 0, 0)),
@@ -120,7 +120,7 @@ def test_a_send_follows_its_action_and_a_receive_comes_before_the_action_that_hi
 def test_a_program_that_waits_crosswise_is_caught():
     """The test's own model: two ranks that both send first."""
     schedule = make_schedule("1f1b", ranks=2, microbatches=2)
-    first, second = (list(order) for order in programs(schedule))
+    first, second = (list(order) for order in build_programs(schedule))
     i = next(i for i, step in enumerate(first) if isinstance(step, Recv))
     first.insert(0, first.pop(i))
     with pytest.raises(AssertionError, match="deadlock"):
@@ -133,7 +133,7 @@ def test_memory_of_sent_tensors_is_bounded(name):
 
     def most(microbatches):
         found = 0
-        for order in programs(make_schedule(name, ranks=4, microbatches=microbatches)):
+        for order in build_programs(make_schedule(name, ranks=4, microbatches=microbatches)):
             sent, freed = defaultdict(int), defaultdict(int)
             for step in order:
                 if isinstance(step, Send):

@@ -13,7 +13,7 @@ from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.run.directory import RunDirectory
 from gangline_parallel_megatron_style.commands import main
-from gangline_parallel_megatron_style.pipeline.record import SPANS, timeline
+from gangline_parallel_megatron_style.pipeline.record import SPANS, make_timeline
 from gangline_parallel_megatron_style.pipeline.schedules import make_schedule
 from gangline_testkit import strategy_ranks
 from gangline_testkit.pool import get_pool
@@ -38,7 +38,7 @@ def test_every_rank_tells_the_same_of_all_actions(trained):
     run, ranks = trained
     one, two = (rank.steps[-1].metrics for rank in ranks)
     assert one[SPANS] == two[SPANS]
-    found = timeline(one[SPANS], make_schedule("zb_h1", ranks=2, microbatches=run.batch.global_size))
+    found = make_timeline(one[SPANS], make_schedule("zb_h1", ranks=2, microbatches=run.batch.global_size))
     assert found.start == 0
     assert all(start <= end for spans in found.spans for start, end in spans)
     for spans in found.spans:
@@ -71,4 +71,4 @@ def test_a_run_that_recorded_nothing_says_how_to(tmp_path):
 
 def test_spans_of_another_schedule_are_refused():
     with pytest.raises(ValueError, match="recorded actions"):
-        timeline([0.0, 1.0], make_schedule("1f1b", ranks=2, microbatches=3))
+        make_timeline([0.0, 1.0], make_schedule("1f1b", ranks=2, microbatches=3))

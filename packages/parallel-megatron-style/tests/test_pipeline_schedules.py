@@ -9,8 +9,8 @@ from hypothesis import given, settings, strategies as st
 
 from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
-from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forward_only, make_schedule
-from gangline_parallel_megatron_style.pipeline.simulate import peak_activations, simulate
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_forward_schedule, make_schedule
+from gangline_parallel_megatron_style.pipeline.simulate import count_peak_activations, simulate
 from gangline_parallel_megatron_style.pipeline.validate import validate
 
 names = st.sampled_from(sorted(SCHEDULES))
@@ -37,7 +37,7 @@ def test_valid_and_within_its_memory(size):
     validate(schedule)
     assert schedule.placement == SCHEDULES[name].placement
     assert schedule.splits_backward == SCHEDULES[name].splits_backward or (name == "dualpipe_v" and microbatches == 1)
-    for rank, peak in enumerate(peak_activations(schedule)):
+    for rank, peak in enumerate(count_peak_activations(schedule)):
         assert peak <= SCHEDULES[name].activations(ranks, microbatches, chunks, rank)
 
 
@@ -47,9 +47,9 @@ def test_bubble_is_the_formula_where_f_i_and_w_take_the_same_time(size):
     name, ranks, microbatches, chunks = size
     found = simulate(make(size)).bubble
     if SCHEDULES[name].exact(ranks, microbatches):
-        assert found == pytest.approx(SCHEDULES[name].bubble(ranks, microbatches, chunks), abs=1e-12)
+        assert found == pytest.approx(SCHEDULES[name].compute_bubble(ranks, microbatches, chunks), abs=1e-12)
     else:
-        assert found >= SCHEDULES[name].bubble(ranks, microbatches, chunks) - 1e-12
+        assert found >= SCHEDULES[name].compute_bubble(ranks, microbatches, chunks) - 1e-12
 
 
 # Idle time of each of p ranks by hand, for F = I = W = 1 and B = 2 of one chunk.
@@ -80,7 +80,7 @@ def test_formulas_of_whole_backwards_hold_for_any_costs(ranks, microbatches, tim
         ("interleaved_1f1b", 3, microbatches * ranks),
     ):
         bubble = simulate(make_schedule(name, ranks=ranks, microbatches=m, chunks=chunks), times).bubble
-        assert bubble == pytest.approx(SCHEDULES[name].bubble(ranks, m, chunks, times), rel=1e-9, abs=1e-12)
+        assert bubble == pytest.approx(SCHEDULES[name].compute_bubble(ranks, m, chunks, times), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -89,10 +89,10 @@ def test_zero_bubble_papers(ranks):
     times = ActionTimes(F=1.0, I=1.1, W=0.8)
     microbatches = 3 * ranks
     h1 = simulate(make_schedule("zb_h1", ranks=ranks, microbatches=microbatches), times)
-    assert h1.bubble == pytest.approx(SCHEDULES["zb_h1"].bubble(ranks, microbatches, 1, times))
+    assert h1.bubble == pytest.approx(SCHEDULES["zb_h1"].compute_bubble(ranks, microbatches, 1, times))
     dual = simulate(make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches), times)
     pair = times.F + times.get_time("B")
-    assert dual.makespan - dual.busy(0) <= (ranks - 1) * (pair + times.get_time("B") - 3 * times.W) + 1e-9
+    assert dual.makespan - dual.compute_busy_time(0) <= (ranks - 1) * (pair + times.get_time("B") - 3 * times.W) + 1e-9
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
@@ -101,7 +101,7 @@ def test_pairs_idle_as_the_table_of_dualpipe_says(ranks, times):
     microbatches = 2 * ranks + 1
     found = simulate(make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches, overlap=True), times)
     both, whole = times.F + times.get_time("B"), times.get_time("B")
-    assert found.makespan - found.busy(0) == pytest.approx((ranks - 1) * (both + whole - 3 * times.W))
+    assert found.makespan - found.compute_busy_time(0) == pytest.approx((ranks - 1) * (both + whole - 3 * times.W))
 
 
 @given(st.integers(1, 8), st.integers(1, 24))
@@ -116,7 +116,7 @@ def test_pairs_of_any_size_wait_for_nothing_that_never_comes(ranks, microbatches
     assert plain.pairs == frozenset()
     assert paired.pairs or microbatches < 2 * ranks
     for rank in range(ranks):
-        for turn in paired.turns(rank):
+        for turn in paired.iterate_turns(rank):
             kinds = [action.kind for action in turn]
             assert len(turn) == 1 or (kinds == ["F", "B"] and turn[0].chunk != turn[1].chunk)
 
@@ -129,7 +129,7 @@ def test_zb_v_made_for_other_costs(ranks, microbatches, data):
     times = [ActionTimes(*data.draw(st.tuples(time, time, time))) for _ in range(2 * ranks)]
     schedule = make_schedule("zb_v", ranks=ranks, microbatches=microbatches, times=times)
     validate(schedule)
-    assert max(peak_activations(schedule)) <= 2 * ranks
+    assert max(count_peak_activations(schedule)) <= 2 * ranks
 
 
 def test_zb_v_made_for_its_costs_waits_less():
@@ -159,7 +159,7 @@ def test_fewer_microbatches_take_neither_more_time_nor_more_memory():
 @settings(max_examples=40, deadline=None)
 def test_forward_only(ranks, microbatches, placed):
     placement, chunks = placed
-    schedule = forward_only(ranks, microbatches, chunks, placement)
+    schedule = make_forward_schedule(ranks, microbatches, chunks, placement)
     expected = {PipelineAction("F", chunk, microbatch) for chunk in range(chunks) for microbatch in range(microbatches)}
     assert all(set(order) == expected and len(order) == len(expected) for order in schedule.actions)
     waits = simulate(schedule).makespan - microbatches * chunks
@@ -171,11 +171,11 @@ def test_forward_only(ranks, microbatches, placed):
 
 @pytest.mark.parametrize("placement", ["loop", "v"])
 def test_every_stage_has_one_place(placement):
-    schedule = forward_only(4, 1, 2, placement)
-    assert sorted(schedule.stage(rank, chunk) for rank in range(4) for chunk in range(2)) == list(range(8))
+    schedule = make_forward_schedule(4, 1, 2, placement)
+    assert sorted(schedule.get_stage(rank, chunk) for rank in range(4) for chunk in range(2)) == list(range(8))
     for stage in range(8):
-        assert schedule.stage(*schedule.place(stage)) == stage
-    assert [schedule.place(stage)[0] for stage in (0, 3, 4, 7)] == (
+        assert schedule.get_stage(*schedule.get_place(stage)) == stage
+    assert [schedule.get_place(stage)[0] for stage in (0, 3, 4, 7)] == (
         [0, 3, 0, 3] if placement == "loop" else [0, 3, 3, 0]
     )
 

@@ -28,7 +28,7 @@ def test_arrays_lie_apart_and_no_range_begins_within_a_row(arrays, parts):
         for index, (array, start) in enumerate(zip(packing.arrays, packing.starts, strict=True)):
             assert start >= end
             end = start + array.size
-            bounds = packing.bounds(index)
+            bounds = packing.compute_row_bounds(index)
             assert (bounds[0], bounds[-1]) == (0, array.count)
             for part, (first, last) in enumerate(pairwise(bounds)):
                 if first < last:  # these rows lie within the range
@@ -43,7 +43,7 @@ def test_what_a_range_holds_of_an_array_lies_at_its_beginning_or_after_what_come
     """So that pieces are found from the array's start alone."""
     for packing in pack(arrays, parts):
         for index, array in enumerate(packing.arrays):
-            bounds = packing.bounds(index)
+            bounds = packing.compute_row_bounds(index)
             for part in range(1, parts):
                 if 0 < bounds[part] < array.count:
                     assert packing.starts[index] + bounds[part] * array.width == part * packing.length
@@ -81,7 +81,11 @@ GPT = [
 def test_borders_have_a_common_divisor_that_makes_no_tiny_chunks(block, parts, rows):
     """Of all arrays that are cut at all, the one with the smallest divisor."""
     (packing,) = pack(block, parts)
-    found = [gcd(*(b for b in packing.bounds(i) if b < a.count)) for i, a in enumerate(packing.arrays) if a.count > 1]
+    found = [
+        gcd(*(b for b in packing.compute_row_bounds(i) if b < a.count))
+        for i, a in enumerate(packing.arrays)
+        if a.count > 1
+    ]
     assert min(divisor for divisor in found if divisor) >= rows
     assert packing.size <= (1.015 if parts < 64 else 1.06) * sum(array.size for array in block)
 

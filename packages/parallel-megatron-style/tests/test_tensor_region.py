@@ -95,7 +95,7 @@ def events_of(sequence_parallel: bool, x_grad: bool, w_grad: bool) -> tuple[list
     region = Region(Setting(NotingComm(tp(), events), Noting(events), sequence_parallel), columns=2)
     x = torch.ones(1, 4, 3, dtype=WIDE).requires_grad_(x_grad)
     first, second, last = (parameter(*shape, grad=w_grad) for shape in ((5, 3), (5, 3), (3, 5)))
-    y = region.row(region.column(x, first) * region.column(x, second), last)
+    y = region.multiply_rowwise(region.multiply_colwise(x, first) * region.multiply_colwise(x, second), last)
     forward, events[:] = list(events), []
     if y.requires_grad:
         y.sum().backward()
@@ -130,7 +130,7 @@ def frozen_biases(sequence_parallel: bool) -> list[torch.Tensor]:
     region = Region(Setting(tp(), Plain(WIDE, WIDE), sequence_parallel))
     w, a = parameter(5, 3, grad=False), parameter(3, 5, grad=False)
     b, c = parameter(5), parameter(3)
-    region.row(region.column(torch.ones(1, 4, 3, dtype=WIDE), w, b), a, c).sum().backward()
+    region.multiply_rowwise(region.multiply_colwise(torch.ones(1, 4, 3, dtype=WIDE), w, b), a, c).sum().backward()
     assert w.grad is None
     assert a.grad is None
     return [b.grad - (8 if sequence_parallel else 4) * a.sum(0), c.grad]
@@ -147,7 +147,11 @@ def twice_backward(sequence_parallel: bool) -> tuple[torch.Tensor, torch.Tensor]
     region = Region(Setting(tp(), Plain(WIDE, WIDE), sequence_parallel), columns=2)
     x = torch.ones(1, 4, 3, dtype=WIDE).requires_grad_()
     first, second, last = parameter(5, 3), parameter(5, 3), parameter(3, 5)
-    y = region.row(region.column(x, first) * region.column(x, second), last).square().sum()
+    y = (
+        region.multiply_rowwise(region.multiply_colwise(x, first) * region.multiply_colwise(x, second), last)
+        .square()
+        .sum()
+    )
     y.backward(retain_graph=True)
     once = first.grad.clone()
     y.backward()
@@ -165,8 +169,8 @@ def written_in_place() -> bool:
     region = Region(Setting(tp(), Plain(WIDE, WIDE), True), columns=2)
     x, w = torch.ones(1, 4, 3, dtype=WIDE), parameter(5, 3)
     with torch.no_grad():
-        before = region.column(x, w)
-        return (x.mul_(2), region.column(x, w))[1].equal(2 * before)
+        before = region.multiply_colwise(x, w)
+        return (x.mul_(2), region.multiply_colwise(x, w))[1].equal(2 * before)
 
 
 def test_an_input_written_in_place_counts_as_another():
@@ -178,8 +182,8 @@ def without_and_with() -> tuple[bool, bool]:
     region = Region(Setting(tp(), Plain(WIDE, WIDE), True), columns=2)
     x, w = torch.ones(1, 4, 3, dtype=WIDE).requires_grad_(), parameter(5, 3, grad=False)
     with torch.no_grad():
-        silent = region.column(x, w)
-    return silent.requires_grad, region.column(x, w).requires_grad
+        silent = region.multiply_colwise(x, w)
+    return silent.requires_grad, region.multiply_colwise(x, w).requires_grad
 
 
 def test_what_entered_without_gradients_serves_no_product_with_them():
@@ -190,7 +194,7 @@ def summed_in_order() -> float:
     region = Region(Setting(tp(), Plain(WIDE, WIDE), False), columns=3)
     x = torch.ones(1, 1, 1, dtype=WIDE).requires_grad_()
     weights = [torch.nn.Parameter(torch.full((1, 1), value, dtype=WIDE)) for value in (1e16, -1e16, 1.0)]
-    first, second, third = (region.column(x, w) for w in weights)
+    first, second, third = (region.multiply_colwise(x, w) for w in weights)
     (third + first + second).sum().backward()
     return x.grad.item()
 

@@ -143,9 +143,13 @@ def kept_open(sequence_parallel: bool) -> list[bool]:
         seen.append(kept() is not None)
 
     with torch.no_grad():
-        for last in (region.column, lambda x, w: region.column(x.clone(), w), lambda x, w: region.row(x @ w.t(), a)):
+        for last in (
+            region.multiply_colwise,
+            lambda x, w: region.multiply_colwise(x.clone(), w),
+            lambda x, w: region.multiply_rowwise(x @ w.t(), a),
+        ):
             x = torch.randn(2, 4, 4, dtype=torch.float64)
-            region.column(x, w)
+            region.multiply_colwise(x, w)
             kept = weakref.ref(region._open[3])
             look(kept)
             last(x, w)

@@ -18,23 +18,23 @@ from gangline.model.products import AttentionProduct, MatrixProduct
 from gangline_basics.cluster.file import Quantity, load_cluster, save_cluster
 from gangline_basics.explain.timeline import StepTimeline
 from gangline_planner.assumed import complete_words, explain
-from gangline_planner.calibrate.command import build_cluster, describe_crowding, read_error, run_ranks, threads_of
-from gangline_planner.calibrate.fit import Measured, count_work, numbers, stage_time
+from gangline_planner.calibrate.command import build_cluster, count_threads, describe_crowding, read_error, run_ranks
+from gangline_planner.calibrate.fit import Measured, compute_stage_time, count_work, fit_numbers
 from gangline_planner.calibrate.kernels import ATTENTION, PRODUCTS
-from gangline_planner.calibrate.lines import two_costs
+from gangline_planner.calibrate.lines import fit_two_costs
 from gangline_planner.calibrate.links import CollectiveCall
 from gangline_planner.calibrate.small_steps import MICROBATCHES, MODELS, STARTS
 from gangline_planner.price.products import BACKWARD
 from gangline_planner.price.sharing import Cores, share_cores
-from gangline_planner.price.step import step_time
+from gangline_planner.price.step import compute_step_time
 
 
 def test_two_costs_are_found_again_and_neither_is_below_nothing():
     points = [(a, b, t := 3e-5 * a + 2e-9 * b, t) for a, b in ((1.0, 1e3), (2.0, 1e5), (1.0, 1e7))]
-    assert two_costs(points) == pytest.approx((3e-5, 2e-9))
-    assert two_costs([(1.0, 1.0, 2.0, 1.0), (1.0, 4.0, 1.0, 1.0)]) == (1.5, 0.0)  # more for less: b costs nothing
-    assert two_costs([(0.0, 1.0, 2.0, 2.0), (0.0, 4.0, 8.0, 8.0)]) == (0.0, pytest.approx(2.0))
-    assert two_costs([(1.0, 1.0, -1.0, 1.0), (1.0, 4.0, -2.0, 1.0)]) == (0.0, 0.0)
+    assert fit_two_costs(points) == pytest.approx((3e-5, 2e-9))
+    assert fit_two_costs([(1.0, 1.0, 2.0, 1.0), (1.0, 4.0, 1.0, 1.0)]) == (1.5, 0.0)  # more for less: b costs nothing
+    assert fit_two_costs([(0.0, 1.0, 2.0, 2.0), (0.0, 4.0, 8.0, 8.0)]) == (0.0, pytest.approx(2.0))
+    assert fit_two_costs([(1.0, 1.0, -1.0, 1.0), (1.0, 4.0, -2.0, 1.0)]) == (0.0, 0.0)
 
 
 def machine(**other: float) -> dict[str, float]:
@@ -70,7 +70,7 @@ def measurements(known: dict[str, float], ranks: int = 1) -> Measured:
         products=products,
         forward=forward,
         backward=backward,
-        steps={model: MICROBATCHES * stage_time(model, "cpu", known).all for model in MODELS["cpu"]},
+        steps={model: MICROBATCHES * compute_stage_time(model, "cpu", known).all for model in MODELS["cpu"]},
         starts=MICROBATCHES * 3 * count_work(STARTS, "cpu").modules * known["module.seconds"],
         update=1e-3,
         sent={
@@ -87,7 +87,7 @@ def measurements(known: dict[str, float], ranks: int = 1) -> Measured:
 
 def test_the_numbers_of_a_machine_are_found_again():
     known = machine()
-    found = numbers(measurements(known, ranks=4), 4, "cpu")
+    found = fit_numbers(measurements(known, ranks=4), 4, "cpu")
     for name, value in known.items():
         assert found[name] == pytest.approx(value, rel=1e-3), name
     assert found["link.node.bandwidth"] == pytest.approx(1e9)
@@ -113,7 +113,7 @@ def test_whatever_a_busy_machine_measures_is_a_cluster_file_that_a_plan_takes(tm
     measured.copied /= 10 ** draw.uniform(0, 2)
     measured.alone, measured.late = draw.uniform(0.1, 5), draw.uniform(-0.5, 3)
     path = tmp_path / "here.yaml"
-    save_cluster(build_cluster(path, numbers(measured, 4, "cpu") | {"memory.bytes": 1e9}, 4, "made up"), path)
+    save_cluster(build_cluster(path, fit_numbers(measured, 4, "cpu") | {"memory.bytes": 1e9}, 4, "made up"), path)
     cluster = load_cluster(str(path))
     words = [
         "parallel=ddp",
@@ -123,7 +123,7 @@ def test_whatever_a_busy_machine_measures_is_a_cluster_file_that_a_plan_takes(tm
         "run.device=cpu",
     ]
     case = complete_words(words)
-    step = step_time(explain(case, case.run, cluster), cluster)
+    step = compute_step_time(explain(case, case.run, cluster), cluster)
     assert 0 < step.seconds < 1e4
     assert min(step.kinds.values()) >= 0
 
@@ -158,9 +158,9 @@ def test_ranks_that_wait_leave_the_cores_of_their_node_to_the_others(alone, node
 def test_of_two_nodes_the_one_without_idle_cores_sets_the_pace():
     """Three pipeline ranks of two ranks each in nodes of four: the third has a node for itself."""
     cores = Cores(8.0, 4, 2, pipeline=3)
-    assert cores.speeds([0, 1, 2]) == {0: 1.0, 1: 1.0, 2: 2.0}
-    assert cores.speeds([0, 2]) == {0: 2.0, 2: 2.0}
-    assert Cores(8.0, 4, 3, pipeline=2).speeds([0, 1]) == {0: 1.0, 1: 1.0}  # the second lies on both nodes
+    assert cores.compute_speeds([0, 1, 2]) == {0: 1.0, 1: 1.0, 2: 2.0}
+    assert cores.compute_speeds([0, 2]) == {0: 2.0, 2: 2.0}
+    assert Cores(8.0, 4, 3, pipeline=2).compute_speeds([0, 1]) == {0: 1.0, 1: 1.0}  # the second lies on both nodes
 
 
 def test_the_way_of_a_result_is_not_shortened_by_idle_cores():
@@ -177,7 +177,7 @@ def test_a_run_of_fewer_ranks_than_were_measured_at_once_has_the_cores_of_the_ot
     seconds = {}
     for processes in (1, 4, 8, 16):
         case = complete_words([*f"{words}{processes}".split(), f"batch.global_size={processes}"])
-        step = step_time(explain(case, case.run, eight), eight)
+        step = compute_step_time(explain(case, case.run, eight), eight)
         assert sum(step.kinds.values()) == pytest.approx(step.seconds)
         seconds[processes] = step.kinds["compute"]
     assert seconds[1] == pytest.approx(seconds[8] / 3)
@@ -237,10 +237,10 @@ def test_mistakes(tmp_path, monkeypatch, capsys, words, message):
 
 def test_ranks_have_the_threads_that_those_of_a_run_would_have(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert threads_of(2) == 3
+    assert count_threads(2) == 3
     monkeypatch.delenv("OMP_NUM_THREADS")
     cores = len(os.sched_getaffinity(0))
-    assert (threads_of(1), threads_of(2), threads_of(cores * 4)) == (cores, max(1, cores // 2), 1)
+    assert (count_threads(1), count_threads(2), count_threads(cores * 4)) == (cores, max(1, cores // 2), 1)
 
 
 def test_more_processes_than_cores_are_said():

@@ -8,8 +8,8 @@ import pytest
 
 from gangline.explain.explained import Transfer
 from gangline_basics.cluster.file import Quantity, load_cluster
-from gangline_planner.price.step import jitter_of
-from gangline_planner.price.transfers import messages, transfer_seconds
+from gangline_planner.price.step import compute_jitter
+from gangline_planner.price.transfers import compute_transfer_seconds, count_messages
 
 SENT = Transfer(
     axes=("dp_shard",), purpose="gradients", operation="reduce_scatter", ranks=64, each_node=8, tier="cluster", calls=2,
@@ -40,33 +40,35 @@ def machine(**numbers):
     ],
 )
 def test_messages_on_the_way_of_a_call(operation, ranks, nodes, expected):
-    assert messages(operation, ranks, nodes) == expected
+    assert count_messages(operation, ranks, nodes) == expected
 
 
 def test_the_way_round_a_ring_grows_with_its_ranks():
     cluster = machine(link__node__latency=1e-6, link__cluster__latency=1e-5)
-    bare = transfer_seconds(SENT, machine())
-    assert transfer_seconds(SENT, cluster) - bare == pytest.approx(2 * (56e-6 + 7e-5))
+    bare = compute_transfer_seconds(SENT, machine())
+    assert compute_transfer_seconds(SENT, cluster) - bare == pytest.approx(2 * (56e-6 + 7e-5))
     twice = replace(SENT, ranks=128)
-    assert transfer_seconds(twice, cluster) - bare == pytest.approx(2 * (112e-6 + 15e-5))
+    assert compute_transfer_seconds(twice, cluster) - bare == pytest.approx(2 * (112e-6 + 15e-5))
 
 
 def test_the_more_nodes_the_longer_the_same_bytes_take():
     rails = 10**9 / (8 * 5e10)
-    assert transfer_seconds(SENT, machine()) == pytest.approx(rails)
-    assert transfer_seconds(SENT, machine(link__cluster__crowding=0.1)) == pytest.approx(rails * 1.3)  # 2 x 2 x 2 nodes
+    assert compute_transfer_seconds(SENT, machine()) == pytest.approx(rails)
+    assert compute_transfer_seconds(SENT, machine(link__cluster__crowding=0.1)) == pytest.approx(
+        rails * 1.3
+    )  # 2 x 2 x 2 nodes
     alone = replace(SENT, tier="node", ranks=8)
     crowded = machine(link__cluster__crowding=0.1)
-    assert transfer_seconds(alone, crowded) == transfer_seconds(alone, machine())
+    assert compute_transfer_seconds(alone, crowded) == compute_transfer_seconds(alone, machine())
     send = replace(SENT, operation="send")
-    assert transfer_seconds(send, crowded) == transfer_seconds(send, machine())
+    assert compute_transfer_seconds(send, crowded) == compute_transfer_seconds(send, machine())
 
 
 def test_the_slowest_of_many_ranks_is_late_however_short_the_step_is():
     cluster = machine(jitter__sigma=0.01, jitter__seconds=0.02)
-    assert jitter_of(1.0, 1, cluster) == 0
-    assert jitter_of(1.0, 4096, cluster) == pytest.approx(0.03 * 4.0787, rel=1e-4)
-    assert jitter_of(0.0, 4096, cluster) == pytest.approx(0.02 * 4.0787, rel=1e-4)
+    assert compute_jitter(1.0, 1, cluster) == 0
+    assert compute_jitter(1.0, 4096, cluster) == pytest.approx(0.03 * 4.0787, rel=1e-4)
+    assert compute_jitter(0.0, 4096, cluster) == pytest.approx(0.02 * 4.0787, rel=1e-4)
 
 
 def tiers(**numbers):
@@ -94,29 +96,31 @@ def tiers(**numbers):
 def test_a_ring_is_as_fast_as_the_slowest_tier_that_it_crosses(tier, ranks, near, seconds):
     each = dict(zip(("each_node", "each_rack", "each_datacentre"), near, strict=True))
     sent = replace(SENT, tier=tier, ranks=ranks, **each)
-    assert transfer_seconds(sent, tiers()) == pytest.approx(1e9 * seconds)
+    assert compute_transfer_seconds(sent, tiers()) == pytest.approx(1e9 * seconds)
 
 
 def test_messages_of_each_tier_take_its_latency():
     sent = replace(SENT, tier="fibre", ranks=32, each_node=4, each_rack=8, each_datacentre=16)
     late = {"link__node__latency": 1.0, "link__rack__latency": 10.0, "link__cluster__latency": 100.0}
     cluster = tiers(**late, link__fibre__latency=1000.0)
-    waits = transfer_seconds(sent, cluster) - transfer_seconds(sent, tiers())
+    waits = compute_transfer_seconds(sent, cluster) - compute_transfer_seconds(sent, tiers())
     assert waits == pytest.approx(2 * (24 * 1 + 4 * 10 + 2 * 100 + 1 * 1000))  # 8 nodes, 4 racks
     summed = replace(sent, operation="all_reduce", calls=1)
-    waits = transfer_seconds(summed, cluster) - transfer_seconds(summed, tiers())
+    waits = compute_transfer_seconds(summed, cluster) - compute_transfer_seconds(summed, tiers())
     assert waits == pytest.approx(2 * (2 * 1 + 1 * 10 + 1 * 100 + 1 * 1000))
     send = replace(sent, operation="send", calls=3)
-    assert transfer_seconds(send, cluster) == pytest.approx(3 * 1000 + 1e9 / 5e8)
+    assert compute_transfer_seconds(send, cluster) == pytest.approx(3 * 1000 + 1e9 / 5e8)
 
 
 def test_all_to_all_gives_each_tier_the_parts_of_the_ranks_behind_it():
     sent = replace(SENT, operation="all_to_all", tier="fibre", ranks=32, each_node=4, each_rack=8, each_datacentre=16)
-    assert transfer_seconds(sent, tiers()) == pytest.approx(1e9 * 16 / 31 / 5e8)
+    assert compute_transfer_seconds(sent, tiers()) == pytest.approx(1e9 * 16 / 31 / 5e8)
     near = replace(sent, tier="cluster", ranks=16)
-    assert transfer_seconds(near, tiers()) == pytest.approx(1e9 * 8 / 15 / 5e10)
+    assert compute_transfer_seconds(near, tiers()) == pytest.approx(1e9 * 8 / 15 / 5e10)
 
 
 def test_a_file_without_links_of_a_rack_has_those_of_the_cluster_there():
     rack = replace(SENT, tier="rack", ranks=16, each_rack=16, each_datacentre=16)
-    assert transfer_seconds(rack, machine()) == transfer_seconds(replace(rack, tier="cluster"), machine())
+    assert compute_transfer_seconds(rack, machine()) == compute_transfer_seconds(
+        replace(rack, tier="cluster"), machine()
+    )

@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from gangline_track.to_mlflow import local
-from gangline_track.wandb_file import history, messages
+from gangline_track.to_mlflow import make_local_uri
+from gangline_track.wandb_file import read_history, read_messages
 
 
 def known(directory: Path, service: str) -> str:
@@ -24,7 +24,7 @@ def wandb_history(directory: Path) -> list[tuple[int, dict[str, Any]]]:
     name = known(directory, "wandb")
     found = []
     for file in sorted((directory / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb")):
-        for step, items in history(file):
+        for step, items in read_history(file):
             values = {key: json.loads(value) for key, value in items.items()}
             if "loss" in values:
                 found.append((step, values))
@@ -36,7 +36,7 @@ def wandb_ended(directory: Path) -> bool:
     protocol = import_module("wandb.proto.wandb_internal_pb2")
     ended = []
     for file in (directory / "wandb").glob("offline-run-*/run-*.wandb"):
-        *_, last = messages(file)
+        *_, last = read_messages(file)
         record = protocol.Record()
         record.ParseFromString(last)
         ended.append(record.HasField("exit"))
@@ -47,7 +47,7 @@ def mlflow_history(directory: Path) -> list[tuple[int, float]]:
     """(step, loss), in the order in which they were sent."""
     from mlflow import MlflowClient
 
-    client = MlflowClient(tracking_uri=local(directory))
+    client = MlflowClient(tracking_uri=make_local_uri(directory))
     points = client.get_metric_history(known(directory, "mlflow"), "loss")
     assert len({point.step for point in points}) == len(points), "a step shows twice"
     return sorted((point.step, point.value) for point in points)

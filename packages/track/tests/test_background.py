@@ -13,7 +13,7 @@ from gangline.record import StepRecord
 from gangline.track import Start
 from gangline.train.report import Reporter
 from gangline_testkit.health import make_healthy
-from gangline_track.background import BackgroundTracker, Connection, TrackingFailed, lists
+from gangline_track.background import BackgroundTracker, Connection, TrackingFailed, get_lists
 from gangline_track.config import Service
 
 
@@ -186,6 +186,6 @@ def test_list_in_a_record_keeps_its_finite_numbers():
     (record,) = make_healthy(1)
     record.metrics["load"] = [1.0, float("nan"), "inf", 2.0]
     record.metrics["norms"] = [float("-inf")]
-    found = lists(record)
+    found = get_lists(record)
     assert found["load"] == [1.0, 2.0]
     assert found["norms"] == []

@@ -12,7 +12,7 @@ from stored import mlflow_history, trackio_history, wandb_ended, wandb_history
 
 from gangline.track import Tracker
 from gangline_testkit import TrackerSuite
-from gangline_track.to_mlflow import local
+from gangline_track.to_mlflow import make_local_uri
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +46,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory, elsewhere = tmp_path_factory.mktemp("tables"), tmp_path_factory.mktemp("elsewhere")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(elsewhere)
-        MlflowClient(tracking_uri=local(directory)).search_experiments()
+        MlflowClient(tracking_uri=make_local_uri(directory)).search_experiments()
     assert not list(elsewhere.iterdir())
     return directory
 

@@ -29,11 +29,11 @@ def find_accepted(run: Run, candidates: Iterable[Mapping[str, Any]], most: int =
     token = _asking.set(True)
     try:
         before = _find_problems(run)
-        found: list[str] = []
+        changes: list[str] = []
         for change in islice(candidates, MOST_TRIED):
-            if len(found) < most and _find_problems(_change(run, change)) < before:
-                found.append(" ".join(f"{path}={spell(value)}" for path, value in change.items()))
-        return found
+            if len(changes) < most and _find_problems(_change(run, change)) < before:
+                changes.append(" ".join(f"{path}={spell(value)}" for path, value in change.items()))
+        return changes
     finally:
         _asking.reset(token)
 

@@ -109,9 +109,9 @@ def use_integer_ticks(*axes: Axis) -> None:
 def add_bars(axes: Axes, seconds: Mapping[str, float], colours: Sequence[str]) -> None:
     """Add a bar for each kind of time, from top to bottom, with its seconds and its share of the sum."""
     together = sum(seconds.values()) or 1.0
-    drawn = axes.barh([*seconds], [*seconds.values()], color=colours)
+    bars = axes.barh([*seconds], [*seconds.values()], color=colours)
     shares = [f"{value:.4g} s, {value / together:.1%}" for value in seconds.values()]
-    axes.bar_label(drawn, shares, padding=4, fontsize=9)
+    axes.bar_label(bars, shares, padding=4, fontsize=9)
     axes.margins(x=0.2)
     axes.grid(False)
     axes.invert_yaxis()

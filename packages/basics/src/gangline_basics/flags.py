@@ -30,16 +30,16 @@ class Flags(argparse.ArgumentParser):
 
         def convert_number(text: str) -> float | int:
             try:
-                found = float(text)
+                number = float(text)
             except ValueError:
-                found = 0.0
-            if not found > 0:
+                number = 0.0
+            if not number > 0:
                 raise UserError(f"{flag} {text}: expected a number above 0.", f"Such as  {flag} {example}")
-            if not 1 / MOST <= found <= MOST:
+            if not 1 / MOST <= number <= MOST:
                 raise UserError(f"{flag} {text}: expected a number between {1 / MOST:g} and {MOST:g}.")
-            if integer and found != int(found):
+            if integer and number != int(number):
                 raise UserError(f"{flag} {text}: expected a whole number.")
-            return int(found) if integer else found
+            return int(number) if integer else number
 
         self.add_argument(flag, type=convert_number, metavar="N", help=text, **more)
 
@@ -49,9 +49,9 @@ class Flags(argparse.ArgumentParser):
         for word in unknown:
             if not word.startswith("-"):
                 raise UserError(f"unexpected {word}.", self.format_usage_line())
-            known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-            nearest = suggest_near(word.partition("=")[0], known)
-            raise UserError(f"there is no flag {word}.", nearest, f"Flags: {', '.join(known)}.")
+            flags = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+            nearest = suggest_near(word.partition("=")[0], flags)
+            raise UserError(f"there is no flag {word}.", nearest, f"Flags: {', '.join(flags)}.")
         return options
 
     def format_usage_line(self) -> str:
@@ -60,8 +60,8 @@ class Flags(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError."""
-        found = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
-        if found is None:
+        match = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
+        if match is None:
             raise UserError(f"{message}.", self.format_usage_line())
-        flag, what = found.groups()
+        flag, what = match.groups()
         raise UserError(f"{flag} needs a value." if what == "expected one argument" else f"{flag}: {what}.")

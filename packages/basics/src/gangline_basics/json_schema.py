@@ -43,11 +43,11 @@ def run_schema(note: Callable[[str], None] = lambda text: None) -> dict[str, Any
 
     note: called with a line for each part that is left out because a type of its options cannot be read.
     """
-    found, parts, definitions = installed(), {}, {}
+    registry, parts, definitions = installed(), {}, {}
     sections = {name: _make_object(iterate_options(section, name), name) for name, section in SECTIONS.items()}
     rules: list[dict[str, Any]] = []
-    for group in found.list_groups():
-        offers = found.get_offers(group)
+    for group in registry.list_groups():
+        offers = registry.get_offers(group)
         if not offers or (group in BY_GROUP and group not in GROUPS):
             continue
         for name, offer in list(offers.items()):
@@ -59,7 +59,7 @@ def run_schema(note: Callable[[str], None] = lambda text: None) -> dict[str, Any
                 continue
             schema["properties"] |= {name: {"type": ["object", "null"]} for name in offer.part.opens}
             definitions[_name_definition(group, name)] = {"description": offer.part.summary, **schema}
-        names = [name for name in found.find_choices(group) if name in offers or name == OFF]
+        names = [name for name in registry.find_choices(group) if name in offers or name == OFF]
         if group in LISTS:
             parts[group] = {"type": "array", "items": {"enum": names}}
             sections[group] = _make_sections({name: _make_reference(group, name) for name in names})
@@ -83,15 +83,17 @@ def _iterate_rules(group: str, offers: Mapping[str, Offer]) -> Iterator[dict[str
     then has the options of any of its parts.
     """
     for name, offer in offers.items():
-        chosen = {group: {"enum": _list_switches([name])}}
-        needed = [] if get_default_choices().get(group) == name else [group]
-        yield _make_rule(group, chosen, _make_reference(group, name), needed)
+        choice = {group: {"enum": _list_switches([name])}}
+        required_groups = [] if get_default_choices().get(group) == name else [group]
+        yield _make_rule(group, choice, _make_reference(group, name), required_groups)
         for inner, default in offer.part.opens.items():
             place = f"{group}/{inner}"
             if default in installed().get_offers(place):
-                yield _make_rule(place, {**chosen, place: False}, _make_reference(place, default), needed)
+                yield _make_rule(place, {**choice, place: False}, _make_reference(place, default), required_groups)
         if group == "data":
-            yield _make_rule("validate/sets", chosen, {"additionalProperties": _make_reference(group, name)}, needed)
+            yield _make_rule(
+                "validate/sets", choice, {"additionalProperties": _make_reference(group, name)}, required_groups
+            )
     outer = group.partition("/")[0]
     if outer not in GROUPS:
         any_part = {"anyOf": [_make_reference(group, name) for name in offers]}
@@ -102,10 +104,10 @@ def _make_rule(
     place: str, parts: Mapping[str, Any], then: Mapping[str, Any], needed: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the rule that `then` holds at a place if the choices fit `parts` and those of `needed` are stated."""
-    chosen: dict[str, Any] = {"properties": parts}
-    condition: dict[str, Any] = {"properties": {"parts": chosen}}
+    part_schema: dict[str, Any] = {"properties": parts}
+    condition: dict[str, Any] = {"properties": {"parts": part_schema}}
     if needed:
-        chosen |= {"type": "object", "required": needed}
+        part_schema |= {"type": "object", "required": needed}
         condition["required"] = ["parts"]
     for step in reversed(place.split("/")):
         then = {"properties": {step: then}}
@@ -159,8 +161,8 @@ def _is_json(default: Any) -> bool:
 def _join_branches(branches: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the schema of a value that fits one of the branches."""
     plain = any(branch == {"type": "string"} or not branch for branch in branches)
-    kept = [branch for branch in branches if branch is not _REFERENCE or not plain]
-    return dict(kept[0]) if len(kept) == 1 else {"anyOf": kept}
+    schemas = [branch for branch in branches if branch is not _REFERENCE or not plain]
+    return dict(schemas[0]) if len(schemas) == 1 else {"anyOf": schemas}
 
 
 def _iterate_branches(hint: Any) -> Iterator[dict[str, Any]]:
@@ -170,9 +172,9 @@ def _iterate_branches(hint: Any) -> Iterator[dict[str, Any]]:
         for member in members:
             yield from _iterate_branches(member)
     elif kind is Annotated:
-        listed = [list(get_bound(item)) for item in list_conditions(hint) if isinstance(item, OneOf)]
+        enums = [list(get_bound(item)) for item in list_conditions(hint) if isinstance(item, OneOf)]
         limits = {_KEYWORDS[type(item)]: get_bound(item) for item in list_conditions(hint) if type(item) in _KEYWORDS}
-        yield from ({"enum": listed[0]} if listed else {**branch, **limits} for branch in _iterate_branches(args[0]))
+        yield from ({"enum": enums[0]} if enums else {**branch, **limits} for branch in _iterate_branches(args[0]))
     elif kind is Literal:
         yield {"enum": list(args)}
     elif isinstance(hint, type) and issubclass(hint, Enum):

@@ -87,8 +87,8 @@ class PrefixedStore:
 class Agreement:
     """The keys of one save or load in the job's store. Without a store (one process) there is nobody to agree with.
 
-    `patience`: seconds that a rank waits without a `heartbeat` of any rank; None: for ever. `newest`: prefix of the
-    keys that hold what each rank did last, one for all saves, so that the store does not grow with ranks times saves.
+    `patience`: seconds that a rank waits without a `send_heartbeat` of any rank; None: for ever. `newest`: prefix of
+    the keys that hold what each rank did last, one for all saves, so that the store does not grow with their number.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class Agreement:
         if self.store is not None and self.world > 1:
             self.store.set(f"{self.name}/{key}", json.dumps(value))
 
-    def wait_for(self, key: str, who: str = "rank 0") -> Any:
-        """The value that `who` publishes, waited for. Raises Failed where some rank failed or `patience` is over."""
+    def wait_for(self, key: str, publisher: str = "rank 0") -> Any:
+        """Return what `publisher` publishes, waited for. Raises Failed where some rank failed or `patience` is over."""
         if self.world > 1:
-            self._wait_until(lambda: self._exists(key), lambda: f"{who} has not answered")
+            self._wait_until(lambda: self._exists(key), lambda: f"{publisher} has not answered")
             assert self.store is not None
             return json.loads(self.store.get(f"{self.name}/{key}"))
         return self._mine[key]
@@ -139,7 +139,7 @@ class Agreement:
         elif "failed" in self._mine:
             raise Failed(*self._mine["failed"])
 
-    def heartbeat(self) -> None:
+    def send_heartbeat(self) -> None:
         """This rank makes progress, so no rank's wait times out yet. May be called as often as one likes."""
         now = time.monotonic()
         if self.patience is not None and self.store is not None and self.world > 1 and now >= self._next:
@@ -164,7 +164,9 @@ class Agreement:
         """Wait until every rank has marked `key` as done. Raises Failed where one failed or `patience` is over."""
         if self.store is not None and self.world > 1:
             store = self.store
-            self._wait_until(lambda: store.add(f"{self.name}/{key}", 0) >= self.world, lambda: self._silent(key))
+            self._wait_until(
+                lambda: store.add(f"{self.name}/{key}", 0) >= self.world, lambda: self._describe_silent_ranks(key)
+            )
         else:
             self.check()
 
@@ -179,15 +181,15 @@ class Agreement:
             self.check()
             now = time.monotonic()
             if self.patience is not None and now - since >= self.patience:
-                seen = self.count("alive", 0)
-                if seen == self._seen:
+                heartbeats = self.count("alive", 0)
+                if heartbeats == self._seen:
                     why = f"{silent()} within {self.patience:g} s"
                     self.fail(why, late=True)
                     raise Failed(why, late=True)
-                self._seen, since = seen, now
+                self._seen, since = heartbeats, now
             time.sleep(min(max(_FIRST, _SHARE * (now - began)), longest))
 
-    def _silent(self, key: str) -> str:
+    def _describe_silent_ranks(self, key: str) -> str:
         """Which ranks have not answered: rank 0 names them, the others know how many."""
         assert self.store is not None
         number = self.world - self.count(key, 0)

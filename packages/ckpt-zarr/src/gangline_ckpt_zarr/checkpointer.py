@@ -15,7 +15,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.agreement import Agreement, PrefixedStore
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.base import Meta
-from gangline_ckpt_zarr.load.nearest import unreadable
+from gangline_ckpt_zarr.load.nearest import make_unreadable_error
 from gangline_ckpt_zarr.load.shards import load
 from gangline_ckpt_zarr.notes import Notes
 from gangline_ckpt_zarr.save.buffers import Buffers
@@ -23,7 +23,7 @@ from gangline_ckpt_zarr.save.durable import DurableCopies, DurableCopy
 from gangline_ckpt_zarr.save.interval import Interval, measure_mtbf
 from gangline_ckpt_zarr.save.staged import StagedDelivery
 from gangline_ckpt_zarr.save.task import SaveTask
-from gangline_ckpt_zarr.save.transfer import fair
+from gangline_ckpt_zarr.save.transfer import compute_hang_seconds
 from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.tiers.base import Tier
 from gangline_ckpt_zarr.tiers.memory import MemoryTier
@@ -88,7 +88,7 @@ class ZarrCheckpointer(Checkpointer):
         if self._interval is None:
             return super().get_due_save(step, seconds, every) is not None
         saving = self._newest is not None and self._newest.state is SaveState.WRITING
-        return self._interval.due(seconds, saving, copying=bool(self.copies.sources())) and _rank() == 0
+        return self._interval.is_due(seconds, saving, copying=bool(self.copies.list_sources())) and _rank() == 0
 
     # --- save --------------------------------------------------------------------------------------------------------
 
@@ -102,21 +102,23 @@ class ZarrCheckpointer(Checkpointer):
         start = time.perf_counter()
         self._wait()  # one at a time: the staging memory is in use
         self._number += 1
-        task = self._task(request, registry, document)
-        near, far = (self._agreement(kind, registry.mesh.world, task.deadline_seconds) for kind in ("save", "copy"))
+        task = self._make_task(request, registry, document)
+        near, far = (
+            self._make_agreement(kind, registry.mesh.world, task.deadline_seconds) for kind in ("save", "copy")
+        )
         if near.rank == 0 and task.copied:  # one copy at a time
-            self.copies.join(near.heartbeat)
+            self.copies.join(near.send_heartbeat)
         copy = DurableCopy(task, far, self._copier, self.copies)
         delivery = StagedDelivery(task, near, self._writer, copy, self.copies)
-        failed = ""
+        reason = ""
         try:
-            delivery.staging = self._buffers.stage(near.rank, task.file(near.rank), shards)
+            delivery.staging = self._buffers.stage(near.rank, task.get_rank_file(near.rank), shards)
             delivery.no_memory = self._buffers.no_memory
         except OSError as error:
-            failed = describe_error(error)
-        delivery.start(failed)
+            reason = describe_error(error)
+        delivery.start(reason)
         seconds = time.perf_counter() - start
-        self._newest = SaveHandle(task.id, seconds, delivery.done, copy.done, delivery.progress_of_all)
+        self._newest = SaveHandle(task.id, seconds, delivery.done, copy.done, delivery.compute_total_progress)
         if self._interval is not None and self.disk in task.wanted:  # a copy in memory outlives no machine
             self._interval.note_save(seconds)
         return self._newest
@@ -126,7 +128,7 @@ class ZarrCheckpointer(Checkpointer):
         if self._newest is not None:
             wait([self._newest.visible])
 
-    def _task(self, request: SaveRequest, registry: Registry, document: dict[str, Any]) -> SaveTask:
+    def _make_task(self, request: SaveRequest, registry: Registry, document: dict[str, Any]) -> SaveTask:
         id, limit = CheckpointId(request.step, document["attempt"]), self.config.deadline_seconds
         return SaveTask(
             id=id,
@@ -136,16 +138,16 @@ class ZarrCheckpointer(Checkpointer):
             disk=self.disk,
             durable=self.durable,
             registry=registry,
-            files=self._buffers.files(registry),
+            files=self._buffers.get_files(registry),
             document=document,
             notes=self._notes,
             deadline_seconds=limit if request.deadline_seconds is None else min(limit, request.deadline_seconds),
             again=request.last,
         )
 
-    def _agreement(self, kind: str, world: int, deadline_seconds: float | None = None) -> Agreement:
+    def _make_agreement(self, kind: str, world: int, deadline_seconds: float | None = None) -> Agreement:
         """One about a save or a copy times out, later than a writer process that gets no further; a load does not."""
-        patience = None if deadline_seconds is None else 1.25 * fair(deadline_seconds)
+        patience = None if deadline_seconds is None else 1.25 * compute_hang_seconds(deadline_seconds)
         rank = _rank() if world > 1 else 0
         return Agreement(self.store, f"ckpt/{kind}/{self._number}", rank, world, patience, f"ckpt/{kind}/newest")
 
@@ -153,67 +155,67 @@ class ZarrCheckpointer(Checkpointer):
 
     def list(self):
         """Those of all tiers. Raises UserError where the tier that may have the newest cannot be read."""
-        found: set[CheckpointId] = set()
+        ids: set[CheckpointId] = set()
         for tier in self.tiers:
             try:
-                found.update(tier.ids())
+                ids.update(tier.list_ids())
             except OSError as error:
                 starts = not self._number  # its newest may be what is wanted: no going back for that
-                if starts or not found:
-                    raise unreadable(tier.store.url, describe_error(error)) from error
+                if starts or not ids:
+                    raise make_unreadable_error(tier.store.url, describe_error(error)) from error
                 self._notes.add(f"{tier.store.url} cannot be read: {describe_error(error)}; going by the nearer tiers")
-        return sorted(found)
+        return sorted(ids)
 
     def is_lasting(self, id: CheckpointId) -> bool:
         """Whether it is anywhere but in memory."""
         return any(tier.has(id) for tier in self.tiers if tier is not self.memory)
 
     def take_notices(self) -> Sequence[str]:
-        trouble = "" if self.memory is None else self.memory.trouble()
+        trouble = "" if self.memory is None else self.memory.read_trouble()
         if trouble and trouble != self._trouble:
             self._trouble = trouble
             self._notes.add(trouble)
         return self._notes.take()
 
     def read_document(self, id: CheckpointId) -> dict[str, Any]:
-        return self.metas(id)[0][1].document
+        return self.read_metas(id)[0][1].document
 
     def read_shapes(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
-        return self.metas(id)[0][1].shapes
+        return self.read_metas(id)[0][1].shapes
 
-    def metas(self, id: CheckpointId) -> Sequence[tuple[Tier, Meta]]:
+    def read_metas(self, id: CheckpointId) -> Sequence[tuple[Tier, Meta]]:
         """The tiers that have a checkpoint with what zarr.json says there, nearest first. Raises BadCheckpoint."""
-        found, bad, silent = [], None, None
+        copies, bad, silent = [], None, None
         for tier in self.tiers:
             try:
-                found.append((tier, tier.meta(id)))
+                copies.append((tier, tier.read_meta(id)))
             except FileNotFoundError:
                 continue
             except BadCheckpoint as damage:
                 bad = damage
             except OSError as error:
-                silent = unreadable(f"{tier.store.url}/{id}", describe_error(error))
-        passed = bad or (silent and silent.what)
-        if passed and found:
-            self._notes.add(f"{passed}; taking the copy in {found[0][0].store.url}")
-        if found:
-            return found
+                silent = make_unreadable_error(f"{tier.store.url}/{id}", describe_error(error))
+        problem = bad or (silent and silent.what)
+        if problem and copies:
+            self._notes.add(f"{problem}; taking the copy in {copies[0][0].store.url}")
+        if copies:
+            return copies
         if silent is not None:
             raise silent
         if bad is not None:
             raise bad
-        held = ", ".join(map(str, self.list())) or "none"
+        names = ", ".join(map(str, self.list())) or "none"
         places = " or ".join(tier.store.url for tier in self.tiers)
-        raise UserError(f"there is no checkpoint {id} in {places}.", f"There are: {held}.")
+        raise UserError(f"there is no checkpoint {id} in {places}.", f"There are: {names}.")
 
     # --- load --------------------------------------------------------------------------------------------------------
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
         world = 1 if self.store is None else registry.mesh.world
         self._number += 1
-        agreement = self._agreement("load", world)
+        agreement = self._make_agreement("load", world)
         far = not all(tier.store.local for tier in self.tiers)
-        for note in load(id, self.metas(id), [*shards], registry if far else None, agreement, self.config.verify):
+        for note in load(id, self.read_metas(id), [*shards], registry if far else None, agreement, self.config.verify):
             self._notes.add(note)
 
     def close(self) -> None:

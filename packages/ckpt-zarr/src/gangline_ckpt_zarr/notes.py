@@ -16,5 +16,5 @@ class Notes:
 
     def take(self) -> list[str]:
         """All that was added since the last call."""
-        found, self._lines = self._lines, []
-        return found
+        lines, self._lines = self._lines, []
+        return lines

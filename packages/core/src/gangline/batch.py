@@ -67,13 +67,13 @@ class Batch:
 
         Targets that count are counted first (`valid`): later the host would have to wait for the device.
         """
-        moved = {}
+        arguments = {}
         for item in fields(self):
             value = getattr(self, item.name)
             stays = item.name == "ends" or not hasattr(value, "to")
-            moved[item.name] = value if stays else value.to(device, non_blocking=True)
-        moved["extra"] = {name: x.to(device, non_blocking=True) for name, x in self.extra.items()}
-        there = Batch(**moved)
+            arguments[item.name] = value if stays else value.to(device, non_blocking=True)
+        arguments["extra"] = {name: x.to(device, non_blocking=True) for name, x in self.extra.items()}
+        there = Batch(**arguments)
         if self.loss_mask.device.type == "cpu" and there.loss_mask.device.type != "cpu":
             there.valid = int(self.loss_mask.sum())
         return there

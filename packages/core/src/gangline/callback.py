@@ -150,11 +150,11 @@ def allocate_like(runtime: Runtime, prefix: str, dtype: torch.dtype | None = Non
     name = None if dtype is None else name_dtype(dtype)
     registry = runtime.registry.add_like(prefix, [name_model_array(parameter) for parameter in runtime.names()], name)
     shards = []
-    for named in runtime.parameters():
-        for piece in named.pieces:
+    for param in runtime.parameters():
+        for piece in param.pieces:
             of = piece.shard
             local = torch.empty_like(piece.tensor, dtype=dtype or piece.tensor.dtype, requires_grad=False)
-            shards.append(Shard(f"{prefix}/{named.name}", of.global_shape, local.dtype, of.offset, local, of.primary))
+            shards.append(Shard(f"{prefix}/{param.name}", of.global_shape, local.dtype, of.offset, local, of.primary))
     return registry, shards
 
 
@@ -162,10 +162,10 @@ def start_from_weights(shards: Iterable[Shard], weights: Iterable[Shard]) -> Non
     """Give each array whose name ends with a parameter's the values of that parameter, where it has the same box."""
     import torch
 
-    held = {(parse_parameter(weight.name), weight.box): weight.local for weight in weights}
+    tensors = {(parse_parameter(weight.name), weight.box): weight.local for weight in weights}
     with torch.no_grad():
         for shard in shards:
-            if (weight := held.get((shard.name.rpartition("/")[2], shard.box))) is not None:
+            if (weight := tensors.get((shard.name.rpartition("/")[2], shard.box))) is not None:
                 shard.local.copy_(weight)
 
 

@@ -85,26 +85,26 @@ def fill(
         count = min(BLOCK_ROWS, total - first)
         generator = np.random.Generator(np.random.Philox(key=make_key(seed, name, block) & ((1 << 64) - 1)))
         if distribution == "normal":
-            drawn = generator.standard_normal((count, width), dtype=np.float32)
+            numbers = generator.standard_normal((count, width), dtype=np.float32)
         else:
-            drawn = generator.random((count, width), dtype=np.float32) * 2 - 1
-        drawn *= np.float32(scale)
+            numbers = generator.random((count, width), dtype=np.float32) * 2 - 1
+        numbers *= np.float32(scale)
         with torch.inference_mode(flat.is_inference()):  # each thread has a mode of its own
-            flat[start:stop] = torch.from_numpy(drawn[rows[start:stop] - first, columns])
+            flat[start:stop] = torch.from_numpy(numbers[rows[start:stop] - first, columns])
 
-    given = blocks.tolist(), starts.tolist(), [*starts[1:].tolist(), len(rows)]
+    arguments = blocks.tolist(), starts.tolist(), [*starts[1:].tolist(), len(rows)]
     threads = min(torch.get_num_threads(), len(blocks))
     if threads == 1 or out.numel() < ALONE:
-        for each in zip(*given, strict=True):
+        for each in zip(*arguments, strict=True):
             draw(*each)
     else:
         # numpy lets other threads run while it draws. One thread for each: torch would copy with as many again.
-        kept = torch.get_num_threads()
+        thread_count = torch.get_num_threads()
         try:
             with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                list(pool.map(draw, *given))
+                list(pool.map(draw, *arguments))
         finally:
-            torch.set_num_threads(kept)  # threads that begin later have what was set last
+            torch.set_num_threads(thread_count)  # threads that begin later have what was set last
     if flat.data_ptr() != out.data_ptr():  # the box could not be seen as a matrix: what was filled is a copy
         out.detach().copy_(flat.view(out.shape))
 

@@ -47,13 +47,13 @@ class UserError(Exception):
     @classmethod
     def of(cls, problems: Iterable[Problem]) -> UserError:
         """One error that shows every problem found, numbered where there are several."""
-        found = list(problems)
-        if len(found) == 1:
-            return cls(found[0].what, *found[0].format_details())
+        problem_list = list(problems)
+        if len(problem_list) == 1:
+            return cls(problem_list[0].what, *problem_list[0].format_details())
         lines = []
-        for number, problem in enumerate(found, 1):
+        for number, problem in enumerate(problem_list, 1):
             lines += [f"{number}. {problem.what}", *(f"   {line}" for line in problem.format_details())]
-        return cls(f"{len(found)} things cannot work:", *lines)
+        return cls(f"{len(problem_list)} things cannot work:", *lines)
 
     def to_problem(self) -> Problem:
         """The same as one problem among others."""

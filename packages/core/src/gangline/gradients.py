@@ -155,9 +155,9 @@ class CheckedReduction(GradientReduction):
         from gangline.comm.ordered import Later
 
         def check(total: torch.Tensor) -> torch.Tensor:
-            found = tuple(getattr(total, "shape", ())), getattr(total, "dtype", type(total))
-            if found != ((size,), bucket.flat.dtype):
-                raise TypeError(f"a sum of {self.name} is {found}, and must be {(size,), bucket.flat.dtype}")
+            signature = tuple(getattr(total, "shape", ())), getattr(total, "dtype", type(total))
+            if signature != ((size,), bucket.flat.dtype):
+                raise TypeError(f"a sum of {self.name} is {signature}, and must be {(size,), bucket.flat.dtype}")
             return total
 
         if not hasattr(pending, "wait"):

@@ -232,9 +232,11 @@ def decide(agreed: Agreed, responses: Sequence[Order]) -> Order:
 
 def decide_order(verdicts: Iterable[Verdict], answered: Iterable[str] = ()) -> Order:
     """Return the order that core takes by itself: the strongest suggestion left after overrides and answers."""
-    found, answered = list(verdicts), set(answered)
-    overridden = answered.union(*(verdict.overrides for verdict in found))
-    own = [verdict for verdict in found if verdict.kind in verdict.overrides]  # puts its word in the place of others'
-    left = [v for v in found if v.kind not in overridden or (v in own and v.kind not in answered)]
-    action = max((verdict.suggestion for verdict in left), default=Action.NOTE)
-    return Order(action, tuple(dict.fromkeys(verdict.kind for verdict in left if verdict.suggestion == action)))
+    entries, answered = list(verdicts), set(answered)
+    overridden = answered.union(*(verdict.overrides for verdict in entries))
+    own = [verdict for verdict in entries if verdict.kind in verdict.overrides]  # puts its word in the place of others'
+    open_verdicts = [v for v in entries if v.kind not in overridden or (v in own and v.kind not in answered)]
+    action = max((verdict.suggestion for verdict in open_verdicts), default=Action.NOTE)
+    return Order(
+        action, tuple(dict.fromkeys(verdict.kind for verdict in open_verdicts if verdict.suggestion == action))
+    )

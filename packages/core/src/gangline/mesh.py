@@ -42,20 +42,20 @@ class Mesh:
 
     def size(self, *axes: str) -> int:
         """Return the number of ranks along these axes together; an axis that the mesh lacks counts 1."""
-        found = self._known.get(axes)
-        if found is None:
-            found = self._known[axes] = prod(size for axis, size in self.sizes if axis in axes)
-        return found
+        count = self._known.get(axes)
+        if count is None:
+            count = self._known[axes] = prod(size for axis, size in self.sizes if axis in axes)
+        return count
 
     @cached_property
     def _known(self) -> dict[tuple[str, ...], int]:
         return {}
 
     def coordinate(self, rank: int) -> dict[str, int]:
-        found = {}
+        coordinate = {}
         for axis, size in reversed(self.sizes):
-            rank, found[axis] = divmod(rank, size)
-        return {axis: found[axis] for axis in self.axes}
+            rank, coordinate[axis] = divmod(rank, size)
+        return {axis: coordinate[axis] for axis in self.axes}
 
     def rank(self, coordinate: Coordinate) -> int:
         rank = 0
@@ -72,10 +72,10 @@ class Mesh:
 
     def coordinate_along(self, axes: Sequence[str], joint: int) -> dict[str, int]:
         """The coordinates along `axes` whose joint index is `joint`."""
-        found = {}
+        coordinate = {}
         for axis in reversed(axes):
-            joint, found[axis] = divmod(joint, self.size(axis))
-        return found
+            joint, coordinate[axis] = divmod(joint, self.size(axis))
+        return coordinate
 
     def iterate_along(self, coordinate: Coordinate, axes: Sequence[str]) -> Iterator[dict[str, int]]:
         """The coordinates that agree with `coordinate` off `axes`, in order of their joint index."""

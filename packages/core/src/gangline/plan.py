@@ -38,8 +38,8 @@ def matches(pattern: str, name: str) -> bool:
 
 def names(pattern: str, name: str) -> bool:
     """Return whether `pattern` names `name` itself, and not a module around it."""
-    found = _compile_regex(pattern).fullmatch(name)
-    return found is not None and found[2] is None
+    match = _compile_regex(pattern).fullmatch(name)
+    return match is not None and match[2] is None
 
 
 def parse_block_number(path: str) -> int:
@@ -56,8 +56,8 @@ def choose_by_pattern(values: Mapping[str, V], name: str, default: V) -> V:
 
     The most specific pattern has most components; of these, the fewest stars.
     """
-    found = [pattern for pattern in values if matches(pattern, name)]
-    return values[max(found, key=_rank_specificity)] if found else default
+    patterns = [pattern for pattern in values if matches(pattern, name)]
+    return values[max(patterns, key=_rank_specificity)] if patterns else default
 
 
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
@@ -188,8 +188,8 @@ class Name:
 
     def translate(self, name: str) -> str | None:
         """Return the external name of the parameter `name`; None: the pattern does not match it."""
-        found = re.fullmatch(re.escape(self.pattern).replace(r"\*", r"([^.]+)"), name)
-        return None if found is None else self.theirs.format(*found.groups(), n="{n}")
+        match = re.fullmatch(re.escape(self.pattern).replace(r"\*", r"([^.]+)"), name)
+        return None if match is None else self.theirs.format(*match.groups(), n="{n}")
 
 
 @dataclass(frozen=True)
@@ -266,13 +266,13 @@ class Plan:
         For each axis the first rule that matches decides, and no later one, also where it says `Cut.whole` or where the
         parameter lacks its dim (the bias of a rowwise layer). A tied parameter is cut as the one it is stored under.
         """
-        name, found = self.get_owner(name), dict[str, Cut]()
+        name, cuts = self.get_owner(name), dict[str, Cut]()
         for cut in self.cuts:
             if matches(cut.pattern, name):
                 if cut.axis == EVERY_AXIS:
                     break
-                found.setdefault(cut.axis, cut)
-        return {axis: cut for axis, cut in found.items() if cut.dim < dims}
+                cuts.setdefault(cut.axis, cut)
+        return {axis: cut for axis, cut in cuts.items() if cut.dim < dims}
 
     def is_frozen(self, name: str) -> bool:
         """Return whether the parameter `name` is not trained; a tied one as the one it is stored under.
@@ -281,11 +281,13 @@ class Plan:
         these the one with fewest stars. Where one of each kind is as specific, it is trained.
         """
         name = self.get_owner(name)
-        frozen, trained = (
+        frozen_specificity, trained_specificity = (
             max((_rank_specificity(pattern) for pattern in patterns if matches(pattern, name)), default=None)
             for patterns in (self.frozen, self.trained)
         )
-        return frozen is not None and (trained is None or frozen > trained)
+        return frozen_specificity is not None and (
+            trained_specificity is None or frozen_specificity > trained_specificity
+        )
 
     def find_low_bit(self, name: str) -> LowBit | None:
         """Return how the parameter `name`, or the weight whose scales it is, is stored; None: as the precision says."""
@@ -330,10 +332,10 @@ class Plan:
 
     def find_unmatched(self, names: Iterable[str]) -> list[str]:
         """Return the patterns that match none of `names`: mistakes of the plan's author."""
-        known = [*names, *(alias for alias, _ in self.tied)]
+        all_names = [*names, *(alias for alias, _ in self.tied)]
         patterns = [rule.pattern for rules in (self.cuts, self.inits) for rule in rules]
         patterns += [*self.frozen, *self.trained, *(rule.pattern for rule in self.low_bit)]
-        return [pattern for pattern in dict.fromkeys(patterns) if not any(matches(pattern, name) for name in known)]
+        return [pattern for pattern in dict.fromkeys(patterns) if not any(matches(pattern, name) for name in all_names)]
 
     def extend(self, **more: tuple) -> Plan:
         """Return a copy with rules put before the present ones, so that the rules of an edit win."""

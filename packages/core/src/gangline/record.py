@@ -61,7 +61,7 @@ class StepRecord:
 
 def list_numbers(record: StepRecord) -> dict[str, float | list[float]]:
     """The curves of one record by tag."""
-    found: dict[str, float | list[float]] = {
+    numbers: dict[str, float | list[float]] = {
         "loss": record.loss,
         "grad_norm": record.grad_norm,
         "learning_rate": record.learning_rate,
@@ -70,16 +70,16 @@ def list_numbers(record: StepRecord) -> dict[str, float | list[float]]:
         "memory_bytes": record.memory_bytes,
     }
     if record.mfu is not None:
-        found["mfu"] = record.mfu
+        numbers["mfu"] = record.mfu
     if record.validation_loss is not None:
-        found["validation_loss"] = record.validation_loss
-    found |= {f"validation_losses/{name}": loss for name, loss in record.validation_losses.items()}
-    found |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}
-    found |= {f"rank_seconds/{name}": seconds for name, seconds in (record.rank_seconds or {}).items()}
-    found |= {f"rank_phases/{phase}": seconds for phase, seconds in (record.rank_phases or {}).items()}
+        numbers["validation_loss"] = record.validation_loss
+    numbers |= {f"validation_losses/{name}": loss for name, loss in record.validation_losses.items()}
+    numbers |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}
+    numbers |= {f"rank_seconds/{name}": seconds for name, seconds in (record.rank_seconds or {}).items()}
+    numbers |= {f"rank_phases/{phase}": seconds for phase, seconds in (record.rank_phases or {}).items()}
     if record.rank_mfu:
-        found["rank_mfu"] = record.rank_mfu
-    return found | record.metrics
+        numbers["rank_mfu"] = record.rank_mfu
+    return numbers | record.metrics
 
 
 def record_of(line: str | bytes) -> dict[str, Any] | None:
@@ -98,25 +98,25 @@ def keep_newest(lines: Iterable[dict[str, Any] | None]) -> tuple[list[dict[str, 
     there: what the file says before of that step and later ones no longer counts. A line without a record (None) is
     missed, unless the step behind it comes again: so one that a kill tore is not.
     """
-    found: dict[int, dict[str, Any]] = {}
-    missed: list[int] = []  # of each, the step before it
+    records: dict[int, dict[str, Any]] = {}
+    gaps: list[int] = []  # of each, the step before it
     for record in lines:
-        last = next(reversed(found), 0)
+        last = next(reversed(records), 0)
         if record is None:
-            missed.append(last)
+            gaps.append(last)
             continue
-        while found and next(reversed(found)) >= record["step"]:
-            found.popitem()
-        while missed and missed[-1] + 1 >= record["step"]:
-            missed.pop()
-        found[record["step"]] = record
-    return list(found.values()), len(missed)
+        while records and next(reversed(records)) >= record["step"]:
+            records.popitem()
+        while gaps and gaps[-1] + 1 >= record["step"]:
+            gaps.pop()
+        records[record["step"]] = record
+    return list(records.values()), len(gaps)
 
 
 def read_records(path: str | Path, report: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
     """`keep_newest` of a file. `report` is told of lines that are missed."""
-    records, missed = keep_newest(_iterate_lines(path))
-    _tell(path, missed, report)
+    records, gap_count = keep_newest(_iterate_lines(path))
+    _tell(path, gap_count, report)
     return records
 
 

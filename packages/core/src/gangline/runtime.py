@@ -228,7 +228,7 @@ class Runtime(ABC):
 
     def names(self) -> list[str]:
         """Return the names of the trained parameters of all stages, in the order of one process: equal on all ranks."""
-        return [named.name for named in self.parameters()]
+        return [parameter.name for parameter in self.parameters()]
 
     @abstractmethod
     def map_matrices(

@@ -162,15 +162,15 @@ class Layout:
 
     def list_boundaries(self) -> tuple[tuple[int, ...], ...]:
         """Every boundary along each dim, both ends included."""
-        found = [{0, length} for length in self.shape]
+        boundaries = [{0, length} for length in self.shape]
         for division in self.divisions:
             if not division.rows:
-                found[division.dim].update(division.bounds[0])
+                boundaries[division.dim].update(division.bounds[0])
         if any(division.rows for division in self.divisions):
             for _, box in self.iterate_boxes():
                 for dim, (start, length) in enumerate(zip(box.offset, box.shape, strict=True)):
-                    found[dim].update((start, start + length))
-        return tuple(tuple(sorted(dim)) for dim in found)
+                    boundaries[dim].update((start, start + length))
+        return tuple(tuple(sorted(dim)) for dim in boundaries)
 
     def list_boxes(self, parts: Sequence[int]) -> list[Box]:
         """The boxes of the holder of these parts, one part for each division."""
@@ -196,21 +196,21 @@ class Layout:
 
 def _cut_along(box: Box, dim: int, start: int, stop: int) -> Box | None:
     """The part of `box` between `start` and `stop` (global coordinates) along `dim`."""
-    wanted = Box(
+    slab = Box(
         box.offset[:dim] + (start,) + box.offset[dim + 1 :], box.shape[:dim] + (stop - start,) + box.shape[dim + 1 :]
     )
-    return box.intersect(wanted)
+    return box.intersect(slab)
 
 
 def _take_rows(boxes: list[Box], start: int, stop: int) -> list[Box]:
     """Rows `start` to `stop` of `boxes`, numbered through all of them; rows past the last are padding."""
-    found: list[Box] = []
+    row_boxes: list[Box] = []
     for box in boxes:
         rows = prod(box.shape[:-1])
         if max(start, 0) < min(stop, rows):
-            found += _cut_rows(box, max(start, 0), min(stop, rows))
+            row_boxes += _cut_rows(box, max(start, 0), min(stop, rows))
         start, stop = start - rows, stop - rows
-    return found
+    return row_boxes
 
 
 def _cut_rows(box: Box, start: int, stop: int) -> list[Box]:
@@ -282,30 +282,30 @@ class Places:
         replica = self.mesh.index(coordinate, self.free)
         for axes, digits in self.digits.items():
             joint = self.mesh.index(coordinate, axes)
-            left, worth, base = 0, 1, 1
+            remainder, worth, base = 0, 1, 1
             for every, count, number in digits:
-                left += joint // base % (every // base) * worth
+                remainder += joint // base % (every // base) * worth
                 worth *= every // base
                 parts[number] = joint // every % count
                 base = every * count
-            left += joint // base * worth
-            replica = replica * (worth * (self.mesh.size(*axes) // base)) + left
+            remainder += joint // base * worth
+            replica = replica * (worth * (self.mesh.size(*axes) // base)) + remainder
         return tuple(parts), replica
 
     def coordinate(self, parts: Sequence[int], replica: int) -> dict[str, int]:
         """The inverse of `of`: the coordinate of the place that holds these parts as that replica."""
-        found = dict(self.layout.at)
+        coordinate = dict(self.layout.at)
         for axes, digits in reversed(self.digits.items()):
             size = self.mesh.size(*axes)
-            replica, left = divmod(replica, size // prod(count for _, count, _ in digits))
+            replica, remainder = divmod(replica, size // prod(count for _, count, _ in digits))
             joint, base = 0, 1
             for every, count, number in digits:
-                left, low = divmod(left, every // base)
+                remainder, low = divmod(remainder, every // base)
                 joint += low * base + parts[number] * every
                 base = every * count
-            joint += left * base
-            found |= self.mesh.coordinate_along(axes, joint)
-        return found | self.mesh.coordinate_along(self.free, replica)
+            joint += remainder * base
+            coordinate |= self.mesh.coordinate_along(axes, joint)
+        return coordinate | self.mesh.coordinate_along(self.free, replica)
 
 
 def find_primary_replica(layout: Layout, parts: Sequence[int], writers: int) -> int:
@@ -327,12 +327,12 @@ class Registry:
         differs: the axes of `Layout.differs`, for all arrays.
         """
         apart = tuple(sorted(differs))
-        written: dict[tuple, list[int]] = {}
+        loads: dict[tuple, list[int]] = {}
         spread = {}
         for name, layout in sorted(layouts.items(), key=lambda item: (-item[1].nbytes, item[0])):
             layout = replace(layout, differs=apart) if apart else layout
             places = Places(mesh, layout)
-            load = written.setdefault(places.key, [0] * places.writers)
+            load = loads.setdefault(places.key, [0] * places.writers)
             turn = min(range(len(load)), key=load.__getitem__)
             load[turn] += layout.nbytes
             spread[name] = replace(layout, turn=turn)
@@ -356,11 +356,11 @@ class Registry:
 
     def add_like(self, prefix: str, names: Iterable[str], dtype: str | None = None) -> Registry:
         """Arrays `prefix/<rest>` with the boxes of `model/<rest>`, for each of `names` (given as ``model/<rest>``)."""
-        made = {}
+        layouts = {}
         for name in names:
             layout = self[name]
-            made[f"{prefix}/{name.split('/', 1)[1]}"] = replace(layout, dtype=dtype or layout.dtype)
-        return Registry(self.mesh, made)
+            layouts[f"{prefix}/{name.split('/', 1)[1]}"] = replace(layout, dtype=dtype or layout.dtype)
+        return Registry(self.mesh, layouts)
 
     def list_boxes(self, name: str) -> list[Box]:
         """All primary boxes of an array, in order: they tile it."""
@@ -379,7 +379,7 @@ class Registry:
     def find_holders(self, name: str, box: Box) -> list[int]:
         """The global ranks that hold all of a primary box, the primary first. Raises LookupError for any other box."""
         layout = self[name]
-        parts = next((parts for parts, held in layout.iterate_boxes() if held == box), None)
+        parts = next((parts for parts, candidate in layout.iterate_boxes() if candidate == box), None)
         if parts is None:
             raise LookupError(f"{name} has no box {box}")
         return self._find_holders(layout, Places(self.mesh, layout), parts)

@@ -43,25 +43,25 @@ class SequenceConfig(DataConfig, ABC):
     cache_bytes: PositiveInt = 100_000_000_000  # of them, for all ranks of a machine
     deadline: PositiveFloat = 600.0  # seconds that a step waits for a shard
 
-    def remote_cache(self) -> RemoteCache:
+    def make_remote_cache(self) -> RemoteCache:
         """Of stores behind URLs."""
         from gangline_dataloader.store.remote.cache import RemoteCache
 
         return RemoteCache(self.cache, self.cache_bytes, self.deadline)
 
     @abstractmethod
-    def paths(self) -> list[str]:
+    def list_paths(self) -> list[str]:
         """The stores that are named."""
 
     def build_codec(self, run: Run) -> TextCodec | None:
-        from gangline_dataloader.sources.codec import codec, stores_of
+        from gangline_dataloader.sources.codec import open_codec, open_stores
 
-        return next((codec(store) for store in stores_of(self)), None)
+        return next((open_codec(store) for store in open_stores(self)), None)
 
     def build_chat_template(self, run: Run) -> ChatTemplate | None:
-        from gangline_dataloader.sources.codec import stores_of, template
+        from gangline_dataloader.sources.codec import find_chat_template, open_stores
 
-        return template(stores_of(self))
+        return find_chat_template(open_stores(self))
 
     def export_files(self, run: Run) -> dict[str, bytes]:
         from gangline_basics.data.codec import TokenizerCodec
@@ -75,11 +75,16 @@ class SequenceConfig(DataConfig, ABC):
         )
 
     def list_notices(self, run: Run) -> list[str]:
-        from gangline_dataloader.sources.codec import old_masks, report_glued_texts, report_unused_fraction, stores_of
+        from gangline_dataloader.sources.codec import (
+            open_stores,
+            report_glued_texts,
+            report_old_masks,
+            report_unused_fraction,
+        )
 
-        stores = stores_of(self)
+        stores = open_stores(self)
         unused = report_unused_fraction(stores, self.validation_fraction, FRACTION)
-        return [*old_masks(stores), *report_glued_texts(stores), *unused]
+        return [*report_old_masks(stores), *report_glued_texts(stores), *unused]
 
     def check_fraction(self, run: Run) -> list[Problem]:
         """Refuse to hold out all that the run trains on."""
@@ -107,7 +112,7 @@ class TokensConfig(SequenceConfig):
     shuffle_span: PositiveInt | None = None  # tokens of a span: spans are shuffled, then rows in each; null: one span
     order: Literal["shuffled", "text"] = "shuffled"  # text: as data=text visits the same tokens, to compare the two
 
-    def paths(self) -> list[str]:
+    def list_paths(self) -> list[str]:
         return [self.path] if isinstance(self.path, str) else []
 
     def check(self, run: Run) -> list[Problem]:
@@ -147,11 +152,11 @@ class TokensConfig(SequenceConfig):
 
     def _check_files(self, run: Run) -> list[Problem]:
         """Whether every file is there."""
-        from gangline_dataloader.sources.build import parts_of
-        from gangline_dataloader.sources.present import missing
+        from gangline_dataloader.sources.build import open_run_parts
+        from gangline_dataloader.sources.present import find_file_problems
 
         try:
-            return missing(parts_of(self, run))
+            return find_file_problems(open_run_parts(self, run))
         except UserError as error:
             return [error.to_problem()]
 
@@ -164,20 +169,20 @@ class TokensConfig(SequenceConfig):
 
     def _check_remote(self, run: Run) -> list[Problem]:
         """Reads manifests, no shard."""
-        from gangline_dataloader.sources.build import parts_of
-        from gangline_dataloader.sources.present import missing
+        from gangline_dataloader.sources.build import open_run_parts
+        from gangline_dataloader.sources.present import find_file_problems
         from gangline_dataloader.sources.room import check_room
 
         try:
-            parts = parts_of(self, run)
+            parts = open_run_parts(self, run)
             span = None if self.order == "text" else self.shuffle_span  # the order of data=text has none
             check_room(parts, span, self.cache_bytes, run.batch.sequence_length)
         except UserError as error:
             return [error.to_problem()]
-        return self._check_vocabulary(run, parts[0].store.vocab_size) or missing(parts)
+        return self._check_vocabulary(run, parts[0].store.vocab_size) or find_file_problems(parts)
 
     def _check_sequences(self, run: Run) -> list[Problem]:
-        from gangline_dataloader.sources.build import parts_of
+        from gangline_dataloader.sources.build import open_run_parts
 
         if self.packing == "concatenate" and not self.fim_rate:
             return []
@@ -185,16 +190,16 @@ class TokensConfig(SequenceConfig):
             why = "It is the order of data=text, which cuts its text into sequences."
             return [Problem("data.order=text goes with data.packing=concatenate.", why, "data.order=shuffled")]
         try:
-            parts_of(self, run)
+            open_run_parts(self, run)
         except UserError as error:
             return [error.to_problem()]
         return []
 
     def _check_foreign(self, run: Run) -> list[Problem]:
-        from gangline_dataloader.sources.build import tokens
+        from gangline_dataloader.sources.build import build_tokens
 
         try:
-            source = tokens(self, run, "train" if self is run.data else "validation")
+            source = build_tokens(self, run, "train" if self is run.data else "validation")
         except UserError as error:
             return [error.to_problem()]
         if self.documents and source.stores[0].documents is None:
@@ -221,27 +226,27 @@ class MixConfig(SequenceConfig):
     stages: list[dict[str, Any]] = field(default_factory=list)  # other weights: [{from: SAMPLE, weights: {...}}]
     shuffle_span: PositiveInt | None = None  # tokens of a span of a source; null: one span for all of it
 
-    def paths(self) -> list[str]:
+    def list_paths(self) -> list[str]:
         return [path for _, path in sorted(self.sources.items())]
 
     def check(self, run: Run) -> list[Problem]:
-        from gangline_dataloader.sources.mixture import problems
+        from gangline_dataloader.sources.mixture import find_problems
 
-        return problems(self, run)
+        return find_problems(self, run)
 
 
 PARTS = (
     Part(
         name="tokens",
         config=TokensConfig,
-        build="gangline_dataloader.sources.build:tokens",
+        build="gangline_dataloader.sources.build:build_tokens",
         capabilities={"sample": "gangline_basics.sampling.show:show_sample"},
         summary="a corpus prepared by `gangline data prepare`, mapped from disk",
     ),
     Part(
         name="mix",
         config=MixConfig,
-        build="gangline_dataloader.sources.build:mix",
+        build="gangline_dataloader.sources.build:build_mix",
         capabilities={"sample": "gangline_basics.sampling.show:show_sample"},
         summary="a weighted mixture of such corpora, with caps and stages",
     ),

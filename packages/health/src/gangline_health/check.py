@@ -70,28 +70,29 @@ class WatchCheck(HealthCheck):
 
     def before_run(self) -> Iterable[Verdict]:
         if self.rank == 0:
-            watched = {name: monitor.watches() for name, monitor in self.monitors.items()}
-            answers = {kind: list(one.actions) for kind, one in self.config.playbooks.items()}
-            details = {"monitors": watched, "playbooks": answers}
+            descriptions = {name: monitor.describe() for name, monitor in self.monitors.items()}
+            answers = {kind: list(one.actions) for kind, one in self.config.playbooks.iterate_by_kind()}
+            details = {"monitors": descriptions, "playbooks": answers}
             yield Verdict("watch", "the run", 1.0, self.describe_start(), Action.NOTE, details=details)
         yield from self._ask_all(lambda monitor: monitor.before_run())
 
     def describe_start(self) -> str:
         """Return the note at the start of a run; what each monitor watches for is in the verdict's details."""
-        unknown = "".join(f"; unknown: {text}" for monitor in self.monitors.values() if (text := monitor.unknown()))
-        names = ", ".join(self.monitors) or "none"
-        return (
-            f"monitors: {names}; {len(list(self.config.playbooks.items()))} playbooks (details: events.jsonl){unknown}"
+        unknown = "".join(
+            f"; unknown: {text}" for monitor in self.monitors.values() if (text := monitor.explain_unknown())
         )
+        names = ", ".join(self.monitors) or "none"
+        playbooks = len(list(self.config.playbooks.iterate_by_kind()))
+        return f"monitors: {names}; {playbooks} playbooks (details: events.jsonl){unknown}"
 
     def before_step(self, step: int) -> None:
         self.step = step
 
-        def begins(monitor: Monitor) -> Iterable[Verdict]:
+        def begin_step(monitor: Monitor) -> Iterable[Verdict]:
             monitor.before_step(step)
             return ()
 
-        self._ask_all(begins)
+        self._ask_all(begin_step)
 
     def before_update(self, loss: float, grad_norm: float) -> Iterable[Verdict]:
         yield from self._ask_all(lambda monitor: monitor.before_update(self.step, loss, grad_norm))
@@ -113,31 +114,31 @@ class WatchCheck(HealthCheck):
         self.failed = {}
 
     def respond(self, agreed: Agreed, record: StepRecord | None) -> Order | None:
-        for failed in agreed.select("check-failed"):  # every rank is asked the same: collectives and state stay equal
-            self.monitors.pop(str(failed.details.get("monitor")), None)
+        for failure in agreed.select("check-failed"):  # every rank is asked the same: collectives and state stay equal
+            self.monitors.pop(str(failure.details.get("monitor")), None)
         steps = [int(verdict.details["step"]) for verdict in agreed.verdicts if "step" in verdict.details]
         now = max(steps, default=0) if record is None else record.step
         return playbooks.respond(self.config.playbooks, self.config.budget, agreed, now)
 
     def _ask_all(self, ask: Callable[[Monitor], Iterable[Verdict]]) -> list[Verdict]:
         """What all monitors say; one that raises says nothing, and is not asked again."""
-        found: list[Verdict] = []
+        verdicts: list[Verdict] = []
         for name, monitor in self.monitors.items():
             if name in self.silent:
                 continue
             try:
                 with run_within(name):
-                    found += list(ask(monitor))
+                    verdicts += list(ask(monitor))
             except Exception as error:
                 self.silent.add(name)
                 self.failed[name] = f"{type(error).__name__}: {error}"
-        return found
+        return verdicts
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        found = {name: monitor.state() for name, monitor in self.monitors.items()}
-        return {name: state for name, state in found.items() if state}
+        states = {name: monitor.state() for name, monitor in self.monitors.items()}
+        return {name: state for name, state in states.items() if state}
 
     def load_state(self, state: dict[str, Any]) -> None:
         for name, monitor in self.monitors.items():

@@ -153,7 +153,7 @@ class Playbooks:
         """The playbook for a kind of verdict ("loss-spike"); None: there is none."""
         return getattr(self, kind.replace("-", "_"), None)
 
-    def items(self) -> Iterator[tuple[str, Playbook]]:
+    def iterate_by_kind(self) -> Iterator[tuple[str, Playbook]]:
         """(kind of verdict, its playbook)."""
         for each in fields(self):
             yield each.name.replace("_", "-"), getattr(self, each.name)
@@ -189,15 +189,15 @@ class WatchedHealth(HealthConfig):
 
     def check(self, run: Run) -> list[Problem]:
         """Playbooks without an action, a window that cannot be filled, an alert that goes nowhere."""
-        found = []
-        for kind, playbook in self.playbooks.items():
+        problems = []
+        for kind, playbook in self.playbooks.iterate_by_kind():
             place = f"health.on.playbooks.{kind.replace('-', '_')}"
             if not playbook.actions:
-                found.append(Problem(f"{place}.actions is empty: name one of {', '.join(ACTIONS)}"))
+                problems.append(Problem(f"{place}.actions is empty: name one of {', '.join(ACTIONS)}"))
             if "lower_rate" in playbook.actions and (playbook.rate == 1 or not playbook.rate_steps):
-                found.append(Problem(f"{place} lowers the rate: set {place}.rate below 1 and {place}.rate_steps"))
+                problems.append(Problem(f"{place} lowers the rate: set {place}.rate below 1 and {place}.rate_steps"))
         if self.corruption.on and self.corruption.recompute_every and not run.deterministic:
-            found.append(
+            problems.append(
                 Problem(
                     f"health.on.corruption.recompute_every={self.corruption.recompute_every} compares the bits of a "
                     "step that is done twice.",
@@ -206,14 +206,14 @@ class WatchedHealth(HealthConfig):
                 )
             )
         if self.numbers.warmup > self.numbers.window:
-            found.append(
+            problems.append(
                 Problem(
                     f"health.on.numbers.warmup={self.numbers.warmup} steps do not fit into "
                     f"health.on.numbers.window={self.numbers.window}"
                 )
             )
         if self.metrics_port and find_spec("prometheus_client") is None:
-            found.append(
+            problems.append(
                 Problem(
                     f"health.on.metrics_port={self.metrics_port} needs the library prometheus_client, and it is not "
                     "installed.",
@@ -222,7 +222,7 @@ class WatchedHealth(HealthConfig):
                 )
             )
         if why := explain_malformed(self.alert):
-            found.append(
+            problems.append(
                 Problem(
                     f"health.on.alert is no URL that something can be posted to: {why}.",
                     "It is a URL (https://host/path) or a command of the shell.",
@@ -230,26 +230,26 @@ class WatchedHealth(HealthConfig):
                 )
             )
         if tells_a_secret(self.alert) and "health.on.alert" not in run.references:
-            found.append(
+            problems.append(
                 Problem(
                     "health.on.alert holds a secret, and what is set is written to the run directory.",
                     "Who knows the path of a webhook can post to it. Put it into the environment and name it here:",
                     "'health.on.alert=${oc.env:HOOK}'",
                 )
             )
-        return [*found, *(self.hangs.problems(run) if self.hangs.on else ())]
+        return [*problems, *(self.hangs.find_problems(run) if self.hangs.on else ())]
 
     def list_sidecars(self, run: Run) -> list[Sidecar]:
-        found = []
+        sidecars = []
         if self.hangs.on:
             watch = "gangline_health.hangs.watch:main"
-            found.append(Sidecar(name="watch", target=watch, args=(asdict(self.hangs),)))
+            sidecars.append(Sidecar(name="watch", target=watch, args=(asdict(self.hangs),)))
         if self.alert:
-            found.append(Sidecar(name="alert", target="gangline_health.live.alerts:main", args=(time.time(),)))
+            sidecars.append(Sidecar(name="alert", target="gangline_health.live.alerts:main", args=(time.time(),)))
         if self.metrics_port:
             where = (self.metrics_host, self.metrics_port)
-            found.append(Sidecar(name="metrics", target="gangline_health.live.serve:main", args=where))
-        return found
+            sidecars.append(Sidecar(name="metrics", target="gangline_health.live.serve:main", args=where))
+        return sidecars
 
     def wrap(self, run: Run, comms: Comms) -> Comms:
         if not (self.corruption.on and self.corruption.recompute_every):
@@ -263,40 +263,40 @@ class WatchedHealth(HealthConfig):
         return [*self._report_ineffective(run), *self._report_no_checkpoint(run)]
 
     def _report_ineffective(self, run: Run) -> list[str]:
-        found = []
-        usual, elastic = dict(Playbooks().items()), isinstance(run.launch, ElasticLaunch)
-        for kind, playbook in self.playbooks.items():
+        notices = []
+        usual, elastic = dict(Playbooks().iterate_by_kind()), isinstance(run.launch, ElasticLaunch)
+        for kind, playbook in self.playbooks.iterate_by_kind():
             place = f"health.on.playbooks.{kind.replace('-', '_')}"
             for option, why in playbook.list_ineffective(usual[kind]):
-                found.append(f"{place}.{option} has no effect: {place}.{why}")
+                notices.append(f"{place}.{option} has no effect: {place}.{why}")
             if "exclude" in playbook.actions and playbook.actions != usual[kind].actions and not elastic:
-                found.append(
+                notices.append(
                     f"{place}.actions: exclude only restarts the ranks here; other nodes take over under elastic"
                 )
-        return found
+        return notices
 
     def _report_no_checkpoint(self, run: Run) -> list[str]:
-        returns = [kind for kind, playbook in self.playbooks.items() if "roll_back" in playbook.actions]
+        returns = [kind for kind, playbook in self.playbooks.iterate_by_kind() if "roll_back" in playbook.actions]
         if run.checkpoint.every is None and returns:
             return [
                 f"health=on: the playbooks for {', '.join(returns)} go back to a checkpoint, and this run saves none "
                 "before its end; without one they stop the run. Set checkpoint.every"
             ]
-        every, kept = run.checkpoint.every, getattr(run.checkpoint, "keep_last", None)
-        if not isinstance(every, int) or kept is None or getattr(run.checkpoint, "keep_every", None) is not None:
+        every, count = run.checkpoint.every, getattr(run.checkpoint, "keep_last", None)
+        if not isinstance(every, int) or count is None or getattr(run.checkpoint, "keep_every", None) is not None:
             return []
-        wanted = {
+        distances = {
             f"health.on.playbooks.{kind.replace('-', '_')}.back": playbook.back
-            for kind, playbook in self.playbooks.items()
+            for kind, playbook in self.playbooks.iterate_by_kind()
             if kind in returns
         }
         if self.corruption.on and "corruption" in returns and run.launch.count_ranks(run) > 1:
-            wanted["health.on.corruption.every"] = self.corruption.every
-        short = {place: steps for place, steps in wanted.items() if steps > every * kept}
+            distances["health.on.corruption.every"] = self.corruption.every
+        short = {place: steps for place, steps in distances.items() if steps > every * count}
         if not short:
             return []
         return [
-            f"health=on: checkpoint.every={every} checkpoint.keep_last={kept} keep the checkpoints of {every * kept} "
+            f"health=on: checkpoint.every={every} checkpoint.keep_last={count} keep the checkpoints of {every * count} "
             f"steps, and {', '.join(f'{place}={steps}' for place, steps in short.items())} may want an older one. "
             f"Set checkpoint.keep_last={-(-max(short.values()) // every)}"
         ]

@@ -53,15 +53,15 @@ class Gpus:
         """
         if self._count is None:
             self._count = self._begin()
-        found: list[Finding] = []
+        findings: list[Finding] = []
         for number in range(self._count):
             try:
-                found.extend(self._inspect(number))  # what was said before an error stays said
+                findings.extend(self._find_defects(number))  # what was said before an error stays said
             except self._nvml.NVMLError as error:
                 lost = isinstance(error, self._nvml.NVMLError_GpuIsLost)
                 what = "is lost: it has fallen off the bus" if lost else f"does not answer ({error})"
-                found.append(Finding(f"GPU {number} does not answer", f"GPU {number} {what}"))
-        return [*found, *self._xids()]  # an event is given once: nothing that raises comes after it
+                findings.append(Finding(f"GPU {number} does not answer", f"GPU {number} {what}"))
+        return [*findings, *self._read_xids()]  # an event is given once: nothing that raises comes after it
 
     def _begin(self) -> int:
         """How many GPUs there are."""
@@ -72,7 +72,7 @@ class Gpus:
             self._events = nvml.nvmlEventSetCreate()
         return count
 
-    def _handle(self, number: int) -> Any:
+    def _get_handle(self, number: int) -> Any:
         if number not in self._handles:
             nvml = self._nvml
             handle = nvml.nvmlDeviceGetHandleByIndex(number)
@@ -81,13 +81,13 @@ class Gpus:
             self._handles[number] = handle
         return self._handles[number]
 
-    def _inspect(self, number: int) -> Iterator[Finding]:
-        handle = self._handle(number)
-        for kind, what in chain(self._memory(handle), self._clocks(handle)):
+    def _find_defects(self, number: int) -> Iterator[Finding]:
+        handle = self._get_handle(number)
+        for kind, what in chain(self._find_memory_defects(handle), self._find_throttling(handle)):
             yield Finding(f"GPU {number} {kind}", f"GPU {number} {what}")
-        yield from self._links(number, handle)
+        yield from self._find_link_errors(number, handle)
 
-    def _memory(self, handle: Any) -> Iterator[tuple[str, str]]:
+    def _find_memory_defects(self, handle: Any) -> Iterator[tuple[str, str]]:
         nvml = self._nvml
         kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
         if errors := self._query(nvml.nvmlDeviceGetTotalEccErrors, handle, *kinds):
@@ -97,7 +97,7 @@ class Gpus:
             what = "could not be remapped" if remapped[3] else "wait for a reset to be remapped"
             yield "rows", f"has rows that {what} ({remapped[1]} remapped for uncorrected errors)"
 
-    def _clocks(self, handle: Any) -> Iterator[tuple[str, str]]:
+    def _find_throttling(self, handle: Any) -> Iterator[tuple[str, str]]:
         nvml = self._nvml
         reasons = self._query(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
         degrees = self._query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
@@ -111,11 +111,11 @@ class Gpus:
             yield "hot", f"has {degrees} degrees, and slows down from {hottest} on"
         clock = self._query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
         highest = self._query(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
-        used = self._query(nvml.nvmlDeviceGetUtilizationRates, handle)
-        if clock and highest and used and used.gpu >= BUSY and clock < SLOW_CLOCK * highest:
+        utilization = self._query(nvml.nvmlDeviceGetUtilizationRates, handle)
+        if clock and highest and utilization and utilization.gpu >= BUSY and clock < SLOW_CLOCK * highest:
             yield "slow clock", f"is busy at {clock} MHz of {highest}"
 
-    def _links(self, number: int, handle: Any) -> Iterator[Finding]:
+    def _find_link_errors(self, number: int, handle: Any) -> Iterator[Finding]:
         """Of each NVLink: errors since the last question, and whether it was lost."""
         nvml = self._nvml
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
@@ -136,7 +136,7 @@ class Gpus:
                     what = f"GPU {number} has {count - before} new {name} errors on NVLink {link}"
                     yield Finding(f"GPU {number} link {link} {name}", what)
 
-    def _xids(self) -> Iterator[Finding]:
+    def _read_xids(self) -> Iterator[Finding]:
         """Those that came since the last question. Raises nothing of NVML's."""
         nvml = self._nvml
         for _ in range(MOST_EVENTS if self._events is not None else 0):

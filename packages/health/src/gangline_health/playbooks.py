@@ -47,9 +47,9 @@ def respond(playbooks: Playbooks, budget: Budget, agreed: Agreed, now: int) -> O
     strongest = join_orders(orders)
     kinds = strongest.kinds
     turns = [line for line in agreed.history if line.order in RETURNS]
-    spent = count_used(turns, budget.progress, now)
-    if strongest.action in (Action.ROLL_BACK, Action.RESTART) and spent >= budget.orders:
-        why = f"the budget is spent: {spent} returns and restarts without {budget.progress} steps of progress"
+    count = count_used(turns, budget.progress, now)
+    if strongest.action in (Action.ROLL_BACK, Action.RESTART) and count >= budget.orders:
+        why = f"the budget is spent: {count} returns and restarts without {budget.progress} steps of progress"
         return Order(Action.STOP, kinds, why=why)
     return strongest
 
@@ -79,22 +79,22 @@ def join_orders(orders: Sequence[Order]) -> Order:
 
 def answer(kind: str, playbook: Playbook, budget: Budget, agreed: Agreed, now: int) -> Order | None:
     """What one playbook says about its kind; None while it is patient: the verdict's own suggestion counts then."""
-    found = agreed.select(kind)
-    if max(int(verdict.details.get("row", 1)) for verdict in found) < playbook.patience:
+    verdicts = agreed.select(kind)
+    if max(int(verdict.details.get("row", 1)) for verdict in verdicts) < playbook.patience:
         return None
     lines = [line for line in agreed.history if line.order and kind in line.kinds]
     before = count_used(lines, budget.progress, now)
-    action = possible(playbook.actions[min(before, len(playbook.actions) - 1) :], found)
+    action = choose_action(playbook.actions[min(before, len(playbook.actions) - 1) :], verdicts)
     why = f"answer {before + 1} to {kind} without {budget.progress} steps of progress" if before else ""
-    does = replace(order(kind, action, playbook, found, now), why=why)
-    if does.before_step is None or any(verdict.details.get("proven") for verdict in found):
+    does = replace(make_order(kind, action, playbook, verdicts, now), why=why)
+    if does.before_step is None or any(verdict.details.get("proven") for verdict in verdicts):
         return does
     returns = [line for line in lines[len(lines) - before :] if line.order in RETURNS]
     starts = [id.step for line in returns if (id := CheckpointId.parse(line.start or "")) is not None]
     return replace(does, before_step=max(1, min([does.before_step, *starts])))  # older than what did not help
 
 
-def possible(actions: Sequence[str], found: Sequence[Verdict]) -> str:
+def choose_action(actions: Sequence[str], found: Sequence[Verdict]) -> str:
     """The first of these that can be done: none is excluded where no finding names it for sure.
 
     What is worth an exclusion is not answered by nothing: else a return, or a stop where nobody says how far.
@@ -110,7 +110,7 @@ def name_causes(found: Sequence[Verdict]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(v.details["exclude"]) for v in found if v.details.get("exclude")))
 
 
-def order(kind: str, action: str, playbook: Playbook, found: Sequence[Verdict], now: int) -> Order:
+def make_order(kind: str, action: str, playbook: Playbook, found: Sequence[Verdict], now: int) -> Order:
     """An action's word as an order. Every start from a checkpoint is from one made before the first finding."""
     kinds, rate, rate_steps = (kind,), playbook.rate, playbook.rate_steps
     if action == "lower_rate":  # a step that a verdict would leave out is left out

@@ -56,7 +56,7 @@ class Probe:
             self._answer = None, f"{type(error).__name__}: {error}"
 
 
-def memory(least: float) -> Findings:
+def check_memory(least: float) -> Findings:
     """Memory of the machine that can still be had, as a share of all."""
     with open("/proc/meminfo") as file:
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in file if line.split()[1].isdigit()}
@@ -64,7 +64,7 @@ def memory(least: float) -> Findings:
     return [Finding("memory", f"{free:.1%} of the memory is left")] if free < least else []
 
 
-def disk(path: str, least: float) -> Findings:
+def check_disk(path: str, least: float) -> Findings:
     """Room where the run writes."""
     usage = shutil.disk_usage(path)
     free = usage.free / usage.total
@@ -72,8 +72,8 @@ def disk(path: str, least: float) -> Findings:
     return [Finding("disk", text)] if free < least else []
 
 
-def descriptors(most: float) -> Findings:
+def check_descriptors(most: float) -> Findings:
     """Open files of this process, as a share of its limit."""
-    limit, opened = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(os.listdir("/proc/self/fd"))
-    text = f"{opened} of {limit} file descriptors are open"
-    return [Finding("descriptors", text)] if opened > most * limit else []
+    limit, count = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(os.listdir("/proc/self/fd"))
+    text = f"{count} of {limit} file descriptors are open"
+    return [Finding("descriptors", text)] if count > most * limit else []

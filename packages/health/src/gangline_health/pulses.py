@@ -74,14 +74,14 @@ class PulseReader:
         """The process that started the rank, and watches over it."""
         return parse_owner(self.path)
 
-    def current(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the file is still this one: a rank that is started again makes another."""
         try:
             return self.path.stat().st_ino == self.inode
         except OSError:
             return False
 
-    def beat(self) -> int:
+    def read_beat(self) -> int:
         """What changes with every phase and every collective."""
         return self._words[layout.BEAT]
 
@@ -95,29 +95,29 @@ class PulseReader:
                 row = words[start : start + layout.ROW_WORDS].tolist()
             if head[layout.BEAT] % 2 == 0 and words[layout.BEAT] == head[layout.BEAT]:
                 break
-        held = head + words[layout.HEAD : layout.NAMES].tolist()
-        names = bytes(words.cast("B")[8 * layout.NAMES : 8 * layout.NAMES + held[layout.NAMED]])
-        groups = _groups(names.decode(errors="replace"))
+        snapshot = head + words[layout.HEAD : layout.NAMES].tolist()
+        names = bytes(words.cast("B")[8 * layout.NAMES : 8 * layout.NAMES + snapshot[layout.NAMED]])
+        groups = _parse_groups(names.decode(errors="replace"))
         member = bytes(words.cast("B")[8 * layout.MEMBER : 8 * layout.WORDS]).rstrip(b"\0")
-        rows = range(max(0, held[layout.RECORDED] - layout.RECORDS), held[layout.RECORDED])
-        recent = [_collective(_row(held, number), groups) for number in rows]
-        pid = held[layout.PID]
+        rows = range(max(0, snapshot[layout.RECORDED] - layout.RECORDS), snapshot[layout.RECORDED])
+        recent = [_parse_collective(_get_row(snapshot, number), groups) for number in rows]
+        pid = snapshot[layout.PID]
         return Seen(
-            rank=held[layout.RANK],
-            world=held[layout.WORLD],
-            generation=held[layout.GENERATION],
+            rank=snapshot[layout.RANK],
+            world=snapshot[layout.WORLD],
+            generation=snapshot[layout.GENERATION],
             pid=pid,
-            alive=read_birth(pid) == held[layout.BORN],
-            beat=held[layout.BEAT],
-            step=held[layout.STEP],
-            phase=PHASES[held[layout.PHASE]],
-            under=PHASES[held[layout.UNDER]],
-            since=held[layout.SINCE] * 1e-9,
-            waits=_collective(row, groups) if held[layout.ROW] else None,
-            begun={group: held[layout.GROUPS + number] for number, group in groups.items()},
+            alive=read_birth(pid) == snapshot[layout.BORN],
+            beat=snapshot[layout.BEAT],
+            step=snapshot[layout.STEP],
+            phase=PHASES[snapshot[layout.PHASE]],
+            under=PHASES[snapshot[layout.UNDER]],
+            since=snapshot[layout.SINCE] * 1e-9,
+            waits=_parse_collective(row, groups) if snapshot[layout.ROW] else None,
+            begun={group: snapshot[layout.GROUPS + number] for number, group in groups.items()},
             recent=tuple(recent),
-            spent={name: held[layout.SPENT + 2 * number] * 1e-9 for number, name in enumerate(PHASES)},
-            lasted={name: _histogram(held, number) for number, name in enumerate(PHASES)},
+            spent={name: snapshot[layout.SPENT + 2 * number] * 1e-9 for number, name in enumerate(PHASES)},
+            lasted={name: _get_histogram(snapshot, number) for number, name in enumerate(PHASES)},
             member=member.decode(errors="replace"),
         )
 
@@ -133,43 +133,43 @@ def find(run_dir: str | Path) -> list[Path]:
     Those of a launcher that is dead are not among them, nor those of ranks that a launcher had before the run was
     divided anew and has no longer: whoever took them for ranks would wait for the dead.
     """
-    started = {file: _generation(file) for file in list_pulses(run_dir)}
+    started = {file: _read_generation(file) for file in list_pulses(run_dir)}
     newest = max(started.values(), default=0)
     return [file for file, generation in started.items() if generation == newest]
 
 
-def readers(run_dir: str | Path) -> list[PulseReader]:
+def open_readers(run_dir: str | Path) -> list[PulseReader]:
     """Return a reader of each pulse that `find` gives; one that is being made, or has just gone, is left out."""
-    found = []
+    readers = []
     for path in find(run_dir):
         with suppress(OSError, ValueError):
-            found.append(PulseReader(path))
-    return found
+            readers.append(PulseReader(path))
+    return readers
 
 
-def _generation(file: Path) -> int:
+def _read_generation(file: Path) -> int:
     """Which start of the ranks a pulse is of; -1 for one that is gone, or not whole yet."""
-    with suppress(OSError), file.open("rb", buffering=0) as opened:
-        words = os.pread(opened.fileno(), 8, 8 * layout.GENERATION)
+    with suppress(OSError), file.open("rb", buffering=0) as stream:
+        words = os.pread(stream.fileno(), 8, 8 * layout.GENERATION)
         if len(words) == 8:
             return int.from_bytes(words, sys.byteorder)
     return -1
 
 
-def _histogram(held: list[int], phase: int) -> list[int]:
+def _get_histogram(held: list[int], phase: int) -> list[int]:
     start = layout.HISTOGRAMS + layout.COLUMNS * phase
     return held[start : start + layout.COLUMNS]
 
 
-def _groups(names: str) -> dict[int, tuple[str, tuple[int, ...] | None]]:
-    found: dict[int, tuple[str, tuple[int, ...] | None]] = {}
+def _parse_groups(names: str) -> dict[int, tuple[str, tuple[int, ...] | None]]:
+    groups: dict[int, tuple[str, tuple[int, ...] | None]] = {}
     for line in names.splitlines():
         number, axis, ranks = line.split(" ")
-        found[int(number)] = axis, _ranks(ranks)
-    return found
+        groups[int(number)] = axis, _parse_ranks(ranks)
+    return groups
 
 
-def _ranks(short: str) -> tuple[int, ...] | None:
+def _parse_ranks(short: str) -> tuple[int, ...] | None:
     if short.endswith("..."):
         return None
     if ":" in short:
@@ -177,13 +177,13 @@ def _ranks(short: str) -> tuple[int, ...] | None:
     return tuple(map(int, short.split(",")))
 
 
-def _row(held: list[int], number: int) -> list[int]:
+def _get_row(held: list[int], number: int) -> list[int]:
     start = layout.RECORD + layout.ROW_WORDS * (number % layout.RECORDS)
     return held[start : start + layout.ROW_WORDS]
 
 
-def _collective(row: list[int], groups: dict[int, tuple[str, tuple[int, ...] | None]]) -> Collective:
-    code, sequence, began, size, peers, done = row
+def _parse_collective(row: list[int], groups: dict[int, tuple[str, tuple[int, ...] | None]]) -> Collective:
+    code, sequence, began, size, peers, end = row
     axis, ranks = groups.get(code // 16, ("?", None))
     return Collective(
         axis,
@@ -192,6 +192,6 @@ def _collective(row: list[int], groups: dict[int, tuple[str, tuple[int, ...] | N
         sequence,
         size,
         began * 1e-9,
-        done * 1e-9,
+        end * 1e-9,
         tuple(bit for bit in range(layout.MOST_PEERS) if peers >> bit & 1),
     )

@@ -15,16 +15,16 @@ NORMAL = 1.4826  # the median absolute deviation x this is the standard deviatio
 RECENT = 16  # values whose median is the centre
 
 
-def centre(values: Sequence[float]) -> float:
+def compute_centre(values: Sequence[float]) -> float:
     """Median of the last values; of at least one."""
     return statistics.median(values[-RECENT:])
 
 
-def deviation(values: Sequence[float]) -> float:
+def compute_deviation(values: Sequence[float]) -> float:
     """Robust standard deviation of the noise in a series of two or more values; its trend does not count."""
     return NORMAL * statistics.median(abs(b - a) for a, b in pairwise(values)) / math.sqrt(2)
 
 
-def rise(values: Sequence[float]) -> float:
+def compute_largest_rise(values: Sequence[float]) -> float:
     """The largest step upwards from one value to the next; not from 0, as of a batch in which no token counts."""
     return max((b - a for a, b in pairwise(values) if a), default=0.0)

@@ -61,11 +61,11 @@ class EventSimulator(FailureSimulator):
                 spend("recovery", min(fault, recovery) - detected)
                 recovering, fault = fault < recovery, fault - recovery
             if not recovering:
-                left = wall - now
-                stretches, rest = divmod(min(fault, left), every + job.save_seconds)
+                time_left = wall - now
+                stretches, rest = divmod(min(fault, time_left), every + job.save_seconds)
                 spend("compute", stretches * every)
                 spend("checkpoint_stall", stretches * job.save_seconds)
-                spend("lost_work" if fault < left else "compute", rest)  # what ends by its time has lost nothing
+                spend("lost_work" if fault < time_left else "compute", rest)  # what ends by its time has lost nothing
             if now >= wall:
                 break
             faults, recovering = faults + 1, True

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     """The agent of this node, to the end of the job; its exit code. What can be refused is, before torch is loaded."""
     for signum in (signal.SIGUSR1, signal.SIGUSR2):  # before there is anything to save a notice means nothing
         signal.signal(signum, signal.SIG_IGN)
-    asked = parse(argv)
+    options = parse(argv)
     from gangline.run.directory import RunDirectory
     from gangline_launch import clocks
     from gangline_launch.forked import fork_agent
@@ -39,26 +39,26 @@ def main(argv: list[str]) -> int:
     for name in _OF_A_RANK:
         os.environ.pop(name, None)
     try:
-        node = find_own_node(asked.run_dir)
-        directory = RunDirectory.open(asked.run_dir)
+        node = find_own_node(options.run_dir)
+        directory = RunDirectory.open(options.run_dir)
         refuse_other_code(directory.list_changed_parts())
         run = directory.run()
-        clocks.compare(asked.run_dir, node.name, run.launch.lost_seconds)  # type: ignore[attr-defined]
+        clocks.compare(options.run_dir, node.name, run.launch.lost_seconds)  # type: ignore[attr-defined]
         refuse_temporary_folder()
     except UserError as error:
-        return report_mistake(asked.run_dir, error)
+        return report_mistake(options.run_dir, error)
     except OSError as error:
         if error.errno not in _OF_THE_STORAGE:
             raise
-        what = f"{os.uname().nodename} cannot write in {asked.run_dir}: {error.strerror}."
+        what = f"{os.uname().nodename} cannot write in {options.run_dir}: {error.strerror}."
         mend = "Make room there, mount it on that node, or give yourself the right to write."
-        return report_mistake(asked.run_dir, UserError(what, "The nodes of a job meet in the run directory.", mend))
+        return report_mistake(options.run_dir, UserError(what, "The nodes of a job meet in the run directory.", mend))
     code = fork_agent(_AGENT, (argv,), run)
     if code == EXIT_REQUEUE and (index := os.environ.get(POD_INDEX)) is not None:
         try:
-            refuse_more(asked.run_dir, index, run.launch.futile_requeues)  # type: ignore[attr-defined]
+            refuse_more(options.run_dir, index, run.launch.futile_requeues)  # type: ignore[attr-defined]
         except UserError as error:
-            return report_mistake(asked.run_dir, error, ends=True)
+            return report_mistake(options.run_dir, error, ends=True)
     return code
 
 
@@ -78,18 +78,18 @@ def refuse_temporary_folder() -> None:
 
 def run(argv: list[str]) -> int:
     """In the agent's own process."""
-    asked = parse(argv)
+    options = parse(argv)
     from gangline.run.directory import RunDirectory
     from gangline_basics.launch.several import run_node
     from gangline_launch.nodes import find_own_node
 
     try:
-        node = find_own_node(asked.run_dir)
-        run = RunDirectory.open(asked.run_dir).run()
-        run.launch = replace(run.launch, nodes=asked.nodes, per_node=asked.per_node, processes=asked.processes)  # type: ignore[call-arg]
-        return run_node(asked.run_dir, run, node.name, node.address, node.place, machines=True)
+        node = find_own_node(options.run_dir)
+        run = RunDirectory.open(options.run_dir).run()
+        run.launch = replace(run.launch, nodes=options.nodes, per_node=options.per_node, processes=options.processes)  # type: ignore[call-arg]
+        return run_node(options.run_dir, run, node.name, node.address, node.place, machines=True)
     except UserError as error:
-        return report_mistake(asked.run_dir, error)
+        return report_mistake(options.run_dir, error)
 
 
 def refuse_other_code(changed: list[str]) -> None:

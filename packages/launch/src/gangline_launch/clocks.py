@@ -24,7 +24,7 @@ AGAIN_SECONDS = 1.0  # from one look at a clock that seems wrong to the next
 def forget(run_dir: Path) -> None:
     """What an earlier job's nodes wrote is no word on the nodes of the next: before it is submitted."""
     with suppress(FileNotFoundError):
-        for path in (jobs.folder(run_dir) / FOLDER).iterdir():
+        for path in (jobs.make_launch_folder(run_dir) / FOLDER).iterdir():
             path.unlink(missing_ok=True)
 
 
@@ -34,18 +34,18 @@ def compare(run_dir: Path, name: str, most_seconds: float) -> None:
     A file's own time is of the storage's clock, or of the node's: the difference is that of two nodes, or nothing.
     What differs is looked at again, with this node's time written anew: storage that stalls mends itself.
     """
-    folder = jobs.folder(run_dir) / FOLDER
+    folder = jobs.make_launch_folder(run_dir) / FOLDER
     folder.mkdir(exist_ok=True)
     own = folder / name.replace("/", "-")
-    found = None
+    difference = None
     for look in range(TRIES):
         if look:
             time.sleep(AGAIN_SECONDS)
-        found = _differs(own, most_seconds)
-        if found is None:
+        difference = _find_clock_difference(own, most_seconds)
+        if difference is None:
             return
-    assert found is not None
-    other, seconds = found
+    assert difference is not None
+    other, seconds = difference
     raise UserError(
         f"the clocks of {own.name} and {other} differ by {seconds:.0f} s.",
         f"By the times that they write, nodes lose each other after {most_seconds:g} s (launch.lost_seconds).",
@@ -53,14 +53,14 @@ def compare(run_dir: Path, name: str, most_seconds: float) -> None:
     )
 
 
-def _differs(own: Path, most_seconds: float) -> tuple[str, float] | None:
+def _find_clock_difference(own: Path, most_seconds: float) -> tuple[str, float] | None:
     """(another node, the seconds between its clock and this one's), where these are too many."""
     if not any(_note(own, most_seconds / 4) for _ in range(TRIES)):
         own.unlink(missing_ok=True)
         return None
-    if (mine := _read(own)) is None:
+    if (own_reading := _read(own)) is None:
         return None
-    ahead, now = mine
+    ahead, now = own_reading
     for path in sorted(each for each in own.parent.iterdir() if not each.name.startswith(".")):
         other = _read(path)
         if other is None or abs(other[1] - now) > RECENT_SECONDS:
@@ -72,9 +72,9 @@ def _differs(own: Path, most_seconds: float) -> tuple[str, float] | None:
 
 def _note(path: Path, within: float) -> bool:
     """Replace the time of this node by the present one; whether that took less than `within` seconds."""
-    begun, before = time.monotonic(), time.time()
+    start, before = time.monotonic(), time.time()
     write_whole(path, f"{before}", durable=False)  # its rename leaves the file's own time: that of the write
-    return time.monotonic() - begun < within
+    return time.monotonic() - start < within
 
 
 def _read(path: Path) -> tuple[float, float] | None:
@@ -84,7 +84,7 @@ def _read(path: Path) -> tuple[float, float] | None:
     """
     try:
         with path.open() as file:
-            written = os.fstat(file.fileno()).st_mtime
-            return float(file.read()) - written, written
+            mtime = os.fstat(file.fileno()).st_mtime
+            return float(file.read()) - mtime, mtime
     except (OSError, ValueError):
         return None

@@ -17,43 +17,43 @@ from gangline_basics.flags import Flags
 from gangline_launch import job as jobs
 from gangline_launch.explain import explain
 from gangline_launch.follow import LAST_LINES, Lines, follow
-from gangline_launch.schedulers import scheduler_of
+from gangline_launch.schedulers import make_scheduler
 from gangline_launch.state import SchedulerError
 
 
 def attach(run_dir: Path) -> int:
     """Follow it; the exit code of the run."""
-    return follow(run_dir.resolve(), scheduler_of(jobs.job_of(run_dir)), run_dir, begun=True)
+    return follow(run_dir.resolve(), make_scheduler(jobs.require_job(run_dir)), run_dir, begun=True)
 
 
 def cancel(run_dir: Path) -> int:
     """Returns at once."""
-    job = jobs.job_of(run_dir)
-    scheduler = scheduler_of(job)
-    state = scheduler.state(job)
+    job = jobs.require_job(run_dir)
+    scheduler = make_scheduler(job)
+    state = scheduler.get_state(job)
     if state.over:
-        print(f"job {job.id} is over already: {state.line()}")
+        print(f"job {job.id} is over already: {state.describe()}")
         return 0
     scheduler.cancel(job)
-    print(f"job {job.id} is cancelled; ranks save first where they can.\n{jobs.to_go_on(run_dir)}")
+    print(f"job {job.id} is cancelled; ranks save first where they can.\n{jobs.format_resume_hint(run_dir)}")
     return 0
 
 
-def logs(run_dir: Path) -> int:
+def show_logs(run_dir: Path) -> int:
     """What the nodes said last, and where all of it is."""
-    jobs.job_of(run_dir)
-    shown = Lines(run_dir)
-    shown.skip(LAST_LINES)
-    shown.show(sys.stdout)
+    jobs.require_job(run_dir)
+    lines = Lines(run_dir)
+    lines.skip(LAST_LINES)
+    lines.show(sys.stdout)
     for path in (*sorted((run_dir / jobs.FOLDER).glob("*.out")), *sorted((run_dir / "logs").glob("*.log"))):
         print(path)
     return 0
 
 
-def status(run_dir: Path) -> int:
+def show_status(run_dir: Path) -> int:
     """How the job and the run stand."""
-    job = jobs.job_of(run_dir)
-    print(f"{job.scheduler} job {job.id}: {scheduler_of(job).state(job).line()}")
+    job = jobs.require_job(run_dir)
+    print(f"{job.scheduler} job {job.id}: {make_scheduler(job).get_state(job).describe()}")
     metrics = run_dir / "metrics.jsonl"
     records = read_records(metrics, make_notes("gangline launch status")) if metrics.exists() else []
     steps = RunDirectory.open(run_dir).run().steps
@@ -71,8 +71,8 @@ VERBS: dict[str, tuple[Callable[[Path], int], str]] = {
     "attach": (attach, "follow the job of a run; Ctrl-C leaves it alone"),
     "cancel": (cancel, "end the job; its ranks save first where they can"),
     "explain": (explain, "the nodes that were given, axis by tier, and the settings of the network with their sources"),
-    "logs": (logs, "what the nodes said last, and where all of it is"),
-    "status": (status, "how the job and the run stand"),
+    "logs": (show_logs, "what the nodes said last, and where all of it is"),
+    "status": (show_status, "how the job and the run stand"),
 }
 
 

@@ -47,25 +47,25 @@ class ClusterLaunch(ElasticLaunch, ABC):
         """Those that train; spares come on top."""
         return parse_nodes(self.nodes)[1]
 
-    def elastic_nodes(self) -> str:
+    def format_elastic_nodes(self) -> str:
         """`launch.nodes` of the agents."""
         fewest, most = parse_nodes(self.nodes)
         return f"{fewest}:{most + self.spares}"
 
     def get_environment(self, run: Run) -> dict[str, str]:
-        return fabric.variables(self.fabric)
+        return fabric.get_variables(self.fabric)
 
     def survives(self) -> bool:
         """Whether the job can go on without one of its nodes."""
-        fewest, most = parse_nodes(self.elastic_nodes())
+        fewest, most = parse_nodes(self.format_elastic_nodes())
         return fewest < most
 
     @abstractmethod
-    def gpus(self, run: Run) -> int:
+    def count_gpus_per_node(self, run: Run) -> int:
         """Of each node; none for a run on the CPU."""
 
     def count_ranks(self, run: Run) -> int:
-        return self.processes or run.parallel.count_ranks(self.gpus(run) * self.count_max_nodes())
+        return self.processes or run.parallel.count_ranks(self.count_gpus_per_node(run) * self.count_max_nodes())
 
     def check(self, run: Run) -> list[Problem]:
         """Numbers of nodes without sense, more ranks than a node has GPUs, a run directory where nodes cannot meet."""
@@ -73,19 +73,19 @@ class ClusterLaunch(ElasticLaunch, ABC):
             parse_nodes(self.nodes)
         except UserError as error:
             return [error.to_problem()]
-        found = []
+        problems = []
         if "://" in (run.job.dir or ""):
             why = "Nodes meet there, with locks and with files that are replaced whole; no object store has them."
             mend = "run.dir=/shared/..., on a file system that all nodes see. Checkpoints may go to an object store."
-            found.append(Problem(f"run.dir={run.job.dir} is no directory.", why, mend))
+            problems.append(Problem(f"run.dir={run.job.dir} is no directory.", why, mend))
         if self.agents is not None:
             what = f"launch.agents={self.agents}: the scheduler starts one agent on each node."
-            found.append(Problem(what, "", "Leave launch.agents out."))
-        found += setup.problems(self.setup)
-        gpus, ranks = self.gpus(run), self.count_ranks_of_node(run)
+            problems.append(Problem(what, "", "Leave launch.agents out."))
+        problems += setup.find_setup_problems(self.setup)
+        gpus, ranks = self.count_gpus_per_node(run), self.count_ranks_of_node(run)
         if 0 < gpus < ranks:
             world = self.count_ranks(run)
             what = f"launch.nodes={self.nodes}: {world} processes are {ranks} a node, which has {gpus} GPUs."
             mend = f"launch.processes={gpus * self.count_max_nodes()}, or more nodes."
-            found.append(Problem(what, "Each process takes a GPU of its own.", mend))
-        return found
+            problems.append(Problem(what, "Each process takes a GPU of its own.", mend))
+        return problems

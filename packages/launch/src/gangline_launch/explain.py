@@ -19,26 +19,26 @@ def explain(run_dir: Path) -> int:
     """Print all of it; what was not given yet is missing."""
     run = RunDirectory.open(run_dir).run()
     config = run.launch
-    print("\n".join(axes_by_tier(run, run_dir)))
+    print("\n".join(describe_axes_by_tier(run, run_dir)))
     fabric = config.fabric if isinstance(config, ClusterLaunch) else "default"
     print(f"fabric {fabric}" + ("" if FABRICS[fabric] else ": what NCCL finds by itself"))
     for line in FABRICS[fabric]:
-        shown = line.value if line.setup else f"{line.name}={line.value}"
-        print(f"  {shown}\n      {line.why}\n      {line.source}")
+        setting = line.value if line.setup else f"{line.name}={line.value}"
+        print(f"  {setting}\n      {line.why}\n      {line.source}")
     return 0
 
 
-def axes_by_tier(run: Run, run_dir: Path) -> list[str]:
+def describe_axes_by_tier(run: Run, run_dir: Path) -> list[str]:
     """Lines: the newest start's nodes in the order of their ranks, then each axis and the slowest links it crosses."""
-    given = read_nodes(run_dir)
-    if given is None:
+    nodes = read_nodes(run_dir)
+    if nodes is None:
         return ["no node was given yet"]
-    each, world = given.ranks_of_node, given.processes
-    lines = [f"{len(given.names)} nodes, {world} ranks"]
-    for number, place in enumerate(given.places):
+    each, world = nodes.ranks_of_node, nodes.processes
+    lines = [f"{len(nodes.names)} nodes, {world} ranks"]
+    for number, place in enumerate(nodes.places):
         first, last = number * each, min(world, (number + 1) * each) - 1
         lines.append(f"  {place}: " + (f"ranks {first} to {last}" if first <= last else "waits as a spare"))
-    topology, mesh = given.build_topology(), Mesh.of(run.parallel.size_axes(world))
+    topology, mesh = nodes.build_topology(), Mesh.of(run.parallel.size_axes(world))
     for axis, size in mesh.sizes:
         if size > 1:
             lines.append(f"  {axis} {size}: its ranks reach each other over the {topology.find_tier(mesh, axis)}")

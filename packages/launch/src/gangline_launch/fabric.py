@@ -87,11 +87,11 @@ POD_DEVICES: dict[str, tuple[str, str]] = {
 }
 
 
-def variables(fabric: str) -> dict[str, str]:
+def get_variables(fabric: str) -> dict[str, str]:
     """For the environment of the ranks."""
     return {line.name: line.value for line in FABRICS[fabric] if not line.setup}
 
 
-def setup(fabric: str) -> list[str]:
+def get_setup_lines(fabric: str) -> list[str]:
     """Lines of shell on each node."""
     return [line.value for line in FABRICS[fabric] if line.setup]

@@ -17,7 +17,7 @@ from gangline.launch.signals import restore_handlers
 from gangline.run.ending import read_ending
 from gangline.storage.files import open_regular, read_regular
 from gangline_launch import job as jobs
-from gangline_launch.job import FOLDER, SubmittedJob, job_of
+from gangline_launch.job import FOLDER, SubmittedJob, require_job
 from gangline_launch.state import JobState, Scheduler, SchedulerError
 
 EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
@@ -36,13 +36,13 @@ class Lines:
 
     def skip(self, keep: int = 0) -> None:
         """Pass over what is there, but for the last `keep` lines."""
-        for path in self._files():
+        for path in self._list_files():
             content = read_regular(path, sys.maxsize)
             self.read[path] = len(content) - sum(map(len, content.splitlines(keepends=True)[-keep:] if keep else []))
 
     def show(self, to: TextIO) -> None:
         """New whole lines."""
-        for path in self._files():
+        for path in self._list_files():
             with open_regular(path, sys.maxsize) as file:
                 file.seek(self.read.get(path, 0))
                 whole, newline, _ = file.read().rpartition(b"\n")
@@ -50,7 +50,7 @@ class Lines:
                 self.read[path] = self.read.get(path, 0) + len(whole) + 1
                 print(whole.decode(errors="replace"), file=to, flush=True)
 
-    def _files(self) -> list[Path]:
+    def _list_files(self) -> list[Path]:
         return sorted(Path(self.run_dir, FOLDER).glob("*.out"))
 
 
@@ -63,7 +63,7 @@ class Detached(KeyboardInterrupt):
 
 
 @contextmanager
-def _detachable() -> Iterator[None]:
+def _detach_on_signal() -> Iterator[None]:
     """Raise Detached in the main thread on SIGTERM and SIGHUP, unless a program that calls gangline handles them."""
     restore_handlers()
     ends = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) == signal.SIG_DFL]
@@ -90,7 +90,7 @@ def _say_detached(request: KeyboardInterrupt, text: str) -> int:
     return request.exit_code if isinstance(request, Detached) else EXIT_INTERRUPTED
 
 
-@_detachable()
+@_detach_on_signal()
 def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False) -> int:
     """To the end of the job, whichever is the run's newest; the exit code of the run.
 
@@ -99,19 +99,19 @@ def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False
     """
     lines = Lines(run_dir)
     lines.skip(LAST_LINES if begun else 0)
-    told, asked, wait = "", 0.0, ASK_SECONDS
+    last_line, ask_time, wait = "", 0.0, ASK_SECONDS
     state: JobState | None = None
-    said: set[str] = set()
+    errors: set[str] = set()
     try:
         while True:
-            job = job_of(run_dir)
-            if time.monotonic() - asked >= wait or state is None:
-                state = _state(scheduler, job, said) or state
-                asked, wait = time.monotonic(), min(ASK_MOST, wait * 1.1)
+            job = require_job(run_dir)
+            if time.monotonic() - ask_time >= wait or state is None:
+                state = _get_state(scheduler, job, errors) or state
+                ask_time, wait = time.monotonic(), min(ASK_MOST, wait * 1.1)
             if state is not None:
-                if (line := f"train: job {job.id}: {state.line()}") != told:
+                if (line := f"train: job {job.id}: {state.describe()}") != last_line:
                     print(line, flush=True)
-                    told, wait = line, ASK_SECONDS
+                    last_line, wait = line, ASK_SECONDS
                 if state.hopeless and begun:
                     end = f"gangline launch cancel {jobs.quote_path(shown)}"
                     raise UserError(
@@ -120,35 +120,35 @@ def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False
                 if state.hopeless and _cancel(scheduler, job):
                     raise UserError(f"job {job.id} would never start: {state.why}. It was cancelled.", state.hopeless)
             lines.show(sys.stdout)
-            if state is not None and state.over and job == job_of(run_dir):
+            if state is not None and state.over and job == require_job(run_dir):
                 return report_end(run_dir, state, shown)
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt as request:
         return _say_detached(
             request,
-            f"job {job_of(run_dir).id} goes on.\n"
+            f"job {require_job(run_dir).id} goes on.\n"
             f"  To follow it again:  gangline launch attach {jobs.quote_path(shown)}\n"
             f"  To end it:  gangline launch cancel {jobs.quote_path(shown)}",
         )
 
 
-@_detachable()
+@_detach_on_signal()
 def follow_all(run_dirs: Sequence[Path], scheduler: Scheduler) -> list[int]:
     """The runs of a sweep to the end of their jobs, a line for each change; the exit code of each run."""
-    told: dict[Path, str] = {}
+    last_lines: dict[Path, str] = {}
     codes: dict[Path, int] = {}
-    said: set[str] = set()
+    errors: set[str] = set()
     try:
         while len(codes) < len(run_dirs):
             for run_dir in run_dirs:
-                job = job_of(run_dir)
-                if (state := _state(scheduler, job, said)) is None:
+                job = require_job(run_dir)
+                if (state := _get_state(scheduler, job, errors)) is None:
                     continue
-                if (line := f"train: {run_dir.name}: {state.line()}") != told.get(run_dir):
+                if (line := f"train: {run_dir.name}: {state.describe()}") != last_lines.get(run_dir):
                     print(line, flush=True)
-                    told[run_dir] = line
-                if state.over and run_dir not in codes and job == job_of(run_dir):
-                    codes[run_dir] = _code(run_dir, state)
+                    last_lines[run_dir] = line
+                if state.over and run_dir not in codes and job == require_job(run_dir):
+                    codes[run_dir] = _report_exit_code(run_dir, state)
             time.sleep(ASK_SECONDS)
     except KeyboardInterrupt as request:
         code = _say_detached(request, "the jobs go on.\n  Each:  gangline launch status|attach|cancel RUN_DIR")
@@ -156,10 +156,10 @@ def follow_all(run_dirs: Sequence[Path], scheduler: Scheduler) -> list[int]:
     return [codes[run_dir] for run_dir in run_dirs]
 
 
-def _state(scheduler: Scheduler, job: SubmittedJob, said: set[str]) -> JobState | None:
+def _get_state(scheduler: Scheduler, job: SubmittedJob, said: set[str]) -> JobState | None:
     """None where the scheduler has no answer, which is said once: the job goes on, and it is asked again."""
     try:
-        state = scheduler.state(job)
+        state = scheduler.get_state(job)
     except SchedulerError as error:
         if str(error) not in said:
             print(f"train: {error}; asked again", file=sys.stderr, flush=True)
@@ -177,7 +177,7 @@ def _cancel(scheduler: Scheduler, job: SubmittedJob) -> bool:
     return True
 
 
-def _code(run_dir: Path, state: JobState) -> int:
+def _report_exit_code(run_dir: Path, state: JobState) -> int:
     try:
         return report_end(run_dir, state, run_dir)
     except UserError as error:
@@ -194,13 +194,13 @@ def report_end(run_dir: Path, state: JobState, shown: Path) -> int:
     if ending is not None:
         if ending.exit_code:
             print(
-                f"train: {ending.reason}: {ending.evidence}\n{jobs.to_go_on(shown)}",
+                f"train: {ending.reason}: {ending.evidence}\n{jobs.format_resume_hint(shown)}",
                 file=sys.stderr,
             )
         return ending.exit_code
     never = "" if (run_dir / "events.jsonl").exists() else " before a rank began"
     print(
-        f"train: the job ended{never}: {state.line()}; see {shown / FOLDER}\n{jobs.to_go_on(shown)}",
+        f"train: the job ended{never}: {state.describe()}; see {shown / FOLDER}\n{jobs.format_resume_hint(shown)}",
         file=sys.stderr,
     )
     return EXIT_FAILURE

@@ -32,8 +32,10 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
 
     Its exit code, 128 + n where signal n ended it. Signals are handed on. Call it in the main thread.
     """
-    told = _Told()
-    before = {signum: signal.signal(signum, signal.SIG_IGN if signum in NOTICES else told) for signum in stop_signals()}
+    forwarder = _Told()
+    before = {
+        signum: signal.signal(signum, signal.SIG_IGN if signum in NOTICES else forwarder) for signum in stop_signals()
+    }
     agent = None
     try:
         forkserver.warm(OF_AN_AGENT, run)
@@ -41,12 +43,12 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
         ready, tell = context.Pipe(duplex=False)
         agent = context.Process(target=_enter, args=(target, args, os.getpid(), forkserver.find_loaded(), tell))
         agent.start()  # returns once the server has loaded everything
-        told.holds = True
+        forwarder.holds = True
         tell.close()
         _wait(ready)
-        told.knows(agent.pid or 0)
+        forwarder.start_forwarding(agent.pid or 0)
         for signum in NOTICES:
-            signal.signal(signum, told)
+            signal.signal(signum, forwarder)
         agent.join()
         code = agent.exitcode or 0
         if code == _UNSEEN:  # the server is gone, which the agent has noticed and says
@@ -58,9 +60,9 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
             agent.kill()
         raise
     except (EOFError, OSError):
-        if not (lost := forkserver.read_exit()):
+        if not (server_exit := forkserver.read_exit()):
             raise
-        print(f"train: {failures.explain_lost_server(lost)}", file=sys.stderr, flush=True)
+        print(f"train: {failures.explain_lost_server(server_exit)}", file=sys.stderr, flush=True)
         return EXIT_FAILURE
     finally:
         for signum, handler in before.items():
@@ -75,7 +77,7 @@ class _Told:
         self._pid = 0
         self._held: list[int] = []
 
-    def knows(self, pid: int) -> None:
+    def start_forwarding(self, pid: int) -> None:
         """The agent takes signals; it gets those that came before."""
         self._pid = pid
         while self._held:

@@ -32,6 +32,6 @@ def keep_job_on_error(directory: RunDirectory, scheduler: Scheduler) -> Iterator
         yield
     except UserError:
         with contextlib.suppress(SchedulerError):
-            if scheduler.state(jobs.job_of(directory.path)).over:
+            if scheduler.get_state(jobs.require_job(directory.path)).over:
                 directory.take_back()
         raise

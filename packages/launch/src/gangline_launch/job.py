@@ -48,7 +48,7 @@ class SubmittedJob:
 def lock_submit(run_dir: Path) -> Iterator[None]:
     """While a command submits the run, no other one does. Raises UserError, also where the folder cannot be written."""
     try:
-        handle = open_lock(folder(run_dir) / LOCK)
+        handle = open_lock(make_launch_folder(run_dir) / LOCK)
         try:
             _lock(handle, run_dir)
             yield
@@ -85,12 +85,12 @@ def quote_path(run_dir: str | Path) -> str:
     return shlex.quote(str(run_dir))
 
 
-def to_go_on(run_dir: str | Path) -> str:
+def format_resume_hint(run_dir: str | Path) -> str:
     """The second line of a message."""
     return f"  To go on:  train resume={quote_path(run_dir)}"
 
 
-def folder(run_dir: str | Path) -> Path:
+def make_launch_folder(run_dir: str | Path) -> Path:
     """Made where it is not there."""
     path = Path(run_dir, FOLDER)
     path.mkdir(exist_ok=True)
@@ -99,7 +99,7 @@ def folder(run_dir: str | Path) -> Path:
 
 def write_job(run_dir: str | Path, job: SubmittedJob) -> None:
     """In the place of an earlier one."""
-    write_whole(folder(run_dir) / FILE, json.dumps(asdict(job), indent=2) + "\n")
+    write_whole(make_launch_folder(run_dir) / FILE, json.dumps(asdict(job), indent=2) + "\n")
 
 
 def read_job(run_dir: str | Path) -> SubmittedJob | None:
@@ -115,7 +115,7 @@ def read_job(run_dir: str | Path) -> SubmittedJob | None:
         ) from error
 
 
-def job_of(run_dir: str | Path) -> SubmittedJob:
+def require_job(run_dir: str | Path) -> SubmittedJob:
     """The newest job. Raises UserError where there is none."""
     if not Path(run_dir).is_dir():
         raise UserError(f"there is no run directory {run_dir}.")

@@ -10,7 +10,7 @@ from pathlib import Path
 from gangline.storage.files import read_regular
 from gangline_launch.job import FOLDER
 from gangline_launch.kubernetes import levels
-from gangline_launch.slurm.commands import fields
+from gangline_launch.slurm.commands import parse_fields
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ def find_own_node(run_dir: Path, environ: Mapping[str, str] = os.environ) -> Giv
     if "GANGLINE_POD" in environ:  # in a JobSet: the pod's own name in its network, and the node that it is on
         node, address = environ.get("GANGLINE_KUBERNETES_NODE", host), environ["GANGLINE_POD"]
         index = environ.get("GANGLINE_PLACE", "")  # in the order of the places that Kueue has given to the pods
-        place = levels.place_of(run_dir, node) or f"{index}.{node.replace('.', '-')}"
+        place = levels.find_place(run_dir, node) or f"{index}.{node.replace('.', '-')}"
         return GivenNode(f"{node}/{index}", address, place)
     name = environ.get("SLURMD_NODENAME", host)
-    return GivenNode(name, addresses(run_dir).get(name, host), environ.get("SLURM_TOPOLOGY_ADDR", name))
+    return GivenNode(name, read_addresses(run_dir).get(name, host), environ.get("SLURM_TOPOLOGY_ADDR", name))
 
 
-def addresses(run_dir: Path) -> dict[str, str]:
+def read_addresses(run_dir: Path) -> dict[str, str]:
     """Name -> address, as the batch script has asked Slurm for them; {} where it has not."""
     path = Path(run_dir, FOLDER, "nodes")
-    lines = [fields(line) for line in read_regular(path).decode().splitlines()] if path.exists() else []
+    lines = [parse_fields(line) for line in read_regular(path).decode().splitlines()] if path.exists() else []
     return {line["NodeName"]: line.get("NodeAddr") or line["NodeName"] for line in lines if "NodeName" in line}

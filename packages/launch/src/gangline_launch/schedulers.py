@@ -9,7 +9,7 @@ from gangline_launch.slurm.scheduler import SlurmScheduler
 from gangline_launch.state import Scheduler
 
 
-def scheduler_of(job: SubmittedJob) -> Scheduler:
+def make_scheduler(job: SubmittedJob) -> Scheduler:
     """By the name that the submit wrote down. Raises UserError for one of a newer version."""
     if job.scheduler == "slurm":
         return SlurmScheduler()

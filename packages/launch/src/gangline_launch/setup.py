@@ -20,22 +20,22 @@ def check_exit_codes(entries: Iterable[str], python: str, run_dir: str) -> list[
     """Return lines of shell, each entry followed by a look at its exit code; `run_dir` is a word of shell, too."""
     lines = []
     for entry in entries:
-        failed = f"{python} -P -m gangline_launch.setup {run_dir} {shlex.quote(entry)}"
-        lines += [entry, f"[ $? -eq 0 ] || {{ {failed}; exit 2; }}"]
+        failure_command = f"{python} -P -m gangline_launch.setup {run_dir} {shlex.quote(entry)}"
+        lines += [entry, f"[ $? -eq 0 ] || {{ {failure_command}; exit 2; }}"]
     return lines
 
 
-def problems(entries: Iterable[str]) -> list[Problem]:
+def find_setup_problems(entries: Iterable[str]) -> list[Problem]:
     """Return what bash cannot read as commands of their own: a line behind them would become part of them."""
     bash = shutil.which("bash")
-    found = []
+    problems = []
     for entry in entries if bash else ():
         read = subprocess.run([str(bash), "-n", "-c", entry], capture_output=True, text=True)
-        said = " ".join(read.stderr.split()) or ("it ends with a backslash" if re.search(r"\\\s*$", entry) else "")
-        if said:
+        message = " ".join(read.stderr.split()) or ("it ends with a backslash" if re.search(r"\\\s*$", entry) else "")
+        if message:
             what = f"launch.setup holds {entry!r}, which is not a complete command of bash."
-            found.append(Problem(what, said, "An entry may have several lines, such as all of an if ... fi."))
-    return found
+            problems.append(Problem(what, message, "An entry may have several lines, such as all of an if ... fi."))
+    return problems
 
 
 def main(run_dir: str, entry: str) -> int:

@@ -12,10 +12,10 @@ WAITS, RUNS, ENDED, GONE = "waits", "runs", "ended", "gone"  # GONE: the schedul
 
 @dataclass(frozen=True)
 class JobState:
-    """phase: WAITS, RUNS, ENDED or GONE. said: the scheduler's own word. why: what it waits for, or how it ended."""
+    """phase: WAITS, RUNS, ENDED or GONE. word: the scheduler's own word. why: what it waits for, or how it ended."""
 
     phase: str
-    said: str
+    word: str
     why: str = ""
     nodes: str = ""
     starts: int = 0  # how often it was started again
@@ -25,12 +25,12 @@ class JobState:
     def over(self) -> bool:
         return self.phase in (ENDED, GONE)
 
-    def line(self) -> str:
+    def describe(self) -> str:
         """For people."""
         again = f", started again {self.starts} times" if self.starts > 1 else ", started again" * self.starts
         on = f" on {self.nodes}" if self.nodes and self.phase == RUNS else ""
         why = f" ({self.why})" if self.why else ""
-        return f"{self.said.lower().replace('_', ' ')}{on}{why}{again}"
+        return f"{self.word.lower().replace('_', ' ')}{on}{why}{again}"
 
 
 class SchedulerError(Exception):
@@ -40,7 +40,7 @@ class SchedulerError(Exception):
 class Scheduler(Protocol):
     """What may be asked of the one that has the job. Raises SchedulerError where there is no answer."""
 
-    def state(self, job: SubmittedJob) -> JobState:
+    def get_state(self, job: SubmittedJob) -> JobState:
         """How it stands now."""
 
     def cancel(self, job: SubmittedJob) -> None:

@@ -32,7 +32,7 @@ OF_ONE_MACHINE = {
 }
 
 
-def mount_of(path: str | Path, mounts: Path = Path("/proc/mounts")) -> tuple[str, str]:
+def find_mount(path: str | Path, mounts: Path = Path("/proc/mounts")) -> tuple[str, str]:
     """(mount point, kind of file system) of a path, or of the nearest folder above it that is there."""
     real = os.path.realpath(path)
     best = ("/", "")
@@ -49,7 +49,7 @@ def find_local_paths(
 ) -> Iterator[Problem]:
     """Of (what it is, path), those on a file system of this machine alone. shared: mount points that nodes see."""
     for what, path in needed:
-        point, kind = mount_of(path, mounts)
+        point, kind = find_mount(path, mounts)
         inside = any(os.path.realpath(path).startswith(os.path.realpath(each).rstrip("/") + "/") for each in shared)
         if kind in OF_ONE_MACHINE and not inside and point not in shared:
             yield Problem(
@@ -67,8 +67,8 @@ def list_needed_paths(run: Run, run_dir: Path, code: bool = True) -> Iterator[tu
     for place, config in run.iterate_parts():
         for name in config.file_options:
             value = getattr(config, name)
-            listed = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-            for path in listed:
+            paths = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+            for path in paths:
                 if path and "://" not in path:
                     yield f"{place}.{name}", path
     yield "the Python environment" if code else f"the Python environment {BESIDE_IMAGE}", sys.prefix

@@ -25,8 +25,8 @@ class HeadNormNode(NormNode):
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Its input and one number of each head, and where the weight counts from 1 their sum."""
         heads = max(1, self.heads // sizes.size("tp"))
-        kept = sizes.inner_tokens * heads * (self.dim * sizes.itemsize + sizes.master_itemsize)
-        return kept + (self.dim * sizes.itemsize if self.offset else 0)
+        nbytes = sizes.inner_tokens * heads * (self.dim * sizes.itemsize + sizes.master_itemsize)
+        return nbytes + (self.dim * sizes.itemsize if self.offset else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ class GatedAttentionNode(AttentionNode):
         """
         heads, key_heads = self.heads // sizes.size("tp"), max(1, self.kv_heads // sizes.size("tp"))
         inner = (5 * heads + 2 * key_heads) * self.head_dim
-        kept = sizes.tokens * self.dim + sizes.inner_tokens * inner
-        return kept * sizes.itemsize + sizes.inner_tokens * heads * sizes.master_itemsize
+        elements = sizes.tokens * self.dim + sizes.inner_tokens * inner
+        return elements * sizes.itemsize + sizes.inner_tokens * heads * sizes.master_itemsize
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,5 +117,5 @@ class MlaNode(Node):
         inner = 2 * self.head_dim + self.nope_dim + 2 * self.v_dim
         if self.head_dim != self.v_dim:
             inner = 4 * max(self.head_dim, self.v_dim) + self.v_dim
-        kept = sizes.tokens * (self.dim + self.rope_dim) + sizes.inner_tokens * heads * inner
-        return kept * sizes.itemsize + sizes.inner_tokens * heads * sizes.master_itemsize
+        elements = sizes.tokens * (self.dim + self.rope_dim) + sizes.inner_tokens * heads * inner
+        return elements * sizes.itemsize + sizes.inner_tokens * heads * sizes.master_itemsize

@@ -45,7 +45,7 @@ def open_rope(config: type[FamilyConfig]) -> dict[str, str]:
     return {} if default is None else {"rope": find_name(default.default_factory())}
 
 
-def part_of(name: str, config: type[FamilyConfig], summary: str) -> Part:
+def make_part(name: str, config: type[FamilyConfig], summary: str) -> Part:
     """Return a part that the module of the family builds. A shape has the capabilities of its family."""
     family = next(base for base in config.__mro__ if base in OWN)
     capabilities = {
@@ -64,7 +64,7 @@ def part_of(name: str, config: type[FamilyConfig], summary: str) -> Part:
 
 OWN = {config for config, _ in FAMILIES.values()}
 MODELS = (
-    *(part_of(name, *offered) for name, offered in FAMILIES.items()),
-    *(part_of(name, config, f"the shape of {SHAPES[name][1]}") for name, config in PRESETS.items()),
+    *(make_part(name, *offered) for name, offered in FAMILIES.items()),
+    *(make_part(name, config, f"the shape of {SHAPES[name][1]}") for name, config in PRESETS.items()),
 )
 EDITS = (MTP, MUP)

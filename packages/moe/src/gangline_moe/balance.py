@@ -26,15 +26,15 @@ def apply_balance(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Te
         counts_BT = get_loss_mask(hidden_BTD)
         counts_N = counts_BT.reshape(-1)
         if node.sequence_loss:
-            term = node.sequence_loss * sequence_loss(choice, counts_BT)
+            term = node.sequence_loss * compute_sequence_loss(choice, counts_BT)
             hidden_BTD = emit_loss(hidden_BTD, term, "sequence_loss")
         if node.step_loss and router.share is not None:
-            term = node.step_loss * step_loss(choice.prob_NE, router.share, counts_N)
+            term = node.step_loss * compute_step_loss(choice.prob_NE, router.share, counts_N)
             hidden_BTD = emit_loss(hidden_BTD, term, "step_loss")
         if node.z_loss:
-            hidden_BTD = emit_loss(hidden_BTD, node.z_loss * z_loss(choice.logits_NE, counts_N), "z_loss")
+            hidden_BTD = emit_loss(hidden_BTD, node.z_loss * compute_z_loss(choice.logits_NE, counts_N), "z_loss")
     emit_metric("load", drop_padding(load_E, choice), "sum")
-    emit_metric("entropy", entropy(choice.prob_NE.detach()).mean(), "mean")
+    emit_metric("entropy", compute_entropy(choice.prob_NE.detach()).mean(), "mean")
     return hidden_BTD
 
 
@@ -48,7 +48,7 @@ def drop_padding(load_E: Tensor, choice: Choice) -> Tensor:
     return counts[:-1]
 
 
-def sequence_loss(choice: Choice, counts_BT: Tensor) -> Tensor:
+def compute_sequence_loss(choice: Choice, counts_BT: Tensor) -> Tensor:
     """Σ over sequences of t · Σ_i f_i P_i, t being the sequence's tokens on this rank that count.
 
     f_i = E / (k T) · how often the sequence's T tokens that count chose expert i, P_i = its mean probability for them
@@ -67,17 +67,17 @@ def sequence_loss(choice: Choice, counts_BT: Tensor) -> Tensor:
     return (own_B1 * f_BE * p_BE).sum()
 
 
-def step_loss(prob_NE: Tensor, share_E: Tensor, counts_N: Tensor) -> Tensor:
+def compute_step_loss(prob_NE: Tensor, share_E: Tensor, counts_N: Tensor) -> Tensor:
     """Σ over tokens of E · Σ_i f_i p_i: the loss of Switch (arXiv 2101.03961, equations 4 to 6), whose shares f are of
     the whole batch, here of the last step's: this step's are known only when all of its microbatches are through."""
     return prob_NE.shape[1] * (prob_NE @ share_E.to(prob_NE) * counts_N).sum()
 
 
-def z_loss(logits_NE: Tensor, counts_N: Tensor) -> Tensor:
+def compute_z_loss(logits_NE: Tensor, counts_N: Tensor) -> Tensor:
     """Σ over tokens of (log Σ_i exp logit_i)² (ST-MoE, arXiv 2202.08906, equation 5)."""
     return (logits_NE.logsumexp(-1).square() * counts_N).sum()
 
 
-def entropy(prob_NE: Tensor) -> Tensor:
+def compute_entropy(prob_NE: Tensor) -> Tensor:
     """Of each token's probabilities, in nats, (N,)."""
     return torch.special.entr(prob_NE).sum(-1)

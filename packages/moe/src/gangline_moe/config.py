@@ -23,7 +23,7 @@ from gangline.config import (
 from gangline.mesh import Mesh
 from gangline.plugin.registry import installed
 from gangline_basics.parallel.config import Ddp, Single
-from gangline_moe.load_history import imbalance
+from gangline_moe.load_history import compute_imbalance
 from gangline_moe.routers.config import RouterConfig, Softmax
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class MoeOptions(EditConfig):
 
     def resolve(self, run: Run) -> MoeOptions:
         """With `ep` as large as experts and layout allow, where it was left open."""
-        options = replace(self, hidden=self.dense_hidden(run)) if self.upcycle_from and not self.hidden else self
-        return replace(options, ep=gcd(self.experts, self._ranks(run))) if self.ep is None else options
+        options = replace(self, hidden=self.get_dense_hidden(run)) if self.upcycle_from and not self.hidden else self
+        return replace(options, ep=gcd(self.experts, self._count_expert_ranks(run))) if self.ep is None else options
 
     def iterate_layouts(self, run: Run, world: int) -> Iterator[MoeOptions]:
         """Every size of `ep` where it is open, each said outright: what an open one comes to depends on the layout."""
@@ -70,7 +70,7 @@ class MoeOptions(EditConfig):
         both = gcd(self.experts, world)
         yield from (replace(self, ep=size) for size in range(1, both + 1) if both % size == 0)
 
-    def _ranks(self, run: Run) -> int:
+    def _count_expert_ranks(self, run: Run) -> int:
         """Ranks that may share a layer's experts: of the axes of `ep_out_of`, where the strategy folds any."""
         from gangline.config.check import count_ranks
 
@@ -82,12 +82,12 @@ class MoeOptions(EditConfig):
             return 1
 
     @staticmethod
-    def dense_hidden(run: Run) -> int | None:
+    def get_dense_hidden(run: Run) -> int | None:
         """Width of the model's feed-forwards, where its options say it."""
         return getattr(run.model, "hidden", None)
 
     def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
-        return {**imbalance(metrics)}
+        return {**compute_imbalance(metrics)}
 
     def fill_first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         if self.upcycle_from is not None:
@@ -96,21 +96,21 @@ class MoeOptions(EditConfig):
             upcycle(self.upcycle_from, shards)
 
     def check(self, run: Run) -> list[Problem]:
-        found = list(self._problems(run))
-        if not found:
-            found += self._nodes(run)
-        if not found and self.upcycle_from is not None:
-            from gangline_moe.upcycle import problems
+        problems = list(self._find_option_problems(run))
+        if not problems:
+            problems += self._find_layout_problems(run)
+        if not problems and self.upcycle_from is not None:
+            from gangline_moe.upcycle import find_upcycle_problems
 
-            found += problems(self, run)
-        if not found and run.model.get_weights_directory() is not None:
-            from gangline_moe.interop.format import weight_problems
+            problems += find_upcycle_problems(self, run)
+        if not problems and run.model.get_weights_directory() is not None:
+            from gangline_moe.interop.format import find_weight_problems
 
-            found += weight_problems(self, run)
-        return found
+            problems += find_weight_problems(self, run)
+        return problems
 
-    def _nodes(self, run: Run) -> Iterator[Problem]:
-        if (self.ep or 1) > 1 and self._ranks(run) == 1:
+    def _find_layout_problems(self, run: Run) -> Iterator[Problem]:
+        if (self.ep or 1) > 1 and self._count_expert_ranks(run) == 1:
             name = installed().find_part(run.parallel).part.name
             yield Problem(
                 f"moe.ep={self.ep}: under parallel={name} no ranks share the experts.",
@@ -125,7 +125,7 @@ class MoeOptions(EditConfig):
                 f"Choose among {list_divisors(ep)}, or null.",
             )
 
-    def _problems(self, run: Run) -> Iterator[Problem]:
+    def _find_option_problems(self, run: Run) -> Iterator[Problem]:
         if self.top_k > self.experts:
             what = f"moe.top_k={self.top_k} is more than moe.experts={self.experts}."
             yield Problem(what, "A token goes through each expert at most once.", f"moe.top_k={self.experts} or less.")
@@ -135,7 +135,7 @@ class MoeOptions(EditConfig):
             yield Problem(
                 f"moe.ep={self.ep} does not divide moe.experts={self.experts}.",
                 "Every rank of ep holds as many experts.",
-                f"Choose moe.ep among {list_divisors(gcd(self.experts, self._ranks(run)))}.",
+                f"Choose moe.ep among {list_divisors(gcd(self.experts, self._count_expert_ranks(run)))}.",
             )
         if not self.ep_out_of:
             yield Problem("moe.ep_out_of=[] names no ranks to share the experts.", "", "moe.ep=1 shares nothing.")

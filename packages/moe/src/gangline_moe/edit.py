@@ -12,7 +12,7 @@ from gangline.plan import Cut, Fold, Init, Plan, matches
 from gangline.plugin.registry import installed, load
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
 from gangline_moe.config import FOLD, MoeOptions
-from gangline_moe.interop.names import names_of_experts
+from gangline_moe.interop.names import list_expert_names
 from gangline_moe.nodes import ExpertsNode, MoeNode, StackNode
 from gangline_moe.routers.config import Biased
 
@@ -24,33 +24,33 @@ def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[
 
     Raises UserError where the model has no feed-forward to replace, and where experts would compute something else.
     """
-    found = {path: node for path, node in iterate_nodes(tree) if isinstance(node, FeedForwardNode)}
-    chosen = [path for path in found if _has_experts(_block(path, plan), options)]
-    if not chosen:
-        raise refusal(found, plan, options)
-    if other := {word for path in chosen for word in _list_unsupported(found[path])}:
+    feed_forwards = {path: node for path, node in iterate_nodes(tree) if isinstance(node, FeedForwardNode)}
+    moe_paths = [path for path in feed_forwards if _has_experts(_find_block(path, plan), options)]
+    if not moe_paths:
+        raise explain_refusal(feed_forwards, plan, options)
+    if other := {word for path in moe_paths for word in _list_unsupported(feed_forwards[path])}:
         raise UserError(
             f"moe has no experts with {', '.join(sorted(other))}, as the model's feed-forwards have it.",
             "Its experts are SwiGLU.",
             "Choose another model, or moe=off.",
         )
-    for path in chosen:
-        tree = replace_node(tree, path, layer_node(found[path], options))
-    left = set(found) - set(chosen)
+    for path in moe_paths:
+        tree = replace_node(tree, path, make_layer_node(feed_forwards[path], options))
+    dense_paths = set(feed_forwards) - set(moe_paths)
     qk_norm = any(isinstance(node, AttentionNode) and node.q_norm is not None for _, node in iterate_nodes(tree))
-    example = found[chosen[0]]
+    example = feed_forwards[moe_paths[0]]
     biased = [name for name in LINEARS if _has_bias(example, name)]
     options = replace(options, hidden=options.hidden or max(1, example.hidden // options.top_k))
-    return tree, extend_plan(plan, chosen, left, options, qk_norm, biased), chosen
+    return tree, extend_plan(plan, moe_paths, dense_paths, options, qk_norm, biased), moe_paths
 
 
 def _list_unsupported(node: FeedForwardNode) -> list[str]:
     """What the feed-forward computes that experts do not."""
-    found = [] if node.gating.activation == "silu" else [node.gating.activation]
-    return found + ([] if type(node).module == FeedForwardNode.module else [type(node).__name__])
+    features = [] if node.gating.activation == "silu" else [node.gating.activation]
+    return features + ([] if type(node).module == FeedForwardNode.module else [type(node).__name__])
 
 
-def _block(path: str, plan: Plan) -> int:
+def _find_block(path: str, plan: Plan) -> int:
     """The number of the block that a node lies in; -1 for none."""
     inside = re.match(re.escape(plan.blocks) + r"\.(\d+)(\.|$)", path)
     return int(inside[1]) if inside else -1
@@ -60,7 +60,7 @@ def _has_experts(block: int, options: MoeOptions) -> bool:
     return block >= options.first and (block - options.first) % options.every == 0
 
 
-def refusal(found: dict[str, FeedForwardNode], plan: Plan, options: MoeOptions) -> UserError:
+def explain_refusal(found: dict[str, FeedForwardNode], plan: Plan, options: MoeOptions) -> UserError:
     """Why there is nothing to edit."""
     if not found:
         return UserError(
@@ -75,7 +75,7 @@ def refusal(found: dict[str, FeedForwardNode], plan: Plan, options: MoeOptions) 
     )
 
 
-def layer_node(dense: FeedForwardNode, options: MoeOptions) -> MoeNode:
+def make_layer_node(dense: FeedForwardNode, options: MoeOptions) -> MoeNode:
     """What stands in the place of `dense`."""
     hidden = options.hidden or max(1, dense.hidden // options.top_k)
     build = load(installed().find_part(options.router).part.build)
@@ -84,14 +84,14 @@ def layer_node(dense: FeedForwardNode, options: MoeOptions) -> MoeNode:
     experts = ExpertsNode(
         dim=dense.dim, hidden=hidden, experts=options.experts, top_k=options.top_k, gating=dense.gating, **stacks
     )
-    shared = None
+    shared_experts = None
     if options.shared:
         linears = {name: LinearNode(bias=_has_bias(dense, name)) for name in LINEARS}
-        shared = FeedForwardNode(dim=dense.dim, hidden=options.shared * hidden, gating=dense.gating, **linears)
+        shared_experts = FeedForwardNode(dim=dense.dim, hidden=options.shared * hidden, gating=dense.gating, **linears)
     return MoeNode(
         router=router,
         experts=experts,
-        shared=shared,
+        shared=shared_experts,
         shared_gate=LinearNode(in_features=dense.dim, out_features=1) if options.shared_gate else None,
         capacity_factor=options.capacity_factor,
         ranks_per_node=options.ranks_per_node,
@@ -109,7 +109,7 @@ def extend_plan(
     """The plan with rules for the new layers before the model's own, less those that match nothing any more."""
     example = chosen[0]
     rules = {name: plan.init(f"{example}.{name}.weight") for name in LINEARS}
-    for place in sorted({_general(path) for path in chosen}):
+    for place in sorted({_make_pattern(path) for path in chosen}):
         if not any(matches(place, path) for path in left):
             plan = _remove_rules(plan, place)
         inits = [Init(f"{place}.*.{name}.bias", "constant", 0.0) for name in biased]
@@ -127,12 +127,12 @@ def extend_plan(
             inits.append(Init(f"{place}.router.bias", "constant", 0.0))
         if options.router.step_loss:
             inits.append(Init(f"{place}.router.share", "constant", 1 / options.experts))
-        names = names_of_experts(place, options, qk_norm, biased)
+        names = list_expert_names(place, options, qk_norm, biased)
         plan = plan.extend(inits=tuple(inits), cuts=tuple(cuts), names=names, master_dtype=(f"{place}.router",))
     return plan.extend(folds=(Fold(FOLD, options.ep or 1, tuple(options.ep_out_of)),))
 
 
-def _general(path: str) -> str:
+def _make_pattern(path: str) -> str:
     """The path with a star for every number."""
     return ".".join("*" if part.isdigit() else part for part in path.split("."))
 

@@ -13,7 +13,7 @@ from gangline.precision import Precision
 from gangline_basics.model.feed_forward import apply_gate, bound_gradients
 from gangline_basics.model.gating import Gating
 from gangline_moe.nodes import ExpertsNode, StackNode
-from gangline_moe.products import PlainProducts, Products, products_of
+from gangline_moe.products import PlainProducts, Products, choose_products
 
 
 class Stack(nn.Module):
@@ -30,7 +30,7 @@ class Stack(nn.Module):
 
     def multiply_by(self, precision: Precision) -> None:
         """Called once, before the first product."""
-        self.products = products_of(precision)
+        self.products = choose_products(precision)
 
     def forward(self, x_AI: Tensor, bounds: Tensor) -> Tensor:
         return StackProduct.apply(x_AI, self.weight, self.bias, bounds, self.products)
@@ -55,14 +55,14 @@ class Experts(nn.Module):
         return self.w_down(apply_gate(self.gating, self.w_gate(x_AD, bounds), self.w_up(x_AD, bounds)), bounds)
 
 
-def plus(y_AO: Tensor, bias_EO: Tensor | None, bounds: Tensor) -> Tensor:
+def add_expert_bias(y_AO: Tensor, bias_EO: Tensor | None, bounds: Tensor) -> Tensor:
     """`y_AO` with each row's expert's bias added in place."""
     if bias_EO is None or y_AO.is_meta or not len(y_AO):
         return y_AO
     return y_AO.add_(bias_EO.repeat_interleave(bounds.diff(), dim=0, output_size=len(y_AO)).to(y_AO.dtype))
 
 
-def bias_gradient(dy_AO: Tensor, bias_EO: Tensor, bounds: Tensor) -> Tensor:
+def compute_bias_gradient(dy_AO: Tensor, bias_EO: Tensor, bounds: Tensor) -> Tensor:
     """(E, O): each run's rows added, in float32 at least."""
     if dy_AO.is_meta or not len(dy_AO):
         return torch.zeros_like(bias_EO)
@@ -77,19 +77,21 @@ class StackProduct(torch.autograd.Function):
     def forward(ctx, x_AI: Tensor, weight: Tensor, bias: Tensor | None, bounds: Tensor, products: Products) -> Tensor:
         ctx.products, ctx.weight, ctx.bias = products, weight, bias
         ctx.save_for_backward(weight, bounds, *([x_AI] if ctx.needs_input_grad[1] else []))
-        return plus(products.rows(x_AI, weight, bounds), bias, bounds)
+        return add_expert_bias(products.multiply_rows(x_AI, weight, bounds), bias, bounds)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy_AO: Tensor):
-        weight, bounds, *kept = ctx.saved_tensors
+        weight, bounds, *inputs = ctx.saved_tensors
         need_x, need_weight, need_bias, *_ = ctx.needs_input_grad
         products: Products = ctx.products
         dy_AO, dweight = dy_AO.contiguous(), None
-        dbias = bias_gradient(dy_AO, ctx.bias, bounds) if need_bias else None
+        dbias = compute_bias_gradient(dy_AO, ctx.bias, bounds) if need_bias else None
         if need_weight:
-            dweight = forward_context.return_weight_gradient(ctx.weight, lambda: products.outer(dy_AO, kept[0], bounds))
-        return products.back(dy_AO, weight, bounds) if need_x else None, dweight, dbias, None, None
+            dweight = forward_context.return_weight_gradient(
+                ctx.weight, lambda: products.compute_grad_w(dy_AO, inputs[0], bounds)
+            )
+        return products.compute_grad_x(dy_AO, weight, bounds) if need_x else None, dweight, dbias, None, None
 
 
 class GatedProducts(torch.autograd.Function):
@@ -114,11 +116,11 @@ class GatedProducts(torch.autograd.Function):
     ) -> Tensor:
         ctx.products, ctx.gating = products, gating
         ctx.weights, ctx.biases = (w_gate, w_up, w_down), (b_gate, b_up, b_down)
-        gate_AH = plus(products.rows(x_AD, w_gate, bounds), b_gate, bounds)
-        up_AH = plus(products.rows(x_AD, w_up, bounds), b_up, bounds)
+        gate_AH = add_expert_bias(products.multiply_rows(x_AD, w_gate, bounds), b_gate, bounds)
+        up_AH = add_expert_bias(products.multiply_rows(x_AD, w_up, bounds), b_up, bounds)
         ctx.save_for_backward(x_AD, gate_AH, up_AH, w_gate, w_up, w_down, bounds)
         joined_AH = F.silu(gate_AH).mul_(up_AH) if gating.plain else apply_gate(gating, gate_AH, up_AH)
-        return plus(products.rows(joined_AH, w_down, bounds), b_down, bounds)
+        return add_expert_bias(products.multiply_rows(joined_AH, w_down, bounds), b_down, bounds)
 
     @staticmethod
     @once_differentiable
@@ -128,27 +130,29 @@ class GatedProducts(torch.autograd.Function):
         products: Products = ctx.products
         dy_AD = dy_AD.contiguous()
 
-        def weight_gradient(index: int, dy: Tensor, x: Tensor) -> Tensor | None:
+        def compute_weight_gradient(index: int, dy: Tensor, x: Tensor) -> Tensor | None:
             if not need[index]:
                 return None
-            return forward_context.return_weight_gradient(ctx.weights[index], lambda: products.outer(dy, x, bounds))
+            return forward_context.return_weight_gradient(
+                ctx.weights[index], lambda: products.compute_grad_w(dy, x, bounds)
+            )
 
         if ctx.gating.plain:
             active_AH = F.silu(gate_AH)
-            dw_down = weight_gradient(2, dy_AD, active_AH * up_AH)
-            dh_AH = products.back(dy_AD, w_down, bounds)
+            dw_down = compute_weight_gradient(2, dy_AD, active_AH * up_AH)
+            dh_AH = products.compute_grad_x(dy_AD, w_down, bounds)
             dup_AH = active_AH.mul_(dh_AH)
             dgate_AH = torch.ops.aten.silu_backward(dh_AH.mul_(up_AH), gate_AH)
         else:
-            dw_down = weight_gradient(2, dy_AD, apply_gate(ctx.gating, gate_AH, up_AH))
-            dh_AH = products.back(dy_AD, w_down, bounds)
+            dw_down = compute_weight_gradient(2, dy_AD, apply_gate(ctx.gating, gate_AH, up_AH))
+            dh_AH = products.compute_grad_x(dy_AD, w_down, bounds)
             dgate_AH, dup_AH = bound_gradients(ctx.gating, gate_AH, up_AH, dh_AH)
-        dw_gate = weight_gradient(0, dgate_AH, x_AD)
-        dw_up = weight_gradient(1, dup_AH, x_AD)
+        dw_gate = compute_weight_gradient(0, dgate_AH, x_AD)
+        dw_up = compute_weight_gradient(1, dup_AH, x_AD)
         biases = zip(ctx.biases, need[3:], (dgate_AH, dup_AH, dy_AD), strict=True)
-        db = [bias_gradient(dy, bias, bounds) if needed else None for bias, needed, dy in biases]
+        db = [compute_bias_gradient(dy, bias, bounds) if needed else None for bias, needed, dy in biases]
         dx_AD = None
         if need_x:
-            dx_AD = products.back(dgate_AH, w_gate, bounds)
-            dx_AD += products.back(dup_AH, w_up, bounds)
+            dx_AD = products.compute_grad_x(dgate_AH, w_gate, bounds)
+            dx_AD += products.compute_grad_x(dup_AH, w_up, bounds)
         return dx_AD, dw_gate, dw_up, dw_down, *db, None, None, None

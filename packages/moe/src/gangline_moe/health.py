@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.health import Action, HealthCheck, Verdict
 from gangline_moe.config import ExpertsHealth
-from gangline_moe.load_history import loads_of
+from gangline_moe.load_history import get_loads
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -23,7 +23,7 @@ class ExpertsCheck(HealthCheck):
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         now: dict[str, int] = {}
-        for layer, load in loads_of(record.metrics).items():
+        for layer, load in get_loads(record.metrics).items():
             mean = sum(load) / len(load)
             for expert, count in enumerate(load):
                 kind = "dead" if count == 0 else "hot" if count > self.hot * mean else ""
@@ -32,10 +32,10 @@ class ExpertsCheck(HealthCheck):
                 key = f"{kind} {layer} {expert}"
                 now[key] = self.counts.get(key, 0) + 1
                 if now[key] == self.patience:
-                    yield self._verdict(kind, layer, expert, count / mean)
+                    yield self._make_verdict(kind, layer, expert, count / mean)
         self.counts = now
 
-    def _verdict(self, kind: str, layer: str, expert: int, load: float) -> Verdict:
+    def _make_verdict(self, kind: str, layer: str, expert: int, load: float) -> Verdict:
         of_last = "no token" if kind == "dead" else f"{load:.1f} times the mean load"
         evidence = f"{of_last} for {self.patience} steps in a row"
         return Verdict(f"{kind}-expert", f"{layer}, expert {expert}", 1.0, evidence, Action.WARN)

@@ -16,7 +16,7 @@ from gangline.storage.files import open_own
 from gangline.track import Start, Tracker
 from gangline_basics.figure import render
 from gangline_moe.config import Heatmap
-from gangline_moe.load_history import StepLoads, loads_of
+from gangline_moe.load_history import StepLoads, get_loads
 from gangline_moe.picture import draw_by_layer
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class HeatmapTracker(Tracker):
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def record(self, record: StepRecord) -> None:
-        loads = loads_of(record.metrics)
+        loads = get_loads(record.metrics)
         if loads:
             self.steps.append(StepLoads(record.step, loads, {}))
         if self.steps and record.step % self.every == 0:

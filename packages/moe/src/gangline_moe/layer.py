@@ -11,7 +11,7 @@ from gangline.model.build import construct
 from gangline.model.forward_context import emit_metric
 from gangline_moe.balance import apply_balance
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
-from gangline_moe.dispatch.permute import Combine, Permutation, Permute, drop_over_capacity, permutation
+from gangline_moe.dispatch.permute import Combine, Permutation, Permute, drop_over_capacity, sort_by_expert
 from gangline_moe.nodes import MoeNode
 from gangline_moe.routers.base import Choice
 
@@ -38,16 +38,16 @@ class MoeLayer(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         choice: Choice = self.router(x_BTD)
-        made, load_E = self.permutation_of(choice)
-        rows_AD = Permute.apply(x_BTD.flatten(0, 1).to(self.experts.w_gate.weight.dtype), made)
+        permutation, load_E = self.make_permutation(choice)
+        rows_AD = Permute.apply(x_BTD.flatten(0, 1).to(self.experts.w_gate.weight.dtype), permutation)
         if self.axis is None or self.axis.size == 1:
-            rows_AD = self.experts(rows_AD, made.bounds)
+            rows_AD = self.experts(rows_AD, permutation.bounds)
             shared_BTD = self.compute_shared(x_BTD)
         else:
-            dispatcher = TokenDispatcher(self.axis, rows_AD, made.counts, self.node.ranks_per_node)
+            dispatcher = TokenDispatcher(self.axis, rows_AD, permutation.counts, self.node.ranks_per_node)
             shared_BTD = self.compute_shared(x_BTD)
             rows_AD = dispatcher.combine(self.experts(dispatcher.dispatch(), dispatcher.route.bounds))
-        y_BTD = Combine.apply(rows_AD, choice.weight_Nk, made).view_as(x_BTD)
+        y_BTD = Combine.apply(rows_AD, choice.weight_Nk, permutation).view_as(x_BTD)
         if shared_BTD is not None:
             y_BTD = y_BTD + shared_BTD
         return apply_balance(y_BTD, self.router, choice, load_E)
@@ -58,14 +58,14 @@ class MoeLayer(nn.Module):
             return None if self.shared is None else self.shared(x_BTD)
         return self.shared_gate(x_BTD).sigmoid() * self.shared(x_BTD)
 
-    def permutation_of(self, choice: Choice) -> tuple[Permutation, Tensor]:
+    def make_permutation(self, choice: Choice) -> tuple[Permutation, Tensor]:
         """(pairs sorted by expert, those over an expert's capacity dropped; (E,) the load before that)."""
         E = self.node.router.experts
-        made = permutation(choice.expert_Nk, E, choice.whole)
-        load_E = made.counts
+        permutation = sort_by_expert(choice.expert_Nk, E, choice.whole)
+        load_E = permutation.counts
         if self.node.capacity_factor is not None:
             N, k = choice.expert_Nk.shape
             capacity = max(1, math.ceil(self.node.capacity_factor * N * k / E))
-            made = permutation(drop_over_capacity(choice.expert_Nk, E, capacity), E, whole=False)
-            emit_metric("dropped", 1 - made.counts.sum() / load_E.sum().clamp(min=1), "mean")
-        return made, load_E
+            permutation = sort_by_expert(drop_over_capacity(choice.expert_Nk, E, capacity), E, whole=False)
+            emit_metric("dropped", 1 - permutation.counts.sum() / load_E.sum().clamp(min=1), "mean")
+        return permutation, load_E

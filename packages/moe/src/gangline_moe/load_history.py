@@ -23,7 +23,7 @@ class StepLoads:
     numbers: dict[str, float]
 
 
-def loads_of(metrics: Mapping[str, object]) -> dict[str, list[float]]:
+def get_loads(metrics: Mapping[str, object]) -> dict[str, list[float]]:
     """Layer -> how many (token, expert) pairs each expert got; a layer that no token reached is left out."""
     return {
         name.removesuffix(LOAD): list(load)
@@ -32,20 +32,20 @@ def loads_of(metrics: Mapping[str, object]) -> dict[str, list[float]]:
     }
 
 
-def imbalance(metrics: Mapping[str, object]) -> dict[str, float]:
+def compute_imbalance(metrics: Mapping[str, object]) -> dict[str, float]:
     """How uneven each layer's load was, largest over mean, and under "moe/imbalance" the worst of them."""
-    each = {f"{layer}/imbalance": max(load) * len(load) / sum(load) for layer, load in loads_of(metrics).items()}
+    each = {f"{layer}/imbalance": max(load) * len(load) / sum(load) for layer, load in get_loads(metrics).items()}
     return {**each, "moe/imbalance": max(each.values())} if each else {}
 
 
-def load_history(run_dir: str | Path, told: Callable[[str], object] = warnings.warn) -> list[StepLoads]:
-    """The steps of a run in order, none of a branch that was left behind; `told` is told where some are missed.
+def load_history(run_dir: str | Path, report: Callable[[str], object] = warnings.warn) -> list[StepLoads]:
+    """Load the steps of a run in order, none of a branch that was left behind.
 
-    Raises UserError where there is none.
+    `report` gets a line where some are missed. Raises UserError where there is none.
     """
     path = Path(run_dir) / "metrics.jsonl"
     try:
-        records = read_records(path, told)
+        records = read_records(path, report)
     except OSError:
         raise UserError(
             f"{run_dir} holds no metrics.jsonl.",
@@ -55,7 +55,7 @@ def load_history(run_dir: str | Path, told: Callable[[str], object] = warnings.w
     by_step: dict[int, StepLoads] = {}
     for record in records:
         metrics = record.get("metrics") or {}
-        loads = loads_of(metrics)
+        loads = get_loads(metrics)
         if loads:
             numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
             by_step[record["step"]] = StepLoads(record["step"], loads, numbers)
@@ -64,20 +64,20 @@ def load_history(run_dir: str | Path, told: Callable[[str], object] = warnings.w
     return [by_step[step] for step in sorted(by_step)]
 
 
-def shares(steps: list[StepLoads], layer: str) -> list[float]:
+def compute_shares(steps: list[StepLoads], layer: str) -> list[float]:
     """Each expert's load over the mean, over all of `steps`: 1 is even."""
     totals = [sum(column) for column in zip(*(step.loads[layer] for step in steps if layer in step.loads), strict=True)]
     mean = sum(totals) / len(totals)
     return [total / mean for total in totals]
 
 
-def layers_of(steps: list[StepLoads]) -> list[str]:
+def list_layers(steps: list[StepLoads]) -> list[str]:
     """Every layer with experts, in the order of the model."""
-    found = {layer for step in steps for layer in step.loads}
-    return sorted(found, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")])
+    layers = {layer for step in steps for layer in step.loads}
+    return sorted(layers, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")])
 
 
-def windows(steps: list[StepLoads], count: int) -> list[list[StepLoads]]:
+def split_steps(steps: list[StepLoads], count: int) -> list[list[StepLoads]]:
     """`steps` in at most `count` runs of nearly equal length."""
     count = min(count, len(steps))
     edges = [len(steps) * i // count for i in range(count + 1)]

@@ -42,20 +42,20 @@ class RouterNode(Node):
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Scores of all experts, those of the chosen and which they are; the input, where the gate reads a copy."""
         N, E, k = sizes.tokens, self.experts, self.top_k
-        kept = N * (E + k) * sizes.master_itemsize + N * k * INDEX
+        nbytes = N * (E + k) * sizes.master_itemsize + N * k * INDEX
         if self.z_loss:
-            kept += N * (E + 1) * sizes.master_itemsize
+            nbytes += N * (E + 1) * sizes.master_itemsize
         if self.jitter:
-            kept += 2 * N * self.dim * sizes.master_itemsize
+            nbytes += 2 * N * self.dim * sizes.master_itemsize
         elif self.copies(sizes):
-            kept += N * self.dim * sizes.master_itemsize
-        return kept
+            nbytes += N * self.dim * sizes.master_itemsize
+        return nbytes
 
     def copies(self, sizes: LocalSizes) -> bool:
         """Whether the gate reads another tensor than the layer is given: its weights have the masters' dtype."""
         return bool(self.jitter) or sizes.master_itemsize != sizes.itemsize
 
-    def divides(self, sizes: LocalSizes) -> int:
+    def count_division_bytes(self, sizes: LocalSizes) -> int:
         """Bytes kept to divide the chosen scores by their sum: the scores and the sums."""
         return sizes.tokens * (self.top_k + 1) * sizes.master_itemsize
 
@@ -69,7 +69,7 @@ class SoftmaxNode(RouterNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        return super().count_activation_bytes(sizes) + self.renormalise * self.divides(sizes)
+        return super().count_activation_bytes(sizes) + self.renormalise * self.count_division_bytes(sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class SigmoidNode(RouterNode):
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
         shares = self.sequence_loss or self.step_loss  # scores as shares of 1: their sums are kept
         sums = sizes.tokens * sizes.master_itemsize if shares else 0
-        return super().count_activation_bytes(sizes) + self.renormalise * self.divides(sizes) + sums
+        return super().count_activation_bytes(sizes) + self.renormalise * self.count_division_bytes(sizes) + sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,25 +102,32 @@ class ExpertChoiceNode(RouterNode):
     module: ClassVar[str] = "gangline_moe.routers.expert_choice:ExpertChoiceRouter"
 
 
-def _common(config: RouterConfig) -> dict[str, Any]:
+def _get_common_options(config: RouterConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in ("bias_rate", "sequence_loss", "step_loss", "z_loss", "jitter")}
 
 
-def softmax(config: Softmax, *, dim: int, experts: int, top_k: int) -> RouterNode:
+def build_softmax(config: Softmax, *, dim: int, experts: int, top_k: int) -> RouterNode:
     """The router `softmax`."""
-    return SoftmaxNode(dim=dim, experts=experts, top_k=top_k, renormalise=config.renormalise, **_common(config))
+    return SoftmaxNode(
+        dim=dim, experts=experts, top_k=top_k, renormalise=config.renormalise, **_get_common_options(config)
+    )
 
 
 def build_biased(config: Biased, *, dim: int, experts: int, top_k: int) -> RouterNode:
     """The router `biased`."""
-    node = softmax(config, dim=dim, experts=experts, top_k=top_k)
+    node = build_softmax(config, dim=dim, experts=experts, top_k=top_k)
     return replace(node, gate=LinearNode(in_features=dim, out_features=experts, bias=True))
 
 
-def sigmoid(config: Sigmoid, *, dim: int, experts: int, top_k: int) -> RouterNode:
+def build_sigmoid(config: Sigmoid, *, dim: int, experts: int, top_k: int) -> RouterNode:
     """The router `sigmoid`."""
     return SigmoidNode(
-        dim=dim, experts=experts, top_k=top_k, renormalise=config.renormalise, scale=config.scale, **_common(config)
+        dim=dim,
+        experts=experts,
+        top_k=top_k,
+        renormalise=config.renormalise,
+        scale=config.scale,
+        **_get_common_options(config),
     )
 
 
@@ -134,13 +141,13 @@ def build_grouped(config: Grouped, *, dim: int, experts: int, top_k: int) -> Rou
         scale=config.scale,
         groups=config.groups,
         top_groups=config.top_groups,
-        **_common(config),
+        **_get_common_options(config),
     )
 
 
-def expert_choice(config: ExpertChoice, *, dim: int, experts: int, top_k: int) -> RouterNode:
+def build_expert_choice(config: ExpertChoice, *, dim: int, experts: int, top_k: int) -> RouterNode:
     """The router `expert_choice`."""
-    return ExpertChoiceNode(dim=dim, experts=experts, top_k=top_k, **_common(config))
+    return ExpertChoiceNode(dim=dim, experts=experts, top_k=top_k, **_get_common_options(config))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +208,10 @@ class ExpertsNode(Node):
         up, down = (self.dim, self.hidden), (self.hidden, self.dim)
         for name, (inside, out) in {"w_gate": up, "w_up": up, "w_down": down}.items():
             if type(stack := getattr(self, name)) is StackNode:
-                made = replace(stack, in_features=inside, out_features=out, experts=self.experts, top_k=self.top_k)
-                object.__setattr__(self, name, made)
+                sized_stack = replace(
+                    stack, in_features=inside, out_features=out, experts=self.experts, top_k=self.top_k
+                )
+                object.__setattr__(self, name, sized_stack)
 
     @property
     def wrapped(self) -> bool:
@@ -232,7 +241,7 @@ class MoeNode(Node):
         """Over a capacity a token is dropped or not by the other tokens of its microbatch."""
         return "tokenwise" if self.capacity_factor is None else None
 
-    def rows(self, sizes: LocalSizes) -> int:
+    def count_rows(self, sizes: LocalSizes) -> int:
         """Pairs of a token and an expert of it in a microbatch on one rank, if all experts get as many: as many leave
         a rank of the fold as come to it.
         """
@@ -247,25 +256,25 @@ class MoeNode(Node):
         expert's rows begin, on a fold also of those that came; the input, where the gate multiplies it as it is and no
         shared expert counts it.
         """
-        rows, dim, hidden = self.rows(sizes), self.experts.dim, self.experts.hidden
+        rows, dim, hidden = self.count_rows(sizes), self.experts.dim, self.experts.hidden
         inner = 2 + self.experts.wrapped * (1 + self.experts.gating.plain)
-        kept = rows * (2 * dim + inner * hidden) * sizes.itemsize
-        kept += (rows + sizes.tokens * self.router.top_k + self.router.experts + 1) * INDEX
+        nbytes = rows * (2 * dim + inner * hidden) * sizes.itemsize
+        nbytes += (rows + sizes.tokens * self.router.top_k + self.router.experts + 1) * INDEX
         own = self.router.experts // sizes.size(FOLD)
         if sizes.size(FOLD) > 1:
-            kept += (own + 1 + (2 * rows if own > 1 else 0)) * INDEX
+            nbytes += (own + 1 + (2 * rows if own > 1 else 0)) * INDEX
         if self.shared_gate is not None:  # what the shared experts give, and its gate
-            kept += sizes.tokens * (dim + 1) * sizes.itemsize
+            nbytes += sizes.tokens * (dim + 1) * sizes.itemsize
         if self.shared is None and not self.router.copies(sizes):
-            kept += sizes.tokens * dim * sizes.itemsize
-        return kept
+            nbytes += sizes.tokens * dim * sizes.itemsize
+        return nbytes
 
     def list_volumes(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
         """Rows to their experts and back in the forward pass, their gradients the same ways; how many they are."""
         ranks, each = sizes.size(FOLD), self.ranks_per_node
         if ranks == 1:
             return ()
-        numbers = self.rows(sizes) * self.experts.dim * sizes.itemsize
+        numbers = self.count_rows(sizes) * self.experts.dim * sizes.itemsize
         counts = self.router.experts * INDEX * (ranks - 1) // ranks
         if each is None or not 1 < each < ranks:
             once = numbers * (ranks - 1) // ranks

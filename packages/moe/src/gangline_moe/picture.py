@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gangline_basics.figure import PALE, make_subplots, use_integer_ticks, use_style
-from gangline_moe.load_history import StepLoads, layers_of, shares, windows
+from gangline_moe.load_history import StepLoads, compute_shares, list_layers, split_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,39 +24,39 @@ SCALE = 0.12  # inches: the height of the colour scale
 @use_style()
 def draw_over_time(steps: list[StepLoads], columns: int, run: str) -> Figure:
     """Return experts down and steps across, a plot for each layer; each cell is of one stretch of steps."""
-    parts, layers = windows(steps, columns), layers_of(steps)
+    parts, layers = split_steps(steps, columns), list_layers(steps)
     counts = {layer: len(load) for step in steps for layer, load in step.loads.items()}
     heights = [min(2.0, max(0.5, 0.12 * counts[layer])) for layer in layers]
-    about = f"{_steps(steps)}; a cell is {_lengths(parts)}"
+    about = f"{_format_steps(steps)}; a cell is {_format_lengths(parts)}"
     figure, (*plots, scale) = make_subplots(f"Load of the experts: {run}", about, [*heights, SCALE])
     for axes, layer in zip(plots, layers, strict=True):
         empty = [math.nan] * counts[layer]
-        loads = [shares(part, layer) if any(layer in step.loads for step in part) else empty for part in parts]
-        image = _cells(axes, list(zip(*loads, strict=True)))
+        loads = [compute_shares(part, layer) if any(layer in step.loads for step in part) else empty for part in parts]
+        image = _draw_cells(axes, list(zip(*loads, strict=True)))
         axes.set(ylabel="expert", xlabel="step" if axes is plots[-1] else "")
         axes.tick_params(labelbottom=axes is plots[-1])
         axes.xaxis.set_major_formatter(lambda at, _: str(parts[int(at)][-1].step) if 0 <= at < len(parts) else "")
         axes.annotate(layer, (1, 1), xycoords="axes fraction", ha="right", va="bottom")
-    _scale(scale, image)
+    _draw_scale(scale, image)
     return figure
 
 
 @use_style()
 def draw_by_layer(steps: list[StepLoads], run: str) -> Figure:
     """Return layers down and experts across, over all of `steps`."""
-    layers = layers_of(steps)
+    layers = list_layers(steps)
     heights = [max(0.8, 0.2 * len(layers)), SCALE]
-    figure, (axes, scale) = make_subplots(f"Load of the experts: {run}", _steps(steps), heights)
-    table = [shares(steps, layer) for layer in layers]
+    figure, (axes, scale) = make_subplots(f"Load of the experts: {run}", _format_steps(steps), heights)
+    table = [compute_shares(steps, layer) for layer in layers]
     most = max(map(len, table))
-    image = _cells(axes, [row + [math.nan] * (most - len(row)) for row in table])
+    image = _draw_cells(axes, [row + [math.nan] * (most - len(row)) for row in table])
     axes.set(xlabel="expert", ylabel="layer")
     axes.set_yticks(range(len(layers)), layers)
-    _scale(scale, image)
+    _draw_scale(scale, image)
     return figure
 
 
-def _cells(axes: Axes, table: Sequence[Sequence[float]]) -> AxesImage:
+def _draw_cells(axes: Axes, table: Sequence[Sequence[float]]) -> AxesImage:
     """Add a row of cells for each of `table`; NaN is a cell without a value."""
     from matplotlib import colormaps
 
@@ -67,17 +67,17 @@ def _cells(axes: Axes, table: Sequence[Sequence[float]]) -> AxesImage:
     return axes.imshow(table, colours, vmin=0, vmax=MOST, aspect="auto", interpolation="nearest")
 
 
-def _scale(axes: Axes, image: AxesImage) -> None:
+def _draw_scale(axes: Axes, image: AxesImage) -> None:
     label = "tokens of an expert over the mean of its layer"
     axes.figure.colorbar(image, cax=axes, orientation="horizontal", label=label, extend="max")
 
 
-def _steps(steps: Sequence[StepLoads]) -> str:
+def _format_steps(steps: Sequence[StepLoads]) -> str:
     first, last = steps[0].step, steps[-1].step
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
-def _lengths(parts: Sequence[Sequence[StepLoads]]) -> str:
+def _format_lengths(parts: Sequence[Sequence[StepLoads]]) -> str:
     least, most = min(map(len, parts)), max(map(len, parts))
     if most == 1:
         return "one step"

@@ -75,7 +75,7 @@ WORDS = {
 }
 
 
-def _part(name: str, config: type, summary: str, router: str = "softmax") -> Part:
+def _make_part(name: str, config: type, summary: str, router: str = "softmax") -> Part:
     return Part(
         group="moe",
         name=name,
@@ -90,11 +90,11 @@ def _part(name: str, config: type, summary: str, router: str = "softmax") -> Par
 
 
 PARTS = (
-    _part("on", MoeOptions, "feed-forward layers become mixtures of experts", "sigmoid"),
-    _part("mixtral_8x7b", Mixtral8x7B, "the experts of Mixtral 8x7B: 8, of which 2"),
-    _part("qwen3_30b_a3b", Qwen3_30B_A3B, "the experts of Qwen3 30B-A3B: 128, of which 8"),
-    _part("gpt_oss_20b", GptOss20B, "the experts of gpt-oss 20B: 32, of which 4", "biased"),
-    _part("gpt_oss_120b", GptOss120B, "the experts of gpt-oss 120B: 128, of which 4", "biased"),
-    _part("qwen3_next_80b", Qwen3Next80B, "the experts of Qwen3-Next 80B-A3B: 512, of which 10 and a shared one"),
-    _part("deepseek_v3", DeepSeekV3, "the experts of DeepSeek-V3: 256, of which 8 and a shared one", "grouped"),
+    _make_part("on", MoeOptions, "feed-forward layers become mixtures of experts", "sigmoid"),
+    _make_part("mixtral_8x7b", Mixtral8x7B, "the experts of Mixtral 8x7B: 8, of which 2"),
+    _make_part("qwen3_30b_a3b", Qwen3_30B_A3B, "the experts of Qwen3 30B-A3B: 128, of which 8"),
+    _make_part("gpt_oss_20b", GptOss20B, "the experts of gpt-oss 20B: 32, of which 4", "biased"),
+    _make_part("gpt_oss_120b", GptOss120B, "the experts of gpt-oss 120B: 128, of which 4", "biased"),
+    _make_part("qwen3_next_80b", Qwen3Next80B, "the experts of Qwen3-Next 80B-A3B: 512, of which 10 and a shared one"),
+    _make_part("deepseek_v3", DeepSeekV3, "the experts of DeepSeek-V3: 256, of which 8 and a shared one", "grouped"),
 )

@@ -22,32 +22,32 @@ class Products(ABC):
     """The three products of a stack of linear layers."""
 
     @abstractmethod
-    def rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
+    def multiply_rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
         """Each row times the transposed matrix of its run, (A, O): what a linear layer computes."""
 
     @abstractmethod
-    def back(self, y_AO: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
+    def compute_grad_x(self, y_AO: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
         """Each row times the matrix of its run, (A, I): the gradient of the input of `rows`."""
 
     @abstractmethod
-    def outer(self, y_AO: Tensor, x_AI: Tensor, bounds: Tensor) -> Tensor:
+    def compute_grad_w(self, y_AO: Tensor, x_AI: Tensor, bounds: Tensor) -> Tensor:
         """Each run's yᵀ x, (E, O, I): the gradient of the matrices of `rows`."""
 
 
 class PlainProducts(Products):
     """In the dtype of what they are given, grouped where `grouped_mm` takes it, else run by run."""
 
-    def rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
+    def multiply_rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
         return _multiply_by_run(x_AI, w_EOI.transpose(1, 2), bounds)
 
-    def back(self, y_AO: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
+    def compute_grad_x(self, y_AO: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
         return _multiply_by_run(y_AO, w_EOI, bounds)
 
-    def outer(self, y_AO: Tensor, x_AI: Tensor, bounds: Tensor) -> Tensor:
+    def compute_grad_w(self, y_AO: Tensor, x_AI: Tensor, bounds: Tensor) -> Tensor:
         if len(x_AI) and _fits(x_AI, x_AI.shape[1], y_AO.shape[1]):
             return F.grouped_mm(y_AO.t(), x_AI, offs=bounds[1:].to(torch.int32))
         out = x_AI.new_zeros(len(bounds) - 1, y_AO.shape[1], x_AI.shape[1])
-        for index, run in runs(x_AI, bounds):
+        for index, run in list_runs(x_AI, bounds):
             torch.mm(y_AO[run].t(), x_AI[run], out=out[index])
         return out
 
@@ -58,26 +58,26 @@ class PrecisionProducts(Products):
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
 
-    def rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
+    def multiply_rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
         out = x_AI.new_zeros(len(x_AI), w_EOI.shape[1])
-        for index, run in runs(x_AI, bounds):
+        for index, run in list_runs(x_AI, bounds):
             out[run] = self.precision.linear(x_AI[run], w_EOI[index])
         return out
 
-    def back(self, y_AO: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
+    def compute_grad_x(self, y_AO: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
         out = y_AO.new_zeros(len(y_AO), w_EOI.shape[2])
-        for index, run in runs(y_AO, bounds):
+        for index, run in list_runs(y_AO, bounds):
             out[run] = self.precision.compute_grad_x(y_AO[run], w_EOI[index])
         return out
 
-    def outer(self, y_AO: Tensor, x_AI: Tensor, bounds: Tensor) -> Tensor:
+    def compute_grad_w(self, y_AO: Tensor, x_AI: Tensor, bounds: Tensor) -> Tensor:
         out = x_AI.new_zeros(len(bounds) - 1, y_AO.shape[1], x_AI.shape[1])
-        for index, run in runs(x_AI, bounds):
+        for index, run in list_runs(x_AI, bounds):
             out[index] = self.precision.compute_grad_w(y_AO[run], x_AI[run])
         return out
 
 
-def products_of(precision: Precision) -> Products:
+def choose_products(precision: Precision) -> Products:
     """Grouped, unless the precision has gradients of its own (`compute_grad_x`, `compute_grad_w`), as float8 does."""
     plain = (
         type(precision).compute_grad_x is Precision.compute_grad_x
@@ -86,7 +86,7 @@ def products_of(precision: Precision) -> Products:
     return PlainProducts() if plain else PrecisionProducts(precision)
 
 
-def runs(rows: Tensor, bounds: Tensor) -> list[tuple[int, slice]]:
+def list_runs(rows: Tensor, bounds: Tensor) -> list[tuple[int, slice]]:
     """The runs that have rows. The host waits for `bounds`. Without memory there are no rows to tell apart."""
     if rows.is_meta:
         return []
@@ -97,7 +97,7 @@ def _multiply_by_run(x_AI: Tensor, w_EIO: Tensor, bounds: Tensor) -> Tensor:
     if len(x_AI) and _fits(x_AI, *w_EIO.shape[1:]):
         return F.grouped_mm(x_AI, w_EIO, offs=bounds[1:].to(torch.int32))
     out = x_AI.new_empty(len(x_AI), w_EIO.shape[2])
-    for index, run in runs(x_AI, bounds):
+    for index, run in list_runs(x_AI, bounds):
         torch.mm(x_AI[run], w_EIO[index], out=out[run])
     return out
 

@@ -9,7 +9,7 @@ from gangline.cli import make_notes
 from gangline.cli.verbs import run_verb
 from gangline_basics.figure import write_figure
 from gangline_basics.flags import Flags
-from gangline_moe.load_history import StepLoads, layers_of, load_history, shares, windows
+from gangline_moe.load_history import StepLoads, compute_shares, list_layers, load_history, split_steps
 from gangline_moe.picture import draw_over_time
 
 VERBS = {"report": "how evenly the experts of each layer were used over a run"}
@@ -30,33 +30,33 @@ def report(argv: Sequence[str]) -> int:
     flags.add_number("--columns", "60", "columns at most (60)", integer=True, default=60)
     options = flags.read(argv)
     steps, run = load_history(options.run_dir, make_notes("gangline moe report")), Path(options.run_dir).resolve().name
-    print(as_text(steps, options.columns, run))
+    print(format_report(steps, options.columns, run))
     if options.svg:
         write_figure(draw_over_time(steps, options.columns, run), options.svg)
         print(f"\n{options.svg} written")
     return 0
 
 
-def as_text(steps: list[StepLoads], columns: int, run: str) -> str:
+def format_report(steps: list[StepLoads], columns: int, run: str) -> str:
     """A block of rows for each layer, darker where an expert had more than the mean."""
-    parts = windows(steps, columns)
+    parts = split_steps(steps, columns)
     lines = [
         f"load of the experts: {run}",
         f"steps {steps[0].step} to {steps[-1].step}; each column is {len(parts[0])} or more, each row an expert",
         f"load over the mean:  '{SHADES[0]}' none  '{SHADES[len(SHADES) // 2]}' the mean  "
         f"'{SHADES[-1]}' {SHADED:g} times it and more",
     ]
-    for layer in layers_of(steps):
-        table = [shares(part, layer) for part in parts if any(layer in step.loads for step in part)]
+    for layer in list_layers(steps):
+        table = [compute_shares(part, layer) for part in parts if any(layer in step.loads for step in part)]
         last = table[-1]
-        lines += ["", f"{layer}: at the end {summary(last)}{_format_numbers(steps[-1], layer)}"]
+        lines += ["", f"{layer}: at the end {describe_load(last)}{_format_numbers(steps[-1], layer)}"]
         for expert in range(len(last)):
-            row = "".join(shade(column[expert]) for column in table)
+            row = "".join(choose_shade(column[expert]) for column in table)
             lines.append(f"  {expert:>4} |{row}| {last[expert]:.2f}")
     return "\n".join(lines)
 
 
-def summary(last: list[float]) -> str:
+def describe_load(last: list[float]) -> str:
     """The largest load over the mean, and who has none."""
     idle = [str(expert) for expert, value in enumerate(last) if value == 0]
     return f"max/mean {max(last):.2f}" + (f", no token for {', '.join(idle)}" if idle else "")
@@ -64,10 +64,10 @@ def summary(last: list[float]) -> str:
 
 def _format_numbers(step: StepLoads, layer: str) -> str:
     """The layer's other numbers of a step."""
-    found = {name.removeprefix(f"{layer}/"): value for name, value in step.numbers.items() if name.startswith(layer)}
-    words = [f"{name} {found[name]:.4g}" for name in ("entropy", "dropped") if name in found]
+    numbers = {name.removeprefix(f"{layer}/"): value for name, value in step.numbers.items() if name.startswith(layer)}
+    words = [f"{name} {numbers[name]:.4g}" for name in ("entropy", "dropped") if name in numbers]
     return "".join(f", {word}" for word in words)
 
 
-def shade(value: float) -> str:
+def choose_shade(value: float) -> str:
     return SHADES[min(len(SHADES) - 1, round(value / SHADED * (len(SHADES) - 1)))]

@@ -19,7 +19,7 @@ class RouterSuite(PartSuite):
         if "world" in metafunc.fixturenames:
             metafunc.parametrize("world", self.worlds)
 
-    def experts(self) -> ModelEditSuite:
+    def make_edit_suite(self) -> ModelEditSuite:
         """The tests of the edit that puts experts into a model, with the router chosen."""
         suite = ModelEditSuite()
         (edit,) = self.around
@@ -27,18 +27,18 @@ class RouterSuite(PartSuite):
         return suite
 
     def test_loss_and_gradients_are_finite(self) -> None:
-        self.experts().test_loss_and_gradients_are_finite()
+        self.make_edit_suite().test_loss_and_gradients_are_finite()
 
     def test_works_as_a_bare_module(self) -> None:
-        self.experts().test_works_as_a_bare_module()
+        self.make_edit_suite().test_works_as_a_bare_module()
 
     @mark_capability(LAYOUT)
     def test_layouts_agree(self, world: int) -> None:
         """Loss, gradients, norm, metrics and weights against one process, in float64."""
-        suite = self.experts()
+        suite = self.make_edit_suite()
         suite.compare(suite.make_job(world), FLOAT64)
 
     @mark_capability(LAYOUT)
     def test_recomputation_changes_nothing(self, world: int) -> None:
-        suite = self.experts()
+        suite = self.make_edit_suite()
         suite.compare(suite.make_job(world, recompute=True), FLOAT64)

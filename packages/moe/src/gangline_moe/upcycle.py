@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXPERT = re.compile(r"(.*)\.experts\.((?:w_gate|w_up|w_down)\.weight)")
 
 
-def problems(options: MoeOptions, run: Run) -> list[Problem]:
+def find_upcycle_problems(options: MoeOptions, run: Run) -> list[Problem]:
     """Why the run named cannot be upcycled; none for a run that goes on, whose weights are in its own checkpoint."""
     if holds_checkpoint(run):
         return []
@@ -34,25 +34,25 @@ def problems(options: MoeOptions, run: Run) -> list[Problem]:
         return [Problem(f"{where}: {error.what}", *error.details[:2])]
     if "moe" in source.edits:
         return [Problem(f"{where} has experts already.", "", "Go on with it: train resume=RUN_DIR, or from=RUN_DIR.")]
-    found = []
-    dense = options.dense_hidden(source)
+    problems = []
+    dense = options.get_dense_hidden(source)
     if options.hidden not in (None, dense):
         what = f"moe.hidden={options.hidden} is not the width of the feed-forwards in {options.upcycle_from}."
-        found.append(Problem(what, "Each expert begins as one of them.", f"moe.hidden={dense}, or null."))
+        problems.append(Problem(what, "Each expert begins as one of them.", f"moe.hidden={dense}, or null."))
     if options.shared:
         what = f"moe.shared={options.shared} does not go with moe.upcycle_from."
-        found.append(Problem(what, "A shared expert would count the feed-forward twice.", "moe.shared=0"))
-    return found
+        problems.append(Problem(what, "A shared expert would count the feed-forward twice.", "moe.shared=0"))
+    return problems
 
 
 def _open(run_dir: str) -> tuple[Run, Checkpointer, CheckpointId]:
     """The run, its checkpointer and newest checkpoint. Raises UserError where there is no run or no checkpoint."""
     source = RunDirectory.open(run_dir).run()
-    kept: Checkpointer = registry.build(source.checkpoint, source, None)
-    id = kept.find_latest()
+    checkpointer: Checkpointer = registry.build(source.checkpoint, source, None)
+    id = checkpointer.find_latest()
     if id is None:
         raise UserError(f"{run_dir} has no checkpoint.")
-    return source, kept, id
+    return source, checkpointer, id
 
 
 def upcycle(run_dir: str, shards: Sequence[Shard]) -> None:
@@ -64,9 +64,9 @@ def upcycle(run_dir: str, shards: Sequence[Shard]) -> None:
 
     from gangline.mesh import Mesh
 
-    _, kept, id = _open(run_dir)
-    stored = kept.read_shapes(id)
-    wanted: list[tuple[Shard, Shard]] = []
+    _, checkpointer, id = _open(run_dir)
+    stored_shapes = checkpointer.read_shapes(id)
+    pairs: list[tuple[Shard, Shard]] = []
     for shard in shards:
         name, shape, offset = shard.name, tuple(shard.global_shape), tuple(shard.offset)
         if ".router." in name:
@@ -74,15 +74,15 @@ def upcycle(run_dir: str, shards: Sequence[Shard]) -> None:
         expert = EXPERT.fullmatch(name)
         if expert is not None:
             name, shape, offset = f"{expert[1]}.{expert[2]}", shape[1:], offset[1:]
-        if stored.get(name) != shape:
-            what = f"{name} is {stored.get(name, 'absent')} there, and {shape} is wanted here."
+        if stored_shapes.get(name) != shape:
+            what = f"{name} is {stored_shapes.get(name, 'absent')} there, and {shape} is wanted here."
             raise UserError(f"{run_dir} holds another model than the one to make sparse.", what)
         local = shard.local
         if expert is not None:
             local = torch.empty(local.shape[1:], dtype=local.dtype)
-        wanted.append((shard, Shard(name, shape, local.dtype, offset, local)))
-    layouts = {part.name: Layout(part.global_shape) for _, part in wanted}
-    for shard, part in wanted:  # one at a time: no more than one expert is held beside the model
-        kept.load(id, [part], Registry.of(Mesh.of({}), {part.name: layouts[part.name]}))
+        pairs.append((shard, Shard(name, shape, local.dtype, offset, local)))
+    layouts = {part.name: Layout(part.global_shape) for _, part in pairs}
+    for shard, part in pairs:  # one at a time: no more than one expert is held beside the model
+        checkpointer.load(id, [part], Registry.of(Mesh.of({}), {part.name: layouts[part.name]}))
         if part.local is not shard.local:
             shard.local.copy_(part.local.expand_as(shard.local))

@@ -37,7 +37,7 @@ _WORDS = {
 
 @hookimpl
 def gangline_parallel_strategies() -> Iterable[Part]:
-    found = (
+    strategies = (
         ("3d", ThreeD, "Tensor, pipeline, context and sharded data parallelism together"),
         ("fsdp", Fsdp, "Weights, gradients and optimizer state sharded over all ranks"),
         ("hsdp", Hsdp, "Sharded inside a group of ranks, replicated over the groups"),
@@ -46,7 +46,7 @@ def gangline_parallel_strategies() -> Iterable[Part]:
     )
     return [
         Part(name=name, config=config, build=_BUILD, summary=text, words=_WORDS.get(name, {}))
-        for name, config, text in found
+        for name, config, text in strategies
     ]
 
 

@@ -31,9 +31,9 @@ from gangline_parallel_megatron_style.sharding.arrays import (
     ModelLayout,
     ModelShapes,
     lay_out,
-    part_of,
+    locate_part,
 )
-from gangline_parallel_megatron_style.sharding.ranks import active_fold
+from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, make_head_gatherer, make_sequence_reducer
 from gangline_parallel_megatron_style.tensor.setting import Setting
@@ -47,12 +47,12 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
         pp.all_reduce(torch.zeros(1, device=comms.device))
     sequence_parallel = config.sequence_parallel and tp.size > 1
     stages = StageAssignment(config, job.composed, mesh, comms.rank)
-    given = describe(model, plan)
+    model_shapes = describe(model, plan)
     width = probe_width(model, plan, stages.tree) if pp.size > 1 else None
     arrays = lay_out(
         plan,
         mesh,
-        given,
+        model_shapes,
         stages.ranks,
         zero=config.zero,
         sequence_parallel=sequence_parallel,
@@ -60,7 +60,7 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
     )
     setting: Setting | None = None
     if tp.size > 1:
-        rows = first_rows(arrays, plan, mesh, comms.rank, given)
+        rows = find_first_rows(arrays, plan, mesh, comms.rank, model_shapes)
         setting = cut_modules(
             model,
             plan,
@@ -75,19 +75,19 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
         if stages.splits:
             split_products(model, precision)
     own_part, attentions = cut_context(config, model, plan, cp, stages.tree)
-    bind_folds(model, plan, partial(fold_comm, plan, mesh, comms))
+    bind_folds(model, plan, partial(get_fold_comm, plan, mesh, comms))
     each_microbatch = config.zero >= 2 and not run.deterministic
     reduction = None if run.gradients.plain else job.reduction
     options = BufferOptions(
         precision, comms.device, config.zero, each_microbatch, precision.reduce_dtype, reduction, config.offload
     )
-    storage = Storage(model, plan, arrays, given, mesh, comms, options, run.deterministic)
+    storage = Storage(model, plan, arrays, model_shapes, mesh, comms, options, run.deterministic)
     for index in stages.blocks:
         path = f"{plan.blocks}.{index}"
         job.finish(model.get_submodule(path), path)
     if stages.has_head:
         finish_head(model, plan, job.finish)
-    segments = [stages.segments(model, chunk, arrays) for chunk in range(stages.chunks)]
+    segments = [stages.list_segments(model, chunk, arrays) for chunk in range(stages.chunks)]
     return ComposedRuntime(
         Components(
             model=model,
@@ -106,9 +106,9 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
             tokens_cut=tp.size if sequence_parallel else 1,
             width=width,
             prefetch=config.prefetch if config.zero == 3 else 0,
-            listeners=stages.listeners(model),
-            shapes={name: shape for name, shape in given.shapes.items() if name not in given.frozen},
-            executor=partial(stages.executor, comm=pp, device=comms.device),
+            listeners=stages.list_listeners(model),
+            shapes={name: shape for name, shape in model_shapes.shapes.items() if name not in model_shapes.frozen},
+            executor=partial(stages.make_executor, comm=pp, device=comms.device),
             records=stages.records,
             setting=setting,
             attentions=attentions,
@@ -127,8 +127,8 @@ def cut_context(
     from gangline_parallel_megatron_style.context.cut import cut_batch
 
     method = config.context
-    taken = set_attention(model, plan, cp, method, get_calls(tree, plan, "attention"))
-    return partial(cut_batch, index=cp.index, size=cp.size, order=ORDERS[method]), taken
+    attentions = set_attention(model, plan, cp, method, get_calls(tree, plan, "attention"))
+    return partial(cut_batch, index=cp.index, size=cp.size, order=ORDERS[method]), attentions
 
 
 def split_products(model: nn.Module, precision: Precision) -> None:
@@ -140,21 +140,23 @@ def split_products(model: nn.Module, precision: Precision) -> None:
             module.product = split_linear(precision)
 
 
-def first_rows(arrays: ModelLayout, plan: Plan, mesh: Mesh, rank: int, given: ModelShapes) -> dict[str, int]:
+def find_first_rows(
+    arrays: ModelLayout, plan: Plan, mesh: Mesh, rank: int, model_shapes: ModelShapes
+) -> dict[str, int]:
     """The first row on this rank of every parameter whose rows are cut along tp."""
-    found = {}
-    for name in given.shapes:
+    first_rows = {}
+    for name in model_shapes.shapes:
         for division in arrays.registry[name_model_array(name)].divisions:
             if division.axes == ("tp",) and not division.rows and division.dim == 0:
-                found[name], _ = part_of(division, mesh, mesh.coordinate(rank))
-    return found
+                first_rows[name], _ = locate_part(division, mesh, mesh.coordinate(rank))
+    return first_rows
 
 
-def fold_comm(plan: Plan, mesh: Mesh, comms: Comms, name: str) -> Comm:
+def get_fold_comm(plan: Plan, mesh: Mesh, comms: Comms, name: str) -> Comm:
     """The ranks of a fold; this rank alone where the mesh has none for it."""
     from gangline.comm.solo import Solo
 
-    fold = active_fold(plan, mesh, name)
+    fold = find_active_fold(plan, mesh, name)
     return Solo(name, comms.rank) if fold is None else comms.fold(fold)
 
 
@@ -179,13 +181,13 @@ def probe_width(model: nn.Module, plan: Plan, tree: Node) -> int:
     try:
         with torch.no_grad():
             return model.get_submodule(plan.embed)(batch).shape[-1]
-    except _Unread.NotRead as asked:
+    except _Unread.NotRead as error:
         node = map_paths(tree)[plan.embed]
         width = getattr(node, "dim", None)
         if not isinstance(width, int):
             raise UserError(
                 f"a pipeline has to know how wide the hidden state is, and {plan.embed} says it of no batch without "
-                f"{str(asked)!r}.",
+                f"{str(error)!r}.",
                 f"Give its node, {type(node).__name__}, the field dim.",
             ) from None
         return width

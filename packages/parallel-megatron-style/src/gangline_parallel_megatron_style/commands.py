@@ -16,7 +16,7 @@ from gangline_basics.figure import write_figure
 from gangline_basics.flags import Flags
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
-from gangline_parallel_megatron_style.pipeline.draw import Caption, as_text, schedule_figure
+from gangline_parallel_megatron_style.pipeline.draw import Caption, as_text, make_schedule_figure
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _explain(argv: Sequence[str]) -> int:
     from gangline_parallel_megatron_style.explain.explained import explain_case
-    from gangline_parallel_megatron_style.explain.of_run import case_of
-    from gangline_parallel_megatron_style.explain.page import format_traced, text
-    from gangline_parallel_megatron_style.layout.fits import untraceable
+    from gangline_parallel_megatron_style.explain.of_run import make_case
+    from gangline_parallel_megatron_style.explain.page import format_page, format_traced
+    from gangline_parallel_megatron_style.layout.fits import find_untraceable
 
     flags = Flags(
         "parallel explain",
@@ -57,19 +57,19 @@ def _explain(argv: Sequence[str]) -> int:
         action="store_true",
         help="run the rank that needs most memory through its real operators, without their memory, and measure it",
     )
-    asked = flags.read(argv)
-    run, given = _load_run(asked.words)
-    case = case_of(run)
-    if given is not None:  # the layout is that of the run's options; its links are those of the nodes
-        case = replace(case, config=replace(case.config, topology=given.build_topology(case.config.topology)))
-    found = explain_case(case, run.job.device != "cpu", run.precision.get_product_format())
-    if asked.trace and (problems := list(untraceable(case.tree, case.plan))):
+    options = flags.read(argv)
+    run, nodes = _load_run(options.words)
+    case = make_case(run)
+    if nodes is not None:  # the layout is that of the run's options; its links are those of the nodes
+        case = replace(case, config=replace(case.config, topology=nodes.build_topology(case.config.topology)))
+    explained = explain_case(case, run.job.device != "cpu", run.precision.get_product_format())
+    if options.trace and (problems := list(find_untraceable(case.tree, case.plan))):
         raise UserError.of(problems)
-    print(text(case, found, asked.gpu_memory))
-    if asked.trace:
+    print(format_page(case, explained, options.gpu_memory))
+    if options.trace:
         from gangline_parallel_megatron_style.explain.trace import trace
 
-        print(format_traced(found, trace(run, case, found.fullest)))
+        print(format_traced(explained, trace(run, case, explained.fullest)))
     return 0
 
 
@@ -81,10 +81,10 @@ def _load_run(words: Sequence[str]) -> tuple[Run, GivenNodes | None]:
 
     if len(words) != 1 or not Path(words[0], "config.yaml").exists():
         return compose_one(words), None
-    run, given = RunDirectory.open(words[0]).run(), read_nodes(words[0])
-    if given is not None:
-        run.launch = replace(run.launch, processes=given.processes)
-    return run, given
+    run, nodes = RunDirectory.open(words[0]).run(), read_nodes(words[0])
+    if nodes is not None:
+        run.launch = replace(run.launch, processes=nodes.processes)
+    return run, nodes
 
 
 def _draw(argv: Sequence[str]) -> int:
@@ -103,20 +103,20 @@ def _draw(argv: Sequence[str]) -> int:
     flags.add_number("--chunks", "2", "number of model chunks of a rank", integer=True)
     flags.add_argument("--svg", metavar="FILE", help="write a picture instead of text")
     flags.add_number("--width", "100", "width in letters (100), or in pixels of a picture (960)", integer=True)
-    asked = flags.read(argv)
-    words = asked.words
-    if words and (asked.schedule or asked.stages or asked.microbatches or asked.chunks):
+    options = flags.read(argv)
+    words = options.words
+    if words and (options.schedule or options.stages or options.microbatches or options.chunks):
         raise UserError("a schedule is drawn of the numbers given, or of a run.", "Leave out the flags, or the words.")
     if len(words) == 1 and Path(words[0], "metrics.jsonl").exists():
         timeline, caption = _read_recorded(Path(words[0]))
     else:
-        schedule, times, caption = _build_run_schedule(words) if words else _build_schedule(asked)
+        schedule, times, caption = _build_run_schedule(words) if words else _build_schedule(options)
         timeline = simulate(schedule, times)
-    if asked.svg:
-        write_figure(schedule_figure(timeline, caption, asked.width or 960), asked.svg)
-        print(asked.svg)
+    if options.svg:
+        write_figure(make_schedule_figure(timeline, caption, options.width or 960), options.svg)
+        print(options.svg)
     else:
-        print(as_text(timeline, caption, asked.width or 100))
+        print(as_text(timeline, caption, options.width or 100))
     return 0
 
 
@@ -130,13 +130,15 @@ def _build_schedule(asked: Namespace) -> tuple[Schedule, ActionTimes, Caption]:
             f"--schedule {name} does not exist.", suggest_near(name, SCHEDULES), f"Choices: {', '.join(SCHEDULES)}."
         )
     try:
-        made = make_schedule(name, ranks=asked.stages or 4, microbatches=asked.microbatches or 8, chunks=asked.chunks)
+        schedule = make_schedule(
+            name, ranks=asked.stages or 4, microbatches=asked.microbatches or 8, chunks=asked.chunks
+        )
     except ValueError as error:
         raise UserError(f"{error}.") from error
-    return made, UNIFORM, Caption(_title(name, made))
+    return schedule, UNIFORM, Caption(_format_title(name, schedule))
 
 
-def _title(name: str, schedule: Schedule, whose: str = "") -> str:
+def _format_title(name: str, schedule: Schedule, whose: str = "") -> str:
     sizes = f"{schedule.ranks} ranks" + (f" of {schedule.chunks} chunks" if schedule.chunks > 1 else "")
     return f"Pipeline {name}{whose}: {sizes}, {schedule.microbatches} microbatches"
 
@@ -146,39 +148,43 @@ def _read_recorded(directory: Path) -> tuple[Timeline, Caption]:
     from gangline.cli import make_notes
     from gangline.record import read_records
     from gangline.run.directory import RunDirectory
-    from gangline_parallel_megatron_style.cost.timing import schedule_of
-    from gangline_parallel_megatron_style.explain.of_run import case_of
-    from gangline_parallel_megatron_style.pipeline.record import latest, timeline
+    from gangline_parallel_megatron_style.cost.timing import find_schedule
+    from gangline_parallel_megatron_style.explain.of_run import make_case
+    from gangline_parallel_megatron_style.pipeline.record import find_latest, make_timeline
 
-    found = latest(read_records(directory / "metrics.jsonl", make_notes("gangline parallel draw")))
-    case = case_of(RunDirectory.open(directory).run())
-    schedule = schedule_of(case)
-    if found is None or schedule is None:
+    newest_step = find_latest(read_records(directory / "metrics.jsonl", make_notes("gangline parallel draw")))
+    case = make_case(RunDirectory.open(directory).run())
+    schedule = find_schedule(case)
+    if newest_step is None or schedule is None:
         raise UserError(
             f"no step of {directory} was recorded.",
             "Times are kept where the run asks for it, in a pipeline.",
             f"train resume={directory} parallel.record=true",
         )
-    step, spans = found
-    title = _title(case.config.schedule, schedule, f" of {directory.resolve().name}, step {step}")
+    step, spans = newest_step
+    title = _format_title(case.config.schedule, schedule, f" of {directory.resolve().name}, step {step}")
     caption = Caption(title, "recorded on the first pipeline of the mesh", "ms")
-    return timeline([1000 * at for at in spans], schedule), caption
+    return make_timeline([1000 * at for at in spans], schedule), caption
 
 
 def _build_run_schedule(words: Sequence[str]) -> tuple[Schedule, list[ActionTimes], Caption]:
     """The schedule of a run, and what its stages compute."""
     from gangline.config.compose import compose_one
-    from gangline_parallel_megatron_style.cost.timing import action_times, schedule_of
-    from gangline_parallel_megatron_style.explain.of_run import case_of
+    from gangline_parallel_megatron_style.cost.timing import estimate_action_times, find_schedule
+    from gangline_parallel_megatron_style.explain.of_run import make_case
 
-    case = case_of(compose_one(words))
-    schedule = schedule_of(case)
+    case = make_case(compose_one(words))
+    schedule = find_schedule(case)
     if schedule is None:
         raise UserError("this run has no pipeline: pp is 1.", "", "parallel.pp=2, or more")
-    most = max(time.F for time in action_times(case))
+    most = max(time.F for time in estimate_action_times(case))
     caption = Caption(
-        _title(case.config.schedule, schedule, f" of {' '.join(words)}"),
+        _format_title(case.config.schedule, schedule, f" of {' '.join(words)}"),
         "simulated, by the products that each stage computes",
         "forward passes of the largest stage",
     )
-    return schedule, [ActionTimes(time.F / most, time.I / most, time.W / most) for time in action_times(case)], caption
+    return (
+        schedule,
+        [ActionTimes(time.F / most, time.I / most, time.W / most) for time in estimate_action_times(case)],
+        caption,
+    )

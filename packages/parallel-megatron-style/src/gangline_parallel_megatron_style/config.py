@@ -11,7 +11,7 @@ from gangline import Problem
 from gangline.config import LayoutBounds, NonNegativeInt, OneOf, ParallelConfig, PositiveInt, find_divisors
 from gangline.explain.topology import Topology
 from gangline.mesh import AXES, Mesh
-from gangline_parallel_megatron_style.layout.factor import factor, nearest
+from gangline_parallel_megatron_style.layout.factor import derive_axis_sizes, find_nearest
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class AxesConfig(ParallelConfig):
 
     def size_axes(self, world: int) -> dict[str, int]:
         """Sizes of all five axes; raises UserError, with the nearest layouts that fit, where there is none."""
-        return factor(world, self.list_given(), self._wishes(world), self.TAKERS)
+        return derive_axis_sizes(world, self.list_given(), self._choose_wishes(world), self.TAKERS)
 
-    def _wishes(self, world: int) -> Mapping[str, int]:
+    def _choose_wishes(self, world: int) -> Mapping[str, int]:
         return self.WISHES
 
     def check(self, run: Run) -> list[Problem]:
@@ -78,9 +78,9 @@ class AxesConfig(ParallelConfig):
         """What works but is not what one would choose, for a run that `check` found nothing wrong with."""
         from gangline.config.check import count_ranks
         from gangline_parallel_megatron_style.cost.case import Case
-        from gangline_parallel_megatron_style.layout.notices import notices
+        from gangline_parallel_megatron_style.layout.notices import find_notices
 
-        return notices(Case.of(run, Mesh.of(self.size_axes(count_ranks(run)))))
+        return find_notices(Case.of(run, Mesh.of(self.size_axes(count_ranks(run)))))
 
     def count_microbatches(self, share: int, mesh: Mesh) -> int:
         """Microbatches that a rank's `share` of the batch is cut into where the run leaves batch.micro_size open.
@@ -93,7 +93,7 @@ class AxesConfig(ParallelConfig):
         if stages == 1:
             return 1
         whole_rounds = [number for number in find_divisors(share) if number % stages == 0]
-        return nearest(4 * stages, whole_rounds or find_divisors(share), 1)[0]
+        return find_nearest(4 * stages, whole_rounds or find_divisors(share), 1)[0]
 
     def explain(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
@@ -108,24 +108,28 @@ class AxesConfig(ParallelConfig):
 
     def iterate_layouts(self, run: Run, world: int) -> Iterator[AxesConfig]:
         """Every size of the axes that are left open, what ZeRO cuts, and orders of the pipeline."""
-        from gangline_parallel_megatron_style.layout.candidates import candidates
+        from gangline_parallel_megatron_style.layout.candidates import iterate_candidates
 
-        return candidates(self, run, world)
+        return iterate_candidates(self, run, world)
 
     def compute_bounds(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None = None
     ) -> LayoutBounds | None:
-        from gangline_parallel_megatron_style.cost.bounds import bounds_of
+        from gangline_parallel_megatron_style.cost.bounds import compute_layout_bounds
 
-        return bounds_of(self, run, mesh, model, topology)
+        return compute_layout_bounds(self, run, mesh, model, topology)
 
     def overlaps(self, plan: Plan, mesh: Mesh) -> bool:
         """Whether forwards take turns with backwards, each hiding the other's transfers over folds."""
-        from gangline_parallel_megatron_style.sharding.ranks import active_fold
+        from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 
         if not SCHEDULES[self.schedule].pairs:
             return False
-        return any(active_fold(plan, mesh, fold.name) for fold in plan.folds) if self.overlap is None else self.overlap
+        return (
+            any(find_active_fold(plan, mesh, fold.name) for fold in plan.folds)
+            if self.overlap is None
+            else self.overlap
+        )
 
     @property
     def model_chunks(self) -> int:
@@ -158,10 +162,10 @@ class Hsdp(AxesConfig):
     DEFAULT_WORLD = 4
     TAKERS = ("dp_replicate", "dp_shard")
 
-    def _wishes(self, world: int) -> Mapping[str, int]:
-        left = max(1, world // max(1, prod(self.list_given().values())))
-        inside = [d for d in find_divisors(left) if d <= self.topology.gpus_per_node and d < left]
-        return {"dp_shard": inside[-1] if inside and inside[-1] > 1 else left}
+    def _choose_wishes(self, world: int) -> Mapping[str, int]:
+        open_ranks = max(1, world // max(1, prod(self.list_given().values())))
+        inside = [d for d in find_divisors(open_ranks) if d <= self.topology.gpus_per_node and d < open_ranks]
+        return {"dp_shard": inside[-1] if inside and inside[-1] > 1 else open_ranks}
 
 
 @dataclass

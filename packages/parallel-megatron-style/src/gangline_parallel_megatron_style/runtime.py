@@ -33,7 +33,7 @@ from gangline_parallel_megatron_style.data_parallel.norm import GradNorm
 from gangline_parallel_megatron_style.pipeline import record
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.stage import Stage
-from gangline_parallel_megatron_style.step_context import StepContext, local_frame
+from gangline_parallel_megatron_style.step_context import StepContext, make_local_frame
 from gangline_parallel_megatron_style.write import broadcast_logits, gather_sequences
 
 
@@ -81,12 +81,12 @@ class ComposedRuntime(Runtime, RankStages):
         self.storage.finish()
         self._grad_norm.unscale(self.made.precision.scale)
         norm, own_tokens = self._norm.measure(), count_tokens(own, self.device)
-        tallied, (self._norm.value, counted) = self._tally.finish(tokens, norm, own_tokens)
+        tallied, (self._norm.value, own_count) = self._tally.finish(tokens, norm, own_tokens)
         self._emitted = tallied.by_path
         finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm.value)
         if self.made.records and microbatches:
             tallied.metrics.update(self._read_record(len(microbatches)))
-        return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, int(counted))
+        return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, int(own_count))
 
     def run_microbatches(self, microbatches: Sequence[Batch], tokens: int | None = None) -> list[Tensor]:
         """Forward and backward of all microbatches; their losses on the rank that has the head.
@@ -103,11 +103,11 @@ class ComposedRuntime(Runtime, RankStages):
     def _read_record(self, microbatches: int) -> dict[str, float | list[float]]:
         coordinate = self.mesh.coordinate(self.rank)
         first = all(index == 0 for axis, index in coordinate.items() if axis != "pp")
-        schedule = self._executor.schedule(microbatches)
+        schedule = self._executor.get_schedule(microbatches)
         return record.as_metrics(self._executor.spans, schedule, coordinate["pp"], first, self.world, self.device)
 
     def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
-        losses = self._losses(microbatches)
+        losses = self._compute_losses(microbatches)
         counts = self._counts_loss and self.mesh.coordinate(self.rank)["pp"] == 0
         tokens = count_tokens(self._context.batches if counts else (), self.device)[0]
         self._context = self._begin((), None)
@@ -115,7 +115,7 @@ class ComposedRuntime(Runtime, RankStages):
 
     def score(self, batches: Sequence[Batch], losses_per_sample: int = 1) -> Tensor:
         check_share(batches, self.world, self.device)
-        losses = self._losses(batches)
+        losses = self._compute_losses(batches)
         self._context = self._begin((), None)
         return gather_in_order(losses, len(batches), self.data_coordinate, self.world, self.device, losses_per_sample)
 
@@ -126,18 +126,20 @@ class ComposedRuntime(Runtime, RankStages):
         with prepare_model(self.made.model), gather_sequences(self.made, self.stages):
             self._tokens_cut = 1
             try:
-                return decode(self._next, prompts, sampling, cached=self.made.cached, device=self.device, stop=stop)
+                return decode(
+                    self._compute_next_logits, prompts, sampling, cached=self.made.cached, device=self.device, stop=stop
+                )
             finally:
                 self._tokens_cut = self.made.tokens_cut
                 self._context = self._begin((), None)
 
-    def _next(self, batch: Batch) -> Tensor:
+    def _compute_next_logits(self, batch: Batch) -> Tensor:
         """(B, V), on every rank: the logits of what follows each row's last token."""
         self._context = StepContext([batch], [make_frame(batch, 0, self.made.seed, None)], None)
         return broadcast_logits(self.made, self._executor.evaluate(1))
 
     @torch.no_grad()
-    def _losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
+    def _compute_losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
         """In evaluation, of each microbatch the loss of this rank's tokens; none where another rank counts them."""
         self.storage.refresh()
         self.made.model.eval()
@@ -149,9 +151,17 @@ class ComposedRuntime(Runtime, RankStages):
         return losses if self._counts_loss else []
 
     def _begin(self, microbatches: Sequence[Batch], collected: Collected | None) -> StepContext:
-        made, batches = self.made, [self.made.own_part(batch) for batch in microbatches]
+        components, batches = self.made, [self.made.own_part(batch) for batch in microbatches]
         frames = [
-            local_frame(batch, number, made.seed, collected, made.own_tokens, made.over_sequence, made.for_all_heads)
+            make_local_frame(
+                batch,
+                number,
+                components.seed,
+                collected,
+                components.own_tokens,
+                components.over_sequence,
+                components.for_all_heads,
+            )
             for number, batch in enumerate(batches)
         ]
         return StepContext(batches, frames, collected)
@@ -169,16 +179,16 @@ class ComposedRuntime(Runtime, RankStages):
         if output.requires_grad:  # of a first stage that is not trained nothing does
             with forward_context.frame(frame), forward_context.backward():
                 torch.autograd.backward(output, torch.full_like(output, frame.coefficient) if grad is None else grad)
-        self.stages[chunk].backward_ends(microbatch)
+        self.stages[chunk].end_backward(microbatch)
 
-    def weights(self, chunk: int, microbatch: int) -> None:
+    def compute_weight_grads(self, chunk: int, microbatch: int) -> None:
         """The deferred weight gradients; then the stage's gradients are complete."""
         self._groups.last = microbatch == len(self._context.batches) - 1
-        super().weights(chunk, microbatch)
+        super().compute_weight_grads(chunk, microbatch)
         for segment in self.made.stages[chunk]:
             self._groups.reduce(segment)
 
-    def empty(self, microbatch: int) -> Tensor:
+    def allocate_hidden(self, microbatch: int) -> Tensor:
         B, T = self._context.batches[microbatch].shape
         t = T // self._tokens_cut
         assert self.made.width is not None
@@ -220,4 +230,4 @@ class ComposedRuntime(Runtime, RankStages):
         return self.storage.local()
 
     def shards(self) -> Iterator[Shard]:
-        yield from self.storage.arrays_here()
+        yield from self.storage.iterate_model_shards()

@@ -42,7 +42,7 @@ class StepContext:
         self._tokens = count
 
 
-def local_frame(
+def make_local_frame(
     batch: Batch,
     number: int,
     seed: int,

@@ -50,17 +50,19 @@ def broadcast_logits(made: Components, logits: list[Tensor]) -> Tensor:
     """(B, V) on every rank, of what the ranks with the head have: theirs, or their parts of the vocabulary."""
     pp, tp = made.comms.get_comm("pp"), made.comms.get_comm("tp")
     heads = [segment.module for stage in made.stages for segment in stage if segment.kind == "head"]
-    mine = logits[0].double() if logits else None
-    if mine is not None and heads and isinstance(heads[0].loss, VocabularyLoss):
-        mine = _join(mine, tp)
+    own_logits = logits[0].double() if logits else None
+    if own_logits is not None and heads and isinstance(heads[0].loss, VocabularyLoss):
+        own_logits = _join(own_logits, tp)
     if pp.size == 1:
-        assert mine is not None
-        return mine
-    shape = torch.tensor([0, 0] if mine is None else list(mine.shape), dtype=torch.int64, device=made.comms.device)
+        assert own_logits is not None
+        return own_logits
+    shape = torch.tensor(
+        [0, 0] if own_logits is None else list(own_logits.shape), dtype=torch.int64, device=made.comms.device
+    )
     shape = pp.all_reduce(shape)
-    if mine is None:
-        mine = torch.zeros(*shape.tolist(), dtype=torch.float64, device=made.comms.device)
-    return pp.all_reduce(mine)
+    if own_logits is None:
+        own_logits = torch.zeros(*shape.tolist(), dtype=torch.float64, device=made.comms.device)
+    return pp.all_reduce(own_logits)
 
 
 def _join(part_BV: Tensor, tp: Comm) -> Tensor:

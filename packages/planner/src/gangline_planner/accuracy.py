@@ -11,20 +11,20 @@ FILE = Path(__file__).parent / "accuracy.json"  # written by benchmarks/planner_
 
 
 @cache
-def accuracy() -> Mapping[str, float]:
+def load_accuracy() -> Mapping[str, float]:
     """Return `rows`, `tables`, the spread of errors (`median`, `ninetieth`, `bias`), and their drift over GPUs
     (`slope`, `slope_low`, `slope_high`). Each table was predicted by a fit on the other tables.
     """
-    found: Mapping[str, float] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
+    stats: Mapping[str, float] = json.loads(FILE.read_text(encoding="utf-8"))
+    return stats
 
 
 def describe_expected_error() -> str:
     """Return the error of a predicted step time to expect, as a line for people."""
-    found = accuracy()
-    side = "short" if found["bias"] < 0 else "long"
+    stats = load_accuracy()
+    side = "short" if stats["bias"] < 0 else "long"
     return (
-        f"expected error of the step time: {found['median']:.0%} median, {found['ninetieth']:.0%} in the worst tenth, "
-        f"{abs(found['bias']):.0%} too {side} on average ({found['rows']:.0f} published runs, "
-        f"{found['tables']:.0f} tables, each predicted by a fit on the others)"
+        f"expected error of the step time: {stats['median']:.0%} median, {stats['ninetieth']:.0%} in the worst tenth, "
+        f"{abs(stats['bias']):.0%} too {side} on average ({stats['rows']:.0f} published runs, "
+        f"{stats['tables']:.0f} tables, each predicted by a fit on the others)"
     )

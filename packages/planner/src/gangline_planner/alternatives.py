@@ -28,15 +28,15 @@ class LaidOut(NamedTuple):
 def lay_out_alternatives(case: Planned) -> Iterator[list[LaidOut]]:
     """The alternatives whose batch divides, those together that differ in what is recomputed, the least of it first."""
     size, world = case.run.batch.global_size, case.world
-    for one, parallel, bases in alternatives(case):
-        mesh = mesh_of(parallel, world)
+    for one, parallel, bases in iterate_alternatives(case):
+        mesh = build_mesh(parallel, world)
         share, rest = divmod(size, mesh.size(*DATA_AXES))
         for runs in () if rest else bases:
             if not share % (runs[0].batch.micro_size or 1):
                 yield [LaidOut(one, run, parallel, mesh) for run in runs]
 
 
-def mesh_of(parallel: ParallelConfig, world: int) -> Mesh:
+def build_mesh(parallel: ParallelConfig, world: int) -> Mesh:
     """The layout's mesh; read off where all axes are named."""
     sizes = tuple((axis, getattr(parallel, axis, None)) for axis in AXES)
     named = all(size is not None for _, size in sizes)
@@ -49,24 +49,24 @@ def _intern_mesh(sizes: tuple[tuple[str, int], ...]) -> Mesh:
     return Mesh.of(dict(sizes))
 
 
-def alternatives(case: Planned) -> Iterator[tuple[Planned, ParallelConfig, list[list[Run]]]]:
+def iterate_alternatives(case: Planned) -> Iterator[tuple[Planned, ParallelConfig, list[list[Run]]]]:
     """(the case whose model it has, a layout, the runs that may have it, by microbatch and by what is recomputed) where
     the words leave them open, and other sizes of folds. What was typed stays.
     """
     run = case.run
-    typed = {name_of(word) for word in case.words}
-    fixed = [name for name in (item.name for item in fields(run.parallel)) if f"parallel.{name}" in typed]
-    again = (run.job.recompute,) if "run.recompute" in typed else tuple(Recompute)
-    for edited in _enumerate_edits(case, typed):
+    option_names = {get_option_name(word) for word in case.words}
+    fixed = [name for name in (item.name for item in fields(run.parallel)) if f"parallel.{name}" in option_names]
+    again = (run.job.recompute,) if "run.recompute" in option_names else tuple(Recompute)
+    for edited in _iterate_edits(case, option_names):
         ways = [replace(run.job, recompute=recompute) for recompute in again]
-        batches = [replace(run.batch, micro_size=micro) for micro in _micro_sizes(run, typed)]
+        batches = [replace(run.batch, micro_size=micro) for micro in _list_micro_sizes(run, option_names)]
         bases = [[replace(edited.run, batch=batch, job=way) for way in ways] for batch in batches]
         for parallel in edited.run.parallel.iterate_layouts(edited.run, case.world):
             if all(getattr(parallel, name) == getattr(run.parallel, name) for name in fixed):
                 yield edited, parallel, bases
 
 
-def _enumerate_edits(case: Planned, typed: set[str]) -> Iterator[Planned]:
+def _iterate_edits(case: Planned, typed: set[str]) -> Iterator[Planned]:
     """The case, and those whose edits share the model otherwise."""
     groups = list(case.run.edits)
     for options in product(*(config.iterate_layouts(case.run, case.world) for config in case.run.edits.values())):
@@ -79,7 +79,7 @@ def _enumerate_edits(case: Planned, typed: set[str]) -> Iterator[Planned]:
             yield replace(case, run=run, model=compose_model(run))
 
 
-def _micro_sizes(run: Run, typed: set[str]) -> list[int | None]:
+def _list_micro_sizes(run: Run, typed: set[str]) -> list[int | None]:
     if "batch.micro_size" in typed:
         return [run.batch.micro_size]
     size = run.batch.global_size
@@ -94,20 +94,20 @@ def list_changes(before: PartConfig, after: PartConfig) -> list[str]:
     return [item.name for item in fields(after) if getattr(before, item.name) != getattr(after, item.name)]
 
 
-def words_of(before: Run, after: Run) -> tuple[str, ...]:
+def list_overrides(before: Run, after: Run) -> tuple[str, ...]:
     """What to type for `after` beside the words of `before`."""
-    found = [
+    overrides = [
         f"parallel.{name}={getattr(after.parallel, name)}" for name in list_changes(before.parallel, after.parallel)
     ]
     for group, edit in after.edits.items():
-        found += [f"{group}.{name}={getattr(edit, name)}" for name in list_changes(before.edits[group], edit)]
+        overrides += [f"{group}.{name}={getattr(edit, name)}" for name in list_changes(before.edits[group], edit)]
     if after.batch.micro_size != before.batch.micro_size:
-        found.append(f"batch.micro_size={after.batch.micro_size}")
+        overrides.append(f"batch.micro_size={after.batch.micro_size}")
     if after.job.recompute != before.job.recompute:
-        found.append(f"run.recompute={after.job.recompute.value}")
-    return tuple(found)
+        overrides.append(f"run.recompute={after.job.recompute.value}")
+    return tuple(overrides)
 
 
-def name_of(word: str) -> str:
+def get_option_name(word: str) -> str:
     """The option that a word is about."""
     return word.lstrip("+").partition("=")[0]

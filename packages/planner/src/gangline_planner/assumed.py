@@ -43,35 +43,37 @@ def complete_words(words: Sequence[str]) -> Planned:
 
     A recipe or another run names all of them. Raises UserError for words that make no run. The layout is not checked.
     """
-    given = {word.lstrip("+").partition("=")[0] for word in words}
-    complete = bool(given & {"recipe", "from", "resume"})
+    names = {word.lstrip("+").partition("=")[0] for word in words}
+    complete = bool(names & {"recipe", "from", "resume"})
     assumed: tuple[str, ...] = ()
-    if not complete and "run.device=cpu" not in words and not any(name.split(".")[0] == "precision" for name in given):
+    if not complete and "run.device=cpu" not in words and not any(name.split(".")[0] == "precision" for name in names):
         assumed += (f"precision={PRECISION}",)
-    if not complete and "parallel" not in given:
-        assumed += strategy(words)
+    if not complete and "parallel" not in names:
+        assumed += choose_strategy(words)
     run = compose_one([*words, *assumed])
-    if not complete and "batch" not in given and not find_meaningless(run):
-        batch = usual_batch(run.batch, given, count_ranks(run))
-        changed = [item.name for item in fields(batch) if getattr(batch, item.name) != getattr(run.batch, item.name)]
-        assumed = (*(f"batch.{name}={getattr(batch, name)}" for name in changed), *assumed)
+    if not complete and "batch" not in names and not find_meaningless(run):
+        batch = choose_batch_sizes(run.batch, names, count_ranks(run))
+        batch_options = [
+            item.name for item in fields(batch) if getattr(batch, item.name) != getattr(run.batch, item.name)
+        ]
+        assumed = (*(f"batch.{name}={getattr(batch, name)}" for name in batch_options), *assumed)
         run = replace(run, batch=batch)
     if problems := find_meaningless(run):
         raise UserError.of(problems)
     return Planned(run, tuple(words), assumed, compose_model(run))
 
 
-def usual_batch(batch: BatchSection, given: Set[str], world: int) -> BatchSection:
-    """Return `batch` with the sizes of a published pre-training for those that `given` does not name.
+def choose_batch_sizes(batch: BatchSection, names: Set[str], world: int) -> BatchSection:
+    """Return `batch` with the sizes of a published pre-training for those that `names` leaves out.
 
     A microbatch is assumed only with a sequence length or a global batch: otherwise `train` has one that can be known.
     """
-    length = "batch.sequence_length" not in given
-    sequences = given.isdisjoint({"batch.global_size", "batch.ramp"})
+    length = "batch.sequence_length" not in names
+    sequences = names.isdisjoint({"batch.global_size", "batch.ramp"})
     if length:
         batch = replace(batch, sequence_length=LENGTH)
     micro = batch.micro_size
-    if "batch.micro_size" not in given and (length or sequences):
+    if "batch.micro_size" not in names and (length or sequences):
         micro = 2 ** int(log2(max(1, LENGTH // batch.sequence_length))) if sequences else 1
         batch = replace(batch, micro_size=micro)
     if sequences:
@@ -82,7 +84,7 @@ def usual_batch(batch: BatchSection, given: Set[str], world: int) -> BatchSectio
     return batch
 
 
-def strategy(words: Sequence[str]) -> tuple[str, ...]:
+def choose_strategy(words: Sequence[str]) -> tuple[str, ...]:
     """`parallel=NAME` where the words name no strategy, and the one that a run has by default lacks options that they
     set, or has not room for the ranks: of the installed ones that can, that with most layouts, of equals the first.
     """
@@ -91,13 +93,13 @@ def strategy(words: Sequence[str]) -> tuple[str, ...]:
     run = compose_one([word for word, name in names.items() if name[0] != "parallel"])
     if find_meaningless(run) or _has_room(run.parallel, options, count_ranks(run)):
         return ()
-    found: dict[str, int] = {}
+    layout_counts: dict[str, int] = {}
     for name, offer in installed().get_offers("parallel").items():
         config = offer.part.config()
         world = run.launch.processes or config.count_ranks(0)
         if _has_room(config, options, world):
-            found[name] = sum(1 for _ in config.iterate_layouts(replace(run, parallel=config), world))
-    return (f"parallel={max(found, key=found.__getitem__)}",) if found else ()
+            layout_counts[name] = sum(1 for _ in config.iterate_layouts(replace(run, parallel=config), world))
+    return (f"parallel={max(layout_counts, key=layout_counts.__getitem__)}",) if layout_counts else ()
 
 
 def _has_room(config: ParallelConfig, options: set[str], world: int) -> bool:
@@ -120,16 +122,16 @@ def check_run(run: Run) -> UserError | None:
 def explain(case: Planned, run: Run, cluster: Cluster) -> Explained:
     """Raises UserError for a strategy that does not explain itself."""
     mesh = Mesh.of(run.parallel.size_axes(case.world))
-    found = run.parallel.explain(run, mesh, case.model, cluster.topology)
-    if found is None:
+    explanation = run.parallel.explain(run, mesh, case.model, cluster.topology)
+    if explanation is None:
         raise UserError(
             "this parallel strategy does not say what it does.",
             "A plan is made of what `explain` of its configuration gives.",
             "parallel=single, parallel=ddp and those of gangline-parallel-megatron-style do.",
         )
-    return replace(found, kernels=kernels_of(run))
+    return replace(explanation, kernels=get_kernels(run))
 
 
-def kernels_of(run: Run) -> Kernels:
+def get_kernels(run: Run) -> Kernels:
     """How the operations between products run: in fused kernels where the blocks are compiled."""
     return "fused" if run.job.compile else "apart"

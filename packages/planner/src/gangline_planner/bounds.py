@@ -14,12 +14,12 @@ from gangline.model.flops import count_flops_per_token
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline_basics.cluster.file import Cluster
-from gangline_planner.alternatives import LaidOut, lay_out_alternatives, words_of
-from gangline_planner.assumed import Planned, kernels_of
+from gangline_planner.alternatives import LaidOut, lay_out_alternatives, list_overrides
+from gangline_planner.assumed import Planned, get_kernels
 from gangline_planner.price.products import Rates
 from gangline_planner.price.sharing import Cores
-from gangline_planner.price.step import StageTime, jitter_of
-from gangline_planner.price.transfers import transfer_seconds
+from gangline_planner.price.step import StageTime, compute_jitter
+from gangline_planner.price.transfers import compute_transfer_seconds
 
 SPLIT = 0.9  # of the way through a pipeline: stages are not all as long
 
@@ -49,36 +49,38 @@ class Alternative:
     @property
     def words(self) -> tuple[str, ...]:
         """What to type for it."""
-        return words_of(self.first, self.run)
+        return list_overrides(self.first, self.run)
 
 
 def sort_by_bound(case: Planned, cluster: Cluster) -> list[Alternative]:
     """The alternatives, the fastest bound first."""
     seconds = LeastSeconds(case, cluster)
     every = (laid_out for same in lay_out_alternatives(case) for laid_out in same)
-    return sorted((one for laid_out in every if (one := seconds.alternative(laid_out))), key=lambda one: one.least)
+    return sorted(
+        (one for laid_out in every if (one := seconds.bound_alternative(laid_out))), key=lambda one: one.least
+    )
 
 
-def fastest_first(case: Planned, cluster: Cluster) -> Iterator[Alternative]:
+def iterate_by_bound(case: Planned, cluster: Cluster) -> Iterator[Alternative]:
     """The same one by one. Those that recompute are bounded when their turn may have come, for they take no less time
     than the one that does not, its transfers beside computation left out.
     """
     seconds, number = LeastSeconds(case, cluster), count()
     waiting: list[tuple[float, int, Alternative | list[tuple[int, LaidOut]]]] = []
     for first, *others in lay_out_alternatives(case):
-        place, one = next(number), seconds.alternative(first)
+        place, one = next(number), seconds.bound_alternative(first)
         if one:
             waiting.append((one.least, place, one))
         if numbered := [(next(number), other) for other in others]:
             waiting.append((one.floor if one else 0.0, numbered[0][0], numbered))
     heapify(waiting)
     while waiting:
-        _, _, found = heappop(waiting)
-        if isinstance(found, Alternative):
-            yield found
+        _, _, entry = heappop(waiting)
+        if isinstance(entry, Alternative):
+            yield entry
             continue
-        for place, laid_out in found:
-            if one := seconds.alternative(laid_out):
+        for place, laid_out in entry:
+            if one := seconds.bound_alternative(laid_out):
                 heappush(waiting, (one.least, place, one))
 
 
@@ -91,7 +93,7 @@ class LeastSeconds:
         self._known: dict[int, tuple[LayoutBounds, StageTime, float]] = {}
         self._sent: dict[int, tuple[LayoutBounds, list[tuple[When, float]]]] = {}
 
-    def alternative(self, laid_out: LaidOut) -> Alternative | None:
+    def bound_alternative(self, laid_out: LaidOut) -> Alternative | None:
         """None: it cannot be."""
         case, run, parallel, mesh = laid_out
         bounds = parallel.compute_bounds(run, mesh, case.model, self.cluster.topology)
@@ -99,21 +101,23 @@ class LeastSeconds:
             return None
         alone = Cores.of(self.cluster, self.cluster.topology, self.case.world, mesh.size("pp")).most
         floor, least = (
-            plain / alone + jitter_of(plain / alone, self.case.world, self.cluster)
-            for plain in self._plain(run, mesh, bounds, case.model)
+            plain / alone + compute_jitter(plain / alone, self.case.world, self.cluster)
+            for plain in self._bound_without_jitter(run, mesh, bounds, case.model)
         )
         return Alternative(least, floor, bounds.bytes, self.case.run, case, run, parallel)
 
-    def _plain(self, run: Run, mesh: Mesh, bounds: LayoutBounds, model: tuple[Node, Plan]) -> tuple[float, float]:
+    def _bound_without_jitter(
+        self, run: Run, mesh: Mesh, bounds: LayoutBounds, model: tuple[Node, Plan]
+    ) -> tuple[float, float]:
         """Without jitter: (without transfers beside computation, with them)."""
         if bounds.work is None:
             work = self._bound_by_peak(run, mesh, model) / (1 - bounds.idle)
             return work, work
         if id(bounds.work) not in self._known:
-            kernels = kernels_of(run)
+            kernels = get_kernels(run)
             rates = Rates.of(self.cluster, run.precision.get_product_format(), kernels)
             time = StageTime.of(bounds.work, self.cluster, rates, kernels)
-            waits = sum(transfer_seconds(sent, self.cluster) for sent in bounds.transfers)
+            waits = sum(compute_transfer_seconds(transfer, self.cluster) for transfer in bounds.transfers)
             self._known[id(bounds.work)] = (bounds, time, waits)
         _, time, waits = self._known[id(bounds.work)]
         m, ranks = bounds.microbatches, mesh.size("pp")
@@ -123,20 +127,20 @@ class LeastSeconds:
         chain = (back + waits) * (1 + (m - 1) / bounds.stages)
         first = time.forward * (ranks - 1) / bounds.stages  # until the last rank begins
         least = max(busy / (1 - bounds.idle), busy + SPLIT * first, SPLIT * chain) + self.cluster["host.seconds"]
-        return least, least + (SPLIT * self._bare(bounds, time, ranks) if bounds.beside else 0.0)
+        return least, least + (SPLIT * self._bound_exposed_transfers(bounds, time, ranks) if bounds.beside else 0.0)
 
-    def _bare(self, bounds: LayoutBounds, time: StageTime, ranks: int) -> float:
+    def _bound_exposed_transfers(self, bounds: LayoutBounds, time: StageTime, ranks: int) -> float:
         """Seconds of transfers that no computation beside them can hide: `measure_exposed` hides no more of any."""
         forward, backward, m = time.forward / ranks, (time.all - time.forward) / ranks, bounds.microbatches
         turn = min(m, ranks) if bounds.stages > ranks else 1
         room = {"F": forward * m, "B": backward * m, "end": backward * turn, "update": forward * turn}
         if id(bounds.beside) not in self._sent:
-            priced = [(sent.when, transfer_seconds(sent, self.cluster)) for sent in bounds.beside]
+            priced = [(transfer.when, compute_transfer_seconds(transfer, self.cluster)) for transfer in bounds.beside]
             self._sent[id(bounds.beside)] = (bounds, priced)
-        share, found = self.cluster["overlap.share"], 0.0
+        share, total = self.cluster["overlap.share"], 0.0
         for when, seconds in self._sent[id(bounds.beside)][1]:
-            found += seconds - min(room[when], share * seconds)
-        return found
+            total += seconds - min(room[when], share * seconds)
+        return total
 
     def _bound_by_peak(self, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> float:
         rates, length = Rates.of(self.cluster, run.precision.get_product_format()), run.batch.sequence_length

@@ -9,9 +9,9 @@ from math import inf
 
 from gangline.explain.explained import Explained
 from gangline_basics.cluster.file import Cluster
-from gangline_planner.alternatives import name_of
+from gangline_planner.alternatives import get_option_name
 from gangline_planner.assumed import Planned, check_run, explain
-from gangline_planner.bounds import Alternative, fastest_first
+from gangline_planner.bounds import Alternative, iterate_by_bound
 from gangline_planner.forecast import Forecast, forecast
 from gangline_planner.price.step import Pieces
 
@@ -27,7 +27,7 @@ def choose_plan(case: Planned, cluster: Cluster, tokens: float | None) -> tuple[
     plan = None if problem else forecast(explain(case, case.run, cluster), cluster, tokens)
     if plan is not None and plan.fits:
         return plan, case.assumed
-    best, words = fastest(case, cluster, tokens, NEAR)
+    best, words = find_fastest(case, cluster, tokens, NEAR)
     if best is not None:
         return best, merge_words(case, words)
     if plan is not None:
@@ -51,7 +51,7 @@ def pause_gc() -> Iterator[None]:
 
 
 @pause_gc()
-def fastest(
+def find_fastest(
     case: Planned, cluster: Cluster, tokens: float | None = None, within: float = 0.0
 ) -> tuple[Forecast | None, tuple[str, ...]]:
     """(the plan of the fastest layout that fits and that the words leave open, its words); None: none does.
@@ -60,16 +60,16 @@ def fastest(
     """
     best: Forecast | None = None
     words: tuple[str, ...] = ()
-    for other in fastest_first(case, cluster):
+    for other in iterate_by_bound(case, cluster):
         if best is not None and other.least >= best.step.seconds / (1 + within):
             break  # all that follow are slower than this one at their best
         if other.bytes > cluster["memory.bytes"]:
             continue
         beaten = Beaten([best] if best is not None else [], limit=cluster["memory.bytes"])
-        found = plan_alternative(other, cluster, tokens, beaten)
-        better = found is not None and found.fits and (best is None or found.step.seconds < best.step.seconds)
+        plan = plan_alternative(other, cluster, tokens, beaten)
+        better = plan is not None and plan.fits and (best is None or plan.step.seconds < best.step.seconds)
         if better and check_run(other.run) is None:
-            best, words = found, other.words
+            best, words = plan, other.words
     return best, words
 
 
@@ -85,10 +85,10 @@ class Beaten:
         self.plans, self.memory, self.limit = plans, memory, limit
 
     def __call__(self, explained: Explained, least: float) -> bool:
-        held = explained.ranks[explained.fullest].memory
-        if held > self.limit:
+        rank_memory = explained.ranks[explained.fullest].memory
+        if rank_memory > self.limit:
             return True
-        return any(one.step.seconds <= least and (not self.memory or one.memory <= held) for one in self.plans)
+        return any(one.step.seconds <= least and (not self.memory or one.memory <= rank_memory) for one in self.plans)
 
 
 def plan_alternative(
@@ -98,16 +98,16 @@ def plan_alternative(
     best alone.
     """
     try:
-        explained = explain(other.case, other.run, cluster)
-        pieces = Pieces.of(explained, cluster)
-        if beaten is not None and beaten(explained, pieces.least(explained, cluster)):
+        explanation = explain(other.case, other.run, cluster)
+        pieces = Pieces.of(explanation, cluster)
+        if beaten is not None and beaten(explanation, pieces.compute_least_seconds(explanation, cluster)):
             return None
-        return forecast(explained, cluster, tokens, pieces)
+        return forecast(explanation, cluster, tokens, pieces)
     except ValueError:
         return None
 
 
 def merge_words(case: Planned, words: Sequence[str]) -> tuple[str, ...]:
     """What was assumed, in so far as it was not chosen otherwise, and what was chosen."""
-    names = {name_of(word) for word in words}
-    return (*(word for word in case.assumed if name_of(word) not in names), *words)
+    names = {get_option_name(word) for word in words}
+    return (*(word for word in case.assumed if get_option_name(word) not in names), *words)

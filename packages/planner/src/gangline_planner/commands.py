@@ -25,12 +25,12 @@ EXAMPLE = "gangline plan parallel=3d model=llama3-405b launch.processes=16384 cl
 def main(argv: Sequence[str]) -> int:
     """The verb `gangline plan`: one of its verbs, or the plan of a run. Raises UserError."""
     if argv and argv[0] in VERBS:
-        runs = {"search": _search, "compare": _compare, "table": _table, "calibrate": _calibrate}
+        runs = {"search": _search, "compare": _compare, "table": _print_table, "calibrate": _calibrate}
         return run_verb("plan", VERBS, runs, argv)
     return _plan(argv if argv and argv[0] != "help" else ["--help"])
 
 
-def _flags(verb: str, text: str, argument: str, more: str = "") -> Flags:
+def _make_flags(verb: str, text: str, argument: str, more: str = "") -> Flags:
     """Flags of a verb whose report may be printed as JSON."""
     flags = Flags(f"plan {verb}".strip(), text, more)
     flags.add_argument("words", nargs="*", metavar=argument.partition(":")[0], help=argument.partition(": ")[2])
@@ -40,45 +40,45 @@ def _flags(verb: str, text: str, argument: str, more: str = "") -> Flags:
 
 def _search(argv: Sequence[str]) -> int:
     from gangline_planner.assumed import complete_words
-    from gangline_planner.search import explain_misfit, figure, search, text
+    from gangline_planner.search import draw_layouts, explain_misfit, format_search, search
 
-    flags = _flags(
+    flags = _make_flags(
         "search",
         "Rank the layouts that the overrides leave open, the fastest first, each as a line for `train`; those that do\n"
         "not fit with the memory that they lack. Exit code 2 where none fits.",
         f"OVERRIDE: {OVERRIDES}",
     )
     flags.add_argument("--svg", metavar="FILE", help="a picture of the layouts by time and memory")
-    asked = flags.read(argv)
-    cluster, words = cluster_of(asked.words)
+    options = flags.read(argv)
+    cluster, words = parse_cluster(options.words)
     case = complete_words(words)
-    found = search(case, cluster)
-    if asked.svg and found.fit:
-        write_figure(figure(found, cluster), asked.svg)
-    if asked.json:
-        rows = [one.data() for one in (*found.fit, *found.large)]
-        front = [one.data() for one in found.pareto]
+    layouts = search(case, cluster)
+    if options.svg and layouts.fit:
+        write_figure(draw_layouts(layouts, cluster), options.svg)
+    if options.json:
+        rows = [one.to_dict() for one in (*layouts.fit, *layouts.large)]
+        front = [one.to_dict() for one in layouts.pareto]
         print(
             json.dumps(
-                {"assumed": list(case.assumed), "layouts": rows, "front": front, "others": found.others}, indent=1
+                {"assumed": list(case.assumed), "layouts": rows, "front": front, "others": layouts.others}, indent=1
             )
         )
     else:
-        print(text(found, words, case))
-    if not found.fit:
-        raise explain_misfit(found, words, case)
+        print(format_search(layouts, words, case))
+    if not layouts.fit:
+        raise explain_misfit(layouts, words, case)
     return 0
 
 
 def _plan(argv: Sequence[str]) -> int:
-    from gangline_planner.accuracy import accuracy
+    from gangline_planner.accuracy import load_accuracy
     from gangline_planner.assumed import complete_words
     from gangline_planner.choose import choose_plan
-    from gangline_planner.failures import as_text, simulate_goodput
-    from gangline_planner.page import buys, text
+    from gangline_planner.failures import format_goodput, simulate_goodput
+    from gangline_planner.page import format_budget, format_plan
 
     verbs = "\n".join(f"  {verb:9} {text}" for verb, text in VERBS.items())
-    flags = _flags(
+    flags = _make_flags(
         "",
         "Plan a run on a cluster: what it takes, holds and costs. Nothing is started, and no GPU is needed.\n"
         "Precision, sequence length, batch and layout are assumed, each where it is not named, and printed.",
@@ -92,36 +92,36 @@ def _plan(argv: Sequence[str]) -> int:
         "--mtbf", "5", "mean hours between failures that stop the run; by default by the cluster file and the ranks"
     )
     flags.add_argument("--svg", metavar="FILE", help="pictures of the step, the memory and the pipeline")
-    asked = flags.read(argv)
-    cluster, words = cluster_of(asked.words)
+    options = flags.read(argv)
+    cluster, words = parse_cluster(options.words)
     case = complete_words(words)
-    if asked.price:
-        cluster = cluster.replace_numbers({"price.hour": Quantity(asked.price, "--price")})
-    if asked.mtbf:
+    if options.price:
+        cluster = cluster.replace_numbers({"price.hour": Quantity(options.price, "--price")})
+    if options.mtbf:
         for name in ("storage.bandwidth", "restart.seconds"):
             cluster[name]  # which says what lacks
-        hours = Quantity(asked.mtbf * case.world, f"--mtbf {asked.mtbf:g} of the whole run")
+        hours = Quantity(options.mtbf * case.world, f"--mtbf {options.mtbf:g} of the whole run")
         cluster = cluster.replace_numbers({"failure.hours": hours})
-    plan, assumed = choose_plan(case, cluster, asked.tokens)
-    bought = plan.plan_budget(asked.budget) if asked.budget else None
-    if bought is not None and not asked.tokens:
-        plan = bought
-    if asked.svg:
-        from gangline_planner.pictures.plan import plan_figure
+    plan, assumed = choose_plan(case, cluster, options.tokens)
+    budget_plan = plan.plan_budget(options.budget) if options.budget else None
+    if budget_plan is not None and not options.tokens:
+        plan = budget_plan
+    if options.svg:
+        from gangline_planner.pictures.plan import draw_plan
 
-        write_figure(plan_figure(plan), asked.svg)
+        write_figure(draw_plan(plan), options.svg)
     course = simulate_goodput(plan)
-    if asked.json:
-        budget = {"budget_dollars": asked.budget, "budget_tokens": bought.tokens} if bought else {}
-        error = dict(accuracy()) if cluster.name in list_shipped() else None
-        added = {"simulated": course.data() if course else None, "assumed": list(assumed), "expected_error": error}
-        print(json.dumps({**plan.data(), **budget, **added}, indent=1))
+    if options.json:
+        budget = {"budget_dollars": options.budget, "budget_tokens": budget_plan.tokens} if budget_plan else {}
+        error = dict(load_accuracy()) if cluster.name in list_shipped() else None
+        extras = {"simulated": course.to_dict() if course else None, "assumed": list(assumed), "expected_error": error}
+        print(json.dumps({**plan.to_dict(), **budget, **extras}, indent=1))
     else:
-        print(text(plan, case.run, assumed))
+        print(format_plan(plan, case.run, assumed))
         if course is not None:
-            print(as_text(course))
-        if bought is not None and bought.fits:
-            print(buys(bought, asked.budget))
+            print(format_goodput(course))
+        if budget_plan is not None and budget_plan.fits:
+            print(format_budget(budget_plan, options.budget))
     return 0
 
 
@@ -132,54 +132,54 @@ def _calibrate(argv: Sequence[str]) -> int:
     flags.add_argument("--out", metavar="FILE.yaml", default="", help="the cluster file to write")
     flags.add_number("--processes", "8", "number of processes at once (1)", integer=True, default=1)
     flags.add_number("--rounds", "3", "number of rounds; each number is their median (3)", integer=True, default=3)
-    asked = flags.read(argv)
-    if not asked.out.endswith(".yaml"):
+    options = flags.read(argv)
+    if not options.out.endswith(".yaml"):
         raise UserError("calibrate writes one file.", "--out=FILE.yaml says which.")
-    print(calibrate(Path(asked.out), asked.processes, asked.rounds))
+    print(calibrate(Path(options.out), options.processes, options.rounds))
     return 0
 
 
-def _table(argv: Sequence[str]) -> int:
-    from gangline_planner.table import rows, text
+def _print_table(argv: Sequence[str]) -> int:
+    from gangline_planner.table import format_table, iterate_rows
 
-    flags = _flags(
+    flags = _make_flags(
         "table",
         "Print sizes of models, 8B to 1T, by sizes of clusters, 8 to 32,768: days, money and energy, as Markdown.",
         "cluster=NAME|FILE: the cluster",
     )
-    asked = flags.read(argv)
-    cluster, words = cluster_of(asked.words)
+    options = flags.read(argv)
+    cluster, words = parse_cluster(options.words)
     if words:
         raise UserError(
             f"table takes a cluster and nothing else, not {words[0]}.", "gangline plan table cluster=NAME|FILE"
         )
-    found = rows(cluster)
-    print(json.dumps([row.data() for row in found], indent=1) if asked.json else text(found, cluster))
+    rows = iterate_rows(cluster)
+    print(json.dumps([row.to_dict() for row in rows], indent=1) if options.json else format_table(rows, cluster))
     return 0
 
 
 def _compare(argv: Sequence[str]) -> int:
-    from gangline_planner.compare import compare, text
+    from gangline_planner.compare import compare, format_comparison
 
-    flags = _flags(
+    flags = _make_flags(
         "compare",
         "Print the plan of a run next to its measurements, term by term, and the term in which they part most.",
         "RUN_DIR: the directory of the run, and cluster=NAME|FILE",
     )
-    asked = flags.read(argv)
-    cluster, words = cluster_of(asked.words)
+    options = flags.read(argv)
+    cluster, words = parse_cluster(options.words)
     if len(words) != 1:
         raise UserError(
             "compare takes one run directory.",
             "It reads what that run measured.",
             "gangline plan compare RUN_DIR cluster=NAME|FILE",
         )
-    found = compare(words[0], cluster)
-    print(json.dumps(found.data(), indent=1) if asked.json else text(found))
+    comparison = compare(words[0], cluster)
+    print(json.dumps(comparison.to_dict(), indent=1) if options.json else format_comparison(comparison))
     return 0
 
 
-def cluster_of(words: Sequence[str]) -> tuple[Cluster, list[str]]:
+def parse_cluster(words: Sequence[str]) -> tuple[Cluster, list[str]]:
     """(the cluster that `cluster=` names, the other words). Raises UserError where none does."""
     names = [word.removeprefix("cluster=") for word in words if word.startswith("cluster=")]
     if len(names) != 1:

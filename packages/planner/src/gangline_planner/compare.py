@@ -16,7 +16,7 @@ from gangline.run.directory import RunDirectory
 from gangline_basics.cluster.file import Cluster
 from gangline_planner.assumed import Planned, explain
 from gangline_planner.forecast import Forecast, forecast
-from gangline_planner.page import unknown
+from gangline_planner.page import format_unknown_costs
 
 WARM = 2  # steps at the beginning of a run that are slower than all others: allocators, compilers, caches
 WAITS = ("tp", "cp", "fold", "dp", "pp", "bubble", "jitter")
@@ -50,7 +50,7 @@ class Comparison:
         """The term that makes most of the difference."""
         return max(self.terms, key=lambda term: abs(term.apart), default=None)
 
-    def data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         terms = [self.step, *self.terms, *([self.memory] if self.memory else [])]
         return {
             "steps": self.steps,
@@ -63,8 +63,8 @@ class Comparison:
 def compare(path: str, cluster: Cluster) -> Comparison:
     """Raises UserError for what is no run directory, and for a run that has no steps behind its first ones."""
     directory = RunDirectory.open(path)
-    told = make_notes("gangline plan compare")
-    records = read_records(directory.metrics, told) if Path(directory.metrics).exists() else []
+    report = make_notes("gangline plan compare")
+    records = read_records(directory.metrics, report) if Path(directory.metrics).exists() else []
     whole = (
         one for one in records if isinstance(one.get("step_seconds"), float) and isinstance(one.get("seconds"), dict)
     )
@@ -87,35 +87,35 @@ def compare(path: str, cluster: Cluster) -> Comparison:
         plan=plan,
         steps=len(steps),
         step=Term("step", plan.step.seconds, median(one["step_seconds"] for one in steps)),
-        terms=tuple(_terms(plan.step.kinds, steps)),
+        terms=tuple(_list_terms(plan.step.kinds, steps)),
         memory=Term("memory", float(plan.memory), memory) if memory else None,
     )
 
 
-def _terms(kinds: Mapping[str, float], steps: Sequence[dict[str, Any]]) -> list[Term]:
+def _list_terms(kinds: Mapping[str, float], steps: Sequence[dict[str, Any]]) -> list[Term]:
     """By the phases of the ranks where the run has them, waits for other ranks apart; else by those of rank 0."""
     waits = sum(kinds[kind] for kind in WAITS)
     passes = kinds["compute"] + kinds["recompute"]
     parted = [one["rank_phases"] for one in steps if one.get("rank_phases")]
-    named = {"optimizer": kinds["optimizer"], "data": kinds["data"]}
+    plan_seconds = {"optimizer": kinds["optimizer"], "data": kinds["data"]}
     if parted:
         names = {name for one in parted for name in one}
-        found = {name: median(mean(one.get(name) or [0.0]) for one in parted) for name in names}
-        found["forward_backward"] = found.pop("forward", 0.0) + found.pop("backward", 0.0)
-        named = {"forward_backward": passes, "collective": waits, **named, "other": kinds["host"]}
+        medians = {name: median(mean(one.get(name) or [0.0]) for one in parted) for name in names}
+        medians["forward_backward"] = medians.pop("forward", 0.0) + medians.pop("backward", 0.0)
+        plan_seconds = {"forward_backward": passes, "collective": waits, **plan_seconds, "other": kinds["host"]}
     else:
-        found = {name: median(one["seconds"].get(name, 0.0) for one in steps) for name in steps[-1]["seconds"]}
-        named = {"forward_backward": passes + waits, **named}
-    return [Term(name, planned, found[name]) for name, planned in named.items() if name in found]
+        medians = {name: median(one["seconds"].get(name, 0.0) for one in steps) for name in steps[-1]["seconds"]}
+        plan_seconds = {"forward_backward": passes + waits, **plan_seconds}
+    return [Term(name, planned, medians[name]) for name, planned in plan_seconds.items() if name in medians]
 
 
-def text(found: Comparison) -> str:
+def format_comparison(found: Comparison) -> str:
     """The whole page."""
     lines = [f"{found.steps} steps of {found.plan.world} ranks beside a plan for {found.plan.cluster.name}"]
-    lines += unknown(found.plan)
+    lines += format_unknown_costs(found.plan)
     lines.append(f"  {'':18} {'planned':>11} {'measured':>11}")
     lines += [
-        f"  {term.name:18} {term.planned:9.4f} s {term.measured:9.4f} s  {_ratio(term)}"
+        f"  {term.name:18} {term.planned:9.4f} s {term.measured:9.4f} s  {_format_ratio(term)}"
         for term in (found.step, *found.terms)
     ]
     kinds = found.plan.step.kinds
@@ -123,11 +123,13 @@ def text(found: Comparison) -> str:
         lines.append(f"  of what is planned, waits: {waits}")
     if found.memory:
         term = found.memory
-        lines.append(f"  {'memory':18} {term.planned / 1e9:8.3f} GB {term.measured / 1e9:8.3f} GB  {_ratio(term)}")
+        lines.append(
+            f"  {'memory':18} {term.planned / 1e9:8.3f} GB {term.measured / 1e9:8.3f} GB  {_format_ratio(term)}"
+        )
     if found.worst:
         lines.append(f"they part most in {found.worst.name}: {found.worst.apart:+.4g} s planned over measured")
     return "\n".join(lines)
 
 
-def _ratio(term: Term) -> str:
+def _format_ratio(term: Term) -> str:
     return f"{term.planned / term.measured - 1:+.1%}" if term.measured else ""

@@ -31,7 +31,7 @@ class SimulatedGoodput:
     spares: int
     shares: dict[str, float]  # of the time, by the simulator's own kinds
 
-    def data(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "by": self.by,
             "days": self.days,
@@ -43,24 +43,24 @@ class SimulatedGoodput:
 
 def simulate_goodput(plan: Forecast) -> SimulatedGoodput | None:
     """The course of the planned run. None where no simulator is installed, or failures are not known or too many."""
-    offers, known = installed().get_offers(GROUP), plan.reliability
-    if not offers or known is None or plan.save_every is None:
+    offers, reliability = installed().get_offers(GROUP), plan.reliability
+    if not offers or reliability is None or plan.save_every is None:
         return None
     days = plan.days or DAYS
-    if days * DAY / known.mtbf_seconds * COURSES > MOST:
+    if days * DAY / reliability.mtbf_seconds * COURSES > MOST:
         return None
     name = min(offers)
     plays = build_simulator(name)
-    repaired = REPAIR / known.mtbf_seconds  # nodes that are in repair on average
+    repaired = REPAIR / reliability.mtbf_seconds  # nodes that are in repair on average
     nodes = ceil(plan.world / plan.explained.topology.gpus_per_node)
     job = SimulatedJob(
         nodes=nodes,
         days=days,
-        faults_per_node_day=DAY / known.mtbf_seconds / nodes,
-        save_seconds=known.save_seconds,
+        faults_per_node_day=DAY / reliability.mtbf_seconds / nodes,
+        save_seconds=reliability.save_seconds,
         checkpoint_seconds=plan.save_every,
         detection_seconds=0.0,  # what the cluster file says of coming back begins with the failure
-        restart_seconds=known.recovery_seconds,
+        restart_seconds=reliability.recovery_seconds,
         repair_seconds=REPAIR,
         spares=ceil(repaired + 3 * sqrt(repaired)),
     )
@@ -76,12 +76,12 @@ def simulate_goodput(plan: Forecast) -> SimulatedGoodput | None:
     )
 
 
-def as_text(found: SimulatedGoodput) -> str:
+def format_goodput(found: SimulatedGoodput) -> str:
     """One line."""
     shares = sorted(((share, kind) for kind, share in found.shares.items() if share >= 5e-5), reverse=True)
-    said = ", ".join(f"{kind.replace('_', ' ')} {share:.2%}" for share, kind in shares)
+    breakdown = ", ".join(f"{kind.replace('_', ' ')} {share:.2%}" for share, kind in shares)
     return (
         f"{found.by}: {found.days:.3g} days with {found.failures:.4g} failures and {found.spares} spare nodes "
         f"(each repaired in {REPAIR / DAY:g} day), "
-        f"goodput {found.goodput:.1%} ({said})"
+        f"goodput {found.goodput:.1%} ({breakdown})"
     )

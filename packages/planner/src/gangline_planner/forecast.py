@@ -9,7 +9,7 @@ from gangline import UserError
 from gangline.explain.explained import Explained
 from gangline.explain.reliability import DAY, Reliability
 from gangline_basics.cluster.file import Cluster
-from gangline_planner.price.step import Pieces, StepTime, step_time
+from gangline_planner.price.step import Pieces, StepTime, compute_step_time
 
 STATE = ("master weights", "optimizer state", "callbacks")  # what a checkpoint holds of a rank, beside its weights
 LEAST = 1e-3  # of the time: with less progress than that nobody trains
@@ -128,7 +128,7 @@ class Forecast:
             return None
         return self.days * 24 * self.world * (watts + (self.cluster.get("watts.rest") or 0.0)) / 1e6
 
-    def data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """All of it as plain data."""
         fullest = self.explained.ranks[self.explained.fullest]
         return {
@@ -166,19 +166,19 @@ def forecast(
     explained: Explained, cluster: Cluster, tokens: float | None = None, pieces: Pieces | None = None
 ) -> Forecast:
     """Raises UserError where the cluster file lacks what a step's time is made of."""
-    step = step_time(explained, cluster, pieces)
-    return Forecast(explained, cluster, step, _reliability(explained, cluster), tokens)
+    step = compute_step_time(explained, cluster, pieces)
+    return Forecast(explained, cluster, step, _compute_reliability(explained, cluster), tokens)
 
 
-def _reliability(explained: Explained, cluster: Cluster) -> Reliability | None:
+def _compute_reliability(explained: Explained, cluster: Cluster) -> Reliability | None:
     hours, bandwidth = cluster.get("failure.hours"), cluster.get("storage.bandwidth")
     restart = cluster.get("restart.seconds")
     if not hours or not bandwidth or restart is None:
         return None
     fullest = explained.ranks[explained.fullest]
-    saved = sum(fullest.bytes.get(kind, 0) for kind in STATE) or fullest.bytes.get("weights", 0)
+    checkpoint_bytes = sum(fullest.bytes.get(kind, 0) for kind in STATE) or fullest.bytes.get("weights", 0)
     return Reliability(
         mtbf_seconds=hours * 3600 / explained.mesh.world,
-        save_seconds=max(saved / bandwidth, 1e-3),
+        save_seconds=max(checkpoint_bytes / bandwidth, 1e-3),
         recovery_seconds=restart,
     )

@@ -9,45 +9,55 @@ from gangline.plugin.registry import installed
 from gangline_basics.cluster.file import list_shipped
 from gangline_planner.accuracy import describe_expected_error
 from gangline_planner.forecast import Forecast
-from gangline_planner.pictures.terminal import memory_bars, step_bar, timeline
+from gangline_planner.pictures.terminal import draw_memory_bars, draw_step_bar, draw_timeline
 
 GB = 1e9
 NAMED = 3  # nodes without a cost, in one line
 FAILURES = ("failure.hours", "storage.bandwidth", "restart.seconds")
 
 
-def text(plan: Forecast, run: Run, assumed: Sequence[str]) -> str:
+def format_plan(plan: Forecast, run: Run, assumed: Sequence[str]) -> str:
     """Return the report of a plan. assumed: words that the user did not type."""
     return "\n".join(
-        [*_head(plan, run, assumed), "", *_step(plan), "", *_memory(plan), "", *_pipeline(plan), *_format_totals(plan)]
+        [
+            *_format_head(plan, run, assumed),
+            "",
+            *_format_step(plan),
+            "",
+            *_format_memory(plan),
+            "",
+            *_format_pipeline(plan),
+            *_format_totals(plan),
+        ]
     )
 
 
-def buys(plan: Forecast, budget: float) -> str:
+def format_budget(plan: Forecast, budget: float) -> str:
     """plan: of the tokens that so many dollars pay for."""
     days = "never: failures leave no time to train" if plan.days is None else f"{plan.days:.4g} days"
-    return f"{budget:,.0f} US dollars buy {number(plan.tokens or 0.0)} tokens, {days}"
+    return f"{budget:,.0f} US dollars buy {format_number(plan.tokens or 0.0)} tokens, {days}"
 
 
-def _head(plan: Forecast, run: Run, assumed: Sequence[str]) -> Iterable[str]:
-    found = plan.explained
-    axes = " x ".join(f"{axis} {size}" for axis, size in found.mesh.sizes if size > 1) or "one rank"
+def _format_head(plan: Forecast, run: Run, assumed: Sequence[str]) -> Iterable[str]:
+    explanation = plan.explained
+    axes = " x ".join(f"{axis} {size}" for axis, size in explanation.mesh.sizes if size > 1) or "one rank"
     yield f"{plan.world} ranks of {plan.cluster.name} ({plan.cluster.about})"
-    yield f"{number(found.parameters)} parameters; {axes}; {found.microbatches} microbatches, schedule {found.schedule}"
+    parameters = format_number(explanation.parameters)
+    yield f"{parameters} parameters; {axes}; {explanation.microbatches} microbatches, schedule {explanation.schedule}"
     precision = installed().find_part(run.precision).part.name
     yield f"{run.batch.global_size:,} sequences of {run.batch.sequence_length:,} tokens a step, in {precision}"
     if assumed:
         yield f"assumed: {' '.join(assumed)}"
     guesses = [name for name, quantity in plan.cluster.numbers.items() if quantity.source.startswith("assumed")]
-    racks = any(sent.tier == "rack" for rank in found.ranks for sent in rank.transfers)
+    racks = any(transfer.tier == "rack" for rank in explanation.ranks for transfer in rank.transfers)
     if racks and plan.cluster.get("link.rack.bandwidth") is None:
         guesses.append("link.rack (as link.cluster)")
     if guesses:
         yield f"the cluster file has assumed, not measured: {', '.join(guesses)}"
-    yield from unknown(plan)
+    yield from format_unknown_costs(plan)
 
 
-def unknown(plan: Forecast) -> Iterable[str]:
+def format_unknown_costs(plan: Forecast) -> Iterable[str]:
     """A line where nodes do not say what they cost."""
     if names := plan.explained.unknown:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
@@ -56,9 +66,9 @@ def unknown(plan: Forecast) -> Iterable[str]:
         yield f"no cost is known of {', '.join(names[:NAMED])}{more}: {least if plan.step.unknown else missing}"
 
 
-def _step(plan: Forecast) -> Iterable[str]:
-    yield f"a step of {number(plan.explained.tokens)} tokens: {plan.step.seconds:.4g} s"
-    yield from step_bar(plan.step.kinds)
+def _format_step(plan: Forecast) -> Iterable[str]:
+    yield f"a step of {format_number(plan.explained.tokens)} tokens: {plan.step.seconds:.4g} s"
+    yield from draw_step_bar(plan.step.kinds)
     for kind, seconds in plan.step.kinds.items():
         share = seconds / plan.step.seconds
         if seconds > 1e-9 or kind == "data":
@@ -66,30 +76,30 @@ def _step(plan: Forecast) -> Iterable[str]:
     if plan.save_stall is not None:
         yield f"  {'checkpoint stall':16} {plan.save_stall:9.4f} s  on average, beside the step"
     each = plan.tokens_per_second / plan.world
-    yield f"{number(plan.tokens_per_second)} tokens/s, {each:.4g} a rank; MFU {plan.mfu:.1%} of the 16-bit peak"
+    yield f"{format_number(plan.tokens_per_second)} tokens/s, {each:.4g} a rank; MFU {plan.mfu:.1%} of the 16-bit peak"
     if plan.cluster.name in list_shipped():
         yield describe_expected_error()
 
 
-def _memory(plan: Forecast) -> Iterable[str]:
-    found, limit = plan.explained, plan.cluster["memory.bytes"]
-    rank = found.ranks[found.fullest]
-    yield "memory of the fullest rank" + f", of pipeline rank {found.fullest}" * (len(found.ranks) > 1)
+def _format_memory(plan: Forecast) -> Iterable[str]:
+    explanation, limit = plan.explained, plan.cluster["memory.bytes"]
+    rank = explanation.ranks[explanation.fullest]
+    yield "memory of the fullest rank" + f", of pipeline rank {explanation.fullest}" * (len(explanation.ranks) > 1)
     for kind, size in rank.bytes.items():
         if size:
             yield f"  {kind:16} {size / GB:9.3f} GB"
     room = (limit - plan.memory) / GB
     fits = f"{room:.3g} GB to spare" if plan.fits else f"DOES NOT FIT: {-room:.3g} GB too much"
     yield f"  {'together':16} {plan.memory / GB:9.3f} GB of {limit / GB:g}: {fits}"
-    if len(found.ranks) > 1:
+    if len(explanation.ranks) > 1:
         yield "by pipeline rank"
-        yield from memory_bars([one.bytes for one in found.ranks], limit)
+        yield from draw_memory_bars([one.bytes for one in explanation.ranks], limit)
 
 
-def _pipeline(plan: Forecast) -> Iterable[str]:
+def _format_pipeline(plan: Forecast) -> Iterable[str]:
     if len(plan.explained.ranks) > 1:
         yield f"the pipeline, {plan.explained.schedule}"
-        yield from timeline(plan.step.timeline)
+        yield from draw_timeline(plan.step.timeline)
         yield ""
 
 
@@ -100,14 +110,15 @@ def _format_totals(plan: Forecast) -> Iterable[str]:
             "sequences, or leave more of the layout open"
         )
         return
-    yield from _failures(plan)
+    yield from _format_failures(plan)
     if plan.tokens is None:
         yield "--tokens N says how many days, and what they cost; --budget DOLLARS how many tokens that is"
         return
     if plan.days is None:
-        yield f"{number(plan.tokens)} tokens: never, for failures leave no time to train"
+        yield f"{format_number(plan.tokens)} tokens: never, for failures leave no time to train"
         return
-    yield f"{number(plan.tokens)} tokens: {plan.days:.4g} days, {number(plan.days * 24 * plan.world)} accelerator-hours"
+    hours = format_number(plan.days * 24 * plan.world)
+    yield f"{format_number(plan.tokens)} tokens: {plan.days:.4g} days, {hours} accelerator-hours"
     numbers = plan.cluster.numbers
     if plan.dollars is None:
         yield f"  price not known: {plan.cluster.name} names none (price.hour), and none is invented; --price DOLLARS"
@@ -121,19 +132,19 @@ def _format_totals(plan: Forecast) -> Iterable[str]:
         yield f"  {plan.electricity_dollars:,.0f} US dollars for power, at {price.value:g} a kWh ({price.source})"
 
 
-def _failures(plan: Forecast) -> Iterable[str]:
-    known = plan.reliability
-    if known is None or plan.save_every is None or plan.goodput is None:
+def _format_failures(plan: Forecast) -> Iterable[str]:
+    failure = plan.reliability
+    if failure is None or plan.save_every is None or plan.goodput is None:
         lacks = [name for name in FAILURES if plan.cluster.get(name) is None]
         yield f"goodput not known: {plan.cluster.name} does not say {', '.join(lacks)}; --mtbf HOURS"
         return
     yield (
-        f"a failure every {known.mtbf_seconds / 3600:.3g} h, {known.recovery_seconds:g} s to come back: save every "
+        f"a failure every {failure.mtbf_seconds / 3600:.3g} h, {failure.recovery_seconds:g} s to come back: save every "
         f"{plan.save_every:.3g} s (Young and Daly), goodput {plan.goodput:.1%}"
     )
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Three digits and a unit."""
     for size, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:

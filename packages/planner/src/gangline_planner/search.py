@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from gangline import UserError
 from gangline_basics.cluster.file import Cluster, list_shipped
 from gangline_planner.accuracy import describe_expected_error
-from gangline_planner.alternatives import name_of
+from gangline_planner.alternatives import get_option_name
 from gangline_planner.assumed import Planned, check_run
 from gangline_planner.bounds import Alternative, sort_by_bound
 from gangline_planner.choose import Beaten, merge_words, pause_gc, plan_alternative
 from gangline_planner.forecast import Forecast
-from gangline_planner.page import unknown
-from gangline_planner.pictures.terminal import plane
+from gangline_planner.page import format_unknown_costs
+from gangline_planner.pictures.terminal import draw_points
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,8 +45,8 @@ class Candidate:
         """Bytes that it needs beyond what an accelerator has; 0 where it fits."""
         return max(0.0, self.plan.memory - self.plan.cluster["memory.bytes"])
 
-    def data(self) -> dict[str, Any]:
-        return {**self.plan.data(), "words": list(self.words), "lacks_bytes": self.lacks}
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.plan.to_dict(), "words": list(self.words), "lacks_bytes": self.lacks}
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
         plan = plan_alternative(other, cluster, beaten=slow)
         if plan is None:
             continue
-        found = Candidate(plan, other.words)
-        if found.lacks:
-            large.append(found)
+        candidate = Candidate(plan, other.words)
+        if candidate.lacks:
+            large.append(candidate)
         else:
             place = bisect(fit, plan.step.seconds, key=lambda one: one.plan.step.seconds)
             if place >= shown or check_run(other.run) is None:  # which takes longer, and is asked of the first alone
-                fit.insert(place, found)
+                fit.insert(place, candidate)
     for other in nsmallest(shown, crowded, key=lambda other: other.bytes):
         plan = plan_alternative(other, cluster)
         if plan is not None and not plan.fits:
@@ -121,48 +121,53 @@ def explain_misfit(found: SearchResult, words: Sequence[str], case: Planned) -> 
     if not found.large:
         return UserError(what, "None of them divides the model and the batch.", f"Other sizes, such as  {more}")
     least = found.large[0]
-    explained = least.plan.explained
-    kinds = explained.ranks[explained.fullest].bytes
+    explanation = least.plan.explained
+    kinds = explanation.ranks[explanation.fullest].bytes
     most = max(kinds, key=lambda kind: kinds[kind])
-    held = [word for word in words if name_of(word) in ROOM]
+    constraints = [word for word in words if get_option_name(word) in ROOM]
     cuts = hasattr(case.run.parallel, "tp")
     return UserError(
         what,
         f"Least lacks  {' '.join(least.words) or 'that of the words'}: {least.lacks / 1e9:.3g} GB; most of what "
         f"its fullest rank holds is {most}, {kinds[most] / 1e9:.3g} GB.",
-        f"Leave these open:  {' '.join(held)}" if held else "",
+        f"Leave these open:  {' '.join(constraints)}" if constraints else "",
         f"{'More ranks' if cuts else 'More ranks and a strategy that cuts the model'}, such as  "
         f"{more}{'' if cuts else ' parallel=3d'}; or shorter sequences.",
     )
 
 
-def figure(found: SearchResult, cluster: Cluster) -> Figure:
+def draw_layouts(found: SearchResult, cluster: Cluster) -> Figure:
     """Time against memory, of layouts that fit."""
-    from gangline_planner.pictures.front import front_figure
+    from gangline_planner.pictures.front import draw_front
 
-    every, front = ([(*point(one), " ".join(one.words)) for one in group] for group in (found.drawn, found.pareto))
-    return front_figure(f"Layouts on {cluster.name}", every, front, cluster["memory.bytes"] / 1e9)
+    every, front = ([(*get_point(one), " ".join(one.words)) for one in group] for group in (found.drawn, found.pareto))
+    return draw_front(f"Layouts on {cluster.name}", every, front, cluster["memory.bytes"] / 1e9)
 
 
-def point(one: Candidate) -> tuple[float, float]:
+def get_point(one: Candidate) -> tuple[float, float]:
     """(seconds of a step, gigabytes of its fullest rank)."""
     return one.plan.step.seconds, one.plan.memory / 1e9
 
 
-def text(found: SearchResult, words: Sequence[str], case: Planned) -> str:
+def format_search(found: SearchResult, words: Sequence[str], case: Planned) -> str:
     """The whole page; each row a line that `train` takes."""
     lines = [f"assumed: {' '.join(case.assumed)}"] if case.assumed else []
-    lines += [line for one in (*found.fit, *found.large)[:1] for line in unknown(one.plan)]
+    lines += [line for one in (*found.fit, *found.large)[:1] for line in format_unknown_costs(one.plan)]
     lines += [f"{'s a step':>9} {'MFU':>6} {'GB':>7}"] if found.fit else ["no layout fits"]
     for one in found.fit:
-        typed = " ".join([*words, *merge_words(case, one.words)])
-        lines.append(f"{one.plan.step.seconds:9.4g} {one.plan.mfu:6.1%} {one.plan.memory / 1e9:7.1f}  train {typed}")
+        overrides = " ".join([*words, *merge_words(case, one.words)])
+        lines.append(
+            f"{one.plan.step.seconds:9.4g} {one.plan.mfu:6.1%} {one.plan.memory / 1e9:7.1f}  train {overrides}"
+        )
     if found.fit and found.fit[0].plan.cluster.name in list_shipped():
         lines.append(describe_expected_error())
     if found.others:
         lines.append(f"{found.others} more layouts can be no faster than these, whatever they do")
     if len(found.drawn) > 1:
-        lines += ["", plane([point(one) for one in found.drawn], [point(one) for one in found.pareto], AXES)]
+        lines += [
+            "",
+            draw_points([get_point(one) for one in found.drawn], [get_point(one) for one in found.pareto], AXES),
+        ]
     if found.large:
         lines.append("too large by")
         lines += [f"{one.lacks / 1e9:8.1f} GB  {' '.join(one.words)}" for one in found.large]

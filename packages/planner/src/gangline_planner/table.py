@@ -8,9 +8,9 @@ from typing import Any
 
 from gangline_basics.cluster.file import Cluster
 from gangline_planner.assumed import complete_words
-from gangline_planner.choose import NEAR, fastest
+from gangline_planner.choose import NEAR, find_fastest
 from gangline_planner.forecast import Forecast
-from gangline_planner.page import number
+from gangline_planner.page import format_number
 
 MODELS = {  # name on the page -> words
     "8B": "model=llama3-8b",
@@ -42,47 +42,48 @@ class TableRow:
         if plan.days is None or plan.tokens is None:
             return f"| {self.model} | {self.world:,} | | failures leave no time to train | | | | | | |"
         axes = " x ".join(f"{axis} {size}" for axis, size in plan.explained.mesh.sizes if size > 1)
-        money = "price not known" if plan.dollars is None else f"${number(plan.dollars)}"
-        energy = "" if plan.megawatt_hours is None else f"{number(plan.megawatt_hours)}"
-        power = "" if plan.electricity_dollars is None else f"${number(plan.electricity_dollars)}"
-        hours = number(plan.days * 24 * self.world)
+        money = "price not known" if plan.dollars is None else f"${format_number(plan.dollars)}"
+        energy = "" if plan.megawatt_hours is None else f"{format_number(plan.megawatt_hours)}"
+        power = "" if plan.electricity_dollars is None else f"${format_number(plan.electricity_dollars)}"
+        hours = format_number(plan.days * 24 * self.world)
+        tokens = format_number(plan.tokens)
         return (
-            f"| {self.model} | {self.world:,} | {number(plan.tokens)} | {axes} | {plan.mfu:.0%} | {plan.days:.3g} "
+            f"| {self.model} | {self.world:,} | {tokens} | {axes} | {plan.mfu:.0%} | {plan.days:.3g} "
             f"| {hours} | {money} | {energy} | {power} |"
         )
 
-    def data(self) -> dict[str, Any]:
-        return {"model": self.model, "world": self.world, **(self.plan.data() if self.plan else {"fits": False})}
+    def to_dict(self) -> dict[str, Any]:
+        return {"model": self.model, "world": self.world, **(self.plan.to_dict() if self.plan else {"fits": False})}
 
 
-def table_row(model: str, world: int, cluster: Cluster) -> TableRow:
+def plan_row(model: str, world: int, cluster: Cluster) -> TableRow:
     """The fastest layout that fits."""
     case = complete_words(["parallel=3d", *MODELS[model].split(), *BATCH.split(), f"launch.processes={world}"])
     case = replace(case, run=replace(case.run, batch=replace(case.run.batch, micro_size=1)))  # where the search begins
-    plan, _ = fastest(case, cluster, within=NEAR)
+    plan, _ = find_fastest(case, cluster, within=NEAR)
     return TableRow(model, world, plan and plan.plan_tokens(TOKENS * plan.explained.parameters))
 
 
-def rows(cluster: Cluster) -> Iterator[TableRow]:
+def iterate_rows(cluster: Cluster) -> Iterator[TableRow]:
     for model in MODELS:
         for world in WORLDS:
-            yield table_row(model, world, cluster)
+            yield plan_row(model, world, cluster)
 
 
 def list_assumptions(cluster: Cluster) -> list[str]:
     """What the table takes for granted, and from where its prices are."""
-    said = [
+    assumptions = [
         f"On {cluster.name} ({cluster.about}); {TOKENS} tokens to a parameter (arXiv 2203.15556), 2,048 sequences of "
         f"8,192 tokens a step, in bf16; a layout that fits and than which none is faster by {NEAR:.0%}; failures "
         "included. Time, money and energy grow with the tokens."
     ]
     for name, what in (("price.hour", "an accelerator and hour"), ("price.kwh", "a kWh")):
         price = cluster.numbers.get(name)
-        said.append(f"Price of {what}: " + (f"${price.value:g}, {price.source}." if price else "not known."))
-    return said
+        assumptions.append(f"Price of {what}: " + (f"${price.value:g}, {price.source}." if price else "not known."))
+    return assumptions
 
 
-def text(found: Iterator[TableRow], cluster: Cluster) -> str:
+def format_table(found: Iterator[TableRow], cluster: Cluster) -> str:
     """As Markdown."""
     line = "|" + " --- |" * (HEAD.count("|") - 1)
     return "\n".join([HEAD, line, *(row.text for row in found), "", "\n\n".join(list_assumptions(cluster))])

@@ -57,11 +57,11 @@ def run_callback(run_dir: Path, name: str, *settings: str) -> Lived:
         if "rows" not in installed().get_offers("parallel"):
             stack.enter_context(as_installed("gangline-toys", "gangline_testkit.toys.plugin"))
         s = open_session(run_dir, *settings)
-        found = Lived(notes=list(s.notes))
+        life = Lived(notes=list(s.notes))
         tell = s.reporter.record
-        s.reporter.record = lambda record: found.records.append(record) or tell(record)  # type: ignore[method-assign, func-returns-value]
+        s.reporter.record = lambda record: life.records.append(record) or tell(record)  # type: ignore[method-assign, func-returns-value]
         train(s)
-        return _collect(s, name, found)
+        return _collect(s, name, life)
 
 
 def _collect(s: Session, name: str, found: Lived) -> Lived:
@@ -69,8 +69,8 @@ def _collect(s: Session, name: str, found: Lived) -> Lived:
     found.weights = [(shard.name, shard.offset, shard.local.detach().clone()) for shard in s.runtime.shards()]
     callback = s.callbacks.get(name)
     for shard in callback.shards() if callback else ():
-        known = [(box, primary) for box, primary in s.registry.list_rank_boxes(shard.name, s.comms.rank)]
-        if (shard.box, shard.primary) not in known:
+        rank_boxes = [(box, primary) for box, primary in s.registry.list_rank_boxes(shard.name, s.comms.rank)]
+        if (shard.box, shard.primary) not in rank_boxes:
             found.boxes.append(f"{shard.name} at {shard.offset}")
         found.arrays.append((shard.name, shard.offset, shard.local.detach().clone()))
     found.state = json.loads(json.dumps(callback.state())) if callback else {}
@@ -134,20 +134,20 @@ class CallbackSuite(PartSuite):
         """Losses, metrics, arrays and state are those of one process; metrics and state the same on every rank."""
         world, choice = LAYOUTS[layout]
         (alone,) = one = self.run_straight(tmp_path / "one")
-        found = self.run_on_ranks(tmp_path / "several", choice, world=world)
-        for rank in found:
+        lives = self.run_on_ranks(tmp_path / "several", choice, world=world)
+        for rank in lives:
             assert not rank.boxes, f"the registry knows nothing of {rank.boxes[0]}"
-            assert rank.state == found[0].state, "ranks keep different states"
-            for record, first in zip(rank.records, found[0].records, strict=True):
+            assert rank.state == lives[0].state, "ranks keep different states"
+            for record, first in zip(rank.records, lives[0].records, strict=True):
                 assert record.metrics == first.metrics, f"step {record.step}: metrics differ between ranks"
-        for record, want in zip(found[0].records, alone.records, strict=True):
+        for record, want in zip(lives[0].records, alone.records, strict=True):
             assert record.metrics.keys() == want.metrics.keys()
             for name, value in want.metrics.items():
                 assert record.metrics[name] == pytest.approx(value, rel=ROUNDING), f"step {record.step}: {name}"
         losses = [pytest.approx(loss[:3], rel=ROUNDING) for loss in alone.losses]
-        assert [loss[:3] for loss in found[0].losses] == losses
-        compare_all("array", self.assemble_arrays(found), self.assemble_arrays(one), ROUNDING)
-        assert found[0].state.keys() == alone.state.keys()
+        assert [loss[:3] for loss in lives[0].losses] == losses
+        compare_all("array", self.assemble_arrays(lives), self.assemble_arrays(one), ROUNDING)
+        assert lives[0].state.keys() == alone.state.keys()
 
     def test_a_checkpoint_in_the_middle_changes_no_bit(self, tmp_path: Path) -> None:
         (straight,) = whole = self.run_straight(tmp_path / "straight")
@@ -161,8 +161,8 @@ class CallbackSuite(PartSuite):
     def test_begins_where_a_checkpoint_has_nothing_of_it(self, tmp_path: Path) -> None:
         """And a run goes on without it."""
         self.run_on_ranks(tmp_path / "run", ONE, f"run.steps={HALF}", without=True)
-        (found,) = self.run_on_ranks(tmp_path / "run", ONE)
-        assert [record.step for record in found.records] == list(range(HALF + 1, STEPS + 1))
+        (life,) = self.run_on_ranks(tmp_path / "run", ONE)
+        assert [record.step for record in life.records] == list(range(HALF + 1, STEPS + 1))
         self.run_on_ranks(tmp_path / "run", ONE, f"run.steps={STEPS + 1}", without=True)
 
     def test_leaves_over_some_of_the_arrays_it_is_asked_about(self) -> None:
@@ -180,7 +180,7 @@ class CallbackSuite(PartSuite):
 
     @mark_capability("watches")
     def test_the_run_is_as_without_it(self, tmp_path: Path) -> None:
-        (one,) = found = self.run_straight(tmp_path / "with")
+        (one,) = lives = self.run_straight(tmp_path / "with")
         (want,) = without = self.run_on_ranks(tmp_path / "without", ONE, without=True)
         assert one.losses == want.losses
-        compare_all("weight", self.gather_weights(found), self.gather_weights(without), 0)
+        compare_all("weight", self.gather_weights(lives), self.gather_weights(without), 0)

@@ -70,10 +70,12 @@ class CheckpointerSuite(PartSuite):
 
     def load(self, directory: Path, mesh: Mesh, id: str, salt: int, names: tuple[str, ...] | None = None) -> None:
         """Load on all ranks of a mesh; every bit has to be what was saved."""
-        for rank, found in enumerate(
+        for rank, mismatches in enumerate(
             get_pool(mesh.world).run(ranks.load, self.make_job(directory, mesh), id, salt, names)
         ):
-            assert not found, f"rank {rank} of {_name(mesh)} got other values than were saved: {', '.join(found)}"
+            assert not mismatches, (
+                f"rank {rank} of {_name(mesh)} got other values than were saved: {', '.join(mismatches)}"
+            )
 
     def read_as_tool(self, directory: Path) -> tuple[list[str], str | None]:
         """What a tool sees in another process: (all ids, the latest)."""
@@ -132,13 +134,13 @@ class CheckpointerSuite(PartSuite):
 
     def test_a_missing_array_is_the_users_error(self, tmp_path: Path) -> None:
         id = self.save(tmp_path, SHARDED, 1, salt=1)
-        asked = get_pool(2).run(ranks.load_strange, self.make_job(tmp_path, SHARDED), id, "model/absent", (3,))
-        assert asked == ["UserError"] * 2
+        errors = get_pool(2).run(ranks.load_strange, self.make_job(tmp_path, SHARDED), id, "model/absent", (3,))
+        assert errors == ["UserError"] * 2
 
     def test_another_shape_is_the_users_error(self, tmp_path: Path) -> None:
         id = self.save(tmp_path, SHARDED, 1, salt=1)
-        asked = get_pool(2).run(ranks.load_strange, self.make_job(tmp_path, SHARDED), id, "model/norm.weight", (8,))
-        assert asked == ["UserError"] * 2
+        errors = get_pool(2).run(ranks.load_strange, self.make_job(tmp_path, SHARDED), id, "model/norm.weight", (8,))
+        assert errors == ["UserError"] * 2
 
     # --- which one ---------------------------------------------------------------------------------------------------
 
@@ -180,10 +182,10 @@ class CheckpointerSuite(PartSuite):
             file.truncate(longest.stat().st_size // 2)
         job = self.make_job(tmp_path, SHARDED, more=("checkpoint.keep_last=2",))
         (newest, _) = get_pool(2).run(ranks.save, job, 4, 4)
-        found, latest = self.list_as_tool(tmp_path)
+        listed_ids, latest = self.list_as_tool(tmp_path)
         assert latest == newest
-        assert ids[1] in found, f"{ids[2]}, which cannot be read, was counted, and {ids[1]} deleted"
-        assert ids[0] not in found, f"{ids[0]} is none of the newest two, and stays"
+        assert ids[1] in listed_ids, f"{ids[2]}, which cannot be read, was counted, and {ids[1]} deleted"
+        assert ids[0] not in listed_ids, f"{ids[0]} is none of the newest two, and stays"
         self.load(tmp_path, SHARDED, ids[1], salt=2)
         self.load(tmp_path, SHARDED, newest, salt=4)
 
@@ -255,9 +257,9 @@ class CheckpointerSuite(PartSuite):
                 ids = [f"step-{one:08d}" for one in steps]
                 assert outcomes in (ids, [ids[0], "SaveFailed", ids[2]]), f"seed {seed}, {shot}: {outcomes}"
                 killed = step + 2
-            found, newest = self.read_as_tool(directory)
+            listed_ids, newest = self.read_as_tool(directory)
             print(f"{shot} of saves of {seconds:.3f} s: the newest is {newest} of {steps}")
-            assert newest == found[-1], f"seed {seed}: {newest} of {found}"
+            assert newest == listed_ids[-1], f"seed {seed}: {newest} of {listed_ids}"
             assert int(newest.removeprefix("step-")) >= step, f"seed {seed}, {shot}: {steps[0]} is gone"
             bad = get_pool(2).run(ranks.load, _renew_token(job), newest, salts[newest])
             assert bad == [[], []], f"seed {seed}, {shot}: {newest} holds other values than were saved: {bad}"
@@ -278,8 +280,8 @@ class CheckpointerSuite(PartSuite):
         """SaveFailed on every rank; what was saved before is untouched, and with room again saving goes on."""
         job = self.make_job(tmp_path, SHARDED, large=64)
         (id, _) = get_pool(2).run(ranks.save, job, 1, 1)
-        asked = get_pool(2).run(ranks.save_on_a_full_disk, _renew_token(job), 2, 2, 4096)
-        assert asked == ["SaveFailed"] * 2, f"instead of SaveFailed on both ranks: {asked}"
+        errors = get_pool(2).run(ranks.save_on_a_full_disk, _renew_token(job), 2, 2, 4096)
+        assert errors == ["SaveFailed"] * 2, f"instead of SaveFailed on both ranks: {errors}"
         assert self.read_as_tool(tmp_path) == ([id], id)
         assert get_pool(2).run(ranks.load, _renew_token(job), id, 1) == [[], []]
         (again, _) = get_pool(2).run(ranks.save, _renew_token(job), 3, 3)

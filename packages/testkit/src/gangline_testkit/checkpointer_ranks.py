@@ -80,26 +80,26 @@ def make_values(name: str, layout: Layout, salt: int) -> torch.Tensor:
 
 def make_shards(registry: Registry, salt: int | None, names: Iterable[str] | None = None) -> list[Shard]:
     """This rank's shards, filled with `make_values`, or with -1 where salt is None."""
-    made = []
+    shards = []
     for name in registry if names is None else names:
         layout = registry[name]
         whole = None if salt is None else make_values(name, layout, salt)
         for box, primary in registry.list_rank_boxes(name, rank.index):
             dtype = getattr(torch, layout.dtype)
             local = torch.full(box.shape, -1, dtype=dtype) if whole is None else whole[box.slices].clone()
-            made.append(Shard(name, layout.shape, dtype, box.offset, local, primary))
-    return made
+            shards.append(Shard(name, layout.shape, dtype, box.offset, local, primary))
+    return shards
 
 
 def find_wrong(shards: Iterable[Shard], salt: int) -> list[str]:
     """The shards that do not hold the bits of `make_values`."""
-    found = []
+    mismatches = []
     for shard in shards:
         layout = Layout(shard.global_shape, name_dtype(shard.dtype))
         want = make_values(shard.name, layout, salt)[shard.box.slices].contiguous()
         if _view_bits(shard.local) != _view_bits(want):
-            found.append(f"{shard.name} at {shard.offset}")
-    return found
+            mismatches.append(f"{shard.name} at {shard.offset}")
+    return mismatches
 
 
 def _view_bits(x: torch.Tensor) -> bytes:
@@ -276,10 +276,10 @@ def read_outcome(job: CheckpointerJob, id: str, salt: int) -> str:
         return f"{type(error).__name__}: {error}"
     finally:
         checkpointer.close()
-    found = find_wrong(shards, salt)
+    mismatches = find_wrong(shards, salt)
     if read != make_document(ident.step, ident.attempt, salt):
-        found.append("the document")
-    return f"wrong: {', '.join(found)}" if found else "right"
+        mismatches.append("the document")
+    return f"wrong: {', '.join(mismatches)}" if mismatches else "right"
 
 
 def lose_each(job: CheckpointerJob, id: str, salt: int, files: list[str]) -> list[str]:
@@ -315,20 +315,20 @@ def _damage_each(job: CheckpointerJob, id: str, salt: int, places: list) -> list
 # --- kill -9 ---------------------------------------------------------------------------------------------------------
 
 _CHANGES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
-_left: int | None = None  # changes of files until this rank kills itself; None: never
-_made = 0
+_change_limit: int | None = None  # changes of files until this rank kills itself; None: never
+_change_count = 0
 _directory = ""
 _watching = False
 
 
 def _watch(event: str, args: tuple) -> None:
-    global _left, _made
+    global _change_limit, _change_count
     if _directory and event in _CHANGES and any(_is_inside(arg) for arg in args[:2]):
         if event == "open" and not _writes(args):
             return
-        if _left == _made:
+        if _change_limit == _change_count:
             os.kill(os.getpid(), signal.SIGKILL)
-        _made += 1
+        _change_count += 1
 
 
 def _is_inside(arg: object) -> bool:
@@ -343,13 +343,13 @@ def _writes(args: tuple) -> bool:
 
 def save_and_die(job: CheckpointerJob, step: int, salt: int, victim: int | None, after: int) -> int:
     """Save, counting the changes this rank makes to files; the victim kills itself just before number `after`."""
-    global _left, _made, _directory, _watching
+    global _change_limit, _change_count, _directory, _watching
     if not _watching:
         sys.addaudithook(_watch)
         _watching = True
-    _left, _made, _directory = (after if victim == rank.index else None), 0, str(job.run.job.dir)
+    _change_limit, _change_count, _directory = (after if victim == rank.index else None), 0, str(job.run.job.dir)
     try:
         save(job, step, salt)
-        return _made
+        return _change_count
     finally:
         _directory = ""

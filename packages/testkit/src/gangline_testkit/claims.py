@@ -86,12 +86,12 @@ def waive(reason: str) -> Callable:
 
 def find_standard_tests(cls: type) -> dict[str, Callable]:
     """The kit's tests that a suite class inherits, by name."""
-    found: dict[str, Callable] = {}
+    tests: dict[str, Callable] = {}
     for base in cls.__mro__:
         if base.__module__.startswith("gangline_testkit."):
             own = {name: thing for name, thing in vars(base).items() if name.startswith("test_")}
-            found = {**own, **found}
-    return found
+            tests = {**own, **tests}
+    return tests
 
 
 def find_overridden(cls: type) -> list[str]:
@@ -99,5 +99,5 @@ def find_overridden(cls: type) -> list[str]:
     return [
         name
         for name, test in find_standard_tests(cls).items()
-        if (mine := inspect.getattr_static(cls, name, None)) is not test and not getattr(mine, "waived", "")
+        if (attribute := inspect.getattr_static(cls, name, None)) is not test and not getattr(attribute, "waived", "")
     ]

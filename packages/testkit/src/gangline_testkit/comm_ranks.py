@@ -56,8 +56,8 @@ def _compare_comms(comm: Comm, bare: Comm) -> None:
 
 
 def _call(comm: Comm, name: str, x: torch.Tensor, *more: int) -> torch.Tensor:
-    found = getattr(comm, name)(x.clone(), *more)
-    return found.wait() if name.startswith("start_") else found
+    output = getattr(comm, name)(x.clone(), *more)
+    return output.wait() if name.startswith("start_") else output
 
 
 def _assert_equal(name: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:

@@ -46,6 +46,6 @@ class CommandSuite:
     def test_help_is_given_without_torch(self) -> None:
         """`gangline VERB --help` says how it is used, at once, and ends with 0."""
         words = [sys.executable, "-c", _TORCH_FREE, self.verb, "--help"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=os.environ)
-        check_success(done)
-        assert self.verb in done.stdout, f"the help does not name the verb: {done.stdout!r}"
+        process = subprocess.run(words, capture_output=True, text=True, timeout=120, env=os.environ)
+        check_success(process)
+        assert self.verb in process.stdout, f"the help does not name the verb: {process.stdout!r}"

@@ -20,26 +20,26 @@ def assemble(per_rank: Sequence[Iterable[Held]], shapes: Mapping[str, tuple[int,
     Fails where an element is held by nobody, or by two that differ in a bit.
     """
     whole: dict[str, Tensor] = {}
-    seen: dict[str, Tensor] = {}
-    for rank, held in enumerate(per_rank):
-        for name, offset, local in held:
+    coverage: dict[str, Tensor] = {}
+    for rank, pieces in enumerate(per_rank):
+        for name, offset, local in pieces:
             assert name in shapes, f"rank {rank} holds {name}, which is not in the registry"
             place = tuple(slice(start, start + length) for start, length in zip(offset, local.shape, strict=True))
             if name not in whole:
                 whole[name] = torch.zeros(shapes[name], dtype=local.dtype)
-                seen[name] = torch.zeros(shapes[name], dtype=torch.bool)
+                coverage[name] = torch.zeros(shapes[name], dtype=torch.bool)
             assert all(p.stop <= n for p, n in zip(place, shapes[name], strict=True)), (
                 f"rank {rank} holds {name}{list(place)}, which is outside of its shape {shapes[name]}"
             )
-            before, known = whole[name][place], seen[name][place]
+            before, overlap = whole[name][place], coverage[name][place]
             same = (
                 (before == local) | (before.isnan() & local.isnan()) if local.is_floating_point() else before == local
             )
-            assert bool((same | ~known).all()), f"rank {rank} holds other bits of {name} than the ranks before it"
+            assert bool((same | ~overlap).all()), f"rank {rank} holds other bits of {name} than the ranks before it"
             whole[name][place] = local
-            seen[name][place] = True
+            coverage[name][place] = True
     for name in shapes:
-        missing = int((~seen[name]).sum()) if name in seen else "all"
+        missing = int((~coverage[name]).sum()) if name in coverage else "all"
         assert not missing, f"{missing} elements of {name} are held by no rank"
     return whole
 
@@ -81,8 +81,8 @@ def compare_clipped(
     per_rank: Sequence[Clipped], shapes: Mapping[str, tuple[int, ...]], limit: float, what: str
 ) -> None:
     """Compare what `clip` made of gradients on each rank with those before it, scaled to a norm of `limit`."""
-    before = assemble([held for _, held, _ in per_rank], shapes)
-    after = assemble([held for _, _, held in per_rank], shapes)
+    before = assemble([pieces for _, pieces, _ in per_rank], shapes)
+    after = assemble([pieces for _, _, pieces in per_rank], shapes)
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in before.values()))
     for clipped, _, _ in per_rank:
         assert_number_close(what, clipped, norm, 1e-12)
@@ -99,8 +99,8 @@ def check_mapped_once(
     answers: what `strategy_ranks.map_matrices` gave on each rank; want: what `expect_mapped` gave.
     """
     shapes = {name: tuple(array.shape) for name, array in want.items()}
-    held = assemble([pieces for pieces, _, _ in answers], shapes)
-    compare_all("mapped", held, want, 0)
+    arrays = assemble([pieces for pieces, _, _ in answers], shapes)
+    compare_all("mapped", arrays, want, 0)
     matrices = sorted((name, index) for name, shape in shapes.items() for index in range(math.prod(shape[:-2])))
     mapped = sorted(tuple(id) for _, ids, _ in answers for id in ids)
     assert mapped == matrices, f"of the matrices {matrices} the ranks mapped {mapped}"

@@ -45,20 +45,22 @@ def main(argv: Sequence[str]) -> int:
 
 def find_offers(distribution: str) -> tuple[list[Offer], list[str]]:
     """The parts and the verbs that a distribution supplies. Raises UserError, with the cause, where there are none."""
-    found = installed()
-    for failure in found.failures:
+    plugins = installed()
+    for failure in plugins.failures:
         if _is_same_name(failure.distribution, distribution):
             raise UserError(f"{failure.supplier} {failure.why}", failure.mend)
-    every = [offer for group in found.list_groups() for offer in found.get_offers(group).values() if not offer.viewed]
-    mine = [offer for offer in every if _is_same_name(offer.distribution, distribution)]
-    verbs = found.list_verbs(distribution)
-    if not mine and not verbs:
+    every = [
+        offer for group in plugins.list_groups() for offer in plugins.get_offers(group).values() if not offer.viewed
+    ]
+    offers = [offer for offer in every if _is_same_name(offer.distribution, distribution)]
+    verbs = plugins.list_verbs(distribution)
+    if not offers and not verbs:
         names = ", ".join(sorted({offer.distribution for offer in every if offer.distribution}))
         raise UserError(
             f"no installed plugin is called {distribution}, or it offers no part.",
             f"Installed here: {names}.   (gangline plugins lists who offers what, and what failed to import)",
         )
-    return mine, verbs
+    return offers, verbs
 
 
 def conform(offers: Sequence[Offer], verbs: Sequence[str], tests: Path | None) -> list[Result]:
@@ -74,9 +76,9 @@ def conform(offers: Sequence[Offer], verbs: Sequence[str], tests: Path | None) -
     suites |= {f"gangline {verb}": "gangline_testkit:CommandSuite" for verb in verbs}
     rows = []
     for choice, suite in suites.items():
-        mine = [result for result in results if result.choice == choice]
+        own_results = [result for result in results if result.choice == choice]
         missing = report.Result(choice, suite.partition(":")[2], failed={"": f"{tests} has no suite for it"})
-        rows += mine or [missing]
+        rows += own_results or [missing]
     return rows
 
 

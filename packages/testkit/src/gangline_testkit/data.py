@@ -33,11 +33,11 @@ def compute_digests(build: str, run: Run, split: str, numbers: list[int]) -> lis
 
 
 def _compute_digest(sample: Sample) -> str:
-    found = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for name, value in sorted(sample.items()):
-        found.update(f"{name} {value.shape}".encode())  # type: ignore[attr-defined]
-        found.update(np.ascontiguousarray(value).tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {value.shape}".encode())  # type: ignore[attr-defined]
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
 
 
 class DataSourceSuite(BatchReaderSuite):
@@ -110,8 +110,8 @@ class DataSourceSuite(BatchReaderSuite):
         source = self.build_source(tmp_path)
         first = [_compute_digest(source.sample(i)) for i in range(SOME)]
         for i in reversed(range(SOME)):
-            given = source.sample(i)
-            for value in given.values():
+            sample = source.sample(i)
+            for value in sample.values():
                 if value.flags.writeable:
                     value[...] = 1
         assert [_compute_digest(source.sample(i)) for i in range(SOME)] == first
@@ -160,11 +160,11 @@ class DataSourceSuite(BatchReaderSuite):
     @mark_capability("disjoint")
     def test_validation_is_never_trained_on(self, tmp_path: Path) -> None:
         train, held_out = (self.build_source(tmp_path, split=split) for split in ("train", "validation"))
-        seen = np.zeros(len(self.make_text()), dtype=bool)
+        letters = np.zeros(len(self.make_text()), dtype=bool)
         for start, stop in self.find_places(train, range(train.count_samples() or SOME)):
-            seen[start:stop] = True
+            letters[start:stop] = True
         for start, stop in self.find_places(held_out, range(held_out.count_samples() or SOME)):
-            assert not seen[start:stop].any(), f"letters {start} to {stop} are trained on and validated with"
+            assert not letters[start:stop].any(), f"letters {start} to {stop} are trained on and validated with"
 
     # --- what is said about it ---------------------------------------------------------------------------------------
 
@@ -201,8 +201,8 @@ class DataSourceSuite(BatchReaderSuite):
         """Found by `check` before anything starts, or raised as a UserError; never a traceback."""
         run = copy.deepcopy(self.run(*self.write_corpus(tmp_path)))
         for setting in self.write_corpus(tmp_path):
-            found = Path(setting.partition("=")[2])
-            shutil.rmtree(found) if found.is_dir() else found.unlink()
+            path = Path(setting.partition("=")[2])
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         if not run.data.check(run):
             with pytest.raises(UserError):
                 self.build(run.data, run, "train").sample(0)

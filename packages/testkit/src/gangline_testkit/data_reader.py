@@ -45,22 +45,22 @@ class BatchReaderSuite(PartSuite):
         self, source: DataSource, batches: Sequence[StoredBatch], numbers: Sequence[int], counted: int | None = None
     ) -> None:
         """The microbatches hold these samples, as `sample` gives them; rows from `counted` on do not count."""
-        read = [int(number) for stored in batches for number in stored.sample]
+        read = [int(number) for batch in batches for number in batch.sample]
         assert read == list(numbers), f"samples {read} are read; {list(numbers)} are wanted"
-        for stored in batches:
-            mine = stored.sample.tolist()
-            wanted = stack_samples([source.sample(i) for i in mine], mine, KeptMemory(CPU))
-            wanted.counted = counted
-            _assert_equal(expand(stored, 0, CPU), expand(wanted, 0, CPU), mine)
+        for batch in batches:
+            rows = batch.sample.tolist()
+            reference = stack_samples([source.sample(i) for i in rows], rows, KeptMemory(CPU))
+            reference.counted = counted
+            _assert_equal(expand(batch, 0, CPU), expand(reference, 0, CPU), rows)
 
     def test_a_reader_gives_the_samples_themselves(self, tmp_path: Path) -> None:
         source = self.build_source(tmp_path)
         with self.read_batches(source) as reader:
             reader.begin(0, 0)
             for step in range(4):
-                given = list(reader.take())
-                assert [len(stored.tokens) for stored in given] == [MICRO] * (SIZE // MICRO)
-                self.assert_samples(source, given, range(step * SIZE, (step + 1) * SIZE))
+                batches = list(reader.take())
+                assert [len(batch.tokens) for batch in batches] == [MICRO] * (SIZE // MICRO)
+                self.assert_samples(source, batches, range(step * SIZE, (step + 1) * SIZE))
 
     def test_a_reader_goes_on_anywhere(self, tmp_path: Path) -> None:
         """After a resume, after a rollback, behind samples that are passed over: it begins anew at any sample."""
@@ -92,10 +92,10 @@ class BatchReaderSuite(PartSuite):
             for index in range(width):
                 with self.read_batches(source, index, width) as reader:
                     held_out = 0
-                    for stored in reader.read_held_out(5):
-                        rows = stored.sample.tolist()
-                        self.assert_samples(source, [stored], rows, stored.counted)
-                        read += rows if stored.counted is None else rows[: stored.counted]
+                    for batch in reader.read_held_out(5):
+                        rows = batch.sample.tolist()
+                        self.assert_samples(source, [batch], rows, batch.counted)
+                        read += rows if batch.counted is None else rows[: batch.counted]
                         held_out += 1
                     shares.add(held_out)
             assert read == list(range(count)), f"{width} ranks validate on samples {read}"
@@ -107,9 +107,9 @@ class BatchReaderSuite(PartSuite):
         with self.read_batches(source) as reader:
             reader.begin(0, 0)
             for step in range(6):
-                given = reader.take()
+                batches = reader.take()
                 time.sleep(0.02)
-                self.assert_samples(source, given, range(step * SIZE, (step + 1) * SIZE))
+                self.assert_samples(source, batches, range(step * SIZE, (step + 1) * SIZE))
 
     def test_a_closed_reader_reads_nothing_more(self, tmp_path: Path) -> None:
         before = set(threading.enumerate())
@@ -121,9 +121,9 @@ class BatchReaderSuite(PartSuite):
             with pytest.raises(RuntimeError):
                 assert reader.take() is None, "a batch is read after `close`"
         deadline = time.monotonic() + 60  # a thread in the middle of a sample ends with it
-        while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+        while (threads := set(threading.enumerate()) - before) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not left, f"threads are left after `close`: {left}"
+        assert not threads, f"threads are left after `close`: {threads}"
 
 
 def _assert_equal(given: Batch, wanted: Batch, numbers: list[int]) -> None:

@@ -87,31 +87,31 @@ class ModelEditSuite(PartSuite):
         """What it is given stays as it was, and what it gives is the same each time."""
         tree, plan = self.compose_before()
         options = self.build_config(self.run())
-        kept = copy.deepcopy((tree, plan, options))
+        inputs = copy.deepcopy((tree, plan, options))
         one = self.build(tree, plan, options)
-        assert (tree, plan, options) == kept, "the edit changed what it was given"
-        two = self.build(*copy.deepcopy(kept))
+        assert (tree, plan, options) == inputs, "the edit changed what it was given"
+        two = self.build(*copy.deepcopy(inputs))
         assert repr(one) == repr(two), "the edit gives something else the second time"
 
     def test_torch_free_and_the_same_in_every_process(self) -> None:
         words = [*self.get_model_settings(), *self.chosen, *self.settings]
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", _TORCH_FREE, *words], capture_output=True, text=True, timeout=120, env=os.environ
         )
-        check_success(done)
+        check_success(process)
         here = hashlib.sha256(repr(compose_model(self.run())).encode()).hexdigest()
-        assert done.stdout.strip() == here, "another process makes another model of the same words"
+        assert process.stdout.strip() == here, "another process makes another model of the same words"
 
     def test_claims_what_it_changed(self) -> None:
         """Two edits of one node are refused by their claims, so each changed node lies in a claimed one."""
         tree, _ = self.compose_before()
         edited, _, claimed = self.compose_after()
-        changed = list(_list_changed(tree, edited))
-        assert changed or not claimed, f"claims {', '.join(claimed)} and changes nothing"
-        for path in changed:
+        changed_paths = list(_list_changed(tree, edited))
+        assert changed_paths or not claimed, f"claims {', '.join(claimed)} and changes nothing"
+        for path in changed_paths:
             assert any(_is_within(path, claim) for claim in claimed), f"{path or 'the root'} is changed and not claimed"
         for claim in claimed:
-            assert any(_is_within(path, claim) for path in changed), f"{claim} is claimed and not changed"
+            assert any(_is_within(path, claim) for path in changed_paths), f"{claim} is claimed and not changed"
 
     # --- plan and modules --------------------------------------------------------------------------------------------
 
@@ -129,8 +129,8 @@ class ModelEditSuite(PartSuite):
     def test_nodes_know_the_shapes_of_their_modules(self) -> None:
         """Parameters are counted from the tree alone."""
         tree, _, _ = self.compose_after()
-        made = {name: tuple(p.shape) for name, p in construct(tree).named_parameters()}
-        assert get_parameter_shapes(tree) == made
+        shapes = {name: tuple(p.shape) for name, p in construct(tree).named_parameters()}
+        assert get_parameter_shapes(tree) == shapes
 
     def test_codes_are_kept_in_the_blocks_of_their_nodes(self) -> None:
         """What fills codes and scales reads the plan, what multiplies by them the node."""
@@ -140,9 +140,9 @@ class ModelEditSuite(PartSuite):
             rule = plan.find_low_bit(name)
             if plan.is_scales(name) or plan.get_owner(name) != name:
                 continue
-            told = rule.block if rule is not None else 0
-            assert told == blocks.get(name, 0), (
-                f"{name}: blocks of {told} by the plan, {blocks.get(name, 0)} by its node"
+            block = rule.block if rule is not None else 0
+            assert block == blocks.get(name, 0), (
+                f"{name}: blocks of {block} by the plan, {blocks.get(name, 0)} by its node"
             )
 
     def test_nodes_count_their_operations(self) -> None:
@@ -178,9 +178,9 @@ class ModelEditSuite(PartSuite):
                 if function is None:
                     continue
                 own = call_of(function)
-                told = f"{path}.{seam.name}: its node says {call or 'nothing'}, the function {own or 'nothing'}"
-                assert call is not None, told
-                assert own == call, told
+                message = f"{path}.{seam.name}: its node says {call or 'nothing'}, the function {own or 'nothing'}"
+                assert call is not None, message
+                assert own == call, message
 
     # --- what it computes --------------------------------------------------------------------------------------------
 
@@ -211,8 +211,8 @@ class ModelEditSuite(PartSuite):
 
     def test_what_is_kept_between_tokens_changes_no_text(self) -> None:
         """Where all nodes say how they take one more token (`Node.get_decoding`); else nothing is kept."""
-        for kept, anew in get_pool(1).run(generate_texts, self.make_job(1))[0]:
-            close("with what is kept of earlier tokens, logits of the next ones", kept, anew, FLOAT64)
+        for logits, anew in get_pool(1).run(generate_texts, self.make_job(1))[0]:
+            close("with what is kept of earlier tokens, logits of the next ones", logits, anew, FLOAT64)
 
     @mark_capability(LAYOUT)
     def test_layouts_agree(self, world: int) -> None:
@@ -237,8 +237,8 @@ class ModelEditSuite(PartSuite):
             one = got[0].steps[number]
             assert_number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
             shapes = {name: tuple(gradient.shape) for name, gradient in want.gradients.items()}
-            held = assemble([of_rank.steps[number].held for of_rank in got], shapes)
-            compare_all(f"gradient of step {number}:", held, want.gradients, relative)
+            gradients = assemble([of_rank.steps[number].held for of_rank in got], shapes)
+            compare_all(f"gradient of step {number}:", gradients, want.gradients, relative)
             assert set(want.metrics) <= set(one.metrics)
             for name, value in want.metrics.items():
                 close(
@@ -283,11 +283,11 @@ def generate_texts(job: StrategyJob) -> list[tuple[torch.Tensor, torch.Tensor]]:
     prompts = [[token % job.vocab_size for token in row] for row in ((3, 1, 4), (1,), (5, 9, 2, 6))]
     how = Sampling(tokens=job.run.batch.sequence_length - 4, temperature=1.0, seed=job.run.seed)
     texts = decode(forward, prompts, how, cached=True, device=torch.device("cpu"))
-    found = []
+    logits = []
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         alone = make_full_batch(torch.tensor([prompt + text.tokens[:-1]]))
-        found.append((torch.stack([step[row] for step in steps]), model.compute_logits(alone)[0, len(prompt) - 1 :]))
-    return found
+        logits.append((torch.stack([step[row] for step in steps]), model.compute_logits(alone)[0, len(prompt) - 1 :]))
+    return logits
 
 
 def _is_within(path: str, claim: str) -> bool:

@@ -71,8 +71,8 @@ def list_readable(figure: Figure) -> list[str]:
     assert lines, "a figure has words"
     assert lines[0].bold and figure.get_suptitle().startswith(lines[0].text), "a figure has a title"  # noqa: PT018
     for axes in figure.axes:
-        if found := axes.get_legend():
-            box = found.get_window_extent(recorder).extents
+        if legend := axes.get_legend():
+            box = legend.get_window_extent(recorder).extents
             assert not any(_touch(box, plot.bbox.extents) for plot in figure.axes), "a legend covers a plot"
     return [line.text for line in lines]
 

@@ -16,8 +16,8 @@ from gangline_testkit import RealRuns, warm
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[RealRuns]:
     """A directory for real runs."""
-    with RealRuns(tmp_path) as found:
-        yield found
+    with RealRuns(tmp_path) as real_runs:
+        yield real_runs
 
 
 @pytest.fixture

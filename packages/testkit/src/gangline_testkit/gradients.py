@@ -45,8 +45,8 @@ class GradientsSuite(PartSuite):
 
     def sum_buckets(self, world: int, **options: Any) -> list[list[list[Tensor]]]:
         """Rank -> step -> bucket -> what the rank gets."""
-        found: list[list[list[Tensor]]] = get_pool(world).run(ranks.sum_buckets, self.build_sums(**options))
-        return found
+        totals: list[list[list[Tensor]]] = get_pool(world).run(ranks.sum_buckets, self.build_sums(**options))
+        return totals
 
     # --- the part ----------------------------------------------------------------------------------------------------
 
@@ -56,8 +56,8 @@ class GradientsSuite(PartSuite):
 
     def test_says_what_it_loses(self) -> None:
         """A sum that is not exact depends on the layout: `Part.layout_dependent` says how."""
-        said = self.offer.part.layout_dependent
-        assert self.tolerance <= EXACT or said, "Part.layout_dependent does not say how losses depend on the layout"
+        text = self.offer.part.layout_dependent
+        assert self.tolerance <= EXACT or text, "Part.layout_dependent does not say how losses depend on the layout"
 
     def test_says_bytes_and_numbers(self, world: int, scatters: bool) -> None:
         """For `explain` and the planner: what is sent and kept for a large bucket is at most a tenth more."""
@@ -66,16 +66,16 @@ class GradientsSuite(PartSuite):
         size = ranks.LARGE.size
         told_sent = config.count_sent(size, world, scatters, 4)
         told_kept = config.count_kept(size, world, scatters)
-        for sent, kept in get_pool(world).run(ranks.count_bytes, self.build_sums(scatters=scatters)):
-            assert sent <= SLACK * told_sent, f"count_sent says {told_sent:.0f} bytes, and a rank sends {sent}"
-            assert kept <= SLACK * told_kept, f"count_kept says {told_kept} numbers, and a rank keeps {kept}"
+        for nbytes, numbers in get_pool(world).run(ranks.count_bytes, self.build_sums(scatters=scatters)):
+            assert nbytes <= SLACK * told_sent, f"count_sent says {told_sent:.0f} bytes, and a rank sends {nbytes}"
+            assert numbers <= SLACK * told_kept, f"count_kept says {told_kept} numbers, and a rank keeps {numbers}"
 
     def test_arrays_are_a_function_of_the_layout(self, world: int, scatters: bool) -> None:
         """Each rank names the arrays of all ranks, without asking them."""
-        said = ranks.describe_arrays(self.build_sums(scatters=scatters), world)
+        shapes = ranks.describe_arrays(self.build_sums(scatters=scatters), world)
         count = len(ranks.BUCKETS)
-        assert said[:count] == said[count : 2 * count] == said[2 * count :], "other arrays the second time"
-        for arrays in said[:count]:
+        assert shapes[:count] == shapes[count : 2 * count] == shapes[2 * count :], "other arrays the second time"
+        for arrays in shapes[:count]:
             assert all(isinstance(length, int) and length >= 0 for shape in arrays.values() for length in shape)
 
     # --- sums --------------------------------------------------------------------------------------------------------
@@ -88,9 +88,11 @@ class GradientsSuite(PartSuite):
 
     def test_sums_are_near_the_exact_ones(self, world: int, scatters: bool) -> None:
         """The mean over many steps; of ranges together those of all ranks."""
-        found = self.sum_buckets(world, steps=ROUNDS, constant=True, scatters=scatters)
+        totals = self.sum_buckets(world, steps=ROUNDS, constant=True, scatters=scatters)
         for number, layout in enumerate(ranks.BUCKETS):
-            of_ranks = [sum((step[number].double() for step in of_rank), torch.zeros(())) / ROUNDS for of_rank in found]
+            of_ranks = [
+                sum((step[number].double() for step in of_rank), torch.zeros(())) / ROUNDS for of_rank in totals
+            ]
             mean = torch.cat(of_ranks) if scatters else of_ranks[0]
             assert mean.shape == (layout.size,), f"a sum of {layout.size} elements has the shape {tuple(mean.shape)}"
             true = ranks.compute_exact(layout, number, 0, world)
@@ -106,8 +108,8 @@ class GradientsSuite(PartSuite):
         of_ranks = self.sum_buckets(world, steps=1, scatters=scatters, spoilt=spoilt)
         for number in range(len(ranks.BUCKETS)):
             totals = [step[number] for (step,) in of_ranks]
-            found = [not bool(total.isfinite().all()) for total in totals]
-            assert any(found) if scatters else all(found), (
+            flags = [not bool(total.isfinite().all()) for total in totals]
+            assert any(flags) if scatters else all(flags), (
                 f"a gradient is {spoilt}, and the sum of its bucket is finite"
             )
 
@@ -145,10 +147,10 @@ class GradientsSuite(PartSuite):
             losses = [(record.step, record.loss, record.grad_norm) for record in records]
             assert losses[HALF:] == [(record.step, record.loss, record.grad_norm) for record in again], names
             _check_same_weights(weights, others, "of the resumed run differ")
-        held: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        pieces: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         for _, weights, _ in straight:
             for name, offset, local in weights:
-                assert torch.equal(held.setdefault((name, offset), local), local), f"{name} differs between replicas"
+                assert torch.equal(pieces.setdefault((name, offset), local), local), f"{name} differs between replicas"
 
     def run_training(self, run_dir: Path, *words: str) -> list[Any]:
         """Of each of two ranks what it saw of a run."""

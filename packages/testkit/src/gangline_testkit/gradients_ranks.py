@@ -98,16 +98,16 @@ def sum_buckets(sums: Sums) -> list[list[Tensor]]:
     """Step -> bucket -> what this rank gets."""
     comm = rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).get_comm("dp_replicate")
     reduction = build_reduction(sums)
-    kept, found = make_fresh(sums, reduction, comm), []
+    views, totals = make_fresh(sums, reduction, comm), []
     for step in range(sums.steps):
         if step and step == sums.handover:
-            before, reduction = kept, build_reduction(sums)
-            kept = make_fresh(sums, reduction, comm)
-            for arrays, filled in zip(before, kept, strict=True):
+            before, reduction = views, build_reduction(sums)
+            views = make_fresh(sums, reduction, comm)
+            for arrays, targets in zip(before, views, strict=True):
                 for name, array in arrays.items():
-                    filled[name].copy_(array)
-        found.append([total.clone() for total in _run_step(sums, reduction, comm, kept, step)])
-    return found
+                    targets[name].copy_(array)
+        totals.append([total.clone() for total in _run_step(sums, reduction, comm, views, step)])
+    return totals
 
 
 def _run_step(
@@ -129,13 +129,13 @@ def _run_step(
 @torch.no_grad()
 def count_bytes(sums: Sums) -> tuple[int, int]:
     """(bytes that this rank sends, numbers that it keeps) for the large bucket in float32, after any warm-up."""
-    sent: Counter[str] = Counter()
-    comm = CountingComm(rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).get_comm("dp_replicate"), sent)
+    traffic: Counter[str] = Counter()
+    comm = CountingComm(rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).get_comm("dp_replicate"), traffic)
     reduction, layout = build_reduction(sums), replace(LARGE, ranks=comm.size, scatters=sums.scatters)
-    kept = KeptArrays(reduction, [layout], layout, torch.empty(0)).views
-    bucket = Bucket(layout, make_gradient(layout, 0, 0, comm.index, torch.float32), kept, LATE)
+    views = KeptArrays(reduction, [layout], layout, torch.empty(0)).views
+    bucket = Bucket(layout, make_gradient(layout, 0, 0, comm.index, torch.float32), views, LATE)
     (reduction.reduce_scatter if sums.scatters else reduction.reduce)(bucket, comm).wait()
-    return sent.total(), sum(array.numel() for array in kept.values())
+    return traffic.total(), sum(array.numel() for array in views.values())
 
 
 def describe_arrays(sums: Sums, ranks: int) -> list[dict[str, tuple[int, ...]]]:

@@ -126,8 +126,8 @@ class HealthCheckSuite(PartSuite):
 
     def test_catches_the_fault(self, fault: str) -> None:
         """Where it is claimed; where it is not, a probe."""
-        said = self.find_verdicts(self.faults[fault](make_healthy()))
-        steps = [step for step, verdict in said if verdict.suggestion > Action.NOTE]
+        verdicts = self.find_verdicts(self.faults[fault](make_healthy()))
+        steps = [step for step, verdict in verdicts if verdict.suggestion > Action.NOTE]
         caught = bool(steps) and FAULT <= steps[0] <= FAULT + PATIENCE
         if fault in self.can:
             assert caught, f"{fault} at step {FAULT} is not caught; verdicts at {steps}"
@@ -155,21 +155,21 @@ class HealthCheckSuite(PartSuite):
         from gangline.train.verdicts import make_not_finite
 
         check = self.check()
-        said: list[Attempt] = []
+        attempts: list[Attempt] = []
         for record in self.faults[fault](make_healthy()):
-            found = tuple(verdict for _, verdict in self.find_verdicts([record], check))
-            history = tuple(said)
-            agreed = Agreed(
-                (*found, make_not_finite(record)) if not record.finite else found, history, 1e9 + record.step
+            verdicts = tuple(verdict for _, verdict in self.find_verdicts([record], check))
+            history = tuple(attempts)
+            agreement = Agreed(
+                (*verdicts, make_not_finite(record)) if not record.finite else verdicts, history, 1e9 + record.step
             )
-            if not agreed.verdicts:
+            if not agreement.verdicts:
                 continue
-            answers = [one.respond(agreed, record) for one in (check, check, self.check())]
+            answers = [one.respond(agreement, record) for one in (check, check, self.check())]
             assert answers[0] == answers[1] == answers[2], f"at step {record.step} it answers differently: {answers}"
-            order = decide(agreed, [answers[0]] if answers[0] else [])
+            order = decide(agreement, [answers[0]] if answers[0] else [])
             if order.changes_course:
-                line = Attempt(len(said) + 2, "step-00000001", order=order.action.name.lower(), kinds=order.kinds)
-                said.append(line)
+                line = Attempt(len(attempts) + 2, "step-00000001", order=order.action.name.lower(), kinds=order.kinds)
+                attempts.append(line)
 
     def test_lives_in_a_run_that_is_killed_and_goes_on(self, tmp_path: Path) -> None:
         """Everything that core asks of a check, in a run on two ranks: nothing is raised, nothing is ordered."""
@@ -182,8 +182,8 @@ class HealthCheckSuite(PartSuite):
                 "validate.every=2",
             )
             for notes, history in get_pool(2).run(run_training, tmp_path / "run", *words):
-                failed = [note for note in notes if "failed" in note]
-                assert not failed, failed[0]
+                failures = [note for note in notes if "failed" in note]
+                assert not failures, failures[0]
                 assert not [line for line in history if line.order], f"on a healthy run it ordered {history[-1]}"
 
     # --- manners -----------------------------------------------------------------------------------------------------
@@ -198,10 +198,10 @@ class HealthCheckSuite(PartSuite):
             again = self.check()
             again.load_state(state)
             assert again.state() == state
-            said = [
+            verdicts = [
                 [(s, v.to_dict()) for s, v in self.find_verdicts(records[place:], check)] for check in (whole, again)
             ]
-            assert said[0] == said[1], f"after a checkpoint at step {place} it speaks differently"
+            assert verdicts[0] == verdicts[1], f"after a checkpoint at step {place} it speaks differently"
 
     def test_no_collectives_outside_of_collective(self) -> None:
         """And state is the same on all ranks."""

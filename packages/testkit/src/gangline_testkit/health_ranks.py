@@ -40,7 +40,7 @@ def forbid_collectives() -> Iterator[None]:
     names = ("all_reduce", "all_gather_into_tensor", "all_gather_object", "all_to_all_single", "barrier", "broadcast")
     places: list[tuple[Any, str]] = [(dist, name) for name in (*names, "broadcast_object_list", "batch_isend_irecv")]
     places += [(dist, "send"), (dist, "recv"), (transport, "_all_gather"), (transport, "_reduce_scatter")]
-    kept = [(module, name, getattr(module, name)) for module, name in places]
+    originals = [(module, name, getattr(module, name)) for module, name in places]
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise Outside("a collective where there may be none")
@@ -50,7 +50,7 @@ def forbid_collectives() -> Iterator[None]:
     try:
         yield
     finally:
-        for module, name, function in kept:
+        for module, name, function in originals:
             setattr(module, name, function)
 
 
@@ -74,16 +74,16 @@ def attach_check(check: HealthCheck, name: str) -> HealthCheck:
 def ask_check(check: HealthCheck, record: StepRecord, comm: Comm) -> list[Verdict]:
     """What a check says in one step, asked as core does."""
     check.before_step(record.step)
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     if record.finite:
         with forbid_collectives():
-            found += check.before_update(record.loss, record.grad_norm)
+            verdicts += check.before_update(record.loss, record.grad_norm)
     check.after_step(record, record.finite)
     if record.step % check.every == 0:
         check.collective(comm)
         with forbid_collectives():
-            found += check.observe(record)
-    return found
+            verdicts += check.observe(record)
+    return verdicts
 
 
 def observe_records(
@@ -91,12 +91,12 @@ def observe_records(
 ) -> tuple[list[dict], dict]:
     """What a rank's check says over these records, as core would ask it; and its state at the end."""
     check = attach_check(load(build)(config, run), name)
-    said = [verdict.to_dict() for verdict in check.before_run()]
+    verdicts = [verdict.to_dict() for verdict in check.before_run()]
     *_, comms = build_small_runtime()
     for record in records:
-        said += [verdict.to_dict() for verdict in ask_check(check, record, comms.world)]
+        verdicts += [verdict.to_dict() for verdict in ask_check(check, record, comms.world)]
     with forbid_collectives():
-        return said, check.state()
+        return verdicts, check.state()
 
 
 def run_training(run_dir: Path, *settings: str) -> tuple[list[str], list[Attempt]]:

@@ -13,19 +13,19 @@ Kind = str  # "ragged" (masks of every length, also none), "whole", "documents"
 def make_sample(number: int, length: int, vocab_size: int, kind: Kind) -> dict[str, np.ndarray]:
     """Sample `number`: T+1 tokens, a mask of the targets, and where asked documents with positions of their own."""
     draws = np.random.Generator(np.random.Philox(key=number + 1))
-    made: dict[str, np.ndarray] = {
+    sample: dict[str, np.ndarray] = {
         "tokens": draws.integers(0, vocab_size - 1, length + 1)
     }  # the last token is the suites' own
-    made["loss_mask"] = np.ones(length, dtype=bool)
+    sample["loss_mask"] = np.ones(length, dtype=bool)
     if kind == "ragged":
-        made["loss_mask"] = np.arange(length) < (number * 5) % (length + 3) - 1
+        sample["loss_mask"] = np.arange(length) < (number * 5) % (length + 3) - 1
     if kind == "documents":
         border = 1 + int(draws.integers(0, length - 1))
         places = np.arange(length)
-        made["document"] = (places >= border).astype(np.int64)
-        made["position"] = np.where(places < border, places, places - border)
-        made["loss_mask"] = places != border - 1
-    return made
+        sample["document"] = (places >= border).astype(np.int64)
+        sample["position"] = np.where(places < border, places, places - border)
+        sample["loss_mask"] = places != border - 1
+    return sample
 
 
 def make_microbatch(numbers: list[int], step: int, length: int, vocab_size: int, kind: Kind) -> Batch:

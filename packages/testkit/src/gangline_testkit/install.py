@@ -26,10 +26,10 @@ def as_installed(distribution: str, module: str, *, path: str | Path | None = No
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.0\n")
         (info / "entry_points.txt").write_text(f"[gangline.v1]\n{distribution} = {module}\n")
-        added = [site] if path is None else [site, str(path)]
+        entries = [site] if path is None else [site, str(path)]
         before, variable = list(sys.path), os.environ.get("PYTHONPATH")
-        sys.path[:0] = added
-        os.environ["PYTHONPATH"] = os.pathsep.join([*added, *([variable] if variable else [])])
+        sys.path[:0] = entries
+        os.environ["PYTHONPATH"] = os.pathsep.join([*entries, *([variable] if variable else [])])
         installed.cache_clear()
         try:
             for failure in installed().failures:

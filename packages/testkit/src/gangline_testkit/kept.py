@@ -15,16 +15,16 @@ def count_kept_bytes(known: Iterable[Tensor], forward: Callable[[], object]) -> 
     until all is counted: memory that is freed and used again would count as one piece.
     """
     own = {tensor.untyped_storage().data_ptr() for tensor in known}
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     alive: list[object] = []
 
     def pack(x: Tensor) -> Tensor:
         memory = x.untyped_storage()
         if memory.data_ptr() not in own:
-            found[memory.data_ptr()] = memory.nbytes()
+            sizes[memory.data_ptr()] = memory.nbytes()
             alive.append(x)
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         alive.append(forward())
-    return sum(found.values())
+    return sum(sizes.values())

@@ -53,16 +53,16 @@ def judge(mutant: Mutant, suite: str, place: Path, *tests: str) -> Result:
 def assert_found(mutant: Mutant, suite: str, place: Path) -> None:
     """The named test fails, and says why."""
     result = judge(mutant, suite, place, mutant.test, "test_claims_are_known_words")
-    failed = {test.partition("[")[0]: why for test, why in result.failed.items()}
-    assert list(failed) == [mutant.test], f"{mutant.test} lets {mutant} pass; failed: {result.failed}"
-    assert re.search(mutant.saying, failed[mutant.test]), failed[mutant.test]
+    failures = {test.partition("[")[0]: why for test, why in result.failed.items()}
+    assert list(failures) == [mutant.test], f"{mutant.test} lets {mutant} pass; failed: {result.failed}"
+    assert re.search(mutant.saying, failures[mutant.test]), failures[mutant.test]
 
 
 def assert_only_its_behaviour(mutant: Mutant, suite: str, place: Path) -> None:
     """Over the whole suite: the named test is among those that fail, and all else that is said of every part holds."""
     result = judge(mutant, suite, place)
-    failed = {test.partition("[")[0] for test in result.failed}
-    assert mutant.test in failed
-    assert not failed & set(find_standard_tests(PartSuite)) - {mutant.test}, (
+    failures = {test.partition("[")[0] for test in result.failed}
+    assert mutant.test in failures
+    assert not failures & set(find_standard_tests(PartSuite)) - {mutant.test}, (
         "a mutant must be wrong in what it does, not in how it is offered"
     )

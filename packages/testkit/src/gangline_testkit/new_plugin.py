@@ -93,8 +93,8 @@ def main(argv: Sequence[str]) -> int:
 
 def write(name: str, kind: str, where: Path) -> Path:
     """The plugin `gangline-<name>` of one kind in a new directory of `where`; the directory."""
-    chosen, folder = _find_kind(kind), where / f"gangline-{name}"
-    _refuse(name, chosen, folder)
+    plugin_kind, folder = _find_kind(kind), where / f"gangline-{name}"
+    _refuse(name, plugin_kind, folder)
     for path, text in make_files(name, kind).items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -104,28 +104,28 @@ def write(name: str, kind: str, where: Path) -> Path:
 
 def make_files(name: str, kind: str) -> dict[str, str]:
     """Path -> content of every file of a new plugin."""
-    chosen, module = _find_kind(kind), f"gangline_{name.replace('-', '_')}"
-    code = read_example(chosen)
+    plugin_kind, module = _find_kind(kind), f"gangline_{name.replace('-', '_')}"
+    code = read_example(plugin_kind)
     entry = next(iter(code.values()))
     old = parse_entry_name(entry)
-    choices = list_choices(name, chosen)
+    choices = list_choices(name, plugin_kind)
     choice, words = choices[0], " ".join(map(_quote_choice, choices))
     group, _, part = choice.partition("=")
     outer = "".join(f"{word} " for word in _choose_openers(group))
-    supplier = chosen.example.partition(".")[0].replace("_", "-")
+    supplier = plugin_kind.example.partition(".")[0].replace("_", "-")
     suppliers = {"gangline-core", *({supplier} - {"gangline", "gangline-testkit"})}
     needs = sorted(f'"{supplier}>=0.1,<1"' for supplier in suppliers)
     names = {"name": name, "module": module, "title": _make_title(name), "choice": choice, "needs": ", ".join(needs)}
     hook = find_hooks(entry)[0][0].name
     use = f"train {outer}{words}" if part else choice
-    listed = "gangline plugins" if part else "gangline --help"
-    written = {
+    list_command = "gangline plugins" if part else "gangline --help"
+    files = {
         "pyproject.toml": PYPROJECT.format(**names),
-        "README.md": README.format(**names, use=use, hook=hook, listed=listed),
-        **{path.replace("MODULE", module): rename_example(text, old, name, chosen) for path, text in code.items()},
-        "tests/test_conformance.py": _make_tests(name, chosen),
+        "README.md": README.format(**names, use=use, hook=hook, listed=list_command),
+        **{path.replace("MODULE", module): rename_example(text, old, name, plugin_kind) for path, text in code.items()},
+        "tests/test_conformance.py": _make_tests(name, plugin_kind),
     }
-    return written
+    return files
 
 
 def _quote_choice(choice: str) -> str:
@@ -157,8 +157,8 @@ def read_example(kind: Kind) -> dict[str, str]:
     """
     place, _, name = kind.example.partition(":")
     if name:
-        found = load(kind.example)
-        text = found if isinstance(found, str) else (inspect.getdoc(found) or "").partition("::\n\n")[2]
+        example = load(kind.example)
+        text = example if isinstance(example, str) else (inspect.getdoc(example) or "").partition("::\n\n")[2]
         return {"MODULE.py": textwrap.dedent(text).strip() + "\n"}
     spec = find_spec(place)
     if spec is None or spec.origin is None:
@@ -172,10 +172,10 @@ def read_example(kind: Kind) -> dict[str, str]:
 
 def parse_entry_name(code: str) -> str:
     """The name that an example goes by: that of its module in its first line. Raises LookupError where it has none."""
-    found = _MODULE.match(code)
-    if found is None:
+    match = _MODULE.match(code)
+    if match is None:
         raise LookupError(f"an example begins with its file's name, '# gangline_mine.py: ...'; not {code[:40]!r}")
-    return found[1]
+    return match[1]
 
 
 def list_choices(name: str, kind: Kind) -> list[str]:
@@ -195,14 +195,14 @@ def find_hooks(code: str) -> list[tuple[Hook, ast.FunctionDef]]:
 
 def list_parts(code: str) -> list[str]:
     """Return "group=name" of each part that an entry module offers, where both are constants in the module."""
-    found = []
+    parts = []
     for hook, function in find_hooks(code):
         for call in ast.walk(function):
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "Part":
                 words = [word for word in call.keywords if isinstance(word.value, ast.Constant)]
                 values = {word.arg: ast.literal_eval(word.value) for word in words}
-                found.append(f"{values.get('group', hook.group)}={values['name']}")
-    return found
+                parts.append(f"{values.get('group', hook.group)}={values['name']}")
+    return parts
 
 
 def rename_example(code: str, example: str, name: str, kind: Kind) -> str:

@@ -86,8 +86,8 @@ def resume_job(job: StrategyJob, count: int) -> tuple[HeldState, HeldState]:
     train_steps(job, runtime, optimizer, 0, count)
     again, other = start(job)
     with torch.no_grad():
-        for shards, filled in ((runtime.shards(), again.shards()), (optimizer.shards(), other.shards())):
-            for source, target in zip(list(shards), list(filled), strict=True):
+        for shards, targets in ((runtime.shards(), again.shards()), (optimizer.shards(), other.shards())):
+            for source, target in zip(list(shards), list(targets), strict=True):
                 assert (source.name, source.offset) == (target.name, target.offset)
                 target.local.copy_(source.local)
     other.load_state(json.loads(json.dumps(optimizer.state())))
@@ -150,11 +150,11 @@ class OptimizerSuite(PartSuite):
             for name, offset, shape, dtype, primary in shards:
                 assert name.startswith("optimizer/")
                 assert name.count("/") == 2
-                known = [(box.offset, box.shape, main) for box, main in registry.list_rank_boxes(name, rank_)]
-                assert (offset, shape, primary) in known, f"rank {rank_}: {name} at {offset} is not in the registry"
+                boxes = [(box.offset, box.shape, main) for box, main in registry.list_rank_boxes(name, rank_)]
+                assert (offset, shape, primary) in boxes, f"rank {rank_}: {name} at {offset} is not in the registry"
                 assert dtype == registry[name].dtype
-        held = [[(n, o, torch.zeros(shape)) for n, o, shape, _, _ in shards] for _, shards in answers]
-        assemble(held, {name: registry[name].shape for name in registry})
+        pieces = [[(n, o, torch.zeros(shape)) for n, o, shape, _, _ in shards] for _, shards in answers]
+        assemble(pieces, {name: registry[name].shape for name in registry})
 
     @mark_capability(LAYOUT)
     def test_layouts_agree(self, world: int) -> None:
@@ -212,12 +212,14 @@ def step_known_gradients(job: StrategyJob, count: int) -> list[Held]:
     runtime, optimizer = start(job)
     for step in range(count):
         with torch.no_grad():
-            for named in runtime.parameters():
+            for parameter in runtime.parameters():
                 size = 1
-                for length in named.shape:
+                for length in parameter.shape:
                     size *= length
-                whole = torch.sin(torch.arange(size, dtype=torch.float64) * (step + 1) + len(named.name))
-                for piece in named.pieces:
-                    piece.tensor.grad = whole.view(named.shape)[piece.shard.box.slices].to(piece.tensor.dtype).clone()
+                whole = torch.sin(torch.arange(size, dtype=torch.float64) * (step + 1) + len(parameter.name))
+                for piece in parameter.pieces:
+                    piece.tensor.grad = (
+                        whole.view(parameter.shape)[piece.shard.box.slices].to(piece.tensor.dtype).clone()
+                    )
         optimizer.step(RATE)
     return list_weights(runtime)

@@ -96,8 +96,8 @@ class Pool:
         dead: list[int] = []
         deadline = time.monotonic() + timeout
         waiting = dict(enumerate(self._pipes))
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            ready = connection.wait(list(waiting.values()), left)
+        while waiting and (seconds := deadline - time.monotonic()) > 0:
+            ready = connection.wait(list(waiting.values()), seconds)
             for rank, pipe in [(rank, pipe) for rank, pipe in waiting.items() if pipe in ready]:
                 del waiting[rank]
                 try:
@@ -112,8 +112,8 @@ class Pool:
             return [results[rank] for rank in range(self.world)]
         self.close()
         if dead:
-            heard = "".join(f"\nrank {rank}: {failure.name}" for rank, failure in failures.items())
-            raise PoolBroken(f"of {self.world} ranks these died: {', '.join(map(str, dead))}{heard}")
+            details = "".join(f"\nrank {rank}: {failure.name}" for rank, failure in failures.items())
+            raise PoolBroken(f"of {self.world} ranks these died: {', '.join(map(str, dead))}{details}")
         if failures:
             rank, failure = min(failures.items(), key=lambda item: (item[1].of_a_peer, item[1].time))
             raise failure.make_error(rank, self.world)
@@ -136,19 +136,19 @@ class Pool:
 
 def get_pool(world: int) -> Pool:
     """The kept pool of `world` ranks, made when first asked for and after one broke."""
-    found = _pools.get(world)
-    if found is None or found.broken or not all(process.is_alive() for process in found._processes):
-        if found is not None:
-            found.close()
+    pool = _pools.get(world)
+    if pool is None or pool.broken or not all(process.is_alive() for process in pool._processes):
+        if pool is not None:
+            pool.close()
         _start_server()
-        found = _pools[world] = Pool(world)
-    return found
+        pool = _pools[world] = Pool(world)
+    return pool
 
 
 def close_all() -> None:
     """End every pool; the next use makes new ones."""
-    for kept in _pools.values():
-        kept.close()
+    for pool in _pools.values():
+        pool.close()
     _pools.clear()
 
 

@@ -45,11 +45,11 @@ def train_job(build: str, job: StrategyJob) -> tuple[list[float], list[dict[str,
             stepped = ranks.run_step(runtime, job.share(step, 0, 1))
         assert stepped.finite
         losses.append(stepped.loss_sum)
-        shapes = {named.name: named.shape for named in runtime.parameters()}
+        shapes = {parameter.name: parameter.shape for parameter in runtime.parameters()}
         gradients.append(assemble([stepped.held], shapes))
         ranks.apply(runtime, velocities)
         precision.update(False)
-    dtypes = [str(piece.tensor.dtype) for named in runtime.parameters() for piece in named.pieces]
+    dtypes = [str(piece.tensor.dtype) for parameter in runtime.parameters() for piece in parameter.pieces]
     return losses, gradients, sorted(set(dtypes))
 
 
@@ -119,8 +119,8 @@ class PrecisionSuite(PartSuite):
         exact = [t.detach().double().requires_grad_() for t in (x, w, b)]
         product = exact[0] @ exact[1].T + exact[2]
         want = torch.autograd.grad(product, exact, upstream.double())
-        for name, mine, theirs in zip(("x", "w", "b"), got, want, strict=True):
-            self.check_near(f"the gradient of {name}", mine, theirs, 2 * self.compute_tolerance(precision))
+        for name, gradient, theirs in zip(("x", "w", "b"), got, want, strict=True):
+            self.check_near(f"the gradient of {name}", gradient, theirs, 2 * self.compute_tolerance(precision))
 
     def test_linear_of_no_tokens(self) -> None:
         """A rank may have none."""

@@ -26,14 +26,14 @@ class Process:
 
 def find_living(session: int) -> dict[int, Process]:
     """By id, what lives of a session. What is started with ``start_new_session=True`` leads one, of its own id."""
-    found = {}
+    processes = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # it has ended since
                 fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
                 if int(fields[3]) == session and fields[0] != "Z":
-                    found[int(entry.name)] = Process(int(fields[1]), _read_command(entry))
-    return found
+                    processes[int(entry.name)] = Process(int(fields[1]), _read_command(entry))
+    return processes
 
 
 def find_children(pid: int) -> dict[int, str]:
@@ -53,9 +53,9 @@ def find_rank_processes(run_dir: Path) -> dict[int, int]:
 def wait_until_none_lives(session: int, seconds: float = 60.0) -> None:
     """Return once nothing of a session lives; fail where something still does after so many seconds."""
     deadline = time.monotonic() + seconds
-    while (left := find_living(session)) and time.monotonic() < deadline:
+    while (processes := find_living(session)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not left, f"still alive after {seconds:g} s: {left}"
+    assert not processes, f"still alive after {seconds:g} s: {processes}"
 
 
 def kill(process: subprocess.Popen[Any]) -> None:

@@ -43,13 +43,13 @@ class Failure:
 
     def make_error(self, rank: int, of: int) -> BaseException:
         """The exception to raise in the process that asked, with the rank's traceback."""
-        found: BaseException
+        error: BaseException
         try:
-            found = pickle.loads(self.pickled) if self.pickled else RuntimeError(self.name)
+            error = pickle.loads(self.pickled) if self.pickled else RuntimeError(self.name)
         except Exception:
-            found = RuntimeError(self.name)
-        found.add_note(f"on rank {rank} of {of}:\n{self.trace}")
-        return found
+            error = RuntimeError(self.name)
+        error.add_note(f"on rank {rank} of {of}:\n{self.trace}")
+        return error
 
 
 def make_comms(mesh: Mesh, deterministic: bool = True) -> Comms:

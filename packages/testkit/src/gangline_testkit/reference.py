@@ -51,15 +51,15 @@ class Reference:
         self._emitted: dict[str, dict[str, Tensor]] = {}
 
     def _materialise(self) -> None:
-        given = dict(self.model.named_parameters(remove_duplicate=False))
-        names = {id(given[name]): name for name in reversed(given)}
-        for alias, parameter in given.items():
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        names = {id(parameters[name]): name for name in reversed(parameters)}
+        for alias, parameter in parameters.items():
             name = self.plan.get_owner(names[id(parameter)])
             if name not in self.weights:
                 codes = self.plan.get_dtype(name) == "int8"
-                made, trained = torch.empty(parameter.shape, dtype=self.dtype), not self.plan.is_frozen(name)
-                made = made.to(torch.int8) if codes else made
-                self.weights[name] = nn.Parameter(made, requires_grad=trained)
+                weight, trained = torch.empty(parameter.shape, dtype=self.dtype), not self.plan.is_frozen(name)
+                weight = weight.to(torch.int8) if codes else weight
+                self.weights[name] = nn.Parameter(weight, requires_grad=trained)
             _put(self.model, alias, self.weights[name])
         for buffer in list(iterate_buffers(self.model)):
             real = torch.empty(buffer.tensor.shape, dtype=buffer.tensor.dtype)
@@ -105,7 +105,7 @@ class Reference:
     def step(self, groups: Sequence[Sequence[Batch]]) -> Expected:
         """Forward and backward over all groups; gradients of (loss + emitted terms) / tokens."""
         tokens = sum(int(batch.loss_mask.sum()) for group in groups for batch in group)
-        collected, loss_sum, number = Collected(), 0.0, 0
+        emissions, loss_sum, number = Collected(), 0.0, 0
         totals: dict[str, Tensor] = {}
         shares = []
         for group in groups:
@@ -113,7 +113,7 @@ class Reference:
                 weight.grad = None
             share = 0.0
             for batch in group:
-                with forward_context.frame(self._make_frame(batch, number, 1.0 / max(tokens, 1), collected)) as frame:
+                with forward_context.frame(self._make_frame(batch, number, 1.0 / max(tokens, 1), emissions)) as frame:
                     loss = self.compute_loss(batch)
                     loss.backward(torch.full_like(loss, frame.coefficient))
                 share += float(loss.detach().double())
@@ -126,7 +126,7 @@ class Reference:
         for name, weight in self.trained.items():
             weight.grad = totals[name]
         norm = self.compute_norm()
-        metrics = self._reduce(collected, tokens)
+        metrics = self._reduce(emissions, tokens)
         finite = math.isfinite(loss_sum) and math.isfinite(norm)
         return Expected(loss_sum, tokens, finite, norm, {n: g.clone() for n, g in totals.items()}, metrics, shares)
 
@@ -141,13 +141,13 @@ class Reference:
 
     def _reduce(self, collected: Collected, tokens: int) -> dict[str, float | list[float]]:
         self._emitted = {}
-        found: dict[tuple[str, str], tuple[str, list[Tensor]]] = {}
+        reductions: dict[tuple[str, str], tuple[str, list[Tensor]]] = {}
         for (_, path, name), term in collected.losses.items():
-            found.setdefault((path, name), ("loss", []))[1].append(term.double())
+            reductions.setdefault((path, name), ("loss", []))[1].append(term.double())
         for (_, path, name), (value, reduce) in collected.metrics.items():
-            found.setdefault((path, name), (reduce, []))[1].append(value.double())
+            reductions.setdefault((path, name), (reduce, []))[1].append(value.double())
         metrics: dict[str, float | list[float]] = {}
-        for (path, name), (how, values) in found.items():
+        for (path, name), (how, values) in reductions.items():
             stack = torch.stack(values)
             total = stack.amax(0) if how == "max" else stack.sum(0)
             total = total / {"mean": len(values), "loss": max(tokens, 1)}.get(how, 1)

@@ -41,10 +41,10 @@ def find_suite(offer: Offer) -> str:
 
 def generate_tests(offers: Iterable[Offer], verbs: Iterable[str] = ()) -> str:
     """A test file with a suite for each part and each verb, and no claims."""
-    wanted = [(find_suite(offer), f"{offer.group}={offer.part.name}") for offer in offers]
-    wanted += [("gangline_testkit:CommandSuite", f"gangline {verb}") for verb in verbs]
+    suites = [(find_suite(offer), f"{offer.group}={offer.part.name}") for offer in offers]
+    suites += [("gangline_testkit:CommandSuite", f"gangline {verb}") for verb in verbs]
     lines = []
-    for number, (suite, choice) in enumerate(wanted):
+    for number, (suite, choice) in enumerate(suites):
         module, _, name = suite.partition(":")
         lines += [
             f"from {module} import {name}",
@@ -67,8 +67,8 @@ def run_file(path: Path, tests: Sequence[str] = ()) -> list[Result]:
     # No settings of where one happens to be, and no look at what else lies in the folders above.
     options += ["-c", os.devnull, "--rootdir", str(path.parent), "--confcutdir", str(path.parent)]
     options += ["-p", "no:unraisableexception"]  # it collects all garbage five times over
-    chosen = [f"{path}::{test}" for test in tests] or [str(path)]
-    code = pytest.main([*options, *chosen], plugins=[collector])
+    node_ids = [f"{path}::{test}" for test in tests] or [str(path)]
+    code = pytest.main([*options, *node_ids], plugins=[collector])
     for name, module in list(sys.modules.items()):  # another file of this name must not find this one's module
         if getattr(module, "__file__", None) == str(path):
             del sys.modules[name]
@@ -96,8 +96,8 @@ class _Collector:
                 suite = next(base for base in item.cls.__mro__ if base.__module__ != item.cls.__module__)
                 self._found[item.cls] = Result(item.cls.choice, suite.__name__, set(item.cls.can))
             capability = getattr(item.function, "capability", None)
-            if named := getattr(item.function, "capability_in", None):
-                capability = item.callspec.params[named]
+            if parameter := getattr(item.function, "capability_in", None):
+                capability = item.callspec.params[parameter]
             if capability is not None and not claims(item.cls(), capability):
                 self._probes[item.cls, capability] += 1
 
@@ -117,13 +117,13 @@ class _Collector:
             result.passed += 1
 
     def pytest_warning_recorded(self, warning_message: Any, nodeid: str) -> None:
-        found = warning_message.message
-        if isinstance(found, Unclaimed):
-            self._held[self._suites[nodeid], found.capability] += 1
-        if isinstance(found, Waived):
+        warning = warning_message.message
+        if isinstance(warning, Unclaimed):
+            self._held[self._suites[nodeid], warning.capability] += 1
+        if isinstance(warning, Waived):
             result = self._found[self._suites[nodeid]]
             result.passed -= 1
-            result.waived.append(f"{nodeid.rpartition('::')[2]}: {found.reason}")
+            result.waived.append(f"{nodeid.rpartition('::')[2]}: {warning.reason}")
 
     def list_results(self) -> list[Result]:
         """In the order of the file; a capability could be claimed where all its probes passed."""

@@ -60,12 +60,12 @@ class ScheduleSuite(PartSuite):
         assert math.isclose(rise[-1], 1.0)
 
     def test_builds_without_torch(self) -> None:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", _TORCH_FREE, *self.chosen, *self.settings],
             capture_output=True,
             text=True,
             timeout=120,
             env=os.environ,
         )
-        check_success(done)
-        assert float(done.stdout) == self.build_factor("run.steps=20")(3)
+        check_success(process)
+        assert float(process.stdout) == self.build_factor("run.steps=20")(3)

@@ -60,11 +60,11 @@ _added: set[str] = set()  # to this process's sys.path, by parcels
 
 def unpack(parcel: Parcel) -> Any:
     """The value, in this process, in which what is installed at the sender's is installed too."""
-    gone = _added - set(parcel.path)
+    leftovers = _added - set(parcel.path)
     new = [entry for entry in parcel.path if entry not in sys.path]
-    if gone or new:
-        sys.path[:] = [*(entry for entry in sys.path if entry not in gone), *new]
-        _added.difference_update(gone)
+    if leftovers or new:
+        sys.path[:] = [*(entry for entry in sys.path if entry not in leftovers), *new]
+        _added.difference_update(leftovers)
         _added.update(new)
         installed.cache_clear()
     for name, file in parcel.files.items():

@@ -36,17 +36,17 @@ class SimulatorSuite(PartSuite):
 
     def mean(self, job: SimulatedJob) -> tuple[float, float]:
         """(share of the time in steps that stand, faults), over some courses."""
-        found = [self.build_simulator().simulate(replace(job, seed=seed)) for seed in range(COURSES)]
-        return sum(one.ettr for one in found) / COURSES, sum(one.faults for one in found) / COURSES
+        courses = [self.build_simulator().simulate(replace(job, seed=seed)) for seed in range(COURSES)]
+        return sum(one.ettr for one in courses) / COURSES, sum(one.faults for one in courses) / COURSES
 
     def test_every_second_is_in_one_account(self) -> None:
         for name, job in JOBS.items():
-            found = self.build_simulator().simulate(job)
-            assert math.isclose(found.wall_seconds, job.days * 86400.0), f"{name}: another length of time"
-            spent = sum(found.seconds.values())
-            assert math.isclose(spent, found.wall_seconds, rel_tol=1e-9), f"{name}: {spent} s of {found.wall_seconds}"
-            assert min(found.seconds.values()) >= 0, f"{name}: {found.seconds}"
-            assert 0 <= found.fewest_spares <= job.spares, f"{name}: {found.fewest_spares} spares"
+            course = self.build_simulator().simulate(job)
+            assert math.isclose(course.wall_seconds, job.days * 86400.0), f"{name}: another length of time"
+            total = sum(course.seconds.values())
+            assert math.isclose(total, course.wall_seconds, rel_tol=1e-9), f"{name}: {total} s of {course.wall_seconds}"
+            assert min(course.seconds.values()) >= 0, f"{name}: {course.seconds}"
+            assert 0 <= course.fewest_spares <= job.spares, f"{name}: {course.fewest_spares} spares"
 
     def test_a_course_is_a_function_of_the_job(self) -> None:
         """Asked twice, and after another one."""

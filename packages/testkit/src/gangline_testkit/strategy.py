@@ -78,8 +78,8 @@ class StrategySuite(StrategyRuns):
             assert sum(box.size for box in boxes) == array.numel(), f"the boxes of {name} overlap, or leave a gap"
             assemble([ones], {"box": tuple(array.shape)})
             for box in boxes:
-                held = [first.list_rank_boxes(name_model_array(name), rank) for rank in range(layout.world)]
-                primaries = [rank for rank, own in enumerate(held) if (box, True) in own]
+                rank_boxes = [first.list_rank_boxes(name_model_array(name), rank) for rank in range(layout.world)]
+                primaries = [rank for rank, own in enumerate(rank_boxes) if (box, True) in own]
                 assert len(primaries) == 1, f"{len(primaries)} primaries of {name}{box}"
                 assert first.find_holders(name_model_array(name), box)[0] == primaries[0]
 
@@ -92,9 +92,9 @@ class StrategySuite(StrategyRuns):
                 for name, shape, offset, length, dtype, primary in shards:
                     assert shape == registry[name].shape
                     assert dtype == registry[name].dtype
-                    known = [(box.offset, box.shape, main) for box, main in registry.list_rank_boxes(name, rank)]
-                    tied_copy = not known and not primary
-                    assert (offset, length, primary) in known or tied_copy, f"rank {rank}: {name} at {offset}, {length}"
+                    boxes = [(box.offset, box.shape, main) for box, main in registry.list_rank_boxes(name, rank)]
+                    tied_copy = not boxes and not primary
+                    assert (offset, length, primary) in boxes or tied_copy, f"rank {rank}: {name} at {offset}, {length}"
                     primaries[name] = primaries.get(name, 0) + primary * math.prod(length)
             assert primaries == {name: math.prod(registry[name].shape) for name in registry}
 
@@ -175,16 +175,16 @@ class StrategySuite(StrategyRuns):
     def test_traffic_is_marked(self, layout: RunLayout) -> None:
         """With `gangline.comm.purpose.mark_traffic`, by which parts that wrap a Comm tell gradients from other sums."""
         job = self.make_job(layout, PLAIN)
-        found = self.run_on_ranks(traffic.count_step, job)
+        answers = self.run_on_ranks(traffic.count_step, job)
         if job.mesh.size(*DATA_AXES) == 1:
             return
-        for index, of_rank in enumerate(found):
+        for index, of_rank in enumerate(answers):
             marked = of_rank.sent["gradients"]
             assert 2 * marked >= of_rank.gradients, (
                 f"rank {index} marks {marked} bytes as gradients of {of_rank.gradients}"
             )
         for purpose in ("tokens", "loss"):
-            assert any(of_rank.sent[purpose] for of_rank in found), f"no traffic is marked as {purpose}"
+            assert any(of_rank.sent[purpose] for of_rank in answers), f"no traffic is marked as {purpose}"
 
     @mark_capability(LAYOUT)
     def test_clip_scales_all_gradients_alike(self, layout: RunLayout) -> None:
@@ -192,17 +192,17 @@ class StrategySuite(StrategyRuns):
         job = self.make_job(layout, PLAIN)
         want = self.train_reference(job, 1)[1][0]
         for limit in (0.5 * want.norm, 2.0 * want.norm):
-            found = self.run_on_ranks(ranks.clip_gradients, job, limit)
-            assert_number_close("the norm that clip gives", found[0][0], want.norm, FLOAT64)
-            compare_clipped(found, get_shapes(want.gradients), limit, "norm")
+            answers = self.run_on_ranks(ranks.clip_gradients, job, limit)
+            assert_number_close("the norm that clip gives", answers[0][0], want.norm, FLOAT64)
+            compare_clipped(answers, get_shapes(want.gradients), limit, "norm")
 
     def test_clip_measures_changed_gradients(self, layout: RunLayout) -> None:
         """Gradients that were multiplied after the step are clipped by their own norm, or `clip` refuses them."""
         job = self.make_job(layout, PLAIN)
         shapes = get_shapes(self.train_reference(job, 1)[1][0].gradients)
-        for found in zip(*self.run_on_ranks(ranks.clip_changed_gradients, job, 0.5, 10.0), strict=True):
-            if None not in found:  # else a rank refused, which ends the run
-                compare_clipped(found, shapes, 0.5, "norm of gradients times 10")
+        for answers in zip(*self.run_on_ranks(ranks.clip_changed_gradients, job, 0.5, 10.0), strict=True):
+            if None not in answers:  # else a rank refused, which ends the run
+                compare_clipped(answers, shapes, 0.5, "norm of gradients times 10")
 
     @mark_capability(LAYOUT)
     def test_float32_step(self, layout: RunLayout) -> None:
@@ -328,8 +328,8 @@ class StrategySuite(StrategyRuns):
                     missing = sorted(set(want.metrics) - set(one.metrics))  # a strategy may tell more
                     assert not missing, f"metrics that modules emitted are missing: {', '.join(missing)}"
                     for name, value in want.metrics.items():
-                        found = torch.tensor(one.metrics[name], dtype=torch.float64)
-                        close(f"metric {name}", found, torch.tensor(value, dtype=torch.float64), FLOAT64)
+                        metric = torch.tensor(one.metrics[name], dtype=torch.float64)
+                        close(f"metric {name}", metric, torch.tensor(value, dtype=torch.float64), FLOAT64)
 
     @mark_capability(LAYOUT)
     def test_emitted_loss_reaches_the_gradients(self, layout: RunLayout) -> None:
@@ -338,8 +338,8 @@ class StrategySuite(StrategyRuns):
         got = self.train_job(job)
         want = self.train_reference(job, got[0].coordinate[1])[1][0]
         assert_number_close("loss without the terms", got[0].steps[0].loss_sum, want.loss_sum, FLOAT64)
-        held = self.assemble_shards([of_rank.steps[0].held for of_rank in got], want.gradients)
-        compare_all("gradient", held, want.gradients, FLOAT64)
+        gradients = self.assemble_shards([of_rank.steps[0].held for of_rank in got], want.gradients)
+        compare_all("gradient", gradients, want.gradients, FLOAT64)
 
     @mark_capability(LAYOUT)
     def test_modules_are_told_after_the_step(self, layout: RunLayout) -> None:
@@ -347,9 +347,9 @@ class StrategySuite(StrategyRuns):
         job = self.make_job(layout, LANES)
         got = self.train_job(job)
         last = self.train_reference(job, got[0].coordinate[1])[2]
-        held = self.assemble_shards([of_rank.last for of_rank in got], last)
+        arrays = self.assemble_shards([of_rank.last for of_rank in got], last)
         buffers = [name for name in last if name.endswith(".balance")]
         assert buffers
         for name in buffers:
             assert bool(last[name].any()), "the toy module has learnt nothing"
-            close(name, held[name], last[name], FLOAT64)
+            close(name, arrays[name], last[name], FLOAT64)

@@ -146,28 +146,28 @@ def hold_arrays(runtime: Runtime) -> list[Held]:
 
 def hold_gradients(runtime: Runtime) -> list[Held]:
     """What this rank holds of the gradients."""
-    held = []
-    for named in runtime.parameters():
-        for piece in named.pieces:
-            assert piece.tensor.grad is not None, f"{named.name} has no gradient"
+    gradients = []
+    for parameter in runtime.parameters():
+        for piece in parameter.pieces:
+            assert piece.tensor.grad is not None, f"{parameter.name} has no gradient"
             assert piece.tensor.grad.shape == piece.tensor.shape
-            held.append((named.name, piece.shard.offset, piece.tensor.grad.detach().clone()))
-    return held
+            gradients.append((parameter.name, piece.shard.offset, piece.tensor.grad.detach().clone()))
+    return gradients
 
 
 def run_step(runtime: Runtime, microbatches: list[Batch]) -> RankStep:
     """Forward, backward, norm; nothing is scaled and nothing stepped."""
     result = runtime.step(microbatches)
     norm = runtime.clip(None)
-    own, held = (result.own_loss_sum, result.own_tokens), hold_gradients(runtime)
-    return RankStep(result.loss_sum, result.tokens, result.finite, result.metrics, norm, held, own)
+    own, gradients = (result.own_loss_sum, result.own_tokens), hold_gradients(runtime)
+    return RankStep(result.loss_sum, result.tokens, result.finite, result.metrics, norm, gradients, own)
 
 
 def apply(runtime: Runtime, velocities: dict[int, Tensor]) -> None:
     """One step of the kit's optimizer on the pieces."""
     with torch.no_grad():
-        for named in runtime.parameters():
-            for piece in named.pieces:
+        for parameter in runtime.parameters():
+            for piece in parameter.pieces:
                 velocity = velocities.setdefault(id(piece.tensor), torch.zeros_like(piece.tensor, requires_grad=False))
                 assert piece.tensor.grad is not None
                 descend(piece.tensor, piece.tensor.grad, velocity)
@@ -178,16 +178,16 @@ def train(job: StrategyJob) -> Trained:
     """Some steps, then an evaluation of the step after them, and its samples' scores."""
     runtime = start(job)
     index, width = runtime.data_coordinate
-    names = [named.name for named in runtime.parameters()]
-    trained = Trained((index, width), runtime.registry, names, first=hold_arrays(runtime))
+    names = [parameter.name for parameter in runtime.parameters()]
+    record = Trained((index, width), runtime.registry, names, first=hold_arrays(runtime))
     velocities: dict[int, Tensor] = {}
     for step in range(job.steps):
-        trained.steps.append(run_step(runtime, job.share(step, index, width)))
+        record.steps.append(run_step(runtime, job.share(step, index, width)))
         apply(runtime, velocities)
-    trained.evaluated = runtime.evaluate(job.share(job.steps, index, width))
-    trained.scores = runtime.score(job.share_for_score(index, width))
-    trained.last = hold_arrays(runtime)
-    return trained
+    record.evaluated = runtime.evaluate(job.share(job.steps, index, width))
+    record.scores = runtime.score(job.share_for_score(index, width))
+    record.last = hold_arrays(runtime)
+    return record
 
 
 def expect(
@@ -215,12 +215,14 @@ def list_shards(job: StrategyJob) -> list[tuple[str, tuple[int, ...], tuple[int,
 
 def list_pieces(job: StrategyJob) -> list[tuple[str, tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]]:
     """Every parameter: name, shape, its pieces' offsets and shapes. The pieces must be leaves."""
-    found = []
-    for named in start(job).parameters():
-        assert all(piece.tensor.is_leaf for piece in named.pieces), f"{named.name} has a piece that is not a leaf"
-        places = [(tuple(piece.shard.offset), tuple(piece.tensor.shape)) for piece in named.pieces]
-        found.append((named.name, tuple(named.shape), places))
-    return found
+    pieces = []
+    for parameter in start(job).parameters():
+        assert all(piece.tensor.is_leaf for piece in parameter.pieces), (
+            f"{parameter.name} has a piece that is not a leaf"
+        )
+        places = [(tuple(piece.shard.offset), tuple(piece.tensor.shape)) for piece in parameter.pieces]
+        pieces.append((parameter.name, tuple(parameter.shape), places))
+    return pieces
 
 
 def transform_matrix(matrix: Tensor) -> Tensor:
@@ -233,29 +235,29 @@ def map_matrices(job: StrategyJob) -> tuple[list[Held], list[MatrixId], dict[Mat
 
     And what `find_matrix_owners` says of all.
     """
-    runtime, held, mapped = start(job), [], list[MatrixId]()
+    runtime, pieces, mapped = start(job), [], list[MatrixId]()
 
     def count_matrix(matrix: Tensor, id: MatrixId) -> Tensor:
         mapped.append(id)
         return transform_matrix(matrix)
 
-    named = {one.name: one for one in runtime.parameters() if len(one.shape) >= 2}
-    given = ((one.name, [piece.tensor.detach() * 2 for piece in one.pieces]) for one in named.values())
-    for name, made in runtime.map_matrices(count_matrix, given):
-        pairs = zip(named[name].pieces, made, strict=True)
-        held += [(name, piece.shard.offset, tensor.clone()) for piece, tensor in pairs]
+    parameters = {one.name: one for one in runtime.parameters() if len(one.shape) >= 2}
+    inputs = ((one.name, [piece.tensor.detach() * 2 for piece in one.pieces]) for one in parameters.values())
+    for name, outputs in runtime.map_matrices(count_matrix, inputs):
+        pairs = zip(parameters[name].pieces, outputs, strict=True)
+        pieces += [(name, piece.shard.offset, tensor.clone()) for piece, tensor in pairs]
     names = [name for name in runtime.names() if len(runtime.registry[name_model_array(name)].shape) >= 2]
-    return held, mapped, dict(runtime.find_matrix_owners(names))
+    return pieces, mapped, dict(runtime.find_matrix_owners(names))
 
 
 def expect_mapped(job: StrategyJob) -> dict[str, Tensor]:
     """The same of each matrix in one process."""
-    reference, found = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype), {}
+    reference, arrays = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype), {}
     for name, weight in reference.weights.items():
         if weight.dim() >= 2:
             matrices = weight.detach().reshape(-1, *weight.shape[-2:]) * 2
-            found[name] = torch.stack([transform_matrix(matrix) for matrix in matrices]).view(weight.shape)
-    return found
+            arrays[name] = torch.stack([transform_matrix(matrix) for matrix in matrices]).view(weight.shape)
+    return arrays
 
 
 def clip_gradients(job: StrategyJob, max_norm: float) -> Clipped:
@@ -272,12 +274,12 @@ def clip_changed_gradients(job: StrategyJob, max_norm: float, factor: float) -> 
 
     In the first step `remeasure` is not called, and `clip` may raise RuntimeError (None); in the second it is.
     """
-    runtime, found = start(job), list[Clipped | None]()
+    runtime, outcomes = start(job), list[Clipped | None]()
     for announced in (False, True):
         runtime.step(job.share(0, *runtime.data_coordinate))
         with torch.no_grad():
-            for named in runtime.parameters():
-                for piece in named.pieces:
+            for parameter in runtime.parameters():
+                for piece in parameter.pieces:
                     assert piece.tensor.grad is not None
                     piece.tensor.grad.mul_(factor)
         before = hold_gradients(runtime)
@@ -288,10 +290,10 @@ def clip_changed_gradients(job: StrategyJob, max_norm: float, factor: float) -> 
         except RuntimeError:
             if announced:
                 raise
-            found.append(None)
+            outcomes.append(None)
         else:
-            found.append((norm, before, hold_gradients(runtime)))
-    return found
+            outcomes.append((norm, before, hold_gradients(runtime)))
+    return outcomes
 
 
 def score_misfits(job: StrategyJob) -> list[str]:
@@ -304,13 +306,13 @@ def score_misfits(job: StrategyJob) -> list[str]:
     shares = [[replace(one, **two)]]
     if width > 1:
         shares.append([one] if index else [])
-    told = []
+    answers = []
     for batches in shares:
         try:
-            told.append(repr(runtime.score(batches)))
+            answers.append(repr(runtime.score(batches)))
         except ValueError as error:
-            told.append(f"ValueError: {error}")
-    return told
+            answers.append(f"ValueError: {error}")
+    return answers
 
 
 def write_and_evaluate(job: StrategyJob, factor: float) -> tuple[float, int]:

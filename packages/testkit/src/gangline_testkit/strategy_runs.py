@@ -85,8 +85,8 @@ class StrategyRuns(PartSuite):
             one = got[0].steps[number]
             assert_number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
             assert one.tokens == want.tokens
-            held = self.assemble_shards([of_rank.steps[number].held for of_rank in got], want.gradients)
-            compare_all(f"gradient of step {number}:", held, want.gradients, relative)
+            gradients = self.assemble_shards([of_rank.steps[number].held for of_rank in got], want.gradients)
+            compare_all(f"gradient of step {number}:", gradients, want.gradients, relative)
             assert_number_close(f"norm of step {number}", one.norm, want.norm, relative)
         compare_all("at the end:", self.assemble_shards([of_rank.last for of_rank in got], last), last, relative)
         assert_number_close("evaluated loss", got[0].evaluated[0], evaluated[0], relative)

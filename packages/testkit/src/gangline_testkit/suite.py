@@ -124,14 +124,14 @@ class PartSuite:
 
     def test_standard_tests_are_all_here(self) -> None:
         """No standard test is replaced or deleted, unless with `waive("why")`."""
-        gone = find_overridden(type(self))
-        assert not gone, f"standard tests are overridden: {', '.join(gone)}; put waive('why') in their place"
+        overrides = find_overridden(type(self))
+        assert not overrides, f"standard tests are overridden: {', '.join(overrides)}; put waive('why') in their place"
 
     def test_claims_are_known_words(self) -> None:
         unknown = sorted(set(self.can) - set(self.CLAIMS))
         assert not unknown, f"no such claims: {', '.join(unknown)}; there are {', '.join(self.CLAIMS)}"
-        spoken = {getattr(test, "capability", None) for test in find_standard_tests(type(self)).values()} - {None}
-        assert spoken <= set(self.CLAIMS)
+        capabilities = {getattr(test, "capability", None) for test in find_standard_tests(type(self)).values()} - {None}
+        assert capabilities <= set(self.CLAIMS)
 
     def test_entry_module_imports_without_torch(self) -> None:
         """`train --help` and `gangline plugins` import it in every environment that has it."""
@@ -164,9 +164,9 @@ class PartSuite:
     def test_config_survives_being_stored(self) -> None:
         """config.yaml and checkpoints keep it as plain data."""
         run = self.run()
-        stored = json.loads(json.dumps(to_dict(run)))
-        assert self.build_config(from_dict(stored)) == self.build_config(run)
-        assert to_dict(from_dict(stored)) == stored
+        run_dict = json.loads(json.dumps(to_dict(run)))
+        assert self.build_config(from_dict(run_dict)) == self.build_config(run)
+        assert to_dict(from_dict(run_dict)) == run_dict
 
     def test_config_refuses_an_unknown_option(self) -> None:
         with pytest.raises(UserError, match="no_such_option"):
@@ -189,10 +189,10 @@ class PartSuite:
         """The same each time; core sets them, where the user has not."""
         run, before = self.run(), dict(os.environ)
         config = self.build_config(run)
-        said = config.get_environment(run)
-        assert said == config.get_environment(run), "another time it wants other variables"
+        variables = config.get_environment(run)
+        assert variables == config.get_environment(run), "another time it wants other variables"
         assert dict(os.environ) == before, "it sets variables itself"
-        for name, value in said.items():
+        for name, value in variables.items():
             assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name), f"{name!r} is no name of a variable"
             assert isinstance(value, str), f"{name} is {value!r}, no text"
 
@@ -225,12 +225,12 @@ def find_entry_module(distribution: str) -> str:
 def _import_module(module: str, pythonpath: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         printed = Path(directory, "printed")
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", _IMPORT, module, str(printed)],
             capture_output=True,
             text=True,
             timeout=120,
             env={**os.environ, "PYTHONPATH": pythonpath},
         )
-        check_success(done)
-        return {**json.loads(done.stdout), "printed": printed.read_text() + done.stderr}
+        check_success(process)
+        return {**json.loads(process.stdout), "printed": printed.read_text() + process.stderr}

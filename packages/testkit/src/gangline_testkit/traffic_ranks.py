@@ -56,8 +56,8 @@ class CountingComm(Wrapped):
 
 def count_step(job: ranks.StrategyJob) -> StepTraffic:
     """A step, and the norm of its gradients."""
-    sent: Counter[str] = Counter()
-    runtime = ranks.start(job, lambda comms: WrappedComms(comms, lambda comm: CountingComm(comm, sent)))
-    sent.clear()
+    traffic: Counter[str] = Counter()
+    runtime = ranks.start(job, lambda comms: WrappedComms(comms, lambda comm: CountingComm(comm, traffic)))
+    traffic.clear()
     stepped = ranks.run_step(runtime, job.share(0, *runtime.data_coordinate))
-    return StepTraffic(sent, sum(gradient.nbytes for _, _, gradient in stepped.held))
+    return StepTraffic(traffic, sum(gradient.nbytes for _, _, gradient in stepped.held))

@@ -40,9 +40,9 @@ class WarmServer:
     def __init__(self, more: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
         self.directory = tempfile.mkdtemp(prefix="gangline-warm-")
         self.address = f"{self.directory}/socket"
-        given = {**os.environ, **(environment or {})}
-        kept = {name: value for name, value in given.items() if name not in FORKED}
-        self.environment = {**kept, **_PATH, "OMP_NUM_THREADS": "1"}
+        variables = {**os.environ, **(environment or {})}
+        base_variables = {name: value for name, value in variables.items() if name not in FORKED}
+        self.environment = {**base_variables, **_PATH, "OMP_NUM_THREADS": "1"}
         waits, self._alive = os.pipe()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
@@ -71,10 +71,10 @@ class WarmServer:
 
     def list_processes(self) -> list[int]:
         """Return the ids of the processes that were forked from this one, and of all that those have started."""
-        found = [self._process.pid]
-        for pid in found:  # it grows
-            found += find_children(pid)
-        return found[1:]
+        pids = [self._process.pid]
+        for pid in pids:  # it grows
+            pids += find_children(pid)
+        return pids[1:]
 
     def close(self) -> None:
         """End the server, and wait for it."""

@@ -19,8 +19,8 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *HANDED_ON)
 
 def main() -> None:
     address, module, *words = sys.argv[1:]
-    asked = {"module": module, "words": words, "cwd": os.getcwd(), "environment": dict(os.environ)}
-    content = json.dumps(asked).encode()
+    request = {"module": module, "words": words, "cwd": os.getcwd(), "environment": dict(os.environ)}
+    content = json.dumps(request).encode()
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
         signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
@@ -39,10 +39,10 @@ def main() -> None:
 
 def read_number(server: socket.socket) -> int:
     """The next number that the server says."""
-    found = server.recv(NUMBER.size, socket.MSG_WAITALL)
-    if not found:
+    reply = server.recv(NUMBER.size, socket.MSG_WAITALL)
+    if not reply:
         sys.exit("the server of warm commands is gone")
-    return int(NUMBER.unpack(found)[0])
+    return int(NUMBER.unpack(reply)[0])
 
 
 if __name__ == "__main__":

@@ -132,11 +132,11 @@ def _stack(context: int = 1) -> list[inspect.FrameInfo]:
     For these it looks through all modules, thousands here, frame by frame; torch's rendezvous and Hydra ask for twenty
     stacks as a run starts, which took more than half of the processor time of a small run.
     """
-    frame, found = inspect.currentframe(), []
+    frame, frames = inspect.currentframe(), []
     while frame is not None and (frame := frame.f_back) is not None:
         code = frame.f_code
-        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
-    return found
+        frames.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+    return frames
 
 
 def _run_module(module: str) -> int:
@@ -171,18 +171,18 @@ def _end(code: int) -> NoReturn:
 
 def _serve(listener: socket.socket, alive: int) -> dict[str, Any] | None:
     """Fork a process for each request, and tell who asked its id and how it ended; the request, in what was forked."""
-    ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    child_pipe, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     running: dict[int, socket.socket] = {}
     while True:
-        waiting: list[Any] = [listener, alive, ended, *running.values()]
+        waiting: list[Any] = [listener, alive, child_pipe, *running.values()]
         ready, _, _ = select.select(waiting, [], [])
         if alive in ready:
             return None
-        if ended in ready:
-            os.read(ended, 4096)
+        if child_pipe in ready:
+            os.read(child_pipe, 4096)
             _tell_ends(running)
         for pid, asker in running.items():
             if asker in ready:  # it says nothing more: it has been killed, and what it stands for is
@@ -235,11 +235,11 @@ def _become(request: dict[str, Any], address: str) -> None:
     before = _list_entries(os.environ)
     os.environ.clear()
     os.environ.update(request["environment"])
-    kept = [entry for entry in sys.path[1:] if entry not in before]
+    own_entries = [entry for entry in sys.path[1:] if entry not in before]
     here = [] if os.environ.pop("PYTHONSAFEPATH", "") else [request["cwd"]]
-    sys.path[:] = [*here, *_list_entries(os.environ), *kept]
+    sys.path[:] = [*here, *_list_entries(os.environ), *own_entries]
     importlib.invalidate_caches()
-    _forget([entry for entry in sys.path if entry not in (*kept, *before)])
+    _forget([entry for entry in sys.path if entry not in (*own_entries, *before)])
     if any(Path(entry, "sitecustomize.py").exists() for entry in _list_entries(os.environ)):
         sys.modules.pop("sitecustomize", None)
         importlib.import_module("sitecustomize")
@@ -252,8 +252,8 @@ def _become(request: dict[str, Any], address: str) -> None:
 def _forget(entries: Sequence[str]) -> None:
     """What was loaded here of packages that this process finds others of, in these entries of its path."""
     for name in {name.partition(".")[0] for name in sys.modules} - {"__main__"}:
-        found = PathFinder.find_spec(name, entries)
-        if found is not None and found.loader is not None:  # a plain directory hides no package
+        spec = PathFinder.find_spec(name, entries)
+        if spec is not None and spec.loader is not None:  # a plain directory hides no package
             for module in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
                 del sys.modules[module]
 
@@ -282,12 +282,12 @@ def _fork_the_first_server(spawn: Any) -> Any:
 
     A later one is not, for by then this process has threads and has used torch.
     """
-    left = ["from multiprocessing.forkserver import main"]
+    prefixes = ["from multiprocessing.forkserver import main"]
 
     def start(path: str, arguments: list[Any], files: list[int]) -> int:
-        if not left or not str(arguments[-1]).startswith(left[0]):
+        if not prefixes or not str(arguments[-1]).startswith(prefixes[0]):
             return int(spawn(path, arguments, files))
-        left.clear()
+        prefixes.clear()
         pid = os.fork()
         if pid == 0:
             try:

@@ -106,9 +106,9 @@ class BackgroundTracker(Tracker):
             del _LIVE[key]
         self._raise_failure()
         if late:
-            left = self.waiting.qsize()
+            backlog = self.waiting.qsize()
             self._say(
-                f"was left after {self.config.deadline_seconds:g} s with about {left} records to send; {SENT_LATER}"
+                f"was left after {self.config.deadline_seconds:g} s with about {backlog} records to send; {SENT_LATER}"
             )
         elif self.missed:
             self._say(f"lacks {self.missed} steps, for it was slower than the run; metrics.jsonl has all")
@@ -140,7 +140,7 @@ class BackgroundTracker(Tracker):
         newest = connection.open(start)
         newest = self._make_up(connection, start, newest)
         while True:
-            records, summary = self._next()
+            records, summary = self._receive_records()
             fresh: list[StepRecord] = []
             for record in records:
                 if record.step > newest:
@@ -158,9 +158,9 @@ class BackgroundTracker(Tracker):
         path = Path(start.directory) / "metrics.jsonl"
         if newest >= start.first_step or not path.exists():
             return newest
-        known = StepRecord.__dataclass_fields__
+        fields = StepRecord.__dataclass_fields__
         missing = [
-            StepRecord(**{key: value for key, value in line.items() if key in known})
+            StepRecord(**{key: value for key, value in line.items() if key in fields})
             for line in read_records(path, lambda text: self._say(f"lacks steps: {text}"))
             if newest < line["step"] <= start.first_step
             and (line["step"] % self.config.every == 0 or line.get("validation_loss") is not None)
@@ -169,14 +169,14 @@ class BackgroundTracker(Tracker):
             connection.send(missing[first : first + BATCH])
         return missing[-1].step if missing else newest
 
-    def _next(self) -> tuple[list[StepRecord], dict[str, Any] | None]:
+    def _receive_records(self) -> tuple[list[StepRecord], dict[str, Any] | None]:
         """Records that have come, and the summary once the run has ended: waits for the first, then a little."""
         records: list[StepRecord] = []
         until: float | None = None
         while len(records) < BATCH:
             try:
-                left = None if until is None else max(0.0, until - time.monotonic())
-                item = self.waiting.get(timeout=left)
+                timeout = None if until is None else max(0.0, until - time.monotonic())
+                item = self.waiting.get(timeout=timeout)
             except queue.Empty:
                 break
             if not isinstance(item, StepRecord):
@@ -190,28 +190,28 @@ _LIVE: dict[tuple[str, str], BackgroundTracker] = {}  # of this process: what wa
 SENT_LATER = "metrics.jsonl has all, and the run's next start sends what is missing"
 
 
-def scalars(record: StepRecord) -> dict[str, float]:
+def get_scalars(record: StepRecord) -> dict[str, float]:
     """The numbers of a record that are one number each."""
-    return {name: number(value) for name, value in list_numbers(record).items() if not isinstance(value, list)}
+    return {name: to_float(value) for name, value in list_numbers(record).items() if not isinstance(value, list)}
 
 
-def lists(record: StepRecord) -> dict[str, list[float]]:
+def get_lists(record: StepRecord) -> dict[str, list[float]]:
     """Return the finite numbers of each measurement that is a list: a histogram has no place for others."""
-    found = {name: map(number, value) for name, value in list_numbers(record).items() if isinstance(value, list)}
-    return {name: [value for value in values if math.isfinite(value)] for name, values in found.items()}
+    lists = {name: map(to_float, value) for name, value in list_numbers(record).items() if isinstance(value, list)}
+    return {name: [value for value in values if math.isfinite(value)] for name, values in lists.items()}
 
 
-def number(value: float | str) -> float:
+def to_float(value: float | str) -> float:
     """As a float; metrics.jsonl has one that is not finite as a string."""
     return float(value)
 
 
-def flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_options(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested options by their whole names."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for key, value in content.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+        options |= flatten_options(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return options
 
 
 def build(config: Service, run: Run) -> BackgroundTracker:

@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 
 from gangline.record import StepRecord
 from gangline.track import Start
-from gangline_track.background import Connection, flat, scalars
+from gangline_track.background import Connection, flatten_options, get_scalars
 from gangline_track.config import Mlflow
 from gangline_track.run_id import RunId
 
@@ -31,21 +31,21 @@ class MlflowConnection(Connection):
     def open(self, start: Start) -> int:
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of each table that it makes
         logging.getLogger("alembic").setLevel(logging.WARNING)
-        uri = self.config.uri or os.environ.get("MLFLOW_TRACKING_URI") or local(start.directory)
+        uri = self.config.uri or os.environ.get("MLFLOW_TRACKING_URI") or make_local_uri(start.directory)
         self.client = MlflowClient(tracking_uri=uri)
-        known = RunId(start.directory, "mlflow", f"{uri} {self.config.project}")
-        self.id = known.read() or ""
-        options = {key: str(value)[:LENGTH] for key, value in flat(start.config).items()}
+        run_id = RunId(start.directory, "mlflow", f"{uri} {self.config.project}")
+        self.id = run_id.read() or ""
+        options = {key: str(value)[:LENGTH] for key, value in flatten_options(start.config).items()}
         if not self._goes_on():
-            begun = self.client.create_run(self._experiment(start.directory), run_name=start.name)
-            self.id = begun.info.run_id
-            known.write(self.id)
-        held = self.client.get_run(self.id).data.params
-        new = [Param(key, value) for key, value in options.items() if key not in held]
+            run = self.client.create_run(self._open_experiment(start.directory), run_name=start.name)
+            self.id = run.info.run_id
+            run_id.write(self.id)
+        stored_params = self.client.get_run(self.id).data.params
+        new = [Param(key, value) for key, value in options.items() if key not in stored_params]
         for first in range(0, len(new), PARAMS):
             self.client.log_batch(self.id, params=new[first : first + PARAMS])
-        changed = [(key, value) for key, value in options.items() if held.get(key, value) != value]
-        tags = [("attempt", start.attempt), ("world", start.world), ("parameters", start.parameters), *changed]
+        changes = [(key, value) for key, value in options.items() if stored_params.get(key, value) != value]
+        tags = [("attempt", start.attempt), ("world", start.world), ("parameters", start.parameters), *changes]
         self.client.log_batch(self.id, tags=[RunTag(key, str(value)) for key, value in tags])
         return max((point.step for point in self.client.get_metric_history(self.id, "loss")), default=0)
 
@@ -61,10 +61,10 @@ class MlflowConnection(Connection):
             self.client.update_run(self.id, status="RUNNING")
         return bool(alive)
 
-    def _experiment(self, directory: str) -> str:
-        found = self.client.get_experiment_by_name(self.config.project)
-        if found is not None:
-            return found.experiment_id
+    def _open_experiment(self, directory: str) -> str:
+        experiment = self.client.get_experiment_by_name(self.config.project)
+        if experiment is not None:
+            return experiment.experiment_id
         here = not (self.config.uri or os.environ.get("MLFLOW_TRACKING_URI"))
         artifacts = (Path(directory) / "mlflow").absolute().as_uri() if here else None
         return self.client.create_experiment(self.config.project, artifact_location=artifacts)
@@ -73,7 +73,7 @@ class MlflowConnection(Connection):
         points = [
             Metric(name, value, int(record.time * 1000), record.step)
             for record in records
-            for name, value in scalars(record).items()
+            for name, value in get_scalars(record).items()
         ]
         for first in range(0, len(points), METRICS):
             self.client.log_batch(self.id, metrics=points[first : first + METRICS])
@@ -88,7 +88,7 @@ class MlflowConnection(Connection):
         self.client.set_terminated(self.id, status=STATUS.get(str(summary.get("why")), "KILLED"))
 
 
-def local(directory: str | Path) -> str:
+def make_local_uri(directory: str | Path) -> str:
     """The file of SQLite in a run directory."""
     return f"sqlite:///{(Path(directory) / 'mlflow.db').absolute()}"
 

@@ -10,7 +10,7 @@ import trackio
 
 from gangline.record import StepRecord
 from gangline.track import Start
-from gangline_track.background import Connection, lists, scalars
+from gangline_track.background import Connection, get_lists, get_scalars
 from gangline_track.config import Trackio
 from gangline_track.run_id import RunId
 
@@ -23,8 +23,8 @@ class TrackioConnection(Connection):
 
     def open(self, start: Start) -> int:
         config = self.config
-        known = RunId(start.directory, "trackio", f"{config.space or config.server or ''} {config.project}")
-        name = known.read()
+        run_id = RunId(start.directory, "trackio", f"{config.space or config.server or ''} {config.project}")
+        name = run_id.read()
         self.run = trackio.init(
             project=config.project,
             name=name or f"{start.name}-{uuid.uuid4().hex[:6]}",
@@ -36,14 +36,14 @@ class TrackioConnection(Connection):
             auto_log_cpu=False,  # the record has what the run measures
             auto_log_gpu=False,
         )
-        known.write(self.run.name)
+        run_id.write(self.run.name)
         self.newest = self.run._next_step - 1  # it asks for it as the run begins, and tells it nowhere else
         return max(self.newest, 0)
 
     def send(self, records: list[StepRecord]) -> None:
         for record in records:
-            histograms = {name: trackio.Histogram(values) for name, values in lists(record).items() if values}
-            self.run.log({**scalars(record), **histograms}, step=record.step)
+            histograms = {name: trackio.Histogram(values) for name, values in get_lists(record).items() if values}
+            self.run.log({**get_scalars(record), **histograms}, step=record.step)
             self.newest = record.step
 
     def close(self, summary: dict[str, Any], notes: list[str], pictures: list[Path]) -> None:

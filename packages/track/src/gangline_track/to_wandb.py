@@ -14,10 +14,10 @@ import wandb
 
 from gangline.record import StepRecord
 from gangline.track import Start
-from gangline_track.background import Connection, lists, scalars
+from gangline_track.background import Connection, get_lists, get_scalars
 from gangline_track.config import Wandb
 from gangline_track.run_id import RunId
-from gangline_track.wandb_file import newest_step
+from gangline_track.wandb_file import find_newest_step
 
 LINES = 200  # of the notes that are kept
 
@@ -30,8 +30,8 @@ class WandbConnection(Connection):
         self.last: int | None = None  # the newest step of this start
 
     def open(self, start: Start) -> int:
-        known = RunId(start.directory, "wandb", f"{self.config.entity or ''}/{self.config.project}")
-        name = known.read() or uuid.uuid4().hex[:16]
+        run_id = RunId(start.directory, "wandb", f"{self.config.entity or ''}/{self.config.project}")
+        name = run_id.read() or uuid.uuid4().hex[:16]
         mode, why = self.config.mode, ""
         try:
             if mode == "online":
@@ -51,8 +51,8 @@ class WandbConnection(Connection):
             )
         if mode == "disabled":
             return 0
-        known.write(name)
-        return max(newest_step(start.directory, name), self.run.starting_step - 1)
+        run_id.write(name)
+        return max(find_newest_step(start.directory, name), self.run.starting_step - 1)
 
     def _begin(self, start: Start, name: str, mode: Any) -> wandb.Run:
         config = self.config
@@ -82,8 +82,8 @@ class WandbConnection(Connection):
 
     def send(self, records: list[StepRecord]) -> None:
         for record in records:
-            histograms = {name: wandb.Histogram(values) for name, values in lists(record).items()}
-            self.run.log({**scalars(record), **histograms}, step=record.step)
+            histograms = {name: wandb.Histogram(values) for name, values in get_lists(record).items()}
+            self.run.log({**get_scalars(record), **histograms}, step=record.step)
             self.last = record.step
 
     def close(self, summary: dict[str, Any], notes: list[str], pictures: list[Path]) -> None:
@@ -97,12 +97,12 @@ class WandbConnection(Connection):
 
 def explain_no_service(seconds: float) -> str:
     """Why there is no logging in; empty where there is. A login with a key asks the service, one without nobody."""
-    if wandb.api.api_key and (why := unreachable(wandb.setup().settings.base_url, seconds)):
+    if wandb.api.api_key and (why := explain_unreachable(wandb.setup().settings.base_url, seconds)):
         return why
     return "" if wandb.login(prompt=False) else "there is no key: wandb login, or WANDB_API_KEY"
 
 
-def unreachable(url: str, seconds: float) -> str:
+def explain_unreachable(url: str, seconds: float) -> str:
     """Why nobody answers there; empty where somebody does, or a proxy is asked in our place.
 
     wandb itself may wait without an end for a service whose machine refuses the connection.

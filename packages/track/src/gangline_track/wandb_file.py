@@ -18,7 +18,7 @@ BLOCK, HEADER, CHUNK = 32768, 7, struct.Struct("<IHB")
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
-def messages(path: Path) -> Iterator[bytes]:
+def read_messages(path: Path) -> Iterator[bytes]:
     """Every whole record, in order."""
     content = read_regular(path, sys.maxsize)
     at, parts = HEADER, b""
@@ -37,10 +37,10 @@ def messages(path: Path) -> Iterator[bytes]:
             yield parts
 
 
-def history(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def read_history(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """(step, name -> value as JSON) of every step that was logged."""
     protocol = import_module("wandb.proto.wandb_internal_pb2")  # made at run time: type checkers find nothing in it
-    for message in messages(path):
+    for message in read_messages(path):
         record = protocol.Record()
         try:
             record.ParseFromString(message)
@@ -51,7 +51,7 @@ def history(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             yield record.history.step.num, items
 
 
-def newest_step(run_dir: str | Path, name: str) -> int:
+def find_newest_step(run_dir: str | Path, name: str) -> int:
     """Of the run `name`, over all of its starts in the run directory; 0 where there is none."""
     files = Path(run_dir).glob(f"wandb/*run-*-{name}/run-{name}.wandb")
-    return max((step for file in files for step, _ in history(file)), default=0)
+    return max((step for file in files for step, _ in read_history(file)), default=0)

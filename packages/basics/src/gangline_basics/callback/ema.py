@@ -63,7 +63,7 @@ class EmaCallback(Callback):
     def attach(
         self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device
     ) -> None:
-        self._weights = [piece.tensor for named in runtime.parameters() for piece in named.pieces]
+        self._weights = [piece.tensor for parameter in runtime.parameters() for piece in parameter.pieces]
         dtypes = {
             runtime.registry[name_model_array(name)].dtype for name in runtime.names()
         }  # of all, also where none is here

@@ -121,7 +121,7 @@ class ProfileCallback(Callback):
 
 def iterate_rows(steps: Iterable[int]) -> Iterator[tuple[int, int]]:
     """First and last of each row of neighbouring numbers."""
-    ordered = sorted(set(steps))
-    starts = [step for step in ordered if step - 1 not in ordered]
-    ends = [step for step in ordered if step + 1 not in ordered]
+    numbers = sorted(set(steps))
+    starts = [step for step in numbers if step - 1 not in numbers]
+    ends = [step for step in numbers if step + 1 not in numbers]
     return zip(starts, ends, strict=True)

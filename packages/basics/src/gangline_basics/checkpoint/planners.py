@@ -76,8 +76,8 @@ class ShardSavePlanner(SavePlanner):
 
 def get_arrays(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
     """The stored arrays by name."""
-    stored = metadata.state_dict_metadata
-    return {name: array for name, array in stored.items() if isinstance(array, TensorStorageMetadata)}
+    entries = metadata.state_dict_metadata
+    return {name: array for name, array in entries.items() if isinstance(array, TensorStorageMetadata)}
 
 
 def _write_item(index: MetadataIndex, shard: Shard) -> WriteItem:
@@ -119,19 +119,21 @@ class ShardLoadPlanner(LoadPlanner):
         return LoadPlan([item for name, shards in self.local.items() for item in self._read_items(name, shards)])
 
     def _read_items(self, name: str, shards: list[Shard]) -> list[ReadItem]:
-        stored = self.stored[name]
+        array = self.stored[name]
         for shard in shards:
-            if tuple(stored.size) != tuple(shard.global_shape):
+            if tuple(array.size) != tuple(shard.global_shape):
                 raise UserError(
-                    f"{name} has shape {tuple(stored.size)} in checkpoint {self.directory.name}, "
+                    f"{name} has shape {tuple(array.size)} in checkpoint {self.directory.name}, "
                     f"and {tuple(shard.global_shape)} in this run."
                 )
-            kept = stored.properties.dtype
-            if kept != shard.dtype and not (kept.is_floating_point and shard.dtype.is_floating_point):
-                raise UserError(f"{name} is {kept} in checkpoint {self.directory.name}, and {shard.dtype} in this run.")
-        wanted = [ChunkStorageMetadata(torch.Size(shard.offset), shard.local.shape) for shard in shards]
-        items = create_read_items_for_chunk_list(name, stored, wanted)
-        if sum(prod(item.lengths) for item in items) != sum(prod(chunk.sizes) for chunk in wanted):
+            dtype = array.properties.dtype
+            if dtype != shard.dtype and not (dtype.is_floating_point and shard.dtype.is_floating_point):
+                raise UserError(
+                    f"{name} is {dtype} in checkpoint {self.directory.name}, and {shard.dtype} in this run."
+                )
+        chunks = [ChunkStorageMetadata(torch.Size(shard.offset), shard.local.shape) for shard in shards]
+        items = create_read_items_for_chunk_list(name, array, chunks)
+        if sum(prod(item.lengths) for item in items) != sum(prod(chunk.sizes) for chunk in chunks):
             raise BadCheckpoint(name, None, self.directory, "not all of it was stored")
         return items
 

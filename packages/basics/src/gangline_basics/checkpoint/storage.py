@@ -72,13 +72,13 @@ class DcpWriter(FileSystemWriter):
         try:
             results = super().write_data(plan, planner).value() if plan.items else []
         except RuntimeError as error:
-            said = _find_os_error(error)
-            if said is None:
+            os_error = _find_os_error(error)
+            if os_error is None:
                 raise
-            raise said from None
-        done: Future = Future()
-        done.set_result(_add_checksums(Path(self.path), results))
-        return done
+            raise os_error from None
+        future: Future = Future()
+        future.set_result(_add_checksums(Path(self.path), results))
+        return future
 
     def storage_meta(self) -> StorageMeta:
         return StorageMeta(save_id=self.save_id)
@@ -117,16 +117,16 @@ def clear_leftovers(directory: Path) -> None:
 
 def _add_checksums(directory: Path, results: list[WriteResult]) -> list[CheckedWrite]:
     """Read back what was written (from the page cache) and add each record's CRC-32."""
-    done = []
+    writes = []
     for result in results:
         place = result.storage_data
         with (directory / place.relative_path).open("rb") as file:
             file.seek(place.offset)
-            checksum, left = 0, place.length
-            while left > 0 and (content := file.read(min(left, 1 << 22))):
-                checksum, left = zlib.crc32(content, checksum), left - len(content)
-        done.append(CheckedWrite(result.index, result.size_in_bytes, place, checksum))
-    return done
+            checksum, rest = 0, place.length
+            while rest > 0 and (content := file.read(min(rest, 1 << 22))):
+                checksum, rest = zlib.crc32(content, checksum), rest - len(content)
+        writes.append(CheckedWrite(result.index, result.size_in_bytes, place, checksum))
+    return writes
 
 
 class ChecksumFile:
@@ -249,16 +249,16 @@ class _TableUnpickler(pickle._Unpickler):
 
 def _unpickle(content: bytes, path: Path) -> Metadata:
     try:
-        found = _TableUnpickler(BytesIO(content)).load()
-        if not isinstance(found, Metadata):
-            raise pickle.UnpicklingError(f"it holds a {type(found).__name__}")
-        for place in found.storage_data.values():
+        table = _TableUnpickler(BytesIO(content)).load()
+        if not isinstance(table, Metadata):
+            raise pickle.UnpicklingError(f"it holds a {type(table).__name__}")
+        for place in table.storage_data.values():
             numbers = (place.offset, place.length)
             if type(place.relative_path) is not str or any(type(n) is not int or n < 0 for n in numbers):
                 raise pickle.UnpicklingError(f"it holds the place {place!r}")
     except Exception as error:  # a pickle fails in any way there is
         raise BadCheckpoint("every array", None, path, f"{type(error).__name__}: {error}") from error
-    return found
+    return table
 
 
 class DcpReader(FileSystemReader):
@@ -291,19 +291,19 @@ class DcpReader(FileSystemReader):
         self.stored = get_arrays(metadata)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        wanted: dict[Any, list[ReadItem]] = {}
+        reads: dict[Any, list[ReadItem]] = {}
         for item in plan.items:
-            wanted.setdefault(item.storage_index, []).append(item)
-        for items in wanted.values():
+            reads.setdefault(item.storage_index, []).append(item)
+        for items in reads.values():
             record = self._record(items[0])
             for item in items:
                 place = zip(item.storage_offsets, item.lengths, strict=True)
                 target = planner.resolve_tensor(item)
                 target.copy_(record[tuple(slice(a, a + n) for a, n in place)])
                 planner.commit_tensor(item, target)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
     def _record(self, item: ReadItem) -> torch.Tensor:
         """The stored box that an item reads from. Raises BadCheckpoint."""

@@ -82,10 +82,10 @@ class DcpCheckpointer(Checkpointer):
     def read_shapes(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
         """From DCP's own table. Raises BadCheckpoint."""
         reader = self._get_reader(id)
-        stored = get_arrays(reader.read_metadata())
+        arrays = get_arrays(reader.read_metadata())
         if reader.damage is not None:
             raise reader.damage
-        return {name: tuple(array.size) for name, array in stored.items()}
+        return {name: tuple(array.size) for name, array in arrays.items()}
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
         reader, self._reader = self._get_reader(id), None
@@ -101,8 +101,8 @@ class DcpCheckpointer(Checkpointer):
     def _make_path(self, id: CheckpointId) -> Path:
         path = self.directory / str(id)
         if not path.is_dir():
-            held = ", ".join(map(str, self.list())) or "none"
-            raise UserError(f"there is no checkpoint {id} in {self.directory}.", f"There are: {held}.")
+            ids = ", ".join(map(str, self.list())) or "none"
+            raise UserError(f"there is no checkpoint {id} in {self.directory}.", f"There are: {ids}.")
         return path
 
     def _delete_old(self, saved: CheckpointId) -> None:
@@ -110,8 +110,8 @@ class DcpCheckpointer(Checkpointer):
         if self.keep_last is None:
             return
         self._trusted.add(saved)
-        gone = find_superfluous(self.run_dir, self.list(), self.keep_last, self._explain_damage, {saved})
-        for path in (self.directory / str(id) for id in gone):
+        ids = find_superfluous(self.run_dir, self.list(), self.keep_last, self._explain_damage, {saved})
+        for path in (self.directory / str(id) for id in ids):
             condemned = path.with_name(CONDEMNED + path.name)
             try:
                 path.rename(condemned)  # gone for readers at once, whatever happens while the files are deleted
@@ -144,9 +144,9 @@ def _call(function: Callable, registry: Registry, **arguments: Any) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             function({}, no_dist=registry.mesh.world == 1, **arguments)
-    except dcp.api.CheckpointException as failed:  # derives from BaseException, and hides the cause in a table by rank
-        rank = min(failed.failures)
-        cause = failed.failures[rank][0]
+    except dcp.api.CheckpointException as error:  # derives from BaseException, and hides the cause in a table by rank
+        rank = min(error.failures)
+        cause = error.failures[rank][0]
         if registry.mesh.world > 1:
             cause.add_note(f"on rank {rank}")
-        raise cause from failed
+        raise cause from error

@@ -28,24 +28,26 @@ def find_weights_under(prefix: str, stored: Collection[str], names: Iterable[str
     stack (`name.0`).
     """
     prefix, names = prefix.strip("/"), list(names)
-    found = {name: f"{prefix}/{name}" for name in names if f"{prefix}/{name}" in stored}
+    arrays = {name: f"{prefix}/{name}" for name in names if f"{prefix}/{name}" in stored}
     if prefix == MODEL:
-        return found
+        return arrays
     if prefix not in list_prefixes(stored, names):
         others = ", ".join([MODEL, *list_prefixes(stored, names)])
         raise UserError(f"the checkpoint holds no weights {prefix}.", f"It holds: {others}.")
-    trained = {name.rpartition("/")[2] for name in stored if name.startswith("optimizer/")}
-    trained |= {stack for name in trained for stack, _, number in [name.rpartition(".")] if number.isdecimal()}
-    lacking = [name for name in names if name in trained and name not in found]
+    trained_names = {name.rpartition("/")[2] for name in stored if name.startswith("optimizer/")}
+    trained_names |= {
+        stack for name in trained_names for stack, _, number in [name.rpartition(".")] if number.isdecimal()
+    }
+    lacking = [name for name in names if name in trained_names and name not in arrays]
     if lacking:
         raise UserError(
             f"{prefix} is not all of the model: it has no {lacking[0]}.", f"{len(lacking)} such parameters are trained."
         )
-    return {name: found.get(name, name_model_array(name)) for name in names}
+    return {name: arrays.get(name, name_model_array(name)) for name in names}
 
 
 def list_prefixes(stored: Iterable[str], names: Iterable[str]) -> list[str]:
     """What weights beside the model's own are kept under, by callbacks and health checks."""
-    known = set(names)
+    known_names = set(names)
     parted = (name.rpartition("/") for name in stored if name.startswith(("callback/", "health/")))
-    return sorted({place for place, _, name in parted if name in known})
+    return sorted({place for place, _, name in parted if name in known_names})

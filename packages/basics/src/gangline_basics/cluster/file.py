@@ -141,8 +141,8 @@ class Cluster:
         return self.numbers[name].value
 
     def get(self, name: str) -> float | None:
-        found = self.numbers.get(name)
-        return None if found is None else found.value
+        quantity = self.numbers.get(name)
+        return None if quantity is None else quantity.value
 
     def replace_numbers(self, numbers: Mapping[str, Quantity]) -> Cluster:
         """A copy where these replace its own."""
@@ -187,43 +187,43 @@ def _read(path: Path) -> Cluster:
     from gangline.config.yaml_files import load_yaml
 
     try:
-        found = load_yaml(path.read_text(encoding="utf-8"))
+        content = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"cannot read {path}.", str(error).splitlines()[0]) from error
-    if not isinstance(found, dict) or found.get("version") != VERSION:
-        given = found.get("version") if isinstance(found, dict) else None
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        version = content.get("version") if isinstance(content, dict) else None
         raise UserError(
-            f"{path} is a cluster file of version {given}.",
+            f"{path} is a cluster file of version {version}.",
             f"This gangline reads version {VERSION}.",
             "Write it anew, for example from a shipped one.",
         )
-    network = found.get("network") or {}
+    network = content.get("network") or {}
     if not isinstance(network, dict):
         raise UserError(f"{path}: network is no mapping.", "It is, such as:  network: {gpus_per_node: 8}")
-    _check_names(found, PLACES, "", path)
+    _check_names(content, PLACES, "", path)
     _check_names(network, NETWORK, "network.", path)
-    numbers = _read_numbers(found, path)
-    return Cluster(path.stem, str(found.get("about", "")), _read_topology(found, path), numbers)
+    numbers = _read_numbers(content, path)
+    return Cluster(path.stem, str(content.get("about", "")), _read_topology(content, path), numbers)
 
 
 def _check_names(given: dict[str, Any], names: Sequence[str], place: str, path: Path) -> None:
     """Raises UserError for a name that nobody would read."""
     for name in given:
         if name not in names:
-            listed = ", ".join(f"{place}{known}" for known in names)
+            choices = ", ".join(f"{place}{choice}" for choice in names)
             raise UserError(
                 f"{path} says {place}{name}, which no cluster file has.",
                 suggest_near(str(name), names),
-                f"It may say: {listed}.",
+                f"It may say: {choices}.",
             )
 
 
 def _read_numbers(found: dict[str, Any], path: Path) -> dict[str, Quantity]:
-    given = found.get("numbers")
-    if not isinstance(given, dict):
+    entries = found.get("numbers")
+    if not isinstance(entries, dict):
         raise UserError(f"{path} has no `numbers`.", "They are what a cluster file is for.")
     read = {}
-    for name, entry in given.items():
+    for name, entry in entries.items():
         if name not in NUMBERS:
             raise UserError(f"{path} says {name}, which is no number of a cluster.", suggest_near(str(name), NUMBERS))
         try:
@@ -267,23 +267,23 @@ def _count(network: dict[str, Any], name: str, default: int | None, path: Path) 
     return value
 
 
-def _read_topology(found: dict[str, Any], path: Path) -> Topology:
-    network, numbers = found.get("network") or {}, found.get("numbers") or {}
+def _read_topology(content: dict[str, Any], path: Path) -> Topology:
+    network, numbers = content.get("network") or {}, content.get("numbers") or {}
     try:
-        found = {
+        bandwidths = {
             tier: float(numbers[name]["value"]) / 1e9
             for tier in ("node", "rack", "cluster", "fibre")
             if (name := f"link.{tier}.bandwidth") in numbers or tier in ("node", "cluster")
         }
-        several = "fibre" in found or network.get("nodes_per_datacentre") is not None
+        several = "fibre" in bandwidths or network.get("nodes_per_datacentre") is not None
         return Topology(
             gpus_per_node=_count(network, "gpus_per_node", None, path),
             nodes_per_rack=_count(network, "nodes_per_rack", 1, path),
             nodes_per_datacentre=_count(network, "nodes_per_datacentre", None, path) if several else None,
-            node_bandwidth=found["node"],
-            rack_bandwidth=found.get("rack", found["cluster"]),
-            cluster_bandwidth=found["cluster"],
-            **({"fibre_bandwidth": found["fibre"]} if several else {}),
+            node_bandwidth=bandwidths["node"],
+            rack_bandwidth=bandwidths.get("rack", bandwidths["cluster"]),
+            cluster_bandwidth=bandwidths["cluster"],
+            **({"fibre_bandwidth": bandwidths["fibre"]} if several else {}),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} does not say what its network is.", f"It lacks or misstates {error}.") from error

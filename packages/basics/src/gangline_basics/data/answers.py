@@ -47,12 +47,12 @@ def render_chat(template: ChatTemplate, messages: Messages, first: int = 0) -> R
     Raises TemplateRefusal where the template does not take it, or does not say where its answers are, and for text that
     no tokenizer takes.
     """
-    found = (_read_marks if template.marks else _find_answers)(template, messages, first)
-    _check_calls(template, messages, found.text)
-    _check_reasoning(template, messages, found.text, first)
-    if has_half_character(found.text):
+    chat = (_read_marks if template.marks else _find_answers)(template, messages, first)
+    _check_calls(template, messages, chat.text)
+    _check_reasoning(template, messages, chat.text, first)
+    if has_half_character(chat.text):
         raise TemplateRefusal(HALF_CHARACTER)
-    return found
+    return chat
 
 
 def is_trained_on(message: dict[str, Any]) -> bool:
@@ -121,18 +121,18 @@ def _find_answers(template: ChatTemplate, messages: Messages, first: int) -> Ren
         if not (with_it.startswith(before) and whole.startswith(with_it)):
             raise TemplateRefusal(CHANGES)
         behind = _render_behind(template, messages[: number + 1])
-        said = len(with_it) if behind is None or not with_it.endswith(behind) else len(with_it) - len(behind)
-        answers.append(AnswerSpan(len(before), len(with_it), max(said, len(before))))
+        content_stop = len(with_it) if behind is None or not with_it.endswith(behind) else len(with_it) - len(behind)
+        answers.append(AnswerSpan(len(before), len(with_it), max(content_stop, len(before))))
     return RenderedChat(whole, tuple(answers))
 
 
 def _read_marks(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:
     whole, marked = template.render_marked(messages)
-    said = [message for message in messages if message["role"] == ASSISTANT]
-    if not all(map(is_trained_on, said)):
-        if len(said) != len(marked):
+    answers = [message for message in messages if message["role"] == ASSISTANT]
+    if not all(map(is_trained_on, answers)):
+        if len(answers) != len(marked):
             raise TemplateRefusal("the template does not mark each answer once, and some have weight 0")
-        marked = tuple(span for span, message in zip(marked, said, strict=True) if is_trained_on(message))
+        marked = tuple(span for span, message in zip(marked, answers, strict=True) if is_trained_on(message))
     before = template.render(messages[:first]) if first else ""
     if not whole.startswith(before):
         raise TemplateRefusal(CHANGES)

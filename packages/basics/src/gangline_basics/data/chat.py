@@ -55,9 +55,9 @@ class ChatTemplate:
         """The same of conversations whose prompts name these tools (None: none), objects or what tells of them."""
         if not tools:
             return self
-        found = copy(self)
-        found._tools = tools
-        return found
+        template = copy(self)
+        template._tools = tools
+        return template
 
     def render(self, messages: list[dict[str, Any]], prompt: bool = False) -> str:
         """The conversation as text; `prompt`: up to where the assistant's next answer begins.
@@ -78,18 +78,18 @@ class ChatTemplate:
         return text, tuple(spans)
 
     def _render(self, messages: list[dict[str, Any]], prompt: bool, more: dict[str, str]) -> str:
-        said = {**self.special, **more}
+        words = {**self.special, **more}
         try:
             return self._template.render(
-                messages=messages, tools=self._tools, documents=None, add_generation_prompt=prompt, **said
+                messages=messages, tools=self._tools, documents=None, add_generation_prompt=prompt, **words
             )
         except Exception as error:  # a template is a program of others: whatever it raises, it does not take this
             known = isinstance(error, self._error)
-            told = str(error) if known else f"{type(error).__name__}: {error}"
-            if "strftime_now" in told:
-                told += ": it asks for the date, and another day would make other tokens of the same text; "
-                told += "take a copy that names a day (data.template=FILE)"
-            raise TemplateRefusal(told) from error
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            if "strftime_now" in reason:
+                reason += ": it asks for the date, and another day would make other tokens of the same text; "
+                reason += "take a copy that names a day (data.template=FILE)"
+            raise TemplateRefusal(reason) from error
 
     def _raise(self, message: str) -> None:
         raise self._error(message)
@@ -117,17 +117,17 @@ def read_template(tokenizer: str | None, template: str | None = None) -> ChatTem
         return ChatTemplate(_read_text(Path(template).expanduser()), special, template)
     if file is not None and file.is_file():
         return ChatTemplate(_read_text(file), special, str(file))
-    found = None if beside is None else read_object(beside / CONFIG).get("chat_template")
-    if isinstance(found, list) and all(isinstance(one, dict) for one in found):  # several by name
-        named = [one for one in found if one.get("name") == "default"]
-        found = named[0].get("template", "") if named else None
-    if not isinstance(found, str | None):
+    source = None if beside is None else read_object(beside / CONFIG).get("chat_template")
+    if isinstance(source, list) and all(isinstance(one, dict) for one in source):  # several by name
+        defaults = [one for one in source if one.get("name") == "default"]
+        source = defaults[0].get("template", "") if defaults else None
+    if not isinstance(source, str | None):
         raise UserError(
-            f"{beside}/{CONFIG} has a chat_template that is none: {found!r:.60}.",
+            f"{beside}/{CONFIG} has a chat_template that is none: {source!r:.60}.",
             'It is a text, or a list of {"name": ..., "template": ...}, of which the one named default is taken.',
         )
-    if isinstance(found, str):
-        return ChatTemplate(found, special, f"{beside}/{CONFIG}")
+    if isinstance(source, str):
+        return ChatTemplate(source, special, f"{beside}/{CONFIG}")
     raise UserError(
         f"{tokenizer or 'text of bytes'} has no chat template.",
         "It lies beside a tokenizer.json, as chat_template.jinja or in tokenizer_config.json.",

@@ -18,7 +18,7 @@ def parse_messages(value: Any, where: str) -> list[dict[str, Any]]:
     """
     if not isinstance(value, list) or not value:
         raise UserError(f"{where} is no conversation: {value!r:.60}.", 'It is a list of {"role": ..., "content": ...}.')
-    found = []
+    messages = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise UserError(f"{where} has a message without a role: {message!r:.60}.")
@@ -31,8 +31,8 @@ def parse_messages(value: Any, where: str) -> list[dict[str, Any]]:
                 "An answer of weight 0 is not trained on, one of weight 1 is.",
                 "Write 0 or 1, or leave the weight out.",
             )
-        found.append({key: one for key, one in {**message, "content": content}.items() if one is not None})
-    return found
+        messages.append({key: one for key, one in {**message, "content": content}.items() if one is not None})
+    return messages
 
 
 def parse_tools(row: dict[str, Any], where: str) -> list[Any] | None:
@@ -42,17 +42,17 @@ def parse_tools(row: dict[str, Any], where: str) -> list[Any] | None:
     """
     value = row.get(TOOLS)
     try:
-        found = json.loads(value) if isinstance(value, str) and value.strip() else value or None
-        listed = [json.loads(one) if isinstance(one, str) else one for one in found or ()]
+        entries = json.loads(value) if isinstance(value, str) and value.strip() else value or None
+        tools = [json.loads(one) if isinstance(one, str) else one for one in entries or ()]
     except (TypeError, ValueError, RecursionError):
-        listed = [None]
-    if not all(isinstance(one, dict) for one in listed):
+        tools = [None]
+    if not all(isinstance(one, dict) for one in tools):
         raise UserError(
             f"{where} has tools that are none: {value!r:.60}.",
             "They are a list of objects, as JSON schema has functions, or the same as JSON; a template writes them.",
             f"Take the field {TOOLS} out of the rows, and no prompt names any.",
         )
-    return listed or None
+    return tools or None
 
 
 def drop_nulls(value: Any) -> Any:

@@ -47,21 +47,22 @@ class ChatEncoder:
         self._end = _find_id(codec, template.special.get("eos_token"))
 
     def __call__(self, chats: Sequence[RenderedChat]) -> list[MaskedTokens]:
-        encoded = zip(chats, self._encode_places([chat.text for chat in chats]), strict=True)
+        encodings = zip(chats, self._encode_places([chat.text for chat in chats]), strict=True)
         return [
-            MaskedTokens(ids.astype(self.codec.dtype), self._mask_answers(chat, ids, at)) for chat, (ids, at) in encoded
+            MaskedTokens(ids.astype(self.codec.dtype), self._mask_answers(chat, ids, at))
+            for chat, (ids, at) in encodings
         ]
 
     def _mask_answers(self, chat: RenderedChat, ids: np.ndarray, places: np.ndarray) -> np.ndarray:
         """(n,) bool. places (n, 2): [start, stop) of the letters of each token."""
         begins, ends = places.T
-        special, learnt = np.isin(ids, self._special), np.zeros(len(ids), bool)
-        for start, stop, said in chat.answers:
-            behind = special & (begins >= said) & (begins < stop)
-            named = behind & (ids == self._end)
-            until = ends[named if named.any() else behind]
-            learnt |= (ends > start) & (begins < (until[-1] if len(until) else stop))
-        return learnt
+        special, mask = np.isin(ids, self._special), np.zeros(len(ids), bool)
+        for start, stop, content_stop in chat.answers:
+            behind = special & (begins >= content_stop) & (begins < stop)
+            end_tokens = behind & (ids == self._end)
+            until = ends[end_tokens if end_tokens.any() else behind]
+            mask |= (ends > start) & (begins < (until[-1] if len(until) else stop))
+        return mask
 
     def _encode_places(self, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(tokens, their places) of each text."""
@@ -71,18 +72,18 @@ class ChatEncoder:
                 letter = np.cumsum(of_bytes & 0xC0 != 0x80) - 1
                 yield of_bytes, np.stack((letter, letter + 1), 1)
             return
-        for found in self.codec.tokenizer.encode_batch(texts, add_special_tokens=False):
-            yield np.asarray(found.ids, np.int64), np.asarray(found.offsets, np.int64).reshape(-1, 2)
+        for encoding in self.codec.tokenizer.encode_batch(texts, add_special_tokens=False):
+            yield np.asarray(encoding.ids, np.int64), np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
 
 
 def _find_special(codec: TextCodec, template: ChatTemplate) -> set[int]:
     if not isinstance(codec, TokenizerCodec):
         return set()
-    added = codec.tokenizer.get_added_tokens_decoder().items()
-    own = {id for id, token in added if token.special or token.content.strip()}
+    added_tokens = codec.tokenizer.get_added_tokens_decoder().items()
+    own = {id for id, token in added_tokens if token.special or token.content.strip()}
     return (own | {_find_id(codec, word) for word in template.special.values()}) - {NONE}
 
 
 def _find_id(codec: TextCodec, word: str | None) -> int:
-    found = None if word is None or not isinstance(codec, TokenizerCodec) else codec.tokenizer.token_to_id(word)
-    return NONE if found is None else found
+    token_id = None if word is None or not isinstance(codec, TokenizerCodec) else codec.tokenizer.token_to_id(word)
+    return NONE if token_id is None else token_id

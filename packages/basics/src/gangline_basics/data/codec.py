@@ -63,14 +63,14 @@ class ByteCodec(TextCodec):
     vocab_size, identity, dtype = 256, "bytes", np.dtype(np.uint8)
 
     def __init__(self, separator: str | None, options: tuple[str, str] = OPTIONS) -> None:
-        encoded = ("\0" if separator is None else separator).encode()
-        if len(encoded) != 1:
+        separator_bytes = ("\0" if separator is None else separator).encode()
+        if len(separator_bytes) != 1:
             raise UserError(
                 f"{options[1]}{separator} is not one byte.",
                 "Without a tokenizer a token is a byte.",
                 "Name one byte, or leave the option out for byte 0.",
             )
-        self.separator = encoded[0]
+        self.separator = separator_bytes[0]
 
     def encode_file(self, content: bytes, name: str) -> np.ndarray:
         return np.frombuffer(content, self.dtype)
@@ -100,10 +100,10 @@ class TokenizerCodec(TextCodec):
         self.identity = blake2b(content, digest_size=8).hexdigest()
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.int32)
         names = _list_ends(path) if separator is None else (separator,)
-        found = [id for name in names if (id := self.tokenizer.token_to_id(name)) is not None]
-        if separator is not None and not found:
+        ids = [id for name in names if (id := self.tokenizer.token_to_id(name)) is not None]
+        if separator is not None and not ids:
             raise UserError(f"{options[1]}{separator} is no token of {path}.")
-        self.separator = found[0] if found else None
+        self.separator = ids[0] if ids else None
 
     def encode_file(self, content: bytes, name: str) -> np.ndarray:
         """Raises UserError where the file is not UTF-8 and `errors` is strict, or the vocabulary lacks a word."""
@@ -115,8 +115,8 @@ class TokenizerCodec(TextCodec):
                 "data.encoding_errors=replace reads it all the same; without a tokenizer any bytes will do.",
             ) from error
         with self._name_errors(name):
-            encoded = self.tokenizer.encode_batch_fast(self.pieces(text), add_special_tokens=False)
-        return np.concatenate([np.empty(0, self.dtype), *(np.asarray(part.ids, self.dtype) for part in encoded)])
+            encodings = self.tokenizer.encode_batch_fast(self.pieces(text), add_special_tokens=False)
+        return np.concatenate([np.empty(0, self.dtype), *(np.asarray(part.ids, self.dtype) for part in encodings)])
 
     def encode(self, text: str) -> list[int]:
         with self._name_errors(repr(text)):
@@ -130,8 +130,8 @@ class TokenizerCodec(TextCodec):
 
     def encode_special(self, text: str) -> tuple[list[int], list[int], list[int]]:
         with self._name_errors(repr(text)):
-            encoded = self.tokenizer.encode(text, add_special_tokens=True)
-        ids, own = encoded.ids, [index for index, added in enumerate(encoded.special_tokens_mask) if not added]
+            encoding = self.tokenizer.encode(text, add_special_tokens=True)
+        ids, own = encoding.ids, [index for index, special in enumerate(encoding.special_tokens_mask) if not special]
         first, stop = (own[0], own[-1] + 1) if own else (len(ids), len(ids))
         return ids[:first], ids[first:stop], ids[stop:]
 
@@ -171,7 +171,7 @@ def _load_tokenizer(option: str, content: bytes) -> Tokenizer:
     from tokenizers.models import BPE
 
     try:
-        opened = Tokenizer.from_buffer(content)
+        tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception
         raise UserError(
             f"{option} is not a tokenizer.json.",
@@ -179,14 +179,14 @@ def _load_tokenizer(option: str, content: bytes) -> Tokenizer:
             "It is the file that `Tokenizer.save` of the tokenizers package writes.",
         ) from error
     # A tokenizer that has once cut or padded a batch is saved with both, and would go on to lose text or to make some.
-    opened.no_truncation()
-    opened.no_padding()
-    if isinstance(opened.model, BPE):
-        opened.model.dropout = None  # else a text's tokens are drawn at random
-    return opened
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if isinstance(tokenizer.model, BPE):
+        tokenizer.model.dropout = None  # else a text's tokens are drawn at random
+    return tokenizer
 
 
 def _list_ends(path: str) -> tuple[str, ...]:
     """Names that the end of a text may have, the likeliest first."""
-    named = read_special_tokens(Path(path).expanduser().parent).get("eos_token")
-    return (*END_OF_TEXT, *([] if named is None else [named]), *ENDS)
+    eos_token = read_special_tokens(Path(path).expanduser().parent).get("eos_token")
+    return (*END_OF_TEXT, *([] if eos_token is None else [eos_token]), *ENDS)

@@ -94,12 +94,12 @@ class TextConfig(DataConfig):
             find_compression(file.path) or is_lines(file.path) for file in files
         )  # their text has another size
         size = sum(file.size for file in files)
-        needed = run.batch.sequence_length + 1
-        if self.tokenizer is None and not stored and size < needed:
+        least_size = run.batch.sequence_length + 1
+        if self.tokenizer is None and not stored and size < least_size:
             problems.append(
                 Problem(
                     f"data.path={spell(self.path)} is too short.",
-                    f"It has {size} bytes, and one sequence of {needed - 1} tokens needs {needed}.",
+                    f"It has {size} bytes, and one sequence of {least_size - 1} tokens needs {least_size}.",
                     "Give it more text, or a smaller batch.sequence_length.",
                 )
             )
@@ -107,11 +107,13 @@ class TextConfig(DataConfig):
 
     def _check_vocabulary(self, run: Run) -> list[Problem]:
         try:
-            needed = self.build_codec(run).vocab_size
+            vocab_size = self.build_codec(run).vocab_size
         except UserError as error:
             return [error.to_problem()]
-        whose = "bytes" if self.tokenizer is None else f"data.tokenizer={self.tokenizer}"
-        return find_vocabulary_problems(run.model.vocab_size, needed, whose, f"The data has {needed} different tokens.")
+        owner = "bytes" if self.tokenizer is None else f"data.tokenizer={self.tokenizer}"
+        return find_vocabulary_problems(
+            run.model.vocab_size, vocab_size, owner, f"The data has {vocab_size} different tokens."
+        )
 
 
 PARTS = (

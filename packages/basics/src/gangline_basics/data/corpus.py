@@ -65,12 +65,12 @@ def list_corpus(
     if path is None:
         root = sysconfig.get_path("stdlib")
         return _list_files(_walk(root, skip=NOT_LIBRARY, suffix=".py"), path, root)
-    found: list[str] = []
-    asked = [os.path.expanduser(one) for one in ([path] if isinstance(path, str) else path)]
-    for one in asked:
-        found += _expand(one, mend)
+    paths: list[str] = []
+    sources = [os.path.expanduser(one) for one in ([path] if isinstance(path, str) else path)]
+    for one in sources:
+        paths += _expand(one, mend)
     return _list_files(
-        found, path, os.path.commonpath([os.path.abspath(_find_root(one)) for one in asked]) if asked else None
+        paths, path, os.path.commonpath([os.path.abspath(_find_root(one)) for one in sources]) if sources else None
     )
 
 
@@ -85,27 +85,27 @@ def _find_root(path: str) -> str:
 
 def _expand(path: str, mend: str) -> list[str]:
     if os.path.isdir(path):
-        found = walk_files(path, skip={"__pycache__"})
+        paths = walk_files(path, skip={"__pycache__"})
         why = "The directory has no files (hidden ones do not count)."
     elif os.path.exists(path):
         check_regular(path)
         return [path]
     elif glob.has_magic(path):
-        found = find_files(path)
+        paths = find_files(path)
         why = "The pattern matches no file."
     else:
-        found, why = [], "There is no such file or directory" + ("." if os.path.isabs(path) else f" in {os.getcwd()}.")
-    if not found:
+        paths, why = [], "There is no such file or directory" + ("." if os.path.isabs(path) else f" in {os.getcwd()}.")
+    if not paths:
         raise UserError(f"data.path={path} names no text.", why, mend)
-    return found
+    return paths
 
 
 def find_files(pattern: str) -> list[str]:
     """Every file that a glob matches, without directories and links to nothing. Raises UserError as `check_regular`."""
-    found = [file for file in glob.glob(pattern, recursive=True) if os.path.exists(file) and not os.path.isdir(file)]
-    for file in found:
+    paths = [file for file in glob.glob(pattern, recursive=True) if os.path.exists(file) and not os.path.isdir(file)]
+    for file in paths:
         check_regular(file)
-    return found
+    return paths
 
 
 def check_regular(path: str) -> None:
@@ -121,11 +121,11 @@ def check_regular(path: str) -> None:
 
 
 def _walk(root: str, skip: set[str], suffix: str = "") -> list[str]:
-    found = []
+    paths = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
-        found += [os.path.join(folder, name) for name in names if name.endswith(suffix) and not name.startswith(".")]
-    return found
+        paths += [os.path.join(folder, name) for name in names if name.endswith(suffix) and not name.startswith(".")]
+    return paths
 
 
 def walk_files(root: str, skip: Set[str]) -> list[str]:
@@ -134,7 +134,7 @@ def walk_files(root: str, skip: Set[str]) -> list[str]:
     Raises UserError for a link that leads out of the folder or to nothing, for what is no regular file, and for a
     folder that cannot be read. A folder that is a link is not entered: its files are read where they are.
     """
-    inside, found, folders = os.path.realpath(root), [], [root]
+    inside, paths, folders = os.path.realpath(root), [], [root]
     try:
         while folders:
             with os.scandir(folders.pop()) as entries:
@@ -144,14 +144,14 @@ def walk_files(root: str, skip: Set[str]) -> list[str]:
                     if entry.is_symlink():
                         _check_link(entry.path, inside, root)
                     if entry.is_file():
-                        found.append(entry.path)
+                        paths.append(entry.path)
                     elif not entry.is_dir():
                         raise UserError(f"{entry.path} is no regular file.", f"It is below {root}.", "Move it away.")
                     elif not entry.is_symlink() and entry.name not in skip:
                         folders.append(entry.path)
     except OSError as error:
         raise UserError(f"{error.filename or root} cannot be read.", error.strerror or str(error)) from error
-    return found
+    return paths
 
 
 def _check_link(path: str, inside: str, root: str) -> None:

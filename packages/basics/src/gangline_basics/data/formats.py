@@ -78,7 +78,7 @@ def read_documents(content: bytes, path: str, field: str, first: int = 1) -> lis
 
     Raises UserError that names the line, and the fields that are there.
     """
-    found = []
+    documents = []
     for number, line in enumerate(content.split(b"\n"), first):
         if not line.strip():
             continue
@@ -90,8 +90,8 @@ def read_documents(content: bytes, path: str, field: str, first: int = 1) -> lis
             raise UserError(f"data.path: line {number} of {path} is no JSON object.", 'Each has to be {"text": "..."}.')
         if not isinstance(record.get(field), str):
             raise _explain_no_text(record, number, path, field)
-        found.append(encode_utf8(record[field]))  # `encoding_errors` decides of bytes that are not UTF-8
-    return found
+        documents.append(encode_utf8(record[field]))  # `encoding_errors` decides of bytes that are not UTF-8
+    return documents
 
 
 def _explain_no_text(record: dict[str, Any], number: int, path: str, field: str) -> UserError:

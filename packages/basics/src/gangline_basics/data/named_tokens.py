@@ -24,13 +24,13 @@ def read_special_tokens(directory: Path) -> dict[str, str]:
 
 def map_words(config: dict[str, Any], map: dict[str, Any]) -> dict[str, str]:
     """The same, from what the two files hold."""
-    said = config if "added_tokens_decoder" in config else {**config, **map}
-    found = {}
-    for name, value in said.items():
+    entries = config if "added_tokens_decoder" in config else {**config, **map}
+    words = {}
+    for name, value in entries.items():
         word = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(word, str):
-            found[name] = word
-    return found
+            words[name] = word
+    return words
 
 
 def read_generation_config(directory: Path) -> dict[str, Any]:

@@ -34,8 +34,8 @@ class TextPieces:
         self._before = tokenizer.pre_tokenizer
         self._form = (about.get("normalizer") or {}).get("type")
         self._normal = str if self._form is None else tokenizer.normalizer.normalize_str
-        added = [token["content"] for token in about.get("added_tokens") or () if token["content"]]
-        self._added = {*added, *map(self._normal, added)}
+        tokens = [token["content"] for token in about.get("added_tokens") or () if token["content"]]
+        self._added = {*tokens, *map(self._normal, tokens)}
         self._starts = {token[:2] for token in self._added}  # few, so that a window is searched fast
         self._longest = max(map(len, self._added), default=0)
         self._words, self._spaces, self._dropped = _splits_at_words(about), _splits_at_spaces(about), 0
@@ -44,11 +44,11 @@ class TextPieces:
 
     def __call__(self, text: str) -> list[str]:
         """The pieces of a text, of at least `PIECE` characters but the last."""
-        found, start = [], 0
+        pieces, start = [], 0
         while (place := self._find_border(text, start + PIECE)) is not None:
-            found.append(text[start:place])
+            pieces.append(text[start:place])
             start = place + self._dropped
-        return [*found, text[start:]] if text else []
+        return [*pieces, text[start:]] if text else []
 
     def _find_border(self, text: str, first: int) -> int | None:
         """The first place from `first` on where the text may be split, if there is one before its end."""
@@ -76,15 +76,15 @@ class TextPieces:
         """The places from `start` on where the pre-tokenizer splits the normal form of text[begin:end]."""
         normal = self._normal(text[begin:end])
         firsts = {first for _, (first, _) in self._before.pre_tokenize_str(normal)}
-        found, last, at = set(), begin, 0
+        borders, last, at = set(), begin, 0
         for place in range(start, start + WINDOW):
             if self._form is None or text[place].isascii():  # then both sides have normal forms of their own
                 at += len(self._normal(text[last:place]))
                 last = place
                 # White space at the end of a piece would be split otherwise: patterns look at what follows it.
                 if at in firsts and not normal[at - 1].isspace():
-                    found.add(place)
-        return found
+                    borders.add(place)
+        return borders
 
     def _split_spaces(self, text: str, start: int) -> Iterator[int]:
         place = text.find(" ", start, start + WINDOW)
@@ -117,8 +117,11 @@ def _splits_at_spaces(about: dict[str, Any]) -> bool:
 
 def _puts_sign_first(about: dict[str, Any]) -> bool:
     steps = _list_steps(about.get("normalizer"), "normalizers")
-    wanted = [{"type": "Prepend", "prepend": SIGN}, {"type": "Replace", "pattern": {"String": " "}, "content": SIGN}]
-    return about.get("pre_tokenizer") is None and steps == wanted and _begins_words(about)
+    sign_steps = [
+        {"type": "Prepend", "prepend": SIGN},
+        {"type": "Replace", "pattern": {"String": " "}, "content": SIGN},
+    ]
+    return about.get("pre_tokenizer") is None and steps == sign_steps and _begins_words(about)
 
 
 def _begins_words(about: dict[str, Any]) -> bool:

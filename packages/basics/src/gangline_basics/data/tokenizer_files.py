@@ -32,31 +32,31 @@ def read_tokenizer_files(tokenizer: str | None, weights: str | None, template: s
     chat template in place of the tokenizer's.
     Raises UserError where one cannot be read.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         if tokenizer is not None:
             path = Path(tokenizer).expanduser()
             files = {name: find_file(path.parent, name) for name in TOKENIZER if name != "tokenizer.json"}
-            found = {name: file.read_bytes() for name, file in files.items() if file is not None}
-            found["tokenizer.json"] = path.read_bytes()
+            contents = {name: file.read_bytes() for name, file in files.items() if file is not None}
+            contents["tokenizer.json"] = path.read_bytes()
         if template is not None:
-            found[TEMPLATE] = Path(template).expanduser().read_bytes()
+            contents[TEMPLATE] = Path(template).expanduser().read_bytes()
         generation = {} if weights is None else _read_generation(Path(weights).expanduser())
-        for name, token in _map_tokens(found).items():
+        for name, token in _map_tokens(contents).items():
             before = generation.get(name)
             ends = before if isinstance(before, list) else [] if before is None else [before]
             if name == "eos_token_id" and ends and token not in ends:
                 generation[name] = [*ends, token]  # a text ends where either says so
             generation.setdefault(name, token)
         if generation:
-            found[GENERATION] = (json.dumps(generation, indent=2) + "\n").encode()
+            contents[GENERATION] = (json.dumps(generation, indent=2) + "\n").encode()
     except (OSError, ValueError, RecursionError) as error:
         raise UserError("a file of the tokenizer cannot be read.", str(error)) from error
     except (KeyError, TypeError, AttributeError) as error:  # JSON of another shape
         raise UserError(
             f"a file beside {tokenizer or weights} is damaged.", f"{type(error).__name__}: {error}"
         ) from error
-    return found
+    return contents
 
 
 def find_file(directory: Path, name: str) -> Path | None:
@@ -95,8 +95,8 @@ def _map_tokens(files: dict[str, bytes]) -> dict[str, Any]:
     words = map_words(config, map)
     ids = {**tokenizer["model"].get("vocab", {})} if isinstance(tokenizer["model"].get("vocab"), dict) else {}
     ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
-    found = {}
+    tokens = {}
     for name in ("bos", "eos", "pad"):
         if (word := words.get(f"{name}_token")) in ids:
-            found[f"{name}_token_id"] = ids[word]
-    return found
+            tokens[f"{name}_token_id"] = ids[word]
+    return tokens

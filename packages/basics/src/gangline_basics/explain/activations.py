@@ -64,8 +64,8 @@ def count_norm_bytes(sizes: ActivationSizes, rows: int, width: int, offset: floa
 
     With an `offset` the sum with the weight is kept as well.
     """
-    kept = sizes.itemsize if sizes.gpu else 2 * sizes.master_itemsize
-    return rows * (width * kept + sizes.master_itemsize) + (width * sizes.itemsize if offset else 0)
+    itemsize = sizes.itemsize if sizes.gpu else 2 * sizes.master_itemsize
+    return rows * (width * itemsize + sizes.master_itemsize) + (width * sizes.itemsize if offset else 0)
 
 
 def reads(node: Node, path: str, sizes: ActivationSizes, *names: str) -> bool:
@@ -86,17 +86,17 @@ def _is_wrapped(node: Node) -> bool:
 def count_attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> int:
     """x, then q, k, v after rotation, the output and its log-sum-exp; with q_norm and k_norm what these keep."""
     heads, key_heads = node.heads // sizes.tp, max(1, node.kv_heads // sizes.tp)
-    kept = sizes.tokens * node.dim * sizes.itemsize if reads(node, path, sizes, "wq", "wk", "wv") else 0
+    nbytes = sizes.tokens * node.dim * sizes.itemsize if reads(node, path, sizes, "wq", "wk", "wv") else 0
     outputs = 2 if copies_output(node, sizes, heads) and reads(node, path, sizes, "wo") else 1
     copies = sizes.ulysses // gcd(sizes.ulysses, key_heads)  # of key heads that its ranks do not divide
-    kept += sizes.inner_tokens * ((1 + outputs) * heads + 2 * copies * key_heads) * node.head_dim * sizes.itemsize
-    kept += sizes.inner_tokens * heads * sizes.master_itemsize
+    nbytes += sizes.inner_tokens * ((1 + outputs) * heads + 2 * copies * key_heads) * node.head_dim * sizes.itemsize
+    nbytes += sizes.inner_tokens * heads * sizes.master_itemsize
     for normed, own in ((node.q_norm, heads), (node.k_norm, key_heads)):
         if normed is not None:
-            said = normed.count_activation_bytes(sizes.local)
+            own_bytes = normed.count_activation_bytes(sizes.local)
             rows = sizes.inner_tokens * own
-            kept += count_norm_bytes(sizes, rows, node.head_dim, normed.offset) if said is None else said
-    return kept
+            nbytes += count_norm_bytes(sizes, rows, node.head_dim, normed.offset) if own_bytes is None else own_bytes
+    return nbytes
 
 
 def feed_forward(node: FeedForwardNode, sizes: ActivationSizes, path: str) -> int:
@@ -111,32 +111,32 @@ def count_node(node: Node, sizes: ActivationSizes, path: str = "") -> int:
     gangline-basics do. A node of an unknown kind is counted with the input and output of each of its matrices.
     """
     below = [(child, f"{path}.{name}" if name else path) for name, child in iterate_children(node)]
-    said = node.count_activation_bytes(sizes.local)
-    if said is not None:
-        return said + sum(count_node(child, sizes, at) for child, at in below)
+    own_bytes = node.count_activation_bytes(sizes.local)
+    if own_bytes is not None:
+        return own_bytes + sum(count_node(child, sizes, at) for child, at in below)
     if isinstance(node, NormNode):
         return count_norm_bytes(sizes, sizes.tokens, node.dim, node.offset)
     if isinstance(node, AttentionNode | FeedForwardNode):
         own = count_attention(node, sizes, path) if isinstance(node, AttentionNode) else feed_forward(node, sizes, path)
         return own + sum(count_node(child, sizes, at) for child, at in below if isinstance(child, WrapNode))
     matrices = [node.get_shapes(), *(child.get_shapes() for child, _ in below if isinstance(child, LinearNode))]
-    kept = sum(count_node(child, sizes, at) for child, at in below)
+    nbytes = sum(count_node(child, sizes, at) for child, at in below)
     for shape in (shape for shapes in matrices for shape in shapes.values()):
         if len(shape) > 1:
-            kept += sizes.inner_tokens * sum(shape[-2:]) * sizes.itemsize
-    return kept
+            nbytes += sizes.inner_tokens * sum(shape[-2:]) * sizes.itemsize
+    return nbytes
 
 
 def count_recomputed_attention(node: Node, sizes: ActivationSizes) -> int:
     """What recomputing attention saves: the log-sum-exp, and where it is not the one that the next product keeps, the
     output. Fused attention keeps no scores.
     """
-    saved = 0
+    saving = 0
     if isinstance(node, AttentionNode):
         heads = node.heads // sizes.tp
         output = heads * node.head_dim * sizes.itemsize if copies_output(node, sizes, heads) else 0
-        saved = sizes.inner_tokens * (heads * sizes.master_itemsize + output)
-    return saved + sum(count_recomputed_attention(child, sizes) for _, child in iterate_children(node))
+        saving = sizes.inner_tokens * (heads * sizes.master_itemsize + output)
+    return saving + sum(count_recomputed_attention(child, sizes) for _, child in iterate_children(node))
 
 
 def copies_output(node: AttentionNode, sizes: ActivationSizes, heads: int) -> bool:
@@ -149,13 +149,13 @@ def copies_output(node: AttentionNode, sizes: ActivationSizes, heads: int) -> bo
 
 def count_angles(blocks: Iterable[Node], sizes: ActivationSizes) -> int:
     """cos and sin of every position, which all blocks of a stage share that rotate alike."""
-    found = {
+    ropes = {
         (rope, rope.width or node.head_dim)  # type: ignore[attr-defined]
         for block in blocks
         for _, node in iterate_nodes(block)
         if isinstance(rope := getattr(node, "rope", None), Rope)
     }
-    return sizes.inner_tokens * sum(width for _, width in found) * sizes.master_itemsize
+    return sizes.inner_tokens * sum(width for _, width in ropes) * sizes.master_itemsize
 
 
 def count_head(
@@ -172,36 +172,39 @@ def count_head(
     rows = min(sizes.inner_tokens, plan.facts.get("loss_chunk", sizes.inner_tokens))  # that have logits at a time
     stream = count_norm_bytes(sizes, sizes.tokens, width) + sizes.tokens * width * sizes.itemsize
     logits = rows * vocabulary * sizes.itemsize
-    kept = sizes.inner_tokens * (sizes.master_itemsize + 9)
+    loss_bytes = sizes.inner_tokens * (sizes.master_itemsize + 9)
     each = count_further_loss(plan, sizes)
     return {
         "activations": stream
         + sum(_count_within_head(node, sizes, path, blocks or {}) for path, node in _list_beside(head, plan.head)),
-        "logits": 2 * logits + kept + more * each + 2 * min(rows * vocabulary, LOSS_CHUNK) * sizes.master_itemsize,
+        "logits": 2 * logits
+        + loss_bytes
+        + more * each
+        + 2 * min(rows * vocabulary, LOSS_CHUNK) * sizes.master_itemsize,
     }
 
 
 def count_further_loss(plan: Plan, sizes: ActivationSizes) -> int:
     """What a loss beside that of the head keeps: its log-sum-exp, and its logits where it has all of them at once."""
     vocabulary = -(-plan.facts.get("vocab_size", 0) // sizes.tp)
-    kept = sizes.inner_tokens * (sizes.master_itemsize + 9)
+    loss_bytes = sizes.inner_tokens * (sizes.master_itemsize + 9)
     if plan.facts.get("loss_chunk", sizes.inner_tokens) < sizes.inner_tokens:
-        return kept
-    return kept + sizes.inner_tokens * vocabulary * sizes.itemsize
+        return loss_bytes
+    return loss_bytes + sizes.inner_tokens * vocabulary * sizes.itemsize
 
 
 def list_beside_head(head: Node, path: str) -> list[tuple[str, Node]]:
     """All nodes that edits have put beside the head at `path`, with their paths."""
-    return [found for at, node in _list_beside(head, path) for found in iterate_nodes(node, at)]
+    return [pair for at, node in _list_beside(head, path) for pair in iterate_nodes(node, at)]
 
 
 def _list_beside(head: Node, path: str) -> list[tuple[str, Node]]:
     """What lies beside the head where edits wrap it, with its path."""
-    found = list[tuple[str, Node]]()
+    children = list[tuple[str, Node]]()
     while isinstance(head, WrapNode):
-        found += [(f"{path}.{name}", child) for name, child in iterate_children(head) if name]
+        children += [(f"{path}.{name}", child) for name, child in iterate_children(head) if name]
         head = head.inner
-    return found
+    return children
 
 
 def _count_within_head(node: Node, sizes: ActivationSizes, path: str, blocks: Mapping[str, int]) -> int:

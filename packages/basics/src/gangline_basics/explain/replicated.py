@@ -47,17 +47,17 @@ def explain_replicated(
         tokens=tokens, inner_tokens=tokens, itemsize=width.compute, master_itemsize=width.master, ranks={}
     )
     sizes = ActivationSizes(local=local, gpu=run.job.device != "cpu", plan=plan)
-    parts, kept, again = list[StageWork](), 0, 0
-    seen: dict[tuple[Node, bool, bool], tuple[StageWork, int, int]] = {}
+    parts, activation_bytes, again = list[StageWork](), 0, 0
+    counts: dict[tuple[Node, bool, bool], tuple[StageWork, int, int]] = {}
     for index, path in enumerate([plan.embed, *(f"{plan.blocks}.{block}" for block in range(plan.layers)), plan.head]):
         block, first = 1 <= index <= plan.layers, index == 1
         recomputed = block and run.job.recompute is not Recompute.none and (index - 1) % run.job.recompute_every == 0
         key = (nodes[path], recomputed, plan.is_frozen(f"{path}.weight"))
-        if key not in seen or first:
-            seen[key] = _count_part(run, nodes[path], path, plan, sizes, recomputed)
-        work, stays, more = seen[key]
+        if key not in counts or first:
+            counts[key] = _count_part(run, nodes[path], path, plan, sizes, recomputed)
+        work, stays, more = counts[key]
         parts.append(work)
-        kept, again = kept + stays, max(again, more)
+        activation_bytes, again = activation_bytes + stays, max(again, more)
     in_head = dict[str, int]()
     for path in plan.list_blocks_in_head(nodes):
         recomputed = run.job.recompute is not Recompute.none and parse_block_number(path) % run.job.recompute_every == 0
@@ -65,44 +65,44 @@ def explain_replicated(
         parts[-1], again = parts[-1].add_recomputed(work), max(again, more)
     total, shapes = StageWork.add_up(parts), get_parameter_shapes(tree)
     matrix = {name: name.startswith(f"{plan.blocks}.") and is_mapped(name, shape) for name, shape in shapes.items()}
-    trained = {name: prod(shape) for name, shape in shapes.items() if not plan.is_frozen(name)}
+    trained_sizes = {name: prod(shape) for name, shape in shapes.items() if not plan.is_frozen(name)}
     numbers, kept_bytes = count_parameters(tree), Counter[str]()
     for name, shape in shapes.items():
-        used, beside = count_weight_bytes(plan, name, width)
-        kept_bytes.update({"weights": prod(shape) * used, "master weights": prod(shape) * beside})
+        compute_bytes, beside = count_weight_bytes(plan, name, width)
+        kept_bytes.update({"weights": prod(shape) * compute_bytes, "master weights": prod(shape) * beside})
     states = sum(
         run.optimizer.state_bytes(shapes[name], shapes[name], matrix=matrix[name], master=width.master)
-        for name in trained
+        for name in trained_sizes
     )
-    states += _count_matrices(run, mesh, {name: shapes[name] for name in trained if matrix[name]})
+    states += _count_matrices(run, mesh, {name: shapes[name] for name in trained_sizes if matrix[name]})
     end = count_head(plan, plan.facts.get("dim", 0), sizes, nodes[plan.head], in_head)
-    found = Counter(
+    rank_bytes = Counter(
         {
             "weights": kept_bytes["weights"],
             "master weights": kept_bytes["master weights"],
-            "gradients": sum(trained.values()) * width.gradient,
+            "gradients": sum(trained_sizes.values()) * width.gradient,
             "optimizer state": states,
             "callbacks": sum(one.count_copies(run) for one in run.callback.values())
-            * sum(trained.values())
+            * sum(trained_sizes.values())
             * width.master,
-            "activations": kept + end["activations"] + again,
+            "activations": activation_bytes + end["activations"] + again,
             "logits": end["logits"],
         }
     )
     turns = tuple((StepAction(kind, 0, microbatch),) for microbatch in range(microbatches) for kind in ("F", "B"))
-    gradients, ranks = sum(trained.values()), mesh.size(*DATA_AXES)
+    gradients, ranks = sum(trained_sizes.values()), mesh.size(*DATA_AXES)
     calls = ceil(gradients * width.wire / bucket) if bucket and ranks > 1 else 0
     nbytes = int(run.gradients.count_sent(gradients, ranks, False, width.wire)) if ranks > 1 else 0
-    sent = _list_gradients(mesh, topology, nbytes, calls)
+    transfers = _list_gradients(mesh, topology, nbytes, calls)
     if calls and (kept_numbers := run.gradients.count_kept(gradients, ranks, scatters=False)):
-        found["kept by the reduction"] = kept_numbers * width.wire
+        rank_bytes["kept by the reduction"] = kept_numbers * width.wire
     rank = RankExplained(
-        bytes=found,
-        transfers=sent,
+        bytes=rank_bytes,
+        transfers=transfers,
         stages=(0,),
         blocks=plan.layers,
         parameters=numbers,
-        updated=sum(trained.values()),
+        updated=sum(trained_sizes.values()),
         flops=_step_flops(total) * microbatches,
         turns=turns,
     )
@@ -135,17 +135,19 @@ def _count_part(
     run: Run, node: Node, path: str, plan: Plan, sizes: ActivationSizes, recomputed: bool
 ) -> tuple[StageWork, int, int]:
     """(its work, bytes kept from its forward pass to its backward pass, bytes made again there)."""
-    made = count_node(node, sizes, path)
-    work = replace(count_work(node, path, plan, sizes.local, sequence_length=run.batch.sequence_length), kept=made)
+    node_bytes = count_node(node, sizes, path)
+    work = replace(
+        count_work(node, path, plan, sizes.local, sequence_length=run.batch.sequence_length), kept=node_bytes
+    )
     if path in (plan.embed, plan.head):
         return work, 0, 0
     if not recomputed:
-        return work, made, 0
+        return work, node_bytes, 0
     if run.job.recompute is Recompute.full:
-        stays = min(made, sizes.tokens * plan.facts.get("dim", 0) * sizes.itemsize)
-        return work.recompute(), stays, made - stays
-    saved = count_recomputed_attention(node, sizes)
-    return work.recompute(attention_only=True), made - saved, saved
+        stays = min(node_bytes, sizes.tokens * plan.facts.get("dim", 0) * sizes.itemsize)
+        return work.recompute(), stays, node_bytes - stays
+    saving = count_recomputed_attention(node, sizes)
+    return work.recompute(attention_only=True), node_bytes - saving, saving
 
 
 def _step_flops(work: StageWork) -> int:

@@ -56,11 +56,11 @@ def step_timeline(explained: Explained, times: Sequence[ActionTimes], latency: f
     steps = _order(explained)
     seconds = {kind: [time.get_time(kind) for time in times] for kind in ("F", "B", "I", "W")}
     spans: list[list[tuple[StepAction, float, float]]] = [[] for _ in explained.ranks]
-    free, done = [0.0] * len(spans), [0.0] * len(steps)
+    free, ends = [0.0] * len(spans), [0.0] * len(steps)
     for index, (rank, turn, needs) in enumerate(steps):
         start = free[rank]
         for need in needs:
-            end = done[need] + latency
+            end = ends[need] + latency
             if end > start:
                 start = end
         own = spans[rank]
@@ -68,7 +68,7 @@ def step_timeline(explained: Explained, times: Sequence[ActionTimes], latency: f
             end = start + seconds[action[0]][action[1]]
             own.append((action, start, end))
             start = end
-        free[rank] = done[index] = start
+        free[rank] = ends[index] = start
     return StepTimeline(tuple(map(tuple, spans)))
 
 
@@ -92,7 +92,7 @@ def _order(explained: Explained) -> _Steps:
 
 
 def _order_turns(all_turns: Sequence[tuple[tuple[StepAction, ...], ...]], last: int) -> _Steps:
-    done: dict[tuple[str, int, int], tuple[int, int]] = {}  # result -> its step, and the rank of that
+    producers: dict[tuple[str, int, int], tuple[int, int]] = {}  # result -> its step, and the rank of that
     waiting: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     steps: _Steps = []
     at, ready = [0] * len(all_turns), list(range(len(all_turns)))
@@ -102,15 +102,15 @@ def _order_turns(all_turns: Sequence[tuple[tuple[StepAction, ...], ...]], last: 
         while at[rank] < len(turns):
             turn = turns[at[rank]]
             needs = [need for action in turn for need in _list_needs(action, last)]
-            lacks = next((need for need in needs if need not in done), None)
+            lacks = next((need for need in needs if need not in producers), None)
             if lacks is not None:
                 waiting[lacks].append(rank)
                 break
-            steps.append((rank, turn, tuple(done[need][0] for need in needs if done[need][1] != rank)))
+            steps.append((rank, turn, tuple(producers[need][0] for need in needs if producers[need][1] != rank)))
             for kind, stage, microbatch in turn:
                 if kind != "W":
                     key = ("F" if kind == "F" else "B", stage, microbatch)
-                    done[key] = (len(steps) - 1, rank)
+                    producers[key] = (len(steps) - 1, rank)
                     ready += waiting.pop(key, ())
             at[rank] += 1
     for rank, turns in enumerate(all_turns):

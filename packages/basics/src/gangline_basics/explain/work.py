@@ -33,18 +33,18 @@ def count_work(
     unknown, unknown_flops, modules = [], 0, 0
     for at, inner in iterate_nodes(node, path):
         modules += 1
-        said = inner.list_products(whole, sequence_length)
+        products = inner.list_products(whole, sequence_length)
         claimed = inner.count_flops(sequence_length) * tokens
         silent = not claimed and not inner.get_shapes() and next(iterate_children(inner), None) is None
         if silent and inner.count_activation_bytes(whole) is None:
             unknown.append(at)
-        if said is None or abs(sum(product.flops for product in said) - claimed) > 0.01 * claimed:
+        if products is None or abs(sum(product.flops for product in products) - claimed) > 0.01 * claimed:
             if claimed:
                 unknown.append(at)
                 unknown_flops += claimed * sizes.inner_tokens // tokens // tp
             continue
         frozen = computes_frozen(at, inner, plan)
-        for product in said:
+        for product in products:
             local: Product
             if isinstance(product, AttentionProduct):
                 trades = ulysses and product.heads % (tp * cp) == 0  # where heads do not divide, as much on average

@@ -76,9 +76,9 @@ class CodedSum(GradientReduction):
     def _encode(self, x_nm: Tensor, error: Tensor | None) -> Tensor:
         if error is None:
             return self.codec.encode(x_nm)
-        wanted = x_nm + error
-        code = self.codec.encode(wanted)
-        torch.sub(wanted, self.codec.decode(code, wanted.dtype), out=error)
+        total_nm = x_nm + error
+        code = self.codec.encode(total_nm)
+        torch.sub(total_nm, self.codec.decode(code, total_nm.dtype), out=error)
         return code
 
 

@@ -39,7 +39,7 @@ def _search(run_dir: Path, stop: float) -> str:
         paths = _list_local_paths(run_dir)
     except Exception:  # the report of a failure must not fail
         return ""
-    looked, changed = 0, []
+    looked, changed_files = 0, []
     for path in _iterate_files(paths):
         if time.monotonic() > stop:
             break
@@ -47,12 +47,12 @@ def _search(run_dir: Path, stop: float) -> str:
             about = os.stat(path)
             looked += 1
             if max(about.st_mtime, about.st_ctime) > since:  # the second cannot be set back
-                changed.append(f"{path} ({about.st_size} bytes now)")
+                changed_files.append(f"{path} ({about.st_size} bytes now)")
     else:
-        if looked and not changed:
+        if looked and not changed_files:
             return "No file of the run's data has changed since the start."
-    more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
-    return f"Data files that changed since the start: {', '.join(changed[:NAMED])}{more}" if changed else ""
+    more = f" and {len(changed_files) - NAMED} more" if len(changed_files) > NAMED else ""
+    return f"Data files that changed since the start: {', '.join(changed_files[:NAMED])}{more}" if changed_files else ""
 
 
 def _list_local_paths(run_dir: Path) -> list[str]:
@@ -61,12 +61,12 @@ def _list_local_paths(run_dir: Path) -> list[str]:
     from gangline.run.directory import RunDirectory
 
     run = RunDirectory.open(run_dir).run()
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for config in (run.data, *read_sets(run)[0].values()):
         for name in config.file_options:
             if name != CACHE:
-                found.update(dict.fromkeys(_list_texts(getattr(config, name, None))))
-    return [os.path.expanduser(text) for text in found if text and "://" not in text]
+                texts.update(dict.fromkeys(_list_texts(getattr(config, name, None))))
+    return [os.path.expanduser(text) for text in texts if text and "://" not in text]
 
 
 def _list_texts(value: Any) -> list[str]:

@@ -40,13 +40,13 @@ class LocalLaunch(LaunchConfig):
     def check(self, run: Run) -> list[Problem]:
         """More ranks than GPUs."""
         problems = []
-        found, wanted = count_gpus(run.job.device), self.processes or 0
-        if 0 < found < wanted:
+        gpus, processes = count_gpus(run.job.device), self.processes or 0
+        if 0 < gpus < processes:
             problems.append(
                 Problem(
-                    f"launch.processes={wanted}: this machine has {found} GPU{'s' * (found > 1)}.",
+                    f"launch.processes={processes}: this machine has {gpus} GPU{'s' * (gpus > 1)}.",
                     "Each process takes a GPU of its own.",
-                    f"launch.processes={found}, or run.device=cpu",
+                    f"launch.processes={gpus}, or run.device=cpu",
                 )
             )
         return problems
@@ -82,11 +82,11 @@ class ElasticLaunch(LocalLaunch):
             return []
         fewest, _ = parse_nodes(self.nodes)
         ranks = min(self.count_ranks(run), fewest * self.count_ranks_of_node(run))
-        used, found = find_usable(run, ranks)
-        if used:
+        usable_ranks, problems = find_usable(run, ranks)
+        if usable_ranks:
             return []
         what = f"launch.nodes={self.nodes}: {fewest} of them have {ranks} processes, and no layout uses these."
-        return [Problem(what, "", "More nodes at the least, or axes that are left open."), *found]
+        return [Problem(what, "", "More nodes at the least, or axes that are left open."), *problems]
 
     def check(self, run: Run) -> list[Problem]:
         """Numbers of nodes without sense, more ranks than a node has GPUs, and no place to meet."""
@@ -94,12 +94,12 @@ class ElasticLaunch(LocalLaunch):
             fewest, most = parse_nodes(self.nodes)
         except UserError as error:
             return [error.to_problem()]
-        found = []
+        problems = []
         if self.agents is not None and self.agents > most:
             what = f"launch.agents={self.agents}: the job has at most {most} (launch.nodes={self.nodes})."
-            found.append(Problem(what, "", "launch.agents=1 on each node, or null to start all of them here."))
+            problems.append(Problem(what, "", "launch.agents=1 on each node, or null to start all of them here."))
         if self.agents is not None and self.agents < fewest and run.job.dir is None:
-            found.append(
+            problems.append(
                 Problem(
                     f"launch.agents={self.agents}: the other nodes would not find this one.",
                     "Nodes meet in the run directory, and without a name each would make its own.",
@@ -109,10 +109,10 @@ class ElasticLaunch(LocalLaunch):
         here, ranks = count_gpus(run.job.device), self.count_ranks_of_node(run)
         if 0 < here < ranks * (self.agents or most):
             what = f"{ranks * (self.agents or most)} processes on this machine: it has {here} GPUs."
-            found.append(
+            problems.append(
                 Problem(what, "Each process takes a GPU of its own.", "launch.agents=1, or launch.per_node=...")
             )
-        return found
+        return problems
 
 
 PARTS = (

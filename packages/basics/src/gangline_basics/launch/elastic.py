@@ -112,12 +112,12 @@ class Agent(LocalElasticAgent):
             f"gangline/node/{group.group_rank}", json.dumps([self.node.name, self.node.place, str(self.node.address)])
         )
         if self.leads:
-            told = [json.loads(store.get(f"gangline/node/{index}")) for index in range(group.group_world_size or 1)]
+            nodes = [json.loads(store.get(f"gangline/node/{index}")) for index in range(group.group_world_size or 1)]
             first = self.node.count() == 1
-            self.starts.places = [place or name for name, place, _ in told]
-            self.files.peers = [address for _, _, address in told[1:]]
-            start = self.starts.begin([name for name, *_ in told], self.node.ranks * len(told), first)
-            one_machine = len({address for _, _, address in told}) == 1
+            self.starts.places = [place or name for name, place, _ in nodes]
+            self.files.peers = [address for _, _, address in nodes[1:]]
+            start = self.starts.begin([name for name, *_ in nodes], self.node.ranks * len(nodes), first)
+            one_machine = len({address for _, _, address in nodes}) == 1
             store.set("gangline/start", json.dumps([start.to_dict(), one_machine]))
         content, self.files.one_machine = json.loads(store.get("gangline/start"))
         return JobStart.of(content)
@@ -131,13 +131,13 @@ class Agent(LocalElasticAgent):
 
     def _name(self, result: RunResult) -> None:
         """Of a rank that was killed nobody else can say so, nor of one with a mistake to tell and a full disk."""
-        for rank, seen in result.failures.items():
-            if seen.exitcode < 0 and self.files.start is not None:
-                lost = RankFailure(rank, "bug", EXIT_FAILURE, failures.describe_end(seen.exitcode))
-                failures.claim(self.starts.logs, self.files.start.generation, lost)
-            elif seen.exitcode == EXIT_USER_ERROR and self.files.start is not None:
-                ended = RankFailure(rank, "ended", EXIT_USER_ERROR, "a mistake, which the rank has told")
-                failures.claim(self.starts.logs, self.files.start.generation, ended)
+        for rank, process in result.failures.items():
+            if process.exitcode < 0 and self.files.start is not None:
+                failure = RankFailure(rank, "bug", EXIT_FAILURE, failures.describe_end(process.exitcode))
+                failures.claim(self.starts.logs, self.files.start.generation, failure)
+            elif process.exitcode == EXIT_USER_ERROR and self.files.start is not None:
+                failure = RankFailure(rank, "ended", EXIT_USER_ERROR, "a mistake, which the rank has told")
+                failures.claim(self.starts.logs, self.files.start.generation, failure)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Ranks that lost one of theirs have no step boundary to wait for; those that are to make room for more do."""
@@ -236,10 +236,10 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
             if not (code := forkserver.read_exit()):
                 raise
             goes = True
-            lost = RankFailure(0, "lost", EXIT_FAILURE, failures.explain_lost_server(code))
-            print(f"train: {lost.what}", file=sys.stderr, flush=True)
+            failure = RankFailure(0, "lost", EXIT_FAILURE, failures.explain_lost_server(code))
+            print(f"train: {failure.what}", file=sys.stderr, flush=True)
             if node.alone:
-                Starts.end(starts.run_dir, files.generation, lost)
+                Starts.end(starts.run_dir, files.generation, failure)
             return EXIT_FAILURE
         finally:
             request.heard = True
@@ -332,8 +332,8 @@ class RankFiles(LogsSpecs):
         _, *others = dict.fromkeys(map(get_machine, (self.node.name, *self.start.nodes)))
         if not others:
             return "lo" if first == LOOPBACK else None
-        found = find_interface([address for address in self.peers or [first] if address] + others)
-        return None if found == "lo" else found  # other machines are not there, whatever a name stands for
+        interface = find_interface([address for address in self.peers or [first] if address] + others)
+        return None if interface == "lo" else interface  # other machines are not there, whatever a name stands for
 
 
 def _explain(stopped: Stopped, starts: Starts, leads: bool) -> int:
@@ -342,13 +342,13 @@ def _explain(stopped: Stopped, starts: Starts, leads: bool) -> int:
     That is the node that leads the start; where a failure ends all, the first node, for no other one may have seen it.
     """
     failure = stopped.failure
-    told = read_ending(starts.run_dir)
-    first = told is None or told.generation != stopped.generation
+    ending = read_ending(starts.run_dir)
+    first = ending is None or ending.generation != stopped.generation
     notes = first and (leads or not failure.mends_itself)
     if notes:
         Starts.end(starts.run_dir, stopped.generation, failure)
-    elif leads and told is not None and not _has_exit(starts.run_dir, told.generation):  # the ranks wrote it
-        end(starts.run_dir, told)
+    elif leads and ending is not None and not _has_exit(starts.run_dir, ending.generation):  # the ranks wrote it
+        end(starts.run_dir, ending)
     if failure.kind == "user":
         raise failure.make_error()
     if notes and (failure.mends_itself or failure.kind == "lost"):

@@ -42,12 +42,12 @@ class Meeting(Protocol):
 def list_excluded(run_dir: str | Path, hours: float | None, now: datetime | None = None) -> list[str]:
     """The nodes that an order keeps away now, longest first; it is over `hours` after the newest (None: never)."""
     since = None if hours is None else ((now or datetime.now(UTC)) - timedelta(hours=hours)).timestamp()
-    found: dict[str, bool] = {}
+    orders: dict[str, bool] = {}
     for line in attempts.read(run_dir):
         for name in line.exclude:
             time = attempts.parse_time(line)
-            found[name] = since is None or time is None or time >= since
-    return [name for name, holds in found.items() if holds]
+            orders[name] = since is None or time is None or time >= since
+    return [name for name, holds in orders.items() if holds]
 
 
 def stays_away(name: str, others: Collection[str], out: Sequence[str], fewest: int) -> bool:
@@ -106,6 +106,6 @@ class Exclusion:
         out = list_excluded(self.run_dir, self.hours)
         if not self.machines or not out:
             return out
-        known = {self.name, *self.meeting.list_others(), *self.meeting.list_waiting()}
-        in_order = sorted(known, key=lambda name: (name in out, name))  # those that no order names stay before others
+        names = {self.name, *self.meeting.list_others(), *self.meeting.list_waiting()}
+        in_order = sorted(names, key=lambda name: (name in out, name))  # those that no order names stay before others
         return [name for one in dict.fromkeys(map(get_machine, out)) for name in in_order if get_machine(name) == one]

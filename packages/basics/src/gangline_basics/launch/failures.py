@@ -85,9 +85,9 @@ class RankFailure:
 
     def make_error(self) -> UserError:
         """The user's mistake, to be raised where the user is."""
-        found = UserError(self.what, *self.details)
-        found.exit_code = self.exit_code
-        return found
+        error = UserError(self.what, *self.details)
+        error.exit_code = self.exit_code
+        return error
 
 
 def claim(logs: Path, attempt: int, failure: RankFailure) -> bool:
@@ -140,8 +140,8 @@ def report(failure: RankFailure, logs: Path) -> str:
     if failure.kind == "lost":
         return f"train: {failure.what}\nThe logs: {logs}\nTo continue:  {again}\n"
     end = "" if failure.trace else _read_tail(log_path(logs, failure.rank))
-    if failure.what == describe_end(-signal.SIGBUS) and (changed := describe_changed_data(logs.parent)):
-        end = f"  {changed}\n{end}"
+    if failure.what == describe_end(-signal.SIGBUS) and (changes := describe_changed_data(logs.parent)):
+        end = f"  {changes}\n{end}"
     log = f"Its log: {log_path(logs, failure.rank)}\n"
     return f"train: rank {failure.rank} failed first: {failure.what}\n{failure.trace}{end}{log}To continue:  {again}\n"
 
@@ -151,12 +151,12 @@ def _read_tail(log: Path, lines: int = 5) -> str:
     try:
         with open_regular(log, sys.maxsize) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            found = file.read().decode(errors="replace").splitlines()[-lines:]
+            tail = file.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return ""
     except UserError as error:  # it hides no failure
-        found = str(error).splitlines()
-    return "".join(f"  | {line}\n" for line in found)
+        tail = str(error).splitlines()
+    return "".join(f"  | {line}\n" for line in tail)
 
 
 def clear(logs: Path) -> None:

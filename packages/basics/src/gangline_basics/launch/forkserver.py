@@ -65,13 +65,13 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
     setattr(util, "_args_from_interpreter_flags", _list_flags)  # noqa: B010
     start_tracker()
     every = PRELOAD if run is None else tuple(name for name in PRELOAD if name not in OF_SOME_PARTS)
-    wanted = {*every, *more, *(list_modules(run) if run is not None else ())}
-    if not wanted <= _loading:
+    modules = {*every, *more, *(list_modules(run) if run is not None else ())}
+    if not modules <= _loading:
         if _loading:
             drop()
         set_environment()
         semaphores.name_semaphores()
-        _loading.update(wanted)
+        _loading.update(modules)
         multiprocessing.set_forkserver_preload([*every, *sorted(_loading - set(every))])
     try:
         forkserver.ensure_running()
@@ -129,10 +129,10 @@ def find_needed(run: Run) -> set[str]:
     torch._dynamo is more than half of what there is to load, and torch imports it on the first use of compile or of
     torch.utils.checkpoint.
     """
-    found = list_preloads(run) - find_usual()
+    modules = list_preloads(run) - find_usual()
     if run.job.compile or run.job.recompute is not Recompute.none:
-        found.add("torch._dynamo")
-    return found
+        modules.add("torch._dynamo")
+    return modules
 
 
 def list_preloads(run: Run) -> set[str]:
@@ -189,12 +189,12 @@ def _poll_exit() -> int:
     if pid is None:
         return 0
     try:
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        siginfo = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return 1
-    if ended is None:
+    if siginfo is None:
         return 0
-    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    return siginfo.si_status if siginfo.si_code == os.CLD_EXITED else -siginfo.si_status
 
 
 def drop() -> None:

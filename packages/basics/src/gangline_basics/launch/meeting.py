@@ -182,13 +182,13 @@ class JobMeeting:
 
     def list_waiting(self) -> set[str]:
         """The names of the nodes that wait, this one too."""
-        found, since = set(), time.time() - self.lost_seconds
+        names, since = set(), time.time() - self.lost_seconds
         for path in self.backend.path.parent.glob(f"{escape(self._waiting)}*"):
             with suppress(FileNotFoundError):  # it has just met the others
                 name, beat = read_regular(path).decode().split("\n")
                 if float(beat) >= since:
-                    found.add(name)
-        return found
+                    names.add(name)
+        return names
 
     def check_open(self) -> None:
         """Raises RendezvousClosedError where the job is over."""
@@ -214,11 +214,11 @@ def _make_private_folder(folder: Path) -> Path:
         folder.mkdir(mode=0o700)
     probe = folder / f"stnew-{uuid.uuid4().hex}"
     probe.touch(0o600)  # a file system may show one owner for all files; it then does for this one
-    mine, there = probe.stat().st_uid, folder.lstat()
+    own_uid, there = probe.stat().st_uid, folder.lstat()
     probe.unlink()
-    if there.st_uid != mine or not stat.S_ISDIR(there.st_mode):
+    if there.st_uid != own_uid or not stat.S_ISDIR(there.st_mode):
         raise UserError(
-            f"{folder} belongs to user {there.st_uid}, and this is user {mine}",
+            f"{folder} belongs to user {there.st_uid}, and this is user {own_uid}",
             "Whoever writes there decides which nodes this run consists of.",
             f"To remove it, when no node of the run is active:  rm -r {quote_word(str(folder))}",
         )

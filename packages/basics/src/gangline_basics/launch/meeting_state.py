@@ -32,14 +32,18 @@ def decode(content: bytes) -> _RendezvousState:
     """Return the state that `encode` wrote. Raises ValueError for any other content."""
     state = _RendezvousState()
     try:
-        found = json.loads(content)
-        state.round, state.complete, state.closed = int(found["round"]), bool(found["complete"]), bool(found["closed"])
-        state.deadline = datetime.fromisoformat(found["deadline"]) if found["deadline"] else None
-        state.participants = {_make_node(*fields): int(rank) for *fields, rank in found["participants"]}
-        state.wait_list = {_make_node(*fields) for fields in found["wait_list"]}
-        state.redundancy_list = {_make_node(*fields) for fields in found["redundancy_list"]}
+        record = json.loads(content)
+        state.round, state.complete, state.closed = (
+            int(record["round"]),
+            bool(record["complete"]),
+            bool(record["closed"]),
+        )
+        state.deadline = datetime.fromisoformat(record["deadline"]) if record["deadline"] else None
+        state.participants = {_make_node(*fields): int(rank) for *fields, rank in record["participants"]}
+        state.wait_list = {_make_node(*fields) for fields in record["wait_list"]}
+        state.redundancy_list = {_make_node(*fields) for fields in record["redundancy_list"]}
         state.last_heartbeats = {
-            _make_node(*fields): datetime.fromisoformat(beat) for *fields, beat in found["last_heartbeats"]
+            _make_node(*fields): datetime.fromisoformat(beat) for *fields, beat in record["last_heartbeats"]
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not the state of a rendezvous: {error!r}") from error

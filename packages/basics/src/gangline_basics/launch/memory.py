@@ -39,18 +39,18 @@ def find_memory_problems(run: Run) -> list[Problem]:
     if not local or not on_cpu:
         return []
     memory, ranks = read_machine_bytes(), run.launch.count_ranks(run)
-    found = count_one_copy(run)
-    if sum(found.values()) * ranks <= memory:
+    sizes = count_one_copy(run)
+    if sum(sizes.values()) * ranks <= memory:
         return []
-    if sum(found.values()) <= memory and ranks > 1:
-        found = state_of_all_ranks(run, ranks)
-    if sum(found.values()) <= memory:
+    if sum(sizes.values()) <= memory and ranks > 1:
+        sizes = state_of_all_ranks(run, ranks)
+    if sum(sizes.values()) <= memory:
         return []
     model, precision, optimizer = (
         installed().find_part(part).part.name for part in (run.model, run.precision, run.optimizer)
     )
-    parts = ", ".join(f"{kind} {size / GB:.3g}" for kind, size in found.items() if size)
-    total = sum(found.values()) / GB
+    parts = ", ".join(f"{kind} {size / GB:.3g}" for kind, size in sizes.items() if size)
+    total = sum(sizes.values()) / GB
     what = f"{model} in {precision} with {optimizer} takes {total:.3g} GB; this machine has {memory / GB:.3g} GB."
     count = count_parameters(compose_model(run)[0]) / GB
     return [
@@ -67,37 +67,37 @@ def count_one_copy(run: Run) -> dict[str, int]:
     """Return the bytes of one copy of the state by kind: the least that all ranks hold together in any layout."""
     tree, plan = compose_model(run)
     width, shapes = run.precision.get_sizes(), get_parameter_shapes(tree)
-    found = dict.fromkeys(STATE, 0)
+    sizes = dict.fromkeys(STATE, 0)
     for name, shape in shapes.items():
-        used, master = count_weight_bytes(plan, name, width)
-        found["weights"] += prod(shape) * used
-        found["master weights"] += prod(shape) * master
+        compute_bytes, master = count_weight_bytes(plan, name, width)
+        sizes["weights"] += prod(shape) * compute_bytes
+        sizes["master weights"] += prod(shape) * master
         if not plan.is_frozen(name):
             matrix = name.startswith(f"{plan.blocks}.") and is_mapped(name, shape)
-            found["gradients"] += prod(shape) * width.gradient
-            found["optimizer state"] += run.optimizer.state_bytes(shape, shape, matrix=matrix, master=width.master)
-    return found
+            sizes["gradients"] += prod(shape) * width.gradient
+            sizes["optimizer state"] += run.optimizer.state_bytes(shape, shape, matrix=matrix, master=width.master)
+    return sizes
 
 
 def count_weight_bytes(plan: Plan, name: str, width: ItemSizes) -> tuple[int, int]:
     """Of each number of a parameter: (bytes that modules compute with, bytes that are kept beside them)."""
-    said = plan.get_dtype(name)
-    kept = width.master if said is None else get_itemsize(said)
-    if (said is not None and plan.computes_as_kept(name)) or kept == width.compute:
-        return kept, 0
-    return width.compute, kept
+    dtype = plan.get_dtype(name)
+    itemsize = width.master if dtype is None else get_itemsize(dtype)
+    if (dtype is not None and plan.computes_as_kept(name)) or itemsize == width.compute:
+        return itemsize, 0
+    return width.compute, itemsize
 
 
 def state_of_all_ranks(run: Run, world: int) -> dict[str, int]:
     """Return the bytes of the state on all ranks by kind; nothing for a strategy that does not explain itself."""
     try:
-        explained = run.parallel.explain(run, Mesh.of(run.parallel.size_axes(world)))
+        explanation = run.parallel.explain(run, Mesh.of(run.parallel.size_axes(world)))
     except UserError:
         return {}
-    if explained is None:
+    if explanation is None:
         return {}
-    each = world // len(explained.ranks)
-    return {kind: each * sum(rank.bytes.get(kind, 0) for rank in explained.ranks) for kind in STATE}
+    each = world // len(explanation.ranks)
+    return {kind: each * sum(rank.bytes.get(kind, 0) for rank in explanation.ranks) for kind in STATE}
 
 
 def read_machine_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:

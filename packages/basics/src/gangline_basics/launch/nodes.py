@@ -14,8 +14,8 @@ def get_machine(node: str) -> str:
 
 def parse_nodes(nodes: str) -> tuple[int, int]:
     """Of `launch.nodes`: "2:3" -> (2, 3), "2" -> (2, 2). Raises UserError."""
-    found = re.fullmatch(r"\s*(\d+)(?::(\d+))?\s*", str(nodes))
-    fewest, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    match = re.fullmatch(r"\s*(\d+)(?::(\d+))?\s*", str(nodes))
+    fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if fewest < 1:
         raise UserError(
             f"launch.nodes={nodes} is no number of nodes.",

@@ -14,9 +14,9 @@ class PlacedAddress(str):
     place: str
 
     def __new__(cls, address: str, place: str = "") -> PlacedAddress:
-        made = super().__new__(cls, address)
-        made.place = place
-        return made
+        placed_address = super().__new__(cls, address)
+        placed_address.place = place
+        return placed_address
 
     def __eq__(self, other: object) -> bool:
         return str.__eq__(self, other) is True and self.place == getattr(other, "place", "")

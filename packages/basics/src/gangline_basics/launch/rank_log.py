@@ -48,11 +48,11 @@ class Copied(OutlivingStream):
             self._add(line)
             self._keep(self._held)
             self._held = ""
-            shown = _CONTROL.sub("", self._line) + "\n"
+            plain_line = _CONTROL.sub("", self._line) + "\n"
             if self._drawn:
-                self._held = shown
+                self._held = plain_line
             else:
-                self._keep(shown)
+                self._keep(plain_line)
             self._line, self._drawn = "", False
         self._add(rest)
         return self._pass_on(text)

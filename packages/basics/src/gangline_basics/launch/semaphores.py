@@ -47,9 +47,9 @@ def sweep() -> None:
     """Remove the semaphores of launchers that are dead; of others nothing."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(ROOT):
-            found = _OURS.fullmatch(entry.name)
+            match = _OURS.fullmatch(entry.name)
             # What lives among other process ids than ours cannot be seen from here.
-            if found is None or int(found["space"]) != read_namespace() or entry.stat().st_uid != os.getuid():
+            if match is None or int(match["space"]) != read_namespace() or entry.stat().st_uid != os.getuid():
                 continue
-            if read_birth(int(found["pid"])) != int(found["start"]):
+            if read_birth(int(match["pid"])) != int(match["start"]):
                 Path(entry.path).unlink(missing_ok=True)

@@ -140,7 +140,7 @@ class Agents:
         asks = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & {*stop_signals()}
         before = {signum: signal.signal(signum, self._hand_on) for signum in asks}
         self.again = dict.fromkeys(range(self.count), 0.0)
-        begun = read_progress(self.run_dir).generation
+        generation = read_progress(self.run_dir).generation
         self.before = read_ending(self.run_dir)
         try:
             while self.running or self.again:
@@ -149,7 +149,7 @@ class Agents:
                 for index, process in list(self.running.items()):
                     if (code := process.poll()) is not None:
                         del self.running[index]
-                        begun = self._handle_end(index, code, begun)
+                        generation = self._handle_end(index, code, generation)
         finally:
             for process in self.running.values():
                 process.kill()

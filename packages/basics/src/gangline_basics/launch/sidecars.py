@@ -50,8 +50,8 @@ def start(sidecars: list[Sidecar], run_dir: str | Path, owner: int) -> list[Runn
 def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
     stem = Path(run_dir, "logs", f"sidecar-{sidecar.name}-{name_of_this_node().replace('/', '-')}")
     note = stem.with_name(f"{stem.name}.json")
-    if (left := _find_left(note, owner)) is not None:
-        return Running(sidecar, left, None, guard.read_birth(left))
+    if (pid := _find_left(note, owner)) is not None:
+        return Running(sidecar, pid, None, guard.read_birth(pid))
     words = [str(owner), str(sidecar.outlives), sidecar.target, str(run_dir), json.dumps(sidecar.args)]
     command = [sys.executable, "-P", "-m", __name__, *words]  # -P: no module of the working directory
     with open_own(stem.with_name(f"{stem.name}.log"), "a") as log:
@@ -79,8 +79,8 @@ def _find_left(note: Path, owner: int) -> int | None:
     """The process id of the sidecar that an earlier start for `owner` has left, where it is still that process."""
     try:
         content = json.loads(read_regular(note))
-        known, pid = content["owner"], int(content["sidecar"][0])
-        there = known == _name(owner) and content["sidecar"] == _name(pid) and guard.is_alive(pid)
+        owner_name, pid = content["owner"], int(content["sidecar"][0])
+        there = owner_name == _name(owner) and content["sidecar"] == _name(pid) and guard.is_alive(pid)
         ours = guard.read_birth(pid) is None or os.stat(f"/proc/{pid}").st_uid == os.getuid()  # None: there is no /proc
         return pid if there and ours else None
     except (OSError, ValueError, TypeError, KeyError, IndexError):

@@ -126,11 +126,11 @@ class Starts:
     def _explain(self, before: dict[str, Any], nodes: set[str], failure: RankFailure | None) -> tuple[str, str]:
         if not before:
             return "start", ""
-        gone, come = set(before["nodes"]) - nodes, nodes - set(before["nodes"])
+        missing_nodes, come = set(before["nodes"]) - nodes, nodes - set(before["nodes"])
         if failure is not None and failure.kind == "restart":
             return "order", failure.what
-        if gone:
-            return "node", f"gone: {', '.join(sorted(gone))}"
+        if missing_nodes:
+            return "node", f"gone: {', '.join(sorted(missing_nodes))}"
         if failure is not None and failure.mends_itself:
             return "rank", failure.evidence
         if come:
@@ -141,7 +141,7 @@ class Starts:
         return "rank", failure.evidence if failure is not None else "a rank was lost"
 
     def _tell(self, start: JobStart, why: str, evidence: str, now: Progress, member: str, after: str) -> None:
-        found, found_monotonic = self.found or (None, None)
+        end_time, found_monotonic = self.found or (None, None)
         events = Events(self.run_dir, start.generation, by="launcher")
         events.write(
             "launch",
@@ -151,7 +151,7 @@ class Starts:
             spares=start.spares,
             why=why,
             evidence=evidence,
-            found=found,
+            found=end_time,
             found_monotonic=found_monotonic,
             futile=now.futile,
             member=member,

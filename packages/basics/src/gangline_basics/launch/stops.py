@@ -29,9 +29,9 @@ class Request:
     def __call__(self, signum: int, frame: object) -> None:
         if self.heard or not self._requests.take(signum):
             return
-        asked = find_asker(signum)
-        self.signum = self.signum or asked
-        raise SignalException(asked.name, hand_on(asked))  # type: ignore[arg-type]
+        asker = find_asker(signum)
+        self.signum = self.signum or asker
+        raise SignalException(asker.name, hand_on(asker))  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -54,10 +54,10 @@ def run_under_agent(
     os.environ.update(job.get_environment())
     forkserver.set_environment()
     store = _open_store(job)
-    made: RunDirectory | None = None
+    directory: RunDirectory | None = None
     if job.rank == 0:
-        made, number = _tell(job, store, compose_and_write)
-        run_dir = str(made.path.resolve())
+        directory, number = _tell(job, store, compose_and_write)
+        run_dir = str(directory.path.resolve())
     else:
         code, number, run_dir = _receive_end(job, store)
         if code:
@@ -72,7 +72,7 @@ def run_under_agent(
         sidecars.stop(owned)  # otherwise they stay for the next start, and end with the agent
     if code:
         _report(job, Path(run_dir, "logs"), terminal)
-        _end_refused(job, store, made, Path(run_dir, "logs"))
+        _end_refused(job, store, directory, Path(run_dir, "logs"))
     worker.leave(code)
 
 
@@ -91,8 +91,8 @@ def _decide_done(number: int, code: int) -> RunEnding | None:
 
 
 def _start_sidecars(run_dir: str) -> list[sidecars.Running]:
-    asked = sidecars.list_sidecars(RunDirectory.open(run_dir).run())
-    return sidecars.start(asked, run_dir, owner=os.getppid())
+    specs = sidecars.list_sidecars(RunDirectory.open(run_dir).run())
+    return sidecars.start(specs, run_dir, owner=os.getppid())
 
 
 def _tell(job: DetectedJob, store: Store, compose_and_write: Callable[[], RunDirectory]) -> tuple[RunDirectory, int]:

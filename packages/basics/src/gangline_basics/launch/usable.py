@@ -23,7 +23,7 @@ def find_usable(run: Run, world: int) -> tuple[int, list[Problem]]:
         candidate = copy(run)
         candidate.launch = copy(run.launch)
         candidate.launch.processes = ranks
-        if not (found := find_layout_problems(candidate) or find_problems(candidate)):
+        if not (problems := find_layout_problems(candidate) or find_problems(candidate)):
             return ranks, reasons
-        reasons = reasons or found
+        reasons = reasons or problems
     return 0, reasons

@@ -75,13 +75,13 @@ class PlainAttention:
         if call != PLAIN and takes(q_BHTC) and not torch.compiler.is_compiling():
             mask = self._recall("blocks", source_BT, lambda: make_block_mask(call, document_BT, position_BT))
             return attend_flex(q_BHTC, k_BKTC, v_BKTC, mask, call, sinks_H)
-        seen = self._recall("keys", source_BT, lambda: make_mask(call, document_BT, position_BT))
+        key_mask = self._recall("keys", source_BT, lambda: make_mask(call, document_BT, position_BT))
         if call.soft_cap is not None or sinks_H is not None:
-            return attend(q_BHTC, k_BKTC, v_BKTC, seen, call, sinks_H)
+            return attend(q_BHTC, k_BKTC, v_BKTC, key_mask, call, sinks_H)
         groups = q_BHTC.shape[1] // k_BKTC.shape[1]
         if groups > 1:
             k_BKTC, v_BKTC = (x.repeat_interleave(groups, dim=1) for x in (k_BKTC, v_BKTC))
-        return F.scaled_dot_product_attention(q_BHTC, k_BKTC, v_BKTC, attn_mask=seen, scale=call.scale)
+        return F.scaled_dot_product_attention(q_BHTC, k_BKTC, v_BKTC, attn_mask=key_mask, scale=call.scale)
 
 
 @lru_cache(maxsize=64)

@@ -57,9 +57,9 @@ class DecoderConfig(ModelConfig):
     def check(self, run: Run) -> list[Problem]:
         from gangline_basics.advice import suggest_nearest
 
-        found = []
+        problems = []
         if self.head_dim is None and self.dim % self.heads:
-            found.append(
+            problems.append(
                 Problem(
                     f"model.dim={self.dim} does not divide into model.heads={self.heads}",
                     "Without model.head_dim a head is dim / heads wide.",
@@ -74,7 +74,7 @@ class DecoderConfig(ModelConfig):
                 )
             )
         elif self.head_width % 2:
-            found.append(
+            problems.append(
                 Problem(
                     f"model.head_dim={self.head_width} is odd",
                     "Rotary positions turn features in pairs.",
@@ -82,7 +82,7 @@ class DecoderConfig(ModelConfig):
                 )
             )
         if self.heads % self.key_heads:
-            found.append(
+            problems.append(
                 Problem(
                     f"model.kv_heads={self.key_heads} does not divide model.heads={self.heads}",
                     "Each key head serves the same number of query heads.",
@@ -90,7 +90,7 @@ class DecoderConfig(ModelConfig):
                 )
             )
         if self.rope_scaling_factor and self.rope_high_freq_factor <= self.rope_low_freq_factor:
-            found.append(
+            problems.append(
                 Problem(
                     f"model.rope_high_freq_factor={self.rope_high_freq_factor} is not more than "
                     f"model.rope_low_freq_factor={self.rope_low_freq_factor}",
@@ -99,8 +99,10 @@ class DecoderConfig(ModelConfig):
                 )
             )
         if self.full_every is not None and self.window is None:
-            found.append(Problem("model.full_every: without a window all blocks see all", "", "Give model.window too."))
-        return found
+            problems.append(
+                Problem("model.full_every: without a window all blocks see all", "", "Give model.window too.")
+            )
+        return problems
 
     def get_window(self, block: int) -> int | None:
         """The window of that block, or None."""

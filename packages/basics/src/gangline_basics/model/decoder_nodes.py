@@ -193,5 +193,5 @@ class DecoderNode(Node):
 
     def get_ties(self) -> dict[str, str]:
         own = {"head.weight": "embed.weight"} if self.tied else {}
-        below = (found for name, child in iterate_children(self) for found in iterate_nodes(child, name))
+        below = (pair for name, child in iterate_children(self) for pair in iterate_nodes(child, name))
         return own | {f"{at}.{alias}": own.get(of, of) for at, node in below for alias, of in node.get_ties().items()}

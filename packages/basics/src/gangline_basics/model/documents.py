@@ -85,12 +85,12 @@ def attend_documents(
     """
     if q_BHTC.is_cuda and _find_kernel() is None:
         return None
-    found: DocumentSpans | None = recall("documents", document_BT, lambda: DocumentSpans.of(document_BT))
-    if found is None:
+    spans: DocumentSpans | None = recall("documents", document_BT, lambda: DocumentSpans.of(document_BT))
+    if spans is None:
         return None
     if q_BHTC.is_cuda:
-        return attend_varlen(q_BHTC, k_BKTC, v_BKTC, found, call)
-    return _Within.apply(q_BHTC, k_BKTC, v_BKTC, found.spans, call.causal, call.scale)
+        return attend_varlen(q_BHTC, k_BKTC, v_BKTC, spans, call)
+    return _Within.apply(q_BHTC, k_BKTC, v_BKTC, spans.spans, call.causal, call.scale)
 
 
 class _Within(torch.autograd.Function):
@@ -123,9 +123,9 @@ class _Within(torch.autograd.Function):
         gradients = tuple(torch.empty_like(x) for x in (q, k, v))
         grad = _make_rows_dense(grad)
         for place in ctx.spans:
-            given = (_cut(x, place) for x in (grad, q, k, v, out, lse))
-            found = _backward(*given, 0.0, ctx.causal, scale=ctx.scale)
-            for whole, part in zip(gradients, found, strict=True):
+            slices = (_cut(x, place) for x in (grad, q, k, v, out, lse))
+            parts = _backward(*slices, 0.0, ctx.causal, scale=ctx.scale)
+            for whole, part in zip(gradients, parts, strict=True):
                 _cut(whole, place).copy_(part)
         return (*gradients, None, None, None)
 
@@ -169,5 +169,5 @@ def _find_kernel() -> Callable[..., Any] | None:
     """torch's varlen attention; None where it lacks a keyword, as in torch 2.10 (all are in 2.12)."""
     from torch.nn.attention.varlen import varlen_attn
 
-    known = inspect.signature(varlen_attn).parameters
-    return varlen_attn if {"scale", "window_size", "enable_gqa"} <= known.keys() else None
+    parameters = inspect.signature(varlen_attn).parameters
+    return varlen_attn if {"scale", "window_size", "enable_gqa"} <= parameters.keys() else None

@@ -28,12 +28,12 @@ def make_block_mask(call: AttentionCall, document_BT: Tensor | None, position_BT
     from torch.nn.attention.flex_attention import create_block_mask
 
     def is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        seen = i >= j if call.causal else i == i
+        mask = i >= j if call.causal else i == i
         if document_BT is not None:
-            seen = seen & (document_BT[b, i] == document_BT[b, j])
+            mask = mask & (document_BT[b, i] == document_BT[b, j])
         if call.window is not None:
-            seen = seen & (position_BT[b, i] - position_BT[b, j] < call.window)
-        return seen
+            mask = mask & (position_BT[b, i] - position_BT[b, j] < call.window)
+        return mask
 
     B, T = position_BT.shape
     return create_block_mask(is_visible, B, None, T, T, device=position_BT.device, _compile=compiled)

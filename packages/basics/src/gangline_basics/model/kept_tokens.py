@@ -41,8 +41,8 @@ class KeptTokens:
         B, _, T, _ = features[0].shape
         self._used = min(T, self._window)
         self._kept = tuple(x.new_empty(B, x.shape[1], self._room, x.shape[-1]) for x in features)
-        for kept, new in zip(self._kept, features, strict=True):
-            kept[:, :, : self._used] = new[:, :, T - self._used :]
+        for buffer, new in zip(self._kept, features, strict=True):
+            buffer[:, :, : self._used] = new[:, :, T - self._used :]
         if document_BT is not None:
             self._text = torch.ones(B, 1, 1, self._room, dtype=torch.bool, device=document_BT.device)
             self._text[:, 0, 0, : self._used] = (document_BT == document_BT[:, -1:])[:, T - self._used :]
@@ -59,18 +59,18 @@ class KeptTokens:
             if self._window >= self._room:
                 raise ValueError(f"more tokens than the {self._room} that there is memory for")
             self._forget()
-        for kept, new in zip(self._kept, features, strict=True):
-            kept[:, :, self._used] = new[:, :, 0]
+        for buffer, new in zip(self._kept, features, strict=True):
+            buffer[:, :, self._used] = new[:, :, 0]
         self._used += 1
         first = max(0, self._used - self._window)
         text = None if self._text is None else self._text[..., first : self._used]
-        return tuple(kept[:, :, first : self._used] for kept in self._kept), text
+        return tuple(buffer[:, :, first : self._used] for buffer in self._kept), text
 
     def _forget(self) -> None:
         """Move what a later token may see to the front: the window without the token that comes."""
         keep = self._window - 1
-        for kept in self._kept:
-            kept[:, :, :keep] = kept[:, :, self._used - keep : self._used].clone()
+        for buffer in self._kept:
+            buffer[:, :, :keep] = buffer[:, :, self._used - keep : self._used].clone()
         if self._text is not None:
             self._text[..., :keep] = self._text[..., self._used - keep : self._used].clone()
             self._text[..., keep:] = True

@@ -113,11 +113,11 @@ def compute_by_chunks(
     h_ND: Tensor, w_VD: Tensor, targets_N: Tensor, chunk: int, soft_cap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Of each row the log-sum-exp of its logits and the target's logit, (N,) each in float32 at least."""
-    found = []
+    pairs = []
     for h, target in zip(h_ND.split(chunk), targets_N.split(chunk), strict=True):
         logits_CV = _cap(F.linear(h, w_VD), soft_cap)
-        found.append((log_sum_exp(logits_CV), widen(logits_CV.gather(1, target[:, None]).squeeze(1))))
-    lse, targets = zip(*found, strict=True)
+        pairs.append((log_sum_exp(logits_CV), widen(logits_CV.gather(1, target[:, None]).squeeze(1))))
+    lse, targets = zip(*pairs, strict=True)
     return torch.cat(lse), torch.cat(targets)
 
 

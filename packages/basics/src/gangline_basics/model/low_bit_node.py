@@ -55,7 +55,7 @@ class EightBitNode(WrapNode):
 def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
     """Every frozen matrix, and stack of them, in bfloat16; not those that are computed in the master dtype."""
     shapes = get_parameter_shapes(tree)
-    left = {
+    dtypes = {
         name: "bfloat16"
         for name, shape in shapes.items()
         if is_matrix(name, shape)
@@ -63,7 +63,7 @@ def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
         and plan.find_low_bit(name) is None
         and not plan.computes_as_kept(name)
     }
-    return plan.extend(low_bit=tuple(LowBit(place, "bfloat16") for place in _merge_rules(left, shapes)))
+    return plan.extend(low_bit=tuple(LowBit(place, "bfloat16") for place in _merge_rules(dtypes, shapes)))
 
 
 def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
@@ -74,17 +74,17 @@ def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
     """
     plain = _find_plain(tree, plan)
     blocks = {path: size for path, linear in plain.items() if (size := _choose_block(path, linear, plan))}
-    said: dict[str, tuple[int, Cut]] = {}  # the block of each, and the cut of its scales
+    block_cuts: dict[str, tuple[int, Cut]] = {}  # the block of each, and the cut of its scales
     for path, size in blocks.items():
         height, width = plain[path].get_shapes()["weight"]
         around = EightBitNode(inner=map_paths(tree)[path], in_features=width, out_features=height, block=size)
         tree = replace_node(tree, path, around)
         cut = plan.get_cuts(f"{path}.weight", 2).get("tp")
         if cut is None:
-            said[path] = size, Cut.whole("", "tp")
+            block_cuts[path] = size, Cut.whole("", "tp")
         else:
-            said[path] = size, Cut("", cut.dim, "tp", max(1, cut.unit // size) if cut.dim else cut.unit)
-    rules = _merge_rules(said, [path for path, _ in iterate_nodes(tree)])
+            block_cuts[path] = size, Cut("", cut.dim, "tp", max(1, cut.unit // size) if cut.dim else cut.unit)
+    rules = _merge_rules(block_cuts, [path for path, _ in iterate_nodes(tree)])
     plan = plan.extend(
         low_bit=tuple(LowBit(f"{place}.weight", "int8", size, CODES) for place, (size, _) in rules.items()),
         cuts=tuple(replace(cut, pattern=f"{place}.scales") for place, (_, cut) in rules.items()),

@@ -46,11 +46,11 @@ class ModuleNames:
 
     def list_rules(self, parameters: Iterable[str]) -> tuple[Name, ...]:
         """Return a rule for each parameter of the first block and outside of blocks, because all blocks are alike."""
-        found = dict[str, Name]()
+        rules = dict[str, Name]()
         for parameter in parameters:
             path, _, leaf = parameter.rpartition(".")
             if not path.startswith("blocks."):
-                found[parameter] = Name(parameter, f"{self.top[path]}.{leaf}")
+                rules[parameter] = Name(parameter, f"{self.top[path]}.{leaf}")
                 continue
             module = path.split(".", 2)[2]
             pattern = f"blocks.*.{module}.{leaf}"
@@ -59,5 +59,5 @@ class ModuleNames:
                 continue
             turned = module in self.transposed and leaf == "weight"
             rows = self.rows.get(module)
-            found[pattern] = Name(pattern, f"{self.layers}{called}", "transpose" if turned else "same", rows)
-        return (*found.values(), *self.unread)
+            rules[pattern] = Name(pattern, f"{self.layers}{called}", "transpose" if turned else "same", rows)
+        return (*rules.values(), *self.unread)

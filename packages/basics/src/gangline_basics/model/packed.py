@@ -27,15 +27,15 @@ def pack_weights(model: nn.Module, rows: int) -> Iterator[None]:
 
     Only where torch has oneDNN for an x86 processor and the model is there; else nothing changes.
     """
-    changed: list[tuple[Linear | Head, Callable[..., Tensor]]] = []
+    originals: list[tuple[Linear | Head, Callable[..., Tensor]]] = []
     try:
         for module in model.modules() if is_available() else ():
             if isinstance(module, Linear | Head) and _packs(module):
-                changed.append((module, module.product))
+                originals.append((module, module.product))
                 module.product = partial(_multiply, _pack(module.weight, rows))
         yield
     finally:
-        for module, product in changed:
+        for module, product in originals:
             module.product = product
 
 

@@ -68,8 +68,8 @@ def _plan_of(config: DecoderOptions, tree: DecoderNode, names: ModuleNames, own:
     of it, so that the stream's variance does not grow with depth (GPT-2, section 2.3); norms begin as the identity,
     biases and sinks as 0. A rule that matches no parameter of the tree is left out.
     """
-    head, shapes, found = config.head_width, get_parameter_shapes(tree), map_paths(tree)
-    layers = [found[f"blocks.{index}.attention"] for index in range(config.layers)]
+    head, shapes, nodes = config.head_width, get_parameter_shapes(tree), map_paths(tree)
+    layers = [nodes[f"blocks.{index}.attention"] for index in range(config.layers)]
     over_heads = {f"blocks.*.attention.{n}" for n in ("q_norm", "k_norm") if any(getattr(x, n, None) for x in layers)}
     plan = Plan(
         embed="embed",

@@ -55,14 +55,14 @@ TYPES = get_type_hints(DecoderConfig)
 
 def _make_preset(name: str, about: str, sizes: dict[str, Any]) -> type[DecoderConfig]:
     """A class of its own, for a configuration tells by its class which part it is of."""
-    given = [(key, TYPES[key], field(default=value)) for key, value in sizes.items()]
+    fields = [(key, TYPES[key], field(default=value)) for key, value in sizes.items()]
     title = "".join(word.capitalize() for word in name.replace(".", "_").split("-"))
-    spoken: dict[str, Any] = {"__doc__": f"{about[0].upper()}{about[1:]}.", "__module__": __name__}
-    spoken["__init__"] = partialmethod(DecoderConfig.__init__, **sizes)
+    namespace: dict[str, Any] = {"__doc__": f"{about[0].upper()}{about[1:]}.", "__module__": __name__}
+    namespace["__init__"] = partialmethod(DecoderConfig.__init__, **sizes)
     inherited: dict[str, Any] = dict.fromkeys(("init", "repr", "eq", "match_args"), False)  # 0.4 ms each
-    made = make_dataclass(title, given, bases=(DecoderConfig,), namespace=spoken, **inherited)
-    globals()[title] = made  # where pickle looks for it
-    return made
+    preset = make_dataclass(title, fields, bases=(DecoderConfig,), namespace=namespace, **inherited)
+    globals()[title] = preset  # where pickle looks for it
+    return preset
 
 
 PRESETS = {name: _make_preset(name, about, sizes) for name, (about, sizes) in SIZES.items()}

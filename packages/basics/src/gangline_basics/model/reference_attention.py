@@ -17,16 +17,16 @@ from gangline.model.calls import AttentionCall
 def make_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor) -> Tensor | None:
     """(B, 1, T, T) or (1, 1, T, T), true where query i sees key j; None: all see all."""
     T = position_BT.shape[1]
-    found: Tensor | None = None
+    mask: Tensor | None = None
     if document_BT is not None:
-        found = document_BT[:, None, :, None] == document_BT[:, None, None, :]
+        mask = document_BT[:, None, :, None] == document_BT[:, None, None, :]
     if call.window is not None:
         near = position_BT[:, None, :, None] - position_BT[:, None, None, :] < call.window
-        found = near if found is None else found & near
+        mask = near if mask is None else mask & near
     if call.causal:
-        found = torch.ones(1, 1, T, T, dtype=torch.bool, device=position_BT.device) if found is None else found
-        found = found.tril()
-    return found
+        mask = torch.ones(1, 1, T, T, dtype=torch.bool, device=position_BT.device) if mask is None else mask
+        mask = mask.tril()
+    return mask
 
 
 def attend(

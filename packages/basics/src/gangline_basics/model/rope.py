@@ -26,8 +26,8 @@ def compute_angles(
     position_BT: Tensor, rates: tuple[float, ...], dtype: torch.dtype, magnitude: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """cos and sin, each (B, 1, T, F) in `dtype`, of the angle of every pair at every position, times `magnitude`."""
-    made = torch.tensor if torch.compiler.is_compiling() else _copy_rates
-    rate_F = made(rates, dtype=dtype, device=position_BT.device)
+    copy_rates = torch.tensor if torch.compiler.is_compiling() else _copy_rates
+    rate_F = copy_rates(rates, dtype=dtype, device=position_BT.device)
     angle_B1TF = position_BT[:, None, :, None].to(dtype) * rate_F
     cos, sin = angle_B1TF.cos(), angle_B1TF.sin()
     return (cos, sin) if magnitude == 1.0 else (cos.mul_(magnitude), sin.mul_(magnitude))

@@ -45,17 +45,17 @@ def get_calls(tree: Node, plan: Plan, seam: Literal["attention", "loss"]) -> dic
     that do. Of attention each block without any such node is unknown as well: it may mix tokens in its own way.
     """
     patterns = [place.pattern for place in plan.seams if place.name == seam]
-    found: dict[str, Call | None] = {}
+    calls: dict[str, Call | None] = {}
     for path, node in iterate_nodes(tree):
         if any(names(pattern, path) for pattern in patterns):
-            found |= _find_calls(node, path, seam) or {path: None}
+            calls |= _find_calls(node, path, seam) or {path: None}
     if seam == "attention" and patterns:
         by_path = dict(iterate_nodes(tree))
         for index in range(plan.layers):
             block = f"{plan.blocks}.{index}"
-            if block in by_path and not any(path == block or path.startswith(f"{block}.") for path in found):
-                found |= _find_calls(by_path[block], block, seam) or {block: None}
-    return found
+            if block in by_path and not any(path == block or path.startswith(f"{block}.") for path in calls):
+                calls |= _find_calls(by_path[block], block, seam) or {block: None}
+    return calls
 
 
 def _find_calls(node: Node, path: str, seam: str) -> dict[str, Call | None]:

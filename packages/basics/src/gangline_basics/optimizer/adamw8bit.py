@@ -58,12 +58,14 @@ class Adamw8bitOptimizer(Optimizer):
         self.config, model = config, runtime.registry
         coded = [name for name in runtime.names() if config.quantises(model[name_model_array(name)].shape)]
         rest = [name for name in runtime.names() if name not in set(coded)]
-        named = runtime.parameters()
-        self._rest = AdamwOptimizer(config, runtime, [p for p in named if p.name in set(rest)], rest, deterministic)
+        parameters = runtime.parameters()
+        self._rest = AdamwOptimizer(
+            config, runtime, [p for p in parameters if p.name in set(rest)], rest, deterministic
+        )
         self.registry = self._rest.registry | build_registry(model, coded, config.block)
         self._groups = [
             (rate, decay, [self._make_piece(name, piece) for name, piece in pieces])
-            for (rate, decay), pieces in group_pieces([p for p in named if p.name in set(coded)], config).items()
+            for (rate, decay), pieces in group_pieces([p for p in parameters if p.name in set(coded)], config).items()
         ]
         self._steps = 0
         self._read: list[tuple[_Piece, _Moment, Tensor]] = []  # scales of whole rows in other blocks, to be taken over
@@ -168,15 +170,15 @@ class Adamw8bitOptimizer(Optimizer):
 
 def build_registry(model: Registry, names: Sequence[str], block: int) -> Registry:
     """Codes and scales of parameters, with the boxes of these. Raises UserError where a block is cut."""
-    found = Registry(model.mesh)
+    registry = Registry(model.mesh)
     for state, _ in STATES:
-        found |= model.add_like(f"optimizer/{state}", [name_model_array(name) for name in names], "uint8")
+        registry |= model.add_like(f"optimizer/{state}", [name_model_array(name) for name in names], "uint8")
         scales = {
             f"optimizer/{state}_scales/{name}": build_scales_layout(name, model[name_model_array(name)], block)
             for name in names
         }
-        found |= Registry(model.mesh, scales)
-    return found
+        registry |= Registry(model.mesh, scales)
+    return registry
 
 
 def build_scales_layout(name: str, layout: Layout, block: int) -> Layout:

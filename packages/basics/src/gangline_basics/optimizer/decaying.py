@@ -45,15 +45,15 @@ def _find_unmatched(run: Run, option: str, patterns: Iterable[str]) -> list[Prob
     names = [name for name in get_parameter_shapes(tree) if not plan.is_frozen(name)]
     modules = [".".join(name.split(".")[:length]) for name in names for length in range(1, name.count(".") + 2)]
     blocks = plan.blocks + "."
-    known = list(dict.fromkeys(re.sub(rf"^({re.escape(blocks)})\d+", r"\1*", name) for name in modules))
+    paths = list(dict.fromkeys(re.sub(rf"^({re.escape(blocks)})\d+", r"\1*", name) for name in modules))
     problems = []
     for pattern in patterns:
         if any(matches(pattern, name) for name in names):
             continue
         tied = [owner for alias, owner in plan.tied if matches(pattern, alias)]
-        why = f"It is tied, and kept under {tied[0]}." if tied else suggest_near(pattern, known)
+        why = f"It is tied, and kept under {tied[0]}." if tied else suggest_near(pattern, paths)
         mend = (
-            f"A pattern names a parameter or a module around it, * any one component, such as {', '.join(known[:6])}."
+            f"A pattern names a parameter or a module around it, * any one component, such as {', '.join(paths[:6])}."
         )
         problems.append(Problem(f"{option}: {pattern!r} is the name of no parameter that is trained.", why, mend))
     return problems

@@ -38,7 +38,7 @@ class LionOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        newest, kept = self.config.betas
+        newest, mean_beta = self.config.betas
         for ((rate, decay), pieces), means in zip(self._groups, self._means, strict=True):
             if not pieces:
                 continue
@@ -48,7 +48,7 @@ class LionOptimizer(Optimizer):
             torch._foreach_sign_(updates)
             torch._foreach_mul_(weights, 1 - learning_rate * rate * decay)
             torch._foreach_add_(weights, updates, alpha=-learning_rate * rate)
-            torch._foreach_lerp_(means, gradients, 1 - kept)
+            torch._foreach_lerp_(means, gradients, 1 - mean_beta)
 
     def shards(self) -> Iterator[Shard]:
         for (_, pieces), means in zip(self._groups, self._means, strict=True):

@@ -112,12 +112,12 @@ class MuonOptimizer(Optimizer):
 
 def build(config: Muon, run: Run, runtime: Runtime) -> MuonOptimizer:
     """The optimizer `muon`: the matrices and stacks in the blocks that the plan names, and AdamW for all else."""
-    named, mine = runtime.parameters(), list_block_matrices(run, runtime)
+    parameters, matrices = runtime.parameters(), list_block_matrices(run, runtime)
     return MuonOptimizer(
         config,
         runtime,
-        [p for p in named if p.name in mine],
-        [p for p in named if p.name not in mine],
-        (list(mine), [name for name in runtime.names() if name not in mine]),
+        [p for p in parameters if p.name in matrices],
+        [p for p in parameters if p.name not in matrices],
+        (list(matrices), [name for name in runtime.names() if name not in matrices]),
         run.deterministic,
     )

@@ -116,16 +116,16 @@ class SoapOptimizer(Optimizer):
     """SOAP for the `matrices` (names, on whatever stage, in order), AdamW for all else."""
 
     def __init__(self, config: Soap, runtime: Runtime, matrices: Mapping[str, None], deterministic: bool) -> None:
-        named, names = runtime.parameters(), runtime.names()
+        parameters, names = runtime.parameters(), runtime.names()
         self.config, self.runtime = config, runtime
-        self.matrices = [p for p in named if p.name in matrices]
-        rest = [p for p in named if p.name not in matrices]
+        self.matrices = [p for p in parameters if p.name in matrices]
+        rest = [p for p in parameters if p.name not in matrices]
         self._rest = AdamwOptimizer(
             config, runtime, rest, [name for name in names if name not in matrices], deterministic
         )
         owners, model = runtime.find_matrix_owners(list(matrices)), runtime.registry
         self.registry, self._steps = self._rest.registry | build_registry(config, model, owners), 0
-        device = next((piece.tensor.device for p in named for piece in p.pieces), torch.device("cpu"))
+        device = next((piece.tensor.device for p in parameters for piece in p.pieces), torch.device("cpu"))
         self._kept: dict[MatrixId, SoapMatrix] = {}
         for id, owner in owners.items():
             if owner == runtime.rank:
@@ -149,12 +149,12 @@ class SoapOptimizer(Optimizer):
         self._rest.step(learning_rate)
 
     def _update(self, gradient: Tensor, id: MatrixId) -> Tensor:
-        kept = self._kept[id]
-        return kept.update(gradient.to(kept.mean.device), self._steps).to(gradient.device)
+        matrix = self._kept[id]
+        return matrix.update(gradient.to(matrix.mean.device), self._steps).to(gradient.device)
 
     def shards(self) -> Iterator[Shard]:
-        for id, kept in self._kept.items():
-            for state, x in kept.iterate_arrays():
+        for id, matrix in self._kept.items():
+            for state, x in matrix.iterate_arrays():
                 name = name_array(state, id, self.runtime.registry)
                 yield Shard(name, tuple(x.shape), x.dtype, (0,) * x.dim(), x)
         yield from self._rest.shards()
@@ -169,7 +169,7 @@ class SoapOptimizer(Optimizer):
 
 def build_registry(config: Soap, model: Registry, owners: Mapping[MatrixId, int]) -> Registry:
     """Where the state of every matrix is: whole, on its owner alone."""
-    found = {}
+    layouts = {}
     for id, owner in owners.items():
         at, dtype = tuple(model.mesh.coordinate(owner).items()), model[name_model_array(id.name)].dtype
         m, n = model[name_model_array(id.name)].shape[-2:]
@@ -178,8 +178,8 @@ def build_registry(config: Soap, model: Registry, owners: Mapping[MatrixId, int]
             if length <= config.max_side:
                 shapes |= {side: (length, length), f"{side}_basis": (length, length)}
         for state, shape in shapes.items():
-            found[name_array(state, id, model)] = Layout(shape, dtype, at=at)
-    return Registry(model.mesh, found)
+            layouts[name_array(state, id, model)] = Layout(shape, dtype, at=at)
+    return Registry(model.mesh, layouts)
 
 
 def name_array(state: str, id: MatrixId, model: Registry) -> str:

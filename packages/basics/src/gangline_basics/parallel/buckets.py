@@ -30,8 +30,8 @@ class GradientBucket:
         parts = self.flat.split(sizes)
         self.slots = [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
         starts = accumulate(sizes, initial=0)
-        found = (GradientSlot.of(name, at, p.shape) for (name, p), at in zip(parameters.items(), starts, strict=False))
-        self.layout = BucketLayout(sum(sizes), tuple(found), ranks)
+        slots = (GradientSlot.of(name, at, p.shape) for (name, p), at in zip(parameters.items(), starts, strict=False))
+        self.layout = BucketLayout(sum(sizes), tuple(slots), ranks)
         self.missing = len(parameters)
 
 
@@ -116,25 +116,25 @@ class Buckets:
 
     def local(self, mesh: Mesh, rank: int) -> tuple[Registry, list[Shard]]:
         """The kept arrays of all buckets: of all ranks, and this rank's."""
-        named = [(str(index), bucket.layout) for index, bucket in enumerate(self.buckets) if self._kept]
+        layouts = [(str(index), bucket.layout) for index, bucket in enumerate(self.buckets) if self._kept]
         dtype = name_dtype(self.wire)
-        found = (pair for name, own in named for pair in iterate_layouts(self.reduction, mesh, name, [own], dtype))
-        registry = Registry.of(mesh, dict(found))
-        kept = zip(named, self._kept, strict=True)
+        pairs = (pair for name, own in layouts for pair in iterate_layouts(self.reduction, mesh, name, [own], dtype))
+        registry = Registry.of(mesh, dict(pairs))
+        arrays = zip(layouts, self._kept, strict=True)
         return registry, [
-            s for (name, _), own in kept for s in iterate_shards(self.reduction, registry, rank, name, own)
+            s for (name, _), own in arrays for s in iterate_shards(self.reduction, registry, rank, name, own)
         ]
 
 
 def _iterate_shares(parameters: Iterable[tuple[str, nn.Parameter]], numel: int) -> Iterator[dict[str, nn.Parameter]]:
     """Runs of parameters of about `numel` elements each; a larger parameter has a bucket to itself."""
     share: dict[str, nn.Parameter] = {}
-    filled = 0
+    size = 0
     for name, parameter in parameters:
-        if share and filled + parameter.numel() > numel:
+        if share and size + parameter.numel() > numel:
             yield share
-            share, filled = {}, 0
+            share, size = {}, 0
         share[name] = parameter
-        filled += parameter.numel()
+        size += parameter.numel()
     if share:
         yield share

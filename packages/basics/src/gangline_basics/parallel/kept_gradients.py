@@ -42,13 +42,13 @@ class KeptArrays:
 
 def get_row_shapes(reduction: GradientReduction, buckets: Iterable[BucketLayout]) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of one rank's row of each array."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for bucket in buckets:
         for name, shape in reduction.get_array_shapes(bucket).items():
-            other = found.setdefault(name, tuple(shape))
+            other = shapes.setdefault(name, tuple(shape))
             if other != tuple(shape):
-                found[name] = (max(prod(other), prod(shape)),)
-    return {name: shape for name, shape in found.items() if prod(shape)}
+                shapes[name] = (max(prod(other), prod(shape)),)
+    return {name: shape for name, shape in shapes.items() if prod(shape)}
 
 
 def hash_buckets(buckets: Iterable[BucketLayout]) -> str:

@@ -59,11 +59,11 @@ class Matrices:
         mesh, stages = self.registry.mesh, dict[tuple[tuple[str, int], ...], list[str]]()
         for name in names:
             stages.setdefault(self.registry[name_model_array(name)].at, []).append(name)
-        found: dict[MatrixId, int] = {}
+        owners: dict[MatrixId, int] = {}
         for at, theirs in stages.items():
             ranks = [mesh.rank({**mesh.coordinate(rank), **dict(at)}) for rank in self.comm.ranks]
-            found |= find_matrix_owners(self.registry, theirs, ranks)
-        return found
+            owners |= find_matrix_owners(self.registry, theirs, ranks)
+        return owners
 
     def map(self, function: _Function, pieces: Iterable[tuple[str, Pieces]]) -> Iterator[tuple[str, Pieces]]:
         """What `Runtime.map_matrices` does."""
@@ -87,14 +87,14 @@ class Matrices:
         )
         for matrix in plan.own:
             wholes[id(matrix)] = function(wholes[id(matrix)], matrix.id)
-        made: Batch = {name: [torch.empty_like(piece) for piece in pieces] for name, pieces in batch.items()}
+        outputs: Batch = {name: [torch.empty_like(piece) for piece in pieces] for name, pieces in batch.items()}
         self._move(
             plan.scatters,
             dtype,
             lambda m, p: _view_whole(wholes, m, p),
-            lambda m, part: self._view_piece(m, part, made),
+            lambda m, part: self._view_piece(m, part, outputs),
         )
-        yield from made.items()
+        yield from outputs.items()
 
     def _move(self, moves: list[_Move], dtype: torch.dtype, taken: _View, put: _View) -> None:
         """Copy parts from rank to rank in one all-to-all; what stays on this rank is copied as it is."""
@@ -121,8 +121,8 @@ class Matrices:
     def _view_piece(self, matrix: Matrix, part: MatrixPart, pieces: Batch) -> Tensor:
         """The part, (rows, columns), in this rank's piece."""
         place = self.places[matrix.id.name].index(part.of)
-        found = pieces[matrix.id.name][place][part.box.slice_within(part.of)]
-        return found.view(found.shape[-2:])
+        region = pieces[matrix.id.name][place][part.box.slice_within(part.of)]
+        return region.view(region.shape[-2:])
 
     # --- owners ------------------------------------------------------------------------------------------------------
 

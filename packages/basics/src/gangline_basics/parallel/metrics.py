@@ -97,8 +97,8 @@ class Tally:
         for key in self.agreed:
             if key[2] == "max":
                 nothing = torch.full((prod(key[3]),), -torch.inf, dtype=torch.float64, device=self.device)
-                found = [x.double().reshape(-1) for x in self._values.get(key, {}).values()]
-                vectors.append(torch.stack((nothing, *found)).amax(0))
+                rows = [x.double().reshape(-1) for x in self._values.get(key, {}).values()]
+                vectors.append(torch.stack((nothing, *rows)).amax(0))
         return self.comm.start_all_reduce(torch.cat(vectors), "max") if vectors else None
 
     def _sum_groups(self, rows: list[Tensor]) -> Tensor:
@@ -125,8 +125,8 @@ class Tally:
                 count = numbers[start + size]
                 divisor = {"mean": count, "loss": tokens}.get(how, 1.0) if count else 0.0
             if divisor:
-                mine = [number / divisor for number in numbers[start : start + size]]
-                into.metrics[f"{path}/{name}" if path else name] = mine if shape else mine[0]
+                metric = [number / divisor for number in numbers[start : start + size]]
+                into.metrics[f"{path}/{name}" if path else name] = metric if shape else metric[0]
                 into.by_path.setdefault(path, {})[name] = values[start : start + size].view(shape) / divisor
 
 
@@ -136,9 +136,9 @@ def _to_host(*tensors: Tensor) -> list[float]:
 
 def _group_by_key(collected: Collected) -> dict[Key, dict[int, Tensor]]:
     """What was emitted, regrouped: key -> microbatch -> value."""
-    found: dict[Key, dict[int, Tensor]] = {}
+    groups: dict[Key, dict[int, Tensor]] = {}
     for (microbatch, path, name), term in collected.losses.items():
-        found.setdefault((path, name, "loss", tuple(term.shape)), {})[microbatch] = term
+        groups.setdefault((path, name, "loss", tuple(term.shape)), {})[microbatch] = term
     for (microbatch, path, name), (value, how) in collected.metrics.items():
-        found.setdefault((path, name, how, tuple(value.shape)), {})[microbatch] = value
-    return found
+        groups.setdefault((path, name, how, tuple(value.shape)), {})[microbatch] = value
+    return groups

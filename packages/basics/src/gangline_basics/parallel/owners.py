@@ -51,7 +51,7 @@ def list_matrices(registry: Registry, name: str, ranks: Sequence[int]) -> list[M
     indices = {rank: index for index, rank in enumerate(ranks)}
     layout = registry[name_model_array(name)]
     lead, shape = layout.shape[:-2], layout.shape[-2:]
-    found = {
+    matrices = {
         at: Matrix(MatrixId(name, index), Box((*at, 0, 0), (*(1 for _ in at), *shape)), [])
         for index, at in enumerate(product(*(range(length) for length in lead)))
     }
@@ -60,8 +60,8 @@ def list_matrices(registry: Registry, name: str, ranks: Sequence[int]) -> list[M
         lengths = zip(box.offset[:-2], box.shape[:-2], strict=True)
         for at in product(*(range(first, first + length) for first, length in lengths)):
             part = Box((*at, *box.offset[-2:]), (*(1 for _ in at), *box.shape[-2:]))
-            found[at].parts.append(MatrixPart(box, part, holders))
-    return list(found.values())
+            matrices[at].parts.append(MatrixPart(box, part, holders))
+    return list(matrices.values())
 
 
 def iterate_batches(items: Iterable[T], measure: Callable[[T], tuple[int, int]], ranks: int) -> Iterator[list[T]]:
@@ -104,10 +104,10 @@ def count_most_matrix_bytes(
     optimizer: OptimizerConfig, registry: Registry, names: Sequence[str], ranks: Sequence[int], master: int
 ) -> int:
     """What `optimizer` keeps of the matrices of these parameters on the rank, of `ranks`, that has most of it."""
-    kept = dict.fromkeys(ranks, 0)
+    sizes = dict.fromkeys(ranks, 0)
     for id, owner in find_matrix_owners(registry, names, ranks).items():
-        kept[owner] += optimizer.count_matrix_bytes(registry[name_model_array(id.name)].shape[-2:], master=master)
-    return max(kept.values())
+        sizes[owner] += optimizer.count_matrix_bytes(registry[name_model_array(id.name)].shape[-2:], master=master)
+    return max(sizes.values())
 
 
 def list_matrix_traffic(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> list[int]:
@@ -119,13 +119,13 @@ def list_matrix_traffic(registry: Registry, names: Sequence[str], ranks: Sequenc
 
 def _batch_matrices(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> Iterator[list[Matrix]]:
     """The matrices of these parameters, those together that travel together."""
-    found = {name: list_matrices(registry, name, ranks) for name in names}
+    matrices = {name: list_matrices(registry, name, ranks) for name in names}
 
     def measure(name: str) -> tuple[int, int]:
-        return registry[name_model_array(name)].nbytes, len(found[name])
+        return registry[name_model_array(name)].nbytes, len(matrices[name])
 
     for batch in iterate_batches(names, measure, len(ranks)):
-        yield [matrix for name in batch for matrix in found[name]]
+        yield [matrix for name in batch for matrix in matrices[name]]
 
 
 def _count_moved(matrices: Sequence[Matrix], ranks: int) -> int:

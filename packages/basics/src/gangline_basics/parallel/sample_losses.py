@@ -15,8 +15,8 @@ from gangline.comm.purpose import mark_traffic
 def check_share(batches: Sequence[Batch], world: Comm, device: torch.device) -> None:
     """Raise ValueError, on every rank, unless all ranks pass the same number of batches, each of one sample."""
     odd = next((batch.shape[0] for batch in batches if batch.shape[0] != 1), 1)
-    mine = torch.tensor([[len(batches), odd]], dtype=torch.int64, device=device)
-    each = world.all_gather(mine).tolist()
+    own_counts = torch.tensor([[len(batches), odd]], dtype=torch.int64, device=device)
+    each = world.all_gather(own_counts).tolist()
     for rank, (count, rows) in zip(world.ranks, each, strict=True):
         if rows != 1:
             raise ValueError(f"score takes one sample a microbatch, and rank {rank} passes one of {rows}")
@@ -56,11 +56,11 @@ def sum_evaluated(
     of `count` microbatches on every rank; tokens: 0-d, those that are counted here.
     """
     placed = _place(losses, count, coordinate, device)
-    *each, counted = comm.all_reduce(torch.cat((placed, tokens.double().view(1)))).tolist()
+    *each, token_count = comm.all_reduce(torch.cat((placed, tokens.double().view(1)))).tolist()
     total = 0.0
     for loss in each:  # not `sum`, which from Python 3.12 on adds in another way
         total += loss
-    return total, int(counted)
+    return total, int(token_count)
 
 
 def _place(

@@ -13,8 +13,8 @@ from gangline.shard import name_dtype
 
 def choose_kept_dtype(plan: Plan, name: str, precision: Precision) -> torch.dtype:
     """What the parameter `name` is kept in: master weights' dtype, unless the plan keeps it in fewer bits."""
-    said = plan.get_dtype(name)
-    return precision.param_dtype if said is None else getattr(torch, said)
+    dtype_name = plan.get_dtype(name)
+    return precision.param_dtype if dtype_name is None else getattr(torch, dtype_name)
 
 
 class WholeStorage:
@@ -41,11 +41,11 @@ class WholeStorage:
         self._copies: list[Tensor] = [self.used[name] for name in copied]
 
     def _take_parameters(self, model: nn.Module, plan: Plan) -> None:
-        given = dict(model.named_parameters(remove_duplicate=False))
+        parameters = dict(model.named_parameters(remove_duplicate=False))
         names: dict[int, str] = {}  # of tensors that several modules share, tied by the plan or by being one
-        for alias, parameter in given.items():
+        for alias, parameter in parameters.items():
             owner = plan.get_owner(alias)
-            parameter = given.get(owner, parameter)
+            parameter = parameters.get(owner, parameter)
             name = names.setdefault(id(parameter), owner)
             if name not in self.used:
                 self._materialise(name, parameter, plan)
@@ -53,18 +53,18 @@ class WholeStorage:
             setattr(model.get_submodule(path), attribute, self.used[name])
 
     def _materialise(self, name: str, given: nn.Parameter, plan: Plan) -> None:
-        dtypes, kept = self.precision, choose_kept_dtype(plan, name, self.precision)
-        master = _copy_to(self.device, given.detach(), kept).requires_grad_(given.requires_grad)
-        if plan.computes_as_kept(name) or dtypes.compute_dtype == kept:
+        dtypes, kept_dtype = self.precision, choose_kept_dtype(plan, name, self.precision)
+        master = _copy_to(self.device, given.detach(), kept_dtype).requires_grad_(given.requires_grad)
+        if plan.computes_as_kept(name) or dtypes.compute_dtype == kept_dtype:
             master = nn.Parameter(master.detach(), requires_grad=given.requires_grad)
-            used = master
+            parameter = master
         else:
             copy = torch.empty_like(master, dtype=dtypes.compute_dtype, requires_grad=False)
-            used = nn.Parameter(copy, requires_grad=given.requires_grad)
-        for tensor in (master, used):
+            parameter = nn.Parameter(copy, requires_grad=given.requires_grad)
+        for tensor in (master, parameter):
             if tensor.requires_grad and tensor.dtype != dtypes.grad_dtype:
                 tensor.grad_dtype = dtypes.grad_dtype
-        self.masters[name], self.used[name] = master, used
+        self.masters[name], self.used[name] = master, parameter
 
     def _take_buffers(self, model: nn.Module) -> None:
         for buffer in list_filled_buffers(model):
@@ -101,11 +101,11 @@ class WholeStorage:
         """Give every master its gradient, zeros where a parameter got none; the gradients in order of name."""
         gradients = []
         for name in self.trained:
-            used = self.used[name]
-            if used.grad is None:
-                used.grad = torch.zeros_like(used, dtype=self.precision.grad_dtype)
-            gradients.append(used.grad)
-            self.masters[name].grad = used.grad
+            parameter = self.used[name]
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter, dtype=self.precision.grad_dtype)
+            gradients.append(parameter.grad)
+            self.masters[name].grad = parameter.grad
         return gradients
 
 

@@ -77,24 +77,24 @@ class WholeRuntime(Runtime):
         self.storage.clear_gradients()
         own = count_on_host(microbatches)
         with mark_traffic("tokens"):
-            own_tokens, counted = int(own), self.comm.start_all_reduce(own)
-        collected, losses, tokens = Collected(), [], None
+            own_tokens, pending_tokens = int(own), self.comm.start_all_reduce(own)
+        emissions, losses, tokens = Collected(), [], None
         last = len(microbatches) - 1
         for index, batch in enumerate(microbatches):
-            with forward_context.frame(make_frame(batch, index, self.seed, collected)) as frame:
+            with forward_context.frame(make_frame(batch, index, self.seed, emissions)) as frame:
                 loss = self.stages.compute_loss(batch)
                 losses.append(loss.detach())
                 if tokens is None:
-                    tokens = int(counted.wait())
+                    tokens = int(pending_tokens.wait())
                 if index == last:
-                    self._tally.begin(losses, collected)
+                    self._tally.begin(losses, emissions)
                 frame.coefficient = self.precision.scale / max(tokens, 1)
                 self._begin_backward(index, last)
                 with forward_context.backward():
                     loss.backward(torch.full_like(loss, frame.coefficient))
         if tokens is None:  # this rank has no share; the others have
-            tokens = int(counted.wait())
-            self._tally.begin(losses, collected)
+            tokens = int(pending_tokens.wait())
+            self._tally.begin(losses, emissions)
         gradients = self._reduce()
         if self.precision.scale != 1.0:
             torch._foreach_mul_(gradients, 1.0 / self.precision.scale)
@@ -146,9 +146,9 @@ class WholeRuntime(Runtime):
         )
 
     def parameters(self) -> list[ShardedParam]:
-        held = {parse_parameter(shard.name): shard for shard in self.shards()}
+        shards = {parse_parameter(shard.name): shard for shard in self.shards()}
         return [
-            ShardedParam(name, tuple(master.shape), (ParamShard(master, held[name]),))
+            ShardedParam(name, tuple(master.shape), (ParamShard(master, shards[name]),))
             for name, master in zip(self.storage.trained, self._masters, strict=True)
         ]
 

@@ -27,18 +27,18 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line, for scripts")
     options = parser.parse_args(list(argv))
-    found = [run for run in read_summaries(options.folder) if not options.state or run.state in options.state]
-    for run in found:
+    runs = [run for run in read_summaries(options.folder) if not options.state or run.state in options.state]
+    for run in runs:
         if run.unreadable:
             make_notes("gangline runs")(describe_missing(Path(run.directory) / "metrics.jsonl", run.unreadable))
     if options.json:
-        for run in found:
+        for run in runs:
             print(json.dumps(to_plain(asdict(run)), allow_nan=False))
         return 0
-    if not found:
+    if not runs:
         print(f"There are no such runs in {options.folder}.")
         return 0
-    _print(found, Path(options.folder))
+    _print(runs, Path(options.folder))
     return 0
 
 
@@ -57,12 +57,12 @@ def _print(found: list[RunSummary], folder: Path) -> None:
     table.add_column("last words", overflow="ellipsis", no_wrap=True)
     for run in found:
         place = Path(run.directory)
-        shown = place.relative_to(folder) if place != folder else place
+        path = place.relative_to(folder) if place != folder else place
         step = f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
         loss = "" if run.loss is None else f"{run.loss:.4f}"
         rate = "" if run.tokens_per_second is None else format_quantity(run.tokens_per_second)
         state = Text(run.state, STYLES.get(run.state, ""))
         words = " ".join(run.words.split())
-        cells = [Text(escape_controls(cell)) for cell in (str(shown), run.name)]
+        cells = [Text(escape_controls(cell)) for cell in (str(path), run.name)]
         table.add_row(*cells, step, loss, rate, state, Text(escape_controls(words)))
     open_console().print(table)

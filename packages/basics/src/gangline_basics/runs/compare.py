@@ -44,17 +44,19 @@ def main(argv: Sequence[str]) -> int:
     alone, metric = len(options.runs) == 1, options.metric or "loss"
     names = _shorten(options.runs)
     different = find_differences([RunDirectory.open(path).read_content() for path in options.runs])
-    found = [read_curve(path, metric, options.over) for path in options.runs]
+    curves = [read_curve(path, metric, options.over) for path in options.runs]
     if options.picture:
         whole = alone and options.metric is None
-        drawn = run_figure(options.runs[0], options.over) if whole else draw_picture(names, found, metric, options.over)
-        write_figure(drawn, options.picture, "--picture", (".svg", ".png"))
+        figure = (
+            run_figure(options.runs[0], options.over) if whole else draw_picture(names, curves, metric, options.over)
+        )
+        write_figure(figure, options.picture, "--picture", (".svg", ".png"))
     if options.json:
-        print(json.dumps(to_plain({"runs": options.runs, "options": different, metric: found}), allow_nan=False))
+        print(json.dumps(to_plain({"runs": options.runs, "options": different, metric: curves}), allow_nan=False))
         return 0
     if not alone:
         _print_differences(names, different)
-    _print_curves(names, found, metric, options.over)
+    _print_curves(names, curves, metric, options.over)
     if options.picture:
         print(f"\n{options.picture}")
     return 0
@@ -150,11 +152,11 @@ def _shorten(paths: Sequence[str]) -> list[str]:
 
 
 def _flatten(content: Any, prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat_content: dict[str, Any] = {}
     for key, value in content.items():
         path = f"{prefix}{key}"
         if isinstance(value, dict) and value:
-            found |= _flatten(value, f"{path}.")
+            flat_content |= _flatten(value, f"{path}.")
         else:
-            found[path.removeprefix("parts.")] = value
-    return found
+            flat_content[path.removeprefix("parts.")] = value
+    return flat_content

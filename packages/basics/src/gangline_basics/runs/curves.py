@@ -19,8 +19,8 @@ Curve = list[tuple[float, float]]
 
 def read_curve(run_dir: str | Path, metric: str, over: str) -> Curve:
     """(place along the axis, value) of each step that has the number. Raises UserError where no step does."""
-    found: Curve = []
-    known: set[str] = set()
+    curve: Curve = []
+    names: set[str] = set()
     lists: set[str] = set()
     tokens, began = 0, 0.0
     records = _read_records(Path(run_dir) / "metrics.jsonl")
@@ -31,16 +31,16 @@ def read_curve(run_dir: str | Path, metric: str, over: str) -> Curve:
             if isinstance(value, list):
                 lists.add(name)
                 continue
-            known.add(name)
+            names.add(name)
             if name == metric:
                 along = {"step": float(record.step), "tokens": float(tokens), "hours": (record.time - began) / 3600}
-                found.append((along[over], float(value)))
-    if records and not found:
-        more = f"There are: {', '.join(sorted(known))}."
+                curve.append((along[over], float(value)))
+    if records and not curve:
+        more = f"There are: {', '.join(sorted(names))}."
         if metric in lists:
             raise UserError(f"{metric} is a list of numbers in every step of {run_dir}, and no curve.", more)
-        raise UserError(f"no step of {run_dir} has the number {metric!r}.", suggest_near(metric, sorted(known)), more)
-    return found
+        raise UserError(f"no step of {run_dir} has the number {metric!r}.", suggest_near(metric, sorted(names)), more)
+    return curve
 
 
 def _read_records(path: Path) -> list[StepRecord]:
@@ -49,18 +49,18 @@ def _read_records(path: Path) -> list[StepRecord]:
     Raises UserError for a file that cannot be read, holds no record, or is of another version.
     """
     fields = StepRecord.__dataclass_fields__
-    told: list[str] = []
+    notes: list[str] = []
     try:
-        lines = read_records(path, told.append) if path.exists() else []
+        lines = read_records(path, notes.append) if path.exists() else []
         records = [StepRecord(**{key: value for key, value in line.items() if key in fields}) for line in lines]
     except OSError as error:
         raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
     except TypeError as error:
         why = str(error).replace("StepRecord.__init__()", "a line")
         raise UserError(f"{path} was written by another version of gangline.", f"{why}.") from error
-    if told and not records:
+    if notes and not records:
         raise UserError(f"{path} is damaged.", "No line of it holds the record of a step.")
-    for note in told:
+    for note in notes:
         make_notes("gangline compare")(note)
     return records
 

@@ -12,19 +12,19 @@ def is_held(run_dir: Path) -> bool:
     """Whether a process of this machine holds the directory; asked of the kernel, so that no lock is touched."""
     file = run_dir / ".lock"
     try:
-        found = file.stat()
+        status = file.stat()
         lines = LOCKS.read_text().splitlines()
     except OSError:
         return False
-    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     for line in lines:  # 1: FLOCK ADVISORY WRITE 3271 fd:01:1057 0 EOF
         words = line.split()
         if "FLOCK" not in words or "->" in words:
             continue
         pid, place = words[-4], words[-3]
-        if place == f"{device}:{found.st_ino}":
+        if place == f"{device}:{status.st_ino}":
             return True
-        if place.rpartition(":")[2] == str(found.st_ino) and _has_open(pid, file):
+        if place.rpartition(":")[2] == str(status.st_ino) and _has_open(pid, file):
             return True
     return False
 

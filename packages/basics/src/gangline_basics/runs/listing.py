@@ -60,22 +60,22 @@ def read_summaries(folder: str | Path) -> list[RunSummary]:
     if not place.is_dir():
         raise UserError(f"there is no folder {folder}.", "Runs lie in runs/, unless run.dir says otherwise.")
     try:
-        found = [place] if _is_run(place) else list(_iterate_runs(place, depth=2))
+        directories = [place] if _is_run(place) else list(_iterate_runs(place, depth=2))
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}.") from error
-    return sorted(map(read_summary, found), key=lambda one: (one.time, one.directory))
+    return sorted(map(read_summary, directories), key=lambda one: (one.time, one.directory))
 
 
 def read_summary(directory: Path) -> RunSummary:
     """One run's row; nothing that its files hold raises."""
-    name, step, steps, unreadable, written = directory.name, 0, None, 0, _read_last_write(directory)
+    name, step, steps, unreadable, last_write = directory.name, 0, None, 0, _read_last_write(directory)
     record: dict[str, Any] = {}
     try:
         record, unreadable = _record(directory)
         step = int(record.get("step") or _count_steps(directory))
-        told = [event for event in _read_tail(directory / events.FILE, _parse_event) if event is not None]
+        event_tail = [event for event in _read_tail(directory / events.FILE, _parse_event) if event is not None]
         own = RunDirectory(directory).read_content().get("run") or {}
-        state, words = _state(directory, record, told, written)
+        state, words = _state(directory, record, event_tail, last_write)
         name, steps = str(own.get("name") or directory.name), own.get("steps")
     except UserError as error:
         state, words = "damaged", str(error).splitlines()[0]
@@ -88,28 +88,28 @@ def read_summary(directory: Path) -> RunSummary:
         loss=_parse_number(record.get("loss")),
         tokens_per_second=_parse_number(record.get("tokens_per_second")),
         words=words,
-        time=written,
+        time=last_write,
         unreadable=unreadable,
     )
 
 
 def _state(directory: Path, record: dict[str, Any], told: list[dict[str, Any]], written: float) -> tuple[str, str]:
     """(state, words)"""
-    said = ""
+    words = ""
     for event in told:
-        said = str(event.get("evidence") or said)
+        words = str(event.get("evidence") or words)
     notes = record.get("notes")
-    said = str(notes[-1]) if isinstance(notes, list) and notes else said
+    words = str(notes[-1]) if isinstance(notes, list) and notes else words
     if is_held(directory):
-        return "running", said
+        return "running", words
     end = ending.read_ending(directory)
     if end is not None:
         return _ENDED.get(end.reason, "failed"), end.evidence or end.reason
     if not told:
         return "new", ""
     if told[-1].get("host") != os.uname().nodename:
-        return ("running" if time.time() - written < SILENT_SECONDS else "silent"), said
-    return "killed", said or "it has no end"
+        return ("running" if time.time() - written < SILENT_SECONDS else "silent"), words
+    return "killed", words or "it has no end"
 
 
 def _is_run(directory: Path) -> bool:
@@ -138,8 +138,8 @@ def _iterate_runs(folder: Path, depth: int) -> Iterator[Path]:
 
 def _record(directory: Path) -> tuple[dict[str, Any], int]:
     """The newest whole record, {} where there is none, and how many lines at the end of the file are missed."""
-    found, missed = keep_newest(_read_tail(directory / "metrics.jsonl", record_of))
-    return (found[-1] if found else {}), missed
+    records, missed_lines = keep_newest(_read_tail(directory / "metrics.jsonl", record_of))
+    return (records[-1] if records else {}), missed_lines
 
 
 def _parse_event(line: bytes) -> dict[str, Any] | None:
@@ -164,19 +164,19 @@ def _read_tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> li
                 lines = file.read().split(b"\n")[size < length :]
         except OSError:
             return []
-        found = [read(line) for line in lines]
-        if size >= min(length, LINES_BYTES) or any(one is not None for one in found):
-            return found if found[-1] is not None else found[:-1]
+        entries = [read(line) for line in lines]
+        if size >= min(length, LINES_BYTES) or any(one is not None for one in entries):
+            return entries if entries[-1] is not None else entries[:-1]
         size *= 8
 
 
 def _read_last_write(directory: Path) -> float:
     """When a file that a run writes was last written to."""
-    found = 0.0
+    last_write = 0.0
     for name in (*MARKS, ending.FILE, "attempts.jsonl"):
         with suppress(OSError):
-            found = max(found, (directory / name).stat().st_mtime)
-    return found
+            last_write = max(last_write, (directory / name).stat().st_mtime)
+    return last_write
 
 
 def _count_steps(directory: Path) -> int:

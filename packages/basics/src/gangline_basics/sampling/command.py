@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
             f"gangline sample: {what} does not say how it takes one more token, so all are computed again.",
             file=sys.stderr,
         )
-    written = sampler.write(
+    completions = sampler.write(
         texts,
         options.tokens,
         temperature=options.temperature,
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         stop=options.stop,
         bos=not options.chat,  # a chat template writes its own
     )
-    for number, text in enumerate(written):
+    for number, text in enumerate(completions):
         if options.json:
             print(json.dumps({"prompt": text.prompt, "text": text.text, "tokens": text.tokens, "why": text.why}))
             continue

@@ -38,7 +38,7 @@ def decode(
     if cached:
         return _Rows(prompts, sampling, device, stop, first, cached).write(forward)
     alone = (_Rows([prompt], sampling, device, stop, first + i, cached) for i, prompt in enumerate(prompts))
-    return [written for rows in alone for written in rows.write(forward)]
+    return [text for rows in alone for text in rows.write(forward)]
 
 
 class _Rows:
@@ -63,12 +63,12 @@ class _Rows:
     def write(self, forward: Forward) -> list[Written]:
         batch = self._make_first()
         for step in range(self.sampling.tokens):
-            drawn = draw(forward(batch), self.sampling, self.numbers_B, step)
-            for row, token in enumerate(drawn):
+            new_tokens = draw(forward(batch), self.sampling, self.numbers_B, step)
+            for row, token in enumerate(new_tokens):
                 self._take(row, token)
             if None not in self.why or step + 1 == self.sampling.tokens:
                 break
-            batch = self._make_next(drawn, step)
+            batch = self._make_next(new_tokens, step)
         return [Written(tokens, why or "length") for tokens, why in zip(self.written, self.why, strict=True)]
 
     def _take(self, row: int, token: int) -> None:

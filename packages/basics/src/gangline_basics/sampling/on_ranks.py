@@ -47,6 +47,6 @@ def share_writing(
 ) -> list[Written]:
     """Each rank of `comm`, which holds the model whole, writes its share of the texts; all get all of them."""
     first, last = (len(prompts) * index // comm.size for index in (comm.index, comm.index + 1))
-    mine = decode(forward, prompts[first:last], sampling, cached=cached, device=device, stop=stop, first=first)
-    parts = gather_json(comm, device, [[one.tokens, one.why] for one in mine])
+    own_texts = decode(forward, prompts[first:last], sampling, cached=cached, device=device, stop=stop, first=first)
+    parts = gather_json(comm, device, [[one.tokens, one.why] for one in own_texts])
     return [Written(tokens, why) for part in parts for tokens, why in part]

@@ -26,10 +26,12 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         raise UserError(f"--prompts {path} cannot be read.", str(error)) from error
     of_json = is_lines(str(path))
     lines = [line.removesuffix("\r") for line in text.split("\n")]  # `splitlines` also cuts at what JSON may hold
-    found = [_parse_prompt(line, f"{path}:{n}") if of_json else line for n, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    prompts = [
+        _parse_prompt(line, f"{path}:{n}") if of_json else line for n, line in enumerate(lines, 1) if line.strip()
+    ]
+    if not prompts:
         raise UserError(f"--prompts {path} has no prompt in it.", "A prompt is a line, of a .jsonl a line of JSON.")
-    return found
+    return prompts
 
 
 def _parse_prompt(line: str, where: str) -> Prompt:
@@ -52,9 +54,9 @@ def check_lengths(prompts: Sequence[Sequence[int]], tokens: int, context: int) -
         if not prompt:
             raise UserError(f"{which} has no token.", "There is nothing to go on from.")
         if len(prompt) + tokens > context:
-            left = context - len(prompt)
+            rest = context - len(prompt)
             raise UserError(
                 f"{which} has {len(prompt)} tokens, and with {tokens} more that is beyond the context of {context}.",
                 "The model was trained on rows of batch.sequence_length tokens, and knows no positions behind them.",
-                f"Take {left} tokens at most." if left > 0 else "Take a shorter prompt.",
+                f"Take {rest} tokens at most." if rest > 0 else "Take a shorter prompt.",
             )

@@ -81,10 +81,10 @@ class Writer(ABC):
     @cached_property
     def template(self) -> RendersChats:
         """What the run's data wrote conversations by, else the tokenizer's own. Raises UserError if there is none."""
-        found = self.run.data.build_chat_template(self.run)
-        if found is None and not isinstance(self.codec, TextCodec):
+        template = self.run.data.build_chat_template(self.run)
+        if template is None and not isinstance(self.codec, TextCodec):
             raise UserError("nobody knows the tokenizer of this run's data, and so no chat template.")
-        return found or read_template(self.codec.path if isinstance(self.codec, TokenizerCodec) else None)
+        return template or read_template(self.codec.path if isinstance(self.codec, TokenizerCodec) else None)
 
     def render_chat(self, messages: Sequence[dict[str, Any]]) -> str:
         """A conversation as text up to where the answer begins, as in the run's data. Raises UserError."""
@@ -125,12 +125,12 @@ class Writer(ABC):
             seed=seed,
             ends=self.ends,
         )
-        written = self.generate(starts, sampling, stop)
+        completions = self.generate(starts, sampling, stop)
         texts = []
-        for prompt, start, one in zip(prompts, starts, written, strict=True):
-            kept, rest = cut_at_stop(self.codec, one.tokens, stop) if one.why == "stop" else (one.tokens, "")
-            asked = prompt if isinstance(prompt, str) else spell(self.codec, start)
-            texts.append(Text(asked, decode_after(self.codec, start, kept) + rest, one.tokens, one.why))
+        for prompt, start, one in zip(prompts, starts, completions, strict=True):
+            kept_tokens, rest = cut_at_stop(self.codec, one.tokens, stop) if one.why == "stop" else (one.tokens, "")
+            prompt_text = prompt if isinstance(prompt, str) else spell(self.codec, start)
+            texts.append(Text(prompt_text, decode_after(self.codec, start, kept_tokens) + rest, one.tokens, one.why))
         return texts
 
 
@@ -172,8 +172,8 @@ class Sampler(Writer):
 
 def sample(run_dir: str | Path, prompt: str = "", tokens: int | None = None, **how: Any) -> str:
     """The prompt and what the newest model of a run writes after it. how: as `Sampler` and its `write` take it."""
-    opened = {name: how.pop(name) for name in ("checkpoint", "weights", "device") if name in how}
-    (text,) = Sampler(run_dir, **opened).write([prompt], tokens, **how)
+    options = {name: how.pop(name) for name in ("checkpoint", "weights", "device") if name in how}
+    (text,) = Sampler(run_dir, **options).write([prompt], tokens, **how)
     return prompt + text.text
 
 
@@ -186,14 +186,14 @@ def load_model(
     bind_folds(model, plan, Solo)
     materialise(model, plan, device=_choose_device(device))
     whole = {name: tensor for name, tensor in model.state_dict().items() if plan.get_owner(name) == name}
-    stored = kept.read_shapes(id)
-    arrays = find_weights_under(weights, stored, whole)
+    shapes = kept.read_shapes(id)
+    arrays = find_weights_under(weights, shapes, whole)
     shards = [
         Shard(arrays.get(name, name_model_array(name)), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
         for name, tensor in whole.items()
     ]
     record = kept.read_document(id).get("base", {})
-    shards = BaseWeights(run, tree, plan).fill(shards, stored, record, f"checkpoint {id}")
+    shards = BaseWeights(run, tree, plan).fill(shards, shapes, record, f"checkpoint {id}")
     layouts = {shard.name: Layout(shard.global_shape, name_dtype(shard.dtype)) for shard in shards}
     kept.load(id, shards, Registry.of(Mesh.of({}), layouts))
     lay_out_by_columns(model)
@@ -245,16 +245,16 @@ def generate(
 
 
 def _choose(kept: Checkpointer, run: Run, wanted: str | None) -> CheckpointId:
-    held = kept.list()
-    if not held:
+    ids = kept.list()
+    if not ids:
         why = "A run saves at its end, and before that as checkpoint.every says." if kept.keeps else "checkpoint=off."
         raise UserError(f"{run.job.dir} has no checkpoint to sample from.", why)
     if wanted is None:
-        return kept.find_latest() or held[-1]
-    found = CheckpointId.parse(wanted)
-    if found not in held:
+        return kept.find_latest() or ids[-1]
+    checkpoint_id = CheckpointId.parse(wanted)
+    if checkpoint_id not in ids:
         raise UserError(
             f"{run.job.dir} has no checkpoint {wanted}.",
-            f"It has {', '.join(map(str, held))}; without --checkpoint the newest.",
+            f"It has {', '.join(map(str, ids))}; without --checkpoint the newest.",
         )
-    return found
+    return checkpoint_id

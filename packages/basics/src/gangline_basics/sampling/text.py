@@ -60,9 +60,9 @@ def cut_at_stop(codec: Codec, written: list[int], stop: Sequence[str]) -> tuple[
     text = spell(codec, written)
     end = len(truncate_at_stop(text, stop))
     for count in range(len(written), -1, -1):
-        kept = spell(codec, written[:count])
-        if len(kept) <= end and text.startswith(kept):
-            return written[:count], text[len(kept) : end]
+        prefix = spell(codec, written[:count])
+        if len(prefix) <= end and text.startswith(prefix):
+            return written[:count], text[len(prefix) : end]
     return [], text[:end]
 
 
@@ -90,6 +90,6 @@ def find_ends(run: Run, codec: Codec) -> frozenset[int]:
         ends |= set() if token is None else {token}
     directory = run.model.get_weights_directory()
     if directory is not None:
-        said = read_generation_config(Path(directory).expanduser()).get("eos_token_id")
-        ends |= {token for token in (said if isinstance(said, list) else [said]) if isinstance(token, int)}
+        eos_ids = read_generation_config(Path(directory).expanduser()).get("eos_token_id")
+        ends |= {token for token in (eos_ids if isinstance(eos_ids, list) else [eos_ids]) if isinstance(token, int)}
     return frozenset(ends)

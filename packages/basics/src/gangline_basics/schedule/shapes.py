@@ -27,8 +27,8 @@ def build_cosine(config: Cosine, run: Run) -> Schedule:
     length = max(run.steps - warmup, 1)
 
     def fall(step: int) -> float:
-        done = min((step - warmup) / length, 1.0)
-        return config.final + (1 - config.final) * (1 + math.cos(math.pi * done)) / 2
+        progress = min((step - warmup) / length, 1.0)
+        return config.final + (1 - config.final) * (1 + math.cos(math.pi * progress)) / 2
 
     return warm_up(warmup, fall)
 
@@ -39,7 +39,7 @@ def build_wsd(config: Wsd, run: Run) -> Schedule:
     first = run.steps - length
 
     def fall(step: int) -> float:
-        done = 0.0 if step < first else min((step - first) / max(length, 1), 1.0)
-        return 1.0 - (1.0 - config.final) * done
+        progress = 0.0 if step < first else min((step - first) / max(length, 1), 1.0)
+        return 1.0 - (1.0 - config.final) * progress
 
     return warm_up(config.count_warmup_steps(run), fall)

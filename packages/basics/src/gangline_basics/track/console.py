@@ -77,7 +77,7 @@ class ConsoleTracker(Tracker):
 
     def format_line(self, record: StepRecord) -> str:
         """One step as text."""
-        width, left = len(str(self.final)), self.estimate_seconds_left(record)
+        width, seconds_left = len(str(self.final)), self.estimate_seconds_left(record)
         again = ", for the last save failed" if record.failed_save else ""
         # In the order of the line; where it is too long, what has the highest number is left out first.
         parts = [
@@ -96,7 +96,7 @@ class ConsoleTracker(Tracker):
             (0, f"saving {record.checkpoint}{again}" if record.checkpoint else ""),
             (0, f"skipped: {record.skipped}" if record.skipped else ""),
         ]
-        ending = (1, "" if left is None else f"left {format_duration(left)}")
+        ending = (1, "" if seconds_left is None else f"left {format_duration(seconds_left)}")
         columns = self.terminal.width if self.terminal.is_terminal else COLUMNS
         line = fit_parts([*parts, *events, ending], columns)
         if len(line) <= columns:
@@ -105,16 +105,16 @@ class ConsoleTracker(Tracker):
 
     def estimate_seconds_left(self, record: StepRecord) -> float | None:
         """By the mean pace since the run began, all pauses included; None before there is one."""
-        done = record.step - self.began_at
-        if done <= 0 or record.step >= self.final:
+        steps = record.step - self.began_at
+        if steps <= 0 or record.step >= self.final:
             return None
-        return (time.monotonic() - self.began) / done * (self.final - record.step)
+        return (time.monotonic() - self.began) / steps * (self.final - record.step)
 
     def _make_progress(self, record: StepRecord) -> Table:
-        left = self.estimate_seconds_left(record)
+        seconds_left = self.estimate_seconds_left(record)
         parts = [f"step {record.step}/{self.final}", f"loss {record.loss:.4f}"]
         parts.append(f"{format_quantity(record.tokens_per_second)} tok/s")
-        parts += [] if left is None else [f"left {format_duration(left)}"]
+        parts += [] if seconds_left is None else [f"left {format_duration(seconds_left)}"]
         row = Table.grid(padding=(0, 1))
         row.add_row(ProgressBar(total=self.final, completed=record.step, width=20), "  ".join(parts))
         return row
@@ -125,14 +125,14 @@ class ConsoleTracker(Tracker):
 
 def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
     """The parts that fit on a line, in their order: those with a low number first, and all that have 0; "" is none."""
-    chosen: list[int] = []
+    places: list[int] = []
     room = columns + 2
     for number, place in sorted((number, place) for place, (number, text) in enumerate(parts) if text):
-        needed = len(parts[place][1]) + 2
-        if number == 0 or needed <= room:
-            chosen.append(place)
-            room -= needed
-    return "  ".join(parts[place][1] for place in sorted(chosen))
+        width = len(parts[place][1]) + 2
+        if number == 0 or width <= room:
+            places.append(place)
+            room -= width
+    return "  ".join(parts[place][1] for place in sorted(places))
 
 
 def format_closing(summary: dict[str, Any], newest: StepRecord | None, validated: StepRecord | None) -> list[str]:
@@ -158,8 +158,8 @@ def format_closing(summary: dict[str, Any], newest: StepRecord | None, validated
         lines.append(f"  checkpoint {summary['checkpoint']}")
     if summary.get("directory"):
         lines.append(f"  {summary['directory']}")
-    named = (("figure", "figure "), ("curves", "curves: "), ("resume", "to continue: "))
-    return lines + [f"  {text}{summary[name]}" for name, text in named if summary.get(name)]
+    labels = (("figure", "figure "), ("curves", "curves: "), ("resume", "to continue: "))
+    return lines + [f"  {text}{summary[name]}" for name, text in labels if summary.get(name)]
 
 
 def format_validation(record: StepRecord) -> list[str]:

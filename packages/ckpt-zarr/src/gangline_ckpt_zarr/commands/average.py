@@ -19,7 +19,7 @@ from gangline.config.values import override
 from gangline.shard import is_of_model
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.weights import place_for, write_weights
-from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_places, make_parser
 from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
@@ -30,17 +30,19 @@ if TYPE_CHECKING:
 
 def run(argv: Sequence[str]) -> int:
     """Write step-00000000 of the mean, and print the command that trains on. Raises UserError, BadCheckpoint."""
-    words = parser("average", "Average the weights of checkpoints, in float64, as a checkpoint that a run begins with.")
+    words = make_parser(
+        "average", "Average the weights of checkpoints, in float64, as a checkpoint that a run begins with."
+    )
     words.add_argument("places", metavar="CHECKPOINT", nargs="+", help=f"two or more, each {PLACES}")
     words.add_argument("-o", "--out", metavar="DIR", required=True, help="the directory of a run to be; it must be new")
     options = words.parse_args(list(argv))
 
     from gangline.config.serial import from_dict
 
-    found = places(options.places)
-    if len(found) < 2:
-        raise UserError(f"expected two checkpoints or more, got {len(found)}.", f"A checkpoint is {PLACES}.")
-    copies = [place.select_tier(options.tier).copy() for place in found]
+    places = find_places(options.places)
+    if len(places) < 2:
+        raise UserError(f"expected two checkpoints or more, got {len(places)}.", f"A checkpoint is {PLACES}.")
+    copies = [place.select_tier(options.tier).copy() for place in places]
     shapes = _check_same_model(copies)
     out = options.out.rstrip("/")
     _check_out(out)
@@ -59,12 +61,16 @@ def run(argv: Sequence[str]) -> int:
         model=document.get("model") if base else None,
     )
     print(f"{out}: mean of {text.format_count(len(copies), 'checkpoint')}, {text.format_count(len(shapes), 'array')}")
-    taken = [name for name, (_, dtype) in shapes.items() if not _is_float(dtype) and not _are_codes(name, shapes)]
-    if taken:
-        print(
-            f"{', '.join(taken[:3])}: whole numbers have no mean, and are those of {text.place(copies[-1].store.url)}"
-        )
-    command = [f"from={found[0].run_dir or 'RUN_DIR'}", override("checkpoint.path" if "://" in out else "run.dir", out)]
+    integer_names = [
+        name for name, (_, dtype) in shapes.items() if not _is_float(dtype) and not _holds_codes(name, shapes)
+    ]
+    if integer_names:
+        place = text.place(copies[-1].store.url)
+        print(f"{', '.join(integer_names[:3])}: whole numbers have no mean, and are those of {place}")
+    command = [
+        f"from={places[0].run_dir or 'RUN_DIR'}",
+        override("checkpoint.path" if "://" in out else "run.dir", out),
+    ]
     print(f"\ntrain {shlex.join(command)}")
     return 0
 
@@ -73,7 +79,7 @@ def _check_out(out: str) -> None:
     """Raises UserError where something is there already, or a run is around it."""
     if "://" in out:
         return
-    path = Path(text.real(out))
+    path = Path(text.resolve_path(out))
     if os.path.lexists(path):
         raise UserError(f"{out} exists.", "An average overwrites nothing.", "Name a directory that does not exist yet.")
     run = next((place for place in path.parents if (place / "config.yaml").exists()), None)
@@ -84,20 +90,20 @@ def _check_out(out: str) -> None:
 def _check_same_model(copies: Sequence[Copy]) -> dict[str, tuple[tuple[int, ...], str]]:
     """(shape, dtype) of every array of the model, which must be the same in all. Raises UserError, BadCheckpoint."""
     first = copies[0]
-    wanted = _weights(first)
-    if not wanted:
+    shapes = _read_weight_shapes(first)
+    if not shapes:
         raise UserError(f"{first.store.url} holds no weights.")
     for copy in copies[1:]:
-        if (held := _weights(copy)) != wanted:
-            name = next(name for name in {**wanted, **held} if held.get(name) != wanted.get(name))
-            here, there = (f"{of[name][0]} {of[name][1]}" if name in of else "absent" for of in (wanted, held))
+        if (copy_shapes := _read_weight_shapes(copy)) != shapes:
+            name = next(name for name in {**shapes, **copy_shapes} if copy_shapes.get(name) != shapes.get(name))
+            here, there = (f"{of[name][0]} {of[name][1]}" if name in of else "absent" for of in (shapes, copy_shapes))
             raise UserError(
                 f"{first.store.url} and {copy.store.url} are of different models.",
                 f"{name}: {here} and {there}",
                 "Only checkpoints of one model have an average.",
             )
-        for field in sorted(_model(first).keys() | _model(copy).keys()):
-            one, other = _model(first).get(field), _model(copy).get(field)
+        for field in sorted(_get_model_fields(first).keys() | _get_model_fields(copy).keys()):
+            one, other = _get_model_fields(first).get(field), _get_model_fields(copy).get(field)
             if one != other:
                 raise UserError(
                     f"{first.store.url} and {copy.store.url} are of different models.",
@@ -111,21 +117,21 @@ def _check_same_model(copies: Sequence[Copy]) -> dict[str, tuple[tuple[int, ...]
                 f"The fingerprints of what they leave out: {one.get('fingerprint')} and {other.get('fingerprint')}.",
                 "What was trained beside one base has no average with what was trained beside another.",
             )
-    return wanted
+    return shapes
 
 
-def _weights(copy: Copy) -> dict[str, tuple[tuple[int, ...], str]]:
+def _read_weight_shapes(copy: Copy) -> dict[str, tuple[tuple[int, ...], str]]:
     layouts = copy.check_sizes().registry.layouts
     return {name: (layout.shape, layout.dtype) for name, layout in layouts.items() if is_of_model(name)}
 
 
-def _model(copy: Copy) -> Mapping[str, Any]:
+def _get_model_fields(copy: Copy) -> Mapping[str, Any]:
     """What the configuration says of the model and of its edits, but for where its first weights came from."""
     from gangline.config.serial import from_dict
 
     config = copy.meta.document.get("config") or {}
-    said = {name: value for name, value in (config.get("model") or {}).items() if name != "weights"}
-    return said | ({f"edit {name}": edit for name, edit in from_dict(config).edits.items()} if config else {})
+    fields = {name: value for name, value in (config.get("model") or {}).items() if name != "weights"}
+    return fields | ({f"edit {name}": edit for name, edit in from_dict(config).edits.items()} if config else {})
 
 
 def _fill(chunks: Iterator[Shard], copies: Sequence[Copy], shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
@@ -133,21 +139,21 @@ def _fill(chunks: Iterator[Shard], copies: Sequence[Copy], shapes: Mapping[str, 
     import torch
 
     for chunk in chunks:
-        stored = map_dtype(shapes[chunk.name][1])
+        stored_dtype = map_dtype(shapes[chunk.name][1])
         if not _is_float(shapes[chunk.name][1]):
-            last = _read(copies[-1], chunk, stored)
-            if _are_codes(chunk.name, shapes):
-                _check_same_codes(last, chunk, copies, stored)
+            last = _read(copies[-1], chunk, stored_dtype)
+            if _holds_codes(chunk.name, shapes):
+                _check_same_codes(last, chunk, copies, stored_dtype)
             chunk.local.copy_(torch.from_numpy(last))
             continue
         total = np.zeros(chunk.box.shape, np.float64)
         for copy in copies:
-            total += _read(copy, chunk, stored)
+            total += _read(copy, chunk, stored_dtype)
         total /= len(copies)
         chunk.local.copy_(torch.from_numpy(total))
 
 
-def _are_codes(name: str, shapes: Mapping[str, Any]) -> bool:
+def _holds_codes(name: str, shapes: Mapping[str, Any]) -> bool:
     """Whether whole numbers are weights by their scales (`Plan.low_bit`)."""
     return not _is_float(shapes[name][1]) and f"{name.rpartition('.')[0]}.scales" in shapes
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gangline.shard import Box
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
-from gangline_ckpt_zarr.format.spans import spans_of
+from gangline_ckpt_zarr.format.spans import make_spans
 from gangline_ckpt_zarr.load import scan
 from gangline_ckpt_zarr.load.scan import Window
 
@@ -34,9 +34,9 @@ class FileScanner:
         every = [run for run in file.runs if run.count]
         self._whole = {run: _count_complete(run, meta.trailer, there) for run in every}
         self._runs = [run for run in every if self._whole[run]]
-        chunks = spans_of(self._runs, meta.seal_start)
+        chunks = make_spans(self._runs, meta.compute_seal_start)
         runs = [c._replace(number=self._whole[r]) for r, c in zip(self._runs, chunks, strict=True)]
-        self._scanner = scan.ChunkScanner(runs, lambda run, *chunk: meta.wrong(self._runs[run], *chunk))
+        self._scanner = scan.ChunkScanner(runs, lambda run, *chunk: meta.find_chunk_error(self._runs[run], *chunk))
 
     def feed(self, window: Window) -> Iterator[BadChunks]:
         """The bad chunks that end in this window."""

@@ -21,12 +21,12 @@ class Blocks:
 
     def put(self, content: memoryview | bytes) -> None:
         """Append."""
-        left = memoryview(content)
-        while left:
-            part = left[: len(self._buffer) - self._filled]
+        rest = memoryview(content)
+        while rest:
+            part = rest[: len(self._buffer) - self._filled]
             self._buffer[self._filled : self._filled + len(part)] = part
             self._add(len(part))
-            left = left[len(part) :]
+            rest = rest[len(part) :]
 
     def pad(self, offset: int) -> None:
         """Zeros up to an offset."""

@@ -13,14 +13,14 @@ from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.bad_chunks import FileScanner
 from gangline_ckpt_zarr.commands.blocks import Blocks
 from gangline_ckpt_zarr.commands.verify import find_damage
-from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_place, parser, tiers_of
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_place, make_parser, open_tiers
 from gangline_ckpt_zarr.format import claims, native, overlap
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import CHECKSUM, checksum_of, read_checksum
 from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.native import NativeMeta
 from gangline_ckpt_zarr.format.nodes import NAME
-from gangline_ckpt_zarr.load.scan import windows
+from gangline_ckpt_zarr.load.scan import read_windows
 from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.open import open_store
 
@@ -30,7 +30,7 @@ AT_ONCE = 8  # chunk files under way: each waits for its store
 
 def run(argv: Sequence[str]) -> int:
     """Copy one checkpoint; it becomes visible when all of it has arrived. Raises UserError, BadCheckpoint."""
-    words = parser("copy", "Copy a checkpoint to another store. Nothing is ever overwritten.")
+    words = make_parser("copy", "Copy a checkpoint to another store. Nothing is ever overwritten.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument(
         "to",
@@ -41,15 +41,15 @@ def run(argv: Sequence[str]) -> int:
     options = words.parse_args(list(argv))
     source = find_place(options.place).select_tier(options.tier).copy()
     meta = source.check_sizes()  # a damaged one is refused before anything is written
-    url = _target(options.to, source.name)
+    url = _choose_target(options.to, source.name)
     _refuse(source, url)
     store = open_store(url)
     if store.exists(NAME):
         raise UserError(f"{url} is a whole checkpoint already.", "A copy overwrites nothing.", "Name another place.")
     write = _copy_by_chunk if options.open or isinstance(meta, NativeMeta) else _as_it_is
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            held.enter_context(store.lock())
+            stack.enter_context(store.lock())
         except BlockingIOError:
             raise UserError(f"another copy to {url} is under way.", "Wait for it, or name another place.") from None
         write(source, store)
@@ -59,12 +59,12 @@ def run(argv: Sequence[str]) -> int:
 
 def _refuse(source: Copy, url: str) -> None:
     """A copy in the checkpoint itself would be a part of it; one under another's name would be nobody's."""
-    here, there = (text.real(place) for place in (source.store.url, url))
+    here, there = (text.resolve_path(place) for place in (source.store.url, url))
     above = os.path.dirname(there)
     if there != here and (f"{there}/".startswith(f"{here}/") or os.path.exists(f"{above}/{NAME}")):
         where = "itself" if f"{there}/".startswith(f"{here}/") else above
         raise UserError(f"the copy of {source.store.url} would lie in {where}.", f"To:  {url}", "Name another place.")
-    id, name = CheckpointId(*claims.identity(source.meta.document)), there.rpartition("/")[2]
+    id, name = CheckpointId(*claims.parse_identity(source.meta.document)), there.rpartition("/")[2]
     if CheckpointId.parse(name) not in (id, None):
         raise UserError(
             f"the copy of {id} would be under another's name, {name}.",
@@ -73,11 +73,11 @@ def _refuse(source: Copy, url: str) -> None:
         )
 
 
-def _target(word: str, name: str) -> str:
+def _choose_target(word: str, name: str) -> str:
     """Where the copy itself will lie."""
     path = word.rstrip("/")
     if os.path.exists(f"{path}/config.yaml"):
-        return f"{next(tier for tier in tiers_of(path) if tier.name == 'disk').store.url}/{name}"
+        return f"{next(tier for tier in open_tiers(path) if tier.name == 'disk').store.url}/{name}"
     itself = CheckpointId.parse(path.rpartition("/")[2]) is not None or os.path.exists(f"{path}/{NAME}")
     inside = word.endswith("/") or (os.path.isdir(path) and not itself)
     return f"{path}/{name}" if inside else path
@@ -86,14 +86,14 @@ def _target(word: str, name: str) -> str:
 def _as_it_is(source: Copy, store: ObjectStore) -> None:
     """The same bytes; zarr.json last."""
     meta = source.meta
-    ranks = sorted(meta.writers())
-    folder = os.path.dirname(meta.path(0))
+    ranks = sorted(meta.iterate_writers())
+    folder = os.path.dirname(meta.get_file_path(0))
     store.delete(folder)  # what a copy that was broken off has left
     total = sum(meta.files.get_rank_file(rank).size for rank in ranks)
     try:
-        with text.progress(f"copy {source.name}", 2 * total) as advance:
+        with text.show_progress(f"copy {source.name}", 2 * total) as advance:
             for rank in ranks:
-                _file(source, store, rank, advance)
+                _copy_file(source, store, rank, advance)
             _verify_written(store, meta, ranks, advance)
         store.commit(NAME, source.content)
     except BaseException:
@@ -101,12 +101,12 @@ def _as_it_is(source: Copy, store: ObjectStore) -> None:
         raise
 
 
-def _file(source: Copy, store: ObjectStore, rank: int, advance: Advance) -> None:
+def _copy_file(source: Copy, store: ObjectStore, rank: int, advance: Advance) -> None:
     meta = source.meta
-    file, path = meta.files.get_rank_file(rank), meta.path(rank)
+    file, path = meta.files.get_rank_file(rank), meta.get_file_path(rank)
     writer, check = store.create(path, file.size), FileScanner(file, meta, file.size)
     try:
-        for window in windows(source.store, path, file.size):
+        for window in read_windows(source.store, path, file.size):
             for bad in check.feed(window):
                 raise BadCheckpoint(bad.run.name, bad.box, f"{source.store.url}/{path}", bad.why)
             if window.content is None:
@@ -131,34 +131,34 @@ def _copy_by_chunk(source: Copy, store: ObjectStore) -> None:
     if store.names():
         raise UserError(f"{store.url} is not empty.", "Name a directory that does not exist yet.")
     meta = native.as_native(source.meta)
-    ranks = sorted(meta.writers())
+    ranks = sorted(meta.iterate_writers())
     total = sum(meta.files.get_rank_file(rank).size for rank in ranks)
     try:
         with (
-            text.progress(f"copy {source.name}", 2 * total) as advance,
+            text.show_progress(f"copy {source.name}", 2 * total) as advance,
             ThreadPoolExecutor(AT_ONCE, thread_name_prefix="copy") as pool,
         ):
-            for size in pool.map(lambda rank: _chunks(source, store, meta, rank), ranks):
+            for size in pool.map(lambda rank: _write_chunks(source, store, meta, rank), ranks):
                 advance(size)
             _verify_written(store, meta, ranks, advance)
             content = native.write(meta)
             put = [
-                pool.submit(store.commit, f"{name}/{NAME}", node) for name, node in native.node_files(content).items()
+                pool.submit(store.commit, f"{name}/{NAME}", node) for name, node in native.encode_nodes(content).items()
             ]
-            for done in put:
-                done.result()
+            for future in put:
+                future.result()
         store.commit(NAME, content)
     except BaseException:
         store.delete("")
         raise
 
 
-def _chunks(source: Copy, store: ObjectStore, meta: NativeMeta, rank: int) -> int:
+def _write_chunks(source: Copy, store: ObjectStore, meta: NativeMeta, rank: int) -> int:
     """Write the file of a chunk or shard, and take down the checksums; gives its size."""
     file = meta.files.get_rank_file(rank)
     (run,) = file.runs
     layout = meta.registry[run.name]
-    with Blocks(store, meta.path(rank), file.size) as blocks:
+    with Blocks(store, meta.get_file_path(rank), file.size) as blocks:
         for number in range(run.count):
             blocks.pad(run.base + number * run.stride)
             chunk = _chunk(source, run, number)
@@ -173,16 +173,16 @@ def _chunks(source: Copy, store: ObjectStore, meta: NativeMeta, rank: int) -> in
 def _chunk(source: Copy, run: ChunkRun, number: int) -> memoryview:
     """A chunk with its checksum, from where it lies in the source. Raises BadCheckpoint."""
     meta, box = source.meta, run.chunk_box(number)
-    ((rank, stored),) = overlap.meeting(meta.registry, run.name, box)
-    there = meta.files.get_rank_file(rank).by_box[run.name, stored.offset]
+    ((rank, stored_box),) = overlap.find_stored_boxes(meta.registry, run.name, box)
+    there = meta.files.get_rank_file(rank).by_box[run.name, stored_box.offset]
     index = 0
-    for at, start, side, chunks in zip(run.index(number), stored.offset, run.chunk, there.grid, strict=True):
+    for at, start, side, chunks in zip(run.index(number), stored_box.offset, run.chunk, there.grid, strict=True):
         index = index * chunks + at - start // side
     content = memoryview(bytearray(run.nbytes + meta.trailer))
-    path = meta.path(rank)
+    path = meta.get_file_path(rank)
     try:
         source.store.read_into(path, [(there.base + index * there.stride, [content])])
-        why = meta.wrong(there, index, checksum_of(content[: run.nbytes]), content[run.nbytes :])
+        why = meta.find_chunk_error(there, index, checksum_of(content[: run.nbytes]), content[run.nbytes :])
     except (OSError, EOFError) as error:
         why = str(error)
     if why:

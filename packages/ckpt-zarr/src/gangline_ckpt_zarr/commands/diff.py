@@ -13,7 +13,7 @@ import numpy as np
 from gangline import UserError
 from gangline.shard import Box
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_places, make_parser
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.load.read_plan import Target
@@ -26,22 +26,22 @@ CARRIED = ("attempt", "mesh", "config", "parts", "version")
 
 def run(argv: Sequence[str]) -> int:
     """Print what differs; 1 where arrays or the state of training do. Raises UserError, BadCheckpoint."""
-    words = parser("diff", "Compare two checkpoints: arrays, shapes, values, documents.")
+    words = make_parser("diff", "Compare two checkpoints: arrays, shapes, values, documents.")
     words.add_argument("places", metavar="CHECKPOINT", nargs="+", help=f"two of them, each {PLACES}")
     options = words.parse_args(list(argv))
-    found = places(options.places)
-    if len(found) != 2:
-        raise UserError(f"expected two checkpoints, got {len(found)}.", f"A checkpoint is {PLACES}.")
-    one, other = (place.select_tier(options.tier).copy() for place in found)
+    places = find_places(options.places)
+    if len(places) != 2:
+        raise UserError(f"expected two checkpoints, got {len(places)}.", f"A checkpoint is {PLACES}.")
+    one, other = (place.select_tier(options.tier).copy() for place in places)
     print(f"a  {text.place(one.store.url)}\nb  {text.place(other.store.url)}\n")
     for copy in (one, other):
         copy.check_sizes()
-    fields = list(_fields(one.meta.document, other.meta.document))
-    rows, alike = _arrays(one, other)
+    fields = list(_compare_fields(one.meta.document, other.meta.document))
+    rows, alike = _compare_arrays(one, other)
     if rows:
-        print(text.table(("array", "max abs difference", "differing", "note"), rows, right="differing"))
+        print(text.format_table(("array", "max abs difference", "differing", "note"), rows, right="differing"))
     for name, a, b in fields:
-        print(f"document: {name}: {_short(a)} -> {_short(b)}")
+        print(f"document: {name}: {_shorten(a)} -> {_shorten(b)}")
     print(f"{'' if not (rows or fields) else chr(10)}{text.format_count(alike, 'array')} equal, {len(rows):,} not")
     state = [name for name, *_ in fields if name.partition(".")[0] not in CARRIED]
     return 1 if rows or state else 0
@@ -52,20 +52,22 @@ def run(argv: Sequence[str]) -> int:
 _NONE = object()
 
 
-def _fields(one: Any, other: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _compare_fields(one: Any, other: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """(path, here, there) of every field that differs."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in {**one, **other}:
-            yield from _fields(one.get(key, _NONE), other.get(key, _NONE), f"{name}.{key}" if name else str(key))
+            yield from _compare_fields(
+                one.get(key, _NONE), other.get(key, _NONE), f"{name}.{key}" if name else str(key)
+            )
     elif one != other:
         yield name, one, other
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     if value is _NONE:
         return "(none)"
-    said = str(value)
-    return said if len(said) <= 60 else f"{said[:57]}..."
+    string = str(value)
+    return string if len(string) <= 60 else f"{string[:57]}..."
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -88,51 +90,51 @@ class Difference:
             self.count += count
             a, b = one[~same], other[~same]
             exact = a.dtype.kind in "iu" and b.dtype == a.dtype  # in floating point 2**53 + 1 would equal 2**53
-            found = np.maximum(a, b) - np.minimum(a, b) if exact else np.abs(_wide(a) - _wide(b))
-            found = found.view(f"u{found.itemsize}") if exact else found
-            largest = float(found.max())
+            differences = np.maximum(a, b) - np.minimum(a, b) if exact else np.abs(_widen(a) - _widen(b))
+            differences = differences.view(f"u{differences.itemsize}") if exact else differences
+            largest = float(differences.max())
             self.largest = nan if self.largest != self.largest or largest != largest else max(self.largest, largest)
 
 
-def _wide(values: np.ndarray) -> np.ndarray:
+def _widen(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float64)
 
 
-def _arrays(one: Copy, other: Copy) -> tuple[list[tuple[str, ...]], int]:
+def _compare_arrays(one: Copy, other: Copy) -> tuple[list[tuple[str, ...]], int]:
     """A row for each array that differs, and how many are equal."""
     rows: list[tuple[str, ...]] = []
     alike = 0
-    mine, theirs = one.meta.registry, other.meta.registry
-    common = [name for name in mine if name in theirs and mine[name].shape == theirs[name].shape]
-    with text.progress("diff", sum(mine[name].nbytes for name in common)) as advance:
-        for name in {**mine.layouts, **theirs.layouts}:
-            if name not in theirs or name not in mine:
-                rows.append((name, "", "", f"only in {'a' if name in mine else 'b'}"))
+    registry, theirs = one.meta.registry, other.meta.registry
+    common = [name for name in registry if name in theirs and registry[name].shape == theirs[name].shape]
+    with text.show_progress("diff", sum(registry[name].nbytes for name in common)) as advance:
+        for name in {**registry.layouts, **theirs.layouts}:
+            if name not in theirs or name not in registry:
+                rows.append((name, "", "", f"only in {'a' if name in registry else 'b'}"))
                 continue
-            a, b = mine[name], theirs[name]
+            a, b = registry[name], theirs[name]
             if a.shape != b.shape:
-                rows.append((name, "", "", f"{text.shape(a.shape)} in a, {text.shape(b.shape)} in b"))
+                rows.append((name, "", "", f"{text.format_shape(a.shape)} in a, {text.format_shape(b.shape)} in b"))
                 continue
-            found = Difference()
-            for box in _blocks(one.meta, name):
-                found.add(_read(one, name, box), _read(other, name, box))
+            difference = Difference()
+            for box in _split_into_blocks(one.meta, name):
+                difference.add(_read(one, name, box), _read(other, name, box))
             advance(a.nbytes)
             note = "" if a.dtype == b.dtype else f"{a.dtype} in a, {b.dtype} in b"
-            if found.count or note:
-                share = f"{found.count:,} of {prod(a.shape):,}"
-                rows.append((name, f"{found.largest:.6g}", share, note))
+            if difference.count or note:
+                share = f"{difference.count:,} of {prod(a.shape):,}"
+                rows.append((name, f"{difference.largest:.6g}", share, note))
             else:
                 alike += 1
     return rows, alike
 
 
-def _blocks(meta: Meta, name: str) -> Iterator[Box]:
+def _split_into_blocks(meta: Meta, name: str) -> Iterator[Box]:
     """Boxes on the chunk grid of an array that together are it, each of about `BLOCK` bytes: chunks are read once."""
     layout = meta.registry[name]
-    sides, left = list(meta.files.chunk(name)), BLOCK // (8 * max(1, prod(meta.files.chunk(name))))
+    sides, budget = list(meta.files.chunk(name)), BLOCK // (8 * max(1, prod(meta.files.chunk(name))))
     for dim in reversed(range(len(sides))):
-        chunks = max(1, min(left, -(-layout.shape[dim] // sides[dim])))
-        left //= chunks
+        chunks = max(1, min(budget, -(-layout.shape[dim] // sides[dim])))
+        budget //= chunks
         sides[dim] *= chunks
     for offset in product(*(range(0, length, side) for length, side in zip(layout.shape, sides, strict=True))):
         ends = (min(start + side, length) for start, side, length in zip(offset, sides, layout.shape, strict=True))

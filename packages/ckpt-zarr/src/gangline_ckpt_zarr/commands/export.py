@@ -14,7 +14,7 @@ from gangline.checkpoint.base_weights import BaseWeights
 from gangline.model.compose import compose_model
 from gangline.shard import Box
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_place, parser
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_place, make_parser
 from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 def run(argv: Sequence[str]) -> int:
     """Write config.json and safetensors; no run directory is needed, for a checkpoint holds its configuration."""
-    words = parser("export", "Write the model of a checkpoint as a Hugging Face directory.")
+    words = make_parser("export", "Write the model of a checkpoint as a Hugging Face directory.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     add_output(words)
     options = words.parse_args(list(argv))
     copy = find_place(options.place).select_tier(options.tier).copy()
     run, record = _run(copy), copy.meta.document.get("base", {})
     base = BaseWeights(run, *compose_model(run))
-    arrays, read, check = base.complete(copy.check_sizes().shapes, partial(_arrays, copy), record, copy.store.url)
+    arrays, read, check = base.complete(copy.check_sizes().shapes, partial(_read_arrays, copy), record, copy.store.url)
     count = write_model(options, run, copy.store.url, arrays, read, check)
     print(f"{options.out}: {text.place(copy.store.url)}, {count} tensors in {options.dtype}")
     return 0
@@ -51,20 +51,20 @@ def _run(copy: Copy) -> Run:
     return from_dict(config)
 
 
-def _arrays(copy: Copy, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _read_arrays(copy: Copy, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Each array, whole, in memory that the next one uses again. Raises BadCheckpoint."""
     import torch
 
-    sizes = {name: prod(shape) * _dtype(copy, name).itemsize for name, shape in shapes.items()}
+    sizes = {name: prod(shape) * _get_dtype(copy, name).itemsize for name, shape in shapes.items()}
     memory = np.empty(max(sizes.values(), default=0), np.uint8)
-    with text.progress("export", sum(sizes.values())) as advance:
+    with text.show_progress("export", sum(sizes.values())) as advance:
         for name, shape in shapes.items():
-            whole = memory[: sizes[name]].view(_dtype(copy, name)).reshape(shape)
+            whole = memory[: sizes[name]].view(_get_dtype(copy, name)).reshape(shape)
             box = Box((0,) * len(shape), shape)
             read_target(copy.meta, copy.store, Target(name, box, whole))
             yield name, torch.from_numpy(whole)
             advance(sizes[name])
 
 
-def _dtype(copy: Copy, name: str) -> np.dtype:
+def _get_dtype(copy: Copy, name: str) -> np.dtype:
     return np.dtype(map_dtype(copy.meta.registry[name].dtype))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline_ckpt_zarr.commands.weights import place_for, write_weights
-from gangline_ckpt_zarr.commands.where import parser
+from gangline_ckpt_zarr.commands.where import make_parser
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -16,21 +16,22 @@ if TYPE_CHECKING:
 
 def run(argv: Sequence[str]) -> int:
     """Make step-00000000 of the weights alone, and print the command that trains on from it."""
-    words = parser("import", "Make the checkpoint that a run begins with of a Hugging Face directory.", tier=False)
+    words = make_parser("import", "Make the checkpoint that a run begins with of a Hugging Face directory.", tier=False)
     words.add_argument("directory", metavar="DIR", help="config.json and safetensors")
     words.add_argument("out", metavar="RUN_DIR", help="the directory of a run to be, or a URL for its checkpoints")
     options = words.parse_args(list(argv))
 
     from gangline.config.compose import compose_one
     from gangline.config.values import override
-    from gangline_models.hugging_face.commands import train_command, words_for
+    from gangline_models.hugging_face.commands import format_train_command, list_overrides
 
     directory, out = Path(options.directory).expanduser().resolve(), options.out.rstrip("/")
-    settings = [word for word in words_for(directory) if not word.startswith("model.weights=")]  # they will be here
+    # the weights will be here
+    settings = [word for word in list_overrides(directory) if not word.startswith("model.weights=")]
     settings = [*settings, "checkpoint=zarr"]
     _write(place_for(out), directory, compose_one(settings))
     place = override("checkpoint.path" if "://" in out else "run.dir", out)
-    print(train_command([*settings, place]))
+    print(format_train_command([*settings, place]))
     return 0
 
 

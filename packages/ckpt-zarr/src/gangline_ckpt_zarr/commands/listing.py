@@ -13,7 +13,7 @@ from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.tiers.base import Tier
-from gangline_ckpt_zarr.tiers.completeness import lacking
+from gangline_ckpt_zarr.tiers.completeness import find_file_error
 
 
 @dataclass
@@ -39,9 +39,9 @@ class ListedCheckpoint:
         if NAME not in self.sizes:
             return "unfinished"
         try:
-            meta = tier.meta(self.id)
+            meta = tier.read_meta(self.id)
             # Of several machines each has a part in its memory, and this one sees but its own.
-            why = "" if tier.name == "memory" else lacking(meta, self.sizes)
+            why = "" if tier.name == "memory" else find_file_error(meta, self.sizes)
         except BadCheckpoint as bad:
             why = bad.why
         except OSError as error:
@@ -51,15 +51,15 @@ class ListedCheckpoint:
 
 def list_checkpoints(store: ObjectStore) -> list[ListedCheckpoint]:
     """Every checkpoint, whole or not, oldest first."""
-    return sorted(_local(store.url) if store.local else _remote(store.url), key=lambda entry: entry.id)
+    return sorted(_local(store.url) if store.local else _list_remote(store.url), key=lambda entry: entry.id)
 
 
 def _local(root: str) -> Iterator[ListedCheckpoint]:
     try:
-        found = list(os.scandir(root))
+        places = list(os.scandir(root))
     except FileNotFoundError:
         return
-    for place in found:
+    for place in places:
         id = CheckpointId.parse(place.name)
         if id is not None and place.is_dir():
             entry = ListedCheckpoint(id)
@@ -71,8 +71,8 @@ def _local(root: str) -> Iterator[ListedCheckpoint]:
 
 
 def _add(entry: ListedCheckpoint, directory: str, within: str = "") -> None:
-    with os.scandir(directory) as found:
-        for file in found:
+    with os.scandir(directory) as files:
+        for file in files:
             if file.is_dir(follow_symlinks=False):
                 _add(entry, file.path, f"{within}{file.name}/")
             else:
@@ -80,12 +80,12 @@ def _add(entry: ListedCheckpoint, directory: str, within: str = "") -> None:
                 entry.add(within + file.name, status.st_size, status.st_mtime)
 
 
-def _remote(url: str) -> Iterator[ListedCheckpoint]:
+def _list_remote(url: str) -> Iterator[ListedCheckpoint]:
     """One listing of everything under a URL, as the store pages it."""
     import fsspec
 
     files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-    found: dict[CheckpointId, ListedCheckpoint] = {}
+    checkpoints: dict[CheckpointId, ListedCheckpoint] = {}
     try:
         every = files.find(root, detail=True)
     except FileNotFoundError:
@@ -94,11 +94,11 @@ def _remote(url: str) -> Iterator[ListedCheckpoint]:
         name, _, rest = path.removeprefix(root).lstrip("/").partition("/")
         id = CheckpointId.parse(name)
         if id is not None and rest:
-            found.setdefault(id, ListedCheckpoint(id)).add(rest, facts["size"] or 0, _time(facts))
-    yield from found.values()
+            checkpoints.setdefault(id, ListedCheckpoint(id)).add(rest, facts["size"] or 0, _find_modified_time(facts))
+    yield from checkpoints.values()
 
 
-def _time(facts: dict) -> float | None:
+def _find_modified_time(facts: dict) -> float | None:
     """Stores call it by different names."""
     for key in ("LastModified", "mtime", "updated", "last_modified", "created"):
         value = facts.get(key)

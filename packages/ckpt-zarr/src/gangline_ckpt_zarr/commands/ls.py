@@ -13,7 +13,7 @@ from gangline.cli import make_notes
 from gangline.run import attempts
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.listing import ListedCheckpoint, list_checkpoints
-from gangline_ckpt_zarr.commands.where import Place, find_place, parser
+from gangline_ckpt_zarr.commands.where import Place, find_place, make_parser
 from gangline_ckpt_zarr.tiers.keeper import find_abandoned, run_of
 
 NOTED_BYTES = 1e9  # a killed run that holds less memory is not worth a note in the listing of another run
@@ -23,7 +23,7 @@ Copies = dict[str, tuple[ListedCheckpoint, str]]  # by tier, with its state
 
 def run(argv: Sequence[str]) -> int:
     """Print the table; 1 where anything in it is damaged. Raises UserError."""
-    words = parser("ls", "List checkpoints: step, size, age, tiers, state. Reads each zarr.json, and no array.")
+    words = make_parser("ls", "List checkpoints: step, size, age, tiers, state. Reads each zarr.json, and no array.")
     words.add_argument("place", metavar="RUN_DIR", help="a run's directory, or a directory or URL of checkpoints")
     options = words.parse_args(list(argv))
     place = find_place([options.place])
@@ -33,19 +33,19 @@ def run(argv: Sequence[str]) -> int:
         )
     _note_abandoned(place.run_dir)
     place = place.select_tier(options.tier)
-    found: dict[CheckpointId, Copies] = {}
+    checkpoints: dict[CheckpointId, Copies] = {}
     for tier in place.tiers:
         for entry in list_checkpoints(tier.store):
-            found.setdefault(entry.id, {})[tier.name] = entry, entry.state(tier)
-    if not found:
+            checkpoints.setdefault(entry.id, {})[tier.name] = entry, entry.state(tier)
+    if not checkpoints:
         print(f"{options.place} has no checkpoints.")
         return 0
-    print(_table(place, found))
+    print(_format_checkpoints(place, checkpoints))
     damaged = [
-        f"{text.place(tier.store.url)}/{id}: {found[id][tier.name][1]}"
+        f"{text.place(tier.store.url)}/{id}: {checkpoints[id][tier.name][1]}"
         for tier in place.tiers
-        for id in sorted(found)
-        if tier.name in found[id] and found[id][tier.name][1].startswith("damaged")
+        for id in sorted(checkpoints)
+        if tier.name in checkpoints[id] and checkpoints[id][tier.name][1].startswith("damaged")
     ]
     for line in damaged:
         print(line)
@@ -66,27 +66,30 @@ def _note_abandoned(run_dir: str | None) -> None:
         note(f"{text.size(nbytes)} of memory are held for {of}.\n  To free it:  rm -r {shlex.quote(str(path))}")
 
 
-def _table(place: Place, found: dict[CheckpointId, Copies]) -> str:
+def _format_checkpoints(place: Place, found: dict[CheckpointId, Copies]) -> str:
     whole = [id for id, copies in found.items() if any(state == "whole" for _, state in copies.values())]
     branch = set(attempts.branch(place.run_dir, whole)) if place.run_dir else set(whole)
-    newest, now = place.newest(whole), time.time()
+    newest, now = place.find_newest(whole), time.time()
     rows = []
     for id, copies in sorted(found.items()):
-        shown, state = next((copy for copy in copies.values() if copy[1] == "whole"), next(iter(copies.values())))
+        checkpoint, state = next((copy for copy in copies.values() if copy[1] == "whole"), next(iter(copies.values())))
         state = state.partition(":")[0]
-        held = [tier if said == "whole" else f"{tier} ({said.partition(':')[0]})" for tier, (_, said) in copies.items()]
+        tiers = [
+            tier if copy_state == "whole" else f"{tier} ({copy_state.partition(':')[0]})"
+            for tier, (_, copy_state) in copies.items()
+        ]
         if state == "whole" and id not in branch:
             state = "abandoned"
         rows.append(
             (
                 str(id.step),
                 str(id),
-                text.size(shown.nbytes),
-                "" if shown.modified is None else text.age(now - shown.modified),
-                ", ".join(held) if id in whole else ", ".join(copies),
+                text.size(checkpoint.nbytes),
+                "" if checkpoint.modified is None else text.format_age(now - checkpoint.modified),
+                ", ".join(tiers) if id in whole else ", ".join(copies),
                 f"{state}, newest" if id == newest else state,
             )
         )
     nbytes = sum(entry.nbytes for copies in found.values() for entry, _ in copies.values())
-    table = text.table(("step", "id", "size", "age", "tiers", "state"), rows, right="step size age")
+    table = text.format_table(("step", "id", "size", "age", "tiers", "state"), rows, right="step size age")
     return f"{table}\n{text.format_count(len(rows), 'checkpoint')}, {text.size(nbytes)} in all tiers"

@@ -9,14 +9,14 @@ from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.listing import list_checkpoints
 from gangline_ckpt_zarr.commands.verify import check_copy
-from gangline_ckpt_zarr.commands.where import Copy, find_place, parser
+from gangline_ckpt_zarr.commands.where import Copy, find_place, make_parser
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.stored import StoreTier
 
 
 def run(argv: Sequence[str]) -> int:
     """Delete, tier by tier, and print what; 1 where what should be kept is damaged. Raises UserError."""
-    words = parser("prune", "Delete all checkpoints of a run but the newest and those of every so many steps.")
+    words = make_parser("prune", "Delete all checkpoints of a run but the newest and those of every so many steps.")
     words.add_argument("place", metavar="RUN_DIR", help="the run's directory")
     words.add_argument("--keep-last", type=int, metavar="N", help="keep the newest N; by default as the run says")
     words.add_argument("--keep-every", type=int, metavar="K", help="keep those of every K steps; by default as the run")
@@ -48,7 +48,7 @@ def _prune(tier: StoreTier, run_dir: str, dry_run: bool) -> bool:
     """Whether something damaged was met."""
     bad: dict[CheckpointId, str] = {}
 
-    def lacks(id: CheckpointId) -> str:
+    def find_copy_error(id: CheckpointId) -> str:
         """What is kept is read first, every byte of it."""
         store = open_store(f"{tier.store.url}/{id}")
         try:
@@ -61,19 +61,19 @@ def _prune(tier: StoreTier, run_dir: str, dry_run: bool) -> bool:
             store.close()
         return bad.get(id, "")
 
-    ids = tier.ids()
-    gone = tier.superfluous(run_dir, lacks)
+    ids = tier.list_ids()
+    superfluous_ids = tier.list_superfluous(run_dir, find_copy_error)
     for id, why in bad.items():
         print(f"{text.place(tier.store.url)}/{id} counts for nothing, and stays: {why}")
-    if bad and len(bad) == len(ids) - len(gone):
+    if bad and len(bad) == len(ids) - len(superfluous_ids):
         print(f"{tier.name}: none that the run goes on from can be read, so nothing is deleted")
         return True
     sizes = {entry.id: entry.nbytes for entry in list_checkpoints(tier.store)}
     verb = "would delete" if dry_run else "deleted"
-    for id in gone:
+    for id in superfluous_ids:
         if not dry_run:
             tier.store.delete(str(id))
         print(f"{verb} {text.place(tier.store.url)}/{id} ({text.size(sizes.get(id, 0))})")
-    freed = text.size(sum(sizes.get(id, 0) for id in gone))
-    print(f"{tier.name}: {verb} {len(gone)} of {text.format_count(len(ids), 'checkpoint')}, {freed}")
+    freed = text.size(sum(sizes.get(id, 0) for id in superfluous_ids))
+    print(f"{tier.name}: {verb} {len(superfluous_ids)} of {text.format_count(len(ids), 'checkpoint')}, {freed}")
     return bool(bad)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from gangline import UserError
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.where import PLACES, find_place, parser
+from gangline_ckpt_zarr.commands.where import PLACES, find_place, make_parser
 from gangline_ckpt_zarr.format.native import NativeMeta
-from gangline_ckpt_zarr.format.references import AT, REFERENCES, references
+from gangline_ckpt_zarr.format.references import AT, REFERENCES, build_references
 
 
 def run(argv: Sequence[str]) -> int:
     """Write refs.json and print the line that opens it. Raises UserError, BadCheckpoint."""
-    words = parser("refs", "Write refs.json, through which fsspec's reference filesystem and stock zarr open it.")
+    words = make_parser("refs", "Write refs.json, through which fsspec's reference filesystem and stock zarr open it.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument("--output", metavar="FILE", help=f"a file to write; by default {REFERENCES} in the checkpoint")
     options = words.parse_args(list(argv))
@@ -25,16 +25,16 @@ def run(argv: Sequence[str]) -> int:
             f"{copy.store.url} needs no references.",
             f'It was copied with --open:  zarr.open_group("{copy.store.url}", mode="r")',
         )
-    content = references(copy.content, copy.meta, AT)
-    made = json.dumps({"version": 1, "templates": {"at": copy.store.url}, **content}).encode()
+    content = build_references(copy.content, copy.meta, AT)
+    json_bytes = json.dumps({"version": 1, "templates": {"at": copy.store.url}, **content}).encode()
     if options.output:
-        Path(options.output).write_bytes(made)
+        Path(options.output).write_bytes(json_bytes)
         place = options.output
     else:
         copy.store.delete(REFERENCES)  # they follow from zarr.json: those that are there may say where it lay before
-        copy.store.commit(REFERENCES, made)
+        copy.store.commit(REFERENCES, json_bytes)
         place = f"{copy.store.url}/{REFERENCES}"
-    print(f"{text.place(place)}: {text.format_count(len(content['refs']), 'reference')}, {text.size(len(made))}")
+    print(f"{text.place(place)}: {text.format_count(len(content['refs']), 'reference')}, {text.size(len(json_bytes))}")
     print(f"\nzarr.open_group({open_arguments(place, copy.store.url)})")
     return 0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gangline.shard import Division, Layout
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_place, parser
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_place, make_parser
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import TRAILER
 from gangline_ckpt_zarr.format.dtypes import count_itemsize, map_dtype
@@ -23,24 +23,24 @@ HEAD = ("array", "shape", "dtype", "chunk", "chunks", "stored", "cut")
 
 def run(argv: Sequence[str]) -> int:
     """Print the document's main lines and the tree of arrays."""
-    words = parser("show", "Show what is in a checkpoint.")
+    words = make_parser("show", "Show what is in a checkpoint.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument("--each", action="store_true", help="a line for each array; else one for those that are alike")
     words.add_argument("--document", action="store_true", help="print the whole document, as JSON, and nothing else")
     options = words.parse_args(list(argv))
-    copies = find_place(options.place).select_tier(options.tier).copies()
+    copies = find_place(options.place).select_tier(options.tier).list_copies()
     meta = copies[0].meta
     if options.document:
         print(json.dumps(meta.document, indent=2))
         return 0
-    for name, value in _facts(copies, meta):
+    for name, value in _describe_checkpoint(copies, meta):
         print(f"{name:10} {value}")
     print()
-    print(text.table(HEAD, list(_tree(meta, options.each)), right="chunks stored"))
+    print(text.format_table(HEAD, list(_format_tree(meta, options.each)), right="chunks stored"))
     return 0
 
 
-def _facts(copies: list[Copy], meta: Meta) -> Iterator[tuple[str, str]]:
+def _describe_checkpoint(copies: list[Copy], meta: Meta) -> Iterator[tuple[str, str]]:
     document = meta.document
     yield "checkpoint", text.place(copies[0].store.url)
     if len(copies) > 1:
@@ -52,10 +52,10 @@ def _facts(copies: list[Copy], meta: Meta) -> Iterator[tuple[str, str]]:
     sizes = document.get("mesh", {}) if is_open else dict(meta.registry.mesh.sizes)
     mesh = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
     yield "mesh", mesh or "one process"
-    parts = list(_parts(document.get("parts", {})))
+    parts = list(_format_parts(document.get("parts", {})))
     if parts:
         yield "parts", ", ".join(parts)
-    count, nbytes = len(meta.registry.layouts), sum(map(_count_stored_bytes, *_columns(meta)))
+    count, nbytes = len(meta.registry.layouts), sum(map(_count_stored_bytes, *_list_layouts_and_chunks(meta)))
     files = (
         "files that any zarr reader opens"
         if is_open
@@ -64,23 +64,23 @@ def _facts(copies: list[Copy], meta: Meta) -> Iterator[tuple[str, str]]:
     yield "arrays", f"{count:,}, {text.size(nbytes)} in {files}"
 
 
-def _parts(parts: dict[str, Any]) -> Iterator[str]:
-    for group, chosen in parts.items():
-        for entry in chosen if isinstance(chosen, list) else [chosen]:
+def _format_parts(parts: dict[str, Any]) -> Iterator[str]:
+    for group, choice in parts.items():
+        for entry in choice if isinstance(choice, list) else [choice]:
             yield f"{group}={entry['part']}"
 
 
-def _columns(meta: Meta) -> tuple[list[Layout], list[tuple[int, ...]]]:
+def _list_layouts_and_chunks(meta: Meta) -> tuple[list[Layout], list[tuple[int, ...]]]:
     return list(meta.registry.layouts.values()), [meta.files.chunk(name) for name in meta.registry]
 
 
-def _chunks(layout: Layout, chunk: tuple[int, ...]) -> int:
+def _count_chunks(layout: Layout, chunk: tuple[int, ...]) -> int:
     return prod(-(-length // side) for length, side in zip(layout.shape, chunk, strict=True))
 
 
 def _count_stored_bytes(layout: Layout, chunk: tuple[int, ...]) -> int:
     """Bytes of an array's chunks, as they lie in the files."""
-    return _chunks(layout, chunk) * (prod(chunk) * count_itemsize(layout.dtype) + TRAILER)
+    return _count_chunks(layout, chunk) * (prod(chunk) * count_itemsize(layout.dtype) + TRAILER)
 
 
 @dataclass
@@ -93,45 +93,45 @@ class _Alike:
     numbers: list[list[str]] = field(default_factory=list)
 
 
-def _tree(meta: Meta, each: bool) -> Iterator[tuple[str, ...]]:
+def _format_tree(meta: Meta, each: bool) -> Iterator[tuple[str, ...]]:
     """A row for each group and array; `each`: also for those that are alike."""
-    found: dict[tuple, _Alike] = {}
+    kinds: dict[tuple, _Alike] = {}
     for name, layout in meta.registry.layouts.items():
         chunk, cut = meta.files.chunk(name), _open(layout) if isinstance(meta, NativeMeta) else _cut(layout, each)
         template = name if each else _NUMBER.sub("{}", name)
         key = template, layout.shape, layout.dtype, chunk, cut
-        alike = found.setdefault(key, _Alike(layout, chunk, cut))
+        alike = kinds.setdefault(key, _Alike(layout, chunk, cut))
         alike.numbers.append([] if each else _NUMBER.findall(name))
     above: list[str] = []
-    for (template, *_), alike in found.items():
-        numbers = [_ranges(sorted(set(map(int, column)))) for column in zip(*alike.numbers, strict=True)]
+    for (template, *_), alike in kinds.items():
+        numbers = [_format_ranges(sorted(set(map(int, column)))) for column in zip(*alike.numbers, strict=True)]
         *groups, leaf = (template.format(*numbers) if not each else template).split("/")
         for depth, group in enumerate(groups):
             if groups[: depth + 1] != above[: depth + 1]:
                 yield ("  " * depth + group, *[""] * (len(HEAD) - 1))
         above = groups
         count, layout, chunk = len(alike.numbers), alike.layout, alike.chunk
-        stored = map_dtype(layout.dtype)
+        stored_dtype = map_dtype(layout.dtype)
         yield (
             "  " * len(groups) + leaf + (f"  ({count})" if count > 1 else ""),
-            text.shape(layout.shape),
-            layout.dtype if stored == layout.dtype else f"{layout.dtype} as {stored}",
-            text.shape(chunk),
-            f"{count * _chunks(layout, chunk):,}",
+            text.format_shape(layout.shape),
+            layout.dtype if stored_dtype == layout.dtype else f"{layout.dtype} as {stored_dtype}",
+            text.format_shape(chunk),
+            f"{count * _count_chunks(layout, chunk):,}",
             text.size(count * _count_stored_bytes(layout, chunk)),
             alike.cut,
         )
 
 
-def _ranges(numbers: list[int]) -> str:
+def _format_ranges(numbers: list[int]) -> str:
     """Such as 0-3,7."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1] = [found[-1][0], number]
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], number]
         else:
-            found.append([number])
-    return ",".join("-".join(map(str, run)) for run in found)
+            ranges.append([number])
+    return ",".join("-".join(map(str, run)) for run in ranges)
 
 
 def _open(layout: Layout) -> str:
@@ -140,10 +140,10 @@ def _open(layout: Layout) -> str:
 
 def _cut(layout: Layout, named: bool) -> str:
     """How an array was cut, in words; `named`: with the very stage that it was on."""
-    found = [f"{axis} {index}" if named else f"a stage of {axis}" for axis, index in layout.at]
-    return ", ".join([*found, *map(_division, layout.divisions)]) or "whole"
+    stages = [f"{axis} {index}" if named else f"a stage of {axis}" for axis, index in layout.at]
+    return ", ".join([*stages, *map(_describe_division, layout.divisions)]) or "whole"
 
 
-def _division(division: Division) -> str:
+def _describe_division(division: Division) -> str:
     what = "rows" if division.rows else f"dim {division.dim}"
     return f"{what} over {'·'.join(division.axes)} ({division.parts})"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 Row = Sequence[str]
 
 
-def table(head: Row, rows: Sequence[Row], right: str = "") -> str:
+def format_table(head: Row, rows: Sequence[Row], right: str = "") -> str:
     """Lines of aligned columns; `right`: the heads of those aligned to the right.
 
     Written by hand because a table of 1,000 rows takes rich a second.
@@ -35,7 +35,7 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.3g} {unit}" if nbytes < 100 else f"{nbytes:.0f} {unit}"
 
 
-def age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """In the largest unit of which there are two."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
@@ -53,18 +53,18 @@ def place(url: str) -> str:
     return url.removeprefix(here)
 
 
-def real(url: str) -> str:
+def resolve_path(url: str) -> str:
     """A path without links, a URL as it is; neither ends with a slash."""
     path = url.removeprefix("file://").removeprefix("local://")
     return path.rstrip("/") if "://" in path else os.path.realpath(os.path.expanduser(path))
 
 
-def shape(sizes: Sequence[int]) -> str:
+def format_shape(sizes: Sequence[int]) -> str:
     return "×".join(map(str, sizes)) if sizes else "scalar"
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def show_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """Gives a function that takes how many bytes more are done; a bar on a terminal, silent elsewhere."""
     if not sys.stderr.isatty():
         yield lambda nbytes: None

@@ -10,14 +10,14 @@ from dataclasses import replace
 from gangline import BadCheckpoint, UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.bad_chunks import BadChunks, FileScanner, merge_runs
-from gangline_ckpt_zarr.commands.where import PLACES, Copy, Place, find_place, parser
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, Place, find_place, make_parser
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.chunks import RankFile
-from gangline_ckpt_zarr.format.native import NativeMeta, index, index_bytes, node_files
+from gangline_ckpt_zarr.format.native import NativeMeta, encode_nodes, index, index_bytes
 from gangline_ckpt_zarr.format.nodes import NAME
-from gangline_ckpt_zarr.format.references import AT, REFERENCES, references
-from gangline_ckpt_zarr.load.scan import windows
+from gangline_ckpt_zarr.format.references import AT, REFERENCES, build_references
+from gangline_ckpt_zarr.load.scan import read_windows
 from gangline_ckpt_zarr.stores.base import ObjectStore
 
 MOST_LOST = 100  # missing files that are named
@@ -25,7 +25,7 @@ MOST_LOST = 100  # missing files that are named
 
 def run(argv: Sequence[str]) -> int:
     """Check copies of checkpoints; 1 where anything is damaged."""
-    words = parser("verify", "Read every byte of a checkpoint and name every bad chunk.")
+    words = make_parser("verify", "Read every byte of a checkpoint and name every bad chunk.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument("--all", action="store_true", help="all copies; of a run, those of every whole checkpoint")
     options = words.parse_args(list(argv))
@@ -36,22 +36,22 @@ def run(argv: Sequence[str]) -> int:
     bad = nbytes = 0
     start = time.perf_counter()
     for copy in copies:
-        found, read = _verify_copy(copy)
-        bad, nbytes = bad + found, nbytes + read
+        bad_copies, read = _verify_copy(copy)
+        bad, nbytes = bad + bad_copies, nbytes + read
     seconds = time.perf_counter() - start
-    counted = "1 copy" if len(copies) == 1 else f"{len(copies):,} copies"
+    copy_count = "1 copy" if len(copies) == 1 else f"{len(copies):,} copies"
     state = f"{bad} damaged" if bad else "all good"
-    print(f"{counted}: {state}; {text.size(nbytes)} in {seconds:.1f} s, {text.size(nbytes / seconds)}/s")
+    print(f"{copy_count}: {state}; {text.size(nbytes)} in {seconds:.1f} s, {text.size(nbytes / seconds)}/s")
     return 1 if bad else 0
 
 
 def _list_copies(place: Place) -> list[Copy]:
     if place.alone is not None or place.id is not None:
-        return place.copies()
-    found = [copy for id in place.ids() for copy in replace(place, id=id).copies()]
-    if not found:
+        return place.list_copies()
+    copies = [copy for id in place.list_ids() for copy in replace(place, id=id).list_copies()]
+    if not copies:
         raise UserError(f"{place.text} has no whole checkpoint.")
-    return found
+    return copies
 
 
 def _verify_copy(copy: Copy) -> tuple[int, int]:
@@ -68,32 +68,34 @@ def _verify_copy(copy: Copy) -> tuple[int, int]:
 def check_copy(copy: Copy) -> tuple[list[BadCheckpoint], int, int]:
     """(what is bad in a copy, its chunks, its bytes), every byte that is data read."""
     try:
-        meta, sizes = copy.meta, copy.store.sizes()
+        meta, sizes = copy.meta, copy.store.list_sizes()
     except BadCheckpoint as bad:
         return [bad], 0, 0
     there: list[int] = []
-    lost: list[int] = []
-    for rank in meta.writers():
-        (there if meta.path(rank) in sizes else lost).append(rank)
-        if len(lost) == MOST_LOST:  # what is claimed may be without end
+    missing_ranks: list[int] = []
+    for rank in meta.iterate_writers():
+        (there if meta.get_file_path(rank) in sizes else missing_ranks).append(rank)
+        if len(missing_ranks) == MOST_LOST:  # what is claimed may be without end
             break
-    chunks = sum(run.count for rank in there + lost for run in meta.files.get_rank_file(rank).runs)
+    chunks = sum(run.count for rank in there + missing_ranks for run in meta.files.get_rank_file(rank).runs)
     total = sum(meta.files.get_rank_file(rank).size for rank in there)
-    with text.progress(f"{copy.name} {copy.tier}", total) as advance:
-        found = [line for rank in sorted(there + lost) for line in find_damage(copy.store, meta, rank, advance)]
-    return [*_check_metadata(copy, meta), *found], chunks, total
+    with text.show_progress(f"{copy.name} {copy.tier}", total) as advance:
+        damage = [
+            line for rank in sorted(there + missing_ranks) for line in find_damage(copy.store, meta, rank, advance)
+        ]
+    return [*_check_metadata(copy, meta), *damage], chunks, total
 
 
 def _check_metadata(copy: Copy, meta: Meta) -> Iterator[BadCheckpoint]:
     """What others than gangline go by, and is bad: zarr.json of every node of native zarr, or refs.json."""
     if isinstance(meta, NativeMeta):
-        for name, content in node_files(copy.content).items():
-            yield from _unlike(copy.store, f"{name}/{NAME}", name, content)
+        for name, content in encode_nodes(copy.content).items():
+            yield from _check_node_file(copy.store, f"{name}/{NAME}", name, content)
     elif copy.store.exists(REFERENCES):
         why = ""
         try:
-            said = json.loads(copy.store.read(REFERENCES))
-            if said["refs"] != references(copy.content, meta, AT)["refs"]:
+            references = json.loads(copy.store.read(REFERENCES))
+            if references["refs"] != build_references(copy.content, meta, AT)["refs"]:
                 why = "it is not what follows from zarr.json"
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             why = str(error)
@@ -101,7 +103,7 @@ def _check_metadata(copy: Copy, meta: Meta) -> Iterator[BadCheckpoint]:
             yield BadCheckpoint("every array", None, f"{copy.store.url}/{REFERENCES}", why)
 
 
-def _unlike(store: ObjectStore, path: str, name: str, content: bytes) -> Iterator[BadCheckpoint]:
+def _check_node_file(store: ObjectStore, path: str, name: str, content: bytes) -> Iterator[BadCheckpoint]:
     try:
         why = "" if store.read(path) == content else "it is not what the root's zarr.json says"
     except OSError as error:
@@ -110,7 +112,7 @@ def _unlike(store: ObjectStore, path: str, name: str, content: bytes) -> Iterato
         yield BadCheckpoint(name, None, f"{store.url}/{path}", why)
 
 
-def _bad_index(store: ObjectStore, path: str, file: RankFile) -> Iterator[BadCheckpoint]:
+def _check_index(store: ObjectStore, path: str, file: RankFile) -> Iterator[BadCheckpoint]:
     """Where zarr looks for the chunks of a shard."""
     (run,) = file.runs
     content = memoryview(bytearray(index_bytes(run)))
@@ -121,21 +123,26 @@ def _bad_index(store: ObjectStore, path: str, file: RankFile) -> Iterator[BadChe
 
 def find_damage(store: ObjectStore, meta: Meta, rank: int, advance: Callable[[int], None]) -> list[BadCheckpoint]:
     """What is bad in the file of a rank."""
-    file, path = meta.files.get_rank_file(rank), meta.path(rank)
+    file, path = meta.files.get_rank_file(rank), meta.get_file_path(rank)
     try:
         there = store.size(path)
-        why = f"the file {wrong}" if (wrong := file.wrong_size(there)) else ""
+        why = f"the file {wrong}" if (wrong := file.find_size_error(there)) else ""
     except FileNotFoundError:
         there, why = 0, "the file is missing"
     check = FileScanner(file, meta, there)
-    found: list[BadChunks] = []
-    for window in windows(store, path, min(there, file.size)):
-        found += check.feed(window)
+    bad_chunks: list[BadChunks] = []
+    for window in read_windows(store, path, min(there, file.size)):
+        bad_chunks += check.feed(window)
         advance(window.size)
-    lost = list(check.find_missing(why))
-    lines = [BadCheckpoint(bad.run.name, bad.box, f"{store.url}/{path}", bad.why) for bad in merge_runs(found + lost)]
-    if why and not lost:  # every chunk is there: bytes of the padding or the index are missing, or there are too many
+    missing_chunks = list(check.find_missing(why))
+    lines = [
+        BadCheckpoint(bad.run.name, bad.box, f"{store.url}/{path}", bad.why)
+        for bad in merge_runs(bad_chunks + missing_chunks)
+    ]
+    if (
+        why and not missing_chunks
+    ):  # every chunk is there: bytes of the padding or the index are missing, or there are too many
         lines.append(BadCheckpoint("every array", None, f"{store.url}/{path}", why))
     if isinstance(meta, NativeMeta) and not why and file.runs[0].count > 1:
-        lines += _bad_index(store, path, file)
+        lines += _check_index(store, path, file)
     return lines

@@ -73,31 +73,31 @@ def write_weights(
     write_id = secrets.token_hex(4)
     try:
         with torch.no_grad():
-            fill(_chunks(store, registry, write_id))
+            fill(_write_chunks(store, registry, write_id))
         content = packed.write(registry, PackedFiles(registry), document.to_dict(), write_id)
         store.commit(NAME, content)
     except BaseException:
-        store.delete(os.path.dirname(packed.data_path(write_id, 0)))
+        store.delete(os.path.dirname(packed.get_data_path(write_id, 0)))
         raise
 
 
-def _chunks(store: ObjectStore, registry: Registry, write_id: str) -> Iterator[Shard]:
+def _write_chunks(store: ObjectStore, registry: Registry, write_id: str) -> Iterator[Shard]:
     """Gives each chunk to be filled, and writes it where it lies in the file when asked for the next."""
     import torch
 
     from gangline.shard import Shard
     from gangline_ckpt_zarr.commands.blocks import Blocks
-    from gangline_ckpt_zarr.format.checksum import seal_start, trailer
+    from gangline_ckpt_zarr.format.checksum import compute_seal_start, make_trailer
     from gangline_ckpt_zarr.format.dtypes import map_dtype
-    from gangline_ckpt_zarr.format.packed import data_path
+    from gangline_ckpt_zarr.format.packed import get_data_path
 
     file = PackedFiles(registry).get_rank_file(0)
     with (
-        text.progress("write", file.size) as advance,
-        Blocks(store, data_path(write_id, 0), file.size) as blocks,
+        text.show_progress("write", file.size) as advance,
+        Blocks(store, get_data_path(write_id, 0), file.size) as blocks,
     ):
         for run in file.runs:
-            layout, seals = registry[run.name], seal_start(write_id, run.name, run.box.offset)
+            layout, seals = registry[run.name], compute_seal_start(write_id, run.name, run.box.offset)
             whole = torch.zeros(run.chunk, dtype=getattr(torch, map_dtype(layout.dtype)))
             for number in range(run.count):
                 box = run.chunk_box(number)
@@ -109,5 +109,5 @@ def _chunks(store: ObjectStore, registry: Registry, write_id: str) -> Iterator[S
                 chunk = whole.reshape(-1).view(torch.uint8).numpy().data
                 blocks.pad(run.base + number * run.stride)
                 blocks.put(chunk)
-                blocks.put(trailer(seals, number, chunk))
+                blocks.put(make_trailer(seals, number, chunk))
                 advance(run.stride)

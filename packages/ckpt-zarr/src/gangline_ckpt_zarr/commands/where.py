@@ -19,8 +19,8 @@ from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.open import open_store
-from gangline_ckpt_zarr.tiers.completeness import lacking
-from gangline_ckpt_zarr.tiers.places import directories
+from gangline_ckpt_zarr.tiers.completeness import find_file_error
+from gangline_ckpt_zarr.tiers.places import list_node_directories
 from gangline_ckpt_zarr.tiers.stored import StoreTier
 
 PLACES = "RUN_DIR (its newest), RUN_DIR step-00000012, a checkpoint's directory, or a URL"
@@ -38,7 +38,7 @@ class Copy:
     def content(self) -> bytes:
         """The bytes of zarr.json. Raises UserError where there is none, BadCheckpoint."""
         try:
-            return zarr_json.content_of(self.store)
+            return zarr_json.read_content(self.store)
         except FileNotFoundError:
             raise UserError(
                 f"{self.store.url} is no whole checkpoint.", f"It has no {NAME}, which a save writes last."
@@ -51,7 +51,7 @@ class Copy:
 
     def check_sizes(self) -> Meta:
         """Return the same if every file has its size: before memory is made for the arrays. Raises BadCheckpoint."""
-        if why := lacking(self.meta, self.store.sizes()):
+        if why := find_file_error(self.meta, self.store.list_sizes()):
             raise BadCheckpoint("every array", None, self.store.url, why)
         return self.meta
 
@@ -70,60 +70,60 @@ class Place:
         """The same, in one tier. Raises UserError where there is no such tier."""
         if name is None:
             return self
-        found = tuple(tier for tier in self.tiers if tier.name == name)
-        if not found:
-            held = ", ".join(tier.name for tier in self.tiers) or "none"
-            raise UserError(f"{self.text} has no tier {name}.", f"Tiers: {held}.")
-        return replace(self, tiers=found)
+        tiers = tuple(tier for tier in self.tiers if tier.name == name)
+        if not tiers:
+            names = ", ".join(tier.name for tier in self.tiers) or "none"
+            raise UserError(f"{self.text} has no tier {name}.", f"Tiers: {names}.")
+        return replace(self, tiers=tiers)
 
-    def ids(self) -> list[CheckpointId]:
+    def list_ids(self) -> list[CheckpointId]:
         """Every whole checkpoint in any of the tiers, oldest first."""
-        return sorted({id for tier in self.tiers for id in tier.ids()})
+        return sorted({id for tier in self.tiers for id in tier.list_ids()})
 
-    def newest(self, ids: Sequence[CheckpointId]) -> CheckpointId | None:
+    def find_newest(self, ids: Sequence[CheckpointId]) -> CheckpointId | None:
         """The one that a resume would take; without a run directory the last."""
         return attempts.find_latest(self.run_dir, ids) if self.run_dir else max(ids, default=None)
 
-    def copies(self) -> list[Copy]:
+    def list_copies(self) -> list[Copy]:
         """The copies of the checkpoint that was named, nearest first. Raises UserError where there is none."""
         if self.alone is not None:
             return [Copy(self.alone.url.rstrip("/").rpartition("/")[2], "", self.alone)]
-        id = self.id or self.newest(self.ids())
-        found = [tier for tier in self.tiers if id is not None and tier.has(id)]
-        if id is None or not found:
-            held = [str(each) for each in self.ids()]
+        id = self.id or self.find_newest(self.list_ids())
+        tiers = [tier for tier in self.tiers if id is not None and tier.has(id)]
+        if id is None or not tiers:
+            names = [str(each) for each in self.list_ids()]
             what = f"checkpoint {self.id}" if self.id else "whole checkpoint"
-            listed = ", ".join([*held[:3], "...", *held[-3:]] if len(held) > 7 else held)
-            raise UserError(f"{self.text} has no {what}.", f"It has {listed}." if held else "")
-        return [Copy(str(id), tier.name, open_store(f"{tier.store.url}/{id}")) for tier in found]
+            listing = ", ".join([*names[:3], "...", *names[-3:]] if len(names) > 7 else names)
+            raise UserError(f"{self.text} has no {what}.", f"It has {listing}." if names else "")
+        return [Copy(str(id), tier.name, open_store(f"{tier.store.url}/{id}")) for tier in tiers]
 
     def copy(self) -> Copy:
         """The nearest copy."""
-        return self.copies()[0]
+        return self.list_copies()[0]
 
 
-def places(words: Sequence[str]) -> list[Place]:
+def find_places(words: Sequence[str]) -> list[Place]:
     """What the words name, in order: an id belongs to the place before it. Raises UserError."""
-    found: list[Place] = []
+    places: list[Place] = []
     for word in words:
         id = CheckpointId.parse(word)
         if id is None or os.path.isdir(word):
-            found.append(_place(word))
-        elif not found:
+            places.append(_place(word))
+        elif not places:
             raise UserError(f"{word} of which run?", f"Name the run before it:  RUN_DIR {word}")
-        elif found[-1].id is None and found[-1].alone is None:
-            found[-1] = replace(found[-1], id=id)
+        elif places[-1].id is None and places[-1].alone is None:
+            places[-1] = replace(places[-1], id=id)
         else:
-            found.append(replace(found[-1], id=id, alone=None))
-    return found
+            places.append(replace(places[-1], id=id, alone=None))
+    return places
 
 
 def find_place(words: Sequence[str]) -> Place:
     """The one place that the words name. Raises UserError."""
-    found = places(words)
-    if len(found) != 1:
-        raise UserError(f"expected one checkpoint, got {len(found)}: {' '.join(words)}.", f"A checkpoint is {PLACES}.")
-    return found[0]
+    places = find_places(words)
+    if len(places) != 1:
+        raise UserError(f"expected one checkpoint, got {len(places)}: {' '.join(words)}.", f"A checkpoint is {PLACES}.")
+    return places[0]
 
 
 def _place(word: str) -> Place:
@@ -136,9 +136,9 @@ def _place(word: str) -> Place:
             return Place(word, alone=store)
         return Place(word, (StoreTier("store", store),))
     if os.path.exists(f"{path}/config.yaml"):
-        return Place(word, tiers_of(path), run_dir=path)
+        return Place(word, open_tiers(path), run_dir=path)
     if id is not None and os.path.exists(f"{parent or '.'}/config.yaml"):
-        return Place(word, tiers_of(parent or "."), id, parent or ".")
+        return Place(word, open_tiers(parent or "."), id, parent or ".")
     if not os.path.isdir(path):
         raise UserError(f"there is no {word}.", f"A checkpoint is {PLACES}.")
     store = open_store(path)
@@ -150,7 +150,7 @@ def _place(word: str) -> Place:
     return Place(word, (StoreTier("disk", store),), run_dir=above if os.path.exists(f"{above}/config.yaml") else None)
 
 
-def tiers_of(run_dir: str) -> tuple[StoreTier, ...]:
+def open_tiers(run_dir: str) -> tuple[StoreTier, ...]:
     """A run's tiers, nearest first, and last what this machine has in its memory.
 
     Raises UserError where the run's checkpoints are another part's.
@@ -175,16 +175,16 @@ def tiers_of(run_dir: str) -> tuple[StoreTier, ...]:
         keep = options.get("durable_keep_last"), options.get("durable_keep_every")
         tiers.append(StoreTier("durable", open_store(options["durable"]), options.get("durable_every"), *keep))
     if options.get("memory_every"):
-        nodes = directories(run_dir)
+        nodes = list_node_directories(run_dir)
         for place in nodes:  # last: of several nodes each has a part
             name = "memory" if len(nodes) == 1 else f"memory-{place.name}"
             tiers.append(StoreTier(name, open_store(str(place))))
     return tuple(tiers)
 
 
-def parser(verb: str, text: str, *, tier: bool = True) -> ArgumentParser:
+def make_parser(verb: str, text: str, *, tier: bool = True) -> ArgumentParser:
     """For the words after `gangline ckpt VERB`, with what most verbs take."""
-    made = ArgumentParser(prog=f"gangline ckpt {verb}", description=text)
+    parser = ArgumentParser(prog=f"gangline ckpt {verb}", description=text)
     if tier:
-        made.add_argument("--tier", help="the copy in this tier (memory, disk, durable); by default the nearest")
-    return made
+        parser.add_argument("--tier", help="the copy in this tier (memory, disk, durable); by default the nearest")
+    return parser

@@ -13,7 +13,7 @@ from gangline.shard import Registry
 from gangline_ckpt_zarr.format import overlap
 from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun
 from gangline_ckpt_zarr.format.dtypes import count_itemsize
-from gangline_ckpt_zarr.format.owners import box_owners
+from gangline_ckpt_zarr.format.owners import get_box_owners
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Meta(ABC):
     write_id: str
 
     @abstractmethod
-    def path(self, rank: int) -> str:
+    def get_file_path(self, rank: int) -> str:
         """The file of a rank, in the checkpoint's directory."""
 
     @property
@@ -35,28 +35,28 @@ class Meta(ABC):
         """Bytes behind each chunk: its checksum, and its seal where it has one."""
 
     @abstractmethod
-    def seal_start(self, run: ChunkRun) -> int | None:
+    def compute_seal_start(self, run: ChunkRun) -> int | None:
         """What the seals of a run's chunks start from; None where they have none."""
 
     @abstractmethod
-    def wrong(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
+    def find_chunk_error(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
         """Why chunk `number` of a run, of which `checksum` is the checksum, is not what was written; "" where it is."""
 
     @abstractmethod
-    def nodes(self) -> dict[str, dict[str, Any]]:
+    def build_nodes(self) -> dict[str, dict[str, Any]]:
         """zarr v3 metadata of every array."""
 
-    def writers(self) -> Iterator[int]:
+    def iterate_writers(self) -> Iterator[int]:
         """The ranks that have a file, each once: found by what was cut, for ranks without one may be many more."""
-        seen, cut = set[int](), set()
+        writers, cut = set[int](), set()
         for layout in self.registry.layouts.values():
-            owners = box_owners(self.registry.mesh, layout)
+            owners = get_box_owners(self.registry.mesh, layout)
             if (owners, layout.turn) in cut:
                 continue
             cut.add((owners, layout.turn))
-            for rank in overlap.writers(owners, layout.turn):
-                if rank not in seen:
-                    seen.add(rank)
+            for rank in overlap.iterate_writers(owners, layout.turn):
+                if rank not in writers:
+                    writers.add(rank)
                     yield rank
 
     @cached_property

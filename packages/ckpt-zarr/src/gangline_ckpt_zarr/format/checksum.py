@@ -26,34 +26,36 @@ MISPLACED = "it belongs to another save or another place"
 _WORDS = Struct("<II")  # checksum, seal
 
 
-def seal_start(write_id: str, name: str, offset: Sequence[int]) -> int:
+def compute_seal_start(write_id: str, name: str, offset: Sequence[int]) -> int:
     """What the seals of a box's chunks have in common. `write_id`: 8 hex digits."""
     return checksum_of(bytes.fromhex(write_id), checksum_of(f"{name} {' '.join(map(str, offset))}".encode()))
 
 
-def seal(start: int, number: int, checksum: int) -> int:
-    """The seal of a box's chunk `number`, from its `seal_start`."""
+def compute_seal(start: int, number: int, checksum: int) -> int:
+    """The seal of a box's chunk `number`, from `Meta.compute_seal_start`."""
     return checksum_of(_WORDS.pack(number, checksum), start)
 
 
-def wrong(start: int | None, number: int, checksum: int, trailer: bytes | memoryview) -> str:
+def find_trailer_error(start: int | None, number: int, checksum: int, trailer: bytes | memoryview) -> str:
     """Why the chunk `number`, of which `checksum` is the checksum, is not what was written here; "" where it is.
 
     `start`: None where chunks have no seal.
     """
     if read_checksum(trailer) != checksum:
         return "its checksum differs"
-    if start is not None and int.from_bytes(trailer[CHECKSUM:TRAILER], "little") != seal(start, number, checksum):
+    if start is not None and int.from_bytes(trailer[CHECKSUM:TRAILER], "little") != compute_seal(
+        start, number, checksum
+    ):
         return MISPLACED
     return ""
 
 
-def trailer(start: int | None, number: int, content: bytes | memoryview) -> bytes:
+def make_trailer(start: int | None, number: int, content: bytes | memoryview) -> bytes:
     """What goes behind the chunk `number`: its checksum and seal; without a `start` the checksum alone."""
     checksum = checksum_of(content)
     if start is None:
         return checksum.to_bytes(CHECKSUM, "little")
-    return _WORDS.pack(checksum, seal(start, number, checksum))
+    return _WORDS.pack(checksum, compute_seal(start, number, checksum))
 
 
 def read_checksum(trailer: bytes | memoryview) -> int:

@@ -33,16 +33,16 @@ def chunk_shape(layout: Layout) -> tuple[int, ...]:
 def _chunk_shape(shape: tuple[int, ...], divisions: tuple[Division, ...], left: int) -> tuple[int, ...]:
     """The same for all arrays of one shape and cut; `left`: elements of a chunk, at most."""
     layout, chunk = Layout(shape, divisions=divisions), list[int]()
-    for length, step in zip(reversed(layout.shape), reversed(spacing(layout)), strict=True):
+    for length, step in zip(reversed(layout.shape), reversed(compute_spacing(layout)), strict=True):
         length = max(1, length)
-        side = _divisor(step, left) if step else -(-length // -(-length // left))
+        side = _choose_divisor(step, left) if step else -(-length // -(-length // left))
         chunk.append(side)
         whole = side == (step or length)
         left = max(1, left // side) if whole else 1
     return tuple(reversed(chunk))
 
 
-def _divisor(step: int, left: int) -> int:
+def _choose_divisor(step: int, left: int) -> int:
     """The largest divisor of `step` up to `left`; where that is small, the next larger one if it is not huge."""
     sides = find_divisors(step)
     fitting = max((d for d in sides if d <= left), default=1)
@@ -53,16 +53,16 @@ def _divisor(step: int, left: int) -> int:
     return fitting
 
 
-def spacing(layout: Layout) -> tuple[int, ...]:
+def compute_spacing(layout: Layout) -> tuple[int, ...]:
     """Per dim the greatest step on whose multiples all boundaries lie, the array's end apart; 0: there are none."""
     steps = [0] * len(layout.shape)
-    for dim, position in _boundaries(layout):
+    for dim, position in _find_boundaries(layout):
         if position < layout.shape[dim]:
             steps[dim] = gcd(steps[dim], position)
     return tuple(steps)
 
 
-def _boundaries(layout: Layout) -> Iterator[tuple[int, int]]:
+def _find_boundaries(layout: Layout) -> Iterator[tuple[int, int]]:
     """(dim, position) of every boundary, without listing the boxes."""
     for number, division in enumerate(layout.divisions):
         if not division.rows:

@@ -78,12 +78,12 @@ class ChunkRun:
 
     def index(self, number: int) -> tuple[int, ...]:
         """The chunk's index in the whole array's grid."""
-        found: list[int] = []
+        digits: list[int] = []
         for length in reversed(self.grid):
             number, at = divmod(number, length)
-            found.append(at)
+            digits.append(at)
         first = (start // side for start, side in zip(self.box.offset, self.chunk, strict=True))
-        return tuple(a + b for a, b in zip(first, reversed(found), strict=True))
+        return tuple(a + b for a, b in zip(first, reversed(digits), strict=True))
 
     def chunk_box(self, number: int) -> Box:
         """The box of the array in one chunk; what a chunk has beyond the array's end is not in it."""
@@ -91,7 +91,7 @@ class ChunkRun:
         sides = zip(offset, self.chunk, self.box.limits, strict=True)
         return Box(offset, tuple(min(side, stop - at) for at, side, (_, stop) in sides))
 
-    def meeting(self, wanted: Box) -> Iterator[tuple[int, int]]:
+    def find_chunk_ranges(self, wanted: Box) -> Iterator[tuple[int, int]]:
         """(first, how many) of the chunks that meet a box, neighbours together."""
         ranges = []
         for start, length, side, chunks, at, n in zip(
@@ -128,7 +128,7 @@ class RankFile:
     def by_box(self) -> dict[tuple[str, tuple[int, ...]], ChunkRun]:
         return {(run.name, run.box.offset): run for run in self.runs}
 
-    def wrong_size(self, there: int) -> str:
+    def find_size_error(self, there: int) -> str:
         """Return why a file of `there` bytes is damaged, "" if it has its size."""
         return "" if there == self.size else f"has {there:,} bytes, and should have {self.size:,}"
 

@@ -25,23 +25,23 @@ LARGEST = 1 << 60  # of a length, and of the elements of an array
 def number(value: Any, what: str, low: int = 0, high: int = LARGEST) -> int:
     """A whole number within limits, both included. Raises ValueError."""
     if type(value) is not int:
-        raise ValueError(f"{what} is {_short(value)}, not a whole number")
+        raise ValueError(f"{what} is {_shorten(value)}, not a whole number")
     if not low <= value <= high:
-        raise ValueError(f"{what} is {_short(value)}, not within {low} and {high}")
+        raise ValueError(f"{what} is {_shorten(value)}, not within {low} and {high}")
     return value
 
 
-def numbers(value: Any, what: str, low: int = 0, most: int = MOST_DIMS) -> tuple[int, ...]:
+def parse_numbers(value: Any, what: str, low: int = 0, most: int = MOST_DIMS) -> tuple[int, ...]:
     """A list of whole numbers. Raises ValueError."""
     if not isinstance(value, list) or len(value) > most:
-        raise ValueError(f"{what} is {_short(value)}, not a list of up to {most} numbers")
+        raise ValueError(f"{what} is {_shorten(value)}, not a list of up to {most} numbers")
     return tuple(number(one, what, low) for one in value)
 
 
-def mapping(value: Any, what: str) -> dict[str, Any]:
+def parse_mapping(value: Any, what: str) -> dict[str, Any]:
     """An object of JSON. Raises ValueError."""
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is {_short(value)}, not an object")
+        raise ValueError(f"{what} is {_shorten(value)}, not an object")
     return value
 
 
@@ -52,14 +52,14 @@ def name(text: str) -> str:
     return text
 
 
-def axes(value: Any) -> tuple[str, ...]:
+def parse_axes(value: Any) -> tuple[str, ...]:
     """Names of mesh axes. Raises ValueError."""
     if not isinstance(value, list) or len(value) > MOST_DIMS or not all(isinstance(axis, str) for axis in value):
-        raise ValueError(f"{_short(value)} is not a list of axes")
+        raise ValueError(f"{_shorten(value)} is not a list of axes")
     return tuple(value)
 
 
-def depth(content: Any) -> None:
+def check_depth(content: Any) -> None:
     """Refuse, by ValueError, what is nested so deeply that those who read it would fail."""
     level, below = 0, [content]
     while below:
@@ -70,36 +70,36 @@ def depth(content: Any) -> None:
         level += 1
 
 
-def mesh(content: Any) -> Mesh:
-    sizes = {axis: number(size, f"mesh axis {axis}", 1) for axis, size in mapping(content, "the mesh").items()}
+def parse_mesh(content: Any) -> Mesh:
+    sizes = {axis: number(size, f"mesh axis {axis}", 1) for axis, size in parse_mapping(content, "the mesh").items()}
     number(prod(sizes.values()), "the number of ranks", 1, MOST_RANKS)
     return Mesh.of(sizes)
 
 
-def shape(value: Any, of: str) -> tuple[int, ...]:
-    found = numbers(value, f"the shape of {of}")
-    number(prod(found), f"the size of {of}")
-    return found
+def parse_shape(value: Any, of: str) -> tuple[int, ...]:
+    shape = parse_numbers(value, f"the shape of {of}")
+    number(prod(shape), f"the size of {of}")
+    return shape
 
 
 def chunk(value: Any, layout: Layout, of: str) -> tuple[int, ...]:
     """A chunk is nowhere longer than its array, and no cut goes through one. Raises ValueError."""
-    found = numbers(value, f"the chunk shape of {of}", 1)
-    if len(found) != len(layout.shape) or any(c > max(1, n) for c, n in zip(found, layout.shape, strict=True)):
-        raise ValueError(f"the chunks of {of} have shape {found}, and the array {layout.shape}")
+    shape = parse_numbers(value, f"the chunk shape of {of}", 1)
+    if len(shape) != len(layout.shape) or any(c > max(1, n) for c, n in zip(shape, layout.shape, strict=True)):
+        raise ValueError(f"the chunks of {of} have shape {shape}, and the array {layout.shape}")
     for division in layout.divisions:
         if not division.rows:
-            side, length, bounds = found[division.dim], layout.shape[division.dim], division.bounds[0]
+            side, length, bounds = shape[division.dim], layout.shape[division.dim], division.bounds[0]
         elif len(layout.shape) == 2 and len(layout.divisions) == 1:
-            side, length, bounds = found[0], layout.shape[0], division.bounds[0]
+            side, length, bounds = shape[0], layout.shape[0], division.bounds[0]
         else:
             continue
         if any(bound % side and bound != length for bound in bounds):
             raise ValueError(f"the chunks of {of} are cut through")
-    return found
+    return shape
 
 
-def fits(layout: Layout, mesh: Mesh, of: str) -> None:
+def check_layout(layout: Layout, mesh: Mesh, of: str) -> None:
     """Raises ValueError where an array of this shape cannot be cut like this on this mesh."""
     fixed = dict(layout.at)
     for axis, index in layout.at:
@@ -110,16 +110,16 @@ def fits(layout: Layout, mesh: Mesh, of: str) -> None:
     earlier = 1
     for division in layout.divisions:
         axes = division.axes
-        others = {axis for known in digits if known != axes for axis in known} | {*fixed}
+        others = {axis for other_axes in digits if other_axes != axes for axis in other_axes} | {*fixed}
         if len({*axes}) != len(axes) or not {*axes} <= {*mesh.axes} - others:
             raise ValueError(f"{of} is cut along {', '.join(axes)}")
         digits.setdefault(axes, []).append((division.every, division.parts))
-        _bounds_fit(layout, division, earlier, of)
+        _check_division_bounds(layout, division, earlier, of)
         earlier *= division.parts
         number(earlier, f"the number of parts of {of}", 1, MOST_PARTS)
-    for axes, found in digits.items():
+    for axes, pairs in digits.items():
         base, size = 1, mesh.size(*axes)
-        for every, parts in sorted(found):
+        for every, parts in sorted(pairs):
             if every % base:
                 raise ValueError(f"the cuts of {of} along {', '.join(axes)} do not fit together")
             base = every * parts
@@ -127,7 +127,7 @@ def fits(layout: Layout, mesh: Mesh, of: str) -> None:
             raise ValueError(f"{of} is cut into parts that {size} ranks along {', '.join(axes)} do not hold")
 
 
-def _bounds_fit(layout: Layout, division: Division, earlier: int, of: str) -> None:
+def _check_division_bounds(layout: Layout, division: Division, earlier: int, of: str) -> None:
     length: int | None = None
     if not division.rows:
         if division.dim >= len(layout.shape):
@@ -142,18 +142,18 @@ def _bounds_fit(layout: Layout, division: Division, earlier: int, of: str) -> No
             raise ValueError(f"the cuts of {of} end at {bounds[-1]}, and it ends at {length}")
 
 
-def bounds(found: Sequence[int]) -> tuple[int, ...]:
+def parse_bounds(found: Sequence[int]) -> tuple[int, ...]:
     """Bounds that go up from 0. Raises ValueError."""
     if len(found) < 2 or found[0] != 0 or any(after < before for before, after in pairwise(found)):
         raise ValueError("bounds do not go up from 0")
     return tuple(found)
 
 
-def identity(document: Mapping[str, Any]) -> tuple[int, int]:
+def parse_identity(document: Mapping[str, Any]) -> tuple[int, int]:
     """(step, attempt) of a document."""
     return number(document.get("step"), "its step"), number(document.get("attempt"), "its attempt", 1)
 
 
-def _short(value: Any) -> str:
-    said = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
-    return said if len(said) <= 40 else f"{said[:37]}..."
+def _shorten(value: Any) -> str:
+    text = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
+    return text if len(text) <= 40 else f"{text[:37]}..."

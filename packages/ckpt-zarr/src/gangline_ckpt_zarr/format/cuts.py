@@ -21,7 +21,7 @@ def to_json(registry: Registry) -> dict[str, Any]:
         number = numbers.setdefault((layout.at, layout.divisions, layout.differs), len(numbers))
         arrays[name] = [number, layout.turn]
     cuts = [
-        {"at": dict(at), "divisions": [_division_to_json(division) for division in divisions]}
+        {"at": dict(at), "divisions": [_encode_division(division) for division in divisions]}
         | ({"differs": list(differs)} if differs else {})
         for at, divisions, differs in numbers
     ]
@@ -30,64 +30,64 @@ def to_json(registry: Registry) -> dict[str, Any]:
 
 def parse_registry(content: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Registry:
     """The registry; `shapes`: each array's (shape, torch's dtype). Raises ValueError where it has no meaning."""
-    mesh, bounds = claims.mesh(content["mesh"]), Bounds()
+    mesh, bounds = claims.parse_mesh(content["mesh"]), Bounds()
     cuts = [
         (
             tuple((axis, claims.number(index, f"a place on {axis}")) for axis, index in cut["at"].items()),
-            tuple(_division_of_json(division, bounds) for division in cut["divisions"]),
-            claims.axes(cut.get("differs", [])),
+            tuple(_parse_division(division, bounds) for division in cut["divisions"]),
+            claims.parse_axes(cut.get("differs", [])),
         )
         for cut in content["cuts"]
     ]
-    if claims.mapping(content["arrays"], "what was cut").keys() != shapes.keys():
+    if claims.parse_mapping(content["arrays"], "what was cut").keys() != shapes.keys():
         raise ValueError("the arrays that were cut are not those that are there")
     layouts: dict[str, Layout] = {}
     fitting: set[tuple[int, tuple[int, ...]]] = set()
     for name, entry in content["arrays"].items():
-        number, turn = claims.numbers(entry, f"the cut of {name}", most=2)
+        number, turn = claims.parse_numbers(entry, f"the cut of {name}", most=2)
         at, divisions, differs = cuts[number]
         layout = layouts[claims.name(name)] = Layout(*shapes[name], divisions, at, turn, differs)
         if (number, layout.shape) not in fitting:
-            claims.fits(layout, mesh, name)
+            claims.check_layout(layout, mesh, name)
             fitting.add((number, layout.shape))
     return Registry(mesh, layouts)
 
 
 def check(registry: Registry) -> None:
     """Raises ValueError where what is about to be written would not be read again."""
-    seen: set[tuple] = set()
+    keys: set[tuple] = set()
     for name, layout in registry.layouts.items():
         claims.name(name)
         key = layout.shape, layout.divisions, layout.at
-        if key not in seen:
-            claims.fits(layout, registry.mesh, name)
-            seen.add(key)
+        if key not in keys:
+            claims.check_layout(layout, registry.mesh, name)
+            keys.add(key)
 
 
-def _division_to_json(division: Division) -> dict[str, Any]:
+def _encode_division(division: Division) -> dict[str, Any]:
     bounds = division.bounds[:1] if len(set(division.bounds)) == 1 else division.bounds
-    found: dict[str, Any] = {"axes": division.axes, "bounds": [_bounds_to_json(one) for one in bounds]}
+    content: dict[str, Any] = {"axes": division.axes, "bounds": [_encode_bounds(one) for one in bounds]}
     if division.dim:
-        found["dim"] = division.dim
+        content["dim"] = division.dim
     if division.rows:
-        found["rows"] = True
+        content["rows"] = True
     if division.every != 1:
-        found["every"] = division.every
-    return found
+        content["every"] = division.every
+    return content
 
 
-def _division_of_json(content: Mapping[str, Any], bounds: Bounds) -> Division:
-    axes, rows = claims.axes(content["axes"]), content.get("rows", False)
+def _parse_division(content: Mapping[str, Any], bounds: Bounds) -> Division:
+    axes, rows = claims.parse_axes(content["axes"]), content.get("rows", False)
     if type(rows) is not bool:
         raise ValueError("a cut is along no axes")
-    found = tuple(bounds.parse(one) for one in content["bounds"])
-    if not found or len({len(one) for one in found}) != 1:
+    division_bounds = tuple(bounds.parse(one) for one in content["bounds"])
+    if not division_bounds or len({len(one) for one in division_bounds}) != 1:
         raise ValueError("bounds of one cut are not alike")
     dim, every = claims.number(content.get("dim", 0), "a dim"), claims.number(content.get("every", 1), "every", 1)
-    return Division(axes, found, dim, rows, every)
+    return Division(axes, division_bounds, dim, rows, every)
 
 
-def _bounds_to_json(bounds: tuple[int, ...]) -> list[int] | dict[str, int]:
+def _encode_bounds(bounds: tuple[int, ...]) -> list[int] | dict[str, int]:
     """The bounds themselves, or {"step", "end", "parts"} of what is cut every `step` from 0 to `end`."""
     step, end, parts = (bounds[1] if len(bounds) > 1 else 0), bounds[-1], len(bounds) - 1
     if parts > 2 and bounds == _split_evenly(step, end, parts):
@@ -105,7 +105,7 @@ class Bounds:
     def parse(self, content: Any) -> tuple[int, ...]:
         if not isinstance(content, dict):
             self._count_more(len(content))
-            return claims.bounds(claims.numbers(content, "bounds", most=claims.MOST_PARTS + 1))
+            return claims.parse_bounds(claims.parse_numbers(content, "bounds", most=claims.MOST_PARTS + 1))
         key = (
             claims.number(content["step"], "a step between bounds"),
             claims.number(content["end"], "the end of bounds"),
@@ -113,7 +113,7 @@ class Bounds:
         )
         if key not in self._even:
             self._count_more(key[2])
-            self._even[key] = claims.bounds(_split_evenly(*key))
+            self._even[key] = claims.parse_bounds(_split_evenly(*key))
         return self._even[key]
 
     def _count_more(self, count: int) -> None:

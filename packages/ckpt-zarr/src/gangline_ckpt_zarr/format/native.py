@@ -25,9 +25,9 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Places, Registry, find_primary_replica
 from gangline_ckpt_zarr.format import claims, cuts
 from gangline_ckpt_zarr.format.base import Meta
-from gangline_ckpt_zarr.format.checksum import CHECKSUM, MISPLACED, trailer, wrong
+from gangline_ckpt_zarr.format.checksum import CHECKSUM, MISPLACED, find_trailer_error, make_trailer
 from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun, RankFile, lay_out
-from gangline_ckpt_zarr.format.nodes import CODECS, FORMAT, array_node, root
+from gangline_ckpt_zarr.format.nodes import CODECS, FORMAT, build_array_node, encode_root
 from gangline_ckpt_zarr.format.references import chunk_key
 
 MOST_FILES = 64  # of one array; a power of two
@@ -39,11 +39,11 @@ class NativeFiles(CheckpointFiles):
     """A file for each chunk, or for each array that is a shard."""
 
     def _lay_out(self, rank: int) -> RankFile:
-        file = lay_out(self._boxes(rank))
+        file = lay_out(self._iterate_boxes(rank))
         size = sum(run.nbytes + CHECKSUM if run.count == 1 else run.end + index_bytes(run) for run in file.runs)
         return RankFile(file.runs, size, file.dtypes)
 
-    def _boxes(self, rank: int) -> Iterator[tuple[str, str, tuple[int, ...], Box]]:
+    def _iterate_boxes(self, rank: int) -> Iterator[tuple[str, str, tuple[int, ...], Box]]:
         coordinate = self.registry.mesh.coordinate(rank)
         name = self._names[coordinate["pp"]]
         layout = self.registry[name]
@@ -64,7 +64,7 @@ class NativeMeta(Meta):
 
     sums: dict[str, list[int]] = field(default_factory=dict)
 
-    def path(self, rank: int) -> str:
+    def get_file_path(self, rank: int) -> str:
         return chunk_key(self.files.get_rank_file(rank).runs[0], 0)
 
     @property
@@ -72,53 +72,53 @@ class NativeMeta(Meta):
         """The checksum alone: in zarr's own files there is no room for a seal."""
         return CHECKSUM
 
-    def seal_start(self, run: ChunkRun) -> None:
+    def compute_seal_start(self, run: ChunkRun) -> None:
         """None: there are no seals."""
 
-    def wrong(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
-        why = wrong(None, number, checksum, trailer)
+    def find_chunk_error(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
+        why = find_trailer_error(None, number, checksum, trailer)
         if not why and self.sums[run.name][place(run, number, self.registry[run.name])] != checksum:
             return MISPLACED
         return why
 
-    def nodes(self) -> dict[str, dict[str, Any]]:
-        found = {}
+    def build_nodes(self) -> dict[str, dict[str, Any]]:
+        nodes = {}
         for name, layout in self.registry.layouts.items():
             chunk = self.files.chunk(name)
-            node = found[name] = array_node(layout.shape, layout.dtype, chunk)
-            grid = grid_of(layout, chunk)
+            node = nodes[name] = build_array_node(layout.shape, layout.dtype, chunk)
+            grid = compute_grid(layout, chunk)
             if is_shard(layout, grid):
                 whole = [chunks * side for chunks, side in zip(grid, chunk, strict=True)]
                 inner = {"chunk_shape": list(chunk), "codecs": node["codecs"]}
                 sharding = inner | {"index_codecs": CODECS, "index_location": "end"}
                 node["codecs"] = [{"name": "sharding_indexed", "configuration": sharding}]
                 node["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": whole}}
-        return found
+        return nodes
 
 
-def grid_of(layout: Layout, chunk: tuple[int, ...]) -> tuple[int, ...]:
+def compute_grid(layout: Layout, chunk: tuple[int, ...]) -> tuple[int, ...]:
     """Chunks along each dim of an array."""
     return tuple(-(-length // side) for length, side in zip(layout.shape, chunk, strict=True))
 
 
 def place(run: ChunkRun, number: int, layout: Layout) -> int:
     """The number of a chunk in its array, in C order."""
-    found = 0
-    for at, chunks in zip(run.index(number), grid_of(layout, run.chunk), strict=True):
-        found = found * chunks + at
-    return found
+    position = 0
+    for at, chunks in zip(run.index(number), compute_grid(layout, run.chunk), strict=True):
+        position = position * chunks + at
+    return position
 
 
 def as_native(meta: Meta) -> NativeMeta:
     """The same arrays as native zarr. Its checksums are 0 until whoever writes the chunks fills them in."""
-    grids = {name: grid_of(layout, meta.files.chunk(name)) for name, layout in meta.registry.layouts.items()}
+    grids = {name: compute_grid(layout, meta.files.chunk(name)) for name, layout in meta.registry.layouts.items()}
     padded = {name: tuple(1 << max(0, chunks - 1).bit_length() for chunks in grid) for name, grid in grids.items()}
     most = max((prod(parts) for parts in padded.values() if prod(parts) <= MOST_FILES), default=1)
     layouts = {
         name: Layout(
             layout.shape,
             layout.dtype,
-            tuple(_divisions(layout, meta.files.chunk(name), padded[name])),
+            tuple(_make_divisions(layout, meta.files.chunk(name), padded[name])),
             (("pp", number),),
         )
         for number, (name, layout) in enumerate(meta.registry.layouts.items())
@@ -129,7 +129,7 @@ def as_native(meta: Meta) -> NativeMeta:
     return NativeMeta(meta.document, registry, NativeFiles(registry, chunks), meta.write_id, sums)
 
 
-def _divisions(layout: Layout, chunk: tuple[int, ...], padded: tuple[int, ...]) -> Iterator[Division]:
+def _make_divisions(layout: Layout, chunk: tuple[int, ...], padded: tuple[int, ...]) -> Iterator[Division]:
     """One for each dim, down to chunks: each reads its own digit of the coordinate along `tp`. None for a shard."""
     if prod(padded) > MOST_FILES:
         return
@@ -153,10 +153,10 @@ def index(run: ChunkRun) -> bytes:
     entries = b"".join(
         _ENTRY.pack(run.base + number * run.stride, run.nbytes + CHECKSUM) for number in range(run.count)
     )
-    return entries + trailer(None, 0, entries)
+    return entries + make_trailer(None, 0, entries)
 
 
-def node_files(content: bytes) -> dict[str, bytes]:
+def encode_nodes(content: bytes) -> dict[str, bytes]:
     """What zarr.json of each node says, from what the root's does."""
     nodes = json.loads(content)["consolidated_metadata"]["metadata"]
     return {name: json.dumps(node).encode() for name, node in nodes.items()}
@@ -177,9 +177,9 @@ def write(meta: NativeMeta) -> bytes:
         "document": meta.document,
         "write_id": meta.write_id,
         "layout": cuts.to_json(meta.registry),
-        "sums": {name: b64encode(_words(len(sums)).pack(*sums)).decode() for name, sums in meta.sums.items()},
+        "sums": {name: b64encode(_make_struct(len(sums)).pack(*sums)).decode() for name, sums in meta.sums.items()},
     }
-    return root(meta.nodes(), ours)
+    return encode_root(meta.build_nodes(), ours)
 
 
 def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, Any]]) -> NativeMeta:
@@ -189,12 +189,12 @@ def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, A
         raise ValueError("the arrays with checksums are not those that are there")
     sums = {}
     for name, text in ours["sums"].items():
-        content, count = b64decode(text, validate=True), prod(grid_of(registry[name], chunks[name]))
+        content, count = b64decode(text, validate=True), prod(compute_grid(registry[name], chunks[name]))
         if len(content) != count * CHECKSUM:
             raise ValueError(f"{name} has {count:,} chunks, and checksums of {len(content) // CHECKSUM:,}")
-        sums[name] = [*_words(count).unpack(content)]
+        sums[name] = [*_make_struct(count).unpack(content)]
     return NativeMeta(ours["document"], registry, NativeFiles(registry, chunks), ours["write_id"], sums)
 
 
-def _words(count: int) -> struct.Struct:
+def _make_struct(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}I")

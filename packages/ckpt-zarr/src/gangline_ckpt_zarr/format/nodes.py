@@ -14,51 +14,55 @@ FORMAT = 1  # of what stands under attributes["gangline"]
 CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, CODEC]
 
 
-def array_node(shape: tuple[int, ...], dtype: str, chunk: tuple[int, ...]) -> dict[str, Any]:
+def build_array_node(shape: tuple[int, ...], dtype: str, chunk: tuple[int, ...]) -> dict[str, Any]:
     """zarr v3 metadata of one array."""
-    stored = map_dtype(dtype)
-    zero = False if stored == "bool" else 0.0 if stored.startswith("float") else 0
+    stored_dtype = map_dtype(dtype)
+    zero = False if stored_dtype == "bool" else 0.0 if stored_dtype.startswith("float") else 0
     return {
         "zarr_format": 3,
         "node_type": "array",
         "shape": list(shape),
-        "data_type": stored,
+        "data_type": stored_dtype,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunk)}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": zero,
-        "codecs": CODECS if stored not in ("bool", "int8", "uint8") else [{"name": "bytes"}, CODECS[1]],
+        "codecs": CODECS if stored_dtype not in ("bool", "int8", "uint8") else [{"name": "bytes"}, CODECS[1]],
         "attributes": {"dtype": dtype},
         "storage_transformers": [],
     }
 
 
-def groups(arrays: Iterable[str]) -> dict[str, dict[str, Any]]:
+def build_group_nodes(arrays: Iterable[str]) -> dict[str, dict[str, Any]]:
     """zarr v3 metadata of every group that these arrays lie in."""
     names = {"/".join(parts[:end]) for parts in (name.split("/") for name in arrays) for end in range(1, len(parts))}
     return {name: {"zarr_format": 3, "node_type": "group", "attributes": {}} for name in sorted(names)}
 
 
-def root(arrays: dict[str, dict[str, Any]], ours: dict[str, Any]) -> bytes:
+def encode_root(arrays: dict[str, dict[str, Any]], ours: dict[str, Any]) -> bytes:
     """A root group with these arrays in its consolidated metadata."""
     content = {
         "zarr_format": 3,
         "node_type": "group",
         "attributes": {"gangline": ours},
-        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": groups(arrays) | arrays},
+        "consolidated_metadata": {
+            "kind": "inline",
+            "must_understand": False,
+            "metadata": build_group_nodes(arrays) | arrays,
+        },
     }
     ours.pop("checksum", None)
-    ours["checksum"] = 0  # last, where `_signature` says
+    ours["checksum"] = 0  # last, where `_encode_signature` says
     text = json.dumps(content, separators=(",", ":")).encode()
-    return text.replace(_signature(0), _signature(checksum_of(text)))
+    return text.replace(_encode_signature(0), _encode_signature(checksum_of(text)))
 
 
-def _signature(checksum: int) -> bytes:
+def _encode_signature(checksum: int) -> bytes:
     """Where the checksum stands: as the last of our attributes, so nothing that a document holds is taken for it."""
     return b'"checksum":%d}},"consolidated_metadata":' % checksum
 
 
-def root_checksum(content: bytes, stored: int) -> int:
+def compute_root_checksum(content: bytes, stored: int) -> int:
     """The checksum of the content with 0 in its own place. Raises ValueError where that place is not the one."""
-    if content.count(_signature(stored)) != 1:
+    if content.count(_encode_signature(stored)) != 1:
         raise ValueError("its checksum is not where it was put")
-    return checksum_of(content.replace(_signature(stored), _signature(0)))
+    return checksum_of(content.replace(_encode_signature(stored), _encode_signature(0)))

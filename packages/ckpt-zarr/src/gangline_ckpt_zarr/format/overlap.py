@@ -11,44 +11,46 @@ from collections.abc import Iterator
 from math import prod
 
 from gangline.shard import Box, Division, Layout, Registry
-from gangline_ckpt_zarr.format.owners import BoxOwners, box_owners
+from gangline_ckpt_zarr.format.owners import BoxOwners, get_box_owners
 
 
-def meeting(registry: Registry, name: str, wanted: Box) -> Iterator[tuple[int, Box]]:
+def find_stored_boxes(registry: Registry, name: str, wanted: Box) -> Iterator[tuple[int, Box]]:
     """(writing rank, its box) of every stored box of an array that meets `wanted`."""
     layout = registry[name]
-    owners = box_owners(registry.mesh, layout)
+    owners = get_box_owners(registry.mesh, layout)
     if wanted not in owners.met:
         owners.met[wanted] = [*_find_overlaps(layout, wanted)]
     for parts, boxes in owners.met[wanted]:
-        rank = owners.writer(parts, layout.turn)
+        rank = owners.get_writer(parts, layout.turn)
         yield from ((rank, box) for box in boxes)
 
 
-def writers(owners: BoxOwners, turn: int) -> Iterator[int]:
+def iterate_writers(owners: BoxOwners, turn: int) -> Iterator[int]:
     """The ranks that write a part of an array."""
     layout = owners.layout
     whole = Box((0,) * len(layout.shape), layout.shape)
-    for parts in _parts(layout, whole):
+    for parts in _iterate_parts(layout, whole):
         if any(box.size for box in layout.list_boxes(parts)):
-            yield owners.writer(parts, turn)
+            yield owners.get_writer(parts, turn)
 
 
 def _find_overlaps(layout: Layout, wanted: Box) -> Iterator[tuple[tuple[int, ...], list[Box]]]:
     """(parts, those of its boxes that meet `wanted`) of every holder that has any."""
-    for parts in _parts(layout, wanted):
+    for parts in _iterate_parts(layout, wanted):
         boxes = [box for box in layout.list_boxes(parts) if not box.shape or box.intersect(wanted) is not None]
         if boxes:
             yield parts, boxes
 
 
-def _parts(layout: Layout, wanted: Box) -> Iterator[tuple[int, ...]]:
+def _iterate_parts(layout: Layout, wanted: Box) -> Iterator[tuple[int, ...]]:
     """The parts, one for each division, that can meet `wanted`."""
-    found: list[tuple[int, ...]] = [()]
+    combinations: list[tuple[int, ...]] = [()]
     for number, division in enumerate(layout.divisions):
         outer = Layout(layout.shape, layout.dtype, layout.divisions[:number])
-        found = [(*parts, part) for parts in found for part in _find_parts(outer, division, parts, wanted)]
-    yield from found
+        combinations = [
+            (*parts, part) for parts in combinations for part in _find_parts(outer, division, parts, wanted)
+        ]
+    yield from combinations
 
 
 def _find_parts(outer: Layout, division: Division, parts: tuple[int, ...], wanted: Box) -> range | list[int]:
@@ -56,25 +58,25 @@ def _find_parts(outer: Layout, division: Division, parts: tuple[int, ...], wante
         start = wanted.offset[division.dim]
         return _find_touched(division.bounds[0], start, start + wanted.shape[division.dim])
     boxes = outer.list_boxes(parts)
-    bounds = division.bounds[_joint(outer, parts)] if len(division.bounds) > 1 else division.bounds[0]
+    bounds = division.bounds[_compute_joint_index(outer, parts)] if len(division.bounds) > 1 else division.bounds[0]
     if len(boxes) != 1:  # cut over rows twice: rare, and never of many parts
         return list(range(division.parts))
     common = boxes[0].intersect(wanted)
     if common is None:
         return []
-    first = _row(boxes[0], common.offset)
-    last = _row(boxes[0], tuple(a + n - 1 for a, n in zip(common.offset, common.shape, strict=True)))
+    first = _compute_row(boxes[0], common.offset)
+    last = _compute_row(boxes[0], tuple(a + n - 1 for a, n in zip(common.offset, common.shape, strict=True)))
     return _find_touched(bounds, first, last + 1)
 
 
-def _joint(outer: Layout, parts: tuple[int, ...]) -> int:
+def _compute_joint_index(outer: Layout, parts: tuple[int, ...]) -> int:
     joint = 0
     for division, part in zip(outer.divisions, parts, strict=True):
         joint = joint * division.parts + part
     return joint
 
 
-def _row(box: Box, place: tuple[int, ...]) -> int:
+def _compute_row(box: Box, place: tuple[int, ...]) -> int:
     """The row of `box`, its leading dims flattened, that holds the element at `place`."""
     row = 0
     for at, start, length in zip(place[:-1], box.offset, box.shape, strict=False):
@@ -90,6 +92,6 @@ def _find_touched(bounds: tuple[int, ...], start: int, stop: int) -> range:
 def is_covered(registry: Registry, name: str, wanted: Box) -> bool:
     """Whether the stored boxes hold all of `wanted`; they tile the array, so what is common need only be counted."""
     if not wanted.shape:
-        return any(True for _ in meeting(registry, name, wanted))
-    common = (box.intersect(wanted) for _, box in meeting(registry, name, wanted))
+        return any(True for _ in find_stored_boxes(registry, name, wanted))
+    common = (box.intersect(wanted) for _, box in find_stored_boxes(registry, name, wanted))
     return sum(prod(part.shape) for part in common if part is not None) == wanted.size

@@ -29,20 +29,20 @@ class BoxOwners:
         """The boxes that a rank writes of an array, none of them empty."""
         if rank not in self._held:
             self._held[rank] = self._locate(rank)
-        held = self._held[rank]
-        if held is None:
+        location = self._held[rank]
+        if location is None:
             return []
-        parts, replica, boxes = held
-        return boxes if replica == self._primary(parts, turn) else []
+        parts, replica, boxes = location
+        return boxes if replica == self._compute_primary(parts, turn) else []
 
-    def writer(self, parts: Sequence[int], turn: int) -> int:
+    def get_writer(self, parts: Sequence[int], turn: int) -> int:
         """The rank that writes these parts of an array."""
-        key = (tuple(parts), self._primary(parts, turn))
+        key = (tuple(parts), self._compute_primary(parts, turn))
         if key not in self._ranks:
             self._ranks[key] = self.mesh.rank(self._places.coordinate(*key))
         return self._ranks[key]
 
-    def replicas_of(self, rank: int, most: int) -> tuple[int, ...]:
+    def list_replicas(self, rank: int, most: int) -> tuple[int, ...]:
         """Up to `most` ranks, `rank` among them, that hold the same boxes; each of them gets the same answer."""
         coordinate, replicas = self.mesh.coordinate(rank), self._places.replicas
         parts, replica = self._places.of(coordinate)
@@ -59,15 +59,15 @@ class BoxOwners:
         parts, replica = self._places.of(coordinate)
         return parts, replica, [box for box in self.layout.list_boxes(parts) if box.size]
 
-    def _primary(self, parts: Sequence[int], turn: int) -> int:
+    def _compute_primary(self, parts: Sequence[int], turn: int) -> int:
         return (turn + find_primary_replica(self.layout, parts, self._places.writers)) % self._places.writers
 
 
 @lru_cache(maxsize=1024)
-def _box_owners(mesh: Mesh, layout: Layout) -> BoxOwners:
+def _make_box_owners(mesh: Mesh, layout: Layout) -> BoxOwners:
     return BoxOwners(mesh, layout)
 
 
-def box_owners(mesh: Mesh, layout: Layout) -> BoxOwners:
+def get_box_owners(mesh: Mesh, layout: Layout) -> BoxOwners:
     """Those of an array, the same object for every array of its shape and cut."""
-    return _box_owners(mesh, replace(layout, dtype="", turn=0))
+    return _make_box_owners(mesh, replace(layout, dtype="", turn=0))

@@ -12,8 +12,8 @@ from gangline_ckpt_zarr.format import checksum as sums, claims, cuts
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import TRAILER
 from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun, RankFile, lay_out
-from gangline_ckpt_zarr.format.nodes import FORMAT, array_node, root
-from gangline_ckpt_zarr.format.owners import box_owners
+from gangline_ckpt_zarr.format.nodes import FORMAT, build_array_node, encode_root
+from gangline_ckpt_zarr.format.owners import get_box_owners
 
 _seen = local()
 
@@ -23,11 +23,11 @@ class PackedFiles(CheckpointFiles):
     """The file of a rank holds its primary boxes, in the registry's order."""
 
     def _lay_out(self, rank: int) -> RankFile:
-        return lay_out(self._boxes(rank))
+        return lay_out(self._iterate_boxes(rank))
 
-    def _boxes(self, rank: int) -> Iterator[tuple[str, str, tuple[int, ...], Box]]:
+    def _iterate_boxes(self, rank: int) -> Iterator[tuple[str, str, tuple[int, ...], Box]]:
         for name, layout in self.registry.layouts.items():
-            for box in box_owners(self.registry.mesh, layout).list_written(rank, layout.turn):
+            for box in get_box_owners(self.registry.mesh, layout).list_written(rank, layout.turn):
                 yield name, layout.dtype, self.chunk(name), box
 
 
@@ -36,27 +36,27 @@ class PackedFiles(CheckpointFiles):
 class PackedMeta(Meta):
     """Every chunk has a seal."""
 
-    def path(self, rank: int) -> str:
-        return data_path(self.write_id, rank)
+    def get_file_path(self, rank: int) -> str:
+        return get_data_path(self.write_id, rank)
 
     @property
     def trailer(self) -> int:
         return TRAILER
 
-    def seal_start(self, run: ChunkRun) -> int:
-        return sums.seal_start(self.write_id, run.name, run.box.offset)
+    def compute_seal_start(self, run: ChunkRun) -> int:
+        return sums.compute_seal_start(self.write_id, run.name, run.box.offset)
 
-    def wrong(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
+    def find_chunk_error(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
         last = getattr(_seen, "last", None)  # the start of the run that this thread saw last
         if last is None or last[0] is not run or last[1] is not self:
-            _seen.last = last = run, self, self.seal_start(run)
-        return sums.wrong(last[2], number, checksum, trailer)
+            _seen.last = last = run, self, self.compute_seal_start(run)
+        return sums.find_trailer_error(last[2], number, checksum, trailer)
 
-    def nodes(self) -> dict[str, dict[str, Any]]:
-        return _nodes(self.registry, self.files)
+    def build_nodes(self) -> dict[str, dict[str, Any]]:
+        return _build_nodes(self.registry, self.files)
 
 
-def data_path(write_id: str, rank: int) -> str:
+def get_data_path(write_id: str, rank: int) -> str:
     """The file of a rank, in the checkpoint's directory."""
     return f"data-{write_id}/{rank:05d}.bin"
 
@@ -64,15 +64,15 @@ def data_path(write_id: str, rank: int) -> str:
 def write(registry: Registry, files: PackedFiles, document: dict[str, Any], write_id: str) -> bytes:
     """The content of zarr.json. Raises ValueError where it would not be read again."""
     cuts.check(registry)
-    claims.depth(document)
-    arrays = _nodes(registry, files)
+    claims.check_depth(document)
+    arrays = _build_nodes(registry, files)
     ours: dict[str, Any] = {
         "format": FORMAT,
         "document": document,
         "write_id": write_id,
         "layout": cuts.to_json(registry),
     }
-    return root(arrays, ours)
+    return encode_root(arrays, ours)
 
 
 def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, Any]]) -> PackedMeta:
@@ -84,7 +84,8 @@ def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, A
     return PackedMeta(ours["document"], registry, PackedFiles(registry, chunks), ours["write_id"])
 
 
-def _nodes(registry: Registry, files: CheckpointFiles) -> dict[str, dict[str, Any]]:
+def _build_nodes(registry: Registry, files: CheckpointFiles) -> dict[str, dict[str, Any]]:
     return {
-        name: array_node(layout.shape, layout.dtype, files.chunk(name)) for name, layout in registry.layouts.items()
+        name: build_array_node(layout.shape, layout.dtype, files.chunk(name))
+        for name, layout in registry.layouts.items()
     }

@@ -18,15 +18,15 @@ REFERENCES = "refs.json"
 AT = "{{at}}/"  # a template, for where the checkpoint lies
 
 
-def references(content: bytes, meta: Meta, base: str = "") -> dict[str, Any]:
+def build_references(content: bytes, meta: Meta, base: str = "") -> dict[str, Any]:
     """Kerchunk's version 1: key -> text, or [url, offset, length]; `base`: the checkpoint, with a slash."""
     refs: dict[str, Any] = {NAME: content.decode()}
     nodes = json.loads(content)["consolidated_metadata"]["metadata"]
     refs |= {f"{name}/{NAME}": json.dumps(node) for name, node in nodes.items()}
-    for rank in sorted(meta.writers()):
+    for rank in sorted(meta.iterate_writers()):
         for run in meta.files.get_rank_file(rank).runs:
             for number in range(run.count):
-                place = [base + meta.path(rank), run.base + number * run.stride, run.nbytes + CHECKSUM]
+                place = [base + meta.get_file_path(rank), run.base + number * run.stride, run.nbytes + CHECKSUM]
                 refs[chunk_key(run, number)] = place
     return {"version": 1, "refs": refs}
 

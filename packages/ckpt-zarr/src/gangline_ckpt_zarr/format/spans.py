@@ -37,18 +37,18 @@ class ChunkSpan(NamedTuple):
         return self.base + (self.number - 1) * self.stride + self.nbytes + self.trailer
 
 
-def spans_of(runs: Iterable[ChunkRun], seal_start: Callable[[ChunkRun], int | None]) -> list[ChunkSpan]:
+def make_spans(runs: Iterable[ChunkRun], seal_start: Callable[[ChunkRun], int | None]) -> list[ChunkSpan]:
     """Of boxes in a file; `seal_start`: what the seals of a box start from."""
     return [ChunkSpan(run.base, run.stride, run.nbytes, run.count, seal_start(run)) for run in runs]
 
 
-def spans(rows: Sequence[Sequence[int]]) -> list[ChunkSpan]:
+def parse_spans(rows: Sequence[Sequence[int]]) -> list[ChunkSpan]:
     """From plain numbers, in the order of the file. Raises ValueError where they overlap: no checksum would hold."""
-    found = sorted((ChunkSpan(*run) for run in rows if run[3]), key=lambda run: run.base)
-    for run in found:
+    spans = sorted((ChunkSpan(*run) for run in rows if run[3]), key=lambda run: run.base)
+    for run in spans:
         if run.base < 0 or run.nbytes < 1 or (run.number > 1 and run.stride < run.nbytes + run.trailer):
             raise ValueError(f"chunks that overlap themselves: {run}")
-    for before, after in pairwise(found):
+    for before, after in pairwise(spans):
         if after.base < before.end:
             raise ValueError(f"chunks that overlap: {before}, {after}")
-    return found
+    return spans

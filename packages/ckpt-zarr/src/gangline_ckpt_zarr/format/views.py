@@ -23,17 +23,17 @@ class View:
     offset: int
 
 
-def views(run: ChunkRun, itemsize: int) -> Iterator[View]:
+def make_views(run: ChunkRun, itemsize: int) -> Iterator[View]:
     """Views that together make up the run's box."""
-    chunk_strides, grid_strides = _c_order(run.chunk, 1), _c_order(run.grid, run.stride // itemsize)
+    chunk_strides, grid_strides = _compute_strides(run.chunk, 1), _compute_strides(run.grid, run.stride // itemsize)
     choices = []
     for length, side in zip(run.box.shape, run.chunk, strict=True):
         full, rest = divmod(length, side)
         choices.append([(0, full, side)] * (full > 0) + [(full, 1, rest)] * (rest > 0))
-    for chosen in product(*choices):
+    for combination in product(*choices):
         slices, sizes, strides, offset = [], [], [], run.base // itemsize
         for (first, chunks, side), chunk, inner, outer in zip(
-            chosen, run.chunk, chunk_strides, grid_strides, strict=True
+            combination, run.chunk, chunk_strides, grid_strides, strict=True
         ):
             slices.append(slice(first * chunk, first * chunk + chunks * side))
             sizes += [chunks, side]
@@ -42,7 +42,7 @@ def views(run: ChunkRun, itemsize: int) -> Iterator[View]:
         yield View(tuple(slices), tuple(sizes), tuple(strides), offset)
 
 
-def _c_order(shape: tuple[int, ...], unit: int) -> tuple[int, ...]:
+def _compute_strides(shape: tuple[int, ...], unit: int) -> tuple[int, ...]:
     strides = []
     for length in reversed(shape):
         strides.append(unit)

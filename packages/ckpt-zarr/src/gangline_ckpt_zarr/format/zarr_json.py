@@ -13,14 +13,14 @@ from gangline import BadCheckpoint
 from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.format import claims, cuts, native, packed
 from gangline_ckpt_zarr.format.base import Meta
-from gangline_ckpt_zarr.format.nodes import FORMAT, NAME, groups, root_checksum
+from gangline_ckpt_zarr.format.nodes import FORMAT, NAME, build_group_nodes, compute_root_checksum
 from gangline_ckpt_zarr.stores.base import ObjectStore
 
 _WRITE_ID = re.compile("[0-9a-f]{8}")
 MOST_BYTES = 256 << 20  # 1 kB for each of 250,000 arrays
 
 
-def content_of(store: ObjectStore, path: str = NAME) -> bytes:
+def read_content(store: ObjectStore, path: str = NAME) -> bytes:
     """The bytes of a zarr.json. Raises BadCheckpoint where no document is so long, FileNotFoundError."""
     if store.local and (there := store.size(path)) > MOST_BYTES:
         raise BadCheckpoint("every array", None, f"{store.url}/{path}", f"it has {there:,} bytes")
@@ -33,28 +33,29 @@ def read(content: bytes, file: str, id: CheckpointId | None = None) -> Meta:
     That it claims no more than there is on disk is for those to see who go by its sizes; see `tiers.completeness`.
     """
     try:
-        found = json.loads(content)
-        claims.depth(found)
-        ours = found["attributes"]["gangline"]
-        if ours["checksum"] != root_checksum(content, ours["checksum"]):
+        root = json.loads(content)
+        claims.check_depth(root)
+        ours = root["attributes"]["gangline"]
+        if ours["checksum"] != compute_root_checksum(content, ours["checksum"]):
             raise ValueError("its checksum differs")
         if ours["format"] != FORMAT:
             raise ValueError(f"it is of format {ours['format']}, and this version reads format {FORMAT}")
         if not _WRITE_ID.fullmatch(ours["write_id"]):
             raise ValueError(f"{ours['write_id']!r} is no write id")
-        document = claims.mapping(ours["document"], "its document")
-        says = CheckpointId(*claims.identity(document))
+        document = claims.parse_mapping(ours["document"], "its document")
+        says = CheckpointId(*claims.parse_identity(document))
         if id is not None and says != id:
             raise ValueError(f"it is of {says}")
-        nodes = found["consolidated_metadata"]["metadata"]
+        nodes = root["consolidated_metadata"]["metadata"]
         arrays = {name: node for name, node in nodes.items() if node["node_type"] == "array"}
         shapes = {
-            name: (claims.shape(node["shape"], name), node["attributes"]["dtype"]) for name, node in arrays.items()
+            name: (claims.parse_shape(node["shape"], name), node["attributes"]["dtype"])
+            for name, node in arrays.items()
         }
         registry = cuts.parse_registry(ours["layout"], shapes)
         meta: Meta = (native if ours.get("open") else packed).read(ours, registry, arrays)
-        written = meta.nodes()
-        if nodes != groups(written) | written:
+        array_nodes = meta.build_nodes()
+        if nodes != build_group_nodes(array_nodes) | array_nodes:
             raise ValueError("what it tells zarr is not what it tells gangline")
         return meta
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as error:

@@ -51,7 +51,7 @@ class ReadBatch:
         self._checks: list[tuple[ChunkRun, int, memoryview, memoryview]] = []
         self._puts: list[tuple[Destination, Box, np.ndarray]] = []
 
-    def room(self, nbytes: int) -> memoryview:
+    def allocate_scratch(self, nbytes: int) -> memoryview:
         """Memory that is this batch's until it is done; the same for every batch that follows, so it stays cached."""
         start = -(-self._used // 64) * 64
         if start + nbytes > len(self._scratch):
@@ -59,7 +59,7 @@ class ReadBatch:
         self._used = start + nbytes
         return self._scratch[start : self._used]
 
-    def want(self, start: int, buffer: memoryview) -> None:
+    def add_range(self, start: int, buffer: memoryview) -> None:
         """Read what lies at `start` of the file; calls go up in the file."""
         gap = start - self._end
         if self._ranges and 0 <= gap <= GAP:
@@ -75,15 +75,15 @@ class ReadBatch:
     def chunk(self, run: ChunkRun, number: int, buffer: memoryview) -> None:
         """Read a whole chunk and its trailer, and check it."""
         start, trailer = run.base + number * run.stride, memoryview(bytearray(self.meta.trailer))
-        self.want(start, buffer)
-        self.want(start + run.nbytes, trailer)
+        self.add_range(start, buffer)
+        self.add_range(start + run.nbytes, trailer)
         self._checks.append((run, number, buffer, trailer))
 
     def copy(self, target: Destination, part: Box, values: np.ndarray) -> None:
         """Once all is read and found good, values go on to where they are wanted."""
         self._puts.append((target, part, values))
 
-    def do(self, read: Read) -> None:
+    def read_and_check(self, read: Read) -> None:
         """Raises BadCheckpoint, naming array, box and file."""
         if not self._ranges:
             return
@@ -92,8 +92,8 @@ class ReadBatch:
         except (EOFError, OSError) as error:
             raise self.explain_failure(error) from error
         for run, number, buffer, trailer in self._checks:
-            if why := self.meta.wrong(run, number, checksum_of(buffer), trailer):
-                raise self._bad(run, number, why)
+            if why := self.meta.find_chunk_error(run, number, checksum_of(buffer), trailer):
+                raise self._make_chunk_error(run, number, why)
         for target, part, values in self._puts:
             target.put(part, values)
 
@@ -103,10 +103,10 @@ class ReadBatch:
             try:
                 self.store.read_into(self.path, [(run.base + number * run.stride, [buffer, trailer])])
             except (EOFError, OSError):
-                return self._bad(run, number, str(error))
+                return self._make_chunk_error(run, number, str(error))
         return BadCheckpoint("every array", None, f"{self.store.url}/{self.path}", str(error))
 
-    def _bad(self, run: ChunkRun, number: int, why: str) -> BadCheckpoint:
+    def _make_chunk_error(self, run: ChunkRun, number: int, why: str) -> BadCheckpoint:
         box = run.chunk_box(number)
         return BadCheckpoint(run.name, box.limits, f"{self.store.url}/{self.path}", why)
 
@@ -117,8 +117,8 @@ class ReadLanes:
     def __init__(self, store: ObjectStore, path: str, meta: Meta) -> None:
         self.limit = BATCH if store.local else FAR
         self._store, self._path, self._file = store, path, ExitStack()
-        self._pool = _pool() if store.local else None  # a far store fetches side by side by itself
-        self._free = [ReadBatch(store, path, meta) for _ in range(1 if self._pool is None else lanes() + 1)]
+        self._pool = _get_pool() if store.local else None  # a far store fetches side by side by itself
+        self._free = [ReadBatch(store, path, meta) for _ in range(1 if self._pool is None else count_lanes() + 1)]
         self._busy: deque[tuple[ReadBatch, Future[None]]] = deque()
         self._read: Read | None = None
 
@@ -136,31 +136,31 @@ class ReadLanes:
         """Do it, now or soon. Raises BadCheckpoint, also of a batch that was sent before."""
         if self._read is None:
             try:
-                self._read = self._file.enter_context(self._store.reading(self._path))
+                self._read = self._file.enter_context(self._store.open_reader(self._path))
             except OSError as error:
                 raise batch.explain_failure(error) from error
         if self._pool is None:
             self._free.append(batch)
-            batch.do(self._read)
+            batch.read_and_check(self._read)
         else:
-            self._busy.append((batch, self._pool.submit(batch.do, self._read)))
+            self._busy.append((batch, self._pool.submit(batch.read_and_check, self._read)))
 
     def __enter__(self) -> ReadLanes:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        failed = [error for _, over in self._busy if (error := over.exception()) is not None]  # waits for each
+        errors = [error for _, over in self._busy if (error := over.exception()) is not None]  # waits for each
         self._file.close()
-        if failed and kind is None:
-            raise failed[0]
+        if errors and kind is None:
+            raise errors[0]
 
 
-def lanes() -> int:
+def count_lanes() -> int:
     """How many batches are done at once: by as many cores as each rank of this machine has."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(MOST_LANES, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 @cache
-def _pool() -> ThreadPoolExecutor | None:
-    return ThreadPoolExecutor(lanes(), thread_name_prefix="load") if lanes() > 1 else None
+def _get_pool() -> ThreadPoolExecutor | None:
+    return ThreadPoolExecutor(count_lanes(), thread_name_prefix="load") if count_lanes() > 1 else None

@@ -23,14 +23,18 @@ def fill_from_nearest(
     All copies are of one save. Raises BadCheckpoint, of the nearest tier, where a file is good in none; UserError where
     a store does not answer and none has a good copy.
     """
-    found = (_file(id, copies, rank, items, verify) for rank, items in plan_reads(copies[0][1], targets).items())
-    return [line for line in found if line]
+    lines = (
+        _read_nearest(id, copies, rank, items, verify) for rank, items in plan_reads(copies[0][1], targets).items()
+    )
+    return [line for line in lines if line]
 
 
-def _file(id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], rank: int, items: list[ReadItem], verify: bool) -> str:
+def _read_nearest(
+    id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], rank: int, items: list[ReadItem], verify: bool
+) -> str:
     bad: list[BadCheckpoint] = []
     for tier, meta in copies:
-        reader = ChunkReader(meta, tier.path(id, meta, rank), tier.store, verify)
+        reader = ChunkReader(meta, tier.get_file_path(id, meta, rank), tier.store, verify)
         try:
             reader.read(items)
             return f"{bad[0]}; taking the copy in {tier.store.url}" if bad else ""
@@ -38,10 +42,10 @@ def _file(id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], rank: int, item
             bad.append(damage)
     silent = next((one for one in bad if isinstance(one.__cause__, _NO_DAMAGE)), None)
     if silent is not None:  # not damage: to pass over this checkpoint would be to go back for nothing
-        raise unreadable(f"checkpoint {id}", silent.why)
+        raise make_unreadable_error(f"checkpoint {id}", silent.why)
     raise bad[0]
 
 
-def unreadable(what: str, why: str) -> UserError:
+def make_unreadable_error(what: str, why: str) -> UserError:
     """A store that does not answer is a reason to stop: no checkpoint is passed over, and no restart is tried."""
     return UserError(f"{what} cannot be read: {why}.", "Nothing was changed. Once it can:  train resume=RUN_DIR")

@@ -44,9 +44,9 @@ def plan_reads(meta: Meta, targets: Iterable[Target]) -> dict[int, list[ReadItem
     """What to read of which rank's file, in the file's order."""
     items: dict[int, list[ReadItem]] = defaultdict(list)
     for target in targets:
-        for rank, box in overlap.meeting(meta.registry, target.name, target.box):
+        for rank, box in overlap.find_stored_boxes(meta.registry, target.name, target.box):
             run = meta.files.get_rank_file(rank).by_box[target.name, box.offset]
-            items[rank] += [ReadItem(run, first, count, target) for first, count in run.meeting(target.box)]
+            items[rank] += [ReadItem(run, first, count, target) for first, count in run.find_chunk_ranges(target.box)]
     for of_rank in items.values():
         of_rank.sort(key=lambda item: item.run.base + item.first * item.run.stride)
     return items

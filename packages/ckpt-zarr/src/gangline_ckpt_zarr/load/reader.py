@@ -37,15 +37,15 @@ class ChunkReader:
                 rows = WantedRows(run, target, dtype) if run.chunk and run.count == run.grid[0] else None
                 for number in range(item.first, item.first + item.count):
                     if rows is not None:
-                        self._rows(batch, rows, number)
+                        self._add_rows(batch, rows, number)
                     else:
-                        self._part(batch, run, number, target, dtype)
+                        self._add_part(batch, run, number, target, dtype)
                     if batch.size >= lanes.limit:
                         lanes.send(batch)
                         batch = lanes.batch()
             lanes.send(batch)
 
-    def _rows(self, batch: ReadBatch, rows: WantedRows, number: int) -> None:
+    def _add_rows(self, batch: ReadBatch, rows: WantedRows, number: int) -> None:
         """What a target wants of one chunk, where a chunk is some rows of the array's box."""
         run, low = rows.run, number * rows.run.chunk[0]
         first, last = max(low, rows.first), min(low + run.chunk[0], rows.last)
@@ -55,48 +55,48 @@ class ChunkReader:
             if self.verify:
                 batch.chunk(run, number, memory)
             else:
-                batch.want(start, memory)
+                batch.add_range(start, memory)
         elif memory and not self.verify:
-            batch.want(start + skipped, memory)
+            batch.add_range(start + skipped, memory)
         elif last > first:
-            scratch = batch.room(run.nbytes)
+            scratch = batch.allocate_scratch(run.nbytes)
             if self.verify:
                 batch.chunk(run, number, scratch)
             else:
                 end = (last - low) * rows.nbytes
-                batch.want(start + skipped, scratch[skipped:end])
+                batch.add_range(start + skipped, scratch[skipped:end])
             values = np.frombuffer(scratch, rows.dtype).reshape(run.chunk)[
                 (slice(first - low, last - low), *rows.inner)
             ]
-            batch.copy(rows.target, rows.part(first, last), values)
+            batch.copy(rows.target, rows.get_box(first, last), values)
 
-    def _part(self, batch: ReadBatch, run: ChunkRun, number: int, target: Target, dtype: np.dtype) -> None:
+    def _add_part(self, batch: ReadBatch, run: ChunkRun, number: int, target: Target, dtype: np.dtype) -> None:
         """What a target wants of one chunk."""
-        start, stored = run.base + number * run.stride, run.chunk_box(number)
-        part = stored.intersect(target.box) if stored.shape else stored
+        start, chunk_box = run.base + number * run.stride, run.chunk_box(number)
+        part = chunk_box.intersect(target.box) if chunk_box.shape else chunk_box
         if part is None:
             return
-        straight = _straight(run, part, target, dtype)
+        straight = _find_direct_memory(run, part, target, dtype)
         if straight is not None and not self.verify:
-            batch.want(start + _count_skipped(run, stored, part) * dtype.itemsize, straight)
+            batch.add_range(start + _count_skipped(run, chunk_box, part) * dtype.itemsize, straight)
         elif straight is not None and part.shape == run.chunk:
             batch.chunk(run, number, straight)
         else:
-            scratch = batch.room(run.nbytes)
+            scratch = batch.allocate_scratch(run.nbytes)
             if self.verify:
                 batch.chunk(run, number, scratch)
             else:
-                first = _count_skipped(run, stored, part) * dtype.itemsize
-                last = _count_skipped(run, stored, _last(part)) * dtype.itemsize + dtype.itemsize
-                batch.want(start + first, scratch[first:last])
+                first = _count_skipped(run, chunk_box, part) * dtype.itemsize
+                last = _count_skipped(run, chunk_box, _get_last_element(part)) * dtype.itemsize + dtype.itemsize
+                batch.add_range(start + first, scratch[first:last])
             values = np.frombuffer(scratch, dtype).reshape(run.chunk)
-            batch.copy(target, part, _view(values, part, Box(stored.offset, run.chunk)))
+            batch.copy(target, part, _view(values, part, Box(chunk_box.offset, run.chunk)))
 
 
 def read_target(meta: Meta, store: ObjectStore, target: Target) -> None:
     """Fill one target from a checkpoint at the root of a store, every chunk checked. Raises BadCheckpoint."""
     for rank, items in plan_reads(meta, [target]).items():
-        ChunkReader(meta, meta.path(rank), store).read(items)
+        ChunkReader(meta, meta.get_file_path(rank), store).read(items)
 
 
 class WantedRows:
@@ -120,15 +120,15 @@ class WantedRows:
         self.memory: memoryview | None = None
         if not target.bits and target.array.dtype == dtype and common.shape[1:] == run.chunk[1:]:
             memory = target.array[common.slice_within(target.box)]
-            self.memory = _bytes(memory) if memory.flags.c_contiguous else None
+            self.memory = _view_bytes(memory) if memory.flags.c_contiguous else None
 
-    def part(self, first: int, last: int) -> Box:
+    def get_box(self, first: int, last: int) -> Box:
         """Some of these rows, of the array."""
         offset, shape = self._common.offset, self._common.shape
         return Box((self.run.box.offset[0] + first, *offset[1:]), (last - first, *shape[1:]))
 
 
-def _straight(run: ChunkRun, part: Box, target: Target, dtype: np.dtype) -> memoryview | None:
+def _find_direct_memory(run: ChunkRun, part: Box, target: Target, dtype: np.dtype) -> memoryview | None:
     """The target's own memory for a part, where the part is contiguous both there and in its chunk."""
     if target.bits or target.array.dtype != dtype:
         return None
@@ -136,7 +136,7 @@ def _straight(run: ChunkRun, part: Box, target: Target, dtype: np.dtype) -> memo
     if part.shape[split + 1 :] != run.chunk[split + 1 :]:
         return None
     memory = _view(target.array, part, target.box)
-    return _bytes(memory) if memory.flags.c_contiguous else None
+    return _view_bytes(memory) if memory.flags.c_contiguous else None
 
 
 def _count_skipped(run: ChunkRun, stored: Box, part: Box) -> int:
@@ -147,7 +147,7 @@ def _count_skipped(run: ChunkRun, stored: Box, part: Box) -> int:
     return before
 
 
-def _last(part: Box) -> Box:
+def _get_last_element(part: Box) -> Box:
     """The last element of a part."""
     ends = (start + length - 1 for start, length in zip(part.offset, part.shape, strict=True))
     return Box(tuple(ends), (1,) * len(part.shape))
@@ -159,5 +159,5 @@ def _view(array: np.ndarray, part: Box, of: Box) -> np.ndarray:
     return array[place]
 
 
-def _bytes(array: np.ndarray) -> memoryview:
+def _view_bytes(array: np.ndarray) -> memoryview:
     return array.reshape(-1).view(np.uint8).data

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gangline_ckpt_zarr.format.checksum import checksum_of, wrong
+from gangline_ckpt_zarr.format.checksum import checksum_of, find_trailer_error
 from gangline_ckpt_zarr.format.spans import ChunkSpan
 from gangline_ckpt_zarr.stores.base import ObjectStore
 
@@ -37,7 +37,7 @@ class Window:
     why: str = ""
 
 
-def windows(store: ObjectStore, path: str, size: int) -> Iterator[Window]:
+def read_windows(store: ObjectStore, path: str, size: int) -> Iterator[Window]:
     """The first `size` bytes of a file; what cannot be read comes as a window without content."""
     length = LOCAL if store.local else REMOTE
     buffers = [memoryview(mmap.mmap(-1, min(length, size) or 1)) for _ in range(2)]  # on pages, so O_DIRECT takes them
@@ -95,7 +95,7 @@ class ChunkScanner:
                     checksum = checksum_of(content[begin - start : at])
                     why = self._judge(self._run, self._number, checksum, content[at : at + trailer])
                 else:
-                    self._part(window, begin, end, trailer)
+                    self._feed_part(window, begin, end, trailer)
                     if end + trailer > stop:
                         return
                     why = self._why or self._judge(self._run, self._number, self._crc, self._kept)
@@ -110,9 +110,9 @@ class ChunkScanner:
         return BadChunk(min(self._run, len(self._runs) - 1), self._number, window.why)
 
     def _check_seal(self, run: int, number: int, checksum: int, trailer: bytes | memoryview) -> str:
-        return wrong(self._runs[run].seal, self._runs[run].first + number, checksum, trailer)
+        return find_trailer_error(self._runs[run].seal, self._runs[run].first + number, checksum, trailer)
 
-    def _part(self, window: Window, begin: int, end: int, trailer: int) -> None:
+    def _feed_part(self, window: Window, begin: int, end: int, trailer: int) -> None:
         """What a window has of a chunk that is not wholly in it."""
         if window.content is None:
             self._why = self._why or window.why

@@ -38,19 +38,19 @@ def load(
         copies = _select_one_save(copies, agreement)
         _check(id, copies[0][1], shards)
         meta = copies[0][1]
-        wanted = [(shard, *_target(shard, meta)) for shard in shards if prod(shard.local.shape)]
-        targets = [target for _, target, _ in wanted]
+        shard_targets = [(shard, *_make_target(shard, meta)) for shard in shards if prod(shard.local.shape)]
+        targets = [target for _, target, _ in shard_targets]
         sharing = None
         if registry is not None and agree_to_share(agreement, registry, targets, far=not copies[0][0].store.local):
             sharing = SharedLoad(meta, registry, agreement.rank, targets)
-        passed = fill_from_nearest(id, copies, targets if sharing is None else sharing.list_targets(), verify)
-        if passed and agreement.count("passed over", len(passed)) == len(passed):
-            agreement.publish("first passed over", passed[0])
+        notes = fill_from_nearest(id, copies, targets if sharing is None else sharing.list_targets(), verify)
+        if notes and agreement.count("passed over", len(notes)) == len(notes):
+            agreement.publish("first passed over", notes[0])
         agreement.count("read", 1)
         agreement.wait_for_all("read")
         if sharing is not None:
             sharing.exchange()
-        for shard, _, memory in wanted:
+        for shard, _, memory in shard_targets:
             if memory is not None:
                 shard.local.detach().copy_(memory)
         return _report_passed_over(id, agreement) if agreement.rank == 0 else []
@@ -60,10 +60,10 @@ def load(
     except BadCheckpoint as bad:
         agreement.fail({"bad": [bad.array, bad.box, bad.file, bad.why]})
         raise
-    except Failed as failed:
-        if "user" in failed.what:
-            raise UserError(*failed.what["user"]) from None
-        array, box, file, why = failed.what["bad"]
+    except Failed as failure:
+        if "user" in failure.what:
+            raise UserError(*failure.what["user"]) from None
+        array, box, file, why = failure.what["bad"]
         limits = None if box is None else tuple((start, stop) for start, stop in box)
         raise BadCheckpoint(array, limits, file, why) from None
 
@@ -73,10 +73,10 @@ def _select_one_save(copies: Sequence[tuple[Tier, Meta]], agreement: Agreement) 
     if agreement.rank == 0:
         agreement.publish("save", copies[0][1].write_id)
     write_id = agreement.wait_for("save")
-    found = [(tier, meta) for tier, meta in copies if meta.write_id == write_id]
-    if not found:
+    save_copies = [(tier, meta) for tier, meta in copies if meta.write_id == write_id]
+    if not save_copies:
         raise BadCheckpoint("every array", None, copies[0][0].store.url, "this rank sees another save than rank 0")
-    return [(tier, meta) for tier, meta in found if meta.registry == found[0][1].registry]
+    return [(tier, meta) for tier, meta in save_copies if meta.registry == save_copies[0][1].registry]
 
 
 def _report_passed_over(id: CheckpointId, agreement: Agreement) -> list[str]:
@@ -90,31 +90,33 @@ def _check(id: CheckpointId, meta: Meta, shards: list[Shard]) -> None:
     missing = [shard.name for shard in shards if shard.name not in meta.registry]
     if missing:
         more = f" and {len(missing) - 3} more arrays." if len(missing) > 3 else "."
-        held = list(meta.registry)
+        names = list(meta.registry)
         raise UserError(
             f"checkpoint {id} does not have {', '.join(missing[:3])}{more}",
-            f"It holds {len(held)} arrays: {', '.join(held[:3])}, ...",
+            f"It holds {len(names)} arrays: {', '.join(names[:3])}, ...",
         )
     for shard in shards:
         layout = meta.registry[shard.name]
         if layout.shape != tuple(shard.global_shape):
             here = tuple(shard.global_shape)
             raise UserError(f"{shard.name} has shape {layout.shape} in checkpoint {id}, and {here} in this run.")
-        stored = getattr(torch, layout.dtype)
-        if stored != shard.dtype and not (stored.is_floating_point and shard.dtype.is_floating_point):
+        stored_dtype = getattr(torch, layout.dtype)
+        if stored_dtype != shard.dtype and not (stored_dtype.is_floating_point and shard.dtype.is_floating_point):
             raise UserError(f"{shard.name} is {layout.dtype} in checkpoint {id}, and {shard.dtype} in this run.")
 
 
-def _target(shard: Shard, meta: Meta) -> tuple[Target, torch.Tensor | None]:
+def _make_target(shard: Shard, meta: Meta) -> tuple[Target, torch.Tensor | None]:
     """Where a shard's values go: its own memory, or (not on the CPU, or another dtype) memory to be copied from."""
-    stored = getattr(torch, meta.registry[shard.name].dtype)
+    stored_dtype = getattr(torch, meta.registry[shard.name].dtype)
     local = shard.local.detach()
     memory = None
-    if not local.is_cpu or local.dtype != stored:
-        local = memory = torch.empty(local.shape, dtype=stored)
-    if stored is torch.bfloat16:
+    if not local.is_cpu or local.dtype != stored_dtype:
+        local = memory = torch.empty(local.shape, dtype=stored_dtype)
+    if stored_dtype is torch.bfloat16:
         return Target(shard.name, shard.box, local.view(torch.int16).numpy(), bits=True), memory
-    if stored.is_floating_point and stored.itemsize == 1:  # float8: kept as float32, which holds its every value
+    if (
+        stored_dtype.is_floating_point and stored_dtype.itemsize == 1
+    ):  # float8: kept as float32, which holds its every value
         local = memory = torch.empty(local.shape, dtype=torch.float32)
     array: np.ndarray = local.numpy()
     return Target(shard.name, shard.box, array), memory

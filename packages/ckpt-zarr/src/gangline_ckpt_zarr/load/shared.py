@@ -20,7 +20,7 @@ from gangline.shard import Box, Registry
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.dtypes import count_itemsize
-from gangline_ckpt_zarr.format.owners import box_owners
+from gangline_ckpt_zarr.format.owners import get_box_owners
 from gangline_ckpt_zarr.load.read_plan import Target
 
 TOGETHER = 8  # ranks
@@ -50,27 +50,27 @@ def split_shared(meta: Meta, registry: Registry, rank: int, together: int = TOGE
     ranks go through those that they share in the same order.
     """
     read: dict[tuple[int, ...], list[int]] = {}  # by ranks that share: bytes that each of them reads
-    passed = 0
+    offset = 0
     for name, layout in registry.layouts.items():
-        step, passed = passed // STEP, passed + layout.nbytes
+        step, offset = offset // STEP, offset + layout.nbytes
         boxes = [box for box, _ in registry.list_rank_boxes(name, rank) if box.size]
         if not boxes:
             continue
-        ranks = box_owners(registry.mesh, layout).replicas_of(rank, together)
+        ranks = get_box_owners(registry.mesh, layout).list_replicas(rank, together)
         bytes_of = read.setdefault(ranks, [0] * len(ranks))
         for whole in boxes:
-            for box in _rows(whole, meta.files.chunk(name), count_itemsize(layout.dtype)):
-                number = _next(bytes_of, layout.turn)
+            for box in _split_rows(whole, meta.files.chunk(name), count_itemsize(layout.dtype)):
+                number = _choose_reader(bytes_of, layout.turn)
                 bytes_of[number] += box.size * count_itemsize(layout.dtype)
                 yield SharedSlice(name, box, whole, ranks, ranks[number], step)
 
 
-def _next(bytes_of: Sequence[int], turn: int) -> int:
+def _choose_reader(bytes_of: Sequence[int], turn: int) -> int:
     """Which of them has the least to read; equals take turns by `turn`, as writers do."""
     return min(range(len(bytes_of)), key=lambda number: (bytes_of[number], (number - turn) % len(bytes_of)))
 
 
-def _rows(box: Box, chunk: tuple[int, ...], itemsize: int) -> Iterator[Box]:
+def _split_rows(box: Box, chunk: tuple[int, ...], itemsize: int) -> Iterator[Box]:
     """Slices of a box that end where chunks do, so that none is read twice."""
     if not box.shape:
         yield box
@@ -98,8 +98,13 @@ def agree_to_share(agreement: Agreement, registry: Registry, targets: Sequence[T
 
 
 def _loads_everything(registry: Registry, rank: int, targets: Sequence[Target]) -> bool:
-    held = _map_by_box(targets)
-    return all((name, box) in held for name in registry for box, _ in registry.list_rank_boxes(name, rank) if box.size)
+    targets_by_box = _map_by_box(targets)
+    return all(
+        (name, box) in targets_by_box
+        for name in registry
+        for box, _ in registry.list_rank_boxes(name, rank)
+        if box.size
+    )
 
 
 class SharedLoad:
@@ -109,8 +114,8 @@ class SharedLoad:
         self.rank = rank
         self._targets = _map_by_box(targets)
         self._parts = [*split_shared(meta, registry, rank)]
-        shared = {(part.name, part.whole) for part in self._parts}
-        self._own = [target for target in targets if (target.name, target.box) not in shared]
+        shared_boxes = {(part.name, part.whole) for part in self._parts}
+        self._own = [target for target in targets if (target.name, target.box) not in shared_boxes]
 
     def list_targets(self) -> list[Target]:
         """What this rank reads."""
@@ -124,11 +129,11 @@ class SharedLoad:
             for part in step:
                 memory = self._cut(part).array
                 if part.reader == self.rank:
-                    sent = _bytes(np.ascontiguousarray(memory))
-                    work += [dist.P2POp(dist.isend, sent, rank) for rank in part.ranks if rank != self.rank]
+                    buffer = _view_bytes(np.ascontiguousarray(memory))
+                    work += [dist.P2POp(dist.isend, buffer, rank) for rank in part.ranks if rank != self.rank]
                 else:
                     whole = memory if memory.flags.c_contiguous else np.empty_like(memory, order="C")
-                    work.append(dist.P2POp(dist.irecv, _bytes(whole), part.reader))
+                    work.append(dist.P2POp(dist.irecv, _view_bytes(whole), part.reader))
                     received += [] if whole is memory else [(memory, whole)]
             for one in dist.batch_isend_irecv(work) if work else ():
                 one.wait()
@@ -145,6 +150,6 @@ def _map_by_box(targets: Sequence[Target]) -> Mapping[tuple[str, Box], Target]:
     return {(target.name, target.box): target for target in targets}
 
 
-def _bytes(array: np.ndarray) -> torch.Tensor:
+def _view_bytes(array: np.ndarray) -> torch.Tensor:
     """The very memory of an array, whatever it holds."""
     return torch.from_numpy(array.reshape(-1).view(np.uint8))

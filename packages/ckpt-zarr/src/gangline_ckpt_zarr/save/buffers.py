@@ -40,7 +40,7 @@ class Buffers:
             self._preparing = threading.Thread(target=self._prepare, args=(registry, rank), daemon=True, name="prepare")
             self._preparing.start()
 
-    def files(self, registry: Registry) -> PackedFiles:
+    def get_files(self, registry: Registry) -> PackedFiles:
         """Where each chunk is in the ranks' files; the same object for the same registry."""
         self._join()
         if self._files is None or self._files.registry != registry:
@@ -58,7 +58,7 @@ class Buffers:
             self.no_memory = self._memory.left_out
             if not self.no_memory:
                 try:
-                    staging = prepared or self._memory.buffer(rank)
+                    staging = prepared or self._memory.get_buffer(rank)
                     staging.fill(file, shards)
                     return staging
                 except OSError as error:
@@ -82,7 +82,7 @@ class Buffers:
             self._prepared = staging
 
     def _find(self, rank: int) -> Staging:
-        return self._get_own_buffer() if self._memory is None else self._memory.buffer(rank)
+        return self._get_own_buffer() if self._memory is None else self._memory.get_buffer(rank)
 
     def _get_own_buffer(self) -> Staging:
         if self._own is None:

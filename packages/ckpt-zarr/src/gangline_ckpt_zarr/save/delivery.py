@@ -55,7 +55,7 @@ class Delivery(ABC):
         """Put this rank's file in a tier; durable on return. Raises OSError, BadCheckpoint."""
 
     @abstractmethod
-    def metadata(self, write_id: str) -> bytes:
+    def get_metadata(self, write_id: str) -> bytes:
         """zarr.json, asked of those who commit. Raises ValueError, OSError, BadCheckpoint."""
 
     @abstractmethod
@@ -96,8 +96,8 @@ class Delivery(ABC):
                 self._deliver(tier, write_id, number)
             self.progress = 1.0
             self.finish_delivery(plan)
-        except Failed as failed:
-            why, late = str(failed.what), failed.late
+        except Failed as failure:
+            why, late = str(failure.what), failure.late
         except Exception as error:
             why, late = describe_error(error), isinstance(error, StoreLost)
             with contextlib.suppress(Exception):  # the job's store may be what failed
@@ -109,7 +109,7 @@ class Delivery(ABC):
     def _deliver(self, tier: Tier, write_id: str, number: int) -> None:
         def report(share: float) -> None:
             self.progress = (number + share) / len(self._tiers)
-            self.agreement.heartbeat()
+            self.agreement.send_heartbeat()
 
         self.put(tier, write_id, report)
         self.agreement.mark_done(f"{tier.name} written")
@@ -117,16 +117,16 @@ class Delivery(ABC):
         if tier.left_out or self.leaves_out(tier):
             if self._tiers == [tier]:
                 raise OSError(tier.left_out)
-            tier.abandon(self.id, self.task.path(write_id, self.agreement.rank))
+            tier.abandon(self.id, self.task.get_file_path(write_id, self.agreement.rank))
             return
-        whole, who = f"{tier.name} whole {tier.scope}", f"the first rank of machine {tier.scope}"
+        whole, publisher = f"{tier.name} whole {tier.scope}", f"the first rank of machine {tier.scope}"
         if tier.commits(self.agreement.rank):
             self.agreement.check()  # a rank whose wait timed out has reported this save as failed
             with hold(self.task.run_dir):  # a rank that was cut off from the job commits nothing
-                tier.store.commit(f"{self.id}/{NAME}", self.metadata(write_id))
+                tier.store.commit(f"{self.id}/{NAME}", self.get_metadata(write_id))
             self.agreement.publish(whole, True)
             self._prune(tier)
-        self.agreement.wait_for(whole, who if tier.scope else "rank 0")
+        self.agreement.wait_for(whole, publisher if tier.scope else "rank 0")
         if tier.beside and self.agreement.rank == 0:
             self.agreement.wait_for(f"{tier.name} whole {tier.beside}", f"the first rank of machine {tier.beside}")
         tier.mark_saved(self.id)
@@ -147,10 +147,10 @@ class Delivery(ABC):
         for tier in self._tiers:
             try:
                 if not tier.has(self.id):
-                    tier.abandon(self.id, self.task.path(write_id, self.agreement.rank))
+                    tier.abandon(self.id, self.task.get_file_path(write_id, self.agreement.rank))
             except OSError as error:
-                left = f"what is left of checkpoint {self.id} could not be deleted"
-                self.task.notes.add(f"{left}: {describe_error(error)}")
+                message = f"what is left of checkpoint {self.id} could not be deleted"
+                self.task.notes.add(f"{message}: {describe_error(error)}")
 
 
 def make_exists_error(tier: Tier, id: CheckpointId) -> FileExistsError:

@@ -42,21 +42,24 @@ class DurableCopy(Delivery):
         return DeliveryPlan(self.write_id, [])
 
     def put(self, tier: Tier, write_id: str, report: Report) -> None:
-        file, path = self.task.file(self.agreement.rank), self.task.path(write_id, self.agreement.rank)
+        file, path = (
+            self.task.get_rank_file(self.agreement.rank),
+            self.task.get_file_path(write_id, self.agreement.rank),
+        )
         if file.size:
             source, target = ObjectPath(self.task.disk.store.url, path), ObjectPath(tier.store.url, path)
             copy_file(self._copier, source, file, write_id, target, self.task.deadline_seconds, report)
 
-    def metadata(self, write_id: str) -> bytes:
+    def get_metadata(self, write_id: str) -> bytes:
         """zarr.json of the disk tier, which must still be that of this save. Raises BadCheckpoint."""
         disk = self.task.disk
-        content, file = disk.content(self.id), f"{disk.store.url}/{self.id}/{NAME}"
+        content, file = disk.read_content(self.id), f"{disk.store.url}/{self.id}/{NAME}"
         if zarr_json.read(content, file).write_id != write_id:
             raise BadCheckpoint("every array", None, file, "it is of another save")
         return content
 
     def list_protected(self) -> Collection[CheckpointId]:
-        return self._copies.sources()
+        return self._copies.list_sources()
 
     def end(self, why: str = "") -> None:
         """Name the durable store in the error of a copy; the error of a save that came to no copy stays as it is."""
@@ -75,7 +78,7 @@ class DurableCopies:
         """Add a copy that is about to start."""
         self._all = (*self._list_running(), copy)
 
-    def sources(self) -> Collection[CheckpointId]:
+    def list_sources(self) -> Collection[CheckpointId]:
         """Return the checkpoints that are being copied, which must stay where they are copied from."""
         return {copy.id for copy in self._list_running()}
 

@@ -26,7 +26,7 @@ FIRST_COST = 1.0  # seconds, before any save was measured
 REMEMBERED = 8  # saves whose median cost counts
 
 
-def best_interval(cost: float, mtbf: float) -> float:
+def compute_best_interval(cost: float, mtbf: float) -> float:
     """Seconds between saves that cost `cost` seconds each, with a failure every `mtbf` seconds on average."""
     if cost >= 2 * mtbf:
         return mtbf
@@ -64,9 +64,9 @@ class Interval:
     @property
     def seconds(self) -> float:
         """Between two saves."""
-        return best_interval(self.cost, self.mtbf)
+        return compute_best_interval(self.cost, self.mtbf)
 
-    def due(self, seconds: float, saving: bool, copying: bool = False) -> bool:
+    def is_due(self, seconds: float, saving: bool, copying: bool = False) -> bool:
         """Whether to save after a step that took `seconds`, beside a save or its copy to the durable tier or not.
 
         What the steps beside a copy lose is part of the save's cost, but no reason to wait with the next.
@@ -85,12 +85,12 @@ class Interval:
         self._blocked, self._since, self._open = blocked, 0.0, True
 
     def _count(self) -> None:
-        self._costs.append(self._blocked + slowdown(self._busy, self._quiet))
+        self._costs.append(self._blocked + compute_slowdown(self._busy, self._quiet))
         self._busy.clear()
         self._open = False
 
 
-def slowdown(busy: Sequence[float], quiet: Sequence[float]) -> float:
+def compute_slowdown(busy: Sequence[float], quiet: Sequence[float]) -> float:
     """Seconds that steps beside a save took longer than others do; never less than none."""
     if not busy or not quiet:
         return 0.0

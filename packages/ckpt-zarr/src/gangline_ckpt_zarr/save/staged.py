@@ -44,35 +44,38 @@ class StagedDelivery(Delivery):
                 raise make_exists_error(tier, self.id)
         if not going and not done and (why := next((tier.left_out for tier in task.wanted if tier.left_out), "")):
             raise OSError(why)
-        write_id = task.disk.meta(self.id).write_id if done else secrets.token_hex(4)
+        write_id = task.disk.read_meta(self.id).write_id if done else secrets.token_hex(4)
         return DeliveryPlan(write_id, going, task.copied)
 
-    def progress_of_all(self) -> float:
+    def compute_total_progress(self) -> float:
         """Return the share of this rank's bytes that is written, all tiers together."""
         return (self.progress + self.copy.progress) / 2 if self.task.copied else self.progress
 
     def put(self, tier: Tier, write_id: str, report: Report) -> None:
-        file, path = self.task.file(self.agreement.rank), self.task.path(write_id, self.agreement.rank)
-        if self.no_memory and tier.target(path) is None:
+        file, path = (
+            self.task.get_rank_file(self.agreement.rank),
+            self.task.get_file_path(write_id, self.agreement.rank),
+        )
+        if self.no_memory and tier.get_target(path) is None:
             if self.agreement.count("no memory", 1) == 1:
                 self.agreement.publish("first without memory", self.no_memory)
             return
         if file.size:
             self.agreement.check()
             assert self.staging is not None, "a rank that could not stage has failed the save"
-            target, deadline = tier.target(path), self.task.deadline_seconds
+            target, deadline = tier.get_target(path), self.task.deadline_seconds
             write_file(self._writer, self.staging, file, write_id, target, deadline, report)
             tier.adopt(self.staging, self.id, path)
             if not self.task.again:  # the last save has little time, and goes to the disk as well
                 self._copy(tier, path)
 
     def _copy(self, tier: Tier, path: str) -> None:
-        why = tier.copy(self.id, path, self.task.deadline_seconds, self.agreement.heartbeat)
+        why = tier.copy(self.id, path, self.task.deadline_seconds, self.agreement.send_heartbeat)
         if why and self.agreement.count("not copied", 1) == 1:
             self.agreement.publish("first not copied", [tier.name, why])
 
     def leaves_out(self, tier: Tier) -> bool:
-        if tier.target("") is not None or not self.agreement.count("no memory", 0):
+        if tier.get_target("") is not None or not self.agreement.count("no memory", 0):
             return False
         tier.left_out = self.agreement.wait_for("first without memory")
         if self.agreement.rank == 0:
@@ -82,11 +85,11 @@ class StagedDelivery(Delivery):
             )
         return True
 
-    def metadata(self, write_id: str) -> bytes:
-        return self.task.metadata(write_id)
+    def get_metadata(self, write_id: str) -> bytes:
+        return self.task.encode_metadata(write_id)
 
     def list_protected(self) -> Collection[CheckpointId]:
-        return self._copies.sources()
+        return self._copies.list_sources()
 
     def finish_delivery(self, plan: DeliveryPlan) -> None:
         if self.agreement.rank == 0 and (number := self.agreement.count("not copied", 0)):

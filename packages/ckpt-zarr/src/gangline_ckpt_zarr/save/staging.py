@@ -18,7 +18,7 @@ import torch
 from gangline.shard import Shard
 from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
 from gangline_ckpt_zarr.format.dtypes import map_dtype
-from gangline_ckpt_zarr.format.views import views
+from gangline_ckpt_zarr.format.views import make_views
 
 SCRATCH = 1 << 28  # bytes of a GPU's memory in which chunks are put together before they travel
 Place = tuple[tuple[slice, ...], torch.Tensor]  # a part of a box, and where in the buffer it goes
@@ -90,7 +90,7 @@ class Staging:
                     scratch = torch.empty(size, dtype=torch.uint8, device=device)
                 together = scratch[:size].zero_().view(dtype)
                 start = tuple(at - first for at, first in zip(part.box.offset, run.box.offset, strict=True))
-                for view in views(replace(part, base=0), together.itemsize):
+                for view in make_views(replace(part, base=0), together.itemsize):
                     slices = tuple(slice(at + s.start, at + s.stop) for at, s in zip(start, view.slices, strict=True))
                     into = together.as_strided(view.sizes, view.strides, view.offset)
                     into.copy_(source[slices].reshape(into.shape))
@@ -109,7 +109,7 @@ class Staging:
 
     def _of(self, run: ChunkRun, dtype: str) -> Iterable[Place]:
         elements = self._bytes.view(getattr(torch, map_dtype(dtype)))
-        for view in views(run, elements.itemsize):
+        for view in make_views(run, elements.itemsize):
             yield view.slices, elements.as_strided(view.sizes, view.strides, view.offset)
 
     def _pin(self) -> None:

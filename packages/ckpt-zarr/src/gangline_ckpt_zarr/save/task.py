@@ -10,7 +10,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.shard import Registry
 from gangline_ckpt_zarr.format import packed
 from gangline_ckpt_zarr.format.chunks import RankFile
-from gangline_ckpt_zarr.format.packed import PackedFiles, data_path
+from gangline_ckpt_zarr.format.packed import PackedFiles, get_data_path
 from gangline_ckpt_zarr.notes import Notes
 from gangline_ckpt_zarr.tiers.base import Tier
 
@@ -42,14 +42,14 @@ class SaveTask:
         """Whether a copy to the durable tier follows."""
         return self.durable in self.wanted
 
-    def file(self, rank: int) -> RankFile:
+    def get_rank_file(self, rank: int) -> RankFile:
         """What a rank writes."""
         return self.files.get_rank_file(rank)
 
-    def path(self, write_id: str, rank: int) -> str:
+    def get_file_path(self, write_id: str, rank: int) -> str:
         """Where in a store a rank's file lies."""
-        return f"{self.id}/{data_path(write_id, rank)}"
+        return f"{self.id}/{get_data_path(write_id, rank)}"
 
-    def metadata(self, write_id: str) -> bytes:
+    def encode_metadata(self, write_id: str) -> bytes:
         """The content of zarr.json. Raises ValueError where it would not be read again."""
         return packed.write(self.registry, self.files, self.document, write_id)

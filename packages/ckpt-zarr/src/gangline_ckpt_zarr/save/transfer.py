@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from gangline import BadCheckpoint
-from gangline_ckpt_zarr.format.checksum import seal_start
+from gangline_ckpt_zarr.format.checksum import compute_seal_start
 from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
-from gangline_ckpt_zarr.format.spans import spans_of
+from gangline_ckpt_zarr.format.spans import make_spans
 from gangline_ckpt_zarr.save.staging import Staging
 from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory
@@ -30,7 +30,7 @@ def write_file(
 ) -> None:
     """Have what is staged sealed and written to the target, if there is one; durable on return. Raises OSError."""
     memory = StagedMemory(file.size, path=staging.path) if staging.path else StagedMemory(file.size, fd=staging.fd)
-    runs = spans_of(file.runs, _seals(write_id))
+    runs = make_spans(file.runs, _make_seal_start(write_id))
     job = writer.write(memory, runs, target, deadline_seconds=deadline)
     answer = _follow(writer, job, file.size, deadline, report)
     if answer.failed is not None:
@@ -51,7 +51,9 @@ def copy_file(
     Raises BadCheckpoint, naming array, box and file, where a chunk is not what was written or cannot be read; OSError
     where the target cannot be written.
     """
-    job = writer.copy(source, target, file.size, spans_of(file.runs, _seals(write_id)), deadline_seconds=deadline)
+    job = writer.copy(
+        source, target, file.size, make_spans(file.runs, _make_seal_start(write_id)), deadline_seconds=deadline
+    )
     answer = _follow(writer, job, file.size, deadline, report)
     if answer.failed is None:
         return
@@ -62,7 +64,7 @@ def copy_file(
     raise BadCheckpoint(file.runs[number].name, box.limits, f"{source.store}/{source.path}", answer.failed)
 
 
-def fair(deadline: float) -> float:
+def compute_hang_seconds(deadline: float) -> float:
     """Seconds without progress after which a writer process counts as hanging.
 
     A request may take a deadline and fail, and so may the one that clears up behind it.
@@ -70,8 +72,8 @@ def fair(deadline: float) -> float:
     return 2 * deadline + GRACE
 
 
-def _seals(write_id: str) -> Callable[[ChunkRun], int]:
-    return lambda run: seal_start(write_id, run.name, run.box.offset)
+def _make_seal_start(write_id: str) -> Callable[[ChunkRun], int]:
+    return lambda run: compute_seal_start(write_id, run.name, run.box.offset)
 
 
 def _follow(writer: WriterClient, job: int, size: int, deadline: float, report: Report) -> Answer:
@@ -81,13 +83,15 @@ def _follow(writer: WriterClient, job: int, size: int, deadline: float, report: 
         try:
             answer = writer.wait(job, timeout=_LOOK)
         except TimeoutError:
-            for said in writer.poll():
-                if said.job == job and said.progress > far:
-                    far, since = said.progress, time.monotonic()
+            for update in writer.poll():
+                if update.job == job and update.progress > far:
+                    far, since = update.progress, time.monotonic()
                     report(far / size)
-            if time.monotonic() - since > fair(deadline):
+            if time.monotonic() - since > compute_hang_seconds(deadline):
                 writer.give_up()
-                raise OSError(f"the writer process got no further within {fair(deadline):g} s") from None
+                raise OSError(
+                    f"the writer process got no further within {compute_hang_seconds(deadline):g} s"
+                ) from None
             continue
         if answer.done:
             report(1.0)

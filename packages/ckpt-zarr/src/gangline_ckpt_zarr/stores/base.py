@@ -68,7 +68,7 @@ class ObjectStore(ABC):
     def read_into(self, path: str, ranges: Ranges) -> None:
         """From each offset on, fill the buffers one after another. FileNotFoundError; EOFError where it ends early."""
 
-    def reading(self, path: str) -> AbstractContextManager[Read]:
+    def open_reader(self, path: str) -> AbstractContextManager[Read]:
         """`read_into` of one object, many times over; OSError now or then."""
         return nullcontext(partial(self.read_into, path))
 
@@ -84,7 +84,7 @@ class ObjectStore(ABC):
     def names(self, path: str = "") -> list[str]:
         """What lies directly under `path`, sorted, from one listing; nothing where there is no such place."""
 
-    def holding(self, name: str) -> list[str]:
+    def list_holders(self, name: str) -> list[str]:
         """The entries under the root that hold an object of this name, sorted."""
         return [entry for entry in self.names() if self.exists(f"{entry}/{name}")]
 
@@ -93,7 +93,7 @@ class ObjectStore(ABC):
         """The paths of all objects under `path`, sorted."""
 
     @abstractmethod
-    def sizes(self, path: str = "") -> dict[str, int]:
+    def list_sizes(self, path: str = "") -> dict[str, int]:
         """Bytes of every object under `path`, by its path from there; nothing where there is no such place."""
 
     @abstractmethod
@@ -114,7 +114,7 @@ class ObjectStore(ABC):
         """Let go of threads and connections."""
 
 
-def deletion_order(paths: Sequence[str]) -> tuple[list[str], list[str]]:
+def plan_deletion(paths: Sequence[str]) -> tuple[list[str], list[str]]:
     """What must be gone, outermost first, before the rest may go: a tree is a checkpoint until its metadata is gone."""
     first = [path for path in paths if path.rpartition("/")[2] == METADATA]
     rest = [path for path in paths if path.rpartition("/")[2] != METADATA]

@@ -48,11 +48,11 @@ class LocalStore(ObjectStore):
             return file.read()
 
     def read_into(self, path: str, ranges: Ranges) -> None:
-        with self.reading(path) as read:
+        with self.open_reader(path) as read:
             read(ranges)
 
     @contextlib.contextmanager
-    def reading(self, path: str) -> Iterator[Read]:
+    def open_reader(self, path: str) -> Iterator[Read]:
         file = self._open(path)
 
         def read(ranges: Ranges) -> None:
@@ -81,10 +81,10 @@ class LocalStore(ObjectStore):
 
     def names(self, path: str = "") -> list[str]:
         try:
-            found = os.listdir(self._root / path)
+            names = os.listdir(self._root / path)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(name for name in found if not name.startswith(_UNFINISHED))
+        return sorted(name for name in names if not name.startswith(_UNFINISHED))
 
     def walk(self, path: str = "") -> list[str]:
         return sorted(
@@ -94,12 +94,12 @@ class LocalStore(ObjectStore):
             if not name.startswith(_UNFINISHED)
         )
 
-    def sizes(self, path: str = "") -> dict[str, int]:
-        found, place = {}, self._root / path
+    def list_sizes(self, path: str = "") -> dict[str, int]:
+        sizes, place = {}, self._root / path
         for name in self.walk(path):
             with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
-                found[os.path.relpath(self._root / name, place)] = (self._root / name).stat().st_size
-        return found
+                sizes[os.path.relpath(self._root / name, place)] = (self._root / name).stat().st_size
+        return sizes
 
     def delete(self, path: str) -> None:
         place = self._root / path
@@ -111,13 +111,13 @@ class LocalStore(ObjectStore):
                     os.unlink(os.path.join(directory, METADATA))
                     sync_folder(directory)
             _remove_tree(place)
-        self._tidy(place.parent)
+        self._remove_empty_directories(place.parent)
 
     def lock(self) -> AbstractContextManager[None]:
         self._make_directories(self._root)
         return lock_folder(self._root.resolve(), seconds=0)
 
-    def _tidy(self, directory: Path) -> None:
+    def _remove_empty_directories(self, directory: Path) -> None:
         """Directories below the root that are empty now go, and above it those that this store has made."""
         while self._root in directory.parents or directory in self._made:
             try:
@@ -151,19 +151,19 @@ class LocalStore(ObjectStore):
 
 def _fill(file: int, offset: int, buffers: Sequence[memoryview], path: str) -> None:
     """Read from `offset` on into the buffers, as many in a call as the system takes."""
-    left = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+    views = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
     position = 0  # of the first buffer that is not yet full
-    while position < len(left):
-        got = os.preadv(file, left[position : position + _IOV_MAX], offset)
+    while position < len(views):
+        got = os.preadv(file, views[position : position + _IOV_MAX], offset)
         if not got:
-            wanted = sum(map(len, left[position:]))
-            raise EOFError(f"{path} ends at {offset}, {wanted} bytes early")
+            shortfall = sum(map(len, views[position:]))
+            raise EOFError(f"{path} ends at {offset}, {shortfall} bytes early")
         offset += got
-        while position < len(left) and got >= len(left[position]):
-            got -= len(left[position])
+        while position < len(views) and got >= len(views[position]):
+            got -= len(views[position])
             position += 1
         if got:
-            left[position] = left[position][got:]
+            views[position] = views[position][got:]
 
 
 def _remove_tree(place: Path) -> None:

@@ -24,20 +24,20 @@ class Fetch:
             buffer[:] = view[first : first + len(buffer)]
 
 
-def fetches(ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> list[Fetch]:
+def plan_fetches(ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> list[Fetch]:
     """Requests that together bring every range, each byte at most once but for overlaps of the ranges themselves."""
-    found: list[Fetch] = []
-    for offset, buffer in sorted(_pieces(ranges), key=lambda piece: piece[0]):
-        last, stop = found[-1] if found else None, offset + len(buffer)
+    fetches: list[Fetch] = []
+    for offset, buffer in sorted(_split_ranges(ranges), key=lambda piece: piece[0]):
+        last, stop = fetches[-1] if fetches else None, offset + len(buffer)
         if last is None or offset - last.stop > GAP or max(stop, last.stop) - last.start > LONGEST:
             last = Fetch(offset, stop)
-            found.append(last)
+            fetches.append(last)
         last.stop = max(last.stop, stop)
         last.parts.append((offset, buffer))
-    return found
+    return fetches
 
 
-def _pieces(ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> Iterator[tuple[int, memoryview]]:
+def _split_ranges(ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> Iterator[tuple[int, memoryview]]:
     for offset, buffers in ranges:
         for buffer in buffers:
             if buffer.nbytes:

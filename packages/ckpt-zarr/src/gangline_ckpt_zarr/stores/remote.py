@@ -14,8 +14,8 @@ import fsspec
 from fsspec.asyn import sync
 
 from gangline.storage.retry import get_http_status
-from gangline_ckpt_zarr.stores.base import ObjectStore, ObjectWriter, deletion_order
-from gangline_ckpt_zarr.stores.ranges import Fetch, fetches
+from gangline_ckpt_zarr.stores.base import ObjectStore, ObjectWriter, plan_deletion
+from gangline_ckpt_zarr.stores.ranges import Fetch, plan_fetches
 from gangline_ckpt_zarr.stores.retry import retry_request
 
 SIDE_BY_SIDE = 8  # requests: one stream from an object store is some 60 MB/s
@@ -35,57 +35,57 @@ class RemoteStore(ObjectStore, ABC):
         self._pool = ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="store")
 
     def read(self, path: str) -> bytes:
-        return self._ask(path, "cat_file", self._full(path))
+        return self._ask(path, "cat_file", self._get_full_path(path))
 
     def read_into(self, path: str, ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> None:
-        for _ in self._pool.map(lambda fetch: self._fetch(path, fetch), fetches(ranges)):
+        for _ in self._pool.map(lambda fetch: self._fetch(path, fetch), plan_fetches(ranges)):
             pass
 
     def size(self, path: str) -> int:
-        return int(self._ask(path, "info", self._full(path))["size"])
+        return int(self._ask(path, "info", self._get_full_path(path))["size"])
 
     def exists(self, path: str) -> bool:
         try:
-            return self._ask(path, "info", self._full(path))["type"] == "file"
+            return self._ask(path, "info", self._get_full_path(path))["type"] == "file"
         except FileNotFoundError:
             return False
 
     def names(self, path: str = "") -> list[str]:
-        place = self._full(path)
+        place = self._get_full_path(path)
         try:
-            found = self._ask(path, "ls", place, detail=False)
+            paths = self._ask(path, "ls", place, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        names = {found.rstrip("/").rpartition("/")[2] for found in found if self._is_below(found, place)}
+        names = {full.rstrip("/").rpartition("/")[2] for full in paths if self._is_below(full, place)}
         return sorted(names)
 
-    def holding(self, name: str) -> list[str]:
+    def list_holders(self, name: str) -> list[str]:
         places = self.names()
         there = self._pool.map(lambda place: self.exists(f"{place}/{name}"), places)
         return [place for place, has in zip(places, there, strict=True) if has]
 
     def walk(self, path: str = "") -> list[str]:
-        place = self._full(path)
+        place = self._get_full_path(path)
         try:
-            found = self._ask(path, "find", place)
+            paths = self._ask(path, "find", place)
         except FileNotFoundError:
             return []
-        return sorted(self._relative(found) for found in found if self._is_below(found, place))
+        return sorted(self._get_relative_path(full) for full in paths if self._is_below(full, place))
 
-    def sizes(self, path: str = "") -> dict[str, int]:
-        place = self._full(path)
+    def list_sizes(self, path: str = "") -> dict[str, int]:
+        place = self._get_full_path(path)
         try:
-            found = self._ask(path, "find", place, detail=True)
+            files = self._ask(path, "find", place, detail=True)
         except FileNotFoundError:
             return {}
         return {
             name.removeprefix(f"{place}/"): int(facts["size"] or 0)
-            for name, facts in found.items()
+            for name, facts in files.items()
             if self._is_below(name, place)
         }
 
     def delete(self, path: str) -> None:
-        for paths in deletion_order(self.walk(path) or [path]):
+        for paths in plan_deletion(self.walk(path) or [path]):
             self._remove(paths)
 
     def close(self) -> None:
@@ -94,14 +94,14 @@ class RemoteStore(ObjectStore, ABC):
     def _remove(self, paths: Sequence[str]) -> None:
         def remove(path: str) -> None:
             with contextlib.suppress(FileNotFoundError):
-                self._ask(path, "rm_file", self._full(path))
+                self._ask(path, "rm_file", self._get_full_path(path))
 
         for _ in self._pool.map(remove, paths):
             pass
 
     def _fetch(self, path: str, fetch: Fetch) -> None:
         try:
-            got = self._ask(path, "cat_file", self._full(path), start=fetch.start, end=fetch.stop)
+            got = self._ask(path, "cat_file", self._get_full_path(path), start=fetch.start, end=fetch.stop)
         except OSError as error:
             if get_http_status(error) != 416:
                 raise
@@ -121,10 +121,10 @@ class RemoteStore(ObjectStore, ABC):
         seconds = max(min(left, self._request_seconds), 0.001)
         return sync(self._fs.loop, _run_in_time, seconds, getattr(self._fs, f"_{method}"), args, kwargs)
 
-    def _full(self, path: str) -> str:
+    def _get_full_path(self, path: str) -> str:
         return f"{self._root}/{path}".rstrip("/")
 
-    def _relative(self, full: str) -> str:
+    def _get_relative_path(self, full: str) -> str:
         return full.removeprefix(f"{self._root}/")
 
     def _is_below(self, full: str, place: str) -> bool:
@@ -154,7 +154,7 @@ class FsspecStore(RemoteStore):
         def commit_once(left: float) -> None:
             nonlocal tries
             tries += 1
-            self._call_once(left, "pipe_file", self._full(path), content, mode="create")
+            self._call_once(left, "pipe_file", self._get_full_path(path), content, mode="create")
 
         try:
             retry_request(commit_once, self._format_url(path), self._deadline_seconds)
@@ -168,7 +168,7 @@ class _Stream(ObjectWriter):
 
     def __init__(self, store: FsspecStore, path: str, size: int) -> None:
         self._store, self._path, self._size, self._written = store, path, size, 0
-        self._file = store._fs.open(store._full(path), "wb", block_size=_STREAM_BLOCK)
+        self._file = store._fs.open(store._get_full_path(path), "wb", block_size=_STREAM_BLOCK)
 
     def write(self, content: memoryview) -> None:
         self._file.write(content)
@@ -184,7 +184,7 @@ class _Stream(ObjectWriter):
         with contextlib.suppress(Exception):
             if hasattr(self._file, "discard"):
                 self._file.discard()
-            self._store._fs.rm_file(self._store._full(self._path))
+            self._store._fs.rm_file(self._store._get_full_path(self._path))
 
 
 async def _run_in_time(seconds: float, act: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -27,8 +27,8 @@ class S3Store(RemoteStore):
     def __init__(
         self, url: str, deadline_seconds: float, request_seconds: float = REQUEST_SECONDS, part_bytes: int = PART_BYTES
     ) -> None:
-        given = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
-        config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * SIDE_BY_SIDE} | given
+        user_config = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+        config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * SIDE_BY_SIDE} | user_config
         super().__init__(url, deadline_seconds, request_seconds, config_kwargs=config, skip_instance_cache=True)
         self._fs.retries = 1  # it is `retry_request` that tries again, and it alone
         self._fs.connect()  # makes the client, before several threads each would; asks nothing of the store
@@ -39,7 +39,7 @@ class S3Store(RemoteStore):
         """A multipart upload, or one put where the object is small. Raises FileExistsError, OSError."""
         if self.exists(path):
             raise FileExistsError(f"{self._format_url(path)}: it is there already")
-        return _Multipart(self, path, size, part_bytes(size, self._part_bytes))
+        return _Multipart(self, path, size, choose_part_bytes(size, self._part_bytes))
 
     def commit(self, path: str, content: bytes) -> None:
         """A conditional put. Raises FileExistsError, OSError."""
@@ -72,10 +72,10 @@ class S3Store(RemoteStore):
 
     def call(self, method: str, path: str, **kwargs: Any) -> Any:
         """One of S3's own operations on an object, until it succeeds."""
-        return self._ask(path, "call_s3", method, Bucket=self._bucket, Key=self.key(path), **kwargs)
+        return self._ask(path, "call_s3", method, Bucket=self._bucket, Key=self.get_key(path), **kwargs)
 
-    def key(self, path: str) -> str:
-        return self._full(path).partition("/")[2]
+    def get_key(self, path: str) -> str:
+        return self._get_full_path(path).partition("/")[2]
 
     def delete(self, path: str) -> None:
         super().delete(path)
@@ -83,26 +83,26 @@ class S3Store(RemoteStore):
 
     def _remove(self, paths: Sequence[str]) -> None:
         for first in range(0, len(paths), _DELETED_AT_ONCE):
-            keys = [{"Key": self.key(path)} for path in paths[first : first + _DELETED_AT_ONCE]]
-            asked = {"Bucket": self._bucket, "Delete": {"Objects": keys, "Quiet": True}}
-            refused = self._ask(paths[first], "call_s3", "delete_objects", **asked).get("Errors")
+            keys = [{"Key": self.get_key(path)} for path in paths[first : first + _DELETED_AT_ONCE]]
+            arguments = {"Bucket": self._bucket, "Delete": {"Objects": keys, "Quiet": True}}
+            refused = self._ask(paths[first], "call_s3", "delete_objects", **arguments).get("Errors")
             if refused:
                 raise StoreError(f"s3://{self._bucket}/{refused[0]['Key']} is not deleted: {refused[0].get('Message')}")
 
     def _abort_uploads(self, path: str) -> None:
         """What killed writers have begun is not seen but paid for. Not every user may list it; that is no harm."""
         with contextlib.suppress(OSError):
-            asked = {"Bucket": self._bucket, "Prefix": self.key(path)}
-            for upload in self._ask(path, "call_s3", "list_multipart_uploads", **asked).get("Uploads", ()):
-                if upload["Key"] == self.key(path) or upload["Key"].startswith(self.key(path) + "/"):
+            arguments = {"Bucket": self._bucket, "Prefix": self.get_key(path)}
+            for upload in self._ask(path, "call_s3", "list_multipart_uploads", **arguments).get("Uploads", ()):
+                if upload["Key"] == self.get_key(path) or upload["Key"].startswith(self.get_key(path) + "/"):
                     which = {"Bucket": self._bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
                     self._ask(path, "call_s3", "abort_multipart_upload", **which)
 
 
-def part_bytes(size: int, least: int) -> int:
+def choose_part_bytes(size: int, least: int) -> int:
     """How large the parts of an object are, in whole MiB or `least`: equal but for the last, 10,000 at most."""
-    needed = -(-size // MOST_PARTS)
-    return max(least, -(-needed // (1 << 20)) << 20)
+    part_bytes = -(-size // MOST_PARTS)
+    return max(least, -(-part_bytes // (1 << 20)) << 20)
 
 
 class _Multipart(ObjectWriter):
@@ -136,7 +136,7 @@ class _Multipart(ObjectWriter):
             return
         if self._part:
             self._send()
-        parts = [{"PartNumber": number, "ETag": sent.result()} for number, sent in enumerate(self._sent, 1)]
+        parts = [{"PartNumber": number, "ETag": future.result()} for number, future in enumerate(self._sent, 1)]
         try:
             self._call("complete_multipart_upload", MultipartUpload={"Parts": parts})
         except OSError as error:
@@ -146,11 +146,11 @@ class _Multipart(ObjectWriter):
         self._upload = None
 
     def abort(self) -> None:
-        for sent in self._sent:
-            sent.cancel()
-        for sent in self._sent:
-            if not sent.cancelled():
-                sent.exception()
+        for future in self._sent:
+            future.cancel()
+        for future in self._sent:
+            if not future.cancelled():
+                future.exception()
         if self._upload is not None:
             with contextlib.suppress(OSError):
                 self._call("abort_multipart_upload")
@@ -158,14 +158,14 @@ class _Multipart(ObjectWriter):
 
     def _send(self) -> None:
         if self._upload is None:
-            begun = self._store.call("create_multipart_upload", self._path, Metadata={_STAMP: self._stamp})
-            self._upload = begun["UploadId"]
+            upload = self._store.call("create_multipart_upload", self._path, Metadata={_STAMP: self._stamp})
+            self._upload = upload["UploadId"]
         if len(self._under_way) == SIDE_BY_SIDE:
             self._under_way.popleft().result()
         part, self._part = self._part, bytearray()
-        sent = self._store._pool.submit(self._put, len(self._sent) + 1, part)
-        self._sent.append(sent)
-        self._under_way.append(sent)
+        future = self._store._pool.submit(self._put, len(self._sent) + 1, part)
+        self._sent.append(future)
+        self._under_way.append(future)
 
     def _put(self, number: int, part: bytearray) -> str:
         return self._call("upload_part", PartNumber=number, Body=part)["ETag"]

@@ -12,7 +12,7 @@ from gangline_ckpt_zarr.format import zarr_json
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.base import ObjectStore
-from gangline_ckpt_zarr.tiers.completeness import lacking
+from gangline_ckpt_zarr.tiers.completeness import find_file_error
 
 if TYPE_CHECKING:  # tools that come here have no use for torch
     from gangline_ckpt_zarr.save.staging import Staging
@@ -43,12 +43,12 @@ class Tier(ABC):
         """Whether this rank puts zarr.json there."""
 
     @abstractmethod
-    def target(self, path: str) -> ObjectPath | None:
+    def get_target(self, path: str) -> ObjectPath | None:
         """The object to write a rank's file to; None where the sealed staging memory itself becomes the file."""
 
     @abstractmethod
     def adopt(self, staging: Staging, id: CheckpointId, path: str) -> None:
-        """The file of a rank is sealed, and where `target` was None it is `staging`; `path`: its name in the store."""
+        """Take a rank's file that is sealed: `staging` where `get_target` was None. `path`: its name in the store."""
 
     def copy(self, id: CheckpointId, path: str, seconds: float, waiting: Callable[[], None]) -> str:
         """Have others keep what this rank put there, where they are to; why they do not, "" where all is well.
@@ -75,31 +75,31 @@ class Tier(ABC):
 
     # --- looking at it -----------------------------------------------------------------------------------------------
 
-    def ids(self) -> list[CheckpointId]:
+    def list_ids(self) -> list[CheckpointId]:
         """Every whole checkpoint, oldest first. Raises OSError."""
-        return sorted(id for name in self.store.holding(NAME) if (id := CheckpointId.parse(name)) is not None)
+        return sorted(id for name in self.store.list_holders(NAME) if (id := CheckpointId.parse(name)) is not None)
 
     def has(self, id: CheckpointId) -> bool:
         """Whether a whole checkpoint of that id is there. Raises OSError."""
         return self.store.exists(f"{id}/{NAME}")
 
-    def content(self, id: CheckpointId) -> bytes:
+    def read_content(self, id: CheckpointId) -> bytes:
         """The bytes of zarr.json. Raises BadCheckpoint, FileNotFoundError."""
-        return zarr_json.content_of(self.store, f"{id}/{NAME}")
+        return zarr_json.read_content(self.store, f"{id}/{NAME}")
 
-    def meta(self, id: CheckpointId) -> Meta:
+    def read_meta(self, id: CheckpointId) -> Meta:
         """What zarr.json says; read once. Raises BadCheckpoint, FileNotFoundError."""
-        found = self._metas.get(id)  # once: another thread may keep another one's meanwhile
-        if found is None:
-            found = zarr_json.read(self.content(id), f"{self.store.url}/{id}/{NAME}", id)
-            self._metas = {id: found}
-        return found
+        meta = self._metas.get(id)  # once: another thread may keep another one's meanwhile
+        if meta is None:
+            meta = zarr_json.read(self.read_content(id), f"{self.store.url}/{id}/{NAME}", id)
+            self._metas = {id: meta}
+        return meta
 
-    def path(self, id: CheckpointId, meta: Meta, rank: int) -> str:
+    def get_file_path(self, id: CheckpointId, meta: Meta, rank: int) -> str:
         """The file of a rank, in the store."""
-        return f"{id}/{meta.path(rank)}"
+        return f"{id}/{meta.get_file_path(rank)}"
 
-    def lacks(self, id: CheckpointId) -> str:
+    def find_checkpoint_error(self, id: CheckpointId) -> str:
         """Why a checkpoint cannot be whole, "" where it can: what zarr.json says, and whether its files are there.
 
         What this run saw become whole is trusted. Raises OSError where the store does not answer.
@@ -107,7 +107,7 @@ class Tier(ABC):
         if id in self._trusted:
             return ""
         try:
-            why = lacking(self.meta(id), self.store.sizes(str(id)))
+            why = find_file_error(self.read_meta(id), self.store.list_sizes(str(id)))
         except BadCheckpoint as bad:
             return bad.why
         except FileNotFoundError:

@@ -20,43 +20,43 @@ _NUMBER = re.compile(rb"[0-9a-f]{%d}" % NUMBER)
 
 def ask(connection: socket.socket, token: str, seconds: float) -> None:
     """Of who asks. Raises OSError, ConnectionError where who answers is not the keeper that has this token."""
-    mine = secrets.token_hex(NUMBER // 2).encode()
-    connection.sendall(mine + b"\n")
-    theirs, _, proof = line_from(connection, NUMBER + PROOF + 2, seconds).partition(b" ")
-    if not hmac.compare_digest(proof, _proof(token, b"keeper", mine, theirs)):
+    nonce = secrets.token_hex(NUMBER // 2).encode()
+    connection.sendall(nonce + b"\n")
+    theirs, _, proof = receive_line(connection, NUMBER + PROOF + 2, seconds).partition(b" ")
+    if not hmac.compare_digest(proof, _compute_proof(token, b"keeper", nonce, theirs)):
         raise ConnectionError("what answers there is another process")
-    connection.sendall(_proof(token, b"peer", mine, theirs) + b"\n")
+    connection.sendall(_compute_proof(token, b"peer", nonce, theirs) + b"\n")
 
 
 def admit(connection: socket.socket, token: str, seconds: float) -> bool:
     """Of the keeper: whether who asks knows the token, and says so soon. Raises OSError."""
     until = time.monotonic() + seconds
-    theirs = line_from(connection, NUMBER + 1, seconds)
+    theirs = receive_line(connection, NUMBER + 1, seconds)
     if not _NUMBER.fullmatch(theirs):
         return False
-    mine = secrets.token_hex(NUMBER // 2).encode()
-    connection.sendall(mine + b" " + _proof(token, b"keeper", theirs, mine) + b"\n")
-    said = line_from(connection, PROOF + 1, until - time.monotonic())
-    return hmac.compare_digest(said, _proof(token, b"peer", theirs, mine))
+    nonce = secrets.token_hex(NUMBER // 2).encode()
+    connection.sendall(nonce + b" " + _compute_proof(token, b"keeper", theirs, nonce) + b"\n")
+    proof = receive_line(connection, PROOF + 1, until - time.monotonic())
+    return hmac.compare_digest(proof, _compute_proof(token, b"peer", theirs, nonce))
 
 
-def line_from(connection: socket.socket, most: int, seconds: float) -> bytes:
+def receive_line(connection: socket.socket, most: int, seconds: float) -> bytes:
     """A line, without its end, of at most so many bytes that are there in so many seconds. Raises OSError.
 
     Byte by byte would be slow, and more than the line may not be taken: what follows is someone else's to read.
     """
-    found, until = bytearray(), time.monotonic() + seconds
-    while not found.endswith(b"\n"):
-        left = until - time.monotonic()
-        if left <= 0:
+    line, until = bytearray(), time.monotonic() + seconds
+    while not line.endswith(b"\n"):
+        timeout = until - time.monotonic()
+        if timeout <= 0:
             raise TimeoutError("timed out")
-        connection.settimeout(left)
-        seen = connection.recv(min(1 << 16, most - len(found)), socket.MSG_PEEK)
-        if not seen:
+        connection.settimeout(timeout)
+        preview = connection.recv(min(1 << 16, most - len(line)), socket.MSG_PEEK)
+        if not preview:
             raise ConnectionError("it broke off")  # or the line is longer
-        found += connection.recv(seen.find(b"\n") + 1 or len(seen))
-    return bytes(found[:-1])
+        line += connection.recv(preview.find(b"\n") + 1 or len(preview))
+    return bytes(line[:-1])
 
 
-def _proof(token: str, who: bytes, asker: bytes, keeper: bytes) -> bytes:
+def _compute_proof(token: str, who: bytes, asker: bytes, keeper: bytes) -> bytes:
     return hmac.new(token.encode(), b" ".join((who, asker, keeper)), hashlib.sha256).hexdigest().encode()

@@ -21,7 +21,7 @@ from gangline.launch.network import name_of_this_node
 from gangline.run.ending import read_ending
 from gangline.storage.files import lock_folder
 from gangline_ckpt_zarr.tiers.peers import FOLDER, Address, announce, identify_machine, withdraw
-from gangline_ckpt_zarr.tiers.places import TROUBLE, directory, locate_run, locate_user, make
+from gangline_ckpt_zarr.tiers.places import TROUBLE, locate_node, locate_run, locate_user, make
 from gangline_ckpt_zarr.tiers.server import Server
 
 OWNER = ".keeper"  # in the directory: whose it is, "SPACE-PID-START-TOKEN" of the keeper's process
@@ -36,16 +36,16 @@ def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
 
     shares: whether the launcher may start ranks of the run on other machines.
     """
-    place, launcher = directory(run_dir), os.getppid()
+    place, launcher = locate_node(run_dir), os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # also of the threads that answer
-    mine = f"{read_namespace()}-{os.getpid()}-{read_birth(os.getpid())}-{secrets.token_hex(8)}"
+    owner = f"{read_namespace()}-{os.getpid()}-{read_birth(os.getpid())}-{secrets.token_hex(8)}"
     sweep(run_dir)
     with _lock(place):
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         (place / TROUBLE).unlink(missing_ok=True)
         (place / RUN).write_text(os.path.realpath(run_dir))
-        (place / OWNER).write_text(mine)
-    server = Server(place, listening_host(shares))
+        (place / OWNER).write_text(owner)
+    server = Server(place, choose_host(shares))
     address = Address(name_of_this_node(), identify_machine(), server.port, server.token)
     try:
         announce(run_dir, address)
@@ -54,14 +54,14 @@ def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
     signal.sigwait({signal.SIGTERM})
     killed = os.getppid() != launcher
     if killed and waits:
-        _wait(place, mine, run_dir, waits)
+        _wait(place, owner, run_dir, waits)
     withdraw(run_dir, address)
-    _remove(place, mine)
+    _remove(place, owner)
     if killed and not waits:  # ranks that die of it may be in the middle of a save
         end = time.monotonic() + LAST_WORDS
         while time.monotonic() < end:
             time.sleep(0.1)
-            _remove(place, mine)
+            _remove(place, owner)
 
 
 def sweep(run_dir: str | Path, seconds: float = ABANDONED_SECONDS) -> list[Path]:
@@ -74,7 +74,7 @@ def sweep(run_dir: str | Path, seconds: float = ABANDONED_SECONDS) -> list[Path]
     for place in find_abandoned(run_dir):
         with contextlib.suppress(OSError):
             if time.time() - place.stat().st_mtime > seconds:
-                _remove(place, _owner(place))
+                _remove(place, _read_owner(place))
                 removed.append(place)
     if removed:
         print(f"memory tiers of runs that were killed are removed: {', '.join(map(str, removed))}", flush=True)
@@ -87,7 +87,7 @@ def find_abandoned(run_dir: str | Path | None) -> list[Path]:
     return [
         place
         for place in sorted(locate_user().glob("*/*/"))
-        if place.parent != own and (owner := _owner(place)) and _is_dead(owner)
+        if place.parent != own and (owner := _read_owner(place)) and _is_dead(owner)
     ]
 
 
@@ -104,7 +104,7 @@ def _is_dead(owner: str) -> bool:
     return among == str(read_namespace()) and len(process) == 2 and str(read_birth(int(process[0]))) != process[1]
 
 
-def listening_host(shares: bool, environ: Mapping[str, str] = os.environ) -> str:
+def choose_host(shares: bool, environ: Mapping[str, str] = os.environ) -> str:
     """Return the address that a keeper binds to: loopback if all ranks are on this machine, else "" (all interfaces).
 
     Under torchrun and Slurm the environment of the ranks says so; a launcher of ours says it by `shares`.
@@ -114,7 +114,7 @@ def listening_host(shares: bool, environ: Mapping[str, str] = os.environ) -> str
 
 
 def _explain_not_announced(folder: Path, error: OSError | UserError) -> str:
-    """What the run says of it (`MemoryTier.trouble`)."""
+    """What the run says of it (`MemoryTier.read_trouble`)."""
     path = Path(getattr(error, "filename", None) or folder)
     why = getattr(error, "strerror", None) or str(error)
     with contextlib.suppress(OSError):
@@ -130,7 +130,7 @@ def _explain_not_announced(folder: Path, error: OSError | UserError) -> str:
 def _wait(place: Path, mine: str, run_dir: str, seconds: float) -> None:
     """Until a successor has taken over, the job is over, or nobody has come."""
     before, end = read_ending(run_dir), time.monotonic() + seconds
-    while time.monotonic() < end and _owner(place) == mine:
+    while time.monotonic() < end and _read_owner(place) == mine:
         ending = read_ending(run_dir)
         if ending is not None and ending != before and not ending.requeue:
             return
@@ -140,18 +140,18 @@ def _wait(place: Path, mine: str, run_dir: str, seconds: float) -> None:
 
 def _remove(place: Path, mine: str) -> None:
     """What is ours, or nobody's: a save that was under way may have made it once more."""
-    gone = place.with_name(f"{place.name}-{mine}")
+    trash = place.with_name(f"{place.name}-{mine}")
     with _lock(place):
-        if _owner(place) not in (mine, ""):
+        if _read_owner(place) not in (mine, ""):
             return
         with contextlib.suppress(OSError):
-            place.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+            place.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
     with contextlib.suppress(OSError):
         place.parent.rmdir()
 
 
-def _owner(place: Path) -> str:
+def _read_owner(place: Path) -> str:
     return _read(place / OWNER)
 
 

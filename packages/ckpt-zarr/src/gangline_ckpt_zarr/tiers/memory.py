@@ -25,8 +25,8 @@ from gangline_ckpt_zarr.tiers.base import Tier
 from gangline_ckpt_zarr.tiers.copies import Copies
 from gangline_ckpt_zarr.tiers.memory_store import MemoryStore
 from gangline_ckpt_zarr.tiers.peers import Peer, ask_peers, list_announced
-from gangline_ckpt_zarr.tiers.places import ROOT, SPARE, TROUBLE, directory, make, refuse_foreign
-from gangline_ckpt_zarr.tiers.survey import Survivor, survivors
+from gangline_ckpt_zarr.tiers.places import ROOT, SPARE, TROUBLE, locate_node, make, refuse_foreign
+from gangline_ckpt_zarr.tiers.survey import Survivor, find_survivors
 
 if TYPE_CHECKING:  # the tools that come here have no use for torch
     from gangline.comm.base import Store as JobStore
@@ -42,7 +42,7 @@ class MemoryTier(Tier):
 
     def __init__(self, run: Run, every: int, job: JobStore | None, copies: int = 0) -> None:
         self._run_dir = run.job.dir or ""
-        self.root = directory(self._run_dir)
+        self.root = locate_node(self._run_dir)
         refuse_foreign() if job is None else make()
         super().__init__("memory", MemoryStore(self.root), every)
         self._rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
@@ -65,19 +65,19 @@ class MemoryTier(Tier):
         node = name_of_this_node()
         if self.leads:
             agreement.publish(f"node {self.machine}", node)
-            agreement.publish(f"held {self.machine}", self.store.here.sizes())
+            agreement.publish(f"held {self.machine}", self.store.here.list_sizes())
             if self.machine == 0:
                 agreement.publish(
                     "found",
                     [[str(one.id), one.write_id, one.nodes, one.sizes] for one in self._survey(agreement, node)],
                 )
-        found = [Survivor(_id(text), *more) for text, *more in agreement.wait_for("found")]
-        self._found = {one.id for one in found}
+        survivors = [Survivor(_parse_id(text), *more) for text, *more in agreement.wait_for("found")]
+        self._found = {one.id for one in survivors}
         if self.leads:
-            self._clean(found)
+            self._clean(survivors)
             agreement.publish(f"clean {self.machine}", True)
         agreement.wait_for(f"clean {self.machine}")  # or the first buffer of a rank might be deleted as a leftover
-        for one in found:
+        for one in survivors:
             for path, held_by in one.nodes.items():
                 if held_by != node:
                     self.store.elsewhere[path] = Peer(self._run_dir, held_by), one.sizes[path]
@@ -99,15 +99,15 @@ class MemoryTier(Tier):
             )
         if not attempts.read(self._run_dir):
             return []
-        held = {name: agreement.wait_for(f"held {machine}") for machine, name in enumerate(names)}
-        others = [name for name in list_announced(self._run_dir) if name not in held]
+        node_files = {name: agreement.wait_for(f"held {machine}") for machine, name in enumerate(names)}
+        others = [name for name in list_announced(self._run_dir) if name not in node_files]
 
         def read(name: str, path: str) -> bytes:
             return self.store.read(path) if name == node else Peer(self._run_dir, name).read(path)
 
-        found, lost = survivors({**held, **ask_peers(self._run_dir, others)}, read)
-        self.notes += [f"checkpoint {id} in {self.root} cannot be used: {why}" for id, why in lost.items()]
-        return found
+        survivors, reasons = find_survivors({**node_files, **ask_peers(self._run_dir, others)}, read)
+        self.notes += [f"checkpoint {id} in {self.root} cannot be used: {why}" for id, why in reasons.items()]
+        return survivors
 
     def _clean(self, found: Collection[Survivor]) -> None:
         """Delete here what is not of a checkpoint that counts, or of another save of it."""
@@ -116,25 +116,25 @@ class MemoryTier(Tier):
             if name not in counts:
                 shutil.rmtree(self.root / name, ignore_errors=True)
         for name, one in counts.items():
-            for path, size in self.store.here.sizes(name).items():
+            for path, size in self.store.here.list_sizes(name).items():
                 if one.sizes.get(f"{name}/{path}") != size or (path == NAME and not self._is(one)):
                     (self.root / name / path).unlink(missing_ok=True)
 
     def _is(self, one: Survivor) -> bool:
         try:
-            return self.meta(one.id).write_id == one.write_id
+            return self.read_meta(one.id).write_id == one.write_id
         except (BadCheckpoint, OSError):
             return False
 
-    def ids(self) -> list[CheckpointId]:
+    def list_ids(self) -> list[CheckpointId]:
         """Those left by earlier workers that can be loaded from, and those saved since."""
-        there = super().ids()
+        there = super().list_ids()
         if self._found is None:
             return there
         far = {id for id in self._found if f"{id}/{NAME}" in self.store.elsewhere}
         return sorted(far | {id for id in there if id in self._found or id in self._own})
 
-    def trouble(self) -> str:
+    def read_trouble(self) -> str:
         """What the keeper of this node could not do, "" where all is well: it may begin later than the ranks."""
         try:
             return (self.root / TROUBLE).read_text()
@@ -144,8 +144,8 @@ class MemoryTier(Tier):
     def explain_no_room(self, why: str, size: int) -> str:
         """Return a message about a buffer of `size` bytes that could not be had here, with the room that is left."""
         try:
-            left = os.statvfs(ROOT)
-            why += f"; {left.f_bavail * left.f_frsize:,} of {left.f_blocks * left.f_frsize:,} bytes are free"
+            disk = os.statvfs(ROOT)
+            why += f"; {disk.f_bavail * disk.f_frsize:,} of {disk.f_blocks * disk.f_frsize:,} bytes are free"
         except OSError:
             pass
         return f"{ROOT} on {name_of_this_node()} cannot hold {size:,} bytes more: {why}"
@@ -154,13 +154,13 @@ class MemoryTier(Tier):
         """The first rank of each machine."""
         return self.leads
 
-    def target(self, path: str) -> None:
+    def get_target(self, path: str) -> None:
         """None: a buffer on tmpfs becomes the file."""
 
     def clear(self) -> None:
         """Nothing: a directory without zarr.json may hold a buffer that its rank will take back."""
 
-    def buffer(self, rank: int) -> Staging:
+    def get_buffer(self, rank: int) -> Staging:
         """The buffer for the next save: never the one that the newest checkpoint is in. Raises OSError."""
         from gangline_ckpt_zarr.save.staging import Staging
 
@@ -176,12 +176,15 @@ class MemoryTier(Tier):
             return buffer
         self._buffers.remove(buffer)  # somebody has cleaned up /dev/shm, as some systems do when a user logs out
         buffer.close()
-        return self.buffer(rank)
+        return self.get_buffer(rank)
 
     def _make_room(self) -> None:
         """Keep only the newest that earlier workers left: two of them and a new buffer may be more than fits."""
         if self.leads:
-            newest = next((id for id in attempts.branch(self._run_dir, self.ids()) if not self.lacks(id)), None)
+            newest = next(
+                (id for id in attempts.branch(self._run_dir, self.list_ids()) if not self.find_checkpoint_error(id)),
+                None,
+            )
             for id in self._found or ():
                 if id != newest:
                     self.store.delete(str(id))
@@ -216,7 +219,7 @@ class MemoryTier(Tier):
         """The save came to nothing: its buffer is spare again, and so are its copies."""
         if id in self._copied:
             self._copies.drop(path)
-        for buffer in [one for one, held in self._holds.items() if held == id]:
+        for buffer in [one for one, held_id in self._holds.items() if held_id == id]:
             self._take_back(buffer)
 
     def mark_saved(self, id: CheckpointId) -> None:
@@ -235,7 +238,7 @@ class MemoryTier(Tier):
         self._buffers, self._holds = [], {}
 
 
-def _id(text: str) -> CheckpointId:
+def _parse_id(text: str) -> CheckpointId:
     id = CheckpointId.parse(text)
     assert id is not None, text
     return id

@@ -36,15 +36,15 @@ class MemoryStore(ObjectStore):
         return self.here.read(path) if far is None else far[0].read(path)
 
     def read_into(self, path: str, ranges: Ranges) -> None:
-        with self.reading(path) as read:
+        with self.open_reader(path) as read:
             read(ranges)
 
     @contextlib.contextmanager
-    def reading(self, path: str) -> Iterator[Read]:
+    def open_reader(self, path: str) -> Iterator[Read]:
         if (far := self._find_peer(path)) is not None:
             yield partial(far[0].read_into, path)
             return
-        with self.here.reading(path) as read:
+        with self.here.open_reader(path) as read:
             yield read
 
     def size(self, path: str) -> int:
@@ -62,10 +62,10 @@ class MemoryStore(ObjectStore):
         """What lies here."""
         return self.here.walk(path)
 
-    def sizes(self, path: str = "") -> dict[str, int]:
+    def list_sizes(self, path: str = "") -> dict[str, int]:
         start = f"{path}/" if path else ""
         far = {name.removeprefix(start): size for name, (_, size) in self.elsewhere.items() if name.startswith(start)}
-        return {**far, **self.here.sizes(path)}
+        return {**far, **self.here.list_sizes(path)}
 
     def delete(self, path: str) -> None:
         """Here; what is elsewhere is forgotten."""

@@ -24,7 +24,7 @@ from gangline import UserError
 from gangline.storage.files import lock_file, write_whole
 from gangline_ckpt_zarr.stores.base import Ranges
 from gangline_ckpt_zarr.tiers import handshake
-from gangline_ckpt_zarr.tiers.handshake import line_from
+from gangline_ckpt_zarr.tiers.handshake import receive_line
 
 FOLDER = ".memory"  # in the run directory: a file for each node's keeper
 CONNECT_SECONDS = 2.0
@@ -60,14 +60,14 @@ def identify_machine() -> str:
 
 def announce(run_dir: str | Path, address: Address) -> None:
     """Let the other nodes know; an earlier keeper of this node is asked no more."""
-    path = _path(run_dir, address.node)
+    path = _locate_address(run_dir, address.node)
     with _lock(path.parent):
         write_whole(path, json.dumps(asdict(address)), mode=0o600, durable=False)
 
 
 def withdraw(run_dir: str | Path, address: Address) -> None:
     """This keeper answers no more; its successor's word stays."""
-    path = _path(run_dir, address.node)
+    path = _locate_address(run_dir, address.node)
     with contextlib.suppress(OSError, UserError), _lock(path.parent):
         if _read(path) == address:
             path.unlink()
@@ -81,8 +81,8 @@ def _lock(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 def list_announced(run_dir: str | Path) -> list[str]:
     """The nodes whose keepers have said that they are there; some may have been killed since."""
-    found = (_read(path) for path in Path(run_dir, FOLDER).glob("*.json"))
-    return sorted(address.node for address in found if address is not None)
+    addresses = (_read(path) for path in Path(run_dir, FOLDER).glob("*.json"))
+    return sorted(address.node for address in addresses if address is not None)
 
 
 class PeerLost(OSError):
@@ -93,16 +93,16 @@ class Peer:
     """The keeper of one node, asked by another one. What fails is an OSError that names the node."""
 
     def __init__(self, run_dir: str | Path, node: str, patience: float = PATIENCE_SECONDS) -> None:
-        self.node, self._path, self._patience = node, _path(run_dir, node), patience
+        self.node, self._path, self._patience = node, _locate_address(run_dir, node), patience
 
-    def sizes(self) -> dict[str, int]:
+    def list_sizes(self) -> dict[str, int]:
         """Bytes of every file of a checkpoint there, by path."""
-        with self._request({"do": "sizes"}) as (answer, _):
+        with self._send_request({"do": "sizes"}) as (answer, _):
             return answer["sizes"]
 
     def read(self, path: str) -> bytes:
         """A small file, whole. FileNotFoundError."""
-        with self._request({"do": "read", "path": path, "ranges": [[0, None]]}) as (answer, connection):
+        with self._send_request({"do": "read", "path": path, "ranges": [[0, None]]}) as (answer, connection):
             content = bytearray(answer["size"])
             _receive(connection, memoryview(content))
             return bytes(content)
@@ -110,9 +110,9 @@ class Peer:
     def read_into(self, path: str, ranges: Ranges) -> None:
         """From each offset on, fill the buffers. Raises FileNotFoundError, EOFError (the file ends early), PeerLost."""
         buffers = [[buffer.cast("B") for buffer in each] for _, each in ranges]
-        wanted = [[offset, sum(map(len, each))] for (offset, _), each in zip(ranges, buffers, strict=True)]
-        with self._request({"do": "read", "path": path, "ranges": wanted}) as (answer, connection):
-            end = max((offset + count for offset, count in wanted if count), default=0)
+        byte_ranges = [[offset, sum(map(len, each))] for (offset, _), each in zip(ranges, buffers, strict=True)]
+        with self._send_request({"do": "read", "path": path, "ranges": byte_ranges}) as (answer, connection):
+            end = max((offset + count for offset, count in byte_ranges if count), default=0)
             if end > answer["size"]:
                 raise EOFError(f"{path} ends at {answer['size']} at node {self.node}, {end} was asked for")
             for buffer in (buffer for each in buffers for buffer in each if buffer.nbytes):
@@ -132,7 +132,7 @@ class Peer:
         """
         with file.open("rb") as content:
             size = os.fstat(content.fileno()).st_size
-            with self._request({"do": "put", "path": path, "size": size}, patience, silent) as (_, connection):
+            with self._send_request({"do": "put", "path": path, "size": size}, patience, silent) as (_, connection):
                 for start in range(0, size, PIECE):
                     connection.sendfile(content, start, min(PIECE, size - start))
                     waiting()
@@ -141,11 +141,11 @@ class Peer:
 
     def drop(self, path: str, silent: float = SILENT_SECONDS) -> None:
         """Have it forget a copy; asked once."""
-        with self._request({"do": "drop", "path": path}, 0.0, silent):
+        with self._send_request({"do": "drop", "path": path}, 0.0, silent):
             pass
 
     @contextlib.contextmanager
-    def _request(
+    def _send_request(
         self, question: dict[str, Any], patience: float | None = None, silent: float = SILENT_SECONDS
     ) -> Iterator[tuple[dict[str, Any], socket.socket]]:
         """The answer, and the connection where the rest of it comes; asked again while nobody answers."""
@@ -189,7 +189,7 @@ def ask_peers(run_dir: str | Path, nodes: Sequence[str]) -> dict[str, dict[str, 
 
     def ask(node: str) -> dict[str, int]:
         try:
-            return Peer(run_dir, node, patience=0.0).sizes()
+            return Peer(run_dir, node, patience=0.0).list_sizes()
         except (OSError, ValueError):
             return {}
 
@@ -197,7 +197,7 @@ def ask_peers(run_dir: str | Path, nodes: Sequence[str]) -> dict[str, dict[str, 
         return dict(zip(nodes, pool.map(ask, nodes), strict=True))
 
 
-def _path(run_dir: str | Path, node: str) -> Path:
+def _locate_address(run_dir: str | Path, node: str) -> Path:
     return Path(run_dir, FOLDER, f"{node.replace('/', '-')}.json")
 
 
@@ -230,13 +230,13 @@ def _find_own_uid(folder: Path) -> int | None:
 
 def _answer(connection: socket.socket, silent: float) -> dict[str, Any]:
     try:
-        found = json.loads(line_from(connection, LINE, silent))
+        answer = json.loads(receive_line(connection, LINE, silent))
     except ValueError as error:
         raise ConnectionError("its answer makes no sense") from error
-    if not isinstance(found, dict):
+    if not isinstance(answer, dict):
         raise ConnectionError("its answer makes no sense")
     connection.settimeout(silent)
-    return found
+    return answer
 
 
 def _receive(connection: socket.socket, into: memoryview) -> None:

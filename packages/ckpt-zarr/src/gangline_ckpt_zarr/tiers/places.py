@@ -31,12 +31,12 @@ def refuse_foreign() -> None:
     """Raises UserError where that directory is somebody else's, who might read and change what a run keeps there."""
     place = locate_user()
     try:
-        seen = place.lstat()
+        status = place.lstat()
     except FileNotFoundError:
         return
-    wrong = "is no directory" if not stat.S_ISDIR(seen.st_mode) else ""
-    wrong = wrong or (f"belongs to user {seen.st_uid}" if seen.st_uid != os.getuid() else "")
-    wrong = wrong or ("can be changed by other users" if seen.st_mode & 0o022 else "")
+    wrong = "is no directory" if not stat.S_ISDIR(status.st_mode) else ""
+    wrong = wrong or (f"belongs to user {status.st_uid}" if status.st_uid != os.getuid() else "")
+    wrong = wrong or ("can be changed by other users" if status.st_mode & 0o022 else "")
     if wrong:
         raise UserError(
             f"{place} {wrong}, and what a run keeps in memory would be theirs to change.",
@@ -53,11 +53,11 @@ def make() -> None:
     refuse_foreign()
 
 
-def directory(run_dir: str | Path) -> Path:
+def locate_node(run_dir: str | Path) -> Path:
     """Of this node."""
     return locate_run(run_dir) / name_of_this_node().replace("/", "-")
 
 
-def directories(run_dir: str | Path) -> list[Path]:
+def list_node_directories(run_dir: str | Path) -> list[Path]:
     """Those that are there."""
     return sorted(path for path in locate_run(run_dir).glob("*") if path.is_dir())

@@ -23,7 +23,7 @@ from typing import Any
 from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.local import LocalStore
-from gangline_ckpt_zarr.tiers.handshake import admit, line_from
+from gangline_ckpt_zarr.tiers.handshake import admit, receive_line
 from gangline_ckpt_zarr.tiers.peers import LINE, SILENT_SECONDS
 from gangline_ckpt_zarr.tiers.places import SPARE
 
@@ -98,10 +98,10 @@ class _Handler(socketserver.BaseRequestHandler):
             if not admit(self.request, self.server.token, TOKEN_SECONDS):
                 return
             self.server.forget_unproven(self.request)
-            asked = json.loads(line_from(self.request, LINE, SILENT_SECONDS))
+            question = json.loads(receive_line(self.request, LINE, SILENT_SECONDS))
             self.request.settimeout(SILENT_SECONDS)
             try:
-                self._answer(asked)
+                self._answer(question)
             except FileNotFoundError:
                 self._say(missing=True)
             except OSError as error:
@@ -110,19 +110,19 @@ class _Handler(socketserver.BaseRequestHandler):
     def _answer(self, asked: dict[str, Any]) -> None:
         if asked["do"] == "sizes":
             names = [name for name in self.server.store.names() if CheckpointId.parse(name) is not None]
-            sizes = {name: self.server.store.sizes(name) for name in names}
-            self._say(sizes={f"{name}/{path}": size for name, held in sizes.items() for path, size in held.items()})
+            sizes = {name: self.server.store.list_sizes(name) for name in names}
+            self._say(sizes={f"{name}/{path}": size for name, files in sizes.items() for path, size in files.items()})
         elif asked["do"] == "read":
-            self._send(self._path(asked["path"]), asked["ranges"])
+            self._send(self._locate_file(asked["path"]), asked["ranges"])
         elif asked["do"] == "put":
-            self._receive(self._path(asked["path"], kept=True), asked["size"])
+            self._receive(self._locate_file(asked["path"], kept=True), asked["size"])
             self._say()
         elif asked["do"] == "drop":
-            path = self._path(asked["path"], kept=True)
+            path = self._locate_file(asked["path"], kept=True)
             self.server.store.delete(str(path.relative_to(self.server.place)))
             self._say()
 
-    def _path(self, path: str, kept: bool = False) -> Path:
+    def _locate_file(self, path: str, kept: bool = False) -> Path:
         """A file of a checkpoint; `kept`: of a rank, and so one that others may replace. No name is a pattern."""
         if not isinstance(path, str):
             raise TypeError(f"{path} is no path")
@@ -150,7 +150,7 @@ class _Handler(socketserver.BaseRequestHandler):
             raise ValueError(f"{size} is no number of bytes")
         spare = self.server.place / SPARE / f"copy-{secrets.token_hex(8)}"
         spare.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = self._room(target, spare, size)
+        handle = self._create_spare(target, spare, size)
         try:
             self._say(go=True)
             if size:
@@ -162,14 +162,14 @@ class _Handler(socketserver.BaseRequestHandler):
             os.close(handle)
             spare.unlink(missing_ok=True)
 
-    def _room(self, target: Path, spare: Path, size: int) -> int:
+    def _create_spare(self, target: Path, spare: Path, size: int) -> int:
         """A file of that many bytes, where there is room: the memory of this rank's oldest copy, for fresh pages cost
         more. The newest copy stays in any case, and the oldest where there is no room."""
-        held = sorted(self.server.place.glob(f"step-*/*/{target.name}"), key=_age)
-        for surplus in held[:-COPIES]:
+        copies = sorted(self.server.place.glob(f"step-*/*/{target.name}"), key=_get_age)
+        for surplus in copies[:-COPIES]:
             surplus.unlink(missing_ok=True)
             _remove_empty(surplus)
-        old = held[-COPIES] if len(held) >= COPIES else None
+        old = copies[-COPIES] if len(copies) >= COPIES else None
         if old is not None:
             try:
                 os.rename(old, spare)
@@ -193,13 +193,13 @@ class _Handler(socketserver.BaseRequestHandler):
         return handle
 
     def _read_all(self, into: memoryview) -> None:
-        done = 0
-        while done < len(into):
-            with into[done:] as rest:
+        offset = 0
+        while offset < len(into):
+            with into[offset:] as rest:
                 got = self.request.recv_into(rest)
             if not got:
                 raise OSError("it broke off")
-            done += got
+            offset += got
 
 
 def _allocate(handle: int, size: int) -> None:
@@ -218,6 +218,6 @@ def _remove_empty(path: Path) -> None:
         path.parent.parent.rmdir()
 
 
-def _age(path: Path) -> tuple[Any, str]:
+def _get_age(path: Path) -> tuple[Any, str]:
     id = CheckpointId.parse(path.parent.parent.name)
     return (id.attempt, id.step) if id is not None else (0, 0), str(path)

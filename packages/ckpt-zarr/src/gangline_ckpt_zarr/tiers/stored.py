@@ -35,7 +35,7 @@ class StoreTier(Tier):
     def commits(self, rank: int) -> bool:
         return rank == 0
 
-    def target(self, path: str) -> ObjectPath:
+    def get_target(self, path: str) -> ObjectPath:
         return ObjectPath(self.store.url, path)
 
     def adopt(self, staging: Staging, id: CheckpointId, path: str) -> None:
@@ -45,7 +45,7 @@ class StoreTier(Tier):
         self.store.delete(path)
 
     def clear(self) -> None:
-        whole = {*self.ids()}
+        whole = {*self.list_ids()}
         for name in self.store.names():
             id = CheckpointId.parse(name)
             if id is not None and id not in whole:
@@ -54,14 +54,14 @@ class StoreTier(Tier):
     def prune(self, run_dir: str, kept: Collection[CheckpointId]) -> None:
         if self.keep_last is None:
             return
-        for id in self.superfluous(run_dir, lambda id: "" if id in kept else self.lacks(id), kept):
+        for id in self.list_superfluous(run_dir, lambda id: "" if id in kept else self.find_checkpoint_error(id), kept):
             self.store.delete(str(id))
             self._trusted.discard(id)
 
-    def superfluous(self, run_dir: str, lacks: Lacks, others: Collection[CheckpointId] = ()) -> list[CheckpointId]:
+    def list_superfluous(self, run_dir: str, lacks: Lacks, others: Collection[CheckpointId] = ()) -> list[CheckpointId]:
         """Return the checkpoints that the rules of `gangline.checkpoint.retention` do not keep. Raises OSError."""
         assert self.keep_last is not None
-        return find_superfluous(run_dir, self.ids(), self.keep_last, lacks, others, self.keep_every)
+        return find_superfluous(run_dir, self.list_ids(), self.keep_last, lacks, others, self.keep_every)
 
 
 def build_tiers(config: ZarrCheckpoint, run_dir: str) -> list[StoreTier]:

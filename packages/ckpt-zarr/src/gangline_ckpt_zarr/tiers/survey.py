@@ -13,7 +13,7 @@ from gangline import BadCheckpoint
 from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.format import zarr_json
 from gangline_ckpt_zarr.format.nodes import NAME
-from gangline_ckpt_zarr.tiers.completeness import lacking
+from gangline_ckpt_zarr.tiers.completeness import find_file_error
 
 Held = Mapping[str, int]  # bytes of a node's files, by their paths
 
@@ -28,34 +28,34 @@ class Survivor:
     sizes: dict[str, int]
 
 
-def survivors(
+def find_survivors(
     held: Mapping[str, Held], read: Callable[[str, str], bytes]
 ) -> tuple[list[Survivor], dict[CheckpointId, str]]:
     """(what can be loaded, oldest first; why newer ones cannot), of what nodes hold, the nearest node first.
 
     `read(node, path)` gives a small file of a node.
     """
-    ids = sorted({id for files in held.values() for path in files if (id := _id_of(path)) is not None})
-    found: list[Survivor] = []
-    lost: dict[CheckpointId, str] = {}
+    ids = sorted({id for files in held.values() for path in files if (id := _parse_id(path)) is not None})
+    survivors: list[Survivor] = []
+    reasons: dict[CheckpointId, str] = {}
     for id in ids:
-        one = _survivor(id, held, read)
+        one = _find_survivor(id, held, read)
         if isinstance(one, Survivor):
-            found.append(one)
-            lost.clear()  # an older one was about to be replaced
+            survivors.append(one)
+            reasons.clear()  # an older one was about to be replaced
         else:
-            lost[id] = one
-    return found, lost
+            reasons[id] = one
+    return survivors, reasons
 
 
-def _survivor(id: CheckpointId, held: Mapping[str, Held], read: Callable[[str, str], bytes]) -> Survivor | str:
+def _find_survivor(id: CheckpointId, held: Mapping[str, Held], read: Callable[[str, str], bytes]) -> Survivor | str:
     nodes: dict[str, str] = {}
     sizes: dict[str, int] = {}
     for node, files in held.items():
         for path, size in files.items():
             if path.startswith(f"{id}/") and path not in nodes:
                 nodes[path], sizes[path] = node, size
-    seen, why = set(), ""
+    write_ids, why = set(), ""
     for node, files in held.items():
         if f"{id}/{NAME}" not in files:
             continue
@@ -64,19 +64,19 @@ def _survivor(id: CheckpointId, held: Mapping[str, Held], read: Callable[[str, s
         except (BadCheckpoint, OSError) as error:
             why = why or str(error)
             continue
-        if meta.write_id in seen:
+        if meta.write_id in write_ids:
             continue
-        seen.add(meta.write_id)
+        write_ids.add(meta.write_id)
         nodes[f"{id}/{NAME}"], sizes[f"{id}/{NAME}"] = node, files[f"{id}/{NAME}"]
-        lacks = lacking(meta, {path.removeprefix(f"{id}/"): size for path, size in sizes.items()})
+        lacks = find_file_error(meta, {path.removeprefix(f"{id}/"): size for path, size in sizes.items()})
         if not lacks:
-            wanted = {f"{id}/{NAME}", *(f"{id}/{meta.path(rank)}" for rank in meta.writers())}
-            own = {path: node for path, node in nodes.items() if path in wanted}
+            paths = {f"{id}/{NAME}", *(f"{id}/{meta.get_file_path(rank)}" for rank in meta.iterate_writers())}
+            own = {path: node for path, node in nodes.items() if path in paths}
             return Survivor(id, meta.write_id, own, {path: sizes[path] for path in own})
         why = why or lacks
     return why
 
 
-def _id_of(path: str) -> CheckpointId | None:
+def _parse_id(path: str) -> CheckpointId | None:
     name, _, rest = path.partition("/")
     return CheckpointId.parse(name) if rest == NAME else None

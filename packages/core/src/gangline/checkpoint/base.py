@@ -78,10 +78,10 @@ class SaveHandle:
     def error(self) -> SaveFailed | None:
         """Return why the save failed, None as long as it has not. An error of another type counts as a SaveFailed."""
         for future in (self.visible, self.settled):
-            found = None if not future.done() else CancelledError() if future.cancelled() else future.exception()
-            if found is not None:
-                why = f"{type(found).__name__}: {found}".removesuffix(": ")
-                return found if isinstance(found, SaveFailed) else SaveFailed(self.id, why)
+            error = None if not future.done() else CancelledError() if future.cancelled() else future.exception()
+            if error is not None:
+                why = f"{type(error).__name__}: {error}".removesuffix(": ")
+                return error if isinstance(error, SaveFailed) else SaveFailed(self.id, why)
         return None
 
     @property

@@ -37,8 +37,10 @@ class BaseWeights:
     """
 
     def __init__(self, run: Run, tree: Node, plan: Plan, comms: Comms | None = None) -> None:
-        frozen = ((name, shape) for name, shape in sorted(get_parameter_shapes(tree).items()) if plan.is_frozen(name))
-        self.arrays: Shapes = {name_model_array(name): shape for name, shape in frozen}
+        frozen_shapes = (
+            (name, shape) for name, shape in sorted(get_parameter_shapes(tree).items()) if plan.is_frozen(name)
+        )
+        self.arrays: Shapes = {name_model_array(name): shape for name, shape in frozen_shapes}
         self.left_out: frozenset[str] = frozenset()
         self.record: dict[str, Any] = {}
         self._run, self._plan, self._comms = run, plan, comms
@@ -62,9 +64,11 @@ class BaseWeights:
 
         came = self._run.model.get_weights_directory()
         remedy = "checkpoint.frozen=true saves it with what is trained."
-        failed = "checkpoint.frozen=false: the base of this run cannot be made again"
+        complaint = "checkpoint.frozen=false: the base of this run cannot be made again"
         copies = (replace(shard, local=torch.empty_like(shard.local)) for shard in shards)
-        now = compute_fingerprint(self.arrays, (self._draw([copy], failed, remedy)[0] for copy in copies), self._comms)
+        now = compute_fingerprint(
+            self.arrays, (self._draw([copy], complaint, remedy)[0] for copy in copies), self._comms
+        )
         if now != wanted:
             where = f"now lie in {came}" if came else "the seed draws now"
             raise UserError(
@@ -88,8 +92,8 @@ class BaseWeights:
         missing = self.find_missing(stored)
         if missing and record.get("fingerprint") != self.record.get("fingerprint", ""):
             _refuse_silent(missing, record, checkpoint)
-            drawn = self._draw([s for s in shards if s.name in missing], *_explain_unreadable(record, checkpoint))
-            _refuse_other(compute_fingerprint(missing, drawn, self._comms), record, checkpoint)
+            weights = self._draw([s for s in shards if s.name in missing], *_explain_unreadable(record, checkpoint))
+            _refuse_other(compute_fingerprint(missing, weights, self._comms), record, checkpoint)
         return [shard for shard in shards if shard.name not in missing]
 
     def complete(

@@ -36,11 +36,11 @@ class Document:
     @classmethod
     def of(cls, content: dict[str, Any]) -> Document:
         """From stored JSON; fields of a newer writer are passed over. Raises ValueError where one has no meaning."""
-        known = {key: value for key, value in content.items() if key in cls.__dataclass_fields__}
+        fields = {key: value for key, value in content.items() if key in cls.__dataclass_fields__}
         for name in ("step", "attempt", "cursor", "seed"):
-            if type(known.get(name)) is not int:
-                raise ValueError(f"its {name} is {known.get(name)!r}, not a whole number")
+            if type(fields.get(name)) is not int:
+                raise ValueError(f"its {name} is {fields.get(name)!r}, not a whole number")
         for name in ("parts", "states", "base", "mesh", "config"):
-            if not isinstance(known.get(name, {}), dict):
-                raise ValueError(f"its {name} are {known[name]!r}")
-        return cls(**known)
+            if not isinstance(fields.get(name, {}), dict):
+                raise ValueError(f"its {name} are {fields[name]!r}")
+        return cls(**fields)

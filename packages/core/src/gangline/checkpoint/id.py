@@ -21,6 +21,6 @@ class CheckpointId:
     @classmethod
     def parse(cls, text: str) -> CheckpointId | None:
         """The id that `text` spells, or None. Each has one spelling: step-000000012 is nobody's name."""
-        found = _ID.fullmatch(text)
-        id = None if found is None else cls(int(found[1]), int(found[2] or 1))
+        match = _ID.fullmatch(text)
+        id = None if match is None else cls(int(match[1]), int(match[2] or 1))
         return id if str(id) == text else None

@@ -25,18 +25,18 @@ def find_superfluous(
     have what it lacks. Where nothing good is found nothing goes: what a run would resume from is never deleted.
     """
     branch = attempts.branch(run_dir, ids) or [*reversed(ids)]  # all are abandoned: one is better than none
-    kept, good = {*others}, 0
+    kept_ids, good = {*others}, 0
     for id in branch:
         if good == keep_last:
             break
-        kept.add(id)
+        kept_ids.add(id)
         good += _is_whole(id, lacks)
     if not good:
         return []
     if keep_every is not None:
-        kept |= {id for id in branch if id.step % keep_every == 0}
-    known = attempts.read_current(run_dir)  # of an attempt that is not written down nobody knows that it was abandoned
-    return [id for id in ids if id not in kept and id.attempt <= known]
+        kept_ids |= {id for id in branch if id.step % keep_every == 0}
+    number = attempts.read_current(run_dir)  # of an attempt that is not written down nobody knows that it was abandoned
+    return [id for id in ids if id not in kept_ids and id.attempt <= number]
 
 
 def _is_whole(id: CheckpointId, lacks: Lacks) -> bool:

@@ -87,10 +87,10 @@ def _list_values(before: Sequence[str], key: str, value: str) -> list[str]:
         return list(find_recipes())
     group = key.lstrip("+")
     if group in installed().list_groups():
-        done, comma, _ = value.rpartition(",")
-        start = f"{done}{comma}" if comma else "[" if value.startswith("[") else ""
+        prefix, comma, _ = value.rpartition(",")
+        start = f"{prefix}{comma}" if comma else "[" if value.startswith("[") else ""
         names = installed().find_choices(group)
-        return [f"{start}{name}" for name in names if name not in done.strip("[").split(",") or group not in LISTS]
+        return [f"{start}{name}" for name in names if name not in prefix.strip("[").split(",") or group not in LISTS]
     option = list_options(before).options.get(group)
     if option is None:
         return []

@@ -51,17 +51,17 @@ Examples
 
 def render_help(words: Sequence[str] = ()) -> str:
     """The page. The words may choose parts, whose options are then shown; UserError for a part that is not here."""
-    chosen = parse_choices(words)
-    for group, names in chosen.items():
+    choices = parse_choices(words)
+    for group, names in choices.items():
         for name in names:
             if name != OFF:
                 installed().find(group, name)
     blocks = [_USAGE, _format_groups()]
     options = list_options(words).options.values()
-    for group in chosen:
+    for group in choices:
         own = [option for option in options if option.path.startswith(group.replace("/", ".") + ".")]
-        blocks.append(f"Options of {group}={','.join(chosen[group])}\n" + (_format_options(own) or "  none"))
-    if not chosen:
+        blocks.append(f"Options of {group}={','.join(choices[group])}\n" + (_format_options(own) or "  none"))
+    if not choices:
         sections = [option for option in options if option.path.partition(".")[0] in SECTIONS]
         blocks.append("Options of every run  (of a part:  train optimizer=adamw --help)\n" + _format_options(sections))
         blocks += [_format_recipes(), _FLAGS, _EXAMPLES]
@@ -69,21 +69,21 @@ def render_help(words: Sequence[str] = ()) -> str:
 
 
 def _format_groups() -> str:
-    found, usual_choices = installed(), get_default_choices()
-    width = max(len(group) for group in found.list_groups())
+    plugins, usual_choices = installed(), get_default_choices()
+    width = max(len(group) for group in plugins.list_groups())
     lines = ["Groups  (* is the default; gangline plugins says what each part does)"]
-    for group in found.list_groups():
+    for group in plugins.list_groups():
         default = usual_choices.get(group, OFF)
         usual = default if isinstance(default, list) else [default]
-        marked = [f"{name}*" if name in usual else name for name in found.find_choices(group)]
-        absent = [name for name in catalogue.list_names(group) if name not in found.get_offers(group)]
+        marked = [f"{name}*" if name in usual else name for name in plugins.find_choices(group)]
+        absent = [name for name in catalogue.list_names(group) if name not in plugins.get_offers(group)]
         absent = [name for name in absent if not find_version(catalogue.find_supplier(group, name) or "")]
         if absent:
             marked.append(f"(not installed: {', '.join(absent)})")
         body = " ".join(marked) or "(none installed)"
-        shown = f"{group}=[...]" if group in LISTS else f"{group}="
+        label = f"{group}=[...]" if group in LISTS else f"{group}="
         indent = " " * (width + 10)
-        lines.append(textwrap.fill(body, _WIDTH, initial_indent=f"  {shown:{width + 8}}", subsequent_indent=indent))
+        lines.append(textwrap.fill(body, _WIDTH, initial_indent=f"  {label:{width + 8}}", subsequent_indent=indent))
     return "\n".join(lines)
 
 
@@ -92,10 +92,10 @@ def _format_options(options: Iterable[Option]) -> str:
         (f"{option.path}={_format_value(option.default)}", option.help or _format_choices(option.hint))
         for option in options
     ]
-    width = min(44, max((len(left) for left, _ in rows), default=0))
+    width = min(44, max((len(setting) for setting, _ in rows), default=0))
     lines = []
-    for left, comment in rows:
-        start = f"  {left:{width}}  "
+    for setting, comment in rows:
+        start = f"  {setting:{width}}  "
         lines.append(
             textwrap.fill(comment, _WIDTH, initial_indent=start, subsequent_indent=" " * (width + 4)).rstrip() or start
         )
@@ -112,6 +112,8 @@ def _format_value(value: object) -> str:
 
 
 def _format_recipes() -> str:
-    found = find_recipes()
-    width = max((len(name) for name in found), default=0)
-    return "\n".join(["Recipes", *(f"  {name:{width}}  {read_summary(path)}".rstrip() for name, path in found.items())])
+    recipes = find_recipes()
+    width = max((len(name) for name in recipes), default=0)
+    return "\n".join(
+        ["Recipes", *(f"  {name:{width}}  {read_summary(path)}".rstrip() for name, path in recipes.items())]
+    )

@@ -36,8 +36,8 @@ def _run_verb(words: Sequence[str]) -> int:
         training = verb == "train" or "=" in verb
         own = " ".join(shlex.quote(word) for word in words[verb == "train" :]) or "--help"
         hint = f"Training is a command of its own:  train {own}" if training else suggest_near(verb, commands)
-        if known := catalogue.VERBS.get(verb):
-            hint = f"It is supplied by {known}:  {catalogue.get(known)}"
+        if supplier := catalogue.VERBS.get(verb):
+            hint = f"It is supplied by {supplier}:  {catalogue.get(supplier)}"
         raise UserError(f"there is no verb {verb!r}.", hint, f"Verbs: {', '.join(sorted(commands))}.")
     try:
         return int(load(commands[verb].run)(rest) or 0)

@@ -37,32 +37,32 @@ def run_all(words: Sequence[str]) -> int:
     _give_directories(runs)
     if all(run.launch.at_once for run in runs):
         return _launch_together(runs, combinations, words)
-    done: list[FinishedRun] = []
+    finished_runs: list[FinishedRun] = []
     for number, (run, combination) in enumerate(zip(runs, combinations, strict=True)):
         varied = [word for word in combination if word not in words]
         print(f"train: run {number + 1} of {len(runs)}: {' '.join(varied)}", file=sys.stderr)
         code = _launch_one(run, ["train", *combination])
-        done.append(FinishedRun(number, varied, str(run.job.dir), code))
+        finished_runs.append(FinishedRun(number, varied, str(run.job.dir), code))
         if code >= EXIT_INTERRUPTED - 2:  # 128 + n: a signal is for all of them
             break
-    _print_table(done)
-    return next((one.code for one in done if one.code), 0)
+    _print_table(finished_runs)
+    return next((one.code for one in finished_runs if one.code), 0)
 
 
 def _launch_together(runs: list[Run], combinations: list[list[str]], words: Sequence[str]) -> int:
     """All are written before their launcher takes them; a sweep that it refuses leaves no directory."""
-    written: list[RunDirectory] = []
+    directories: list[RunDirectory] = []
     try:
         for run, combination in zip(runs, combinations, strict=True):
-            written.append(api.prepare(run, ["train", *combination]))
-        codes = api.launch_all(written)
+            directories.append(api.prepare(run, ["train", *combination]))
+        codes = api.launch_all(directories)
     except UserError:
-        for directory in written:
+        for directory in directories:
             directory.discard()
         raise
     varied = [[word for word in combination if word not in words] for combination in combinations]
-    ended = enumerate(zip(varied, written, codes, strict=True))
-    _print_table([FinishedRun(number, own, str(directory.path), code) for number, (own, directory, code) in ended])
+    rows = enumerate(zip(varied, directories, codes, strict=True))
+    _print_table([FinishedRun(number, own, str(directory.path), code) for number, (own, directory, code) in rows])
     return next((code for code in codes if code), 0)
 
 
@@ -80,8 +80,8 @@ def _launch_one(run: Run, command: list[str]) -> int:
 
 def _give_directories(runs: list[Run]) -> None:
     """Sub directories of the one directory that the runs share; a directory of their own stays."""
-    shared = {run.job.dir for run in runs}
-    if len(shared) == len(runs) and len(runs) > 1:
+    paths = {run.job.dir for run in runs}
+    if len(paths) == len(runs) and len(runs) > 1:
         return
     first = runs[0].job
     base = Path(first.dir) if first.dir else make_fresh(first.name)

@@ -26,16 +26,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("group", nargs="?", help="show this group alone")
     parser.add_argument("--names", action="store_true", help="print group=name lines and nothing else, for scripts")
     options = parser.parse_args(list(argv))
-    found = installed()
+    plugins = installed()
     if options.group is not None:
-        found.refuse_unknown_group(options.group)
-    groups = [group for group in found.list_groups() if options.group in (None, group)]
+        plugins.refuse_unknown_group(options.group)
+    groups = [group for group in plugins.list_groups() if options.group in (None, group)]
     if options.names:
         for group in groups:
-            print("\n".join(f"{group}={name}" for name in found.find_choices(group)))
+            print("\n".join(f"{group}={name}" for name in plugins.find_choices(group)))
         return 0
-    _print(found, groups)
-    return EXIT_USER_ERROR if found.clashes else 0
+    _print(plugins, groups)
+    return EXIT_USER_ERROR if plugins.clashes else 0
 
 
 def _print(found: Installed, groups: list[str]) -> None:

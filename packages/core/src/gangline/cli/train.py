@@ -88,13 +88,13 @@ def _refuse_flag(word: str, rest: Sequence[str]) -> None:
     name, sign, value = word.lstrip("-").partition("=")
     if not sign and rest and "=" not in rest[0] and not rest[0].startswith("--"):  # --lr 1e-3
         value = rest[0]
-    known = list_options([])
-    meant = find_options(name, known.options, installed().get_synonyms())
-    if meant and value:
-        words = [f"{path}={value}" for path in meant]
+    known_options = list_options([])
+    paths = find_options(name, known_options.options, installed().get_synonyms())
+    if paths and value:
+        words = [f"{path}={value}" for path in paths]
         hints = [f"Values are set without dashes:  {'  or  '.join(words)}"]
     else:
-        hints = known.suggest(name, value or "true")  # --bf16
+        hints = known_options.suggest(name, value or "true")  # --bf16
         hints = hints or [f"Values are set without dashes:  {name}={value}" if sign else suggest_near(word, flags)]
     raise UserError(f"there is no flag {word}.", *hints, f"Flags: {', '.join(flags)}.")
 
@@ -205,8 +205,8 @@ def _seems_local(line: CommandLine) -> bool:
     from gangline.config.schema import LaunchConfig
     from gangline.plugin.registry import installed
 
-    named = [word.removeprefix("launch=") for word in line.words if word.startswith("launch=")]
-    offer = installed().get_offers("launch").get(named[-1]) if named else None
+    launchers = [word.removeprefix("launch=") for word in line.words if word.startswith("launch=")]
+    offer = installed().get_offers("launch").get(launchers[-1]) if launchers else None
     return offer is None or not issubclass(offer.part.config, LaunchConfig) or offer.part.config.here
 
 
@@ -227,7 +227,7 @@ def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> 
     from gangline.config.check import check
     from gangline.config.resume import refuse_ended
 
-    directory, run, changed = _resume(line)
+    directory, run, changes = _resume(line)
     run.job.dir = str(directory.path)
     check(run)
     refuse_ended(run, directory.path)
@@ -235,7 +235,7 @@ def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> 
         directory.lock()
     for note in directory.list_changed_parts():
         print(f"train: note: {note}", file=sys.stderr)
-    (directory.go_on if run.launch.shares else directory.rewrite)(run, command, changed)
+    (directory.go_on if run.launch.shares else directory.rewrite)(run, command, changes)
     return directory
 
 
@@ -249,8 +249,8 @@ def _resume(line: CommandLine) -> tuple[RunDirectory, Run, dict]:
             f"resume= goes on with a run as it is; {others[0]} would start another.", "Leave one of them out."
         )
     directory = RunDirectory.open(Path(line.resume or ""))
-    run, changed = continue_run(str(directory.path), directory.read_content(), line.words)
-    return directory, run, changed
+    run, changes = continue_run(str(directory.path), directory.read_content(), line.words)
+    return directory, run, changes
 
 
 if __name__ == "__main__":

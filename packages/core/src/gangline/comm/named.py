@@ -24,14 +24,14 @@ def make_group(ranks: Sequence[int], timeout: timedelta | None, description: str
     logs. `torch.distributed.new_group` takes no name, hence the calls of what it is made of.
     """
     name = name_of(ranks)
-    known = distributed_c10d._world
-    for group, other in known.pg_names.items():
+    world = distributed_c10d._world
+    for group, other in world.pg_names.items():
         if other == name:
             return group
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # gloo reads it whenever a group is made
     default = distributed_c10d._get_default_group()
-    backend, store = known.pg_map[default]
-    made, _ = distributed_c10d._new_process_group_helper(
+    backend, store = world.pg_map[default]
+    new_group, _ = distributed_c10d._new_process_group_helper(
         len(ranks),
         list(ranks).index(default.rank()),
         list(ranks),
@@ -42,8 +42,8 @@ def make_group(ranks: Sequence[int], timeout: timedelta | None, description: str
         device_id=default.bound_device_id,
         group_desc=description,
     )
-    known.pg_group_ranks[made] = {rank: index for index, rank in enumerate(ranks)}
-    return made
+    world.pg_group_ranks[new_group] = {rank: index for index, rank in enumerate(ranks)}
+    return new_group
 
 
 def name_of(ranks: Sequence[int]) -> str:

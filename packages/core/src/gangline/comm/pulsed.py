@@ -32,11 +32,11 @@ class Noted(Generic[T]):
 
 def unwrap_pulse(comm: Comm) -> Comm:
     """The same collectives, of which its pulse says nothing."""
-    found = comm
-    while isinstance(found, Wrapped):
-        found, wrapped = found.inner, found
+    inner_comm = comm
+    while isinstance(inner_comm, Wrapped):
+        inner_comm, wrapped = inner_comm.inner, inner_comm
         if isinstance(wrapped, Pulsed):
-            return found
+            return inner_comm
     return comm
 
 
@@ -90,9 +90,9 @@ class Pulsed(Wrapped):
 
 def encode_peers(peers: Iterable[int]) -> int:
     """One bit for each; `UNKNOWN_PEERS` where one is too far along the axis to have a bit."""
-    found = 0
+    mask = 0
     for peer in peers:
         if peer >= MOST_PEERS:
             return UNKNOWN_PEERS
-        found |= 1 << peer
-    return found
+        mask |= 1 << peer
+    return mask

@@ -57,7 +57,7 @@ class Solo(Comm):
 
 def copy_own(sends: Transfers, recvs: Transfers, index: int) -> None:
     """Serve the transfers of rank `index` to itself, first send to first receive (gloo cannot send to itself)."""
-    mine = [x for x, peer in sends if peer == index]
+    own_sends = [x for x, peer in sends if peer == index]
     own = [x for x, peer in recvs if peer == index]
-    for into, x in zip(own, mine, strict=True):
+    for into, x in zip(own, own_sends, strict=True):
         into.copy_(x)

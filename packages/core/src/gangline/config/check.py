@@ -14,7 +14,7 @@ from gangline.config.fields import REQUIRED, get_defaults, read_comments, resolv
 from gangline.config.ramp import find_ramp_problems
 from gangline.config.ranges import explain_wrong, list_choices, list_divisors
 from gangline.config.schema import PartConfig, Run
-from gangline.config.start import start_problems
+from gangline.config.start import find_start_problems
 from gangline.config.suggest import suggest_near
 from gangline.config.validation import PATH as VALIDATION_SETS, check_part, check_sets, read_sets
 from gangline.config.values import spell
@@ -33,23 +33,23 @@ DEVICES = r"cpu|cuda(:\d+)?"  # torch names of devices that gangline computes on
 
 def check(run: Run) -> None:
     """Raises UserError that lists everything found."""
-    if found := find_problems(run) or run.launch.find_refusals(run):
-        raise UserError.of(found)
+    if problems := find_problems(run) or run.launch.find_refusals(run):
+        raise UserError.of(problems)
 
 
 def find_problems(run: Run) -> list[Problem]:
     """Values without meaning; where there are none, parts that refuse; else model edits, layout, batch."""
-    found = find_meaningless(run) or _catch_refusal(lambda: _open_reader(run))
-    if not found:
-        found += [*_check_device(run), *_check_unread(run), *_check_needs(run)]
+    problems = find_meaningless(run) or _catch_refusal(lambda: _open_reader(run))
+    if not problems:
+        problems += [*_check_device(run), *_check_unread(run), *_check_needs(run)]
         for place, config in _iterate_configs(run):
-            found += check_part(place, config, run)
-        found += [*_check_variables(run), *_check_gradients(run)]
-        found += [*start_problems(run), *_check_pretrained(run), *check_sets(run)]
-    if not found:
-        found += _catch_refusal(lambda: compose_model(run))
-        found += find_layout_problems(run)
-    return found
+            problems += check_part(place, config, run)
+        problems += [*_check_variables(run), *_check_gradients(run)]
+        problems += [*find_start_problems(run), *_check_pretrained(run), *check_sets(run)]
+    if not problems:
+        problems += _catch_refusal(lambda: compose_model(run))
+        problems += find_layout_problems(run)
+    return problems
 
 
 def _check_pretrained(run: Run) -> list[Problem]:
@@ -71,16 +71,16 @@ def find_part_problems(run: Run, parts: Collection[PartConfig]) -> list[Problem]
         own = ((place, config) for place, config in run.iterate_parts() if config in parts)
         return [problem for place, config in _iterate_opened(own) for problem in check_part(place, config, measured)]
 
-    found = find_at(SHORT)
-    return [problem for problem in found if problem in find_at(LONG)] if found else []
+    problems = find_at(SHORT)
+    return [problem for problem in problems if problem in find_at(LONG)] if problems else []
 
 
 def _check_variables(run: Run) -> Iterator[Problem]:
     """Two parts that want one variable of the ranks' environment to be different, and the user has not said which."""
-    wanted: dict[str, tuple[str, str]] = {}
+    settings: dict[str, tuple[str, str]] = {}
     for place, config in run.iterate_parts():
         for name, value in config.get_environment(run).items():
-            other, theirs = wanted.setdefault(name, (place, value))
+            other, theirs = settings.setdefault(name, (place, value))
             if theirs != value and name not in os.environ:
                 yield Problem(
                     f"{other} needs {name}={theirs} in the environment of the ranks, and {place} needs {name}={value}.",
@@ -102,12 +102,15 @@ def find_meaningless(run: Run) -> list[Problem]:
     return [problem for place, config in places for problem in _find_meaningless(config, place)]
 
 
-def _find_meaningless(config: Any, path: str, given: Any = None) -> Iterator[Problem]:
-    """given: the defaults that what holds `config` gives it, which go before its class's own."""
+def _find_meaningless(config: Any, path: str, defaults: Any = None) -> Iterator[Problem]:
+    """Yield a problem of each value that its field does not allow.
+
+    defaults: of the config that holds `config`; they go before its class's own.
+    """
     cls: Any = type(config)
-    own, given = get_defaults(cls), given if isinstance(given, dict) else {}
+    own, defaults = get_defaults(cls), defaults if isinstance(defaults, dict) else {}
     for name in own:
-        default = given.get(name, own[name])
+        default = defaults.get(name, own[name])
         value, hint = getattr(config, name), resolve_hints_with_ranges(cls)[name]
         if is_dataclass(value):
             yield from _find_meaningless(value, f"{path}.{name}", default)
@@ -135,8 +138,8 @@ def _check_device(run: Run) -> Iterator[Problem]:
         else "run.device=cpu, or null: there is no GPU."
     )
     if not re.fullmatch(DEVICES, device):
-        meant = "A GPU is called cuda." if name in ("gpu", "nvidia") else suggest_near(device, ["cpu", "cuda"])
-        yield Problem(f"run.device={device} is no device.", meant, take)
+        guess = "A GPU is called cuda." if name in ("gpu", "nvidia") else suggest_near(device, ["cpu", "cuda"])
+        yield Problem(f"run.device={device} is no device.", guess, take)
     elif name == "cuda" and not count_gpus():
         yield Problem(f"run.device={device}: there is no GPU here.", "", take)
     elif number and int(number) >= count_gpus():
@@ -158,14 +161,14 @@ def _check_unread(run: Run) -> Iterator[Problem]:
 
 def _check_needs(run: Run) -> Iterator[Problem]:
     """Parts without others that they are to be used with (`Part.needs`)."""
-    chosen: dict[str, list[str]] = {}
+    choices: dict[str, list[str]] = {}
     for place, config in run.iterate_parts():
-        chosen.setdefault(place.partition(".")[0], []).append(installed().find_part(config).part.name)
+        choices.setdefault(place.partition(".")[0], []).append(installed().find_part(config).part.name)
     for place, config in _iterate_configs(run):
         part, own = installed().find_part(config).part, re.sub(r"\.[^/]*", "", place)
         for need in part.needs:
             group, _, name = need.partition("=")
-            there = chosen.get(group, [])
+            there = choices.get(group, [])
             if name not in there:
                 absent = _catch_refusal(partial(installed().find, group, name))
                 word = f"{group}=[{','.join([*there, name])}]" if group in LISTS else need
@@ -179,10 +182,10 @@ def _check_needs(run: Run) -> Iterator[Problem]:
 def _check_gradients(run: Run) -> Iterator[Problem]:
     """A reduction of gradients that the strategy would not call, or that keeps inf of a step that is skipped."""
     parts = (run.gradients, run.parallel, run.precision)
-    chosen, strategy, precision = (installed().find_part(config).part.name for config in parts)
+    reduction, strategy, precision = (installed().find_part(config).part.name for config in parts)
     if run.precision.finds_scale and run.gradients.count_kept(LONG, 2, scatters=False):
         yield Problem(
-            f"gradients={chosen} does not work with precision={precision}.",
+            f"gradients={reduction} does not work with precision={precision}.",
             "It keeps what a step lost, and a step that overflows under the loss scale would leave inf in it.",
             "precision=bf16, or a reduction that keeps nothing.",
         )
@@ -191,7 +194,7 @@ def _check_gradients(run: Run) -> Iterator[Problem]:
     strategies = [offer.part for offer in installed().get_offers("parallel").values()]
     others = [part.name for part in strategies if getattr(part.config, "reduces", False)]
     yield Problem(
-        f"gradients={chosen} does nothing with parallel={strategy}.",
+        f"gradients={reduction} does nothing with parallel={strategy}.",
         "That strategy has no data-parallel ranks, or sums their gradients in its own way.",
         f"gradients={get_default_choices()['gradients']}, or another strategy: "
         f"{', '.join(others) or 'none is installed'}.",

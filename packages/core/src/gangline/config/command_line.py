@@ -20,10 +20,10 @@ def parse_choices(words: Sequence[str]) -> dict[str, list[str]]:
 
 def list_options(words: Sequence[str]) -> KnownOptions:
     """The options of the run that the words name, defaults where they are silent."""
-    given = parse_choices(words)
+    overrides = parse_choices(words)
     choices = {
         group: [name] if isinstance(name, str) else list(name) for group, name in get_default_choices().items()
-    } | given
+    } | overrides
     offers: dict[str, Offer] = {}
     for group in sorted(choices, key=lambda group: "/" in group):
         for name in choices[group] if group in LISTS else choices[group][-1:]:

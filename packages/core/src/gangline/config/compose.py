@@ -90,13 +90,13 @@ def read_earlier(path: str) -> dict[str, Any]:
 
 def _run(asked: Asked, source: str, why: str) -> Run:
     """The run; a file that is not trusted (`why`) may set what runs as a program only as the command line sets it."""
-    found = _compose(asked)
+    content = _compose(asked)
     options = KnownOptions(asked.offers).options if why else {}
-    if why and (suspected := find_suspects(found, options)):
+    if why and (suspected := find_suspects(content, options)):
         with suppress(UserError):  # without the layers the command line may be incomplete: it then allows nothing
-            suspected = find_suspects(found, options, _compose(replace(asked, layers=[])))
+            suspected = find_suspects(content, options, _compose(replace(asked, layers=[])))
         refuse_suspects(suspected, options, source, why)
-    return from_dict({**found, "parts": dict(asked.choices)})
+    return from_dict({**content, "parts": dict(asked.choices)})
 
 
 def _compose(asked: Asked) -> dict[str, Any]:
@@ -111,10 +111,10 @@ def _compose(asked: Asked) -> dict[str, Any]:
 
 def _explain(error: BaseException) -> str:
     """Return the message of Hydra or OmegaConf in one line, with the option if they name it."""
-    said = f"{error} {error.__cause__ or ''}"
-    if "\0" in said or r"\x00" in said:
+    message = f"{error} {error.__cause__ or ''}"
+    if "\0" in message or r"\x00" in message:
         return "${oc.env:NAME} cannot stand inside another reference."
-    pieces = [line.strip() for line in said.splitlines() if "object_type=" not in line]
+    pieces = [line.strip() for line in message.splitlines() if "object_type=" not in line]
     return "; ".join(dict.fromkeys(filter(None, pieces)))
 
 
@@ -124,10 +124,10 @@ def _store(asked: Asked) -> None:
     order: list[Any] = ["_self_"]
     for place, offer in asked.offers.items():
         holder, _, name = place.rpartition(".")
-        found = get_defaults(offer.part.config)
+        defaults = get_defaults(offer.part.config)
         if holder in asked.offers:
-            found = get_opened_defaults(asked.offers[holder].part.config, name, offer.part.config)
-        node = {key: value for key, value in found.items() if key not in offer.part.opens}
+            defaults = get_opened_defaults(asked.offers[holder].part.config, name, offer.part.config)
+        node = {key: value for key, value in defaults.items() if key not in offer.part.opens}
         store.store(group=offer.group, name=offer.part.name, node=node, package=place, **_STORE)
         if offer.group not in LISTS:
             order.append({offer.group: offer.part.name})

@@ -18,12 +18,12 @@ def get_default_choices() -> dict[str, str | list[str]]:
 
     Installed parts say so (`Part.default`); of a group where none does it is what the catalogue knows, to be installed.
     """
-    found: dict[str, str | list[str]] = {}
+    choices: dict[str, str | list[str]] = {}
     for group in GROUPS:
         offers = installed().get_offers(group).values()
         names = [offer.part.name for offer in offers if offer.part.default] or catalogue.list_defaults(group)
-        found[group] = names if group in LISTS else "".join(names[:1])
-    return found
+        choices[group] = names if group in LISTS else "".join(names[:1])
+    return choices
 
 
 def build_default_part(group: str) -> PartConfig:
@@ -35,8 +35,8 @@ def build_default_part(group: str) -> PartConfig:
 
 def find_default_suppliers() -> set[str]:
     """The distributions whose parts a run is made of where nothing is chosen."""
-    named = [(group, name) for group, choice in get_default_choices().items() for name in _as_list(choice)]
-    offers = [installed().get_offers(group).get(name) for group, name in named]
+    pairs = [(group, name) for group, choice in get_default_choices().items() for name in _as_list(choice)]
+    offers = [installed().get_offers(group).get(name) for group, name in pairs]
     return {offer.distribution for offer in offers if offer is not None}
 
 

@@ -42,9 +42,11 @@ class Option:
     @property
     def help(self) -> str:
         """The comment, and the values that have a meaning."""
-        listed = [] if all(word in self.comment for word in self.choices) else [f"one of {', '.join(self.choices)}"]
+        alternatives = (
+            [] if all(word in self.comment for word in self.choices) else [f"one of {', '.join(self.choices)}"]
+        )
         alone = "a value that runs code is set on the command line alone" if runs_code(self.stated) else ""
-        ranges = "; ".join(filter(None, [*listed, "" if self.choices else format_range(self.stated), alone]))
+        ranges = "; ".join(filter(None, [*alternatives, "" if self.choices else format_range(self.stated), alone]))
         return f"{self.comment} ({ranges})" if self.comment and ranges else self.comment or ranges
 
 
@@ -71,27 +73,27 @@ def resolve_hints_with_ranges(cls: type) -> dict[str, Any]:
 
 @cache
 def _resolve_hints_with_ranges(cls: type) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     bare: dict[str, Any] = {}
     resolve_hints(cls)  # says what cannot be imported
     for base in reversed(cls.__mro__):
         full, stripped = get_type_hints(base, include_extras=True), get_type_hints(base)
         for name in vars(base).get("__annotations__", {}):
             if bare.get(name) != stripped[name] or full[name] != stripped[name]:
-                found[name], bare[name] = full[name], stripped[name]
-    return found
+                hints[name], bare[name] = full[name], stripped[name]
+    return hints
 
 
 def get_defaults(cls: type) -> dict[str, Any]:
     """The plain default of every option of a configuration class."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for item in fields(cls):
         if item.init:
             if item.default is not MISSING:
-                found[item.name] = to_plain(item.default)
+                defaults[item.name] = to_plain(item.default)
             else:
-                found[item.name] = REQUIRED if item.default_factory is MISSING else to_plain(item.default_factory())
-    return found
+                defaults[item.name] = REQUIRED if item.default_factory is MISSING else to_plain(item.default_factory())
+    return defaults
 
 
 def get_opened_defaults(cls: type, name: str, chosen: type) -> dict[str, Any]:
@@ -112,21 +114,21 @@ def iterate_options(cls: type, prefix: str, opened: Mapping[str, type] | None = 
 def _iterate_options(cls: type, prefix: str, opened: Mapping[str, type], values: Mapping[str, Any]) -> Iterator[Option]:
     types, ranges = resolve_hints(cls), resolve_hints_with_ranges(cls)
     for name, value in values.items():
-        chosen, declared = opened.get(name), _find_dataclass(types[name])
-        if chosen is not None:
-            yield from _iterate_options(chosen, f"{prefix}.{name}", {}, get_opened_defaults(cls, name, chosen))
+        part_class, declared = opened.get(name), _find_dataclass(types[name])
+        if part_class is not None:
+            yield from _iterate_options(part_class, f"{prefix}.{name}", {}, get_opened_defaults(cls, name, part_class))
         elif declared is not None:
-            own, given = get_defaults(declared), value if isinstance(value, dict) else {}
+            own, overrides = get_defaults(declared), value if isinstance(value, dict) else {}
             yield from _iterate_options(
-                declared, f"{prefix}.{name}", {}, {each: given.get(each, own[each]) for each in own}
+                declared, f"{prefix}.{name}", {}, {each: overrides.get(each, own[each]) for each in own}
             )
         else:
             yield Option(f"{prefix}.{name}", types[name], value, cls, ranges[name])
 
 
 def _find_dataclass(hint: Any) -> type | None:
-    found = [arg for arg in (hint, *get_args(hint)) if isinstance(arg, type) and is_dataclass(arg)]
-    return found[0] if len(found) == 1 and not _is_container(hint) else None
+    classes = [arg for arg in (hint, *get_args(hint)) if isinstance(arg, type) and is_dataclass(arg)]
+    return classes[0] if len(classes) == 1 and not _is_container(hint) else None
 
 
 def _is_container(hint: Any) -> bool:
@@ -136,7 +138,7 @@ def _is_container(hint: Any) -> bool:
 @cache
 def read_comments(cls: type) -> dict[str, str]:
     """The comment behind each field, from the source; bases first. Empty where there is no source."""
-    found: dict[str, str] = {}
+    field_comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not is_dataclass(base):
             continue
@@ -152,6 +154,6 @@ def read_comments(cls: type) -> dict[str, str]:
         for item in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
                 lines = range(item.lineno, (item.end_lineno or item.lineno) + 1)
-                if said := " ".join(comments[line] for line in lines if line in comments):
-                    found[item.target.id] = said
-    return found
+                if comment := " ".join(comments[line] for line in lines if line in comments):
+                    field_comments[item.target.id] = comment
+    return field_comments

@@ -68,20 +68,22 @@ def find_redefined(stored: Mapping[str, Any], run: Run) -> dict[str, list[Any]]:
     Left out: names of files, whose content is compared, and options that another release lacks.
     """
     files = [f"{place}.{name}" for place, config in run.iterate_parts() for name in config.file_options]
-    passed = [*free_options(run), *files, *_CARRIES]
+    exemptions = [*free_options(run), *files, *_CARRIES]
     now = json.loads(json.dumps(to_dict(run)))  # as a checkpoint has it
     both = find_changes(stored, now)
-    known = {*_flatten(stored)} & {*_flatten(now)}
-    return {key: both[key] for key in both if key in known and (key == "run.seed" or not is_within(key, passed))}
+    common_paths = {*_flatten(stored)} & {*_flatten(now)}
+    return {
+        key: both[key] for key in both if key in common_paths and (key == "run.seed" or not is_within(key, exemptions))
+    }
 
 
 def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Every value by its path; a group's choice under the group's own name."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in content.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found.update(_flatten(value, "" if path == "parts" else f"{path}."))
+            leaves.update(_flatten(value, "" if path == "parts" else f"{path}."))
         else:
-            found[path] = value
-    return found
+            leaves[path] = value
+    return leaves

@@ -36,8 +36,8 @@ class KnownOptions:
         for place, offer in self._offers.items():
             if not self._is_opened(place):
                 inner = {name: self._offers.get(f"{place}.{name}") for name in offer.part.opens}
-                opened = {name: found.part.config for name, found in inner.items() if found}
-                yield from iterate_options(offer.part.config, place, opened)
+                inner_classes = {name: inner_offer.part.config for name, inner_offer in inner.items() if inner_offer}
+                yield from iterate_options(offer.part.config, place, inner_classes)
 
     def _is_opened(self, place: str) -> bool:
         """Whether a place is a group that another part opens: its options come with that part's."""
@@ -49,7 +49,7 @@ class KnownOptions:
         path, text = override.key_or_group, override.get_value_string()
         option = self.options.get(path) or self._find_mapping_above(path)
         if option is None:
-            if any(known.startswith(path + ".") for known in self.options):
+            if any(option_path.startswith(path + ".") for option_path in self.options):
                 self._refuse_section(path)
             raise self._explain_unknown(path, text)
         value = override.value()
@@ -67,7 +67,7 @@ class KnownOptions:
         return None
 
     def _refuse_section(self, path: str) -> None:
-        inner = [known for known in self.options if known.startswith(path + ".")]
+        inner = [option_path for option_path in self.options if option_path.startswith(path + ".")]
         raise UserError(f"{path} is a section; set one of its options.", f"Options: {', '.join(inner)}.")
 
     def _explain_unknown(self, path: str, text: str) -> UserError:
@@ -85,53 +85,53 @@ class KnownOptions:
             if name in _list_parts(head):
                 add = f"{head}={name} is not chosen; add it:  {head}=[...,{name}]"
                 return UserError(what, add, *_explain_install(f"{head}={name}"))
-            inner = [known for known in self.options if known.startswith(head + ".")]
+            inner = [option_path for option_path in self.options if option_path.startswith(head + ".")]
             return UserError(what, suggest_near(path, inner), f"Options: {', '.join(inner) or 'none'}.")
         if head in groups:
             hint = f"{head} is {OFF} in this run; choose a part first:  {head}=<name>"
             return UserError(what, hint, *installed().list_missing_suppliers(head), installed().list_choices(head))
-        listed = f"Groups: {', '.join(groups)}. Sections: {', '.join(SECTIONS)}."
+        listing = f"Groups: {', '.join(groups)}. Sections: {', '.join(SECTIONS)}."
         if rest:
             if line := answer(path, text, installed().get_words()):
-                return UserError(what, line, *_explain_install(line), listed)
+                return UserError(what, line, *_explain_install(line), listing)
             guess = (
                 suggest_synonym(path, self.options, installed().get_synonyms())
                 or suggest_near(path, self.options)
                 or suggest_near(head, [*groups, *SECTIONS])
             )
-            return UserError(what, guess, listed)
+            return UserError(what, guess, listing)
         what = f"there is no group {path}, and no option."
         if lines := explain_foreign(path, _list_parts("track")):
             return UserError(what, *lines)
-        return UserError(what, *(self.suggest(path, text) or [suggest_near(path, [*groups, *LAYERS])]), listed)
+        return UserError(what, *(self.suggest(path, text) or [suggest_near(path, [*groups, *LAYERS])]), listing)
 
     def suggest(self, path: str, text: str) -> list[str]:
         """Return lines that name what a user may have meant by the word `path` with the value `text`; [] if unknown."""
         groups = installed().list_groups()
-        words = [f"{known}={text}" for known in self.options if known.rpartition(".")[2] == path]
+        words = [f"{option_path}={text}" for option_path in self.options if option_path.rpartition(".")[2] == path]
         switched = text.lower() in ("true", "on", "1", "yes")  # bf16=true
-        chosen = [(group, path) for group in groups if switched and path in _list_parts(group)][
+        pairs = [(group, path) for group in groups if switched and path in _list_parts(group)][
             :1
         ]  # bf16: the precision
         if not words and (line := answer(path, text, installed().get_words())):
             return [line, *_explain_install(line)]
-        if not words and not chosen and (line := suggest_synonym(path, self.options, installed().get_synonyms())):
+        if not words and not pairs and (line := suggest_synonym(path, self.options, installed().get_synonyms())):
             return [line]
-        chosen = chosen or [(group, text) for group in groups if text in _list_parts(group)]
-        if words or not chosen:
+        pairs = pairs or [(group, text) for group in groups if text in _list_parts(group)]
+        if words or not pairs:
             return [f"Did you mean {' or '.join(words)}?"] if words else []
         words = [
             f"{group}=[{','.join(_add_member(group, name))}]" if group in LISTS else f"{group}={name}"
-            for group, name in chosen
+            for group, name in pairs
         ]
         return [
             f"Did you mean {' or '.join(words)}?",
-            *_explain_install(*(f"{group}={name}" for group, name in chosen)),
+            *_explain_install(*(f"{group}={name}" for group, name in pairs)),
         ]
 
     def _explain_within(self, place: str, path: str, text: str) -> list[str]:
-        own = [known for known in self.options if known.startswith(place + ".")]
-        listed = f"Options: {', '.join(name.removeprefix(place + '.') for name in own)}." if own else "It has none."
+        own = [option_path for option_path in self.options if option_path.startswith(place + ".")]
+        listing = f"Options: {', '.join(name.removeprefix(place + '.') for name in own)}." if own else "It has none."
         offer = self._offers.get(place)
         last = path.removeprefix(place + ".")
         close = suggest_near(last, (name.removeprefix(place + ".") for name in own), 0.7)
@@ -147,7 +147,7 @@ class KnownOptions:
             ]
             if others:
                 lines.append(f"{offer.group}={offer.part.name} has none; these have: {', '.join(sorted(others))}.")
-        return [*lines, listed]
+        return [*lines, listing]
 
 
 def _list_parts(group: str) -> list[str]:
@@ -162,9 +162,9 @@ def _add_member(group: str, name: str) -> list[str]:
 
 def _explain_install(*lines: str) -> list[str]:
     """Return how to install the parts that the lines name as group=part, of those that are not installed."""
-    named = dict.fromkeys(pair for line in lines for pair in re.findall(r"(\w+)=(\w+)", line))
+    pairs = dict.fromkeys(pair for line in lines for pair in re.findall(r"(\w+)=(\w+)", line))
     absent = [
-        pair for pair in named if catalogue.find_supplier(*pair) and pair[1] not in installed().get_offers(pair[0])
+        pair for pair in pairs if catalogue.find_supplier(*pair) and pair[1] not in installed().get_offers(pair[0])
     ]
     return list(dict.fromkeys(line for pair in absent for line in installed().explain_absence(*pair)))
 

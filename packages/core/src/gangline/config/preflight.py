@@ -148,13 +148,13 @@ def read_request(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ())
     missing: dict[str, UserError] = {}
     offers = _find_offers(choices, missing)
     errors = list(missing.values())
-    known = KnownOptions(offers)
+    known_options = KnownOptions(offers)
     values = []
     for override in overrides:
         if override.key_or_group in groups or _is_missing(override.key_or_group, missing):
             continue
         try:
-            values.append(known.format_setting(override))
+            values.append(known_options.format_setting(override))
         except UserError as error:
             errors.append(error)
     if errors:
@@ -190,13 +190,15 @@ def _choose(
     for layer in layers:
         _replace(choices, {group: _parse_choice(group, value) for group, value in (layer.get("parts") or {}).items()})
         before.append(dict(choices))
-    mine: dict[str, Choice] = {}
+    own_choices: dict[str, Choice] = {}
     for override in picks:
         group = override.key_or_group
-        mine[group] = _parse_choice(group, OFF if override.type == OverrideType.DEL else override.value(), override)
-    _replace(choices, mine)
-    kept = [_keep_chosen(layer, own, choices) for layer, own in zip(layers, before, strict=True)]
-    return {group: choice for group, choice in choices.items() if group in GROUPS or choice != OFF}, kept
+        own_choices[group] = _parse_choice(
+            group, OFF if override.type == OverrideType.DEL else override.value(), override
+        )
+    _replace(choices, own_choices)
+    kept_layers = [_keep_chosen(layer, own, choices) for layer, own in zip(layers, before, strict=True)]
+    return {group: choice for group, choice in choices.items() if group in GROUPS or choice != OFF}, kept_layers
 
 
 def _replace(choices: dict[str, Choice], new: Mapping[str, Choice]) -> None:
@@ -231,17 +233,17 @@ def _parse_choice(group: str, value: Any, override: Override | None = None) -> C
 
 def _keep_chosen(layer: Mapping[str, Any], own: Mapping[str, Choice], final: Mapping[str, Choice]) -> dict[str, Any]:
     """A layer's values, less those of parts that the final choice replaces."""
-    kept: dict[str, Any] = {}
+    kept_layer: dict[str, Any] = {}
     for key, value in layer.items():
         if key == "parts":
             continue
         if key in LISTS:
             names = set(own.get(key, ())) - set(final.get(key, ()))
-            kept[key] = {name: options for name, options in (value or {}).items() if name not in names}
+            kept_layer[key] = {name: options for name, options in (value or {}).items() if name not in names}
         elif own.get(key, OFF) == final.get(key, OFF):
             replaced = {name for name in value or {} if own.get(f"{key}/{name}") != final.get(f"{key}/{name}")}
-            kept[key] = {name: option for name, option in (value or {}).items() if name not in replaced}
-    return kept
+            kept_layer[key] = {name: option for name, option in (value or {}).items() if name not in replaced}
+    return kept_layer
 
 
 def _find_offers(choices: dict[str, Choice], missing: dict[str, UserError]) -> dict[str, Offer]:
@@ -249,8 +251,8 @@ def _find_offers(choices: dict[str, Choice], missing: dict[str, UserError]) -> d
 
     Why a choice cannot be had goes into `missing`, by the same places.
     """
-    found: dict[str, Offer] = {}
-    opened: set[str] = set()
+    offers: dict[str, Offer] = {}
+    inner_groups: set[str] = set()
     for group, choice in [(group, choice) for group, choice in choices.items() if "/" not in group]:
         for name in choice if isinstance(choice, list) else [choice]:
             place = f"{group}.{name}" if group in LISTS else group
@@ -259,20 +261,20 @@ def _find_offers(choices: dict[str, Choice], missing: dict[str, UserError]) -> d
             except UserError as error:
                 missing[place] = error
                 continue
-            found[place] = offer
+            offers[place] = offer
             for inner, default in offer.part.opens.items():
-                opened.add(f"{group}/{inner}")
+                inner_groups.add(f"{group}/{inner}")
                 choices.setdefault(f"{group}/{inner}", default)
     for group in [group for group in choices if "/" in group]:
         place = group.replace("/", ".")
         try:
-            if group not in opened:
+            if group not in inner_groups:
                 parent, _, inner = group.partition("/")
                 why = (
                     f"{parent}={choices[parent]} has no choice of {inner}" if parent in choices else f"{parent} is off"
                 )
                 raise UserError(f"{group}={choices[group]}: {why}.", installed().list_choices(parent))
-            found[place] = installed().find(group, str(choices[group]))
+            offers[place] = installed().find(group, str(choices[group]))
         except UserError as error:
             missing[place] = error
-    return found
+    return offers

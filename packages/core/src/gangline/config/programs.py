@@ -47,13 +47,13 @@ def refuse_suspects(suspects: Mapping[str, Any], options: Mapping[str, Option], 
     problems = []
     for path, value in suspects.items():
         runs = path in options and runs_code(options[path].stated, value)
-        shown = override(path, value)
+        setting = override(path, value)
         what = "runs as a program" if runs else "reads a variable of the environment"
         empty = options[path].default if path in options else None
-        again = f"To allow it, type it too:  {shlex.quote(shown)}"
+        again = f"To allow it, type it too:  {shlex.quote(setting)}"
         problems.append(
             Problem(
-                escape_controls(f"{source} sets {shown}, which {what}."),
+                escape_controls(f"{source} sets {setting}, which {what}."),
                 why,
                 escape_controls(f"{again}\nTo leave it out:  {shlex.quote(override(path, empty))}"),
             )
@@ -66,12 +66,12 @@ def explain_distrust(run_dir: str | Path) -> str:
     """The reason that others may have written the config.yaml of a run directory; "" where only this user could."""
     for path in (Path(run_dir), Path(run_dir) / "config.yaml"):
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError as error:
             return f"{path} cannot be looked at: {error.strerror}."
-        if found.st_uid != os.geteuid():
+        if status.st_uid != os.geteuid():
             return f"{path} belongs to another user."
-        if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid)):
+        if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)):
             return f"Other users can write {path}:  chmod go-w {shlex.quote(str(path))}"
     return ""
 
@@ -79,10 +79,10 @@ def explain_distrust(run_dir: str | Path) -> str:
 def _is_private(group: int) -> bool:
     """Whether a group is this user's own, as many systems make one for each user: same name, no other member."""
     try:
-        user, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+        user, group_entry = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
     except KeyError:
         return False
-    return found.gr_name == user and set(found.gr_mem) <= {user}
+    return group_entry.gr_name == user and set(group_entry.gr_mem) <= {user}
 
 
 def _iterate_values(

@@ -42,5 +42,5 @@ def _check_stage(run: Run, size: int, micro_size: int, width: int) -> list[Probl
         return [Problem(what, why, f"Nearest: {' or '.join(map(str, near))}; or a smaller batch.micro_size.")]
     stage, usual = copy.copy(run), run.parallel.check(run)
     stage.batch = replace(run.batch, global_size=size, ramp={})
-    found = [problem for problem in run.parallel.check(stage) if problem not in usual]
-    return [replace(problem, what=f"batch.ramp, steps of {size}: {problem.what}") for problem in found]
+    problems = [problem for problem in run.parallel.check(stage) if problem not in usual]
+    return [replace(problem, what=f"batch.ramp, steps of {size}: {problem.what}") for problem in problems]

@@ -145,11 +145,11 @@ def is_of(hint: Any, value: Any) -> bool:
         return hint is bool
     if hint is float and isinstance(value, int):
         return True
-    held = kind or hint
-    if held in (list, tuple):
+    base_type = kind or hint
+    if base_type in (list, tuple):
         inner = [arg for arg in args if arg is not Ellipsis] or [Any]
         return isinstance(value, list | tuple) and all(any(is_of(arg, item) for arg in inner) for item in value)
-    return isinstance(held, type) and isinstance(value, held)
+    return isinstance(base_type, type) and isinstance(value, base_type)
 
 
 def _explain_wrong_inside(kind: Any, args: tuple[Any, ...], value: Collection[Any] | Mapping[Any, Any]) -> str | None:
@@ -172,8 +172,8 @@ def format_range(hint: Any) -> str:
         return _show(list_conditions(hint)) or format_range(args[0])
     if kind is Literal:
         return ""  # the type itself says it
-    found = list(dict.fromkeys(filter(None, map(format_range, args))))
-    return f"each {found[0]}" if found and kind in (list, tuple, set, frozenset) else " or ".join(found)
+    texts = list(dict.fromkeys(filter(None, map(format_range, args))))
+    return f"each {texts[0]}" if texts and kind in (list, tuple, set, frozenset) else " or ".join(texts)
 
 
 def list_choices(hint: Any) -> list[str]:

@@ -26,11 +26,11 @@ def find_recipes() -> dict[str, Path]:
     """Every recipe that can be named here."""
     tops = [module.__name__.partition(".")[0] for module in installed().list_modules()] + ["gangline"]
     roots = [Path(root) for top in tops for root in getattr(sys.modules.get(top), "__path__", ())]
-    found: dict[str, Path] = {}
+    recipes: dict[str, Path] = {}
     for folder in (LOCAL, *(root / "conf" / "recipe" for root in roots)):
         for path in sorted(folder.glob("*.yaml")):
-            found.setdefault(path.stem, path)
-    return found
+            recipes.setdefault(path.stem, path)
+    return recipes
 
 
 def read_recipe(name: str) -> dict[str, Any]:
@@ -43,9 +43,9 @@ def read_recipe(name: str) -> dict[str, Any]:
 
     path = Path(name) if name.endswith((".yaml", ".yml")) else find_recipes().get(name)
     if path is None or not path.is_file():
-        known = find_recipes()
-        listed = f"Recipes: {', '.join(known) or 'none'}.   (YAML files in ./{LOCAL}, and those that packages bring)"
-        raise UserError(f"there is no recipe {name!r}.", suggest_near(name, known), listed)
+        recipes = find_recipes()
+        listing = f"Recipes: {', '.join(recipes) or 'none'}.   (YAML files in ./{LOCAL}, and those that packages bring)"
+        raise UserError(f"there is no recipe {name!r}.", suggest_near(name, recipes), listing)
     if (size := path.stat().st_size) > LARGEST:
         raise UserError(f"the recipe {path} has {size} bytes; a recipe has at most {LARGEST}.")
     try:
@@ -73,11 +73,13 @@ def _check(content: Any, path: Path) -> dict[str, Any]:
     parts = content.get("parts") or {}
     if not isinstance(parts, Mapping):
         raise UserError(f"the recipe {path}: parts must be a mapping such as {{model: tiny}}.")
-    known = ["parts", *SECTIONS, *installed().list_groups()]
+    known_keys = ["parts", *SECTIONS, *installed().list_groups()]
     for key, value in content.items():
-        if key not in known:
+        if key not in known_keys:
             raise UserError(
-                f"the recipe {path}: there is no {key!r}.", suggest_near(str(key), known), f"It may have: {known}"
+                f"the recipe {path}: there is no {key!r}.",
+                suggest_near(str(key), known_keys),
+                f"It may have: {known_keys}",
             )
         if not isinstance(value, Mapping | None):
             plain = re.sub(r"\bTrue\b", "on", re.sub(r"\bFalse\b", "off", str(value)))

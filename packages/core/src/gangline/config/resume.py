@@ -25,22 +25,22 @@ def continue_run(path: str, content: Mapping[str, Any], words: Sequence[str]) ->
     Raises UserError where they would make it another run, and where others may have written a program into it.
     """
     run = compose_over(content, words, f"resume={path}", explain_distrust(path))
-    changed = find_changes(resolve_paths(from_dict(content)), resolve_paths(run))
+    changes = find_changes(resolve_paths(from_dict(content)), resolve_paths(run))
     free = free_options(run)
-    other = [key for key in changed if not is_within(key, free)]
+    other = [key for key in changes if not is_within(key, free)]
     if other:
-        shown = ", ".join(f"{key} ({changed[key][0]} -> {changed[key][1]})" for key in other)
+        differences = ", ".join(f"{key} ({changes[key][0]} -> {changes[key][1]})" for key in other)
         remade = ("model", *run.edits)  # other arrays, of which another run holds none
         new_weights = any(key == "optimizer" or key.partition(".")[0] in remade for key in other)
         branch = f"train {shlex.join([f'from={path}', f'weights={path}', *words])}"
         raise UserError(
-            f"a run that is resumed keeps its {shown}.",
+            f"a run that is resumed keeps its {differences}.",
             "With another one it would be another run.",
             f"These may change: {', '.join(free)}.",
             "" if new_weights else f"A new run with its weights and optimizer state:  {branch}",
             f"A new run with its configuration (new weights):  train {shlex.join([f'from={path}', *words])}",
         )
-    return run, changed
+    return run, changes
 
 
 def refuse_ended(run: Run, directory: str | Path) -> None:

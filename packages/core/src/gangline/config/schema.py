@@ -339,8 +339,8 @@ class Run:
         for section in fields(self):
             if isinstance(config := getattr(self, section.name), PartConfig):
                 yield section.name, config
-        for group, chosen in (("track", self.track), ("health", self.health), ("callback", self.callback)):
-            for name, config in chosen.items():
+        for group, configs in (("track", self.track), ("health", self.health), ("callback", self.callback)):
+            for name, config in configs.items():
                 yield f"{group}.{name}", config
         yield from self.edits.items()
         yield from self.extra.items()

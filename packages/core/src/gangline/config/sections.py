@@ -63,11 +63,11 @@ class BatchSection:
 
     def compute_cursor(self, steps: int) -> int:
         """The first sample behind so many steps, where none is passed over."""
-        cursor, left = 0, steps
+        cursor, rest = 0, steps
         for size, until in self._list_stages():
-            taken = min(left, -(-max(0, until - cursor) // size))
-            cursor, left = cursor + taken * size, left - taken
-        return cursor + left * self.global_size
+            stage_steps = min(rest, -(-max(0, until - cursor) // size))
+            cursor, rest = cursor + stage_steps * size, rest - stage_steps
+        return cursor + rest * self.global_size
 
     def _list_stages(self) -> list[tuple[int, int]]:
         return sorted(self.ramp.items(), key=lambda stage: stage[1])

@@ -39,9 +39,9 @@ def to_dict(run: Run) -> dict[str, Any]:
     for group in SINGLE:
         parts[group], content[group] = _convert_part(group, getattr(run, group), parts)
     for group in LISTS:
-        chosen: dict[str, PartConfig] = getattr(run, group)
-        content[group] = {name: to_plain(config) for name, config in chosen.items()}
-        parts[group] = list(chosen)
+        configs: dict[str, PartConfig] = getattr(run, group)
+        content[group] = {name: to_plain(config) for name, config in configs.items()}
+        parts[group] = list(configs)
     for group, config in {**run.edits, **run.extra}.items():
         parts[group], content[group] = _convert_part(group, config, parts)
     for path, reference in run.references.items():
@@ -65,37 +65,37 @@ def from_dict(content: Mapping[str, Any]) -> Run:
     content = dict(content)
     references: dict[str, str] = {}
     values = _expand({key: item for key, item in content.items() if key != "parts"}, "", references)
-    chosen = dict(content.get("parts") or {})
+    choices = dict(content.get("parts") or {})
     problems: list[Problem] = []
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, cls in SECTIONS.items():
-        given[name] = fill(cls, values.pop(name, None), name, problems)
+        arguments[name] = fill(cls, values.pop(name, None), name, problems)
     for group in SINGLE:
-        if group not in chosen:
+        if group not in choices:
             problems.append(
                 Problem(f"the configuration names no part for {group}.", "", f"Write parts: {{{group}: ...}}.")
             )
             continue
-        given[group] = _configure(group, str(chosen.pop(group)), values.pop(group, None), chosen, problems)
+        arguments[group] = _configure(group, str(choices.pop(group)), values.pop(group, None), choices, problems)
     for group in LISTS:
         section = values.pop(group, None) or {}
-        names = chosen.pop(group, None) or []
-        given[group] = {n: _configure(group, n, section.pop(n, None), {}, problems, f"{group}.{n}") for n in names}
+        names = choices.pop(group, None) or []
+        arguments[group] = {n: _configure(group, n, section.pop(n, None), {}, problems, f"{group}.{n}") for n in names}
         problems += [Problem(f"{group}.{n} is set, but {n} is not chosen.", "", f"{group}=[...,{n}]") for n in section]
     edits: dict[str, Any] = {}
     extra: dict[str, Any] = {}
-    for group in [group for group in chosen if "/" not in group]:
-        name = chosen.pop(group)
+    for group in [group for group in choices if "/" not in group]:
+        name = choices.pop(group)
         if name not in (None, False, OFF):
-            config = _configure(group, "on" if name is True else str(name), values.pop(group, None), chosen, problems)
+            config = _configure(group, "on" if name is True else str(name), values.pop(group, None), choices, problems)
             (edits if isinstance(config, EditConfig) else extra)[group] = config
-    problems += [Problem(f"{name}={part} belongs to no chosen part.") for name, part in chosen.items()]
+    problems += [Problem(f"{name}={part} belongs to no chosen part.") for name, part in choices.items()]
     problems += [
         Problem(f"{name}: there is no such section.", suggest_near(name, [*SECTIONS, *GROUPS])) for name in values
     ]
     if problems:
         raise UserError.of(problems)
-    return Run(job=given.pop("run"), **given, edits=edits, extra=extra, references=references)
+    return Run(job=arguments.pop("run"), **arguments, edits=edits, extra=extra, references=references)
 
 
 def _configure(
@@ -103,11 +103,11 @@ def _configure(
 ) -> PartConfig | None:
     """The configuration of one part; what it opens is taken out of `chosen`."""
     offer = installed().find(group, name)
-    opened = {}
+    inner_classes = {}
     for field, default in offer.part.opens.items():
         inner = installed().find(f"{group}/{field}", str(chosen.pop(f"{group}/{field}", default)))
-        opened[field] = inner.part.config
-    return fill(offer.part.config, values, path or group, problems, opened, offer)
+        inner_classes[field] = inner.part.config
+    return fill(offer.part.config, values, path or group, problems, inner_classes, offer)
 
 
 def fill(
@@ -130,26 +130,26 @@ def fill(
         return None
     values, types, before, opened = dict(values or {}), resolve_hints(cls), len(problems), opened or {}
     owner = f"{offer.group}={offer.part.name}" if offer else path
-    known = list(get_defaults(cls))
-    for key in [key for key in values if key not in known]:
-        listed = f"Options: {', '.join(known)}." if known else "It has no options."
-        there, synonyms = [f"{path}.{name}" for name in known], installed().get_synonyms()
-        guess = suggest_synonym(f"{path}.{key}", there, synonyms) or suggest_near(str(key), known)
-        problems.append(Problem(f"{path}.{key}: {owner} has no such option.", guess, listed))
+    option_names = list(get_defaults(cls))
+    for key in [key for key in values if key not in option_names]:
+        listing = f"Options: {', '.join(option_names)}." if option_names else "It has no options."
+        there, synonyms = [f"{path}.{name}" for name in option_names], installed().get_synonyms()
+        guess = suggest_synonym(f"{path}.{key}", there, synonyms) or suggest_near(str(key), option_names)
+        problems.append(Problem(f"{path}.{key}: {owner} has no such option.", guess, listing))
         del values[key]
     arguments = {}
-    for key in known:
+    for key in option_names:
         where, hint = f"{path}.{key}", types[key]
         inner = opened.get(key) or (hint if isinstance(hint, type) and is_dataclass(hint) else None)
         if values.get(key, get_defaults(cls)[key]) == REQUIRED:
             problems.append(Problem(f"{where} must be given.", f"It is {describe(hint)}; there is no default."))
         elif inner is not None and (key in values or key in opened):
-            said, stands = values.get(key), get_defaults(cls)[key]
+            options, stands = values.get(key), get_defaults(cls)[key]
             if key in opened:
-                said, stands = {} if said is None else said, get_opened_defaults(cls, key, inner)
-            if isinstance(said, Mapping) and isinstance(stands, Mapping):
-                said = {**stands, **said}  # the field's own default, which need not be that of its class
-            arguments[key] = fill(inner, said, where, problems)
+                options, stands = {} if options is None else options, get_opened_defaults(cls, key, inner)
+            if isinstance(options, Mapping) and isinstance(stands, Mapping):
+                options = {**stands, **options}  # the field's own default, which need not be that of its class
+            arguments[key] = fill(inner, options, where, problems)
         elif key in values:
             try:
                 arguments[key] = convert(hint, values[key])

@@ -26,7 +26,7 @@ def start_of(run: Run) -> tuple[RunDirectory, CheckpointId | None] | None:
     return RunDirectory.open(path), id
 
 
-def start_problems(run: Run) -> list[Problem]:
+def find_start_problems(run: Run) -> list[Problem]:
     """Return why a new run cannot begin with the weights and optimizer state that it names."""
     directory = run.job.dir
     if run.job.weights is None or (directory is not None and RunDirectory(directory).config.exists()):

@@ -55,9 +55,9 @@ def answer(word: str, value: str, words: Mapping[str, str]) -> str:
     value: what the user gave for the word. words: those of installed parts (`Installed.get_words`).
     """
     name = _get_name(word)
-    found = _ANSWER.get(name) or next((said for theirs, said in words.items() if name in theirs.split()), "")
+    template = _ANSWER.get(name) or next((advice for theirs, advice in words.items() if name in theirs.split()), "")
     number = value if value.isdecimal() else "N"
-    return "Type  " + found.replace("{n}", number) if found else ""
+    return "Type  " + template.replace("{n}", number) if template else ""
 
 
 def explain_foreign(word: str, choices: Collection[str]) -> list[str]:

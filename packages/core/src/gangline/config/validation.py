@@ -19,34 +19,36 @@ PATH = "validate.sets"
 
 def build_validation_sets(run: Run) -> dict[str, DataConfig]:
     """The data of every set, by name. Raises UserError, which lists all that does not fit."""
-    found, problems = read_sets(run)
+    sets, problems = read_sets(run)
     if problems:
         raise UserError.of(problems)
-    return found
+    return sets
 
 
 def read_sets(run: Run) -> tuple[dict[str, DataConfig], list[Problem]]:
     """(the valid sets by name, the problems of the others); a set that is null does not exist."""
-    found: dict[str, DataConfig] = {}
+    sets: dict[str, DataConfig] = {}
     problems: list[Problem] = []
     offer = installed().find_part(run.data)
-    opened = {name: type(getattr(run.data, name)) for name in offer.part.opens}
+    inner_classes = {name: type(getattr(run.data, name)) for name in offer.part.opens}
     for name, options in run.validate.sets.items():
         if not _NAME.fullmatch(name):
             problems.append(Problem(f"{PATH}: {name!r} is no name of a set.", "Letters, digits, '_' and '-'.", ""))
         elif options is not None:
-            config = fill(type(run.data), _override(run.data, options), f"{PATH}.{name}", problems, opened, offer)
+            config = fill(
+                type(run.data), _override(run.data, options), f"{PATH}.{name}", problems, inner_classes, offer
+            )
             if config is not None:
-                found[name] = config
-    return found, problems
+                sets[name] = config
+    return sets, problems
 
 
 def check_sets(run: Run) -> list[Problem]:
     """What can be refused before anything is read: unknown options, values that do not fit, and what the part says."""
-    found, problems = read_sets(run)
-    for name, config in found.items():
-        said = check_part(f"{PATH}.{name}", config, run)
-        problems += [Problem(f"{PATH}.{name}: {problem.what}", problem.why, problem.mend) for problem in said]
+    sets, problems = read_sets(run)
+    for name, config in sets.items():
+        part_problems = check_part(f"{PATH}.{name}", config, run)
+        problems += [Problem(f"{PATH}.{name}: {problem.what}", problem.why, problem.mend) for problem in part_problems]
     return problems
 
 

@@ -197,5 +197,5 @@ def _convert_one_of(spelled: Mapping[str, Any], value: Any, hint: Any) -> Any:
 
 
 def _explain_expected(hint: Any, value: Any) -> str:
-    shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
-    return f"expected {describe(hint)}, got {shown}"
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return f"expected {describe(hint)}, got {text}"

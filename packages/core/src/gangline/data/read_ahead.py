@@ -47,12 +47,12 @@ class ReadAhead(Generic[T]):
                 self._changed.wait()
                 if self._closed:
                     raise RuntimeError("this reader was closed")
-            found = self._made[self._taken]
-            if isinstance(found, BaseException):
-                raise found
+            outcome = self._made[self._taken]
+            if isinstance(outcome, BaseException):
+                raise outcome
             del self._made[self._taken]
             self._taken += 1
-            return found
+            return outcome
 
     def close(self) -> None:
         """End the threads; those that hang in `make` for longer than `PATIENCE` are left to die with the process."""
@@ -80,17 +80,17 @@ class ReadAhead(Generic[T]):
                     return
                 n = self._begun
                 self._begun += 1
-            made: T | BaseException
+            outcome: T | BaseException
             try:
-                made = make(n, n % self._slots)
+                outcome = make(n, n % self._slots)
             except BaseException as error:
-                made = error
+                outcome = error
             with self._changed:
                 if self._closed:
                     return
-                self._made[n] = made
+                self._made[n] = outcome
                 self._changed.notify_all()
-                if isinstance(made, BaseException):
+                if isinstance(outcome, BaseException):
                     return
 
 

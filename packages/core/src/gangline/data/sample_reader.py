@@ -32,11 +32,11 @@ class KeptMemory:
 
     def __call__(self, name: Hashable, shape: Sequence[int], dtype: np.dtype) -> tuple[torch.Tensor, np.ndarray]:
         """(tensor, the same memory as an array) of that shape and dtype, with whatever it held before."""
-        wanted = _get_torch_dtype(dtype)
-        kept = self._kept.get(name)
-        if kept is None or kept.shape != tuple(shape) or kept.dtype != wanted:
-            kept = self._kept[name] = torch.empty(tuple(shape), dtype=wanted, pin_memory=self._pinned)
-        return kept, kept.numpy()
+        torch_dtype = _get_torch_dtype(dtype)
+        tensor = self._kept.get(name)
+        if tensor is None or tensor.shape != tuple(shape) or tensor.dtype != torch_dtype:
+            tensor = self._kept[name] = torch.empty(tuple(shape), dtype=torch_dtype, pin_memory=self._pinned)
+        return tensor, tensor.numpy()
 
 
 class SampleReader(BatchReader):
@@ -68,8 +68,8 @@ class SampleReader(BatchReader):
         """Raises RuntimeError once closed."""
         if self._closed:
             raise RuntimeError("this reader is closed")
-        for numbers, counted in self.place.iterate_held_out(count, self.source.count_samples()):
-            yield self._store(numbers, self._memory, "held out", counted)
+        for numbers, valid_samples in self.place.iterate_held_out(count, self.source.count_samples()):
+            yield self._store(numbers, self._memory, "held out", valid_samples)
 
     def close(self) -> None:
         self._closed = True
@@ -85,9 +85,9 @@ class SampleReader(BatchReader):
     def _store(
         self, numbers: Sequence[int], memory: KeptMemory, slot: Hashable, counted: int | None = None
     ) -> StoredBatch:
-        found = stack_samples([self.source.sample(i) for i in numbers], numbers, memory, slot)
-        found.counted = None if counted is None or counted >= len(numbers) else counted
-        return found
+        batch = stack_samples([self.source.sample(i) for i in numbers], numbers, memory, slot)
+        batch.counted = None if counted is None or counted >= len(numbers) else counted
+        return batch
 
 
 def use_device(device: torch.device) -> None:
@@ -106,19 +106,19 @@ def stack_samples(
     tokens, rows = memory(("tokens", slot), (B, T + 1), dtype)
     for row, sample in zip(rows, samples, strict=True):
         row[:] = sample["tokens"]
-    stored = StoredBatch(tokens, torch.tensor(list(numbers), dtype=torch.int64))
+    batch = StoredBatch(tokens, torch.tensor(list(numbers), dtype=torch.int64))
     masked, apart = (any(name in sample for sample in samples) for name in ("loss_mask", "document"))
     if masked or apart:
-        stored.loss_mask, rows = memory(("loss_mask", slot), (B, T), np.dtype(np.bool_))
+        batch.loss_mask, rows = memory(("loss_mask", slot), (B, T), np.dtype(np.bool_))
         for row, sample in zip(rows, samples, strict=True):
             row[:] = sample.get("loss_mask", True)
     if apart or any("position" in sample for sample in samples):
-        _set_documents(stored, samples, T, apart)
+        _set_documents(batch, samples, T, apart)
     if any("filled" in sample for sample in samples):
-        stored.filled = torch.tensor([int(sample.get("filled", T)) for sample in samples])
+        batch.filled = torch.tensor([int(sample.get("filled", T)) for sample in samples])
     for name in dict.fromkeys(name for sample in samples for name in sample if name not in _KNOWN):
-        stored.extra[name] = _read_further(name, samples, numbers, memory, slot)
-    return stored
+        batch.extra[name] = _read_further(name, samples, numbers, memory, slot)
+    return batch
 
 
 def _set_documents(stored: StoredBatch, samples: Sequence[Sample], T: int, apart: bool) -> None:
@@ -149,9 +149,9 @@ def _read_further(
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
         raise ValueError(f"{name!r} has {' and '.join(map(str, sorted(shapes)))} in one batch: make them of one shape")
-    kept, rows = memory((name, slot), (len(arrays), *arrays[0].shape), arrays[0].dtype)
+    tensor, rows = memory((name, slot), (len(arrays), *arrays[0].shape), arrays[0].dtype)
     np.stack(arrays, out=rows)
-    return kept
+    return tensor
 
 
 def _get_torch_dtype(dtype: np.dtype) -> torch.dtype:

@@ -65,9 +65,9 @@ class Topology:
 
     def get_bandwidth(self, tier: Tier) -> float:
         """Bytes a second that a rank sends over a tier."""
-        found = {"node": self.node_bandwidth, "rack": self.rack_bandwidth, "cluster": self.cluster_bandwidth}
-        found["fibre"] = self.fibre_bandwidth
-        return found[tier] * 1e9 if tier in found else float("inf")
+        bandwidths = {"node": self.node_bandwidth, "rack": self.rack_bandwidth, "cluster": self.cluster_bandwidth}
+        bandwidths["fibre"] = self.fibre_bandwidth
+        return bandwidths[tier] * 1e9 if tier in bandwidths else float("inf")
 
 
 @lru_cache(maxsize=4096)

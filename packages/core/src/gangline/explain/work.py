@@ -38,10 +38,10 @@ class StageWork:
     def add_up(parts: Iterable[StageWork]) -> StageWork:
         """Return the sum of `parts`."""
         forward, weights, again = Counter[Product](), Counter[Product](), Counter[Product]()
-        times = Counter(map(id, listed := list(parts)))
+        times = Counter(map(id, part_list := list(parts)))
         sums = Counter[str]()
         unknown: list[str] = []
-        for part in {id(part): part for part in listed}.values():
+        for part in {id(part): part for part in part_list}.values():
             count = times[id(part)]
             for into, products in ((forward, part.forward), (weights, part.weights), (again, part.again)):
                 for product, often in products.items():

@@ -35,8 +35,8 @@ class Preparation(ABC):
 def get_preparation() -> Preparation | None:
     """Return the preparation of the default launcher; None: it has none."""
     make = registry.load_capability(build_default_part("launch"), "preparation")
-    made: Preparation | None = None if make is None else make()
-    return made
+    preparation: Preparation | None = None if make is None else make()
+    return preparation
 
 
 class Launcher(ABC):

@@ -88,8 +88,8 @@ def parse_first_host(hosts: str) -> str:
 
 def parse_tasks_per_node(counts: str) -> list[int]:
     """Slurm's short form, written out: "4(x2),3" -> [4, 4, 3]."""
-    found = []
+    tasks = []
     for part in counts.split(","):
         count, _, times = part.rstrip(")").partition("(x")
-        found += [int(count)] * int(times or 1)
-    return found
+        tasks += [int(count)] * int(times or 1)
+    return tasks

@@ -22,16 +22,16 @@ class RestartWanted(Exception):
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether an error, or what it was raised from, only says that another rank is gone or has failed."""
-    seen: BaseException | None = error
-    met: set[int] = set()
-    while seen is not None and id(seen) not in met:  # an error may be its own cause
-        met.add(id(seen))
-        if isinstance(seen, PeerFailed):
+    cause: BaseException | None = error
+    ids: set[int] = set()
+    while cause is not None and id(cause) not in ids:  # an error may be its own cause
+        ids.add(id(cause))
+        if isinstance(cause, PeerFailed):
             return True
-        names = [base.__name__ for base in type(seen).__mro__]
+        names = [base.__name__ for base in type(cause).__mro__]
         if any(name in _LOST_PEER_TYPES for name in names):
             return True
-        if isinstance(seen, RuntimeError) and any(words in str(seen) for words in _LOST_PEER):
+        if isinstance(cause, RuntimeError) and any(words in str(cause) for words in _LOST_PEER):
             return True
-        seen = seen.__cause__ or seen.__context__
+        cause = cause.__cause__ or cause.__context__
     return False

@@ -43,8 +43,8 @@ def find_listening_address(name: str, others: Sequence[str] = ()) -> str:
     if _is_loopback(name):
         return name
     with suppress(OSError):
-        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
-        if len(found) == 1 and not _is_loopback(address := found.pop()) and _is_local(address):
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        if len(addresses) == 1 and not _is_loopback(address := addresses.pop()) and _is_local(address):
             return address
     address = address_towards(others)
     return "" if _is_loopback(address) else address

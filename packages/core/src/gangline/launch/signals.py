@@ -167,9 +167,9 @@ def _watch(arrived: int) -> None:
             threading.Thread(target=_answers[signum], daemon=True, name="answer").start()
         if signum not in (*STOP, *HandedOn):
             continue
-        asked = find_asker(signum)
+        asker = find_asker(signum)
         match requests.take(signum):
             case 1:
-                _requested = signal.SIGTERM.name if asked == signal.SIGHUP else asked.name
+                _requested = signal.SIGTERM.name if asker == signal.SIGHUP else asker.name
             case 2:
-                os._exit(128 + asked)
+                os._exit(128 + asker)

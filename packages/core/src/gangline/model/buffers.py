@@ -34,14 +34,14 @@ def iterate_buffers(model: nn.Module) -> Iterator[Buffer]:
 
 def list_filled_buffers(model: nn.Module) -> list[Buffer]:
     """The same. Raises ValueError for one on the meta device that no checkpoint and no first values fill."""
-    found = list(iterate_buffers(model))
-    for buffer in found:
+    buffers = list(iterate_buffers(model))
+    for buffer in buffers:
         if buffer.tensor.is_meta and buffer.kept is None:
             raise ValueError(
                 f"the buffer {buffer.names[0]} is not persistent, so nothing fills it: compute it in forward or let it "
                 "persist"
             )
-    return found
+    return buffers
 
 
 def iterate_listeners(module: nn.Module, path: str, plan: Plan) -> Iterator[tuple[str, StepListener]]:

@@ -58,20 +58,20 @@ def build_model(tree: Node, plan: Plan) -> Any:
 
 def _refuse_unsaid(model: nn.Module, tree: Node, plan: Plan) -> None:
     """Parameters that no node says, or not in this shape. One may have further names beside that of a node."""
-    said, tied, known = get_parameter_shapes(tree), dict(plan.tied), map_paths(tree)
+    node_shapes, tied, nodes = get_parameter_shapes(tree), dict(plan.tied), map_paths(tree)
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     unsaid: dict[str, dict[str, tuple[int, ...]]] = {}  # by the path of the node around them
     for parameter, aliases in names.items():
         shape = tuple(parameter.shape)
-        if not any(said.get(name) == shape or name in tied for name in aliases):
+        if not any(node_shapes.get(name) == shape or name in tied for name in aliases):
             path = name = aliases[0]
-            while path not in known:
+            while path not in nodes:
                 path = path.rpartition(".")[0]
             unsaid.setdefault(path, {})[name[len(path) + 1 if path else 0 :]] = shape
     for path, shapes in unsaid.items():
-        kind = type(known[path]).__name__
+        kind = type(nodes[path]).__name__
         others = f" So are those of {len(unsaid) - 1} more modules." if len(unsaid) > 1 else ""
         raise UserError(
             f"parameters of {path or 'the model'} are not what its node says: {', '.join(shapes)}.",

@@ -59,26 +59,26 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
 def _chunk_losses(tree: Node, plan: Plan, chunk: int) -> tuple[Node, Plan]:
     """The loss in chunks of so many tokens, of nodes that can; what an edit puts there later stays as it is."""
     for path, node in iterate_nodes(tree):
-        if (changed := node.chunk_loss(chunk)) is not node:
-            tree = replace_node(tree, path, changed)
+        if (new_node := node.chunk_loss(chunk)) is not node:
+            tree = replace_node(tree, path, new_node)
             plan = replace(plan, facts={**plan.facts, "loss_chunk": chunk})
     return tree, plan
 
 
 def _check_names(tree: Node, group: str) -> None:
     """Whether parts of one module have names of their own; only what wraps can add one that is there already."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for path, node in iterate_nodes(tree):
         own = [*node.get_shapes(), *(name for name, _ in iterate_children(node) if name)]
         for name in own:
             full = f"{path}.{name}" if path else name
-            if full in seen:
+            if full in names:
                 raise UserError(
                     f"the model edit {group} adds {full}, and that is there already.",
                     "What wraps a module puts its own parts beside those of the module.",
                     f"Switch one of the edits off: {group}=off.",
                 )
-            seen.add(full)
+            names.add(full)
 
 
 def _match_same(one: str, other: str) -> bool:

@@ -81,8 +81,8 @@ def get_seam_function(module: nn.Module, seam: str) -> Callable[..., Any] | None
 
     A block has none: its attribute `attention` is the layer.
     """
-    found = getattr(module, seam, None)
-    return None if isinstance(found, nn.Module) else found
+    attribute = getattr(module, seam, None)
+    return None if isinstance(attribute, nn.Module) else attribute
 
 
 def get_seam_module(module: nn.Module, seam: str) -> nn.Module | None:
@@ -90,7 +90,7 @@ def get_seam_module(module: nn.Module, seam: str) -> nn.Module | None:
 
     A layer that has the seam in it is not what lies there.
     """
-    found = getattr(module, seam, None)
-    if not isinstance(found, nn.Module) or any(hasattr(inside, seam) for inside in found.modules()):
+    attribute = getattr(module, seam, None)
+    if not isinstance(attribute, nn.Module) or any(hasattr(inside, seam) for inside in attribute.modules()):
         return None
-    return found
+    return attribute

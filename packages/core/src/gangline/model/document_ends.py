@@ -27,5 +27,5 @@ def tell_ends(document_BT: Tensor, ends: Tensor) -> None:
 
 def get_ends(document_BT: Tensor) -> Tensor | None:
     """What `tell_ends` said of them; None: nothing."""
-    found: Tensor | None = _told.get(document_BT)
-    return found
+    ends: Tensor | None = _told.get(document_BT)
+    return ends

@@ -128,9 +128,9 @@ def take_turns(give_way: Callable[[], None]) -> Iterator[None]:
 def swap(surroundings: tuple[Frame | None, str] = (None, "")) -> tuple[Frame | None, str]:
     """Set (frame, path) and return the former: for a strategy that has two microbatches under way."""
     global _frame, _path
-    left = _frame, _path
+    former_surroundings = _frame, _path
     _frame, _path = surroundings
-    return left
+    return former_surroundings
 
 
 class _AddTerm(torch.autograd.Function):
@@ -148,8 +148,8 @@ class _AddTerm(torch.autograd.Function):
 
 @untraced  # torch.compile would take the coefficient of the forward pass for a constant
 def _add_term(hidden: Tensor, term: Tensor, frame: Frame) -> Tensor:
-    added: Tensor = _AddTerm.apply(hidden, term, frame)
-    return added
+    output: Tensor = _AddTerm.apply(hidden, term, frame)
+    return output
 
 
 def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:

@@ -41,11 +41,11 @@ class Pretrained(ABC):
 
 def find_pretrained(config: ModelConfig) -> Pretrained:
     """Return the reader of the weights that a model names. Raises UserError if there is none or it is not installed."""
-    if (found := registry.load_capability(config, CAPABILITY)) is None:
+    if (reader_class := registry.load_capability(config, CAPABILITY)) is None:
         name = registry.installed().find_part(config).part.name
         raise UserError(
             f"model={name} begins with the weights in {config.get_weights_directory()}, and nothing reads them.",
             f"Its part names no capability {CAPABILITY!r}: a gangline.model.pretrained.Pretrained.",
         )
-    reader: Pretrained = found()
+    reader: Pretrained = reader_class()
     return reader

@@ -107,11 +107,11 @@ class WrapNode(Node):
 
 def iterate_children(node: Node) -> Iterator[tuple[str, Node]]:
     """Return the child nodes with their path from `node`: "attention", "blocks.0"; "" for the wrapped node."""
-    found = node.__dict__.get("_children")
-    if found is None:  # nodes do not change, and closed forms ask for these thousands of times
-        found = tuple(_iterate_children(node))
-        object.__setattr__(node, "_children", found)
-    return iter(found)
+    children = node.__dict__.get("_children")
+    if children is None:  # nodes do not change, and closed forms ask for these thousands of times
+        children = tuple(_iterate_children(node))
+        object.__setattr__(node, "_children", children)
+    return iter(children)
 
 
 def _iterate_children(node: Node) -> Iterator[tuple[str, Node]]:
@@ -139,10 +139,10 @@ def iterate_nodes(tree: Node, path: str = "") -> Iterator[tuple[str, Node]]:
 
 def map_paths(tree: Node) -> dict[str, Node]:
     """Return path -> node; of nodes that wrap each other, the outermost."""
-    found: dict[str, Node] = {}
+    nodes: dict[str, Node] = {}
     for path, node in iterate_nodes(tree):
-        found.setdefault(path, node)
-    return found
+        nodes.setdefault(path, node)
+    return nodes
 
 
 def replace_node(tree: Node, path: str, new: Node) -> Node:
@@ -153,12 +153,12 @@ def replace_node(tree: Node, path: str, new: Node) -> Node:
         if not name:
             continue
         if path == name or path.startswith(name + "."):
-            grown = replace_node(child, path[len(name) + 1 :], new)
+            new_child = replace_node(child, path[len(name) + 1 :], new)
             field, _, index = name.partition(".")
             if not index:
-                return replace(tree, **{field: grown})
+                return replace(tree, **{field: new_child})
             row = getattr(tree, field)
-            return replace(tree, **{field: (*row[: int(index)], grown, *row[int(index) + 1 :])})
+            return replace(tree, **{field: (*row[: int(index)], new_child, *row[int(index) + 1 :])})
     if isinstance(tree, WrapNode):
         return replace(tree, inner=replace_node(tree.inner, path, new))
     raise LookupError(
@@ -169,5 +169,5 @@ def replace_node(tree: Node, path: str, new: Node) -> Node:
 def get_parameter_shapes(tree: Node) -> dict[str, Shape]:
     """Return the global shapes of all parameters by name, without building the model; a tied one under one name."""
     tied = tree.get_ties()
-    named = ((path and f"{path}.", node.get_shapes()) for path, node in iterate_nodes(tree))
-    return {at + name: shape for at, own in named for name, shape in own.items() if at + name not in tied}
+    node_shapes = ((path and f"{path}.", node.get_shapes()) for path, node in iterate_nodes(tree))
+    return {at + name: shape for at, own in node_shapes for name, shape in own.items() if at + name not in tied}

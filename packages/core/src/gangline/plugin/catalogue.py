@@ -43,25 +43,25 @@ def explain_missing(error: ModuleNotFoundError) -> list[str]:
     """Of a known package that could not be imported, what it is and what to type; [] for a module of anything else."""
     package = (error.name or "").partition(".")[0]
     distribution = package.replace("_", "-")
-    known = {*(entry.distribution for entry in ENTRIES), *VERBS.values()}
-    if distribution not in known or find_spec(package):
+    distributions = {*(entry.distribution for entry in ENTRIES), *VERBS.values()}
+    if distribution not in distributions or find_spec(package):
         return []
     return [f"{distribution}, which is not installed", f"It comes with  {get(distribution)}"]
 
 
 def find_supplier(group: str, name: str) -> str | None:
     """The distribution that is known to supply `group=name`, or None."""
-    listed = next((entry for entry in ENTRIES if entry.group == group and entry.name == name), None)
-    return listed.distribution if listed else None
+    part = next((entry for entry in ENTRIES if entry.group == group and entry.name == name), None)
+    return part.distribution if part else None
 
 
 def find_suppliers(group: str) -> dict[str, str]:
     """Distributions known to supply parts of `group` -> the parts, as words."""
-    found: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     for entry in ENTRIES:
         if entry.group == group:
-            found.setdefault(entry.distribution, []).append(entry.name)
-    return {dist: ", ".join(names) for dist, names in found.items()}
+            parts.setdefault(entry.distribution, []).append(entry.name)
+    return {dist: ", ".join(names) for dist, names in parts.items()}
 
 
 def list_groups() -> list[str]:

@@ -94,49 +94,49 @@ def discover(environ: Mapping[str, str]) -> Found:
     """Core's own parts, then those of every plugin that GANGLINE_PLUGINS does not leave out."""
     from gangline.plugin import builtin
 
-    found, manager = Found(), pluggy.PluginManager(PROJECT)
+    discovery, manager = Found(), pluggy.PluginManager(PROJECT)
     for module in dict.fromkeys(hook.spec.partition(":")[0] for hook in HOOKS):
         manager.add_hookspecs(import_module(module))
     own = find_version(DISTRIBUTION) or ""
-    _add(found, DISTRIBUTION, own, _collect(manager, builtin, PROJECT, DISTRIBUTION, own))
+    _add(discovery, DISTRIBUTION, own, _collect(manager, builtin, PROJECT, DISTRIBUTION, own))
     every = entry_points()
     ours = [entry for entry in every.select(group=ENTRY_POINTS) if normalise_name(get_owner(entry)) != DISTRIBUTION]
-    known = {entry.distribution for entry in catalogue.ENTRIES}
-    ours.sort(key=lambda entry: normalise_name(get_owner(entry)) not in known)  # who comes late is told of a clash
+    suppliers = {entry.distribution for entry in catalogue.ENTRIES}
+    ours.sort(key=lambda entry: normalise_name(get_owner(entry)) not in suppliers)  # who comes late is told of a clash
     by_name: dict[str, list[EntryPoint]] = {}
-    wanted = _read_wanted(environ)
+    selection = _read_wanted(environ)
     for entry in ours:
-        if wanted is None or wanted & {normalise_name(entry.name), normalise_name(get_owner(entry))}:
+        if selection is None or selection & {normalise_name(entry.name), normalise_name(get_owner(entry))}:
             by_name.setdefault(entry.name, []).append(entry)
         else:
-            found.left_out[normalise_name(get_owner(entry))] = entry.name
+            discovery.left_out[normalise_name(get_owner(entry))] = entry.name
     for name, entries in by_name.items():
         if len(entries) > 1 or name == PROJECT:
-            _refuse_same_name(found, name, entries, [other for other in by_name if other != name])
+            _refuse_same_name(discovery, name, entries, [other for other in by_name if other != name])
         else:
-            _load(found, manager, entries[0])
-    _refuse_two_defaults(found)
-    _fill_views(found)
-    for offer in [offer for offers in found.offers.values() for offer in offers.values()]:
-        if why := _explain_unbuilt(found, offer):
+            _load(discovery, manager, entries[0])
+    _refuse_two_defaults(discovery)
+    _fill_views(discovery)
+    for offer in [offer for offers in discovery.offers.values() for offer in offers.values()]:
+        if why := _explain_unbuilt(discovery, offer):
             plugin = next((entry.name for entry in ours if get_owner(entry) == offer.distribution), offer.distribution)
             failure = BrokenPlugin(plugin, offer.distribution, offer.version, *why)
-            found.unbuilt[offer.group, offer.part.name] = failure
+            discovery.unbuilt[offer.group, offer.part.name] = failure
     ours_speak = {normalise_name(get_owner(entry)) for entry in ours}
     for group in sorted(every.groups - {ENTRY_POINTS}):
         contract = _CONTRACT.fullmatch(group)
         for entry in every.select(group=group) if contract else ():
             if contract and normalise_name(get_owner(entry)) not in ours_speak:
-                _refuse_other_contract(found, entry, int(contract[1]))
+                _refuse_other_contract(discovery, entry, int(contract[1]))
     there = {normalise_name(name) for entry in ours for name in (entry.name, get_owner(entry))} | {
         PROJECT,
         DISTRIBUTION,
     }
-    for name in sorted((wanted or set()) - there):
+    for name in sorted((selection or set()) - there):
         names = sorted({entry.name for entry in ours})
         mend = f"{suggest_near(name, names)} Installed plugins: {', '.join(names) or 'none'}.".strip()
-        found.clashes.append((f"{VARIABLE} names {name!r}, which is not installed.", mend))
-    return found
+        discovery.clashes.append((f"{VARIABLE} names {name!r}, which is not installed.", mend))
+    return discovery
 
 
 def find_version(dist: str) -> str | None:
@@ -170,8 +170,8 @@ def _name_and_version(dist: Distribution) -> tuple[str, str]:
 
 
 def _read_wanted(environ: Mapping[str, str]) -> set[str] | None:
-    named = environ.get(VARIABLE)
-    return None if named is None else {normalise_name(name.strip()) for name in named.split(",") if name.strip()}
+    text = environ.get(VARIABLE)
+    return None if text is None else {normalise_name(name.strip()) for name in text.split(",") if name.strip()}
 
 
 def _load(found: Found, manager: pluggy.PluginManager, entry: EntryPoint) -> None:
@@ -261,16 +261,16 @@ def _fill_views(found: Found) -> None:
     for offer in [offer for offers in list(found.offers.values()) for offer in offers.values()]:
         for inner, group in offer.part.views.items():
             place = f"{offer.group}/{inner}"
-            who = f"{offer.group}={offer.part.name} ({offer.supplier}) from"
-            first = views.setdefault(place, (group, who))
+            source = f"{offer.group}={offer.part.name} ({offer.supplier}) from"
+            first = views.setdefault(place, (group, source))
             if first[0] != group:
-                what = f"two parts fill {place} from different groups: {first[1]} {first[0]}, {who} {group}."
+                what = f"two parts fill {place} from different groups: {first[1]} {first[0]}, {source} {group}."
                 mend = f"Rename the field of one, uninstall one, or set {VARIABLE} to the plugins you want."
                 found.clashes.append((what, mend))
-            shown = found.offers.setdefault(place, {})
+            place_offers = found.offers.setdefault(place, {})
             for name, other in found.offers.get(group, {}).items():
                 if not other.part.opens:
-                    shown.setdefault(name, replace(other, group=place, viewed=True))
+                    place_offers.setdefault(name, replace(other, group=place, viewed=True))
 
 
 def _explain_clash(what: str, *who: str) -> tuple[str, str]:
@@ -280,23 +280,23 @@ def _explain_clash(what: str, *who: str) -> tuple[str, str]:
 
 def _refuse_same_name(found: Found, name: str, entries: list[EntryPoint], others: list[str]) -> None:
     """Several packages registered one plugin name: none of them is loaded, for nobody can say which was meant."""
-    who = [" ".join(_get_identity(entry)).strip() for entry in entries]
-    who = sorted([*who, f"{PROJECT} itself"] if name == PROJECT else who)
-    count = "two" if len(who) == 2 else len(who)
-    what = f"{count} installed packages claim the plugin name {name!r}: {', '.join(who)}."
-    wanted = ",".join([*others, min(get_owner(entry) for entry in entries)])
-    mend = f"Uninstall one, or name what you want:  export {VARIABLE}={wanted}"
+    packages = [" ".join(_get_identity(entry)).strip() for entry in entries]
+    packages = sorted([*packages, f"{PROJECT} itself"] if name == PROJECT else packages)
+    count = "two" if len(packages) == 2 else len(packages)
+    what = f"{count} installed packages claim the plugin name {name!r}: {', '.join(packages)}."
+    selection = ",".join([*others, min(get_owner(entry) for entry in entries)])
+    mend = f"Uninstall one, or name what you want:  export {VARIABLE}={selection}"
     found.clashes.append((what, mend))
     for entry in entries:
-        why = f"claims the plugin name {name!r} together with others: {', '.join(who)}"
+        why = f"claims the plugin name {name!r} together with others: {', '.join(packages)}"
         found.failures.append(BrokenPlugin(name, *_get_identity(entry), why, mend))
 
 
 def _refuse_other_contract(found: Found, entry: EntryPoint, version: int) -> None:
     """A plugin for an older or a newer gangline: named without importing it."""
-    spoken = int(ENTRY_POINTS.removeprefix("gangline.v"))
-    why = f"speaks plugin contract v{version}; this gangline speaks v{spoken}"
-    mend = f"pip install --upgrade {DISTRIBUTION if version > spoken else get_owner(entry)}"
+    own_version = int(ENTRY_POINTS.removeprefix("gangline.v"))
+    why = f"speaks plugin contract v{version}; this gangline speaks v{own_version}"
+    mend = f"pip install --upgrade {DISTRIBUTION if version > own_version else get_owner(entry)}"
     found.failures.append(BrokenPlugin(entry.name, *_get_identity(entry), why, mend))
 
 
@@ -307,9 +307,9 @@ def _group(hook: Hook, part: Part) -> str:
         raise ValueError(f"part {part.name!r} of {hook.name} names no group")
     home = BY_GROUP.get(group, hook)  # the hook of the parts of this group
     if hook.group not in (None, group) or not issubclass(home.options, hook.options):
-        wanted = f"the group {hook.group!r}" if hook.group else "a group of its own"
+        allowed_group = f"the group {hook.group!r}" if hook.group else "a group of its own"
         other = f"; {home.name} offers parts of {group!r}" if home is not hook else ""
-        raise ValueError(f"part {part.name!r} of {hook.name} must be of {wanted}, not {group!r}{other}")
+        raise ValueError(f"part {part.name!r} of {hook.name} must be of {allowed_group}, not {group!r}{other}")
     if not _GROUP.fullmatch(group) or group in _RESERVED:
         raise ValueError(f"part {part.name!r}: {group!r} cannot be the name of a group")
     if group in LISTS and "." in part.name:
@@ -356,9 +356,9 @@ def _explain_unbuilt(found: Found, offer: Offer) -> tuple[str, str] | None:
 
 def _check_classes(before: Found, offered: Iterable[Offer | Command | Kind]) -> None:
     """A configuration tells its part by its class, so no two parts may share one."""
-    seen = {offer.part.config: offer for offers in before.offers.values() for offer in offers.values()}
+    class_offers = {offer.part.config: offer for offers in before.offers.values() for offer in offers.values()}
     for offer in [thing for thing in offered if isinstance(thing, Offer)]:
-        other = seen.setdefault(offer.part.config, offer)
+        other = class_offers.setdefault(offer.part.config, offer)
         if other is not offer:
             pair = f"{other.group}={other.part.name} and {offer.group}={offer.part.name}"
             raise ValueError(f"{pair} share the class {offer.part.config.__name__}; subclass it for one of them")

@@ -52,7 +52,7 @@ class Installed:
 
     def get_words(self) -> dict[str, str]:
         """Words of other frameworks that an installed part answers -> what to type (`Part.words`)."""
-        return {theirs: said for offer in self.list_offers() for theirs, said in offer.part.words.items()}
+        return {theirs: advice for offer in self.list_offers() for theirs, advice in offer.part.words.items()}
 
     def get_synonyms(self) -> dict[str, str]:
         """Paths of options of installed parts -> what other frameworks call them (`Part.synonyms`)."""
@@ -114,8 +114,8 @@ class Installed:
 
     def get_capability(self, config: type, name: str) -> str:
         """The "module:name" of a capability of the part with this class of options, or of one that it derives from."""
-        named = {offer.part.config: offer.part.capabilities for offer in self.list_offers()}
-        return next((named[cls][name] for cls in config.__mro__ if name in named.get(cls, ())), "")
+        capabilities = {offer.part.config: offer.part.capabilities for offer in self.list_offers()}
+        return next((capabilities[cls][name] for cls in config.__mro__ if name in capabilities.get(cls, ())), "")
 
     def refuse_clashes(self) -> None:
         """Raise UserError for names that two packages claim, or that GANGLINE_PLUGINS has of no package."""
@@ -161,11 +161,11 @@ class Installed:
         if lines := self._explain_files(group, name) or explain_foreign(name, self.find_choices("track")):
             return lines
         close = difflib.get_close_matches(name, [*self.find_choices(group), *catalogue.list_names(group)], 1, 0.5)
-        said = f"Did you mean {group}={close[0]}?" if close else answer(name, "", self.get_words())
-        lines = [said] if said else []
+        guess = f"Did you mean {group}={close[0]}?" if close else answer(name, "", self.get_words())
+        lines = [guess] if guess else []
         for failure in self._found.failures:
             lines += [f"{failure.supplier} may be what offers it, but it {failure.why}", failure.mend]
-        return lines if said else [*lines, *self.list_missing_suppliers(group)]
+        return lines if guess else [*lines, *self.list_missing_suppliers(group)]
 
     def _explain_files(self, group: str, name: str) -> list[str]:
         """Lines for a name that is a path: of text, or of weights."""

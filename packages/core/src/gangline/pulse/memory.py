@@ -28,8 +28,8 @@ def find_path(run_dir: str | Path, rank: int, owner: int) -> Path | None:
 def list_pulses(run_dir: str | Path) -> list[Path]:
     """Return the pulses of a run on this machine whose launcher lives, by rank."""
     run = _run(run_dir)
-    found = [(int(match["rank"]), file) for match, file in _list_files() if match["run"] == run and _is_alive(match)]
-    return [file for _, file in sorted(found)]
+    pulses = [(int(match["rank"]), file) for match, file in _list_files() if match["run"] == run and _is_alive(match)]
+    return [file for _, file in sorted(pulses)]
 
 
 def sweep() -> None:
@@ -55,7 +55,7 @@ def parse_owner(file: Path) -> int:
 
 
 def _list_files() -> list[tuple[re.Match[str], Path]]:
-    found = []
+    files = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(ROOT):
             match = _OURS.fullmatch(entry.name)
@@ -64,8 +64,8 @@ def _list_files() -> list[tuple[re.Match[str], Path]]:
                 continue
             with contextlib.suppress(OSError):  # removed meanwhile
                 if entry.stat(follow_symlinks=False).st_uid == os.getuid():
-                    found.append((match, Path(entry.path)))
-    return found
+                    files.append((match, Path(entry.path)))
+    return files
 
 
 def _is_alive(match: re.Match[str]) -> bool:

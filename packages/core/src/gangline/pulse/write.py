@@ -65,13 +65,13 @@ class Pulse:
     def enter(self, phase: int) -> int:
         """From now on the rank is in that phase (its number); gives the number of the one before."""
         now, before, words = monotonic_ns(), self._phase, self._words
-        spent, place = now - self._since, SPENT + 2 * before
+        duration, place = now - self._since, SPENT + 2 * before
         self._beat += 2
         words[BEAT] = self._beat - 1
-        words[place] += spent
+        words[place] += duration
         words[place + 1] += 1
         if self._warm:
-            words[HISTOGRAMS + layout.COLUMNS * before + layout.find_column(spent)] += 1
+            words[HISTOGRAMS + layout.COLUMNS * before + layout.find_column(duration)] += 1
         words[PHASE] = phase
         words[SINCE] = now
         words[BEAT] = self._beat
@@ -107,12 +107,12 @@ class Pulse:
     def take_rows(self) -> list[float]:
         """Seconds in each of `ROWS` since the last call; what a phase that is under way has had so far is in it."""
         self.enter(self._phase)
-        spent = self._words[SPENT : SPENT + 2 * len(PHASES) : 2].tolist()
-        found = [0.0] * len(layout.ROWS)
-        for row, now, told in zip(_ROW_OF, spent, self._told, strict=True):
-            found[row] += (now - told) * 1e-9
-        self._told = spent
-        return found
+        durations = self._words[SPENT : SPENT + 2 * len(PHASES) : 2].tolist()
+        seconds = [0.0] * len(layout.ROWS)
+        for row, now, baseline in zip(_ROW_OF, durations, self._told, strict=True):
+            seconds[row] += (now - baseline) * 1e-9
+        self._told = durations
+        return seconds
 
     # --- collectives -------------------------------------------------------------------------------------------------
 

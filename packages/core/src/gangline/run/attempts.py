@@ -56,11 +56,11 @@ class Attempt:
 
 def read(run_dir: str | Path) -> list[Attempt]:
     """The valid lines that no later one replaces, oldest first; a torn or foreign line does not count."""
-    found = []
+    lines = []
     for line in _split(_read_content(run_dir))[0]:
         with suppress(ValueError, TypeError, RecursionError):
-            found.append(_parse(line))
-    return list_standing(found)
+            lines.append(_parse(line))
+    return list_standing(lines)
 
 
 def refuse_damage(run_dir: str | Path) -> None:
@@ -149,9 +149,9 @@ def parse_time(line: Attempt) -> float | None:
 
 def list_standing(lines: Iterable[Attempt]) -> list[Attempt]:
     """The lines that no later one replaces: an order counts once, however many checkpoints it had to try."""
-    found = list(lines)
-    replaced = {line.instead for line in found if line.instead}
-    return [line for line in found if line.attempt not in replaced or line.attempt == line.instead]
+    line_list = list(lines)
+    replaced = {line.instead for line in line_list if line.instead}
+    return [line for line in line_list if line.attempt not in replaced or line.attempt == line.instead]
 
 
 def _makes_sense(line: Attempt) -> bool:
@@ -162,7 +162,7 @@ def _makes_sense(line: Attempt) -> bool:
         all(type(number) is int for number in numbers)
         and isinstance(line.rate, int | float)
         and all(isinstance(text, str) for text in texts)
-        and all(isinstance(found, tuple) and all(isinstance(text, str) for text in found) for found in lists)
+        and all(isinstance(words, tuple) and all(isinstance(text, str) for text in words) for words in lists)
     )
 
 
@@ -170,13 +170,13 @@ def append(run_dir: str | Path, attempt: Attempt) -> None:
     """Write one line and make it durable."""
     path = Path(run_dir) / FILE
     before = _read_content(run_dir)
-    kept = before.removesuffix(_split(before)[1])
-    end = "" if not kept or kept.endswith(b"\n") else "}\n" if _CUT.search(kept) else "\n"  # of the last line
+    content = before.removesuffix(_split(before)[1])
+    end = "" if not content or content.endswith(b"\n") else "}\n" if _CUT.search(content) else "\n"  # of the last line
     stated = json.loads(json.dumps(_select_stated(attempt)))  # as the reader has it
     line = json.dumps({**stated, "sum": _compute_checksum(stated)}) + "\n"
     with open_own(path, "a") as file:
-        if kept != before:
-            file.truncate(len(kept))
+        if content != before:
+            file.truncate(len(content))
         file.write(end + line)
         file.flush()
         os.fsync(file.fileno())
@@ -219,8 +219,8 @@ def find_next_cursor(lines: Iterable[Attempt], cursor: int, size_at: Callable[[i
 
     That holds in every later attempt and after every restart: a batch has none of them.
     """
-    passed = sorted((line.skipped_from, line.skipped_from + line.skipped) for line in lines if line.skipped)
-    for first, end in passed:
+    ranges = sorted((line.skipped_from, line.skipped_from + line.skipped) for line in lines if line.skipped)
+    for first, end in ranges:
         if first < cursor + size_at(cursor) and cursor < end:
             cursor = end
     return cursor
@@ -231,8 +231,8 @@ def find_skipped_beyond(lines: Iterable[Attempt], id: CheckpointId, cursor: int)
 
     The first step after such a line reads what comes behind the skipped samples.
     """
-    known, at = list(lines), id
-    while line := next((line for line in known if line.attempt == at.attempt), None):
+    line_list, at = list(lines), id
+    while line := next((line for line in line_list if line.attempt == at.attempt), None):
         start = CheckpointId.parse(line.start) if line.start else None
         if start is None or start.attempt >= at.attempt:
             return None
@@ -252,15 +252,15 @@ def branch(run_dir: str | Path, ids: Iterable[CheckpointId]) -> list[CheckpointI
 
     Those of the current attempt, then those of the attempt it went back to, up to where it did, and so on.
     """
-    known, lines = sorted(ids, reverse=True), read(run_dir)
+    sorted_ids, lines = sorted(ids, reverse=True), read(run_dir)
     number, last = max((line.attempt for line in lines), default=1), math.inf
-    found: list[CheckpointId] = []
+    checkpoints: list[CheckpointId] = []
     while True:
-        found += [id for id in known if id.attempt == number and id.step <= last]
+        checkpoints += [id for id in sorted_ids if id.attempt == number and id.step <= last]
         began = next((line.start for line in lines if line.attempt == number), None)
         start = CheckpointId.parse(began) if began else None
         if start is None or start.attempt >= number:
-            return found
+            return checkpoints
         number, last = start.attempt, start.step
 
 

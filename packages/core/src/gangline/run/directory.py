@@ -296,16 +296,16 @@ def find_part_versions(run: Run) -> dict[str, Any]:
         offer = installed().find_part(config)
         return {"part": offer.part.name, "distribution": offer.distribution, "version": offer.version}
 
-    found: dict[str, Any] = {group: [] for group in LISTS}
+    versions: dict[str, Any] = {group: [] for group in LISTS}
     for path, config in run.iterate_parts():
         group, _, name = path.partition(".")
         if name and group in LISTS:
-            found[group].append(describe_part(config))
+            versions[group].append(describe_part(config))
         else:
-            found[path] = describe_part(config)
+            versions[path] = describe_part(config)
         for field in installed().find_part(config).part.opens:
-            found[f"{path}/{field}"] = describe_part(getattr(config, field))
-    return found
+            versions[f"{path}/{field}"] = describe_part(getattr(config, field))
+    return versions
 
 
 def holds_checkpoint(run: Run) -> bool:

@@ -71,25 +71,25 @@ def decide_ending(
     exclude    nodes that the newest order excludes; kept where an order ends the job
     """
     if done:
-        reason, exit_code, said = "done", 0, "every rank is done"
+        reason, exit_code, summary = "done", 0, "every rank is done"
     elif signal:
         reason = "preempted" if saved and signal in PREEMPTING else "signal"
         exit_code = EXIT_REQUEUE if reason == "preempted" else 128 + signals.Signals[signal].value
-        said = f"{signal}; {'all steps are saved' if saved else 'nothing was saved'}"
+        summary = f"{signal}; {'all steps are saved' if saved else 'nothing was saved'}"
     elif failure == "lost":
-        reason, said = JOB_CODES.get(exit_code, "killed"), "everything was killed, and nobody was left to say why"
+        reason, summary = JOB_CODES.get(exit_code, "killed"), "everything was killed, and nobody was left to say why"
     elif failure == "ended":
         by_signal = "signal" if exit_code - 128 in set(signals.Signals) else "bug"
-        reason, said = RANK_CODES.get(exit_code, by_signal), f"a rank ended with exit code {exit_code}"
+        reason, summary = RANK_CODES.get(exit_code, by_signal), f"a rank ended with exit code {exit_code}"
     else:
-        reason, said = FAILURES.get(failure, "bug"), "a rank failed"
+        reason, summary = FAILURES.get(failure, "bug"), "a rank failed"
     return RunEnding(
         generation=generation,
         reason=reason,
         exit_code=exit_code,
         requeue=reason in ("bug", "killed") or exit_code == EXIT_REQUEUE,
         exclude=exclude if reason in EXCLUDES else (),
-        evidence=evidence or said,
+        evidence=evidence or summary,
     )
 
 
@@ -105,8 +105,8 @@ def read_ending(run_dir: str | Path) -> RunEnding | None:
     """How the newest job of a run ended; None where it lives, was killed, or has never ended."""
     try:
         content = json.loads(read_regular(Path(run_dir) / FILE))
-        known = {key: content[key] for key in content if key in RunEnding.__dataclass_fields__}
-        ending = RunEnding(**{**known, "exclude": tuple(known["exclude"])})
+        fields = {key: content[key] for key in content if key in RunEnding.__dataclass_fields__}
+        ending = RunEnding(**{**fields, "exclude": tuple(fields["exclude"])})
         return ending if isinstance(ending.reason, str) and isinstance(ending.evidence, str) else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

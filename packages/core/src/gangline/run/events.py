@@ -123,13 +123,13 @@ class Events:
 def read_events(run_dir: str | Path) -> list[dict[str, Any]]:
     """Every whole line, oldest first; what a kill tore is left out."""
     path = Path(run_dir) / FILE
-    found = []
+    events = []
     for line in read_regular(path, LINES_BYTES).splitlines() if path.exists() else ():
         with suppress(ValueError, RecursionError):
             content = json.loads(line)
             if isinstance(content, dict):
-                found.append(content)
-    return found
+                events.append(content)
+    return events
 
 
 def end_line(file: IO[bytes]) -> None:

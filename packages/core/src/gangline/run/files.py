@@ -51,10 +51,10 @@ def _refuse(entry: os.DirEntry[str], run_dir: Path, users: tuple[int, ...]) -> N
             "A run would write there: by such links whoever made the directory overwrites your files.",
             f"rm {shlex.quote(entry.path)}",
         )
-    found = entry.stat(follow_symlinks=False)
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode)):
-        raise make_special_file_error(entry.path, found.st_mode)
-    if users and (uid := found.st_uid) not in users:
+    status = entry.stat(follow_symlinks=False)
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+        raise make_special_file_error(entry.path, status.st_mode)
+    if users and (uid := status.st_uid) not in users:
         raise UserError(
             f"{entry.path} belongs to {_name_of(uid)}: other users can write to this run directory.",
             "A run goes on only from files of the user who owns the directory.",
@@ -81,13 +81,13 @@ def _find_user(folder: Path) -> int:
 def refuse_others(path: Path) -> None:
     """Raise UserError where somebody else made this file or folder, or a symbolic link is in its place."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         why = f"is a symbolic link to {os.readlink(path)}"
-    elif found.st_uid not in (os.geteuid(), _find_user(path.parent)):
-        why = f"belongs to {_name_of(found.st_uid)}"
+    elif status.st_uid not in (os.geteuid(), _find_user(path.parent)):
+        why = f"belongs to {_name_of(status.st_uid)}"
     else:
         return
     raise UserError(

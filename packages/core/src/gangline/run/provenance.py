@@ -50,11 +50,11 @@ def identify_source(module: str) -> str:
     """
     digest = blake2b(digest_size=8)
     try:
-        found = find_spec(module.partition(".")[0])
-        folders = [Path(folder) for folder in (found.submodule_search_locations or ())] if found else []
+        spec = find_spec(module.partition(".")[0])
+        folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
         files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
-        if found and found.origin and not folders:
-            files = [Path(found.origin)]
+        if spec and spec.origin and not folders:
+            files = [Path(spec.origin)]
         for path in files:
             content = path.read_bytes()
             digest.update(f"{path.name} {len(content)} ".encode() + content)
@@ -70,8 +70,8 @@ def _ask(folder: Path, *words: str, without: Sequence[str] = ()) -> str:
         settings |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": ""}
     command = ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "-C", str(folder), *words]
     environment = {**os.environ, **settings}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=environment)
-    return done.stdout.strip()
+    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=environment)
+    return process.stdout.strip()
 
 
 def _list_filters(folder: Path) -> list[str]:
@@ -81,11 +81,11 @@ def _list_filters(folder: Path) -> list[str]:
         scopes_and_names = _ask(folder, *words).split("\0")
     except subprocess.CalledProcessError:  # there are none
         return []
-    found = zip(scopes_and_names[::2], scopes_and_names[1::2], strict=False)
-    return [name for scope, name in found if scope not in ("system", "global")]
+    pairs = zip(scopes_and_names[::2], scopes_and_names[1::2], strict=False)
+    return [name for scope, name in pairs if scope not in ("system", "global")]
 
 
 def _find_versions() -> dict[str, str]:
     """Of the packages that compute, from their metadata, so that nothing is imported."""
-    found = {name: find_version(name) for name in ("gangline-core", "torch", "numpy", "hydra-core", "omegaconf")}
-    return {name: version for name, version in found.items() if version}
+    versions = {name: find_version(name) for name in ("gangline-core", "torch", "numpy", "hydra-core", "omegaconf")}
+    return {name: version for name, version in versions.items() if version}

@@ -100,4 +100,4 @@ def _iterate_secrets(text: str, forms: Sequence[re.Pattern[str]]) -> Iterator[tu
     """(start, stop) of each secret in a text; references to the environment are none."""
     masked = ENVIRONMENT.sub(lambda found: "\0" * len(found[0]), text)
     for form in forms:
-        yield from (found.span("secret") for found in form.finditer(masked))
+        yield from (match.span("secret") for match in form.finditer(masked))

@@ -85,7 +85,7 @@ def get_http_status(error: BaseException) -> int | None:
 
 
 def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__

@@ -66,15 +66,15 @@ def agree(
         metrics,
         *own_phases,
     ]
-    mine = torch.tensor([row], dtype=torch.float64, device=device)
-    rows = world.all_gather(mine).tolist()
+    own_row = torch.tensor([row], dtype=torch.float64, device=device)
+    rows = world.all_gather(own_row).tolist()
     times = [row[0] for row in rows]
     spread = {"min": min(times), "median": statistics.median(times), "max": max(times)}
-    found = _share(world, device, verdicts) if any(row[2] for row in rows) else []
+    all_verdicts = _share(world, device, verdicts) if any(row[2] for row in rows) else []
     signalled = _SIGNALS[int(max(row[1] for row in rows))]
     phases, losses = group_by_phase([row[8:] for row in rows]), [None if row[5] else row[6] for row in rows]
     due, alike = any(row[3] for row in rows), all(row[7] == metrics for row in rows)
-    return Gathered(spread, phases, losses, signalled, found, due, rows[0][4], alike)
+    return Gathered(spread, phases, losses, signalled, all_verdicts, due, rows[0][4], alike)
 
 
 def check_all_true(world: Comm, device: torch.device, mine: bool) -> bool:
@@ -108,8 +108,8 @@ def gather_verdicts(world: Comm, device: torch.device, verdicts: list[Verdict]) 
     """(the verdicts of all ranks, in rank order, seconds since the epoch on rank 0)."""
     if world.size == 1:
         return verdicts, time.time()
-    mine = torch.tensor([[float(len(verdicts)), time.time()]], dtype=torch.float64, device=device)
-    rows = world.all_gather(mine).tolist()
+    own_row = torch.tensor([[float(len(verdicts)), time.time()]], dtype=torch.float64, device=device)
+    rows = world.all_gather(own_row).tolist()
     return _share(world, device, verdicts) if any(row[0] for row in rows) else [], rows[0][1]
 
 
@@ -130,5 +130,5 @@ def check_same_data(world: Comm, device: torch.device, sources: dict[str, DataSo
 
 
 def _share(world: Comm, device: torch.device, verdicts: list[Verdict]) -> list[Verdict]:
-    told = gather_json(world, device, [verdict.to_dict() for verdict in verdicts])
-    return [Verdict.of(content) for part in told for content in part]
+    contents = gather_json(world, device, [verdict.to_dict() for verdict in verdicts])
+    return [Verdict.of(content) for part in contents for content in part]

@@ -39,8 +39,8 @@ class Batches:
         self._wait_for_copies()
         if size is not None and size != self.place.global_size:
             self._resize(size)
-        given = self._hand_over(lambda reader: self._read(reader, cursor, step))
-        batches = [expand(stored, step, self.place.device) for stored in given]
+        stored_batches = self._hand_over(lambda reader: self._read(reader, cursor, step))
+        batches = [expand(batch, step, self.place.device) for batch in stored_batches]
         if self.place.device.type == "cuda":
             self._copied = torch.cuda.current_stream(self.place.device).record_event()
         return batches
@@ -50,20 +50,20 @@ class Batches:
 
         The same samples under every layout, and the same number of microbatches on every rank.
         """
-        found: list[Batch] = []
-        begun: list[Iterator[StoredBatch]] = []
+        batches: list[Batch] = []
+        iterators: list[Iterator[StoredBatch]] = []
 
         def read(reader: BatchReader) -> list[StoredBatch]:
-            if not begun:
-                begun.append(reader.read_held_out(count))
-            return [next(begun[0])]
+            if not iterators:
+                iterators.append(reader.read_held_out(count))
+            return [next(iterators[0])]
 
         for _ in self.place.iterate_held_out(count, self.source.count_samples()):
-            given = self._hand_over(read)
-            found += [expand(stored, 0, self.place.device) for stored in given]
+            stored_batches = self._hand_over(read)
+            batches += [expand(batch, 0, self.place.device) for batch in stored_batches]
             if self.place.device.type == "cuda":
                 torch.cuda.current_stream(self.place.device).synchronize()
-        return found
+        return batches
 
     def close(self) -> None:
         """End the reader's threads."""
@@ -77,18 +77,18 @@ class Batches:
             assert self._reader is not None
             return read(self._reader)
         try:
-            mine: Sequence[StoredBatch] | Exception | None = None if self._reader is None else read(self._reader)
+            own_batches: Sequence[StoredBatch] | Exception | None = None if self._reader is None else read(self._reader)
         except Exception as error:
-            mine = error
-        return hand_over(mine, self._peers)
+            own_batches = error
+        return hand_over(own_batches, self._peers)
 
     def _read(self, reader: BatchReader, cursor: int, step: int) -> Sequence[StoredBatch]:
         if self._next != (cursor, step):
             reader.begin(cursor, step)
         self._next = None  # an error leaves the reader somewhere
-        given = reader.take()
+        stored_batches = reader.take()
         self._next = cursor + self.place.global_size, step + 1
-        return given
+        return stored_batches
 
     def _resize(self, size: int) -> None:
         """Steps from here on are of another global batch: a reader reads ahead batches of one size."""

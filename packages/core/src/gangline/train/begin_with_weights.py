@@ -37,11 +37,11 @@ def begin_with_weights(s: Session) -> bool:
     start = start_of(s.run) if s.checkpointer.find_latest() is None else None
     if start is None:
         return False
-    directory, wanted = start
+    directory, checkpoint = start
     s.history = attempts.read(s.directory.path)
     s.attempt = attempts.find_newest(s.history)
     with _explain_read_errors(s, directory):
-        id = _choose(s, directory, wanted)
+        id = _choose(s, directory, checkpoint)
         continues = _continues(s, id)
         if bad := load(s, id, same_run=False, same_data=continues):
             others = ", ".join(str(other) for other in s.checkpointer.list() if other != id)
@@ -73,8 +73,8 @@ def _explain_read_errors(s: Session, directory: RunDirectory) -> Iterator[None]:
 def _choose(s: Session, directory: RunDirectory, wanted: CheckpointId | None) -> CheckpointId:
     """The checkpoint of an earlier start, else the one that is named, else the newest; the same on all ranks."""
     earlier = s.directory.read_provenance().get(FACT, {}).get("checkpoint")
-    found = earlier or wanted or s.checkpointer.find_latest()
-    name = gather_json(s.comms.world, s.device, None if found is None else str(found))[0]
+    checkpoint = earlier or wanted or s.checkpointer.find_latest()
+    name = gather_json(s.comms.world, s.device, None if checkpoint is None else str(checkpoint))[0]
     id = None if name is None else CheckpointId.parse(name)
     if id is None:
         raise UserError(

@@ -159,11 +159,11 @@ def list_sources(session: Session) -> dict[str, DataSource]:
 
 def list_notices(run: Run, mesh: Mesh) -> list[str]:
     """Warnings about choices that work and are probably not wanted."""
-    found = [note for _, config in run.iterate_parts() for note in config.list_notices(run)]
+    notices = [note for _, config in run.iterate_parts() for note in config.list_notices(run)]
     if not run.gradients.plain and mesh.size(*DATA_AXES, "cp") == 1:
         name = registry.installed().find_part(run.gradients).part.name
-        found.append(f"gradients={name} changes nothing: there is one data-parallel rank")
-    return found
+        notices.append(f"gradients={name} changes nothing: there is one data-parallel rank")
+    return notices
 
 
 def assemble(composed: Composed, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:

@@ -35,14 +35,14 @@ def attach(s: Session) -> None:
     Raises ValueError for an array whose name does not begin with that place.
     """
     _leave_out_blamed(s)
-    failed: dict[str, str] = {}
+    failures: dict[str, str] = {}
     for place, member in s.members.items():
         member.place = place
         try:
             with _mark_calls(place):
                 member.attach(s.runtime, s.optimizer, s.comms, s.comms.store, s.device)
         except RAISED as error:
-            failed[place] = _explain_failure(s, place, error)
+            failures[place] = _explain_failure(s, place, error)
             continue
         strange = [
             name
@@ -53,7 +53,7 @@ def attach(s: Session) -> None:
             raise ValueError(f"{format_choice(place)} names an array {strange[0]!r}; its names begin with {place}/")
         s.first_states[place] = deepcopy(call_member(s, place, member.state) or {})
     if s.health:
-        _leave_out(s, failed)
+        _leave_out(s, failures)
 
 
 def _leave_out_blamed(s: Session) -> None:
@@ -93,7 +93,7 @@ def find_blamed(run_dir: str | Path) -> dict[str, str]:
     Also of an earlier job of the run that was to be started again: only who ends or changes a run has a new word, and
     a check whose code is not what it was then.
     """
-    found: dict[str, tuple[str, str | None]] = {}
+    failures: dict[str, tuple[str, str | None]] = {}
     code: dict[str, str] = {}  # of the checks of a start, the newest one's at last
     for line in read_events(run_dir):
         if line.get("event") == "start":
@@ -101,10 +101,10 @@ def find_blamed(run_dir: str | Path) -> dict[str, str]:
         elif line.get("event") == "launch":
             place = str(line.get("member", ""))
             if line.get("why") == "start" and line.get("after") not in GOES_ON:
-                found = {}
+                failures = {}
             elif place.startswith("health/"):
-                found[place] = str(line.get("evidence", "")), code.get(place.split("/")[1])
-    return {place: why for place, (why, then) in found.items() if then == code.get(place.split("/")[1])}
+                failures[place] = str(line.get("evidence", "")), code.get(place.split("/")[1])
+    return {place: why for place, (why, then) in failures.items() if then == code.get(place.split("/")[1])}
 
 
 def identify_code(run: Run) -> dict[str, str]:
@@ -124,12 +124,12 @@ def _leave_out(s: Session, failed: dict[str, str]) -> None:
 
 def call_each(s: Session, event: str, *arguments: object) -> dict[str, float | list[float]]:
     """Call `event` of every callback and then of every check, as they were chosen; their metrics under their names."""
-    found: dict[str, float | list[float]] = {}
+    all_metrics: dict[str, float | list[float]] = {}
     for place, member in s.members.items():
         metrics = call_member(s, place, _call_for_metrics, place, getattr(member, event), *arguments)
         name = place.partition("/")[2]
-        found |= {f"{name}/{metric}": value for metric, value in (metrics or {}).items()}
-    return found
+        all_metrics |= {f"{name}/{metric}": value for metric, value in (metrics or {}).items()}
+    return all_metrics
 
 
 def _call_for_metrics(place: str, call: Callable[..., object], *arguments: object) -> Emitted:
@@ -206,7 +206,7 @@ def _mark_calls(place: str) -> Iterator[None]:
 
 def take_failures(s: Session) -> list[Verdict]:
     """What checks raised on this rank, which only another one can tell people; each once."""
-    new = [why for why, told in s.untold.items() if not told]
+    new = [why for why, reported in s.untold.items() if not reported]
     s.untold |= dict.fromkeys(new, True)
     return [Verdict("check-failed", f"rank {s.comms.rank}", 1.0, why, Action.WARN) for why in new]
 

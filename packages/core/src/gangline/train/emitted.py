@@ -50,8 +50,8 @@ def _describe_type(value: float | list[float]) -> str | list[str]:
 
 def match_metrics(s: Session, metrics: Emitted) -> bool:
     """Return whether all ranks have the same metrics, by an all-gather: a step has `agree` compare their digests."""
-    mine = torch.tensor([hash_metrics(metrics)], dtype=torch.float64, device=s.device)
-    return s.comms.world.all_gather(mine).unique().numel() == 1
+    own_hash = torch.tensor([hash_metrics(metrics)], dtype=torch.float64, device=s.device)
+    return s.comms.world.all_gather(own_hash).unique().numel() == 1
 
 
 def refuse_unlike(s: Session, metrics: Emitted) -> None:

@@ -28,7 +28,7 @@ class _StopAskedError(Exception):
 
 def introduce(s: Session) -> str | None:
     """Let each source of the run ask. Called on all ranks; the name of a signal that ended it, the same on all."""
-    said = time.monotonic()
+    last_time = time.monotonic()
 
     def score(samples: Sequence[Sample], losses_per_sample: int = 1) -> np.ndarray:
         if signal := agree(s.comms.world, s.device, 0.0, stop_requested(), [], False).signal:
@@ -36,9 +36,9 @@ def introduce(s: Session) -> str | None:
         return score_samples(s.runtime, samples, s.device, losses_per_sample)
 
     def tell(what: str) -> None:
-        nonlocal said
-        if s.comms.rank == 0 and time.monotonic() - said >= SECONDS:
-            said = time.monotonic()
+        nonlocal last_time
+        if s.comms.rank == 0 and time.monotonic() - last_time >= SECONDS:
+            last_time = time.monotonic()
             print(f"before the first step: {what}", flush=True)
 
     model = FirstModel(
@@ -64,7 +64,7 @@ def score_samples(
     batches = []
     for number in range(index * share, (index + 1) * share):
         sample = samples[min(number, len(samples) - 1)]
-        stored = stack_samples([sample], [number], KeptMemory(device))
-        stored.counted = None if number < len(samples) else 0  # fills the share up
-        batches.append(expand(stored, 0, device))
+        batch = stack_samples([sample], [number], KeptMemory(device))
+        batch.counted = None if number < len(samples) else 0  # fills the share up
+        batches.append(expand(batch, 0, device))
     return runtime.score(batches, losses_per_sample).numpy()[: len(samples)]

@@ -32,8 +32,8 @@ def draw_figure(s: Session) -> str:
         return ""
     try:
         drawing = [(config, registry.load_capability(config, "figure")) for config in s.run.track.values()]
-        drawn = [draw(config, s.directory.path) for config, draw in drawing if draw]
-        return str(next(filter(None, drawn), ""))
+        paths = [draw(config, s.directory.path) for config, draw in drawing if draw]
+        return str(next(filter(None, paths), ""))
     except Exception as error:
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         print(f"train: no figure of the loss: {kind}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
@@ -42,5 +42,5 @@ def draw_figure(s: Session) -> str:
 
 def _list_curves(run: Run, directory: str) -> str:
     """The commands of others that show what the run's trackers wrote (capability `curves`), each after a comma."""
-    found = [(config, registry.load_capability(config, "curves")) for config in run.track.values()]
-    return "".join(f", {shows(config, directory)}" for config, shows in found if shows)
+    capabilities = [(config, registry.load_capability(config, "curves")) for config in run.track.values()]
+    return "".join(f", {shows(config, directory)}" for config, shows in capabilities if shows)

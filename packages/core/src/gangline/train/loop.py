@@ -25,15 +25,15 @@ from gangline.train.validate import validate
 
 def run_steps(s: Session) -> Ending:
     """Run steps until the run is done, a signal came, or an order ends it."""
-    order, found = verdicts.before_run(s)
-    announce(s, found)
-    if ending := carry_out(s, order, found):
+    order, agreement = verdicts.before_run(s)
+    announce(s, agreement)
+    if ending := carry_out(s, order, agreement):
         return ending
     if signal := introduce(s):
         return Ending(signal)
     call_each(s, "begin", s.step)
     s.checkpointer.prepare(s.saved_registry)
-    clock, begun = Clock(), s.step
+    clock, first_step = Clock(), s.step
     while s.step < s.run.steps:
         clock.pulse.step(s.step + 1)
         flush(s)
@@ -45,23 +45,23 @@ def run_steps(s: Session) -> Ending:
                 emitted = call_each(s, "after_step", record, not record.skipped)
             record.metrics |= emitted
         request = s.checkpointer.get_due_save(s.step, record.step_seconds, s.run.checkpoint.every)
-        mine = verdicts.after_step(s, record)
+        own_verdicts = verdicts.after_step(s, record)
         own = record.step_seconds - clock.seconds.get("agree", 0.0)  # without the wait for slower ranks
         due, ahead = request is not None, Clock()
         with ahead("agree"):  # on a GPU also the wait for the optimizer: it counts to the step that comes
             rows, same = clock.pulse.take_rows(), hash_metrics(emitted)
-            agreed = agree(s.comms.world, s.device, own, stop_requested(), mine, due, rows, own_loss, same)
-        if not agreed.metrics_alike:
+            status = agree(s.comms.world, s.device, own, stop_requested(), own_verdicts, due, rows, own_loss, same)
+        if not status.metrics_alike:
             refuse_unlike(s, emitted)
-        record.rank_seconds, record.rank_phases = agreed.rank_seconds, agreed.rank_phases
-        record.rank_losses = agreed.rank_losses
-        if record.step > begun + 1:  # the rows of a start's first step have what was before it
-            record.rank_mfu = compute_rank_mfu(record.mfu, record.step_seconds, agreed)
-        order, found = verdicts.judge(s, [*before, *agreed.verdicts], agreed.now, record)
-        record.verdicts = [verdict.to_dict() for verdict in found.verdicts]
+        record.rank_seconds, record.rank_phases = status.rank_seconds, status.rank_phases
+        record.rank_losses = status.rank_losses
+        if record.step > first_step + 1:  # the rows of a start's first step have what was before it
+            record.rank_mfu = compute_rank_mfu(record.mfu, record.step_seconds, status)
+        order, agreement = verdicts.judge(s, [*before, *status.verdicts], status.now, record)
+        record.verdicts = [verdict.to_dict() for verdict in agreement.verdicts]
         stays = order.action < Action.ROLL_BACK
         saves = stays and s.checkpointer.keeps
-        saves = saves and (agreed.due or bool(agreed.signal and s.run.job.save_on_signal))
+        saves = saves and (status.due or bool(status.signal and s.run.job.save_on_signal))
         if stays and s.run.validate.every and s.step % s.run.validate.every == 0:
             with clock("validate"), s.enter_phase("validate"):
                 validate(s, record)
@@ -77,13 +77,13 @@ def run_steps(s: Session) -> Ending:
         clock = ahead
         if saves:
             with clock("checkpoint"):
-                save(s, make_request(s, request, stops=bool(agreed.signal)))
+                save(s, make_request(s, request, stops=bool(status.signal)))
         poll(s)
-        announce(s, found)
-        ending = carry_out(s, order, found)
+        announce(s, agreement)
+        ending = carry_out(s, order, agreement)
         tell(s)
-        if ending or agreed.signal:
-            return ending or Ending(agreed.signal)
+        if ending or status.signal:
+            return ending or Ending(status.signal)
     return Ending("done")
 
 
@@ -107,7 +107,7 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verd
     with clock("optimizer"):
         grad_norm = s.runtime.clip(s.run.optimizer.clip_norm)
         finite = result.finite and math.isfinite(grad_norm)  # a callback may have changed the gradients
-        refused, found = verdicts.before_update(s, loss, grad_norm) if finite else ("", ())
+        refused, check_verdicts = verdicts.before_update(s, loss, grad_norm) if finite else ("", ())
         skipped = refused if finite else "loss or gradients are not finite"
         if not skipped:
             s.optimizer.step(learning_rate)
@@ -139,10 +139,10 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verd
         monotonic=time.monotonic(),
         generation=s.events.generation,
     )
-    return record, result.own_loss_sum / result.own_tokens if result.own_tokens else None, found
+    return record, result.own_loss_sum / result.own_tokens if result.own_tokens else None, check_verdicts
 
 
 def summarise_metrics(s: Session, metrics: dict[str, float | list[float]]) -> dict[str, float | list[float]]:
     """What modules emitted, and what the edits that put them there make of it."""
     more = [options.summarise(metrics) for options in s.run.edits.values()]
-    return {name: value for found in (metrics, *more) for name, value in found.items()}
+    return {name: value for metric_set in (metrics, *more) for name, value in metric_set.items()}

@@ -34,8 +34,8 @@ def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
         s.record_event("order", **{**asdict(order), "action": order.action.name.lower()})
     if not order.changes_course:
         return None
-    found = [str(verdict) for verdict in agreed.verdicts if verdict.kind in order.kinds]
-    evidence = "; ".join([*found, *filter(None, [order.why])])
+    texts = [str(verdict) for verdict in agreed.verdicts if verdict.kind in order.kinds]
+    evidence = "; ".join([*texts, *filter(None, [order.why])])
     firsts = [v.details["first"] for v in agreed.verdicts if v.kind in order.kinds and "first" in v.details]
     stop = Ending("stop", evidence, kinds=order.kinds, first=min(firsts, default=None))
     line = Attempt(

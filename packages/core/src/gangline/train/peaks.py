@@ -36,8 +36,8 @@ def find_peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float | N
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         kind = get_kind(dtype)
-        for known, rates in GPU_TFLOPS.items():
-            if known in name:
+        for gpu, rates in GPU_TFLOPS.items():
+            if gpu in name:
                 return rates[KINDS.index(kind)] * 1e12, f"{name}, published dense rate of {kind}"
         return None, f"{name}: no published rate known"
     # Slow dtypes on a CPU are emulated: the peak is then what the machine can do in float32.

@@ -32,13 +32,13 @@ def hand_over(batches: Sequence[StoredBatch] | Exception | None, peers: Comm) ->
     content = b"" if batches is None else _pack(batches)
     size = torch.tensor([len(content)], dtype=torch.int64)
     peers.broadcast(size, 0)
-    held = (
+    buffer = (
         torch.empty(int(size), dtype=torch.uint8) if batches is None else torch.frombuffer(content, dtype=torch.uint8)
     )
-    peers.broadcast(held, 0)
+    peers.broadcast(buffer, 0)
     if isinstance(batches, Exception):
         raise batches
-    return list(batches) if batches is not None else _unpack(held)
+    return list(batches) if batches is not None else _unpack(buffer)
 
 
 def _pack(batches: Sequence[StoredBatch] | Exception) -> bytearray:
@@ -58,11 +58,11 @@ def _pack(batches: Sequence[StoredBatch] | Exception) -> bytearray:
 
 def _add_head(head: Any, tensors: Sequence[Tensor]) -> bytearray:
     line = json.dumps(head).encode()
-    found = bytearray(np.int64(len(line)).tobytes() + line)
+    content = bytearray(np.int64(len(line)).tobytes() + line)
     for tensor in tensors:
-        found += bytes(-len(found) % _ALIGNED)
-        found += tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return found
+        content += bytes(-len(content) % _ALIGNED)
+        content += tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return content
 
 
 def _unpack(held: Tensor) -> list[StoredBatch]:
@@ -70,10 +70,10 @@ def _unpack(held: Tensor) -> list[StoredBatch]:
     head = json.loads(bytes(held[_ALIGNED : _ALIGNED + length].numpy()))
     if isinstance(head, dict):
         raise PeerFailed(f"the rank that reads for this one failed: {head['error']}")
-    at, found = _ALIGNED + length, []
-    for said in head:
+    at, batches = _ALIGNED + length, []
+    for entry in head:
         tensors = {}
-        for name, (kind, shape) in said["tensors"].items():
+        for name, (kind, shape) in entry["tensors"].items():
             dtype = getattr(torch, kind)
             at += -at % _ALIGNED
             size = int(np.prod(shape)) * dtype.itemsize
@@ -81,10 +81,10 @@ def _unpack(held: Tensor) -> list[StoredBatch]:
             at += size
         fields = {name: tensors.pop(name) for name in _FIELDS if name in tensors}
         extra = {name.removeprefix("extra/"): x for name, x in tensors.items()}
-        found.append(StoredBatch(**fields, counted=said["counted"], extra=extra))
-    return found
+        batches.append(StoredBatch(**fields, counted=entry["counted"], extra=extra))
+    return batches
 
 
 def _to_tensors(batch: StoredBatch) -> dict[str, Tensor]:
-    found = {name: x for name in _FIELDS if (x := getattr(batch, name)) is not None}
-    return found | {f"extra/{name}": x for name, x in batch.extra.items()}
+    tensors = {name: x for name in _FIELDS if (x := getattr(batch, name)) is not None}
+    return tensors | {f"extra/{name}": x for name, x in batch.extra.items()}

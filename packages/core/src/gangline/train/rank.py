@@ -119,8 +119,8 @@ def train(s: Session) -> int:
             s.close_readers()
         settle(s, every_tier=True)
         flush(s)
-        if ending.why in ("done", *PREEMPTING) and (lost := find_lost_save(s)):
-            ending = lost
+        if ending.why in ("done", *PREEMPTING) and (restart := find_lost_save(s)):
+            ending = restart
         s.checkpointer.close()
         tell(s)
         if s.comms.rank == 0 and ending.why != "restart" and not describe_unsaved(s, ending):  # else the launcher's
@@ -150,8 +150,8 @@ def format_evidence(error: BaseException, s: Session) -> str:
     """Return an error in one line. What a transport library prints of a lost peer stays in the log."""
     if is_lost_peer(error) and not isinstance(error, PeerFailed):
         return f"lost the connection to another rank (details: {log_path(s.directory.path / 'logs', s.comms.rank)})"
-    said = str(error).strip().splitlines()
-    return ": ".join([type(error).__name__, *said[:1]])
+    lines = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *lines[:1]])
 
 
 def make_ending(s: Session, ending: Ending) -> RunEnding:
@@ -162,16 +162,18 @@ def make_ending(s: Session, ending: Ending) -> RunEnding:
     if ending.why == "stop":
         exclude = s.history[-1].exclude if s.history else ()
         return decide_ending(number, ending.evidence, failure="ended", exit_code=EXIT_STOPPED, exclude=exclude)
-    saved = CheckpointId.parse(s.saved) if s.saved else None
+    checkpoint = CheckpointId.parse(s.saved) if s.saved else None
     evidence = f"{ending.why} at step {s.step}; {s.saved or 'nothing'} is saved"
-    return decide_ending(number, evidence, signal=ending.why, saved=saved is not None and saved.step == s.step)
+    return decide_ending(
+        number, evidence, signal=ending.why, saved=checkpoint is not None and checkpoint.step == s.step
+    )
 
 
 def find_lost_save(s: Session) -> Ending | None:
     """New workers save what these could not, where the last save failed for the job's store was lost; on all ranks."""
-    mine = [cut_off(s)] if s.failed_save and s.cut_off else []
-    found, _ = gather_verdicts(s.comms.world, s.device, mine)
-    return Ending("restart", "; ".join(map(str, found)), requeue=True) if found else None
+    own_verdicts = [cut_off(s)] if s.failed_save and s.cut_off else []
+    verdicts, _ = gather_verdicts(s.comms.world, s.device, own_verdicts)
+    return Ending("restart", "; ".join(map(str, verdicts)), requeue=True) if verdicts else None
 
 
 def run_loop(s: Session, first: int) -> Ending:
@@ -239,8 +241,8 @@ def exit_code(s: Session, ending: Ending) -> int:
             f"The newest whole one is {s.saved}." if s.saved else "There is no earlier one.",
             f"{explain_remedy(why)}: train resume={shlex.quote(str(s.directory.path))}",
         )
-    if s.comms.rank == 0 and (lost := find_lost_directory(s)):
-        raise lost
+    if s.comms.rank == 0 and (directory_error := find_lost_directory(s)):
+        raise directory_error
     if ending.why == "stop" and s.comms.rank == 0:
         lines = ("train: the run stopped.", ending.evidence, *list_advice(s, ending))
         print("\n  ".join(lines), file=sys.stderr, flush=True)
@@ -266,10 +268,10 @@ def list_advice(s: Session, ending: Ending) -> list[str]:
     lines = []
     if any(kind in LOWER_RATE_HELPS for kind in ending.kinds):
         lines.append(f"To try half the learning rate:  train from={directory} optimizer.learning_rate={rate / 2:g}")
-    saved = CheckpointId.parse(s.saved) if s.saved else None
-    if saved is None:
+    checkpoint = CheckpointId.parse(s.saved) if s.saved else None
+    if checkpoint is None:
         return lines
-    if ending.first is None or saved.step < ending.first:
-        return [*lines, f"To go on from {saved} as it is:  train resume={directory}"]
-    lines.append(f"{saved} is not to be trusted: the fault may be as old as step {ending.first}.")
+    if ending.first is None or checkpoint.step < ending.first:
+        return [*lines, f"To go on from {checkpoint} as it is:  train resume={directory}"]
+    lines.append(f"{checkpoint} is not to be trusted: the fault may be as old as step {ending.first}.")
     return [*lines, f"To start from scratch:  train from={directory}"]

@@ -40,9 +40,9 @@ class Clock:
     def __call__(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
         # a range costs microseconds also where nobody looks, so only a profiler gets one
-        named = record_function(phase) if profiler._is_profiler_enabled else nullcontext()
+        profiler_range = record_function(phase) if profiler._is_profiler_enabled else nullcontext()
         try:
-            with named, self.pulse.enter_phase(phase):
+            with profiler_range, self.pulse.enter_phase(phase):
                 yield
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
@@ -84,8 +84,8 @@ class Reporter:
             share // run.batch.micro_size if run.batch.micro_size else run.parallel.count_microbatches(share, mesh)
         )
         rate = "unknown" if peak is None else f"{peak / 1e12:.3g} TFLOP/s a device ({source})"
-        trained = count_trained(tree, plan)
-        of = "" if trained == parameters else f", {trained / 1e6:.4g} M of them trained"
+        trained_parameters = count_trained(tree, plan)
+        of = "" if trained_parameters == parameters else f", {trained_parameters / 1e6:.4g} M of them trained"
         describe = {
             "model": f"{parameters / 1e6:.4g} M parameters{of}, {flops / 1e6:.4g} MFLOP a token (forward and backward)",
             "layout": f"{layout} on {device.type}, accumulation {accumulation}",

@@ -75,51 +75,53 @@ def restore(session: Session) -> None:
     session.history = attempts.read(session.directory.path)
     session.attempt = attempts.find_newest(session.history)
     session.comms.world.barrier()  # every rank has read the attempts before rank 0 writes a line
-    known = list_common(session)
-    wanted = session.checkpointer.find_latest()
-    if wanted is None and known:
+    ids = list_common(session)
+    checkpoint = session.checkpointer.find_latest()
+    if checkpoint is None and ids:
         raise UserError(
             f"no checkpoint in {session.directory.path} led to attempt {session.attempt}, the newest one.",
-            f"There are: {', '.join(map(str, known))}. The line of an attempt is missing or was changed.",
+            f"There are: {', '.join(map(str, ids))}. The line of an attempt is missing or was changed.",
             f"Restore {attempts.FILE} from a copy. {_explain_afresh(session)}",
         )
-    if wanted is None:
+    if checkpoint is None:
         begin(session, Attempt(session.attempt, None, why="start"))
         _fill_first_values(session, set(session.registry))
         return
     damage: list[str] = []
-    while wanted is not None:
-        bad = load(session, wanted)
+    while checkpoint is not None:
+        bad = load(session, checkpoint)
         if bad is None:
             break
         damage.append(bad)
         session.notes.append(f"{bad}; going back to the checkpoint before it")
-        known = [id for id in known if id.step < wanted.step]
-        wanted = attempts.find_latest(session.directory.path, known)
-    if wanted is None:
+        ids = [id for id in ids if id.step < checkpoint.step]
+        checkpoint = attempts.find_latest(session.directory.path, ids)
+    if checkpoint is None:
         raise UserError(
             f"no checkpoint in {session.directory.path} can be read.",
             *damage,
             f"Start afresh (new weights):  train from={shlex.quote(str(session.directory.path))}",
         )
-    if line := attempts.find_skipped_beyond(session.history, wanted, session.cursor):
+    if line := attempts.find_skipped_beyond(session.history, checkpoint, session.cursor):
         raise UserError(
             f"{session.directory.path / attempts.FILE} was changed: attempt {line.attempt} skips the samples from "
             f"{line.skipped_from} to {line.skipped_from + line.skipped - 1}.",
-            f"Checkpoint {wanted}, which comes after it, has read up to sample {session.cursor - 1}.",
+            f"Checkpoint {checkpoint}, which comes after it, has read up to sample {session.cursor - 1}.",
             f"Restore {attempts.FILE} from a copy. {_explain_afresh(session)}",
         )
     if damage:
         session.attempt += 1
-    begin(session, Attempt(session.attempt, str(wanted), why="; ".join(damage) or "resume", data=session.other_data))
-    session.saved = str(wanted)
+    begin(
+        session, Attempt(session.attempt, str(checkpoint), why="; ".join(damage) or "resume", data=session.other_data)
+    )
+    session.saved = str(checkpoint)
 
 
 def list_common(session: Session) -> list[CheckpointId]:
     """The checkpoints that every rank sees: all ranks try the same ones, in the same order."""
-    mine = session.checkpointer.list()
-    everyone = gather_json(session.comms.world, session.device, [str(id) for id in mine])
-    return [id for id in mine if all(str(id) in other for other in everyone)]
+    own_ids = session.checkpointer.list()
+    everyone = gather_json(session.comms.world, session.device, [str(id) for id in own_ids])
+    return [id for id in own_ids if all(str(id) in other for other in everyone)]
 
 
 def begin(session: Session, line: Attempt) -> None:
@@ -150,23 +152,23 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
             _check_settings(session, id, document)
         if same_data:
             check_data(session, id, document)
-        stored = session.checkpointer.read_shapes(id)
-        wanted, fresh = _select_wanted(session, id, document)
+        stored_shapes = session.checkpointer.read_shapes(id)
+        shards, fresh = _select_wanted(session, id, document)
         if weights_alone:
             session.notes.append(f"checkpoint {id} holds weights alone: the optimizer starts afresh")
-            wanted = [shard for shard in wanted if not shard.name.startswith(OPTIMIZER)]
+            shards = [shard for shard in shards if not shard.name.startswith(OPTIMIZER)]
     except BadCheckpoint as error:
         bad = f"checkpoint {id}: {error}"
-    if told := agree_on_damage(session, id, bad):  # before the load, which is for all ranks or for none
-        return told
-    _check_leftover(session, id, stored, wanted)
-    wanted = session.base.fill(wanted, stored, document.base, f"checkpoint {id}")
+    if damage := agree_on_damage(session, id, bad):  # before the load, which is for all ranks or for none
+        return damage
+    _check_leftover(session, id, stored_shapes, shards)
+    shards = session.base.fill(shards, stored_shapes, document.base, f"checkpoint {id}")
     try:
-        session.checkpointer.load(id, wanted, session.registry)
+        session.checkpointer.load(id, shards, session.registry)
     except BadCheckpoint as error:
         bad = f"checkpoint {id}: {error}"
-    if told := agree_on_damage(session, id, bad):
-        return told
+    if damage := agree_on_damage(session, id, bad):
+        return damage
     session.step, session.cursor, session.tokens = document.step, document.cursor, document.tokens
     if not weights_alone:
         session.optimizer.load_state(document.states.get("optimizer", {}))
@@ -218,20 +220,20 @@ def _select_wanted(session: Session, id: CheckpointId, document: Document) -> tu
 
     Of the latter those of a layout that did not write the checkpoint are zeroed here.
     """
-    stored, registry = session.checkpointer.read_shapes(id), session.registry
-    fresh = {name for name in registry if name.startswith(OPTIONAL) and stored.get(name) != registry[name].shape}
+    stored_shapes, registry = session.checkpointer.read_shapes(id), session.registry
+    fresh = {name for name in registry if name.startswith(OPTIONAL) and stored_shapes.get(name) != registry[name].shape}
     if any(name.startswith(LOCAL) for name in fresh):
         session.notes.append(f"checkpoint {id} lacks arrays of this layout alone (local/...): they start from zero")
     for place in _list_places(fresh):
         session.notes.append(f"checkpoint {id} lacks arrays of {format_choice(place)}: they start from the weights")
-    wanted = []
+    shards = []
     optimizer = session.optimizer.select_filled(document.states.get("optimizer", {}))
     for shard in (*(shard for shard in session.shards() if not shard.name.startswith(OPTIMIZER)), *optimizer):
         if shard.name not in fresh:
-            wanted.append(shard)
+            shards.append(shard)
         elif shard.name.startswith(LOCAL):
             shard.local.zero_()
-    return wanted, fresh
+    return shards, fresh
 
 
 def _list_places(names: Iterable[str]) -> list[str]:
@@ -240,32 +242,33 @@ def _list_places(names: Iterable[str]) -> list[str]:
 
 
 def _check(session: Session, id: CheckpointId, document: Document) -> None:
-    stored, ours = session.checkpointer.read_shapes(id), session.registry
+    stored_shapes, ours = session.checkpointer.read_shapes(id), session.registry
     if document.model and document.model != compute_fingerprint(ours):
-        differ = [name for name in ours if is_of_model(name) and stored.get(name) != ours[name].shape]
-        differ += [name for name in stored if is_of_model(name) and name not in ours]
+        differ = [name for name in ours if is_of_model(name) and stored_shapes.get(name) != ours[name].shape]
+        differ += [name for name in stored_shapes if is_of_model(name) and name not in ours]
         example = differ[0] if differ else "their names"
-        what = f"{stored.get(example, 'absent')} stored, {ours[example].shape if example in ours else 'absent'} here"
+        shape = ours[example].shape if example in ours else "absent"
+        what = f"{stored_shapes.get(example, 'absent')} stored, {shape} here"
         raise UserError(f"checkpoint {id} is of another model.", f"{example}: {what}", _explain_afresh(session))
 
 
 def _check_leftover(session: Session, id: CheckpointId, stored: Iterable[str], wanted: Iterable[Shard]) -> None:
     """Raise UserError for stored arrays that this run has no place for and may not drop. Called by all ranks."""
     loaded = sorted({shard.name for shard in wanted if shard.name not in session.registry})
-    known = {name for names in gather_json(session.comms.world, session.device, loaded) for name in names}
-    left = [name for name in stored if name not in session.registry and name not in known]
-    refused = [name for name in left if not name.startswith((OPTIMIZER, *OPTIONAL))]
-    if own := [name for name in left if name.startswith(OPTIMIZER)]:
+    loaded_names = {name for names in gather_json(session.comms.world, session.device, loaded) for name in names}
+    leftovers = [name for name in stored if name not in session.registry and name not in loaded_names]
+    refused = [name for name in leftovers if not name.startswith((OPTIMIZER, *OPTIONAL))]
+    if own := [name for name in leftovers if name.startswith(OPTIMIZER)]:
         refused += _select_refused(own, session.optimizer.may_drop(own))
-    for place in _list_places(left):
-        theirs = [name for name in left if name.startswith(f"{place}/")]
+    for place in _list_places(leftovers):
+        theirs = [name for name in leftovers if name.startswith(f"{place}/")]
         if member := session.members.get(place):
             leaves = call_member(session, place, member.may_drop, theirs)
             refused += _select_refused(theirs, theirs if leaves is None else leaves)
     if refused:
         what = ", ".join(refused[:3])
         raise UserError(f"checkpoint {id} holds state that this run has no place for.", what, _explain_afresh(session))
-    for place in _list_places(left):
+    for place in _list_places(leftovers):
         session.notes.append(
             f"checkpoint {id} holds arrays of {format_choice(place)} that this run does not use: left out"
         )
@@ -279,11 +282,11 @@ def _select_refused(names: Iterable[str], leaves: Collection[str]) -> list[str]:
 
 def _check_settings(session: Session, id: CheckpointId, document: Document) -> None:
     """Raise UserError if config.yaml no longer has the settings that the checkpoint was trained with."""
-    if not (found := find_redefined(document.config, session.run)):
+    if not (changes := find_redefined(document.config, session.run)):
         return
     path = str(session.directory.path)
-    before = ", ".join(override(option, old) for option, (old, _) in found.items())
-    now = [override(option, new) for option, (_, new) in found.items()]
+    before = ", ".join(override(option, old) for option, (old, _) in changes.items())
+    now = [override(option, new) for option, (_, new) in changes.items()]
     raise UserError(
         f"checkpoint {id} was saved with {before}.",
         f"{session.directory.config} has {', '.join(now)}: it was edited or is damaged.",

@@ -16,41 +16,41 @@ from gangline.train.session import Session
 
 def roll_back(session: Session, order: Order, line: Attempt) -> bool:
     """Return to the newest good checkpoint that the order allows; False where there is none."""
-    failed = 0
-    for wanted, begun in return_points(session, order, line):
-        session.attempt = begun.attempt
-        begin(session, replace(begun, instead=failed))
+    failed_attempt = 0
+    for checkpoint, start_line in return_points(session, order, line):
+        session.attempt = start_line.attempt
+        begin(session, replace(start_line, instead=failed_attempt))
         session.history = attempts.list_standing(session.history)
-        bad = load(session, wanted)
+        bad = load(session, checkpoint)
         if bad is None:
-            session.saved, session.newest = str(wanted), None
+            session.saved, session.newest = str(checkpoint), None
             return True
         session.notes.append(f"{bad}; going back to the checkpoint before it")
-        failed = begun.attempt
+        failed_attempt = start_line.attempt
     return False
 
 
 def return_points(session: Session, order: Order, line: Attempt) -> Iterator[tuple[CheckpointId, Attempt]]:
     """(checkpoint, `line` as the one that begins an attempt there), newest first, of all that the order allows."""
     read = session.cursor
-    for wanted in list_allowed(order, attempts.branch(session.directory.path, list_common(session))):
-        kept, bad = _read_cursor(session, wanted)
-        if why := agree_on_damage(session, wanted, bad):
-            session.notes.append(f"{wanted}: {why}; going back to the checkpoint before it")
+    for checkpoint in list_allowed(order, attempts.branch(session.directory.path, list_common(session))):
+        cursor, bad = _read_cursor(session, checkpoint)
+        if why := agree_on_damage(session, checkpoint, bad):
+            session.notes.append(f"{checkpoint}: {why}; going back to the checkpoint before it")
             continue
         passes_all = order.skip is None and order.action is Action.ROLL_BACK
-        skipped = read - kept if passes_all else order.skip or 0
-        at = replace(line, attempt=session.attempt + 1, start=str(wanted), rate_from=wanted.step)
-        yield wanted, replace(at, skipped=skipped, skipped_from=kept)
+        skipped = read - cursor if passes_all else order.skip or 0
+        at = replace(line, attempt=session.attempt + 1, start=str(checkpoint), rate_from=checkpoint.step)
+        yield checkpoint, replace(at, skipped=skipped, skipped_from=cursor)
 
 
 def list_allowed(order: Order, known: list[CheckpointId]) -> list[CheckpointId]:
     """Of these, newest first, those that an order leads to, the best first."""
     if order.before_step is None:
         return known
-    found = [id for id in known if id.step < order.before_step]
+    earlier_ids = [id for id in known if id.step < order.before_step]
     later = [id for id in known if order.before_step <= id.step < (order.else_before or 0)]
-    return found + later[::-1]
+    return earlier_ids + later[::-1]
 
 
 def _read_cursor(session: Session, id: CheckpointId) -> tuple[int, str]:

@@ -51,14 +51,14 @@ def save(s: Session, request: SaveRequest) -> None:
 
     Raises TypeError for a checkpointer that returns no handle.
     """
-    if s.comms.rank == 0 and (lost := find_lost_directory(s)):
-        s.reporter.note(str(lost))
+    if s.comms.rank == 0 and (directory_error := find_lost_directory(s)):
+        s.reporter.note(str(directory_error))
     s.newest = None
     call_each(s, "before_save", s.step)
     if bad := find_nonfinite_weights(s):
         s.bad_weights = f"{NOT_FINITE} ({bad})"
-        failed = SaveFailed(CheckpointId(s.step, s.attempt), s.bad_weights)
-        s.newest = SaveHandle(failed.id).finish(failed)
+        failure = SaveFailed(CheckpointId(s.step, s.attempt), s.bad_weights)
+        s.newest = SaveHandle(failure.id).finish(failure)
     else:
         try:
             with s.enter_phase("save"):
@@ -76,16 +76,16 @@ def save(s: Session, request: SaveRequest) -> None:
 
 def find_nonfinite_weights(s: Session) -> str:
     """Return the rank and the name of trained weights with a NaN or an infinity, or "": the same on every rank."""
-    trained = {piece.shard.name for parameter in s.runtime.parameters() for piece in parameter.pieces}
-    mine = [shard for shard in s.runtime.shards() if shard.name in trained and shard.local.numel()]
+    trained_names = {piece.shard.name for parameter in s.runtime.parameters() for piece in parameter.pieces}
+    shards = [shard for shard in s.runtime.shards() if shard.name in trained_names and shard.local.numel()]
     # A NaN is its own least and largest value; to read both takes a tenth of the time of an infinity norm.
-    ends = [torch.stack(torch.aminmax(shard.local.detach())).to(s.device) for shard in mine]
+    ends = [torch.stack(torch.aminmax(shard.local.detach())).to(s.device) for shard in shards]
     finite = torch.stack(ends).isfinite().all(1) if ends else torch.ones(1, device=s.device)
     flag = (~finite.bool()).any().to(torch.float64).reshape(1)
     s.comms.world.all_reduce(flag, op="max")
     if not float(flag):
         return ""
-    bad = [shard.name for shard, good in zip(mine, finite.tolist(), strict=False) if not good][:1]
+    bad = [shard.name for shard, good in zip(shards, finite.tolist(), strict=False) if not good][:1]
     everyone = gather_json(s.comms.world, s.device, bad)
     return next(f"rank {rank}: {names[0]}" for rank, names in enumerate(everyone) if names)
 
@@ -95,14 +95,14 @@ def settle(s: Session, every_tier: bool = False) -> None:
 
     A rank waits for words of others there, and no store says that one of them is lost: a collective does, it fails.
     """
-    left = [*s.settling] if every_tier else [save for save in [s.newest] if save is not None]
+    saves = [*s.settling] if every_tier else [save for save in [s.newest] if save is not None]
     pause, began, patience = _SHORTEST_PAUSE, time.monotonic(), _PATIENCE
     while True:
-        left = [save for save in left if not is_over(save, every_tier)]
-        if check_all_true(s.comms.world, s.device, not left):
+        saves = [save for save in saves if not is_over(save, every_tier)]
+        if check_all_true(s.comms.world, s.device, not saves):
             break
         if time.monotonic() - began > patience:
-            which = ", ".join(f"{save.id} ({save.progress:.0%} written here)" for save in left) or "other ranks' saves"
+            which = ", ".join(f"{save.id} ({save.progress:.0%} written here)" for save in saves) or "other ranks' saves"
             s.reporter.note(f"waiting for {which} since {patience:.0f} s")
             patience *= 2
         time.sleep(pause)

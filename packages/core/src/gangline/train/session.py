@@ -88,8 +88,8 @@ class Session:
     @property
     def members(self) -> dict[str, Callback]:
         """The callbacks and then the health checks, as they were chosen: "callback/ema" -> the part."""
-        found: dict[str, Callback] = {f"callback/{name}": part for name, part in self.callbacks.items()}
-        return found | {f"health/{name}": part for name, part in self.health.items()}
+        members: dict[str, Callback] = {f"callback/{name}": part for name, part in self.callbacks.items()}
+        return members | {f"health/{name}": part for name, part in self.health.items()}
 
     def close_readers(self) -> None:
         """End the threads that read ahead."""
@@ -100,10 +100,10 @@ class Session:
     @property
     def registry(self) -> Registry:
         """Every array of the run's state."""
-        found = self.runtime.registry | self.optimizer.registry | self.runtime.local()[0]
+        registry = self.runtime.registry | self.optimizer.registry | self.runtime.local()[0]
         for member in self.members.values():
-            found = found if member.registry is None else found | member.registry
-        return found
+            registry = registry if member.registry is None else registry | member.registry
+        return registry
 
     @property
     def saved_registry(self) -> Registry:

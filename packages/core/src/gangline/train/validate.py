@@ -13,8 +13,8 @@ def validate(s: Session, record: StepRecord) -> None:
     """Put every loss into the record: of lent weights under the names of callback and weights, "ema/0.999"."""
     call_each(s, "before_validation", s.step)
     record.validation_loss, record.validation_losses = compute_losses(s)
-    for name, lent in iterate_lent_weights(s):
-        with lent:
+    for name, context in iterate_lent_weights(s):
+        with context:
             default, sets = compute_losses(s)
         record.validation_losses[name] = default
         record.validation_losses |= {f"{name}/{held_out}": loss for held_out, loss in sets.items()}

@@ -24,12 +24,12 @@ Said = TypeVar("Said", bound=Verdict | Order | None)
 
 def before_run(s: Session) -> tuple[Order, Agreed]:
     """What is found before the first step, on all ranks."""
-    found = [
+    own_verdicts = [
         _as_json(verdict)
         for name, check in s.health.items()
         for verdict in call_together(s, f"health/{name}", lambda check=check: list(check.before_run()))
     ]
-    return judge(s, *gather_verdicts(s.comms.world, s.device, found), None)
+    return judge(s, *gather_verdicts(s.comms.world, s.device, own_verdicts), None)
 
 
 def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple[Verdict, ...]]:
@@ -37,39 +37,39 @@ def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple
     asking = {name: check for name, check in s.health.items() if asks_before_update(check)}
     if not asking:
         return "", ()
-    mine = [v for name, check in asking.items() for v in ask(s, name, check.before_update, loss, grad_norm)]
-    order, agreed = judge(s, *gather_verdicts(s.comms.world, s.device, mine), None)
-    why = "; ".join(str(verdict) for verdict in agreed.verdicts if verdict.kind in order.kinds)
-    return why if order.action >= Action.SKIP else "", agreed.verdicts
+    own_verdicts = [v for name, check in asking.items() for v in ask(s, name, check.before_update, loss, grad_norm)]
+    order, agreement = judge(s, *gather_verdicts(s.comms.world, s.device, own_verdicts), None)
+    why = "; ".join(str(verdict) for verdict in agreement.verdicts if verdict.kind in order.kinds)
+    return why if order.action >= Action.SKIP else "", agreement.verdicts
 
 
 def after_step(s: Session, record: StepRecord) -> list[Verdict]:
     """What this rank's checks find in the step just done, and core itself."""
-    found = [] if record.finite or s.run.precision.finds_scale else [make_not_finite(record)]
+    own_verdicts = [] if record.finite or s.run.precision.finds_scale else [make_not_finite(record)]
     if s.bad_weights:
-        found.append(take_bad_weights(s))
+        own_verdicts.append(take_bad_weights(s))
     if s.cut_off:
-        found.append(cut_off(s))
+        own_verdicts.append(cut_off(s))
     for name, check in s.health.items():
         if record.step % check.every == 0:
             call_together(s, f"health/{name}", check.collective, s.comms.world)
-            found += ask(s, name, check.observe, record)
-    return found + take_failures(s)
+            own_verdicts += ask(s, name, check.observe, record)
+    return own_verdicts + take_failures(s)
 
 
 def judge(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecord | None) -> tuple[Order, Agreed]:
     """(the order, what it was made of): every rank makes it, and rank 0's is taken, so that none goes its own way."""
-    found = tuple({json.dumps(v.to_dict()): v for v in verdicts}.values())  # all ranks find what global numbers say
-    if not found:
+    findings = tuple({json.dumps(v.to_dict()): v for v in verdicts}.values())  # all ranks find what global numbers say
+    if not findings:
         return Order(Action.NOTE, ()), Agreed((), (), now)
     coming = s.step + 1 if record is None else record.step  # the step that is judged, or about to come
-    agreed = Agreed(found, tuple(attempts.iterate_happened(s.history, s.attempt, coming)), now)
+    agreement = Agreed(findings, tuple(attempts.iterate_happened(s.history, s.attempt, coming)), now)
     responses = [
-        call_member(s, f"health/{name}", lambda check=check: _as_json(check.respond(agreed, record)))
+        call_member(s, f"health/{name}", lambda check=check: _as_json(check.respond(agreement, record)))
         for name, check in s.health.items()
     ]
-    order = decide(agreed, [order for order in responses if order is not None])
-    return Order.of(gather_json(s.comms.world, s.device, asdict(order))[0]), agreed
+    order = decide(agreement, [order for order in responses if order is not None])
+    return Order.of(gather_json(s.comms.world, s.device, asdict(order))[0]), agreement
 
 
 def ask(s: Session, name: str, call: Callable[..., Iterable[Verdict]], *arguments: object) -> list[Verdict]:
@@ -97,8 +97,8 @@ def cut_off(s: Session) -> Verdict:
 
 def take_bad_weights(s: Session) -> Verdict:
     """Return core's verdict on weights that a save refused, and forget them: a later save checks the weights again."""
-    saved = CheckpointId.parse(s.saved) if s.saved else None
-    details = {"step": s.step, "first": 1 + (saved.step if saved else 0), "row": LASTING}
+    checkpoint = CheckpointId.parse(s.saved) if s.saved else None
+    details = {"step": s.step, "first": 1 + (checkpoint.step if checkpoint else 0), "row": LASTING}
     evidence, s.bad_weights = f"{s.bad_weights}; {s.saved or 'no checkpoint'} is the newest whole checkpoint", ""
     return Verdict("not-finite", f"step {s.step}", 1.0, evidence, Action.STOP, details=details)
 

@@ -19,15 +19,15 @@ def run(argv: Sequence[str]) -> int:
     )
     words.add_argument("store", metavar="DIR")
     words.add_argument("--out", required=True, metavar="NAME", help="two files, NAME.bin and NAME.idx")
-    asked = words.parse_args(list(argv))
-    check_out(asked.out)
-    store, out = LocalTokens(asked.store), Path(asked.out).expanduser()
+    options = words.parse_args(list(argv))
+    check_out(options.out)
+    store, out = LocalTokens(options.store), Path(options.out).expanduser()
     out = out.with_suffix("") if out.suffix in (".bin", ".idx") else out
     if store.masked:
         raise UserError(
-            f"{asked.store} holds conversations, and Megatron-LM's format says of no token whether it is to be learnt.",
+            f"{options.store} holds conversations, and Megatron-LM's format does not mark tokens to be learnt.",
             "All of them would be: what users say, too.",
-            f"train data=tokens data.path={asked.store}, which learns what the assistant says",
+            f"train data=tokens data.path={options.store}, which learns what the assistant says",
         )
     for suffix in (".bin", ".idx"):
         if out.with_name(out.name + suffix).exists():

@@ -20,7 +20,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline.run import attempts
-from gangline_dataloader.sources.of_run import first_sample, locate_documents, source_of
+from gangline_dataloader.sources.of_run import find_first_sample, locate_documents, open_run_source
 
 VERSION = 1
 
@@ -33,21 +33,21 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("run_dir", metavar="RUN_DIR")
     words.add_argument("--step", type=int, required=True, metavar="K", help="counted from 1, as in metrics.jsonl")
     words.add_argument("--json", action="store_true", help="one JSON document")
-    asked = words.parse_args(list(argv))
-    config, source = source_of(asked.run_dir)
-    if not 1 <= asked.step <= config.steps:
-        raise UserError(f"--step {asked.step}: the run has steps 1 to {config.steps}.")
-    lines = attempts.read(asked.run_dir)
-    first = first_sample(lines, asked.step, config.batch)
+    options = words.parse_args(list(argv))
+    config, source = open_run_source(options.run_dir)
+    if not 1 <= options.step <= config.steps:
+        raise UserError(f"--step {options.step}: the run has steps 1 to {config.steps}.")
+    lines = attempts.read(options.run_dir)
+    first = find_first_sample(lines, options.step, config.batch)
     size = config.batch.get_size(first)
     samples = locate_documents(source, np.arange(first, first + size))
     attempt = attempts.find_newest(lines)
-    if asked.json:
-        about = {"version": VERSION, "run_dir": asked.run_dir, "step": asked.step, "attempt": attempt}
+    if options.json:
+        about = {"version": VERSION, "run_dir": options.run_dir, "step": options.step, "attempt": attempt}
         sizes = {"sequence_length": source.sequence_length, "global_size": size, "first_sample": first}
         print(json.dumps({**about, **sizes, "samples": [asdict(one) for one in samples]}))
         return 0
-    print(f"step {asked.step} of attempt {attempt}: samples {first} to {first + size - 1}")
+    print(f"step {options.step} of attempt {attempt}: samples {first} to {first + size - 1}")
     print(f"{'sample':>12} {'source':<12} {'epoch':>5} {'row':>12} {'first token':>14} documents")
     for one in samples:
         numbers = one.documents

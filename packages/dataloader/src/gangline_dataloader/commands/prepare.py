@@ -16,12 +16,12 @@ from gangline_dataloader.packing.pack_plan import PackPlan, list_lengths, make
 from gangline_dataloader.prepare import cluster
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.documents import check_first_row
-from gangline_dataloader.prepare.inputs import Input, listing
+from gangline_dataloader.prepare.inputs import Input, list_inputs
 from gangline_dataloader.prepare.prepare_plan import PreparePlan
 from gangline_dataloader.prepare.private import KINDS
-from gangline_dataloader.prepare.run import check_not_a_part, lock_store, prepare, undertake
+from gangline_dataloader.prepare.run import check_not_a_part, lock_store, plan_and_carry_out, prepare
 from gangline_dataloader.prepare.settings import BYTES, ENGINES, TIKTOKEN, Settings
-from gangline_dataloader.store.durable import writing_to
+from gangline_dataloader.store.durable import explain_write_errors
 from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manifest, read
 
 ALL, NONE = "all", "none"  # of --language; of --clean and --replace: no names
@@ -29,7 +29,7 @@ MB = 1e6
 SPEED = 30 * MB  # bytes of text a second and core with byte tokens, cleaning included; a tenth of it with a tokenizer
 
 
-def parser(known: Settings | None = None) -> argparse.ArgumentParser:
+def make_parser(known: Settings | None = None) -> argparse.ArgumentParser:
     """The options; `known` those of a store that something is put behind."""
     default = known or Settings()
     words = argparse.ArgumentParser(
@@ -103,69 +103,76 @@ def parser(known: Settings | None = None) -> argparse.ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     """Prepare and print a report."""
-    asked = parser().parse_args(list(argv))
-    check_out(asked.out)
-    if asked.inputs or not asked.pack:
-        check_not_a_part(Path(asked.out).expanduser())
-    known = load_settings(asked.out) if asked.append else Settings()
-    if asked.append:
-        asked = parser(known).parse_args(list(argv))
-    if asked.workers < 1:
-        raise UserError(f"--workers {asked.workers}: expected 1 or more.")
-    if asked.cluster is None and (asked.tasks is not None or asked.slurm):
+    arguments = make_parser().parse_args(list(argv))
+    check_out(arguments.out)
+    if arguments.inputs or not arguments.pack:
+        check_not_a_part(Path(arguments.out).expanduser())
+    defaults = load_settings(arguments.out) if arguments.append else Settings()
+    if arguments.append:
+        arguments = make_parser(defaults).parse_args(list(argv))
+    if arguments.workers < 1:
+        raise UserError(f"--workers {arguments.workers}: expected 1 or more.")
+    if arguments.cluster is None and (arguments.tasks is not None or arguments.slurm):
         raise UserError("--tasks and --slurm have no meaning without --cluster.")
-    if asked.tasks is not None and asked.tasks < 1:
-        raise UserError(f"--tasks {asked.tasks}: expected 1 or more.")
-    if bare := [one for one in asked.slurm if "=" not in one]:
+    if arguments.tasks is not None and arguments.tasks < 1:
+        raise UserError(f"--tasks {arguments.tasks}: expected 1 or more.")
+    if bare := [one for one in arguments.slurm if "=" not in one]:
         raise UserError(f"--slurm {bare[0]}: expected KEY=VALUE.")
-    if wrong := [T for T in asked.pack if not 0 < T < 1 << 24]:
+    if wrong := [T for T in arguments.pack if not 0 < T < 1 << 24]:
         raise UserError(f"--pack {wrong[0]}: expected the tokens of a sequence.")
-    if asked.pack and not asked.inputs:
-        read(asked.out)  # a store that is there: a slip in its name would else make one of what no INPUT stands for
-        print("\n".join(plan_all(asked.out, asked.pack)))
+    if arguments.pack and not arguments.inputs:
+        read(arguments.out)  # a store that is there: a slip in its name would else make one of what no INPUT stands for
+        print("\n".join(plan_all(arguments.out, arguments.pack)))
         return 0
-    settings = settings_of(asked, known)
+    settings = make_settings(arguments, defaults)
     settings.check()
     notes: list[str] = []
-    files = listing(asked.inputs, asked.out, notes.append)
+    files = list_inputs(arguments.inputs, arguments.out, notes.append)
     check_first_row(files, settings.field, settings.chat)
-    print("\n".join([*notes, estimate(files, settings, asked.workers, asked.out)]), flush=True)
-    if asked.cluster is None:
-        prepare(asked.inputs, asked.out, settings, asked.workers, _progress, asked.tokenise_with, asked.append)
-    elif jobs := prepare_on_cluster(asked, settings):
-        print(
-            f"jobs {', '.join(jobs)}: when the last has ended, {asked.out} is whole; the same call says what is in it"
+    print("\n".join([*notes, estimate(files, settings, arguments.workers, arguments.out)]), flush=True)
+    if arguments.cluster is None:
+        prepare(
+            arguments.inputs,
+            arguments.out,
+            settings,
+            arguments.workers,
+            _report_progress,
+            arguments.tokenise_with,
+            arguments.append,
         )
+    elif jobs := prepare_on_cluster(arguments, settings):
+        numbers = ", ".join(jobs)
+        print(f"jobs {numbers}: when the last has ended, {arguments.out} is whole; the same call says what is in it")
         return 0
-    manifest = read(asked.out)
-    lengths = sorted({*asked.pack, *(list_lengths(Path(asked.out).expanduser()) if asked.append else ())})
-    print("\n".join([report(manifest, asked.out), *plan_all(asked.out, lengths)]))
+    manifest = read(arguments.out)
+    lengths = sorted({*arguments.pack, *(list_lengths(Path(arguments.out).expanduser()) if arguments.append else ())})
+    print("\n".join([format_report(manifest, arguments.out), *plan_all(arguments.out, lengths)]))
     return 0
 
 
-def settings_of(asked: argparse.Namespace, known: Settings) -> Settings:
+def make_settings(arguments: argparse.Namespace, known: Settings) -> Settings:
     """Return what the options say; `known`: the default of --confidence. Raises UserError for an empty list."""
-    languages = _parse_list("--language", asked.language, ALL)
-    if asked.confidence is not None and not languages:
+    languages = _parse_list("--language", arguments.language, ALL)
+    if arguments.confidence is not None and not languages:
         raise UserError(
-            f"--confidence {asked.confidence:g} has no meaning without --language.",
+            f"--confidence {arguments.confidence:g} has no meaning without --language.",
             "It says how sure the classifier must be that a document is in one of those languages.",
-            f"--language en --confidence {asked.confidence:g}",
+            f"--language en --confidence {arguments.confidence:g}",
         )
     return Settings(
-        tokenizer=asked.tokenizer,
-        end_of_text=asked.end_of_text,
-        begin_of_text=asked.begin_of_text,
-        field=("messages" if asked.chat else "text") if asked.field is None else asked.field,
-        chat=asked.chat,
-        chat_template=asked.chat_template,
-        clean=_parse_list("--clean", asked.clean, NONE),
+        tokenizer=arguments.tokenizer,
+        end_of_text=arguments.end_of_text,
+        begin_of_text=arguments.begin_of_text,
+        field=("messages" if arguments.chat else "text") if arguments.field is None else arguments.field,
+        chat=arguments.chat,
+        chat_template=arguments.chat_template,
+        clean=_parse_list("--clean", arguments.clean, NONE),
         languages=languages,
-        confidence=known.confidence if asked.confidence is None else asked.confidence,
-        private=_parse_list("--replace", asked.replace, NONE),
-        exact=not asked.keep_doubles,
-        near=asked.near,
-        validation=asked.validation,
+        confidence=known.confidence if arguments.confidence is None else arguments.confidence,
+        private=_parse_list("--replace", arguments.replace, NONE),
+        exact=not arguments.keep_doubles,
+        near=arguments.near,
+        validation=arguments.validation,
     )
 
 
@@ -181,30 +188,30 @@ def _parse_list(option: str, text: str, nothing: str) -> tuple[str, ...]:
     return names
 
 
-def prepare_on_cluster(asked: argparse.Namespace, settings: Settings) -> list[str]:
+def prepare_on_cluster(arguments: argparse.Namespace, settings: Settings) -> list[str]:
     """Carry it out by datatrove; the jobs of Slurm that will, none where all is done."""
-    options = dict(one.partition("=")[::2] for one in asked.slurm)
-    tasks = asked.tasks or (100 if asked.cluster == "slurm" else asked.workers)
+    options = dict(one.partition("=")[::2] for one in arguments.slurm)
+    tasks = arguments.tasks or (100 if arguments.cluster == "slurm" else arguments.workers)
     jobs: list[str] = []
 
     def carry(plan: PreparePlan) -> None:
-        if asked.cluster == "slurm":
+        if arguments.cluster == "slurm":
             jobs.extend(cluster.submit(plan, tasks, options))
         else:
-            cluster.run_here(plan, tasks, asked.workers)
+            cluster.run_here(plan, tasks, arguments.workers)
 
-    undertake(asked.inputs, asked.out, settings, asked.tokenise_with, asked.append, carry)
+    plan_and_carry_out(arguments.inputs, arguments.out, settings, arguments.tokenise_with, arguments.append, carry)
     return jobs
 
 
 def load_settings(out: str) -> Settings:
     """The options that a store was made by, its own copy of the tokenizer among them. Raises UserError for no store."""
     manifest = read(out)
-    known = Settings.from_record(manifest.report.get("settings", {}))
+    settings = Settings.from_record(manifest.report.get("settings", {}))
     folder, file = Path(out).expanduser(), manifest.tokenizer.file
-    if known.chat and (folder / TEMPLATE).exists():
-        known = replace(known, chat_template=str(folder / TEMPLATE))
-    return known if file is None else replace(known, tokenizer=str(folder / file))
+    if settings.chat and (folder / TEMPLATE).exists():
+        settings = replace(settings, chat_template=str(folder / TEMPLATE))
+    return settings if file is None else replace(settings, tokenizer=str(folder / file))
 
 
 def plan_all(out: str, lengths: Sequence[int]) -> list[str]:
@@ -212,7 +219,7 @@ def plan_all(out: str, lengths: Sequence[int]) -> list[str]:
     root = Path(out).expanduser()
     if not lengths:
         return []
-    with writing_to(root), lock_store(root):
+    with explain_write_errors(root), lock_store(root):
         folders = [folder for folder in (root, root / VALIDATION) if (folder / FILE).exists()]
         return [_describe_plan(folder, make(folder, read(folder), T)) for folder in folders for T in lengths]
 
@@ -229,29 +236,29 @@ def estimate(files: Sequence[Input], settings: Settings, workers: int, out: str)
     """How long and how large, before anything is done. Raises UserError where the disk is too small."""
     size = sum(file.size * (4 if file.compression else 1) for file in files)
     per_token = (1, 1) if settings.tokenizer == BYTES else (4, 2)  # bytes of text, bytes stored
-    needed = 2 * size * per_token[1] // per_token[0]  # what tasks keep, and the shards
+    peak_bytes = 2 * size * per_token[1] // per_token[0]  # what tasks keep, and the shards
     seconds = size / (SPEED if settings.tokenizer == BYTES else SPEED / 10) / workers
     there = os.path.abspath(os.path.expanduser(out))
     while not os.path.exists(there):
         there = os.path.dirname(there)
     free = shutil.disk_usage(there).free
-    if needed > free:
+    if peak_bytes > free:
         raise UserError(
             f"{out}: the disk is too small.",
-            f"About {needed / MB:.0f} MB are needed at first, {free / MB:.0f} MB are free.",
+            f"About {peak_bytes / MB:.0f} MB are needed at first, {free / MB:.0f} MB are free.",
         )
     return (
         f"{len(files)} files, {size / MB:.4g} MB of text: about {max(1, round(seconds))} s on {workers} workers, "
-        f"{needed / 2 / MB:.4g} MB in the end, twice that on the way"
+        f"{peak_bytes / 2 / MB:.4g} MB in the end, twice that on the way"
     )
 
 
-def _progress(stage: str, done: int, total: int) -> None:
+def _report_progress(stage: str, done: int, total: int) -> None:
     if sys.stderr.isatty():
         print(f"\r{stage} {done}/{total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
-def report(manifest: Manifest, out: str) -> str:
+def format_report(manifest: Manifest, out: str) -> str:
     """What was kept and dropped, source by source, and how to go on."""
     lines = [f"{manifest.documents} documents, {manifest.tokens / MB:.4g} M tokens to train on"]
     for source, count in manifest.report["by_source"].items():

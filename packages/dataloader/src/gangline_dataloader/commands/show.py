@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.sources.of_run import locate_documents, source_of
-from gangline_dataloader.store.files import StoreFiles, files_at
-from gangline_dataloader.store.manifest import FILE, Manifest, ends_of
-from gangline_dataloader.store.npy import map_vector, nbytes_of
+from gangline_dataloader.sources.of_run import locate_documents, open_run_source
+from gangline_dataloader.store.files import StoreFiles, open_store_files
+from gangline_dataloader.store.manifest import FILE, Manifest, name_ends_file
+from gangline_dataloader.store.npy import compute_file_size, map_vector
 
 WIDTH = 40  # letters of the longest bar
 
@@ -27,31 +27,33 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("folder", metavar="DIR|URL", help="a token store; with --sample a run directory")
     words.add_argument("--sample", type=int, metavar="I", help="sample I of the run, from 0, as text")
     words.add_argument("--json", action="store_true", help="one JSON document")
-    asked = words.parse_args(list(argv))
-    if asked.sample is not None:
-        found = sample(asked.folder, asked.sample)
-        print(json.dumps(found) if asked.json else format_sample(found))
+    options = words.parse_args(list(argv))
+    if options.sample is not None:
+        sample = describe_sample(options.folder, options.sample)
+        print(json.dumps(sample) if options.json else format_sample(sample))
         return 0
-    root = Path(asked.folder).expanduser()
+    root = Path(options.folder).expanduser()
     if (root / "config.yaml").exists() and not (root / FILE).exists():
         raise UserError(
-            f"{asked.folder} is a run directory.", "", f"gangline data show {asked.folder} --sample 0  shows a sample."
+            f"{options.folder} is a run directory.",
+            "",
+            f"gangline data show {options.folder} --sample 0  shows a sample.",
         )
-    with files_at(asked.folder) as files:
-        about = corpus(files)
-    print(json.dumps(about) if asked.json else format_corpus(about))
+    with open_store_files(options.folder) as files:
+        about = summarise_corpus(files)
+    print(json.dumps(about) if options.json else format_corpus(about))
     return 0
 
 
-def corpus(store: StoreFiles) -> dict[str, Any]:
+def summarise_corpus(store: StoreFiles) -> dict[str, Any]:
     """A store in numbers; `lengths` counts documents by their tokens, from a power of two to below the next."""
-    manifest, apart, held_out = store.manifest(), store.open_held_out(), None
+    manifest, apart, held_out = store.read_manifest(), store.open_held_out(), None
     if apart is not None:
-        other = apart.manifest()
+        other = apart.read_manifest()
         held_out = {"tokens": other.tokens, "documents": other.documents}
     return {
         "path": store.name,
-        "identity": manifest.identity(),
+        "identity": manifest.compute_identity(),
         "tokens": manifest.tokens,
         "documents": manifest.documents,
         "shards": len(manifest.shards),
@@ -61,15 +63,15 @@ def corpus(store: StoreFiles) -> dict[str, Any]:
         "end_of_text": manifest.tokenizer.end_of_text,
         "validation": held_out,
         "sources": manifest.report.get("by_source", {}),
-        "lengths": lengths(store, manifest),
+        "lengths": count_documents_by_length(store, manifest),
     }
 
 
-def lengths(store: StoreFiles, manifest: Manifest) -> list[dict[str, int]]:
+def count_documents_by_length(store: StoreFiles, manifest: Manifest) -> list[dict[str, int]]:
     """How many documents there are by length, a shard in memory at a time."""
     counts = np.zeros(33, np.int64)
     for shard, documents in enumerate(manifest.shards.documents):
-        with store.file(ends_of(shard), nbytes_of("<u4", documents)) as path:
+        with store.get_local_file(name_ends_file(shard), compute_file_size("<u4", documents)) as path:
             ends = np.asarray(map_vector(path, "<u4", documents), np.int64)
         powers = np.frexp(np.diff(ends, prepend=0))[1] - 1  # floor(log2), exact
         counts += np.bincount(powers, minlength=33)
@@ -105,21 +107,21 @@ def format_corpus(about: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def sample(run_dir: str, number: int) -> dict[str, Any]:
+def describe_sample(run_dir: str, number: int) -> dict[str, Any]:
     """A sample of a run's training data, cut where documents end; its last token is only a target."""
     if number < 0:
         raise UserError(f"--sample {number}: samples count from 0.")
-    _, source = source_of(run_dir)
+    _, source = open_run_source(run_dir)
     (one,) = locate_documents(source, np.array([number]))
     tokens = source.sample(number)["tokens"].tolist()
-    index, row = source.row_of(number)
+    index, row = source.locate_sample(number)
     store, texts = source.stores[index], []
-    for start, stop in source.pieces(index, row):
-        cuts = [start, *store.ends(start, stop - 1).tolist(), stop]
+    for start, stop in source.list_token_ranges(index, row):
+        cuts = [start, *store.find_document_ends(start, stop - 1).tolist(), stop]
         for first, last in pairwise(cuts):
             part, tokens = tokens[: last - first], tokens[last - first :]
             text = source.decode(part) if source.codec else " ".join(map(str, part))
-            texts.append({"document": store.document_of(first), "text": text})
+            texts.append({"document": store.find_document(first), "text": text})
     return {**asdict(one), "documents": texts}
 
 

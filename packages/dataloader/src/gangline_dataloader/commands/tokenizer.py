@@ -14,8 +14,8 @@ from pathlib import Path
 from gangline import UserError
 from gangline_dataloader.commands import check_out
 from gangline_dataloader.prepare.clean import DEFAULT, clean_text
-from gangline_dataloader.prepare.documents import NotText, documents
-from gangline_dataloader.prepare.inputs import Input, listing
+from gangline_dataloader.prepare.documents import NotText, read_documents
+from gangline_dataloader.prepare.inputs import Input, list_inputs
 from gangline_dataloader.prepare.rule import Dropped
 
 END_OF_TEXT = "<|endoftext|>"
@@ -33,23 +33,23 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("--vocab-size", type=int, required=True, metavar="N", help=f"tokens, at least {LEAST}")
     words.add_argument("--out", required=True, metavar="FILE", help="the tokenizer.json")
     words.add_argument("--field", default="text", help="of JSONL and Parquet (default: %(default)s)")
-    asked = words.parse_args(list(argv))
-    check_out(asked.out)
-    out = Path(asked.out).expanduser()
-    if asked.vocab_size < LEAST:
-        raise UserError(f"--vocab-size {asked.vocab_size}: expected {LEAST} or more, one for each byte and the end.")
+    options = words.parse_args(list(argv))
+    check_out(options.out)
+    out = Path(options.out).expanduser()
+    if options.vocab_size < LEAST:
+        raise UserError(f"--vocab-size {options.vocab_size}: expected {LEAST} or more, one for each byte and the end.")
     if out.exists():
         raise UserError(
-            f"{asked.out} is already there.",
+            f"{options.out} is already there.",
             "Stores that were made with it would no longer be understood.",
             "Name another --out, or delete it.",
         )
     if not out.parent.is_dir():
-        raise UserError(f"{asked.out}: there is no directory {out.parent}.")
-    size = train(listing(asked.inputs, say=print), asked.field, asked.vocab_size, out)
-    note = "" if size == asked.vocab_size else f"; the texts have no more pairs, so not {asked.vocab_size}"
-    print(f"{asked.out}: a vocabulary of {size}{note}")
-    print(f"gangline data prepare INPUT --tokenizer {asked.out} --out DIR")
+        raise UserError(f"{options.out}: there is no directory {out.parent}.")
+    size = train(list_inputs(options.inputs, say=print), options.field, options.vocab_size, out)
+    note = "" if size == options.vocab_size else f"; the texts have no more pairs, so not {options.vocab_size}"
+    print(f"{options.out}: a vocabulary of {size}{note}")
+    print(f"gangline data prepare INPUT --tokenizer {options.out} --out DIR")
     return 0
 
 
@@ -66,17 +66,17 @@ def train(files: Sequence[Input], field: str, vocab_size: int, out: Path) -> int
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(files, field), trainer)
+    tokenizer.train_from_iterator(_iterate_texts(files, field), trainer)
     waiting = out.with_name(f".{out.name}.{os.getpid()}")
     tokenizer.save(str(waiting))
     waiting.replace(out)
     return int(tokenizer.get_vocab_size())
 
 
-def _texts(files: Sequence[Input], field: str) -> Iterator[str]:
+def _iterate_texts(files: Sequence[Input], field: str) -> Iterator[str]:
     for file in files:
         try:
-            for document in documents(file, field):
+            for document in read_documents(file, field):
                 text = clean_text(document.text, DEFAULT)
                 if not isinstance(text, Dropped):
                     yield text

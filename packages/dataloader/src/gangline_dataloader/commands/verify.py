@@ -12,16 +12,16 @@ import xxhash
 
 from gangline import UserError
 from gangline_dataloader.packing.pack_plan import (
-    command_to_plan,
+    format_plan_command,
     list_lengths,
-    pieces_of,
-    plan_of,
+    name_pack_file,
+    name_pack_rows_file,
+    name_plan_file,
     read as read_plan,
-    rows_of,
 )
-from gangline_dataloader.store.files import StoreFiles, files_at
-from gangline_dataloader.store.manifest import Manifest, Tokenizer, ends_of, file_of, loss_of
-from gangline_dataloader.store.npy import checksum, map_vector, nbytes_of
+from gangline_dataloader.store.files import StoreFiles, open_store_files
+from gangline_dataloader.store.manifest import Manifest, Tokenizer, name_ends_file, name_loss_file, name_tokens_file
+from gangline_dataloader.store.npy import compute_checksum, compute_file_size, map_vector
 
 _OF_PLAN = re.compile(r"shard-\d+\.pack-(\d+)(?:\.rows)?\.npy")
 
@@ -32,75 +32,81 @@ def run(argv: Sequence[str]) -> int:
         prog="gangline data verify", description="Read every byte and name what is damaged."
     )
     words.add_argument("store", metavar="DIR|URL")
-    found = 0
-    with files_at(words.parse_args(list(argv)).store) as whole:
+    damage_count = 0
+    with open_store_files(words.parse_args(list(argv)).store) as whole:
         try:
             stores = [one for one in (whole, whole.open_held_out()) if one is not None]
         except UserError as error:
-            stores, found = [whole], 1
-            print(_line(error))
+            stores, damage_count = [whole], 1
+            print(_format_error(error))
         for one in stores:
             try:
-                manifest = one.manifest()
+                manifest = one.read_manifest()
             except UserError as error:
                 if one is whole:
                     raise
-                found += 1
-                print(_line(error).replace(str(one.folder), one.name))
+                damage_count += 1
+                print(_format_error(error).replace(str(one.folder), one.name))
                 continue
-            bad = [*damage_of_tokenizer(one, manifest.tokenizer), *damage(one, manifest)]
+            bad = [*find_tokenizer_damage(one, manifest.tokenizer), *find_damage(one, manifest)]
             bad += list_lost_plans(one)
-            bad += [line for T in list_lengths(one.folder) for line in damage_of_plan(one, manifest, T)]
-            found += len(bad)
+            bad += [line for T in list_lengths(one.folder) for line in find_plan_damage(one, manifest, T)]
+            damage_count += len(bad)
             good = f"{one.name}: {len(manifest.shards)} shards, {manifest.tokens} tokens, all as written"
             print("\n".join(bad) or good)
-    return 1 if found else 0
+    return 1 if damage_count else 0
 
 
-def damage_of_tokenizer(store: StoreFiles, about: Tokenizer) -> Iterator[str]:
+def find_tokenizer_damage(store: StoreFiles, about: Tokenizer) -> Iterator[str]:
     """A line for each file of the tokenizer that is not as it was written."""
     files = [(about.file, about.identity)] if about.file is not None else []
-    for name, wanted in [*files, *zip(about.beside, about.beside_xxh3, strict=True)]:
-        content = store.small(name)
+    for name, checksum in [*files, *zip(about.beside, about.beside_xxh3, strict=True)]:
+        content = store.read_small_file(name)
         if content is None:
             yield f"{store.name}/{name}: it is missing"
-        elif wanted not in (xxhash.xxh3_128_hexdigest(content), blake2b(content, digest_size=8).hexdigest()):
+        elif checksum not in (xxhash.xxh3_128_hexdigest(content), blake2b(content, digest_size=8).hexdigest()):
             yield f"{store.name}/{name}: its bytes are not those that were written"
 
 
 def list_lost_plans(store: StoreFiles) -> Iterator[str]:
     """A line for each plan whose document is missing, and whose other files are there."""
-    there = {int(found[1]) for name in store.names() if (found := _OF_PLAN.fullmatch(name))}
+    there = {int(match[1]) for name in store.list_names() if (match := _OF_PLAN.fullmatch(name))}
     for T in sorted(there - set(list_lengths(store.folder))):
-        again = command_to_plan(store.name, T)
-        yield f"{store.name}/{plan_of(T)}: it is missing, and other files of the plan are there; to make it:  {again}"
+        again = format_plan_command(store.name, T)
+        file = f"{store.name}/{name_plan_file(T)}"
+        yield f"{file}: it is missing, and other files of the plan are there; to make it:  {again}"
 
 
-def damage_of_plan(store: StoreFiles, manifest: Manifest, sequence_length: int) -> Iterator[str]:
+def find_plan_damage(store: StoreFiles, manifest: Manifest, sequence_length: int) -> Iterator[str]:
     """A line for each file of a plan that is not as it was written."""
     try:
         plan = read_plan(store.folder, sequence_length, store.name)
     except UserError as error:
-        yield _line(error)
+        yield _format_error(error)
         return
     columns = plan.shards
-    if plan.store != manifest.identity() and manifest.match_prefix(plan.store) is None:
-        yield f"{store.name}/{plan_of(sequence_length)}: it is a plan of another store, {plan.store}"
-    elif plan.store != manifest.identity():
+    if plan.store != manifest.compute_identity() and manifest.match_prefix(plan.store) is None:
+        yield f"{store.name}/{name_plan_file(sequence_length)}: it is a plan of another store, {plan.store}"
+    elif plan.store != manifest.compute_identity():
+        file = f"{store.name}/{name_plan_file(sequence_length)}"
         yield (
-            f"{store.name}/{plan_of(sequence_length)}: it plans {len(columns.rows)} of {len(manifest.shards)} shards, "
+            f"{file}: it plans {len(columns.rows)} of {len(manifest.shards)} shards, "
             "as where an --append was killed before its end: the same call finishes it; to plan all:  "
-            f"{command_to_plan(store.name, sequence_length)}"
+            f"{format_plan_command(store.name, sequence_length)}"
         )
     for number, (pieces, rows) in enumerate(zip(columns.pieces, columns.rows, strict=True)):
-        yield from damage_of(store, pieces_of(number, sequence_length), "<u4", 2 * pieces, columns.xxh3[number])
-        yield from damage_of(store, rows_of(number, sequence_length), "<u4", rows, columns.rows_xxh3[number])
+        yield from find_vector_damage(
+            store, name_pack_file(number, sequence_length), "<u4", 2 * pieces, columns.xxh3[number]
+        )
+        yield from find_vector_damage(
+            store, name_pack_rows_file(number, sequence_length), "<u4", rows, columns.rows_xxh3[number]
+        )
 
 
-def damage(store: StoreFiles, manifest: Manifest) -> Iterator[str]:
+def find_damage(store: StoreFiles, manifest: Manifest) -> Iterator[str]:
     """A line for each thing that is wrong, most precise first."""
 
-    def tokens(array: np.ndarray) -> str | None:
+    def check_tokens(array: np.ndarray) -> str | None:
         most = int(array.max())
         return (
             f"token {most} is beyond the vocabulary of {manifest.vocab_size}" if most >= manifest.vocab_size else None
@@ -109,17 +115,21 @@ def damage(store: StoreFiles, manifest: Manifest) -> Iterator[str]:
     for number in range(len(manifest.shards)):
         shard = manifest.shards[number]
 
-        def ends(array: np.ndarray, count: int = shard.tokens) -> str | None:
+        def check_ends(array: np.ndarray, count: int = shard.tokens) -> str | None:
             ascend = array[-1] == count and (np.diff(array.astype(np.int64)) > 0).all()
             return None if ascend else f"the ends of documents do not ascend to {count}"
 
-        yield from damage_of(store, file_of(number), manifest.dtype, shard.tokens, shard.xxh3, tokens)
-        yield from damage_of(store, ends_of(number), "<u4", shard.documents, shard.ends_xxh3, ends)
+        yield from find_vector_damage(
+            store, name_tokens_file(number), manifest.dtype, shard.tokens, shard.xxh3, check_tokens
+        )
+        yield from find_vector_damage(
+            store, name_ends_file(number), "<u4", shard.documents, shard.ends_xxh3, check_ends
+        )
         if shard.loss_xxh3 is not None:
-            yield from damage_of(store, loss_of(number), "|u1", shard.tokens, shard.loss_xxh3)
+            yield from find_vector_damage(store, name_loss_file(number), "|u1", shard.tokens, shard.loss_xxh3)
 
 
-def damage_of(
+def find_vector_damage(
     store: StoreFiles,
     name: str,
     dtype: str,
@@ -129,14 +139,14 @@ def damage_of(
 ) -> Iterator[str]:
     """A line where a vector is not as it was written, or, as it was written, not what `look` says it should be."""
     try:
-        with store.file(name, nbytes_of(dtype, length)) as path:
+        with store.get_local_file(name, compute_file_size(dtype, length)) as path:
             array = map_vector(path, dtype, length)
-            why = "its bytes are not those that were written" if checksum(path) != xxh3 else look(array)
+            why = "its bytes are not those that were written" if compute_checksum(path) != xxh3 else look(array)
             if why is not None:
                 yield f"{store.name}/{name}: {why}"
     except UserError as error:
-        yield _line(error).replace(str(store.folder), store.name)
+        yield _format_error(error).replace(str(store.folder), store.name)
 
 
-def _line(error: UserError) -> str:
+def _format_error(error: UserError) -> str:
     return str(error).replace("\n ", "")

@@ -43,7 +43,7 @@ PARTS = (
     Part(
         name="dali",
         config=DaliConfig,
-        build="gangline_dataloader.dali.source:dali",
+        build="gangline_dataloader.dali.source:build_dali",
         summary="data=tokens through NVIDIA DALI: prefetched to the GPU on a stream of its own",
     ),
 )

@@ -49,8 +49,8 @@ class ChunkPipeline:
         self._rest: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
         self._spare = StoredRows(np.zeros((1, 1), dtype), np.zeros(0, np.int32), np.zeros((1, 1), bool))
         number = None if device.type == "cpu" else device.index or 0
-        stored = [np.dtype(dtype), *([np.dtype(np.uint8)] if masked else [])]
-        kinds = [getattr(types, _NAMES[one.str[1:]]) for one in stored]  # names that it makes when it is loaded
+        dtypes = [np.dtype(dtype), *([np.dtype(np.uint8)] if masked else [])]
+        kinds = [getattr(types, _NAMES[one.str[1:]]) for one in dtypes]  # names that it makes when it is loaded
         # Only the dynamic executor lets go of an output when its last tensor does; the others fill it again.
         self._pipeline = Pipeline(
             batch_size=1, num_threads=1, device_id=number, prefetch_queue_depth=depth, exec_dynamic=True
@@ -64,28 +64,28 @@ class ChunkPipeline:
         """The next chunk. Its memory is the caller's as long as he holds a tensor of it."""
         self._raise_failed()
         if self._device.type == "cpu":
-            given = self._pipeline.run()
+            outputs = self._pipeline.run()
         else:  # the copies are ordered before what the step's own stream does next; nobody waits in the host
-            given = self._pipeline.run(torch.cuda.current_stream(self._device).cuda_stream)
+            outputs = self._pipeline.run(torch.cuda.current_stream(self._device).cuda_stream)
         self._raise_failed()
-        tokens, *mask = (torch.from_dlpack(one[0]) for one in given)
-        ends, filled = self._rest.pop(self._taken)
+        tokens, *mask = (torch.from_dlpack(one[0]) for one in outputs)
+        ends, fill_counts = self._rest.pop(self._taken)
         self._taken += 1
-        return ChunkTensors(tokens, ends, mask[0].view(torch.bool) if mask else None, filled)
+        return ChunkTensors(tokens, ends, mask[0].view(torch.bool) if mask else None, fill_counts)
 
     def _raise_failed(self) -> None:
         if self._failed is not None and self._taken >= self._failed[0]:
             raise self._failed[1]
 
     def _feed(self, chunk: int) -> tuple[list[np.ndarray], ...]:
-        found = self._spare
+        rows = self._spare
         if self._failed is None:
             try:
-                found = self._read(chunk)
+                rows = self._read(chunk)
             except BaseException as error:
                 self._failed = (chunk, error)
-        self._rest[chunk] = found.ends, found.filled
+        self._rest[chunk] = rows.ends, rows.filled
         if not self._masked:
-            return ([found.tokens],)
-        assert found.loss_mask is not None, "a source that is masked gives a mask with every chunk"
-        return [found.tokens], [found.loss_mask.view(np.uint8)]
+            return ([rows.tokens],)
+        assert rows.loss_mask is not None, "a source that is masked gives a mask with every chunk"
+        return [rows.tokens], [rows.loss_mask.view(np.uint8)]

@@ -14,7 +14,7 @@ import torch
 from gangline.data.read_ahead import ReadAhead
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
 from gangline_dataloader.dali.pipeline import ChunkPipeline
-from gangline_dataloader.sources.chunks import StepChunks, group_steps, microbatches, steps_per_chunk
+from gangline_dataloader.sources.chunks import StepChunks, compute_steps_per_chunk, group_steps, split_into_microbatches
 from gangline_dataloader.sources.windows import StoredRows, WindowSource
 
 
@@ -26,7 +26,7 @@ class DaliReader(BatchReader):
 
     def __init__(self, source: WindowSource, place: ReadPlace, depth: int) -> None:
         self.source, self.place, self.depth = source, place, depth
-        self.steps = steps_per_chunk(source, place)
+        self.steps = compute_steps_per_chunk(source, place)
         self._ahead: ReadAhead[StoredRows] | None = None
         self._pipeline: ChunkPipeline | None = None
         self._chunk: Iterator[list[StoredBatch]] = iter(())
@@ -40,13 +40,13 @@ class DaliReader(BatchReader):
         chunks, self._taken = StepChunks(source, place, cursor, self.steps), 0
         memory: dict[int, np.ndarray] = {}
 
-        def rows(slot: int, count: int) -> np.ndarray:
+        def allocate_rows(slot: int, count: int) -> np.ndarray:
             if len(memory.get(slot, ())) != count:
                 memory[slot] = np.empty((count, source.sequence_length + 1), source.dtype)
             return memory[slot]
 
         def read(chunk: int, slot: int) -> StoredRows:
-            return chunks.fill(chunk, lambda count: rows(slot, count))
+            return chunks.fill(chunk, lambda count: allocate_rows(slot, count))
 
         ahead = self._ahead = ReadAhead(read, self.depth + 1)
         self._chunks = chunks
@@ -57,11 +57,11 @@ class DaliReader(BatchReader):
             raise RuntimeError("this reader is closed" if self._closed else "`begin` comes before `take`")
         step = next(self._chunk, None)
         if step is None:
-            found = self._pipeline.take()
-            numbers = self._chunks.numbers(self._taken)[: len(found.tokens)]
+            tensors = self._pipeline.take()
+            numbers = self._chunks.get_sample_numbers(self._taken)[: len(tensors.tokens)]
             self._taken += 1
-            rest = (found.tokens, found.ends, found.loss_mask, found.filled)
-            batches = microbatches(self.source, self.place, numbers, *rest)
+            rest = (tensors.tokens, tensors.ends, tensors.loss_mask, tensors.filled)
+            batches = split_into_microbatches(self.source, self.place, numbers, *rest)
             self._chunk = group_steps(batches, self.place)
             step = next(self._chunk)
         return step
@@ -69,12 +69,14 @@ class DaliReader(BatchReader):
     def read_held_out(self, count: int) -> Iterator[StoredBatch]:
         if self._closed:
             raise RuntimeError("this reader is closed")
-        for numbers, counted in self.place.iterate_held_out(count, self.source.count_samples()):
-            found = self.source.fill(np.array(numbers))
-            mask = None if found.loss_mask is None else torch.from_numpy(found.loss_mask)
-            tokens = torch.from_numpy(found.tokens)
-            (one,) = microbatches(self.source, self.place, np.array(numbers), tokens, found.ends, mask, found.filled)
-            one.counted = None if counted >= len(numbers) else counted
+        for numbers, valid_samples in self.place.iterate_held_out(count, self.source.count_samples()):
+            rows = self.source.fill(np.array(numbers))
+            mask = None if rows.loss_mask is None else torch.from_numpy(rows.loss_mask)
+            tokens = torch.from_numpy(rows.tokens)
+            (one,) = split_into_microbatches(
+                self.source, self.place, np.array(numbers), tokens, rows.ends, mask, rows.filled
+            )
+            one.counted = None if valid_samples >= len(numbers) else valid_samples
             yield one
 
     def close(self) -> None:

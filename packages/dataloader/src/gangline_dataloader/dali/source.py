@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gangline_dataloader.sources.build import tokens
+from gangline_dataloader.sources.build import build_tokens
 from gangline_dataloader.sources.windows import WindowSource
 
 if TYPE_CHECKING:
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from gangline_dataloader.dali.config import DaliConfig
 
 
-def dali(config: DaliConfig, run: Run, split: Split) -> WindowSource:
+def build_dali(config: DaliConfig, run: Run, split: Split) -> WindowSource:
     """The source of `data=tokens` with another reader. Raises UserError as that does."""
 
-    def reader(source: WindowSource, place: ReadPlace) -> BatchReader:
+    def make_reader(source: WindowSource, place: ReadPlace) -> BatchReader:
         from gangline_dataloader.dali.reader import DaliReader
 
         return DaliReader(source, place, config.prefetch)
 
-    return tokens(config, run, split, reader)
+    return build_tokens(config, run, split, make_reader)

@@ -20,7 +20,7 @@ class Crops:
     mirrored: np.ndarray
 
 
-def crops(numbers: np.ndarray, least: float, flip: bool, *key: object) -> Crops:
+def draw_crops(numbers: np.ndarray, least: float, flip: bool, *key: object) -> Crops:
     """Of samples (N,): between `least` and all of the area, sides in a ratio of 3/4 to 4/3, half of them mirrored.
 
     With `least` 1 and no `flip` images are whole. As in Szegedy et al., arXiv 1409.4842, section 6.

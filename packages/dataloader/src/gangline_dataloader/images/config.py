@@ -42,13 +42,13 @@ class ImagesConfig(DataConfig):
             list_samples(self.path)
         except UserError as error:
             return [error.to_problem()]
-        found = find_vocabulary_problems(run.model.vocab_size, 256, f"data.path={self.path}", "Its texts are bytes.")
+        problems = find_vocabulary_problems(run.model.vocab_size, 256, f"data.path={self.path}", "Its texts are bytes.")
         if self.places >= run.batch.sequence_length:
             what = f"data.places={self.places} leaves no token for a text."
-            found.append(Problem(what, f"batch.sequence_length={run.batch.sequence_length}", "Fewer data.places."))
+            problems.append(Problem(what, f"batch.sequence_length={run.batch.sequence_length}", "Fewer data.places."))
         if not self.least_area:
-            found.append(Problem("data.least_area=0 would take nothing of an image.", "", "data.least_area=0.5"))
-        return found
+            problems.append(Problem("data.least_area=0 would take nothing of an image.", "", "data.least_area=0.5"))
+        return problems
 
 
 PARTS = (

@@ -28,11 +28,11 @@ class ImageDecoder:
             batch_size=most, num_threads=1, device_id=None, prefetch_queue_depth=1, exec_dynamic=True
         )
         with self._pipeline:
-            encoded, corner, size, mirrored = (
+            images, corner, size, mirrored = (
                 fn.external_source(name=name) for name in ("encoded", "corner", "size", "mirrored")
             )
             cut = fn.decoders.image_slice(
-                encoded, corner, size, device="cpu", output_type=rgb, axis_names="WH", use_fast_idct=False
+                images, corner, size, device="cpu", output_type=rgb, axis_names="WH", use_fast_idct=False
             )
             resized: Any = fn.resize(cut, size=[side, side])
             pixels = fn.crop_mirror_normalize(
@@ -54,10 +54,10 @@ class ImageDecoder:
         return torch.from_dlpack(pixels.as_tensor())
 
 
-def reason(error: RuntimeError) -> str:
+def extract_reason(error: RuntimeError) -> str:
     """Reason in DALI's message about one image, in one line, without the operator and the traceback before it."""
-    said = str(error).rpartition("encountered:")[2].partition("Current pipeline object")[0]
-    said = " ".join(re.sub(r"Failed to decode sample #0 :", "", said).split())
-    if code := re.search(r"nvImageCodec failure: '#(\d+)'", said):
+    reason = str(error).rpartition("encountered:")[2].partition("Current pipeline object")[0]
+    reason = " ".join(re.sub(r"Failed to decode sample #0 :", "", reason).split())
+    if code := re.search(r"nvImageCodec failure: '#(\d+)'", reason):
         return f"nvImageCodec failure {code[1]} ({_STATUS.get(int(code[1]), 'internal')})."
-    return said or "DALI gives no reason; the lines that its decoders wrote to stderr may."
+    return reason or "DALI gives no reason; the lines that its decoders wrote to stderr may."

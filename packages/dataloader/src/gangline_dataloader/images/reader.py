@@ -35,7 +35,7 @@ class ImageReader(BatchReader):
         def read(n: int, slot: int) -> list[StoredBatch]:
             first = place.find_first(cursor + n * place.global_size)
             whole = self._fill(decoder, range(first, first + place.share))
-            return [_cut(whole, at, at + place.micro_size) for at in range(0, place.share, place.micro_size)]
+            return [_slice_batch(whole, at, at + place.micro_size) for at in range(0, place.share, place.micro_size)]
 
         self._ahead = ReadAhead(read, AHEAD + 1)
 
@@ -47,10 +47,10 @@ class ImageReader(BatchReader):
     def read_held_out(self, count: int) -> Iterator[StoredBatch]:
         self._refuse_closed()
         decoder = ImageDecoder(self.source.config.side, self.place.micro_size)
-        for numbers, counted in self.place.iterate_held_out(count, self.source.count_samples()):
-            found = self._fill(decoder, numbers)
-            found.counted = counted if counted < len(numbers) else None
-            yield found
+        for numbers, valid_samples in self.place.iterate_held_out(count, self.source.count_samples()):
+            batch = self._fill(decoder, numbers)
+            batch.counted = valid_samples if valid_samples < len(numbers) else None
+            yield batch
 
     def close(self) -> None:
         self._closed = True
@@ -64,15 +64,15 @@ class ImageReader(BatchReader):
 
     def _fill(self, decoder: ImageDecoder, numbers: Sequence[int]) -> StoredBatch:
         images, tokens, masks = zip(*map(self.source.read_encoded, numbers), strict=True)
-        pixels = self.source.pixels(decoder, numbers, images)
-        found = StoredBatch(torch.from_numpy(np.stack(tokens)), torch.tensor(list(numbers)))
-        found.loss_mask, found.extra = torch.from_numpy(np.stack(masks)), {"pixels": pixels}
-        return found
+        pixels = self.source.decode_pixels(decoder, numbers, images)
+        batch = StoredBatch(torch.from_numpy(np.stack(tokens)), torch.tensor(list(numbers)))
+        batch.loss_mask, batch.extra = torch.from_numpy(np.stack(masks)), {"pixels": pixels}
+        return batch
 
 
-def _cut(whole: StoredBatch, start: int, stop: int) -> StoredBatch:
+def _slice_batch(whole: StoredBatch, start: int, stop: int) -> StoredBatch:
     """Some rows of a batch."""
-    found = StoredBatch(whole.tokens[start:stop], whole.sample[start:stop])
-    found.loss_mask = None if whole.loss_mask is None else whole.loss_mask[start:stop]
-    found.extra = {name: each[start:stop] for name, each in whole.extra.items()}
-    return found
+    batch = StoredBatch(whole.tokens[start:stop], whole.sample[start:stop])
+    batch.loss_mask = None if whole.loss_mask is None else whole.loss_mask[start:stop]
+    batch.extra = {name: each[start:stop] for name, each in whole.extra.items()}
+    return batch

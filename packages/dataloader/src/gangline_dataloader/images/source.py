@@ -17,8 +17,8 @@ from gangline import UserError
 from gangline.data.base import DataSource
 from gangline.data.reader import BatchReader, ReadPlace
 from gangline.data.sample import Sample
-from gangline_dataloader.images.augment import Crops, crops
-from gangline_dataloader.images.structure import beginning, damage
+from gangline_dataloader.images.augment import Crops, draw_crops
+from gangline_dataloader.images.structure import describe_beginning, find_damage
 from gangline_dataloader.images.webdataset import ImageTexts, list_samples
 from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder
@@ -45,7 +45,7 @@ class ImageSource(DataSource):
     def __init__(self, config: ImagesConfig, run: Run, split: Split) -> None:
         self.config, self.split, self.seed, self.T = config, split, run.seed, run.batch.sequence_length
         self.files: ImageTexts = list_samples(config.path or "")
-        self._identity = self.files.identity()
+        self._identity = self.files.compute_identity()
         count = len(self.files)
         held_out = max(1, round(count * config.validation_fraction)) if config.validation_fraction else 0
         self.first, self.count = (count - held_out, held_out) if split == "validation" else (0, count - held_out)
@@ -61,19 +61,19 @@ class ImageSource(DataSource):
         return ImageDecoder(self.config.side, 1)
 
     def sample(self, i: int) -> Sample:
-        encoded, tokens, mask = self.read_encoded(i)
+        image, tokens, mask = self.read_encoded(i)
         with self._lock:
-            pixels = self.pixels(self._decoder, [i], [encoded])[0].numpy().copy()
-        found: dict[str, Any] = {"tokens": tokens, "loss_mask": mask, "pixels": pixels}
-        return found  # type: ignore[return-value]
+            pixels = self.decode_pixels(self._decoder, [i], [image])[0].numpy().copy()
+        sample: dict[str, Any] = {"tokens": tokens, "loss_mask": mask, "pixels": pixels}
+        return sample  # type: ignore[return-value]
 
     def read_encoded(self, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(the image as it is stored (n,) uint8, tokens (T+1,) uint8, loss mask (T,) bool) of sample `i`.
 
         Raises UserError that names an image whose structure is damaged: it might be decoded to wrong pixels.
         """
-        image, text = self.files.read(self._row(i))
-        if why := damage(image):
+        image, text = self.files.read(self._find_row(i))
+        if why := find_damage(image):
             raise self._explain_damage(i, why)
         places = self.config.places
         words = np.frombuffer(text[: self.T + 1 - places], np.uint8)
@@ -82,38 +82,38 @@ class ImageSource(DataSource):
         mask[places - 1 : places + len(words)] = True
         return np.frombuffer(image, np.uint8), tokens, mask
 
-    def pixels(self, decoder: ImageDecoder, numbers: Sequence[int], images: Sequence[np.ndarray]) -> Tensor:
+    def decode_pixels(self, decoder: ImageDecoder, numbers: Sequence[int], images: Sequence[np.ndarray]) -> Tensor:
         """(N, 3, H, H) of samples (N,), whose images are given. Raises UserError that names one that is no image."""
-        from gangline_dataloader.images.decode import reason
+        from gangline_dataloader.images.decode import extract_reason
 
         try:
-            return decoder(images, self.crops(np.asarray(numbers, np.int64)))
+            return decoder(images, self.choose_crops(np.asarray(numbers, np.int64)))
         except RuntimeError as error:  # DALI does not say which
             for number, image in zip(numbers, images, strict=True):
                 try:
-                    type(decoder)(self.config.side, 1)([image], self.crops(np.array([number])))
+                    type(decoder)(self.config.side, 1)([image], self.choose_crops(np.array([number])))
                 except RuntimeError as alone:
-                    why = f"{reason(alone)} {beginning(image.tobytes())}".strip()
+                    why = f"{extract_reason(alone)} {describe_beginning(image.tobytes())}".strip()
                     raise self._explain_damage(number, why) from error
             raise
 
     def _explain_damage(self, number: int, why: str) -> UserError:
-        row = self._row(number)
+        row = self._find_row(number)
         path, at = self.files.files[int(self.files.file[row])], int(self.files.image[row, 0])
         return UserError(
-            f"{path}: {self.files.image_name(row)} (sample {number}, at byte {at}) cannot be decoded.",
+            f"{path}: {self.files.find_image_name(row)} (sample {number}, at byte {at}) cannot be decoded.",
             why,
             "Restore the image, or write the tar file again without its sample.",
         )
 
-    def _row(self, number: int) -> int:
+    def _find_row(self, number: int) -> int:
         return int(self.order(np.array([number])).row[0]) + self.first
 
-    def crops(self, numbers: np.ndarray) -> Crops:
+    def choose_crops(self, numbers: np.ndarray) -> Crops:
         """Of what is held out images are whole."""
         training = self.split == "train"
         least, flip = (self.config.least_area, self.config.flip) if training else (1.0, False)
-        return crops(numbers, least, flip, self.seed, self.split)
+        return draw_crops(numbers, least, flip, self.seed, self.split)
 
     def open_reader(self, place: ReadPlace) -> BatchReader:
         from gangline_dataloader.images.reader import ImageReader
@@ -125,15 +125,15 @@ class ImageSource(DataSource):
 
     def compute_fingerprint(self) -> str:
         about = self.config
-        asked = (about.side, about.places, about.least_area, about.flip)
-        deciding = (self._identity, self.first, self.count, self.seed, self.split, self.T, asked)
+        options = (about.side, about.places, about.least_area, about.flip)
+        deciding = (self._identity, self.first, self.count, self.seed, self.split, self.T, options)
         return blake2b(repr(deciding).encode(), digest_size=16).hexdigest()
 
     def describe(self) -> str:
         room = self.T + 1 - self.config.places
         long = int((self.files.text[self.first : self.first + self.count, 1] >= room).sum())
-        told = f"; {long} text{'s' * (long > 1)} truncated at {room} bytes" if long else ""
-        return f"{self.count} images with texts, {self.config.side} x {self.config.side} pixels{told}"
+        note = f"; {long} text{'s' * (long > 1)} truncated at {room} bytes" if long else ""
+        return f"{self.count} images with texts, {self.config.side} x {self.config.side} pixels{note}"
 
     def decode(self, tokens: list[int]) -> str:
         return bytes(tokens).replace(b"\0", b"").decode(errors="replace")

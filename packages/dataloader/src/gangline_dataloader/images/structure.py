@@ -19,21 +19,21 @@ _SEQUENTIAL = (0xC0, 0xC1)  # frames whose blocks are each coded in one scan, by
 _SEGMENTS = frozenset([*range(0xC0, 0xD0), *range(0xDA, 0xF0), 0xFE]) - {0xC8}  # markers with a length behind them
 
 
-def damage(content: bytes) -> str:
+def find_damage(content: bytes) -> str:
     """Description of the damage that the structure of an image shows, or "". Other formats are not looked at."""
     if content.startswith(PNG):
-        return _png(content)
-    return _Jpeg(content).damage() if content.startswith(JPEG) else ""
+        return _find_png_damage(content)
+    return _Jpeg(content).find_damage() if content.startswith(JPEG) else ""
 
 
-def beginning(content: bytes) -> str:
+def describe_beginning(content: bytes) -> str:
     """Sentence about the first bytes of an image that is not a JPEG or PNG by them, or ""."""
     if content.startswith((PNG, JPEG)):
         return ""
     return f"It begins with {content[:16]!r}, which no JPEG or PNG does." if content else "It is empty."
 
 
-def _png(content: bytes) -> str:
+def _find_png_damage(content: bytes) -> str:
     view, at = memoryview(content), len(PNG)
     while at + 12 <= len(content):
         kind, end = content[at + 4 : at + 8], at + 12 + int.from_bytes(content[at : at + 4])
@@ -55,7 +55,7 @@ class _Jpeg:
         # Within entropy-coded data FF00 is the byte FF, and FF may be repeated before a marker.
         self.markers = np.flatnonzero((array[:-1] == 0xFF) & (array[1:] != 0) & (array[1:] != 0xFF))
 
-    def damage(self) -> str:
+    def find_damage(self) -> str:
         content, at = self.content, 2
         while at + 1 < len(content):
             while content[at : at + 2] == b"\xff\xff":
@@ -71,8 +71,8 @@ class _Jpeg:
             segment, at = content[at + 2 : at + size], at + size
             self._remember(code[0], segment)
             if code[0] == _SCAN:
-                end, wrong = self._entropy_coded(at)
-                if wrong := wrong or self._zeros(segment, at, end):
+                end, wrong = self._check_entropy_data(at)
+                if wrong := wrong or self._find_zeros(segment, at, end):
                     return wrong
                 at = end
         return f"JPEG: it ends at byte {len(content)} without its end marker."
@@ -88,22 +88,22 @@ class _Jpeg:
         elif code in _SEGMENTS and code <= 0xCF and code != 0xCC:
             self.sequential = code in _SEQUENTIAL
 
-    def _entropy_coded(self, at: int) -> tuple[int, str]:
+    def _check_entropy_data(self, at: int) -> tuple[int, str]:
         """Byte of the first marker behind the entropy-coded data at `at`, and the damage before it or ""."""
-        wanted = 0
-        for place in self._markers_from(at):
+        index = 0
+        for place in self._iterate_markers(at):
             code = self.content[place + 1]
             if not _RESTART <= code < _RESTART + 8:
                 return place, ""
-            if not self.interval or code != _RESTART + wanted:
+            if not self.interval or code != _RESTART + index:
                 return place, f"JPEG: restart marker FF{code:02X} at byte {place} is out of order."
-            wanted = (wanted + 1) % 8
+            index = (index + 1) % 8
         return len(self.content), ""
 
-    def _markers_from(self, at: int) -> Iterator[int]:
+    def _iterate_markers(self, at: int) -> Iterator[int]:
         yield from self.markers[np.searchsorted(self.markers, at) :].tolist()
 
-    def _zeros(self, scan: bytes, at: int, end: int) -> str:
+    def _find_zeros(self, scan: bytes, at: int, end: int) -> str:
         """Zeros decode to the first symbol of each table, again and again.
 
         Where that ends a block they are a flat area; else each coefficient is the smallest of its category, which no

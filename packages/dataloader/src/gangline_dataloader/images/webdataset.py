@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.store.foreign.vector import sample, size_of
+from gangline_dataloader.store.foreign.vector import get_file_size, sample
 from gangline_dataloader.store.watch import WatchedFiles
 
 KINDS = {"jpg": "image", "jpeg": "image", "png": "image", "txt": "text"}
@@ -50,24 +50,26 @@ class ImageTexts:
         path = self.files[int(self.file[number])]
         try:
             with path.open("rb") as file:
-                image, text = (_piece(file, *place[number].tolist()) for place in (self.image, self.text))
+                image, text = (_read_bytes(file, *place[number].tolist()) for place in (self.image, self.text))
         except OSError as error:
             self.watched.look_at(path)
             raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
         self.watched.look_at(path)  # after the read, so that a change during the read is noticed
-        if (len(image), len(text)) != (wanted := (int(self.image[number, 1]), int(self.text[number, 1]))):
-            raise UserError(f"{path} cannot be read.", f"It gave {len(image)} and {len(text)} bytes of {wanted}.")
+        if (len(image), len(text)) != (sizes := (int(self.image[number, 1]), int(self.text[number, 1]))):
+            raise UserError(f"{path} cannot be read.", f"It gave {len(image)} and {len(text)} bytes of {sizes}.")
         return image, text
 
-    def image_name(self, number: int) -> str:
+    def find_image_name(self, number: int) -> str:
         """Name of the member that is the image of a sample; its file is listed again, for names are not kept."""
         path, at = self.files[int(self.file[number])], int(self.image[number, 0])
         with path.open("rb") as file:
-            return next((member.name for member in _headers(path, file) if member.offset_data == at), "an image")
+            return next(
+                (member.name for member in _iterate_headers(path, file) if member.offset_data == at), "an image"
+            )
 
-    def identity(self) -> str:
+    def compute_identity(self) -> str:
         """Hash of names, places and sizes, and of some pieces of each file: a change between them is not noticed."""
-        sizes = [(path.name, size_of(path)) for path in self.files]
+        sizes = [(path.name, get_file_size(path)) for path in self.files]
         digest = blake2b(repr(sizes).encode(), digest_size=16)
         for array in (self.file, self.image, self.text):
             digest.update(np.ascontiguousarray(array).tobytes())
@@ -76,7 +78,7 @@ class ImageTexts:
         return digest.hexdigest()
 
 
-def _piece(file: BinaryIO, at: int, size: int) -> bytes:
+def _read_bytes(file: BinaryIO, at: int, size: int) -> bytes:
     file.seek(at)
     return file.read(size)
 
@@ -86,29 +88,29 @@ def list_samples(folder: str) -> ImageTexts:
 
     Raises UserError where there is none or some would be left out, a file is damaged, or a sample has no image or text.
     """
-    files = _tar_files(Path(folder).expanduser(), folder)
+    files = _list_tar_files(Path(folder).expanduser(), folder)
     if not files:
         raise UserError(f"data.path={folder} holds no tar files.", "WebDataset keeps samples in NAME.tar.")
-    number, images, texts, watched = [], [], [], WatchedFiles()
+    number, images, texts, watched_files = [], [], [], WatchedFiles()
     for index, path in enumerate(files):
-        size_of(path)
-        watched.add(path, None)
-        for image, text in _members(path):
+        get_file_size(path)
+        watched_files.add(path, None)
+        for image, text in _locate_samples(path):
             number.append(index)
             images.append(image)
             texts.append(text)
     if not number:
         raise UserError(f"data.path={folder} holds no images.")
-    return ImageTexts(files, np.array(number), np.array(images, np.int64), np.array(texts, np.int64), watched)
+    return ImageTexts(files, np.array(number), np.array(images, np.int64), np.array(texts, np.int64), watched_files)
 
 
-def _tar_files(root: Path, given: str) -> list[Path]:
+def _list_tar_files(root: Path, given: str) -> list[Path]:
     """Return the tar files of a path. Raises UserError for compressed ones, and for folders in it that have some."""
     files = sorted(root.iterdir()) if root.is_dir() else [root]
     if compressed := [one.name for one in files if one.name.lower().endswith(COMPRESSED)]:
-        held = f"{len(compressed)} compressed tar files" if len(compressed) > 1 else "a compressed tar file"
+        archives = f"{len(compressed)} compressed tar files" if len(compressed) > 1 else "a compressed tar file"
         raise UserError(
-            f"data.path={given} has {held}: {', '.join(_abbreviate(compressed))}.",
+            f"data.path={given} has {archives}: {', '.join(_truncate_names(compressed))}.",
             "Samples are read by their place in the file, which compression hides.",
             "Decompress first, for example `gunzip NAME.tar.gz`, or move such files out of the folder.",
         )
@@ -124,48 +126,48 @@ def _tar_files(root: Path, given: str) -> list[Path]:
             f"data.path={given} has tar files in folders in it.",
             "A folder is read without the folders in it; these would be left out.",
             "Move all tar files into one folder, or give one of:",
-            *(f"  {one}" for one in _abbreviate(below)),
+            *(f"  {one}" for one in _truncate_names(below)),
         )
     return [one for one in files if one.suffix.lower() == ".tar"]
 
 
-def _abbreviate(names: list[str]) -> list[str]:
+def _truncate_names(names: list[str]) -> list[str]:
     return names if len(names) <= NAMED else [*names[:NAMED], f"and {len(names) - NAMED} more"]
 
 
-def _members(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    found: dict[str, dict[str, tuple[int, int]]] = {}
+def _locate_samples(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    samples: dict[str, dict[str, tuple[int, int]]] = {}
     with path.open("rb") as file:
-        for member in _headers(path, file):
+        for member in _iterate_headers(path, file):
             folder, _, name = member.name.rpartition("/")
             key, _, ending = name.partition(".")
-            kind, named = KINDS.get(ending.lower(), f".{ending}"), f"{path}: {member.name} at byte {member.offset}"
+            kind, label = KINDS.get(ending.lower(), f".{ending}"), f"{path}: {member.name} at byte {member.offset}"
             if member.isdir():
                 continue
             if not member.isreg() or member.issparse():
-                raise UserError(f"{named} is not a regular file.", "Write the shard without links and sparse files.")
-            parts = found.setdefault(f"{folder}/{key}", {})
+                raise UserError(f"{label} is not a regular file.", "Write the shard without links and sparse files.")
+            parts = samples.setdefault(f"{folder}/{key}", {})
             if kind in parts and kind in KINDS.values():
                 why = f"Which {kind} belongs to the sample is not known."
-                raise UserError(f"{named} is the second {kind} of its sample.", why, "Give each sample its own key.")
+                raise UserError(f"{label} is the second {kind} of its sample.", why, "Give each sample its own key.")
             parts[kind] = (member.offset_data, member.size)
             if kind == "text":
-                content = _piece(file, *parts[kind])
+                content = _read_bytes(file, *parts[kind])
                 parts[kind] = (member.offset_data + len(content) - len(content.lstrip()), len(content.strip()))
-    for key, parts in found.items():
+    for key, parts in samples.items():
         for kind in ("image", "text"):
             if kind not in parts:
-                wanted = "image (jpg, jpeg, png)" if kind == "image" else "text (txt)"
-                raise UserError(f"{path}: sample {key.lstrip('/')} has no {wanted}.", f"It has {', '.join(parts)}.")
-    return [(parts["image"], parts["text"]) for parts in found.values()]
+                part = "image (jpg, jpeg, png)" if kind == "image" else "text (txt)"
+                raise UserError(f"{path}: sample {key.lstrip('/')} has no {part}.", f"It has {', '.join(parts)}.")
+    return [(parts["image"], parts["text"]) for parts in samples.values()]
 
 
-def _headers(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+def _iterate_headers(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     """Every member of a tar file, then a check that reading stopped at the end of the archive.
 
     tarfile takes an invalid header for the end and reports nothing, so the members behind it would be dropped.
     """
-    size, stopped = size_of(path), 0
+    size, stopped = get_file_size(path), 0
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:

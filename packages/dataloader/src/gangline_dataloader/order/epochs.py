@@ -45,11 +45,11 @@ class SourceEpochs:
         return int(self._starts[size]) + (epochs - int(self._before[size])) * int(self._rows[size])
 
 
-def grow_sizes(sizes: Sequence[Sequence[int]], rows: int, given: int) -> Sizes:
+def grow_sizes(sizes: Sequence[Sequence[int]], rows: int, samples: int) -> Sizes:
     """The sizes of a source that had `sizes` when it had given so many, and has `rows` now: from its next epoch on."""
-    read = [(int(start), int(each)) for start, each in sizes if start <= given]
+    read = [(int(start), int(each)) for start, each in sizes if start <= samples]
     start, each = read[-1]
-    begins = start - (start - given) // each * each  # the epoch under way is over
+    begins = start - (start - samples) // each * each  # the epoch under way is over
     if begins == start:  # nothing was given of the last one
         read.pop()
     if not read or read[-1][1] != rows:

@@ -23,7 +23,7 @@ from itertools import accumulate
 import numpy as np
 
 from gangline_dataloader.order.epochs import Sizes, SourceEpochs, grow_sizes
-from gangline_dataloader.order.permutation import U64, mix, round_keys
+from gangline_dataloader.order.permutation import U64, derive_round_keys, mix
 
 BLOCK = 1 << 16
 LEAST = Fraction(1, BLOCK)  # the smallest share that every block can honour
@@ -72,7 +72,7 @@ class _Phase:
     shares: tuple[Fraction, ...]
     used: tuple[int, ...]
 
-    def counts(self, block: int) -> np.ndarray:
+    def count_per_source(self, block: int) -> np.ndarray:
         """(K,) int64: samples that each source gives in the first `block` blocks of the phase."""
         slots = block * BLOCK
         ends = [(2 * slots * w.numerator + w.denominator) // (2 * w.denominator) for w in accumulate(self.shares)]
@@ -87,7 +87,7 @@ class Exhausted(LookupError):
         super().__init__(f"all sources of the mixture are used up at sample {at}")
 
 
-def shares(weights: Sequence[float]) -> tuple[Fraction, ...]:
+def normalise_weights(weights: Sequence[float]) -> tuple[Fraction, ...]:
     """Weights as exact parts of one, zero staying zero.
 
     Raises ValueError where one is negative or not finite, where all are zero, and where one is so small beside the
@@ -101,13 +101,13 @@ def shares(weights: Sequence[float]) -> tuple[Fraction, ...]:
     total = sum(exact)
     if not total:
         raise ValueError("all weights are zero")
-    found = tuple(weight / total for weight in exact)
-    for weight, share in zip(weights, found, strict=True):
+    shares = tuple(weight / total for weight in exact)
+    for weight, share in zip(weights, shares, strict=True):
         if 0 < share < LEAST:
             raise ValueError(
                 f"a weight is {weight}, {float(share):.3g} of all; the least share is 1/65536, or 0 for none"
             )
-    return found
+    return shares
 
 
 class MixtureOrder:
@@ -167,7 +167,7 @@ class MixtureOrder:
         ]
         return MixtureOrder(now, self.stages, *self.key)
 
-    def deals_alike(
+    def gives_same_samples(
         self, sizes: Mapping[str, Sequence[Sequence[int]]], epochs: Mapping[str, int | None], cursor: int
     ) -> bool:
         """Whether up to sample `cursor` the sources would have given the same with these caps on their epochs."""
@@ -177,7 +177,7 @@ class MixtureOrder:
     def _replace_sources(
         self, sizes: Mapping[str, Sequence[Sequence[int]]], epochs: Mapping[str, int | None]
     ) -> MixtureOrder:
-        named = [
+        ingredients = [
             replace(
                 one,
                 sizes=tuple((s, n) for s, n in sizes.get(one.name, ())) or None,
@@ -185,16 +185,16 @@ class MixtureOrder:
             )
             for one in self.ingredients
         ]
-        return MixtureOrder(named, self.stages, *self.key)
+        return MixtureOrder(ingredients, self.stages, *self.key)
 
     def _make_table(self, phase: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._deal(self.phases[phase], block)
+        return self._assign_block(self.phases[phase], block)
 
-    def _deal(self, phase: _Phase, block: int) -> tuple[np.ndarray, np.ndarray]:
+    def _assign_block(self, phase: _Phase, block: int) -> tuple[np.ndarray, np.ndarray]:
         """(source, number of the sample within its source), both (BLOCK,) int64, of one block."""
-        before = phase.counts(block)
-        quota = phase.counts(block + 1) - before
-        salt = round_keys(*self.key, "deal", phase.start, block)[0]
+        before = phase.count_per_source(block)
+        quota = phase.count_per_source(block + 1) - before
+        salt = derive_round_keys(*self.key, "deal", phase.start, block)[0]
         hashed = mix(np.arange(BLOCK, dtype=U64) + salt)
         # The place in the low bits makes all values differ, so that every sort gives the same order.
         hashed = np.sort((hashed & U64(~(BLOCK - 1) & (1 << 64) - 1)) | np.arange(BLOCK, dtype=U64))
@@ -210,45 +210,47 @@ class MixtureOrder:
     def _count_used(self, phases: Sequence[_Phase], phase: int, number: int) -> np.ndarray:
         here = phases[phase]
         block, slot = divmod(number - here.start, BLOCK)
-        used = np.array(here.used, np.int64) + here.counts(block)
+        counts = np.array(here.used, np.int64) + here.count_per_source(block)
         if slot:
-            used += np.bincount(self._deal(here, block)[0][:slot], minlength=len(self.ingredients))
-        return used
+            counts += np.bincount(self._assign_block(here, block)[0][:slot], minlength=len(self.ingredients))
+        return counts
 
     def _lay_out(self, stages: Sequence[WeightStage]) -> tuple[list[_Phase], int | None]:
         """The phases, and the sample at which all sources with a weight are used up, if ever."""
         phases: list[_Phase] = []
-        left = list(stages)
-        start, weights = 0, left[0].weights
-        used = np.zeros(len(self.ingredients), np.int64)
+        queue = list(stages)
+        start, weights = 0, queue[0].weights
+        counts = np.zeros(len(self.ingredients), np.int64)
         while True:
-            while left and left[0].start <= start:
-                weights = left.pop(0).weights
-            parts = shares(weights)
-            spent = [most is not None and n >= most for most, n in zip(self._most, used, strict=True)]
-            rest = sum(part for part, gone in zip(parts, spent, strict=True) if not gone)
+            while queue and queue[0].start <= start:
+                weights = queue.pop(0).weights
+            parts = normalise_weights(weights)
+            spent_flags = [most is not None and n >= most for most, n in zip(self._most, counts, strict=True)]
+            rest = sum(part for part, gone in zip(parts, spent_flags, strict=True) if not gone)
             if not rest:
                 return phases, start  # also where other weights would have begun later
-            parts = tuple(Fraction(0) if gone else part / rest for part, gone in zip(parts, spent, strict=True))
-            phase = _Phase(start, parts, tuple(int(n) for n in used))
+            parts = tuple(Fraction(0) if gone else part / rest for part, gone in zip(parts, spent_flags, strict=True))
+            phase = _Phase(start, parts, tuple(int(n) for n in counts))
             phases.append(phase)
-            ends = [end for end in (left[0].start if left else None, self._first_spent(phase)) if end is not None]
+            ends = [
+                end for end in (queue[0].start if queue else None, self._find_first_exhausted(phase)) if end is not None
+            ]
             if not ends:
                 return phases, None
             start = min(ends)
-            used = self._count_used(phases, -1, start)
+            counts = self._count_used(phases, -1, start)
 
-    def _first_spent(self, phase: _Phase) -> int | None:
+    def _find_first_exhausted(self, phase: _Phase) -> int | None:
         """The first sample of a phase by which some source has given all of its epochs."""
-        found: list[int] = []
+        ends: list[int] = []
         for k, most in enumerate(self._most):
             if most is None or not phase.shares[k]:
                 continue
-            wanted = most - phase.used[k]  # so many more, then it is used up
-            low, high = 0, int(wanted / (BLOCK * phase.shares[k])) + 2
-            while low < high:  # the last block that begins with fewer than `wanted`
+            remainder = most - phase.used[k]  # so many more, then it is used up
+            low, high = 0, int(remainder / (BLOCK * phase.shares[k])) + 2
+            while low < high:  # the last block that begins with fewer than `remainder`
                 middle = (low + high + 1) // 2
-                low, high = (middle, high) if phase.counts(middle)[k] < wanted else (low, middle - 1)
-            given = np.flatnonzero(self._deal(phase, low)[0] == k)
-            found.append(phase.start + low * BLOCK + int(given[wanted - int(phase.counts(low)[k]) - 1]) + 1)
-        return min(found, default=None)
+                low, high = (middle, high) if phase.count_per_source(middle)[k] < remainder else (low, middle - 1)
+            slots = np.flatnonzero(self._assign_block(phase, low)[0] == k)
+            ends.append(phase.start + low * BLOCK + int(slots[remainder - int(phase.count_per_source(low)[k]) - 1]) + 1)
+        return min(ends, default=None)

@@ -29,7 +29,7 @@ def mix(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def round_keys(*key: object) -> np.ndarray:
+def derive_round_keys(*key: object) -> np.ndarray:
     """(ROUNDS,) uint64 from anything that `repr` tells apart: a seed, a split, a name."""
     digest = blake2b(repr(key).encode(), digest_size=8 * ROUNDS).digest()
     return np.frombuffer(digest, "<u8").astype(U64)
@@ -46,7 +46,7 @@ class KeyedPermutation:
         if not 0 < n <= 1 << 62:
             raise ValueError(f"a permutation of {n} things")
         self.n = n
-        self.keys = round_keys(*key)
+        self.keys = derive_round_keys(*key)
         bits = max(_LEAST_BITS, (n - 1).bit_length())
         self.high, self.low = bits // 2, bits - bits // 2
 
@@ -58,15 +58,15 @@ class KeyedPermutation:
         salt = mix(np.broadcast_to(tweaks, x.shape) + U64(0x9E3779B97F4A7C15))
         if self.n == 1:
             return np.zeros(index.shape, np.int64)
-        x = self._network(x, salt)
+        x = self._apply_network(x, salt)
         outside = np.flatnonzero(x >= U64(self.n))
         while outside.size:
-            again = self._network(x[outside], salt[outside])
+            again = self._apply_network(x[outside], salt[outside])
             x[outside] = again
             outside = outside[again >= U64(self.n)]
         return x.astype(np.int64).reshape(index.shape)
 
-    def _network(self, x: np.ndarray, salt: np.ndarray) -> np.ndarray:
+    def _apply_network(self, x: np.ndarray, salt: np.ndarray) -> np.ndarray:
         """One pass over range(2**bits). The halves swap places and sizes each round; after six they are back."""
         high, low = self.high, self.low
         left, right = x >> U64(low), x & U64((1 << low) - 1)

@@ -54,10 +54,10 @@ class TextOrder:
         epoch, index = np.divmod(np.asarray(numbers, np.int64), self.rows[0])
         row = np.empty_like(index)
         for one in np.unique(epoch):
-            row[epoch == one] = self._epoch(int(one))[index[epoch == one]]
+            row[epoch == one] = self._get_permutation(int(one))[index[epoch == one]]
         return RowPlace(np.zeros_like(epoch), epoch, row)
 
-    def _epoch(self, epoch: int) -> np.ndarray:
+    def _get_permutation(self, epoch: int) -> np.ndarray:
         if epoch not in self._epochs:
             key = blake2b(f"{self.seed}\0{self.split}\0{epoch}".encode(), digest_size=16).digest()
             draws = np.random.Philox(key=np.frombuffer(key, "<u8")).random_raw(int(self.rows[0]))

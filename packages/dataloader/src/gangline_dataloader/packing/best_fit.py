@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def pieces_of(ends: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+def split_documents(ends: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """Documents that end at `ends` (D,) -> where the pieces (P,) begin and how long they are, both int64, in order.
 
     capacity  tokens of a row. A longer document is cut, the next piece beginning with the last token of the one before,
@@ -26,7 +26,7 @@ def pieces_of(ends: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     return starts, np.minimum(capacity, ends[document] - starts)
 
 
-def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
+def pack_best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
     """The row of each piece (P,), rows numbered from 0 in no order. Pieces have 1 to `capacity` tokens.
 
     Linear in the pieces: rows that are open are found by the room they have left, one bit for each room.
@@ -36,11 +36,11 @@ def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
     full = np.flatnonzero(lengths == capacity)
     rows[full] = np.arange(len(full))
     count = len(full)
-    left = np.flatnonzero(lengths < capacity)
-    order = left[np.argsort(-lengths[left], kind="stable")]
+    short_pieces = np.flatnonzero(lengths < capacity)
+    order = short_pieces[np.argsort(-lengths[short_pieces], kind="stable")]
     with_room: list[list[int]] = [[] for _ in range(capacity)]  # room -> rows that have it
     rooms = 0  # bit r: some row has room r
-    chosen = []
+    placements = []
     for need in lengths[order].tolist():
         large_enough = rooms >> need
         if large_enough:
@@ -50,11 +50,11 @@ def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
                 rooms ^= 1 << room
         else:
             row, room, count = count, capacity, count + 1
-        chosen.append(row)
+        placements.append(row)
         if room > need:
             with_room[room - need].append(row)
             rooms |= 1 << (room - need)
-    rows[order] = chosen
+    rows[order] = placements
     return rows
 
 
@@ -62,8 +62,8 @@ def pack_documents(ends: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndar
     """The rows of some documents: pieces (P, 2) uint32, start and length, row after row, and (R,) uint32, the number of
     pieces up to the end of each row. Rows are in the order of their first token, and so are the pieces of a row.
     """
-    starts, lengths = pieces_of(ends, capacity)
-    rows = best_fit(lengths, capacity)
+    starts, lengths = split_documents(ends, capacity)
+    rows = pack_best_fit(lengths, capacity)
     first = np.full(int(rows.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, rows, starts)
     order = np.lexsort((starts, first[rows]))

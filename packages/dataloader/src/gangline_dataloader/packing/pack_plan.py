@@ -24,8 +24,8 @@ from gangline import UserError
 from gangline_dataloader.packing.best_fit import pack_documents
 from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.fields import JsonFields, add_checksum
-from gangline_dataloader.store.manifest import Manifest, ends_of
-from gangline_dataloader.store.npy import NpyWriter, map_vector, nbytes_of
+from gangline_dataloader.store.manifest import Manifest, name_ends_file
+from gangline_dataloader.store.npy import NpyWriter, compute_file_size, map_vector
 from gangline_dataloader.store.remote.tokens import is_remote
 from gangline_dataloader.store.stored import StoreTokens
 
@@ -56,23 +56,23 @@ class PackPlan:
     def rows(self) -> int:
         return sum(self.shards.rows)
 
-    def identity(self, shards: int | None = None) -> str:
+    def compute_identity(self, shards: int | None = None) -> str:
         """Changes with any row; with `shards` that of the plan of so many of the first shards alone."""
         columns = (self.shards.xxh3[:shards], self.shards.rows_xxh3[:shards])
         return blake2b(repr((self.sequence_length, columns)).encode(), digest_size=16).hexdigest()
 
 
-def plan_of(sequence_length: int) -> str:
+def name_plan_file(sequence_length: int) -> str:
     """The file of a plan."""
     return f"pack-{sequence_length}.json"
 
 
-def pieces_of(shard: int, sequence_length: int) -> str:
+def name_pack_file(shard: int, sequence_length: int) -> str:
     """The file of a shard's pieces."""
     return f"shard-{shard:05d}.pack-{sequence_length}.npy"
 
 
-def rows_of(shard: int, sequence_length: int) -> str:
+def name_pack_rows_file(shard: int, sequence_length: int) -> str:
     """The file of a shard's rows."""
     return f"shard-{shard:05d}.pack-{sequence_length}.rows.npy"
 
@@ -82,22 +82,22 @@ def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
 
     The JSON comes last; constant memory, a shard at a time.
     """
-    identity = manifest.identity()
+    identity = manifest.compute_identity()
     shards, padding, cut = PackedShards(), 0, 0
-    if (folder / plan_of(sequence_length)).exists():
-        found = read(folder, sequence_length)
-        if found.store == identity:
-            return found
-        if manifest.match_prefix(found.store) == len(found.shards.rows):
-            shards, padding, cut = found.shards, found.padding, found.documents_cut
+    if (folder / name_plan_file(sequence_length)).exists():
+        old_plan = read(folder, sequence_length)
+        if old_plan.store == identity:
+            return old_plan
+        if manifest.match_prefix(old_plan.store) == len(old_plan.shards.rows):
+            shards, padding, cut = old_plan.shards, old_plan.padding, old_plan.documents_cut
     for number, documents in enumerate(manifest.shards.documents[len(shards.rows) :], len(shards.rows)):
-        ends = map_vector(folder / ends_of(number), "<u4", documents, manifest.shards.ends_xxh3[number])
+        ends = map_vector(folder / name_ends_file(number), "<u4", documents, manifest.shards.ends_xxh3[number])
         pieces, rows = pack_documents(ends, sequence_length + 1)
         padding += len(rows) * (sequence_length + 1) - int(pieces[:, 1].sum(dtype=np.int64))
         cut += int((np.diff(ends.astype(np.int64), prepend=0) > sequence_length + 1).sum())
         for names, lengths, sums, content in (
-            (pieces_of, shards.pieces, shards.xxh3, pieces.ravel()),
-            (rows_of, shards.rows, shards.rows_xxh3, rows),
+            (name_pack_file, shards.pieces, shards.xxh3, pieces.ravel()),
+            (name_pack_rows_file, shards.rows, shards.rows_xxh3, rows),
         ):
             writer = NpyWriter(folder / names(number, sequence_length), "<u4")
             writer.write(content)
@@ -106,11 +106,11 @@ def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
         shards.pieces[-1] //= 2
     plan = PackPlan(sequence_length, identity, padding, cut, shards)
     document = add_checksum({"format": FORMAT, "version": VERSION, **asdict(plan)})
-    replace_json(folder / plan_of(sequence_length), document)
+    replace_json(folder / name_plan_file(sequence_length), document)
     return plan
 
 
-def command_to_plan(name: str, sequence_length: int) -> str:
+def format_plan_command(name: str, sequence_length: int) -> str:
     """Return what to type to plan sequences of so many tokens, of the store that people know as `name`."""
     if not is_remote(name):
         return f"gangline data prepare --out {name} --pack {sequence_length}"
@@ -132,34 +132,40 @@ def read(folder: Path, sequence_length: int, name: str = "") -> PackPlan:
     Raises UserError where there is none, or it is damaged.
     """
     name = name or str(folder)
-    path = folder / plan_of(sequence_length)
+    path = folder / name_plan_file(sequence_length)
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        known = list_lengths(folder)
+        lengths = list_lengths(folder)
         raise UserError(
             f"{name} has no plan to pack sequences of {sequence_length} tokens.",
-            f"Planned: {', '.join(map(str, known)) or 'none'}.",
-            command_to_plan(name, sequence_length),
+            f"Planned: {', '.join(map(str, lengths)) or 'none'}.",
+            format_plan_command(name, sequence_length),
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read.", str(error)) from error
-    said = JsonFields(content, str(path))
-    if said.text("format") != FORMAT or said.number("version") != VERSION:
-        raise said.wrong("format", f"expected {FORMAT}, version {VERSION}")
-    if said.number("sequence_length") != sequence_length:
-        raise said.wrong("sequence_length", f"expected {sequence_length}")
-    inside = said.enter("shards")
+    document = JsonFields(content, str(path))
+    if document.read_text("format") != FORMAT or document.read_number("version") != VERSION:
+        raise document.explain_damage("format", f"expected {FORMAT}, version {VERSION}")
+    if document.read_number("sequence_length") != sequence_length:
+        raise document.explain_damage("sequence_length", f"expected {sequence_length}")
+    inside = document.enter("shards")
     columns = PackedShards(
         inside.read_list("pieces", int),
         inside.read_list("rows", int),
-        inside.checksums("xxh3"),
-        inside.checksums("rows_xxh3"),
+        inside.read_checksums("xxh3"),
+        inside.read_checksums("rows_xxh3"),
     )
     if len({len(column) for column in asdict(columns).values()}) != 1:
-        raise inside.wrong("pieces", "expected lists of one length")
-    said.check()
-    return PackPlan(sequence_length, said.text("store"), said.number("padding"), said.number("documents_cut"), columns)
+        raise inside.explain_damage("pieces", "expected lists of one length")
+    document.check()
+    return PackPlan(
+        sequence_length,
+        document.read_text("store"),
+        document.read_number("padding"),
+        document.read_number("documents_cut"),
+        columns,
+    )
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,7 @@ class RowPieces:
     stop: np.ndarray
     count: np.ndarray
 
-    def places(self, first: np.ndarray) -> np.ndarray:
+    def compute_offsets(self, first: np.ndarray) -> np.ndarray:
         """(n,) where each piece begins, if row r begins at first[r] (N,) and its pieces follow one another."""
         length = self.stop - self.start
         before = np.cumsum(length) - length
@@ -178,7 +184,7 @@ class RowPieces:
         return before + np.repeat(first - before[rows], self.count)
 
 
-def ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
+def expand_ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
     """first[i], first[i] + 1, ..., `count[i]` of them, for each i in turn: (count.sum(),) int64."""
     before = np.cumsum(count) - count
     return np.arange(int(count.sum())) + np.repeat(first - before, count)
@@ -195,9 +201,9 @@ class PackedRows:
         self.plan = read(store.folder, sequence_length, store.name)
         if self.plan.store != store.identity or len(self.plan.shards.rows) != len(store.manifest.shards):
             raise UserError(
-                f"{store.name}/{plan_of(sequence_length)} is a plan of another store.",
+                f"{store.name}/{name_plan_file(sequence_length)} is a plan of another store.",
                 f"It is of {self.plan.store}, and the store is {store.identity}: it has changed since.",
-                command_to_plan(store.name, sequence_length),
+                format_plan_command(store.name, sequence_length),
             )
         self._tokens = np.concatenate([[0], np.cumsum(store.manifest.shards.tokens, dtype=np.int64)])
         self._rows = np.concatenate([[0], np.cumsum(self.plan.shards.rows, dtype=np.int64)])
@@ -208,18 +214,18 @@ class PackedRows:
         """(S,) int64: rows up to the end of each shard."""
         return self._rows[1:]
 
-    def pieces(self, rows: np.ndarray) -> RowPieces:
+    def locate_rows(self, rows: np.ndarray) -> RowPieces:
         """What rows (N,) are made of."""
         shard_of = np.searchsorted(self._rows, rows, side="right") - 1
         shards = np.unique(shard_of).tolist()
         if len(shards) == 1:
             return self._locate_in_shard(shards[0], rows)
         here = [np.flatnonzero(shard_of == shard) for shard in shards]
-        found = [self._locate_in_shard(shard, rows[some]) for shard, some in zip(shards, here, strict=True)]
-        count = np.concatenate([one.count for one in found])
+        parts = [self._locate_in_shard(shard, rows[some]) for shard, some in zip(shards, here, strict=True)]
+        count = np.concatenate([one.count for one in parts])
         back = np.argsort(np.concatenate(here))
-        order = ranges((np.cumsum(count) - count)[back], count[back])
-        start, stop = (np.concatenate([getattr(one, name) for one in found])[order] for name in ("start", "stop"))
+        order = expand_ranges((np.cumsum(count) - count)[back], count[back])
+        start, stop = (np.concatenate([getattr(one, name) for one in parts])[order] for name in ("start", "stop"))
         return RowPieces(start, stop, count[back])
 
     def _locate_in_shard(self, shard: int, numbers: np.ndarray) -> RowPieces:
@@ -230,34 +236,34 @@ class PackedRows:
         capacity, end = self.sequence_length + 1, int(self._tokens[shard + 1] - self._tokens[shard])
         bad = (first >= last) | (last - first > capacity) | (2 * last > len(pieces))
         if not bad.any():
-            found = pieces.reshape(-1, 2)[ranges(first, last - first)].astype(np.int64)
+            row_pieces = pieces.reshape(-1, 2)[expand_ranges(first, last - first)].astype(np.int64)
             starts = np.cumsum(last - first) - (last - first)
-            long = np.add.reduceat(found[:, 1], starts) > capacity
-            bad = long | np.logical_or.reduceat((found.sum(1) > end) | (found[:, 1] == 0), starts)
+            long = np.add.reduceat(row_pieces[:, 1], starts) > capacity
+            bad = long | np.logical_or.reduceat((row_pieces.sum(1) > end) | (row_pieces[:, 1] == 0), starts)
         if bad.any():
-            path = f"{self.store.name}/{pieces_of(shard, self.sequence_length)}"
+            path = f"{self.store.name}/{name_pack_file(shard, self.sequence_length)}"
             row = int(inside[np.argmax(bad)])
             raise UserError(f"{path} is damaged: row {row}.", "", f"gangline data verify {self.store.name}")
-        start = found[:, 0] + self._tokens[shard]
-        return RowPieces(start, start + found[:, 1], last - first)
+        start = row_pieces[:, 0] + self._tokens[shard]
+        return RowPieces(start, start + row_pieces[:, 1], last - first)
 
-    def files(self) -> dict[str, int]:
+    def get_expected_sizes(self) -> dict[str, int]:
         """Bytes of each file of the plan, as it says."""
-        T, columns, found = self.sequence_length, self.plan.shards, {}
+        T, columns, sizes = self.sequence_length, self.plan.shards, {}
         for number, (pieces, rows) in enumerate(zip(columns.pieces, columns.rows, strict=True)):
-            found[pieces_of(number, T)] = nbytes_of("<u4", 2 * pieces)
-            found[rows_of(number, T)] = nbytes_of("<u4", rows)
-        return found
+            sizes[name_pack_file(number, T)] = compute_file_size("<u4", 2 * pieces)
+            sizes[name_pack_rows_file(number, T)] = compute_file_size("<u4", rows)
+        return sizes
 
-    def nbytes(self) -> np.ndarray:
+    def compute_shard_bytes(self) -> np.ndarray:
         """(number of shards,) int64: bytes of the plan's files of each."""
         columns = self.plan.shards
         pieces, rows = np.array(columns.pieces, np.int64), np.array(columns.rows, np.int64)
-        return nbytes_of("<u4", 2 * pieces) + nbytes_of("<u4", rows)
+        return compute_file_size("<u4", 2 * pieces) + compute_file_size("<u4", rows)
 
     def _open(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
-        T, columns, file = self.sequence_length, self.plan.shards, self.store.file
+        T, columns, file = self.sequence_length, self.plan.shards, self.store.map_shard_file
         return (
-            file(pieces_of(shard, T), "<u4", 2 * columns.pieces[shard], columns.xxh3[shard]),
-            file(rows_of(shard, T), "<u4", columns.rows[shard], columns.rows_xxh3[shard]),
+            file(name_pack_file(shard, T), "<u4", 2 * columns.pieces[shard], columns.xxh3[shard]),
+            file(name_pack_rows_file(shard, T), "<u4", columns.rows[shard], columns.rows_xxh3[shard]),
         )

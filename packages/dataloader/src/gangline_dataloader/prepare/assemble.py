@@ -16,8 +16,8 @@ import numpy as np
 from gangline_basics.data.chat_tokens import LEARNT_RULE
 from gangline_dataloader.prepare import choice
 from gangline_dataloader.prepare.prepare_plan import PreparePlan
-from gangline_dataloader.prepare.settings import RULES_VERSION, copy_tokenizer, dtype_for
-from gangline_dataloader.prepare.task import Count, locate_counted, paths, tag
+from gangline_dataloader.prepare.settings import RULES_VERSION, choose_dtype, copy_tokenizer
+from gangline_dataloader.prepare.task import Count, locate_counted, locate_task_files, make_tag
 from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.manifest import (
     VALIDATION,
@@ -25,9 +25,9 @@ from gangline_dataloader.store.manifest import (
     ShardEntry,
     Shards,
     Tokenizer,
-    ends_of,
-    file_of,
-    loss_of,
+    name_ends_file,
+    name_loss_file,
+    name_tokens_file,
 )
 from gangline_dataloader.store.npy import HEADER
 from gangline_dataloader.store.write import ShardWriter
@@ -38,46 +38,46 @@ _NUMBER = re.compile(r"shard-(\d+)\.")
 
 def write_shard(plan: PreparePlan, number: int) -> None:
     """New shard `number` of both splits together, unless it is there."""
-    chosen = choice.read(plan)
-    assert chosen is not None, "documents are chosen before shards are written"
-    split, new = chosen.pieces[number]
+    selection = choice.read(plan)
+    assert selection is not None, "documents are chosen before shards are written"
+    split, new = selection.pieces[number]
     folder, shard = plan.work / SHARDS / split, plan.base.shards[split] + new
-    if _note(folder, shard).exists():
+    if _locate_note(folder, shard).exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    dtype = dtype_for(plan.settings.codec().vocab_size)
-    mine = tag()
-    writer = ShardWriter(folder, shard, dtype, plan.settings.chat, mine)
-    for run in _runs(plan, chosen, *chosen.shards[split][new], held_out=bool(split)):
+    dtype = choose_dtype(plan.settings.open_codec().vocab_size)
+    tag = make_tag()
+    writer = ShardWriter(folder, shard, dtype, plan.settings.chat, tag)
+    for run in _iterate_runs(plan, selection, *selection.shards[split][new], held_out=bool(split)):
         writer.write_run(*run)
-    replace_json(_note(folder, shard), asdict(writer.close()), mine)
+    replace_json(_locate_note(folder, shard), asdict(writer.close()), tag)
 
 
-def _runs(
+def _iterate_runs(
     plan: PreparePlan, chosen: choice.KeptDocuments, first: int, last: int, held_out: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
     """Tokens, lengths and what is to be learnt of documents that lie behind each other in a task, of a split."""
-    kept = np.memmap(plan.work / choice.KEPT, np.uint8, "r", HEADER)
-    dtype = np.dtype(dtype_for(plan.settings.codec().vocab_size))
+    kept_mask = np.memmap(plan.work / choice.KEPT, np.uint8, "r", HEADER)
+    dtype = np.dtype(choose_dtype(plan.settings.open_codec().vocab_size))
     task = int(np.searchsorted(chosen.starts, first, side="right")) - 1
     while task + 1 < len(chosen.starts) and chosen.starts[task] < last:
         begin, end = chosen.starts[task], chosen.starts[task + 1]
         start, stop = max(first, begin), min(last, end)
-        here = paths(plan.work, task)
+        here = locate_task_files(plan.work, task)
         task += 1
         if start >= stop:
             continue
         rows = np.load(here[1])
         ends = np.concatenate([[0], rows["end"]])
-        chosen_here = (kept[start:stop] == 1) & (rows["held_out"][start - begin : stop - begin] == held_out)
+        chosen_here = (kept_mask[start:stop] == 1) & (rows["held_out"][start - begin : stop - begin] == held_out)
         if not chosen_here.any():
             continue
         tokens = np.memmap(here[0], dtype, "r", HEADER)
-        counted = np.memmap(locate_counted(here[0]), np.uint8, "r", HEADER) if plan.settings.chat else None
+        loss_mask = np.memmap(locate_counted(here[0]), np.uint8, "r", HEADER) if plan.settings.chat else None
         edges = np.flatnonzero(np.diff(chosen_here, prepend=False, append=False)) + start - begin
         for one, other in edges.reshape(-1, 2).tolist():
             cut = slice(int(ends[one]), int(ends[other]))
-            yield tokens[cut], np.diff(ends[one : other + 1]), None if counted is None else counted[cut]
+            yield tokens[cut], np.diff(ends[one : other + 1]), None if loss_mask is None else loss_mask[cut]
 
 
 def publish(plan: PreparePlan) -> None:
@@ -86,68 +86,68 @@ def publish(plan: PreparePlan) -> None:
     Called again after a kill it goes on. A store that was there is what it was until its manifest is replaced: then it
     begins with all that it had. Its validation part is known by an identity in that manifest, and so grows with it.
     """
-    chosen = choice.read(plan)
-    assert chosen is not None, "documents are chosen before a store is made of them"
-    settings, codec = plan.settings, plan.settings.codec()
-    sources, report = _sources(plan, chosen), _report(plan, chosen)
+    selection = choice.read(plan)
+    assert selection is not None, "documents are chosen before a store is made of them"
+    settings, codec = plan.settings, plan.settings.open_codec()
+    sources, report = _count_source_files(plan, selection), _make_report(plan, selection)
     validation: str | None = None
     for split in (VALIDATION, ""):
         folder, before, was = plan.store / split, plan.base.shards[split], plan.read_previous(split)
-        if not (after := before + len(chosen.shards[split])):
+        if not (after := before + len(selection.shards[split])):
             continue
         shards = Shards() if was is None else was.shards
         for number in range(before, after):
-            shards.append(ShardEntry(**json.loads(_note(plan.work / SHARDS / split, number).read_bytes())))
-        dtype, size = dtype_for(codec.vocab_size), codec.vocab_size
+            shards.append(ShardEntry(**json.loads(_locate_note(plan.work / SHARDS / split, number).read_bytes())))
+        dtype, size = choose_dtype(codec.vocab_size), codec.vocab_size
         if split and not before:
             about = Tokenizer("", codec.identity, None, codec.separator)
-            plan.claim_validation(Manifest(dtype, size, about, shards).identity())
+            plan.claim_validation(Manifest(dtype, size, about, shards).compute_identity())
         folder.mkdir(exist_ok=True)
         for number in range(before, after):
-            for name in (file_of(number), ends_of(number), loss_of(number)):
+            for name in (name_tokens_file(number), name_ends_file(number), name_loss_file(number)):
                 if (waiting := plan.work / SHARDS / split / name).exists():
                     waiting.replace(folder / name)
         _drop_from(folder, after)
         tokenizer, rule = copy_tokenizer(settings, folder), LEARNT_RULE if settings.chat else None
-        held_out = not split and bool(plan.base.shards[VALIDATION] or chosen.shards[VALIDATION])
-        made = Manifest(dtype, size, tokenizer, shards, sources, report, rule, held_out, validation)
-        made.write(folder)
-        validation = made.identity()
+        held_out = not split and bool(plan.base.shards[VALIDATION] or selection.shards[VALIDATION])
+        manifest = Manifest(dtype, size, tokenizer, shards, sources, report, rule, held_out, validation)
+        manifest.write(folder)
+        validation = manifest.compute_identity()
     shutil.rmtree(plan.work)
 
 
-def _sources(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
+def _count_source_files(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
     """Source -> how many files it had, in all."""
     total = Counter({name: one["files"] for name, one in _read_known(plan, "sources").items()})
     total.update(file.source for file in plan.files)
     return {name: {"files": total[name]} for name in (*_read_known(plan, "sources"), *chosen.counts) if name in total}
 
 
-def _report(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
+def _make_report(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
     """What was kept and dropped by source, in all; of which call, and which calls put something behind it."""
-    known, counts = plan.read_previous(""), {name: Count(**one) for name, one in chosen.counts.items()}
+    old_manifest, counts = plan.read_previous(""), {name: Count(**one) for name, one in chosen.counts.items()}
     here = {"identity": plan.identity, "settings": asdict(plan.settings), "rules": RULES_VERSION}
-    if known is None:
+    if old_manifest is None:
         return {**here, "by_source": {name: vars(count) for name, count in counts.items()}}
-    whole = {name: Count(**one) for name, one in known.report.get("by_source", {}).items()}
+    whole = {name: Count(**one) for name, one in old_manifest.report.get("by_source", {}).items()}
     for name, count in counts.items():
         whole.setdefault(name, Count()).add(count)
-    appended = [*known.report.get("appended", []), {**here, "first_shard": plan.base.shards[""]}]
+    appended = [*old_manifest.report.get("appended", []), {**here, "first_shard": plan.base.shards[""]}]
     by_source = {name: vars(count) for name, count in whole.items()}
-    return {**known.report, "by_source": by_source, "appended": appended}
+    return {**old_manifest.report, "by_source": by_source, "appended": appended}
 
 
 def _read_known(plan: PreparePlan, what: str) -> dict[str, Any]:
-    known = plan.read_previous("")
-    return {} if known is None else dict(getattr(known, what))
+    old_manifest = plan.read_previous("")
+    return {} if old_manifest is None else dict(getattr(old_manifest, what))
 
 
-def _note(folder: Path, shard: int) -> Path:
+def _locate_note(folder: Path, shard: int) -> Path:
     return folder / f"shard-{shard:05d}.json"
 
 
 def _drop_from(folder: Path, count: int) -> None:
     """Remove shards that no manifest will know: what a killed call gave a name already."""
     for path in folder.glob("shard-*"):
-        if (found := _NUMBER.match(path.name)) and int(found[1]) >= count:
+        if (match := _NUMBER.match(path.name)) and int(match[1]) >= count:
             path.unlink()

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.prepare.near import first_of_near
+from gangline_dataloader.prepare.near import mark_near_unique
 from gangline_dataloader.prepare.prepare_plan import SPLITS, PreparePlan
-from gangline_dataloader.prepare.task import Count, Finished, load_finished, tag
+from gangline_dataloader.prepare.task import Count, Finished, load_finished, make_tag
 from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.npy import NpyWriter
 
@@ -52,33 +52,33 @@ def choose(plan: PreparePlan) -> None:
     """Choose, unless that is done. Raises UserError where nothing is left to train on."""
     if read(plan) is not None:
         return
-    done = tasks_of(plan)
-    rows, known = [np.load(one.rows) for one in done], len(plan.known)
+    tasks = load_tasks(plan)
+    rows, known_count = [np.load(one.rows) for one in tasks], len(plan.known)
     starts = np.cumsum([0, *map(len, rows)])
-    masks = first_of_each(rows) if plan.settings.exact else [np.ones(len(one), bool) for one in rows]
-    masks[:known] = [np.ones(len(one), bool) for one in rows[:known]]
-    fallen = {"double": [~mask for mask in masks]}
+    masks = mark_unique(rows) if plan.settings.exact else [np.ones(len(one), bool) for one in rows]
+    masks[:known_count] = [np.ones(len(one), bool) for one in rows[:known_count]]
+    duplicate_masks = {"double": [~mask for mask in masks]}
     if plan.settings.near is not None:
-        signatures = [np.load(one.signatures, mmap_mode="r") for one in done]
-        near = first_of_near(signatures, masks, plan.settings.near, int(starts[known]))
-        fallen["near double"] = [~mask for mask in near]
+        signatures = [np.load(one.signatures, mmap_mode="r") for one in tasks]
+        near = mark_near_unique(signatures, masks, plan.settings.near, int(starts[known_count]))
+        duplicate_masks["near double"] = [~mask for mask in near]
         masks = [mask & new for mask, new in zip(masks, near, strict=True)]
-    counts = sum_counts(done, fallen)
-    kept, held_out = np.concatenate([np.empty(0, bool), *masks]), np.concatenate([one["held_out"] for one in rows])
-    kept[: starts[known]] = False  # they are written
+    counts = sum_counts(tasks, duplicate_masks)
+    kept_mask, held_out = np.concatenate([np.empty(0, bool), *masks]), np.concatenate([one["held_out"] for one in rows])
+    kept_mask[: starts[known_count]] = False  # they are written
     lengths = np.concatenate([np.diff(one["end"], prepend=0) for one in rows])
     shards = {
-        split: cuts(np.where(kept & (held_out == bool(split)), lengths, 0), plan.settings.shard_tokens)
+        split: plan_shards(np.where(kept_mask & (held_out == bool(split)), lengths, 0), plan.settings.shard_tokens)
         for split in SPLITS
     }
-    if not shards[""] and not known:
-        raise _explain_empty(counts, int((kept & held_out).sum()), plan.settings.validation)
-    mine = tag()
-    writer = NpyWriter(plan.work / KEPT, "|u1", mine)
-    writer.write(kept)
+    if not shards[""] and not known_count:
+        raise _explain_empty(counts, int((kept_mask & held_out).sum()), plan.settings.validation)
+    tag = make_tag()
+    writer = NpyWriter(plan.work / KEPT, "|u1", tag)
+    writer.write(kept_mask)
     writer.close()
-    chosen = KeptDocuments(starts.tolist(), shards, {name: vars(count) for name, count in counts.items()})
-    replace_json(plan.work / CHOICE, vars(chosen), mine)
+    selection = KeptDocuments(starts.tolist(), shards, {name: vars(count) for name, count in counts.items()})
+    replace_json(plan.work / CHOICE, vars(selection), tag)
 
 
 def _explain_empty(counts: Mapping[str, Count], held_out: int, validation: float) -> UserError:
@@ -94,37 +94,37 @@ def _explain_empty(counts: Mapping[str, Count], held_out: int, validation: float
     )
 
 
-def tasks_of(plan: PreparePlan) -> list[Finished]:
+def load_tasks(plan: PreparePlan) -> list[Finished]:
     """All tasks, each of which is done."""
-    done = [load_finished(plan.work, number) for number in range(len(plan.known) + len(plan.dealt))]
-    assert all(done), "every task is done before documents are chosen"
-    return [one for one in done if one is not None]
+    tasks = [load_finished(plan.work, number) for number in range(len(plan.known) + len(plan.dealt))]
+    assert all(tasks), "every task is done before documents are chosen"
+    return [one for one in tasks if one is not None]
 
 
-def cuts(lengths: np.ndarray, shard_tokens: int) -> list[tuple[int, int]]:
+def plan_shards(lengths: np.ndarray, shard_tokens: int) -> list[tuple[int, int]]:
     """From tokens of each document, 0 for what is left out, to the documents of each shard.
 
     A shard is closed with the document that fills it.
     """
-    ends, found, first, before = np.cumsum(lengths), [], 0, 0
+    ends, shards, first, before = np.cumsum(lengths), [], 0, 0
     total = int(ends[-1]) if len(ends) else 0
     while before < total:
         last = min(int(np.searchsorted(ends, before + shard_tokens)), len(ends) - 1)
-        found.append((first, last + 1))
+        shards.append((first, last + 1))
         first, before = last + 1, int(ends[last])
-    return found
+    return shards
 
 
-def first_of_each(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+def mark_unique(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     """For each task a mask of its documents: true where no document before, in the order of the input, has its hash.
 
     They are compared by XXH3-128: among 10^12 different ones two agree with a probability of 10^-15.
     """
     hashes = np.concatenate([np.stack([one["high"], one["low"]], 1) for one in rows])
     order = np.lexsort((np.arange(len(hashes)), hashes[:, 1], hashes[:, 0]))
-    ordered = hashes[order]
+    sorted_hashes = hashes[order]
     new = np.ones(len(hashes), bool)
-    new[order[1:]] = (ordered[1:] != ordered[:-1]).any(1)
+    new[order[1:]] = (sorted_hashes[1:] != sorted_hashes[:-1]).any(1)
     return np.split(new, np.cumsum([len(one) for one in rows])[:-1])
 
 

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from gangline_dataloader.prepare.quality import c4, fineweb, gopher, gopher_repetition
+from gangline_dataloader.prepare.quality import apply_c4, apply_fineweb, apply_gopher, apply_gopher_repetition
 from gangline_dataloader.prepare.rule import Dropped, Rule
 
 # Control characters, but for tab and newline; a byte-order mark; halves of surrogate pairs.
@@ -19,7 +19,7 @@ _ASCII_CONTROL = bytes(byte for byte in range(128) if _CONTROL.match(chr(byte)))
 _BLANKS = re.compile(r"\n{4,}")
 
 
-def unicode(text: str) -> str | Dropped:
+def normalise_unicode(text: str) -> str | Dropped:
     """Composed characters (NFC), newlines as newlines, no control characters, no towers of blank lines."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.isascii():  # the same, ten times as fast
@@ -29,18 +29,18 @@ def unicode(text: str) -> str | Dropped:
     return _BLANKS.sub("\n\n\n", text) if "\n\n\n\n" in text else text
 
 
-def length(text: str) -> str | Dropped:
+def drop_empty(text: str) -> str | Dropped:
     """Something has to be there."""
     return text if text.strip() else Dropped("empty")
 
 
 RULES: dict[str, Rule] = {
-    "unicode": unicode,
-    "length": length,
-    "gopher": gopher,
-    "gopher_repetition": gopher_repetition,
-    "c4": c4,
-    "fineweb": fineweb,
+    "unicode": normalise_unicode,
+    "length": drop_empty,
+    "gopher": apply_gopher,
+    "gopher_repetition": apply_gopher_repetition,
+    "c4": apply_c4,
+    "fineweb": apply_fineweb,
 }
 DEFAULT = ("unicode", "length")
 
@@ -48,8 +48,8 @@ DEFAULT = ("unicode", "length")
 def clean_text(text: str, rules: Sequence[str]) -> str | Dropped:
     """The text after every rule, in order, or why one of them drops it."""
     for name in rules:
-        found = RULES[name](text)
-        if isinstance(found, Dropped):
-            return found
-        text = found
+        outcome = RULES[name](text)
+        if isinstance(outcome, Dropped):
+            return outcome
+        text = outcome
     return text

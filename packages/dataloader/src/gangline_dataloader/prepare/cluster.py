@@ -19,7 +19,7 @@ from typing import Any
 from gangline import UserError
 from gangline_dataloader.prepare import prepare_plan
 from gangline_dataloader.prepare.prepare_plan import SUBMITTED, PreparePlan
-from gangline_dataloader.prepare.run import STAGES, do, is_made_by
+from gangline_dataloader.prepare.run import STAGES, is_made_by, run_stage_item
 from gangline_dataloader.store.durable import replace_json
 
 LOGS = ".datatrove"  # below the store: what datatrove writes of its tasks
@@ -39,13 +39,13 @@ class StageShare:
             return
         count = STAGES[self.stage].count(prepare_plan.read(store, self.identity))
         for number in range(rank, count, world_size):
-            do(store, self.identity, self.stage, number)
+            run_stage_item(store, self.identity, self.stage, number)
 
 
 def run_here(plan: PreparePlan, tasks: int, workers: int) -> None:
     """Every stage by datatrove's local executor, `workers` tasks at a time. Raises what a task raises."""
-    executors = _executors()
-    for index, (stage, share) in enumerate(_shares(plan)):
+    executors = _import_executors()
+    for index, (stage, share) in enumerate(_make_stage_shares(plan)):
         count = tasks if STAGES[index].many else 1
         executors.LocalPipelineExecutor(
             [share],
@@ -63,22 +63,24 @@ def submit(plan: PreparePlan, tasks: int, options: Mapping[str, str]) -> list[st
     options  arguments of datatrove's SlurmPipelineExecutor; others are sbatch's
     Raises UserError where one is missing or Slurm refuses.
     """
-    executor = _executors().SlurmPipelineExecutor
-    known = inspect.signature(executor.__init__).parameters
+    executor = _import_executors().SlurmPipelineExecutor
+    parameters = inspect.signature(executor.__init__).parameters
     missing = [f"--slurm {name}=..." for name in ("partition", "time") if name not in options]
     if missing:
         raise UserError("--cluster slurm: the jobs need a partition and a time.", "", " ".join(missing))
-    mine = {
-        name: _parse_value(name, value, str(known[name].annotation)) for name, value in options.items() if name in known
+    arguments = {
+        name: _parse_value(name, value, str(parameters[name].annotation))
+        for name, value in options.items()
+        if name in parameters
     }
-    others = {name: value for name, value in options.items() if name not in known}
-    before, made = None, []
-    for index, (stage, share) in enumerate(_shares(plan)):
+    others = {name: value for name, value in options.items() if name not in parameters}
+    before, executors = None, []
+    for index, (stage, share) in enumerate(_make_stage_shares(plan)):
         before = executor(
             **{
                 "job_name": f"prepare-{stage}",
                 "env_command": f'export PATH="{Path(sys.executable).parent}:$PATH"',
-                **mine,
+                **arguments,
                 "pipeline": [share],
                 "tasks": tasks if STAGES[index].many else 1,
                 "logging_dir": str(plan.store.absolute() / LOGS / stage),
@@ -87,14 +89,14 @@ def submit(plan: PreparePlan, tasks: int, options: Mapping[str, str]) -> list[st
                 "sbatch_args": {"kill-on-invalid-dep": "yes", **others},
             }
         )
-        made.append(before)
+        executors.append(before)
     jobs: list[str] = []
-    for one in made:
+    for one in executors:
         try:
             one.launch_job()
         except (OSError, subprocess.CalledProcessError) as error:
-            taken = [*jobs, *([str(one.job_id)] if one.job_id else [])]
-            raise _explain_refusal(str(error), taken) from error
+            job_ids = [*jobs, *([str(one.job_id)] if one.job_id else [])]
+            raise _explain_refusal(str(error), job_ids) from error
         finally:  # also what was taken before another was refused
             if one.job_id:
                 jobs.append(str(one.job_id))
@@ -120,36 +122,36 @@ def refuse_if_submitted(work: Path) -> None:
         jobs = [str(job) for job in json.loads((work / SUBMITTED).read_bytes())["jobs"]]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return
-    asked = ["squeue", "-h", "-j", ",".join(jobs), "-o", "%i"]
+    command = ["squeue", "-h", "-j", ",".join(jobs), "-o", "%i"]
     try:
-        said = subprocess.run(asked, capture_output=True, text=True)
-        why = said.stderr.strip() or f"exit code {said.returncode}"
-        known = said.returncode == 0 or "Invalid job id" in said.stderr  # forgotten: ended long ago
+        answer = subprocess.run(command, capture_output=True, text=True)
+        why = answer.stderr.strip() or f"exit code {answer.returncode}"
+        answered = answer.returncode == 0 or "Invalid job id" in answer.stderr  # forgotten: ended long ago
     except OSError as error:
-        known, why = False, str(error)
-    if not known:
+        answered, why = False, str(error)
+    if not answered:
         raise UserError(
             f"Nobody knows whether jobs {', '.join(jobs)} of an earlier call are at work on {work.parent}.",
             f"squeue: {why}",
-            " ".join(asked),
+            " ".join(command),
             f"rm {work / SUBMITTED}, where they have ended for sure",
         )
-    if left := sorted({line.partition("_")[0] for line in said.stdout.split()} & set(jobs)):
+    if active_jobs := sorted({line.partition("_")[0] for line in answer.stdout.split()} & set(jobs)):
         logs = work.parent / LOGS
         raise UserError(
-            f"jobs {', '.join(left)} of an earlier call are at work on {work.parent}.",
+            f"jobs {', '.join(active_jobs)} of an earlier call are at work on {work.parent}.",
             f"What they say: {logs}",
-            f"squeue -j {','.join(left)}",
-            f"scancel {' '.join(left)} ends them; the same call then goes on with what they did.",
+            f"squeue -j {','.join(active_jobs)}",
+            f"scancel {' '.join(active_jobs)} ends them; the same call then goes on with what they did.",
         )
 
 
-def _shares(plan: PreparePlan) -> list[tuple[str, StageShare]]:
+def _make_stage_shares(plan: PreparePlan) -> list[tuple[str, StageShare]]:
     store = str(plan.store.absolute())
     return [(stage.name, StageShare(store, plan.identity, index)) for index, stage in enumerate(STAGES)]
 
 
-def _executors() -> Any:
+def _import_executors() -> Any:
     try:
         import datatrove.executor
     except ImportError as error:

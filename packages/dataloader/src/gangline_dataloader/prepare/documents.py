@@ -34,19 +34,19 @@ class NotText(Exception):
     """A file that is no text."""
 
 
-def documents(file: Input, field: str, chat: bool = False) -> Iterator[TextDocument]:
+def read_documents(file: Input, field: str, chat: bool = False) -> Iterator[TextDocument]:
     """The documents of a file, in order. Raises NotText and UserError; an empty text is a document, too.
 
     chat  each row's field holds the messages of a conversation
     """
     if chat and file.kind == "text":
         raise UserError(f"{file.path} holds no conversations.", "They are rows of JSONL or Parquet.")
-    source = partial(_remote, file.path) if "://" in file.path else None
+    source = partial(_open_remote, file.path) if "://" in file.path else None
     with open_decompressed(file.path, ending=file.compression, source=source) as stream:
         if file.kind == "parquet":
-            yield from _rows(file, stream, field, chat)
+            yield from _read_parquet(file, stream, field, chat)
         elif file.kind == "jsonl":
-            yield from _lines(file, stream, field, chat)
+            yield from _read_jsonl(file, stream, field, chat)
         else:
             content = stream.read()
             if b"\0" in content[:PROBE] or describe_binary(content):
@@ -59,16 +59,16 @@ def check_first_row(files: Sequence[Input], field: str, chat: bool) -> None:
     """Read the first row of the first file with rows; with `chat` refuse a file without rows. Raises UserError."""
     rows = [file for file in files if chat or file.kind != "text"]
     for file in sorted(rows, key=lambda file: file.kind != "text")[:1]:
-        next(documents(file, field, chat), None)
+        next(read_documents(file, field, chat), None)
 
 
-def _remote(path: str) -> BinaryIO:
+def _open_remote(path: str) -> BinaryIO:
     import fsspec
 
     return cast(BinaryIO, fsspec.open(path, "rb").open())
 
 
-def _lines(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[TextDocument]:
+def _read_jsonl(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[TextDocument]:
     for number, line in enumerate(stream, 1):
         if not line.strip():
             continue
@@ -76,10 +76,10 @@ def _lines(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[Te
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{file.path}, line {number}, is not JSON.", str(error)) from error
-        yield _document(row, field, chat, f"{file.path}, line {number},", f"{file.name}:{number}")
+        yield _parse_document(row, field, chat, f"{file.path}, line {number},", f"{file.name}:{number}")
 
 
-def _rows(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[TextDocument]:
+def _read_parquet(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[TextDocument]:
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -92,16 +92,16 @@ def _rows(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[Tex
     names = table.schema_arrow.names
     if field not in names:
         raise _explain_missing_field(f"{file.path}", field, names)
-    wanted = [field, "tools"] if chat and "tools" in names and field != "tools" else [field]
-    if twice := [name for name in wanted if names.count(name) > 1]:
+    columns = [field, "tools"] if chat and "tools" in names and field != "tools" else [field]
+    if twice := [name for name in columns if names.count(name) > 1]:
         raise UserError(f"{file.path} has more than one column {twice[0]!r}.", "Rename or remove one of the columns.")
     number = 0
     try:
-        for batch in table.iter_batches(columns=wanted):
+        for batch in table.iter_batches(columns=columns):
             for row in _decode_rows(batch, f"{file.path}, row {{}},", number):
                 number += 1
                 where, name = f"{file.path}, row {number},", f"{file.name}:{number}"
-                yield _document(drop_nulls(row) if chat else row, field, chat, where, name)
+                yield _parse_document(drop_nulls(row) if chat else row, field, chat, where, name)
     except pyarrow.ArrowException as error:
         raise UserError(f"{file.path} is damaged after row {number}.", str(error)) from error
 
@@ -120,9 +120,9 @@ def _decode_rows(batch: Any, where: str, before: int) -> list[Any]:
         ]
 
 
-def _document(row: object, field: str, chat: bool, where: str, name: str) -> TextDocument:
+def _parse_document(row: object, field: str, chat: bool, where: str, name: str) -> TextDocument:
     if not chat:
-        text = _text(row, field, where)
+        text = _get_text(row, field, where)
         whole, invalid = replace_invalid(encode_utf8(text or ""))
         return TextDocument(whole, name, invalid=invalid, absent=text is None)
     if not isinstance(row, dict) or field not in row:
@@ -130,7 +130,7 @@ def _document(row: object, field: str, chat: bool, where: str, name: str) -> Tex
     return TextDocument("", name, parse_messages(row[field], where), parse_tools(row, where))
 
 
-def _text(row: object, field: str, where: str) -> str | None:
+def _get_text(row: object, field: str, where: str) -> str | None:
     if not isinstance(row, dict):
         raise UserError(f"{where} is no object with fields.")
     if field not in row:

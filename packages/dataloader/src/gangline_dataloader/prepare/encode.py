@@ -46,12 +46,12 @@ class DocumentEncoder:
     """
 
     def __init__(self, settings: Settings, engine: str) -> None:
-        self.settings, self.codec = settings, settings.codec(TOKENIZERS if settings.chat else engine)
+        self.settings, self.codec = settings, settings.open_codec(TOKENIZERS if settings.chat else engine)
         self._of_message = replace(settings, clean=tuple(rule for rule in settings.clean if rule != "length"))
-        template = settings.template()
+        template = settings.load_template()
         self._chats = None if template is None else ChatEncoder(self.codec, template)
         self._end = np.asarray([] if self.codec.separator is None else [self.codec.separator])
-        self._begin = np.asarray([] if settings.begin_of_text is None else [settings.beginning()])
+        self._begin = np.asarray([] if settings.begin_of_text is None else [settings.find_begin_token()])
 
     def __call__(self, document: TextDocument) -> EncodedDocument | Dropped:
         counts: dict[str, int] = {}
@@ -71,18 +71,18 @@ class DocumentEncoder:
         messages = []
         for message in document.messages:  # of which some have no words: a call of a tool, a system's turn
             words = message["content"]
-            found = filter_text(words, self._of_message) if words.strip() else words
-            if isinstance(found, Dropped):
-                return found
-            messages.append({**message, "content": found})
+            outcome = filter_text(words, self._of_message) if words.strip() else words
+            if isinstance(outcome, Dropped):
+                return outcome
+            messages.append({**message, "content": outcome})
         if "length" in self.settings.clean and not any(message["content"].strip() for message in messages):
             return Dropped("empty")
         tools = self._replace_private(document.tools, counts)
-        return self._conversation(self._replace_private(messages, counts), tools, counts)
+        return self._encode_conversation(self._replace_private(messages, counts), tools, counts)
 
     def _clean(self, text: str, counts: dict[str, int]) -> str | Dropped:
-        found = filter_text(text, self.settings)
-        return found if isinstance(found, Dropped) else str(self._replace_private(found, counts))
+        outcome = filter_text(text, self.settings)
+        return outcome if isinstance(outcome, Dropped) else str(self._replace_private(outcome, counts))
 
     def _replace_private(self, value: Any, counts: dict[str, int]) -> Any:
         """A text, or all texts in lists and objects: a template may write any field of a message."""
@@ -94,33 +94,33 @@ class DocumentEncoder:
             }
         if not isinstance(value, str):
             return value
-        text, gone = replace_private(value, self.settings.private)
-        for kind, count in gone.items():
+        text, replacements = replace_private(value, self.settings.private)
+        for kind, count in replacements.items():
             counts[kind] = counts.get(kind, 0) + count
         return text
 
-    def _conversation(
+    def _encode_conversation(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, counts: dict[str, int]
     ) -> EncodedDocument | Dropped:
         """What the assistant said is learnt. The end of text, behind it, is not the assistant's."""
         assert self._chats is not None, "conversations are read where there is a template"
         try:
-            found = render_chat(self._chats.template.bind_tools(tools), messages)
+            chat = render_chat(self._chats.template.bind_tools(tools), messages)
         except TemplateRefusal as error:
             return Dropped(f"chat: {error}"[:80])
-        if not found.answers:
+        if not chat.answers:
             return Dropped("chat: no answer")
-        (masked,) = self._chats([found])
+        (masked,) = self._chats([chat])
         if not masked.learnt.any():
             return Dropped("chat: nothing to learn")
         tokens = np.concatenate([masked.tokens.astype(np.int64), self._end.astype(np.int64)])
-        counted = np.concatenate([masked.learnt, np.zeros(len(self._end), bool)])
-        return EncodedDocument(found.text, found.text.encode(), tokens, counted, counts)
+        loss_mask = np.concatenate([masked.learnt, np.zeros(len(self._end), bool)])
+        return EncodedDocument(chat.text, chat.text.encode(), tokens, loss_mask, counts)
 
 
 def filter_text(text: str, settings: Settings) -> str | Dropped:
     """A document's text, clean and in an asked language, or why it is not kept."""
-    found = clean_text(text, settings.clean)
-    if isinstance(found, Dropped) or not settings.languages:
-        return found
-    return check_language(found, settings.languages, settings.confidence) or found
+    outcome = clean_text(text, settings.clean)
+    if isinstance(outcome, Dropped) or not settings.languages:
+        return outcome
+    return check_language(outcome, settings.languages, settings.confidence) or outcome

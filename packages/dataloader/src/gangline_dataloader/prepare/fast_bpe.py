@@ -40,16 +40,16 @@ class FastBpe(TextCodec):
         if any(start in text for start in self._starts):  # perhaps a token that is not made by merging
             return self.slow.encode_file(content, name)
         parts = [self.encoding.encode_to_numpy(part, disallowed_special=()) for part in self.slow.pieces(text)]
-        found = self.ids[np.concatenate([np.empty(0, np.uint32), *parts])]
+        tokens = self.ids[np.concatenate([np.empty(0, np.uint32), *parts])]
         if xxhash.xxh3_64_intdigest(content) % SAMPLED == 0 and not np.array_equal(
-            found, self.slow.encode_file(content, name)
+            tokens, self.slow.encode_file(content, name)
         ):
             raise UserError(
                 f"{name}: tiktoken and tokenizers differ about {self.slow.path}.",
                 "The fast way does not know this vocabulary well enough.",
                 "--tokenise-with tokenizers",
             )
-        return found
+        return tokens
 
     def encode(self, text: str) -> list[int]:
         return self.slow.encode(text)
@@ -58,30 +58,30 @@ class FastBpe(TextCodec):
         return self.slow.decode(tokens)
 
 
-def fast(slow: TokenizerCodec) -> FastBpe | None:
+def build_fast_bpe(slow: TokenizerCodec) -> FastBpe | None:
     """The fast way of a tokenizer, or None where it is no byte-level BPE or tiktoken is not installed."""
     try:
         from tiktoken import Encoding
     except ImportError:
         return None
     content = json.loads(Path(slow.path).expanduser().read_bytes())
-    pattern, model = split_pattern(content), content["model"]
-    if pattern is None or not plain_bpe(model):
+    pattern, model = get_split_pattern(content), content["model"]
+    if pattern is None or not is_plain_bpe(model):
         return None
     ranks = rank_tokens(model)
-    added = [token["content"] for token in content.get("added_tokens") or ()]
-    if ranks is None or not is_mergeable(model, list(ranks), added):
+    added_tokens = [token["content"] for token in content.get("added_tokens") or ()]
+    if ranks is None or not is_mergeable(model, list(ranks), added_tokens):
         return None
     try:
         encoding = Encoding("gangline", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     except Exception:  # the library raises ValueError and what its Rust half panics with: a pattern it cannot read
         return None
-    letters = alphabet()
+    letters = build_byte_alphabet()
     ids = [model["vocab"]["".join(letters[byte] for byte in token)] for token in ranks]
-    return FastBpe(slow, encoding, np.array(ids, slow.dtype), added)
+    return FastBpe(slow, encoding, np.array(ids, slow.dtype), added_tokens)
 
 
-def split_pattern(content: dict[str, Any]) -> str | None:
+def get_split_pattern(content: dict[str, Any]) -> str | None:
     """The regular expression that splits a text, or None where there is more to it."""
     before = content.get("pre_tokenizer")
     if content.get("normalizer") is not None or before is None:
@@ -96,11 +96,11 @@ def split_pattern(content: dict[str, Any]) -> str | None:
     plain = split["type"] == "Split" and split["behavior"] == "Isolated" and not split.get("invert")
     if len(steps) > 2 or level.get("use_regex", True) or not plain:
         return None
-    found: str | None = split["pattern"].get("Regex")
-    return found
+    pattern: str | None = split["pattern"].get("Regex")
+    return pattern
 
 
-def plain_bpe(model: dict[str, Any]) -> bool:
+def is_plain_bpe(model: dict[str, Any]) -> bool:
     """Whether nothing but merging happens to a piece of text; dropout of merges is off (`TokenizerCodec`)."""
     twists = ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     return model.get("type") == "BPE" and not any(model.get(twist) for twist in twists)
@@ -108,15 +108,15 @@ def plain_bpe(model: dict[str, Any]) -> bool:
 
 def rank_tokens(model: dict[str, Any]) -> dict[bytes, int] | None:
     """Bytes of a token -> its rank: the bytes themselves, then what merges make; None where two make the same."""
-    bytes_of = {letter: byte for byte, letter in enumerate(alphabet())}
+    bytes_of = {letter: byte for byte, letter in enumerate(build_byte_alphabet())}
     ranks = {bytes([byte]): byte for byte in range(256)}
     if any(letter not in model["vocab"] for letter in bytes_of):
         return None
     for merge in model["merges"]:
-        made = "".join(merge if isinstance(merge, list) else merge.split(" "))
-        if made not in model["vocab"] or any(letter not in bytes_of for letter in made):
+        name = "".join(merge if isinstance(merge, list) else merge.split(" "))
+        if name not in model["vocab"] or any(letter not in bytes_of for letter in name):
             return None
-        token = bytes(bytes_of[letter] for letter in made)
+        token = bytes(bytes_of[letter] for letter in name)
         if token in ranks:
             return None
         ranks[token] = len(ranks)
@@ -131,18 +131,18 @@ def is_mergeable(model: dict[str, Any], tokens: list[bytes], added: list[str]) -
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
-    letters, ignored = alphabet(), bool(model.get("ignore_merges"))
+    letters, ignored = build_byte_alphabet(), bool(model.get("ignore_merges"))
     merges = [tuple(merge if isinstance(merge, list) else merge.split(" ")) for merge in model["merges"]]
     bare = Tokenizer(BPE(vocab=model["vocab"], merges=merges, ignore_merges=ignored))
     names = ["".join(letters[byte] for byte in token) for token in tokens]
     if ignored and not model["vocab"].keys() <= {*names, *added}:
         return False
-    encoded = bare.encode_batch(names, add_special_tokens=False)
-    return all(part.ids == [model["vocab"][name]] for part, name in zip(encoded, names, strict=True))
+    encodings = bare.encode_batch(names, add_special_tokens=False)
+    return all(part.ids == [model["vocab"][name]] for part, name in zip(encodings, names, strict=True))
 
 
-def alphabet() -> list[str]:
+def build_byte_alphabet() -> list[str]:
     """Byte -> the letter that byte-level vocabularies write for it: itself where it is visible, else U+0100 on."""
-    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    unseen = iter(range(256, 512))
-    return [chr(byte if byte in seen else next(unseen)) for byte in range(256)]
+    visible_bytes = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    substitutes = iter(range(256, 512))
+    return [chr(byte if byte in visible_bytes else next(substitutes)) for byte in range(256)]

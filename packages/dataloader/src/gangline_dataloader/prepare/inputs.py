@@ -11,7 +11,7 @@ from pathlib import Path
 from gangline import UserError
 from gangline_basics.data import corpus
 from gangline_basics.data.compressed import COMPRESSED
-from gangline_dataloader.store.foreign.splits import OTHERS, split_of
+from gangline_dataloader.store.foreign.splits import OTHERS, find_split
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 TABLES = {".json", ".csv", ".tsv", ".arrow"}  # endings of files that have rows, and are read as plain text
@@ -34,11 +34,13 @@ class Input:
     split: str = ""  # "train", "validation" where its folder says what is held out; "" where a share is drawn
 
 
-def quiet(line: str) -> None:
+def ignore_line(line: str) -> None:
     """Say nothing."""
 
 
-def listing(words: Sequence[str], out: str | Path | None = None, say: Callable[[str], None] = quiet) -> list[Input]:
+def list_inputs(
+    words: Sequence[str], out: str | Path | None = None, say: Callable[[str], None] = ignore_line
+) -> list[Input]:
     """Every file, word by word, in order of name within a word; without words what `train` reads by default.
 
     out  where the store is made: what lies below it is no input, for a store may be made inside a folder of texts
@@ -46,27 +48,27 @@ def listing(words: Sequence[str], out: str | Path | None = None, say: Callable[[
 
     Raises UserError for what is missing, empty or named twice.
     """
-    found = [] if words else _list_built_in()
-    made = None if out is None else os.path.abspath(os.path.expanduser(out))
+    inputs = [] if words else _list_built_in()
+    out_path = None if out is None else os.path.abspath(os.path.expanduser(out))
     for word in words:
-        files = _remote(word) if "://" in word else _local(word)
-        if made and made != os.path.abspath(os.path.expanduser(word)):
-            files = [file for file in files if not file.path.startswith(made + os.sep)]
+        files = _list_remote(word) if "://" in word else _list_local(word)
+        if out_path and out_path != os.path.abspath(os.path.expanduser(word)):
+            files = [file for file in files if not file.path.startswith(out_path + os.sep)]
         if not files:
             raise UserError(
                 f"{word} names no files.", "Hidden files, and what lies in __pycache__ or .git, do not count."
             )
-        tables = [file for file in files if file.kind == "text" and _suffix(file) in TABLES]
+        tables = [file for file in files if file.kind == "text" and _get_suffix(file) in TABLES]
         if tables:
             example = f"{tables[0].name} and {len(tables) - 1} more" if tables[1:] else tables[0].name
             say(f"{word}: {example}: read as plain text, one document a file; rows are read of .jsonl and .parquet.")
-        found += select_splits(word, sorted(files, key=lambda file: file.name), say)
-    seen: dict[str, Input] = {}
-    for file in found:
-        if file.path in seen:
-            raise UserError(f"{file.path} is named twice: by {seen[file.path].source} and by {file.source}.")
-        seen[file.path] = file
-    return found
+        inputs += select_splits(word, sorted(files, key=lambda file: file.name), say)
+    index: dict[str, Input] = {}
+    for file in inputs:
+        if file.path in index:
+            raise UserError(f"{file.path} is named twice: by {index[file.path].source} and by {file.source}.")
+        index[file.path] = file
+    return inputs
 
 
 def select_splits(word: str, files: Sequence[Input], say: Callable[[str], None]) -> list[Input]:
@@ -77,13 +79,13 @@ def select_splits(word: str, files: Sequence[Input], say: Callable[[str], None])
     """
     kinds: dict[str, list[Input]] = {}
     for file in files:
-        kinds.setdefault(_split_of(file), []).append(file)
+        kinds.setdefault(_find_split(file), []).append(file)
     if "train" not in kinds or not {"validation", "test"} & kinds.keys():
         return list(files)
-    left = [f"{split} ({len(kinds[split])} files)" for split in ("test", "cache", TEXTS) if split in kinds]
-    held = "validation is held out, " if "validation" in kinds else ""
-    out = f"{', '.join(left) or 'nothing'} left out"
-    say(f"{word} is a data set in splits: {held}{out}. What is named by itself is read.")
+    omissions = [f"{split} ({len(kinds[split])} files)" for split in ("test", "cache", TEXTS) if split in kinds]
+    validation_note = "validation is held out, " if "validation" in kinds else ""
+    out = f"{', '.join(omissions) or 'nothing'} left out"
+    say(f"{word} is a data set in splits: {validation_note}{out}. What is named by itself is read.")
     train = "train" if "validation" in kinds else ""
     return [
         replace(file, split="validation" if split == "validation" else train)
@@ -92,13 +94,13 @@ def select_splits(word: str, files: Sequence[Input], say: Callable[[str], None])
     ]
 
 
-def _split_of(file: Input) -> str:
+def _find_split(file: Input) -> str:
     """The split that the names of a file with rows, and of the folders around it, say."""
     if file.kind == "text":
         return TEXTS
     *folders, name = file.name.split("/")
-    said = (split_of(part) for part in (name.partition(".")[0], *reversed(folders)))
-    return next((split for split in said if split != OTHERS), OTHERS)
+    splits = (find_split(part) for part in (name.partition(".")[0], *reversed(folders)))
+    return next((split for split in splits if split != OTHERS), OTHERS)
 
 
 def _list_built_in() -> list[Input]:
@@ -108,7 +110,7 @@ def _list_built_in() -> list[Input]:
     ]
 
 
-def _local(word: str) -> list[Input]:
+def _list_local(word: str) -> list[Input]:
     path = os.path.expanduser(word)
     if os.path.isdir(path):
         root, files = path, corpus.walk_files(path, NEVER)
@@ -128,18 +130,18 @@ def _local(word: str) -> list[Input]:
     return described
 
 
-def _remote(word: str) -> list[Input]:
+def _list_remote(word: str) -> list[Input]:
     try:
         import fsspec
     except ImportError as error:
         raise UserError(f"{word} needs fsspec.", "", "pip install 'gangline-dataloader[remote]'") from error
     try:
         store, root = fsspec.core.url_to_fs(word)
-        known = store.find(root, detail=True) if not glob.has_magic(root) else store.glob(root, detail=True)
+        entries = store.find(root, detail=True) if not glob.has_magic(root) else store.glob(root, detail=True)
     except Exception as error:  # each file system raises its own
         raise UserError(f"{word} cannot be read.", f"{type(error).__name__}: {error}") from error
     described = []
-    for path, about in known.items():
+    for path, about in entries.items():
         if about.get("type") == "file":
             name = path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
             described.append(
@@ -148,7 +150,7 @@ def _remote(word: str) -> list[Input]:
     return described
 
 
-def _suffix(file: Input) -> str:
+def _get_suffix(file: Input) -> str:
     """The ending of a file's name, without that of its compression."""
     return os.path.splitext(file.name.lower().removesuffix(file.compression))[1]
 
@@ -160,14 +162,14 @@ def _describe_input(path: str, name: str, source: str, size: int, modified: floa
     return Input(path, name, source, size, modified, kind, compression)
 
 
-def tasks(files: Sequence[Input], nbytes: int) -> list[list[Input]]:
+def plan_tasks(files: Sequence[Input], nbytes: int) -> list[list[Input]]:
     """Runs of files of about `nbytes` each; a function of the files alone."""
-    dealt: list[list[Input]] = []
+    tasks: list[list[Input]] = []
     size = nbytes
     for file in files:
         if size >= nbytes:
-            dealt.append([])
+            tasks.append([])
             size = 0
-        dealt[-1].append(file)
+        tasks[-1].append(file)
         size += file.size
-    return dealt
+    return tasks

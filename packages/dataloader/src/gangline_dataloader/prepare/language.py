@@ -19,7 +19,7 @@ READ = 4096  # characters of a document that are looked at: more change the answ
 
 
 @cache
-def _identifier() -> LanguageIdentifier:
+def _load_identifier() -> LanguageIdentifier:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as error:
@@ -29,10 +29,10 @@ def _identifier() -> LanguageIdentifier:
 
 def check(languages: Sequence[str]) -> None:
     """Raises UserError for a code that the model does not know."""
-    known = sorted(_identifier().labels)
-    if unknown := [code for code in languages if code not in known]:
+    codes = sorted(_load_identifier().labels)
+    if unknown := [code for code in languages if code not in codes]:
         raise UserError(
-            f"--language {','.join(languages)}: no language {unknown[0]}.", f"ISO 639 codes: {', '.join(known)}."
+            f"--language {','.join(languages)}: no language {unknown[0]}.", f"ISO 639 codes: {', '.join(codes)}."
         )
 
 
@@ -41,7 +41,7 @@ def check_language(text: str, languages: Sequence[str], confidence: float) -> Dr
 
     Of a few words the classifier's guess means nothing, and its confidence is low: that is said, and no language.
     """
-    code, sure = _identifier().classify(text[:READ])
+    code, sure = _load_identifier().classify(text[:READ])
     if sure < confidence:
         return Dropped("language: unsure")
     return None if code in languages else Dropped(f"language: {code}")

@@ -40,7 +40,7 @@ _SPACED = bytes(byte if _WORD.match(chr(byte)) else 32 for byte in range(128)).l
 _EMPTY = np.iinfo(np.uint32).max  # in every place of a document without words
 
 
-def shingles(text: str) -> list[str]:
+def list_shingles(text: str) -> list[str]:
     """Every five words in a row."""
     text = text.lower()
     words = text.encode().translate(_SPACED).decode().split() if text.isascii() else _WORD.findall(text)
@@ -49,12 +49,12 @@ def shingles(text: str) -> list[str]:
     return list(map(" ".join, zip(*(words[place:] for place in range(WORDS)), strict=False)))
 
 
-def signature(text: str) -> np.ndarray:
+def compute_signature(text: str) -> np.ndarray:
     """(128,) uint32."""
     from rensa import RMinHash
 
     least = RMinHash(PERMUTATIONS, SEED)
-    least.update(shingles(text))
+    least.update(list_shingles(text))
     return np.array(least.digest(), np.uint32)
 
 
@@ -66,7 +66,7 @@ def check() -> str:
         raise UserError("--near needs rensa.", "", "pip install 'gangline-dataloader[near]'") from error
 
 
-def banding(threshold: float) -> tuple[int, int]:
+def choose_bands(threshold: float) -> tuple[int, int]:
     """(bands, places in each) for a threshold in (0, 1]."""
     for places in (16, 8, 4, 2):
         bands = PERMUTATIONS // places
@@ -75,7 +75,7 @@ def banding(threshold: float) -> tuple[int, int]:
     return PERMUTATIONS, 1
 
 
-def first_of_near(
+def mark_near_unique(
     signatures: Sequence[np.ndarray], alive: Sequence[np.ndarray], threshold: float, standing: int = 0
 ) -> list[np.ndarray]:
     """For each task a mask of its documents: false where one kept before it, in the order of the input, is near.
@@ -85,32 +85,32 @@ def first_of_near(
     standing    so many documents, the first of all, are kept whatever they are like
     """
     starts = np.cumsum([0, *map(len, signatures)])
-    keys = np.concatenate([_keys(one, threshold) for one in signatures])
+    keys = np.concatenate([_compute_band_keys(one, threshold) for one in signatures])
     here = np.flatnonzero(np.concatenate([*alive]) & np.concatenate([(one != _EMPTY).any(1) for one in signatures]))
-    shared = _find_shared(keys[here])
+    shared_mask = _find_shared(keys[here])
 
     def read(numbers: Sequence[int]) -> np.ndarray:
         task = np.searchsorted(starts, numbers, side="right") - 1
         pairs = zip(task.tolist(), numbers, strict=True)
         return np.stack([signatures[one][number - starts[one]] for one, number in pairs])
 
-    kept = np.ones(int(starts[-1]), bool)
+    kept_mask = np.ones(int(starts[-1]), bool)
     holding: dict[int, list[int]] = {}  # key -> the kept documents that have it
-    for index in np.flatnonzero(shared.any(1)):
+    for index in np.flatnonzero(shared_mask.any(1)):
         number = int(here[index])
-        mine = keys[number][shared[index]].tolist()
-        others = sorted({other for key in mine for other in holding.get(key, ())})
+        own_keys = keys[number][shared_mask[index]].tolist()
+        others = sorted({other for key in own_keys for other in holding.get(key, ())})
         if number >= standing and others and ((read(others) == read([number])).mean(1) >= threshold).any():
-            kept[number] = False
+            kept_mask[number] = False
             continue
-        for key in mine:
+        for key in own_keys:
             holding.setdefault(key, []).append(number)
-    return np.split(kept, starts[1:-1])
+    return np.split(kept_mask, starts[1:-1])
 
 
-def _keys(signatures: np.ndarray, threshold: float) -> np.ndarray:
+def _compute_band_keys(signatures: np.ndarray, threshold: float) -> np.ndarray:
     """(n, 128) uint32 -> (n, bands) uint64: a hash of each band and its number."""
-    bands, places = banding(threshold)
+    bands, places = choose_bands(threshold)
     cut = np.asarray(signatures).reshape(-1, bands, places)
     keys = np.broadcast_to(np.arange(bands, dtype=U64), cut.shape[:2]).copy()
     for place in range(places):
@@ -123,7 +123,7 @@ def _find_shared(keys: np.ndarray) -> np.ndarray:
     flat = keys.ravel()
     order = np.argsort(flat, kind="stable")
     same = flat[order][1:] == flat[order][:-1]
-    shared = np.zeros(len(flat), bool)
-    shared[order[1:]] |= same
-    shared[order[:-1]] |= same
-    return shared.reshape(keys.shape)
+    shared_mask = np.zeros(len(flat), bool)
+    shared_mask[order[1:]] |= same
+    shared_mask[order[:-1]] |= same
+    return shared_mask.reshape(keys.shape)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline_dataloader.prepare.inputs import Input, tasks
+from gangline_dataloader.prepare.inputs import Input, plan_tasks
 from gangline_dataloader.prepare.settings import BESIDE, RULES_VERSION, Settings
 from gangline_dataloader.store import manifest as manifests
 from gangline_dataloader.store.durable import replace_json
@@ -53,7 +53,7 @@ class Base:
 
 @dataclass(frozen=True)
 class PreparePlan:
-    """One call of `gangline data prepare`. identity: a hash of the inputs and options (`Settings.identity`)."""
+    """One call of `gangline data prepare`. identity: a hash of the inputs and options (`Settings.compute_identity`)."""
 
     store: Path
     identity: str
@@ -74,12 +74,12 @@ class PreparePlan:
     @cached_property
     def dealt(self) -> list[list[Input]]:
         """The files of each task behind those of known shards."""
-        return tasks(self.files, self.settings.task_bytes)
+        return plan_tasks(self.files, self.settings.task_bytes)
 
     def read_previous(self, split: str) -> Manifest | None:
         """The manifest of what was there, without what a killed call may have put behind it."""
         count = self.base.shards[split]
-        return manifests.read(self.store / split).first(count) if count else None
+        return manifests.read(self.store / split).take_first_shards(count) if count else None
 
     def claim_validation(self, identity: str) -> None:
         """Record that this call makes the folder `validation`, and with which identity.
@@ -87,33 +87,33 @@ class PreparePlan:
         Raises UserError where a folder of that name is there that this call did not make.
         """
         folder = self.store / VALIDATION
-        made = _content(self.work).get(MADE)
-        if os.path.lexists(folder) and not (made and _is_part(folder, made)):
+        part_identity = _read_content(self.work).get(MADE)
+        if os.path.lexists(folder) and not (part_identity and _is_part(folder, part_identity)):
             raise _explain_occupied(folder)
-        replace_json(self.work / PLAN, {**_content(self.work), MADE: identity})
+        replace_json(self.work / PLAN, {**_read_content(self.work), MADE: identity})
 
     def write(self) -> None:
         """Begin: the folder of what is under way, emptied where it was of another call."""
-        made = None
+        part_identity = None
         if _read_same_base(self.work, self) is not None:
-            made = _content(self.work).get(MADE)
+            part_identity = _read_content(self.work).get(MADE)
         elif self.work.exists():
-            if content := _content(self.work):  # no call goes on with what is removed from here on
+            if content := _read_content(self.work):  # no call goes on with what is removed from here on
                 replace_json(self.work / PLAN, {**content, "identity": None})
             if _is_unfinished_part(self.store):
                 (self.store / VALIDATION / FILE).unlink(missing_ok=True)
                 shutil.rmtree(self.store / VALIDATION)
             shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True, exist_ok=True)
-        for torn in self.work.rglob(".*.part"):  # of a call that ended, which holds its room on a full disk
-            torn.unlink(missing_ok=True)
+        for path in self.work.rglob(".*.part"):  # of a call that ended, which holds its room on a full disk
+            path.unlink(missing_ok=True)
         content = {
             "identity": self.identity,
             "settings": asdict(self.settings),
             "engine": self.engine,
             "base": asdict(self.base),
             "rules": RULES_VERSION,
-            MADE: made,
+            MADE: part_identity,
             "files": [list(vars(file).values()) for file in self.files],  # many
         }
         replace_json(self.work / PLAN, content)
@@ -126,17 +126,17 @@ def begin_plan(
 
     Raises UserError where the store lacks its validation part, or a folder of that name is not its own.
     """
-    base, made = Base(), _is_unfinished_part(store)
+    base, unfinished = Base(), _is_unfinished_part(store)
     if append:
-        there = [""] if made else [split for split in SPLITS if _is_complete(store / split)]
+        there = [""] if unfinished else [split for split in SPLITS if _is_complete(store / split)]
         if there == [""]:
             manifests.check_without_validation(manifests.read(store), str(store))
         shards = {split: len(manifests.read(store / split).shards) for split in there}
-        base = Base(_digest(store), {**base.shards, **shards})
+        base = Base(_compute_digest(store), {**base.shards, **shards})
     plan = PreparePlan(store, identity, settings, engine, files, base)
     if (earlier := _read_same_base(plan.work, plan)) is not None:  # what is held out may have grown already
         plan = PreparePlan(store, identity, settings, engine, files, earlier)
-    if not plan.base.shards[VALIDATION] and not made and os.path.lexists(store / VALIDATION):
+    if not plan.base.shards[VALIDATION] and not unfinished and os.path.lexists(store / VALIDATION):
         holds_out = settings.validation > 0 or any(file.split == VALIDATION for file in files)
         if holds_out or _is_complete(store / VALIDATION):
             raise _explain_occupied(store / VALIDATION)
@@ -181,7 +181,7 @@ def _read_same_base(work: Path, plan: PreparePlan) -> Base | None:
     return base if same and base.shards.keys() == plan.base.shards.keys() else None
 
 
-def _content(work: Path) -> dict[str, Any]:
+def _read_content(work: Path) -> dict[str, Any]:
     """The plan on the disk; empty where there is none."""
     try:
         content = json.loads((work / PLAN).read_bytes())
@@ -192,11 +192,11 @@ def _content(work: Path) -> dict[str, Any]:
 
 def _is_unfinished_part(store: Path) -> bool:
     """Whether the folder `validation` is part of what a killed call was making: no manifest of the store knows it."""
-    content = _content(store / WORK)
-    base, made = content.get("base"), content.get(MADE)
+    content = _read_content(store / WORK)
+    base, part_identity = content.get("base"), content.get(MADE)
     before = base.get("digest") if isinstance(base, dict) else None
-    unfinished = before == (_digest(store) if _is_complete(store) else "")
-    return unfinished and isinstance(made, str) and _is_part(store / VALIDATION, made)
+    unfinished = before == (_compute_digest(store) if _is_complete(store) else "")
+    return unfinished and isinstance(part_identity, str) and _is_part(store / VALIDATION, part_identity)
 
 
 def _is_part(folder: Path, identity: str) -> bool:
@@ -207,7 +207,7 @@ def _is_part(folder: Path, identity: str) -> bool:
         return all(_FILE_OF_PART.fullmatch(name) or name in FILES_OF_TOKENIZER for name in os.listdir(folder))
     try:
         content = json.loads((folder / FILE).read_bytes())
-        return manifests.parse(content, str(folder / FILE)).identity() == identity
+        return manifests.parse(content, str(folder / FILE)).compute_identity() == identity
     except (OSError, ValueError, RecursionError, UserError):
         return False
 
@@ -224,5 +224,5 @@ def _is_complete(folder: Path) -> bool:
     return (folder / FILE).exists()
 
 
-def _digest(store: Path) -> str:
+def _compute_digest(store: Path) -> str:
     return blake2b((store / FILE).read_bytes(), digest_size=16).hexdigest()

@@ -31,13 +31,13 @@ def _is_phone(found: str) -> bool:
     return 7 <= sum(letter.isdigit() for letter in found) <= 15
 
 
-def _accept(found: str) -> bool:
+def _is_accepted(found: str) -> bool:
     return True
 
 
 # kind -> (pattern, what it may not be taken for, the word in its place)
 KINDS: dict[str, tuple[re.Pattern[str], Callable[[str], bool], str]] = {
-    "email": (_EMAIL, _accept, "EMAIL_ADDRESS"),
+    "email": (_EMAIL, _is_accepted, "EMAIL_ADDRESS"),
     "ip": (_IP, _is_ip, "IP_ADDRESS"),
     "phone": (_PHONE, _is_phone, "PHONE_NUMBER"),
 }

@@ -24,13 +24,13 @@ _TOP = {2: 0.20, 3: 0.18, 4: 0.16}
 _REPEATED = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 
 
-def _lines(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def gopher(text: str) -> str | Dropped:
+def apply_gopher(text: str) -> str | Dropped:
     """English prose as Gopher's authors tell it from the rest of the web."""
-    words, lines = _WORD.findall(text), _lines(text)
+    words, lines = _WORD.findall(text), _split_lines(text)
     if not 50 <= len(words) <= 100_000:
         return Dropped("gopher: number of words")
     if not 3 <= sum(map(len, words)) / len(words) <= 10:
@@ -48,10 +48,13 @@ def gopher(text: str) -> str | Dropped:
     return text
 
 
-def gopher_repetition(text: str) -> str | Dropped:
+def apply_gopher_repetition(text: str) -> str | Dropped:
     """Text that says the same again and again: lines, paragraphs and n-grams of words that come more than once."""
-    for what, parts in (("lines", _lines(text)), ("paragraphs", [p.strip() for p in text.split("\n\n") if p.strip()])):
-        number, characters = _doubles(parts)
+    for what, parts in (
+        ("lines", _split_lines(text)),
+        ("paragraphs", [p.strip() for p in text.split("\n\n") if p.strip()]),
+    ):
+        number, characters = _count_doubles(parts)
         if parts and number / len(parts) > 0.30:
             return Dropped(f"gopher: repeated {what}")
         if characters / max(1, len(text)) > 0.20:
@@ -59,7 +62,7 @@ def gopher_repetition(text: str) -> str | Dropped:
     words = _WORD.findall(text.lower())
     whole = max(1, sum(map(len, words)))
     for n, most in _TOP.items():
-        if _top_share(words, n) / whole > most:
+        if _count_top_ngram(words, n) / whole > most:
             return Dropped(f"gopher: most frequent {n}-gram")
     for n, most in _REPEATED.items():
         if _count_repeated(words, n) / whole > most:
@@ -67,44 +70,44 @@ def gopher_repetition(text: str) -> str | Dropped:
     return text
 
 
-def c4(text: str) -> str | Dropped:
+def apply_c4(text: str) -> str | Dropped:
     """Lines that are sentences: of five words or more, ended by a mark, without a word on JavaScript."""
     if "{" in text:
         return Dropped("c4: curly bracket")
     if "lorem ipsum" in text.lower():
         return Dropped("c4: lorem ipsum")
-    kept = [
+    lines = [
         line
-        for line in _lines(text)
+        for line in _split_lines(text)
         if line.endswith(_ENDS)
         and not line.endswith("...")
         and len(_WORD.findall(line)) >= 5
         and "javascript" not in line.lower()
     ]
-    if sum(len(_SENTENCE.findall(line)) for line in kept) < 3:
+    if sum(len(_SENTENCE.findall(line)) for line in lines) < 3:
         return Dropped("c4: number of sentences")
-    return "\n".join(kept)
+    return "\n".join(lines)
 
 
-def fineweb(text: str) -> str | Dropped:
+def apply_fineweb(text: str) -> str | Dropped:
     """Pages that are no lists: lines end like sentences, are not all short, and do not come twice."""
-    lines = _lines(text)
+    lines = _split_lines(text)
     if not lines or sum(line.endswith(_ENDS) for line in lines) / len(lines) <= 0.12:
         return Dropped("fineweb: ends of lines")
     if sum(len(line) < 30 for line in lines) / len(lines) >= 0.67:
         return Dropped("fineweb: short lines")
-    if _doubles(lines)[1] / sum(map(len, lines)) >= 0.1:
+    if _count_doubles(lines)[1] / sum(map(len, lines)) >= 0.1:
         return Dropped("fineweb: characters of repeated lines")
     return text
 
 
-def _doubles(parts: Sequence[str]) -> tuple[int, int]:
+def _count_doubles(parts: Sequence[str]) -> tuple[int, int]:
     """How many parts were there before, and their characters."""
     again = Counter(parts)
     return len(parts) - len(again), sum((count - 1) * len(part) for part, count in again.items())
 
 
-def _top_share(words: Sequence[str], n: int) -> int:
+def _count_top_ngram(words: Sequence[str], n: int) -> int:
     """Characters of the n-gram that takes up most, if it comes more than once."""
     grams = Counter(zip(*(words[i:] for i in range(n)), strict=False))
     return max((count * sum(map(len, gram)) for gram, count in grams.items() if count > 1), default=0)
@@ -112,12 +115,12 @@ def _top_share(words: Sequence[str], n: int) -> int:
 
 def _count_repeated(words: Sequence[str], n: int) -> int:
     """Characters of words in an n-gram that was there before, each word counted once."""
-    seen: set[tuple[str, ...]] = set()
+    grams: set[tuple[str, ...]] = set()
     characters, covered = 0, 0  # `covered`: words up to here are counted
     for start in range(len(words) - n + 1):
         gram = tuple(words[start : start + n])
-        if gram in seen:
+        if gram in grams:
             characters += sum(map(len, words[max(start, covered) : start + n]))
             covered = start + n
-        seen.add(gram)
+        grams.add(gram)
     return characters

@@ -28,10 +28,10 @@ from gangline.storage.files import lock_folder
 from gangline_basics.data.chat_tokens import LEARNT_RULE
 from gangline_basics.data.named_tokens import read_special_tokens
 from gangline_dataloader.prepare import assemble, choice, known, prepare_plan as plans, task
-from gangline_dataloader.prepare.inputs import listing
+from gangline_dataloader.prepare.inputs import list_inputs
 from gangline_dataloader.prepare.prepare_plan import PLAN, SUBMITTED, WORK, PreparePlan
 from gangline_dataloader.prepare.settings import RULES_VERSION, TIKTOKEN, Settings
-from gangline_dataloader.store.durable import writing_to
+from gangline_dataloader.store.durable import explain_write_errors
 from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manifest, read, store_around
 
 EXIT_FAILURE = 1  # no mistake of the user's: as of a run that lost a rank
@@ -54,7 +54,7 @@ def prepare(
 
     Raises UserError where an input cannot be read, nothing is left to train on, or `out` holds something else.
     """
-    undertake(words, out, settings, engine, append, lambda plan: carry_out(plan, workers, progress))
+    plan_and_carry_out(words, out, settings, engine, append, lambda plan: carry_out(plan, workers, progress))
     return read(Path(out).expanduser())
 
 
@@ -62,7 +62,7 @@ def prepare(
 class OlderIdentity:
     """How a store records a call that was prepared before names and sources were part of its identity.
 
-    hash     `Settings.identity_without_names`
+    hash     `Settings.compute_older_identity`
     sources  the words of the command line; with the paths of the files they give the names
     """
 
@@ -70,7 +70,7 @@ class OlderIdentity:
     sources: frozenset[str]
 
 
-def undertake(
+def plan_and_carry_out(
     words: Sequence[str],
     out: str | Path,
     settings: Settings,
@@ -82,24 +82,24 @@ def undertake(
     folder = Path(out).expanduser()
     check_not_a_part(folder)
     settings.check()
-    files = listing(words, out)
-    identity = settings.identity(files)
-    older = OlderIdentity(settings.identity_without_names(files), frozenset(file.source for file in files))
+    files = list_inputs(words, out)
+    identity = settings.compute_identity(files)
+    older = OlderIdentity(settings.compute_older_identity(files), frozenset(file.source for file in files))
     if find_finished(folder, identity, append, older):
         if (folder / WORK).exists():
             with lock_store(folder):
                 plans.forget(folder, (identity, older.hash))
         return
     if append:
-        fits(read(folder), settings, folder)
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    with writing_to(folder):
+        check_appendable(read(folder), settings, folder)
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with lock_store(folder):
             try:
                 carry(plans.begin_plan(folder, identity, settings, engine, files, append))
             except BaseException:
-                remove_unused(folder, made)
+                remove_unused(folder, new_folders)
                 raise
 
 
@@ -131,7 +131,7 @@ class PrepareStage:
     work: Callable[[PreparePlan, int], None]
 
 
-def _task(plan: PreparePlan, number: int) -> None:
+def _run_task(plan: PreparePlan, number: int) -> None:
     there = len(plan.known)
     if number < there:
         known.work(plan, number)
@@ -139,28 +139,28 @@ def _task(plan: PreparePlan, number: int) -> None:
         task.work(plan.work, number, plan.dealt[number - there], plan.settings, plan.engine)
 
 
-def _pieces(plan: PreparePlan) -> int:
-    chosen = choice.read(plan)
-    assert chosen is not None, "documents are chosen before shards are written"
-    return len(chosen.pieces)
+def _count_new_shards(plan: PreparePlan) -> int:
+    selection = choice.read(plan)
+    assert selection is not None, "documents are chosen before shards are written"
+    return len(selection.pieces)
 
 
 STAGES = (
-    PrepareStage("task", True, lambda plan: len(plan.known) + len(plan.dealt), _task),
+    PrepareStage("task", True, lambda plan: len(plan.known) + len(plan.dealt), _run_task),
     PrepareStage("choice", False, lambda plan: 1, lambda plan, _: choice.choose(plan)),
-    PrepareStage("shard", True, _pieces, assemble.write_shard),
+    PrepareStage("shard", True, _count_new_shards, assemble.write_shard),
     PrepareStage("store", False, lambda plan: 1, lambda plan, _: assemble.publish(plan)),
 )
 
 
-def do(store: Path, identity: str, stage: int, number: int) -> None:
+def run_stage_item(store: Path, identity: str, stage: int, number: int) -> None:
     """One piece of a stage, in any process: the plan is on the disk."""
     STAGES[stage].work(plans.read(store, identity), number)
 
 
 def carry_out(plan: PreparePlan, workers: int, progress: Progress) -> None:
     """Every stage, on `workers` processes. What a piece raises is raised, the others' work kept."""
-    with processes(workers) as pool:
+    with open_pool(workers) as pool:
         for index, stage in enumerate(STAGES):
             total = stage.count(plan)
             progress(stage.name, 0, total)
@@ -169,14 +169,14 @@ def carry_out(plan: PreparePlan, workers: int, progress: Progress) -> None:
                     stage.work(plan, number)
                     progress(stage.name, number + 1, total)
                 continue
-            waiting = [pool.submit(do, plan.store, plan.identity, index, number) for number in range(total)]
-            for done, future in enumerate(as_completed(waiting), 1):
+            waiting = [pool.submit(run_stage_item, plan.store, plan.identity, index, number) for number in range(total)]
+            for count, future in enumerate(as_completed(waiting), 1):
                 future.result()
-                progress(stage.name, done, total)
+                progress(stage.name, count, total)
 
 
 @contextmanager
-def processes(workers: int) -> Iterator[ProcessPoolExecutor | None]:
+def open_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
     """A pool of so many, which are started as there is work; None for one.
 
     Raises UserError, with the exit code of a failure, where a worker ended before its work did.
@@ -189,13 +189,13 @@ def processes(workers: int) -> Iterator[ProcessPoolExecutor | None]:
         yield pool
     except BrokenProcessPool as error:
         pool.shutdown(wait=False, cancel_futures=True)
-        ended = UserError(
+        failure = UserError(
             f"a worker of {workers} ended before its work did (out of memory?).",
             "The system ends a process with SIGKILL where memory runs out. What was prepared so far stays.",
             "Type the same command to continue; fewer --workers need less memory, and the bytes are the same.",
         )
-        ended.exit_code = EXIT_FAILURE
-        raise ended from error
+        failure.exit_code = EXIT_FAILURE
+        raise failure from error
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
@@ -222,14 +222,16 @@ def find_finished(folder: Path, identity: str, append: bool, older: OlderIdentit
     if not folder.exists() and not append:
         return None
     if (folder / FILE).exists() or append:
-        found = read(folder)
-        if is_made_by(folder, identity) or (is_made_by(folder, older.hash) and older.sources <= found.sources.keys()):
-            return found
+        manifest = read(folder)
+        if is_made_by(folder, identity) or (
+            is_made_by(folder, older.hash) and older.sources <= manifest.sources.keys()
+        ):
+            return manifest
         if append:
             return None
         raise UserError(
             f"{folder} holds another token store.",
-            f"It was made of {', '.join(found.sources) or 'something else'}.",
+            f"It was made of {', '.join(manifest.sources) or 'something else'}.",
             "Other inputs or options make another store, and so do inputs that changed or are named differently.",
             "Name another --out, or delete it; --append puts what is not there yet behind it.",
         )
@@ -261,12 +263,12 @@ def is_made_by(folder: Path, identity: str) -> bool:
     return identity in (report.get("identity"), *(one.get("identity") for one in report.get("appended", [])))
 
 
-def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
+def check_appendable(manifest: Manifest, settings: Settings, folder: Path) -> None:
     """Raises UserError where documents by these options have no place behind those of a store."""
-    codec, known = settings.codec(), manifest.tokenizer
+    codec, tokenizer = settings.open_codec(), manifest.tokenizer
     calls = (manifest.report, *manifest.report.get("appended", []))
-    used = [one.get("rules", 1) for one in calls if Settings.from_record(one.get("settings", {})).filters]
-    if settings.filters and (older := [version for version in used if version != RULES_VERSION]):
+    versions = [one.get("rules", 1) for one in calls if Settings.from_record(one.get("settings", {})).filters]
+    if settings.filters and (older := [version for version in versions if version != RULES_VERSION]):
         raise UserError(
             f"{folder} was prepared by another version of the rules of --clean, --language and --replace.",
             f"Version {older[0]} there, {RULES_VERSION} here: texts put behind them would be cleaned differently.",
@@ -278,7 +280,7 @@ def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
             "Its documents and those behind them would be learnt differently.",
             "Prepare all of it anew, to another --out.",
         )
-    template = settings.template()
+    template = settings.load_template()
     if template is not None and manifest.shards.loss_xxh3 and template.source != _read_template(folder):
         raise UserError(
             f"{folder} holds conversations that another chat template wrote than {template.name}.",
@@ -286,27 +288,28 @@ def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
             "Leave --chat-template and --tokenizer out, and they are the store's.",
         )
     if template is not None and manifest.shards.loss_xxh3 and template.special != read_special_tokens(folder):
+        there, here = (_format_special_tokens(tokens) for tokens in (read_special_tokens(folder), template.special))
         raise UserError(
             f"{folder} holds conversations with other special tokens than those beside {settings.tokenizer}.",
-            f"There: {_names(read_special_tokens(folder))}. Here: {_names(template.special)}. A template writes them.",
+            f"There: {there}. Here: {here}. A template writes them.",
             "Leave --tokenizer out, and it is the store's.",
         )
     begin = manifest.report.get("settings", {}).get("begin_of_text")
-    for name, theirs, mine in (
-        ("tokenizer", known.identity, codec.identity),
-        ("end of text", known.end_of_text, codec.separator),
+    for name, theirs, own_value in (
+        ("tokenizer", tokenizer.identity, codec.identity),
+        ("end of text", tokenizer.end_of_text, codec.separator),
         ("--begin-of-text", begin, settings.begin_of_text),
         ("--chat", bool(manifest.shards.loss_xxh3), settings.chat),
     ):
-        if theirs != mine:
+        if theirs != own_value:
             raise UserError(
-                f"{folder} has another {name}: {theirs}, and not {mine}.",
+                f"{folder} has another {name}: {theirs}, and not {own_value}.",
                 "What is put behind a store has to be made as the store was.",
                 "Leave the option out, and it is the store's.",
             )
 
 
-def _names(special: dict[str, str]) -> str:
+def _format_special_tokens(special: dict[str, str]) -> str:
     return ", ".join(f"{name} {word}" for name, word in sorted(special.items())) or "none"
 
 

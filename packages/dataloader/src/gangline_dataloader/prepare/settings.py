@@ -19,7 +19,7 @@ from gangline_basics.data.codec import ByteCodec, TextCodec, TokenizerCodec
 from gangline_basics.data.tokenizer_files import find_file
 from gangline_dataloader.prepare import language, near
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
-from gangline_dataloader.prepare.fast_bpe import fast
+from gangline_dataloader.prepare.fast_bpe import build_fast_bpe
 from gangline_dataloader.prepare.inputs import Input
 from gangline_dataloader.prepare.private import KINDS
 from gangline_dataloader.store.durable import replace_bytes
@@ -72,29 +72,31 @@ class Settings:
         """Whether a rule of RULES_VERSION changes or drops documents."""
         return bool(self.clean or self.languages or self.private)
 
-    def codec(self, engine: str = TOKENIZERS) -> TextCodec:
+    def open_codec(self, engine: str = TOKENIZERS) -> TextCodec:
         """Text to tokens, by one of ENGINES: the tokens are the same. Raises UserError."""
         if self.tokenizer == BYTES:
             return ByteCodec(self.end_of_text, CODEC_OPTIONS)
         path = Path(self.tokenizer).expanduser()
         about = path.stat() if path.exists() else None
-        return _codec(self.tokenizer, self.end_of_text, engine, about and (about.st_mtime_ns, about.st_size))
+        return _open_tokenizer_codec(
+            self.tokenizer, self.end_of_text, engine, about and (about.st_mtime_ns, about.st_size)
+        )
 
-    def template(self) -> ChatTemplate | None:
+    def load_template(self) -> ChatTemplate | None:
         """What conversations become text by. Raises UserError where there is none."""
         if not self.chat:
             return None
         return read_template(None if self.tokenizer == BYTES else self.tokenizer, self.chat_template)
 
-    def beginning(self) -> int:
+    def find_begin_token(self) -> int:
         """The token before each document. Raises UserError where it is none."""
-        word, codec = self.begin_of_text or "", self.codec()
-        found = codec.tokenizer.token_to_id(word) if isinstance(codec, TokenizerCodec) else None
+        word, codec = self.begin_of_text or "", self.open_codec()
+        token = codec.tokenizer.token_to_id(word) if isinstance(codec, TokenizerCodec) else None
         if not isinstance(codec, TokenizerCodec) and len(word.encode()) == 1:
-            found = word.encode()[0]
-        if found is None:
+            token = word.encode()[0]
+        if token is None:
             raise UserError(f"--begin-of-text {word} is no token of --tokenizer {self.tokenizer}.")
-        return int(found)
+        return int(token)
 
     def check(self) -> None:
         """Raises UserError for what has no meaning."""
@@ -102,10 +104,10 @@ class Settings:
             raise UserError(
                 "--field '' must be the name of a field.", "Rows of JSONL and Parquet hold their text in it."
             )
-        self.codec()
-        self.template()
+        self.open_codec()
+        self.load_template()
         if self.begin_of_text is not None:
-            self.beginning()
+            self.find_begin_token()
             if self.chat:
                 raise UserError("--begin-of-text has no meaning beside --chat: the template writes what comes first.")
         if self.chat_template is not None and not self.chat:
@@ -130,37 +132,39 @@ class Settings:
         if not 0 <= self.validation < 1:
             raise UserError(f"--validation {self.validation} is not a fraction.", "Choose at least 0 and less than 1.")
 
-    def identity(self, files: Sequence[Input]) -> str:
+    def compute_identity(self, files: Sequence[Input]) -> str:
         """A hash of all that decides the result: of another one nothing may be taken over.
 
         Names decide which documents are held out; the report has their sources.
         """
         return self._hash([(file.path, file.size, file.modified, file.split, file.name, file.source) for file in files])
 
-    def identity_without_names(self, files: Sequence[Input]) -> str:
+    def compute_older_identity(self, files: Sequence[Input]) -> str:
         """`identity` as stores record it that were prepared before names and sources were part of it."""
         return self._hash([(file.path, file.size, file.modified, file.split) for file in files])
 
     def _hash(self, listed: Sequence[tuple]) -> str:
         decided = {
             **asdict(self),
-            "tokenizer": self.codec().identity,
-            "end": self.codec().separator,
+            "tokenizer": self.open_codec().identity,
+            "end": self.open_codec().separator,
         }
         if self.near is not None:
             decided["near_by"] = near.check()
-        template = self.template()
+        template = self.load_template()
         decided["chat_template"] = template and [template.source, sorted(template.special.items()), LEARNT_RULE]
         return blake2b(json.dumps([decided, listed]).encode(), digest_size=16).hexdigest()
 
 
 @cache
-def _codec(tokenizer: str, end_of_text: str | None, engine: str, version: tuple[int, int] | None) -> TextCodec:
+def _open_tokenizer_codec(
+    tokenizer: str, end_of_text: str | None, engine: str, version: tuple[int, int] | None
+) -> TextCodec:
     codec = TokenizerCodec(tokenizer, end_of_text, "replace", CODEC_OPTIONS)
-    return (fast(codec) if engine == TIKTOKEN else None) or codec
+    return (build_fast_bpe(codec) if engine == TIKTOKEN else None) or codec
 
 
-def dtype_for(vocab_size: int) -> str:
+def choose_dtype(vocab_size: int) -> str:
     """The narrowest stored dtype that holds every token."""
     return "|u1" if vocab_size <= 1 << 8 else "<u2" if vocab_size <= 1 << 16 else "<u4"
 
@@ -169,17 +173,17 @@ def copy_tokenizer(settings: Settings, folder: Path) -> Tokenizer:
     """Put the tokenizer beside the manifest, so that the store explains itself, with the names of its special tokens
     and its chat template; of conversations the one that they were written by.
     """
-    codec, template = settings.codec(), settings.template()
+    codec, template = settings.open_codec(), settings.load_template()
     kind, file = (BYTES, None) if settings.tokenizer == BYTES else ("tokenizer.json", "tokenizer.json")
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     if file is not None:
         path = Path(settings.tokenizer).expanduser()
         files = {name: find_file(path.parent, name) for name in BESIDE}
-        found = {name: file.read_bytes() for name, file in files.items() if file is not None}
+        contents = {name: file.read_bytes() for name, file in files.items() if file is not None}
         replace_bytes(folder / file, path.read_bytes())
     if template is not None:
-        found[TEMPLATE] = template.source.encode()
-    for name, content in found.items():
+        contents[TEMPLATE] = template.source.encode()
+    for name, content in contents.items():
         replace_bytes(folder / name, content)
-    sums = [xxhash.xxh3_128_hexdigest(found[name]) for name in sorted(found)]
-    return Tokenizer(kind, codec.identity, file, codec.separator, sorted(found), sums)
+    sums = [xxhash.xxh3_128_hexdigest(contents[name]) for name in sorted(contents)]
+    return Tokenizer(kind, codec.identity, file, codec.separator, sorted(contents), sums)

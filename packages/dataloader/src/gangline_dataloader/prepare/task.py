@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from gangline_dataloader.prepare.documents import NotText, documents
+from gangline_dataloader.prepare.documents import NotText, read_documents
 from gangline_dataloader.prepare.encode import DocumentEncoder
 from gangline_dataloader.prepare.inputs import Input
-from gangline_dataloader.prepare.near import PERMUTATIONS, signature
+from gangline_dataloader.prepare.near import PERMUTATIONS, compute_signature
 from gangline_dataloader.prepare.rule import Dropped
-from gangline_dataloader.prepare.settings import Settings, dtype_for
+from gangline_dataloader.prepare.settings import Settings, choose_dtype
 from gangline_dataloader.store.durable import replace_json
-from gangline_dataloader.store.npy import NpyWriter, durable
+from gangline_dataloader.store.npy import NpyWriter, save_array
 
 # A row for each document that passed: where its tokens end, the hash of them, whether it is held out, which of the
 # task's sources it is of, and the bytes of its text.
@@ -72,7 +72,7 @@ class Finished:
     counts: dict[str, Count]
 
 
-def paths(folder: Path, number: int) -> tuple[Path, Path, Path, Path]:
+def locate_task_files(folder: Path, number: int) -> tuple[Path, Path, Path, Path]:
     """Tokens, rows, signatures and note of a task."""
     stem = folder / f"task-{number:06d}"
     suffixes = (".npy", ".rows.npy", ".near.npy", ".json")
@@ -87,7 +87,7 @@ def locate_counted(tokens: Path) -> Path:
 
 def load_finished(folder: Path, number: int) -> Finished | None:
     """What an earlier process made of a task, or None."""
-    tokens, rows, signatures, note = paths(folder, number)
+    tokens, rows, signatures, note = locate_task_files(folder, number)
     try:
         content = json.loads(note.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -95,7 +95,7 @@ def load_finished(folder: Path, number: int) -> Finished | None:
     return Finished(tokens, rows, signatures, {source: Count(**count) for source, count in content.items()})
 
 
-def tag() -> str:
+def make_tag() -> str:
     """In the names of files under way: no two processes have one, on however many machines."""
     return f".{os.getpid()}-{secrets.token_hex(4)}"
 
@@ -107,68 +107,68 @@ def work(folder: Path, number: int, files: Sequence[Input], settings: Settings, 
     """
     if load_finished(folder, number):
         return
-    mine = tag()
+    tag = make_tag()
     try:
-        _work(folder, number, mine, files, settings, engine)
+        _work(folder, number, tag, files, settings, engine)
     except BaseException:
-        for torn in folder.glob(f".*{mine}.part"):
-            torn.unlink(missing_ok=True)
+        for path in folder.glob(f".*{tag}.part"):
+            path.unlink(missing_ok=True)
         raise
 
 
-def _work(folder: Path, number: int, mine: str, files: Sequence[Input], settings: Settings, engine: str) -> None:
-    tokens, _, _, note = paths(folder, number)
+def _work(folder: Path, number: int, tag: str, files: Sequence[Input], settings: Settings, engine: str) -> None:
+    tokens, _, _, note = locate_task_files(folder, number)
     encode = DocumentEncoder(settings, engine)
     counts: dict[str, Count] = {}
-    writer = NpyWriter(tokens, dtype_for(encode.codec.vocab_size), mine)
-    marks = NpyWriter(locate_counted(tokens), "|u1", mine) if settings.chat else None
-    found, alike = [], []
+    writer = NpyWriter(tokens, choose_dtype(encode.codec.vocab_size), tag)
+    marks = NpyWriter(locate_counted(tokens), "|u1", tag) if settings.chat else None
+    rows, alike = [], []
     for file in files:
         count = counts.setdefault(file.source, Count())
-        source, side = list(counts).index(file.source), side_of(file)
+        source, side = list(counts).index(file.source), hash_file_name(file)
         count.files += 1
         try:
-            for document in documents(file, settings.field, settings.chat):
+            for document in read_documents(file, settings.field, settings.chat):
                 count.documents += 1
-                made = encode(document)
-                if isinstance(made, Dropped):
-                    count.drop(made.why)
+                outcome = encode(document)
+                if isinstance(outcome, Dropped):
+                    count.drop(outcome.why)
                     continue
-                count.replace(made.replaced)
-                stored = np.ascontiguousarray(made.tokens, writer.dtype)
-                writer.write(stored)
-                if marks is not None and made.counted is not None:
-                    marks.write(made.counted)
-                digest = digest_of(stored, made.counted)
+                count.replace(outcome.replaced)
+                token_ids = np.ascontiguousarray(outcome.tokens, writer.dtype)
+                writer.write(token_ids)
+                if marks is not None and outcome.counted is not None:
+                    marks.write(outcome.counted)
+                digest = compute_digest(token_ids, outcome.counted)
                 held = file.split == "validation"
                 if not file.split:
-                    share = xxhash.xxh3_64_intdigest(made.content) if side is None else side
+                    share = xxhash.xxh3_64_intdigest(outcome.content) if side is None else side
                     held = share < settings.validation * 2**64
-                found.append((writer.length, digest >> 64, digest & _LOW, held, source, len(made.content)))
+                rows.append((writer.length, digest >> 64, digest & _LOW, held, source, len(outcome.content)))
                 if settings.near is not None:
-                    alike.append(signature(made.text))
+                    alike.append(compute_signature(outcome.text))
                 count.kept += 1
-                count.tokens += len(stored)
-                count.nbytes += len(made.content)
+                count.tokens += len(token_ids)
+                count.nbytes += len(outcome.content)
         except NotText:
             count.documents += 1
             count.drop("not text")
     writer.close()
     if marks is not None:
         marks.close()
-    save(folder, number, mine, found, alike if settings.near is not None else None)
-    replace_json(note, {source: vars(count) for source, count in counts.items()}, mine)
+    save(folder, number, tag, rows, alike if settings.near is not None else None)
+    replace_json(note, {source: vars(count) for source, count in counts.items()}, tag)
 
 
-def save(folder: Path, number: int, mine: str, found: list[tuple], alike: list[np.ndarray] | None) -> None:
+def save(folder: Path, number: int, tag: str, found: list[tuple], alike: list[np.ndarray] | None) -> None:
     """A task's rows and, where near doubles are dropped, signatures, on the disk."""
-    _, rows, signatures, _ = paths(folder, number)
-    durable(rows, np.array(found, ROW), mine)
+    _, rows, signatures, _ = locate_task_files(folder, number)
+    save_array(rows, np.array(found, ROW), tag)
     if alike is not None:
-        durable(signatures, np.array(alike, np.uint32).reshape(-1, PERMUTATIONS), mine)
+        save_array(signatures, np.array(alike, np.uint32).reshape(-1, PERMUTATIONS), tag)
 
 
-def digest_of(tokens: np.ndarray, counted: np.ndarray | None) -> int:
+def compute_digest(tokens: np.ndarray, counted: np.ndarray | None) -> int:
     """Return the hash that duplicates share: of a document's tokens and, of a conversation, of what counts in the loss.
 
     counted  (n,) bool or uint8: which of the tokens (n,) are to be learnt; None: all
@@ -179,7 +179,7 @@ def digest_of(tokens: np.ndarray, counted: np.ndarray | None) -> int:
     return digest.intdigest()
 
 
-def side_of(file: Input) -> int | None:
+def hash_file_name(file: Input) -> int | None:
     """A number in [0, 2^64) that decides whether a document is held out: of its file's name; None: of its text, where
     a file has many documents; so that it stays on its side when others come or go."""
     if file.kind == "text":

@@ -12,11 +12,11 @@ from gangline_dataloader.sources.changing import (
     MixedPackedSource,
     MixedWindowSource,
 )
-from gangline_dataloader.sources.codec import codec
-from gangline_dataloader.sources.infill import infill_of
+from gangline_dataloader.sources.codec import open_codec
+from gangline_dataloader.sources.infill import build_infill
 from gangline_dataloader.sources.joined import join_groups
-from gangline_dataloader.sources.mixture import mixture
-from gangline_dataloader.sources.split import SplitRows, parts_of_split
+from gangline_dataloader.sources.mixture import build_mixture
+from gangline_dataloader.sources.split import SplitRows, open_split_parts
 from gangline_dataloader.sources.windows import MakeReader, SampleOrder, WindowSource
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gangline_dataloader.config import MixConfig, SequenceConfig, TokensConfig
 
 
-def tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | None = None) -> WindowSource:
+def build_tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | None = None) -> WindowSource:
     """One store. Raises UserError where it cannot be read, or is too short for one sequence.
 
     reader  makes another reader than the source's own
@@ -33,8 +33,8 @@ def tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | No
     T = run.batch.sequence_length
     path, vocabulary = config.path or "", run.model.vocab_size
     best_fit = config.packing == "best_fit"
-    option, cache = "data.path", config.remote_cache()
-    parts = parts_of_split(
+    option, cache = "data.path", config.make_remote_cache()
+    parts = open_split_parts(
         "tokens", path, split, T, config.validation_fraction, option, vocabulary, best_fit, config.column, cache
     )
     span = None if config.shuffle_span is None else max(1, config.shuffle_span // T)
@@ -47,42 +47,42 @@ def tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | No
     return (GrowingPackedSource if best_fit else GrowingWindowSource)(
         parts,
         join_groups(order, [parts]),
-        codec(parts[0].store),
+        open_codec(parts[0].store),
         sequence_length=T,
         documents=config.documents,
-        identity=(config.order, run.seed, split, span, *deciding(config)),
+        identity=(config.order, run.seed, split, span, *get_infill_identity(config)),
         samples=rows,
         reach=span or 0,
         make_reader=reader,
-        infill=infill_of(config, [one.store for one in parts], run.seed, split),
+        infill=build_infill(config, [one.store for one in parts], run.seed, split),
     )
 
 
-def parts_of(config: TokensConfig, run: Run) -> list[SplitRows]:
-    """Those of all splits that a run of `data=tokens` reads. Raises UserError as `tokens`."""
+def open_run_parts(config: TokensConfig, run: Run) -> list[SplitRows]:
+    """Those of all splits that a run of `data=tokens` reads. Raises UserError as `build_tokens`."""
     splits: tuple[Split, ...] = ("train", "validation") if run.validate.every else ("train",)
     if config is not run.data:  # of a validation set
         splits = ("validation",)
-    return [part for split in splits for part in tokens(config, run, split).parts]
+    return [part for split in splits for part in build_tokens(config, run, split).parts]
 
 
-def mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
+def build_mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
     """A weighted mixture of stores. Raises UserError for stores and weights that make none."""
-    groups, order = mixture(config, run, split)
+    groups, order = build_mixture(config, run, split)
     parts = [part for group in groups for part in group]
     return (MixedPackedSource if config.packing == "best_fit" else MixedWindowSource)(
         parts,
         join_groups(order, groups),
-        codec(parts[0].store),
+        open_codec(parts[0].store),
         sequence_length=run.batch.sequence_length,
         documents=config.documents,
-        identity=("mix", run.seed, split, config.shuffle_span, *deciding(config)),
+        identity=("mix", run.seed, split, config.shuffle_span, *get_infill_identity(config)),
         samples=order.samples,
         reach=len(parts) * ((config.shuffle_span or 0) // run.batch.sequence_length),
-        infill=infill_of(config, [one.store for one in parts], run.seed, split),
+        infill=build_infill(config, [one.store for one in parts], run.seed, split),
     )
 
 
-def deciding(config: SequenceConfig) -> list[object]:
+def get_infill_identity(config: SequenceConfig) -> list[object]:
     """What decides the samples where documents are not left as they are."""
     return [("infill", config.fim_rate, config.fim_spm_rate, tuple(config.fim_tokens))] if config.fim_rate else []

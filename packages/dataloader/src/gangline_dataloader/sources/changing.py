@@ -6,7 +6,7 @@ from abc import ABC
 from typing import Any
 
 from gangline import UserError
-from gangline_dataloader.order.mixture import shares
+from gangline_dataloader.order.mixture import normalise_weights
 from gangline_dataloader.order.single import SingleOrder
 from gangline_dataloader.sources.mixture import TrainOrder
 from gangline_dataloader.sources.packed import PackedSource
@@ -19,7 +19,7 @@ class GrowingSource(WindowSource, ABC):
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
         if fingerprint == self.compute_fingerprint():
             return True
-        if not isinstance(self.order, SingleOrder) or fingerprint != self.fingerprint_of(state):
+        if not isinstance(self.order, SingleOrder) or fingerprint != self.compute_state_fingerprint(state):
             return False
         (part,) = self.parts
         if not part.holds(state["parts"][0]):
@@ -45,7 +45,7 @@ class MixedSource(WindowSource, ABC):
         """Raises UserError where the stores are the same, and their weights say something else about the past."""
         if fingerprint == self.compute_fingerprint():
             return True
-        if not isinstance(self.order, TrainOrder) or fingerprint != self.fingerprint_of(state):
+        if not isinstance(self.order, TrainOrder) or fingerprint != self.compute_state_fingerprint(state):
             return False
         parts = {part.name: part for part in self.parts}
         if any(part[0] not in parts or not parts[part[0]].holds(part) for part in state["parts"]):
@@ -56,7 +56,7 @@ class MixedSource(WindowSource, ABC):
         sizes = {name: [[0, had]] if isinstance(had, int) else had for name, (had, _) in was["sources"].items()}
         epochs = {name: epochs for name, (_, epochs) in was["sources"].items()}
         caps = [name for name in epochs if now["sources"][name][1] != epochs[name]]
-        if before != after or (caps and not self.order.mixture.deals_alike(sizes, epochs, cursor)):
+        if before != after or (caps and not self.order.mixture.gives_same_samples(sizes, epochs, cursor)):
             raise _explain_past_change(cursor, before, after, caps, was["sources"])
         order = self.order.resume_after(sizes, cursor)
         self.change_order(order)
@@ -81,8 +81,8 @@ def _explain_past_change(
     if before != after:
         why = f"{why} Up to there its shares were {before}, and now they are {after}."
         rows = {name: had if isinstance(had, int) else had[0][1] for name, (had, _) in sources.items()}
-        if before[0][1] == dict(zip(rows, map(str, shares(list(rows.values()))), strict=True)):
-            named = ", ".join(f"{name}: {count}" for name, count in rows.items())
+        if before[0][1] == dict(zip(rows, map(str, normalise_weights(list(rows.values()))), strict=True)):
+            weights = ", ".join(f"{name}: {count}" for name, count in rows.items())
             why = f"{why}\n(Without data.weights they are the sequences that each source has, and one grew.)"
-            mend = f"'data.weights={{{named}}}'  keeps them; what is to come is added in data.stages."
+            mend = f"'data.weights={{{weights}}}'  keeps them; what is to come is added in data.stages."
     return UserError(f"{what} would change samples that the run has read.", *why.splitlines(), mend)

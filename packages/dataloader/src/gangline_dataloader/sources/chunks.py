@@ -37,11 +37,11 @@ class StepChunks:
         self._failed: Exception | None = None
         self._places: dict[int, RowPlace] = {}
 
-    def numbers(self, chunk: int) -> np.ndarray:
+    def get_sample_numbers(self, chunk: int) -> np.ndarray:
         """(N,) the samples of a chunk; fewer where the data ends. Raises UserError where it has ended."""
-        grown, size, end = self._grown, self.place.global_size, self.source.order.end
-        first = (1 << chunk) - 1 if chunk <= grown else (1 << grown) - 1 + (chunk - grown << grown)
-        steps = np.arange(first, first + (1 << min(chunk, grown)))
+        doublings, size, end = self._grown, self.place.global_size, self.source.order.end
+        first = (1 << chunk) - 1 if chunk <= doublings else (1 << doublings) - 1 + (chunk - doublings << doublings)
+        steps = np.arange(first, first + (1 << min(chunk, doublings)))
         if end is not None:
             steps = steps[self.cursor + (steps + 1) * size <= end]
             if not len(steps):
@@ -55,45 +55,47 @@ class StepChunks:
         """
         if self._failed is not None:
             raise self._failed
-        numbers, begun = self.numbers(chunk), time.monotonic()
+        numbers, start = self.get_sample_numbers(chunk), time.monotonic()
         try:
-            return self.source.fill(numbers, memory(len(numbers)), self._place(chunk, numbers))
+            return self.source.fill(numbers, memory(len(numbers)), self._locate_samples(chunk, numbers))
         except Exception:
-            if len(numbers) == self.place.share or time.monotonic() - begun > PATIENCE:
+            if len(numbers) == self.place.share or time.monotonic() - start > PATIENCE:
                 raise
-        good, failed = 0, None
+        good, failure = 0, None
         for step in numbers.reshape(-1, self.place.share):
             try:
                 self.source.fill(step)
             except Exception as error:
-                failed = error
+                failure = error
                 break
             good += len(step)
-        if failed is not None and not good:
-            raise failed
-        self._failed = failed
+        if failure is not None and not good:
+            raise failure
+        self._failed = failure
         return self.source.fill(numbers[:good], memory(good))
 
-    def _place(self, chunk: int, numbers: np.ndarray) -> RowPlace | None:
+    def _locate_samples(self, chunk: int, numbers: np.ndarray) -> RowPlace | None:
         """Where the samples (N,) of a chunk come from; None: a call for them alone is as good."""
         if self.source.distant or chunk < self._grown or self.source.order.end is not None:
             return None
         if chunk not in self._places:
             count = len(numbers)
-            found = self.source.rows(np.concatenate([self.numbers(chunk + n) for n in range(GROUP)]))
+            places = self.source.locate_samples(
+                np.concatenate([self.get_sample_numbers(chunk + n) for n in range(GROUP)])
+            )
             for n in range(GROUP):
                 here = slice(n * count, (n + 1) * count)
-                self._places[chunk + n] = RowPlace(found.source[here], found.epoch[here], found.row[here])
+                self._places[chunk + n] = RowPlace(places.source[here], places.epoch[here], places.row[here])
         return self._places.pop(chunk)
 
 
-def steps_per_chunk(source: WindowSource, place: ReadPlace) -> int:
+def compute_steps_per_chunk(source: WindowSource, place: ReadPlace) -> int:
     """How many, a power of two."""
     most = max(1, CHUNK // (place.share * source.sequence_length))
     return 1 << most.bit_length() - 1
 
 
-def microbatches(
+def split_into_microbatches(
     source: WindowSource,
     place: ReadPlace,
     numbers: np.ndarray,
@@ -108,17 +110,17 @@ def microbatches(
     samples = torch.from_numpy(numbers).view(count, B).unbind()
     batches = [StoredBatch(*each) for each in zip(tokens.view(count, B, T + 1).unbind(), samples, strict=True)]
     if loss_mask is not None:
-        for stored, mask in zip(batches, loss_mask.view(count, B, T).unbind(), strict=True):
-            stored.loss_mask = mask
+        for batch, mask in zip(batches, loss_mask.view(count, B, T).unbind(), strict=True):
+            batch.loss_mask = mask
     if filled is not None:
-        for stored, rooms in zip(batches, torch.from_numpy(filled).view(count, B).unbind(), strict=True):
-            stored.filled = rooms
+        for batch, rooms in zip(batches, torch.from_numpy(filled).view(count, B).unbind(), strict=True):
+            batch.filled = rooms
     if source.documents:
         borders = np.arange(count + 1, dtype=np.int32) * (B * T)
         cuts = np.diff(np.searchsorted(ends, borders, side="right"))
         of_batch = torch.from_numpy(ends - np.repeat(borders[:-1], cuts)).split(cuts.tolist())
-        for stored, each in zip(batches, of_batch, strict=True):
-            stored.ends = each
+        for batch, each in zip(batches, of_batch, strict=True):
+            batch.ends = each
     return batches
 
 

@@ -21,62 +21,62 @@ if TYPE_CHECKING:
     from gangline_dataloader.config import SequenceConfig
 
 
-def codec(store: Tokens) -> TextCodec | None:
+def open_codec(store: Tokens) -> TextCodec | None:
     """The vocabulary of a store, to show what was read as text; None where nobody knows it."""
     if not isinstance(store, StoreTokens):
         return None
     about = store.manifest.tokenizer
     if about.file is None:
         return ByteCodec(chr(about.end_of_text or 0))
-    found = TokenizerCodec(str(store.folder / about.file), None, "replace")
-    if found.identity != about.identity:
+    codec = TokenizerCodec(str(store.folder / about.file), None, "replace")
+    if codec.identity != about.identity:
         raise UserError(
             f"{store.folder / about.file} is not the tokenizer that made the tokens of {store.name}.",
-            f"Its identity is {found.identity}, and the manifest says {about.identity}.",
+            f"Its identity is {codec.identity}, and the manifest says {about.identity}.",
             f"gangline data verify {store.name}, and copy the file again",
         )
-    found.separator = about.end_of_text
-    return found
+    codec.separator = about.end_of_text
+    return codec
 
 
-def stores_of(config: SequenceConfig) -> list[StoreTokens]:
+def open_stores(config: SequenceConfig) -> list[StoreTokens]:
     """The stores of ours that options name, opened. Raises UserError where one cannot be read."""
-    cache = config.remote_cache()
-    found: list[StoreTokens] = []
-    for path in config.paths():
+    cache = config.make_remote_cache()
+    stores: list[StoreTokens] = []
+    for path in config.list_paths():
         if is_remote(path):
-            found.append(RemoteTokens(path, cache.files(), cache.deadline))
+            stores.append(RemoteTokens(path, cache.open_file_cache(), cache.deadline))
         elif not is_foreign(Path(path).expanduser()):
-            found.append(LocalTokens(path))
-    return found
+            stores.append(LocalTokens(path))
+    return stores
 
 
-def template(stores: Sequence[StoreTokens]) -> ChatTemplate | None:
+def find_chat_template(stores: Sequence[StoreTokens]) -> ChatTemplate | None:
     """How conversations of these stores are written; without such stores as their tokenizer writes them.
 
     None: there is no store. Raises UserError where there is none, or stores differ.
     """
-    found: list[tuple[str, ChatTemplate]] = []
+    templates: list[tuple[str, ChatTemplate]] = []
     for store in [store for store in stores if store.masked] or stores[:1]:
         about, own = store.manifest.tokenizer, store.folder / TEMPLATE
         if about.file is None and not own.exists():
             raise _explain_no_template(store)
         try:
             tokenizer = None if about.file is None else str(store.folder / about.file)
-            found.append((store.name, read_template(tokenizer, str(own) if own.exists() else None)))
+            templates.append((store.name, read_template(tokenizer, str(own) if own.exists() else None)))
         except UserError as error:
             raise _explain_no_template(store) from error
-    for name, other in found[1:]:
-        first, kept = found[0]
-        if (kept.source, kept.special) != (other.source, other.special):
+    for name, other in templates[1:]:
+        first, template = templates[0]
+        if (template.source, template.special) != (other.source, other.special):
             raise UserError(
                 f"conversations of {first} and of {name} are written by different chat templates.",
                 "A run that learnt both has no one way to be asked.",
             )
-    return found[0][1] if found else None
+    return templates[0][1] if templates else None
 
 
-def old_masks(stores: Sequence[StoreTokens]) -> list[str]:
+def report_old_masks(stores: Sequence[StoreTokens]) -> list[str]:
     """A line for each store that says otherwise than it is said today which tokens of conversations are learnt."""
     return [
         f"{store.name} was prepared by an older rule of what is learnt of conversations: what a template writes behind "

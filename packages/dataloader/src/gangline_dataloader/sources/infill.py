@@ -14,8 +14,8 @@ import numpy as np
 
 from gangline import UserError
 from gangline_basics.data.codec import TokenizerCodec
-from gangline_dataloader.order.permutation import U64, mix, round_keys
-from gangline_dataloader.sources.codec import codec
+from gangline_dataloader.order.permutation import U64, derive_round_keys, mix
+from gangline_dataloader.sources.codec import open_codec
 from gangline_dataloader.store.stored import StoreTokens
 from gangline_dataloader.store.tokens import Tokens
 
@@ -41,7 +41,7 @@ class Infill:
         self, rate: float, spm_rate: float, marks: Sequence[int], end_of_text: int | None, *key: object
     ) -> None:
         self.rate, self.spm_rate, self.end_of_text = rate, spm_rate, end_of_text
-        self._keys = round_keys(*key, "infill")
+        self._keys = derive_round_keys(*key, "infill")
         self.prefix, self.middle, self.suffix = marks
 
     def apply(self, tokens: np.ndarray, numbers: np.ndarray, borders: np.ndarray | None = None) -> None:
@@ -58,11 +58,13 @@ class Infill:
         number = np.arange(len(start)) - np.searchsorted(start, row * n)  # of the document in its row
         if self.end_of_text is not None:
             stop = stop - (flat[stop - 1] == self.end_of_text)
-        rearranged = (stop - start >= LEAST) & (_share(self._draw(numbers[row], number, 0)) < self.rate)
+        rearranged = (stop - start >= LEAST) & (_scale_to_fraction(self._draw(numbers[row], number, 0)) < self.rate)
         start, stop, row, number = (each[rearranged] for each in (start, stop, row, number))
-        kept, whose = (stop - start - MARKS).astype(U64), numbers[row]
-        cut = np.sort([self._draw(whose, number, which) % (kept + U64(1)) for which in (1, 2)], axis=0).astype(np.int64)
-        spm = _share(self._draw(whose, number, 3)) < self.spm_rate
+        lengths, samples = (stop - start - MARKS).astype(U64), numbers[row]
+        cut = np.sort([self._draw(samples, number, which) % (lengths + U64(1)) for which in (1, 2)], axis=0).astype(
+            np.int64
+        )
+        spm = _scale_to_fraction(self._draw(samples, number, 3)) < self.spm_rate
         for first, end, one, other, suffix_first in zip(
             start.tolist(), stop.tolist(), *cut.tolist(), spm.tolist(), strict=True
         ):
@@ -88,15 +90,15 @@ class Infill:
             tokens[3 + first + suffix :] = text[first:second]
 
 
-def _share(draws: np.ndarray) -> np.ndarray:
+def _scale_to_fraction(draws: np.ndarray) -> np.ndarray:
     """uint64 to [0, 1)."""
     return (draws >> U64(11)) * 2.0**-53
 
 
-def marks_of(names: Sequence[str], store: str, ids: Sequence[int | None]) -> list[int]:
+def get_mark_tokens(names: Sequence[str], store: str, ids: Sequence[int | None]) -> list[int]:
     """The tokens of the three marks. Raises UserError where the tokenizer has one of them not."""
-    found = [one for one in ids if one is not None]
-    if len(names) != MARKS or len(found) != MARKS or len(set(found)) != MARKS:
+    tokens = [one for one in ids if one is not None]
+    if len(names) != MARKS or len(tokens) != MARKS or len(set(tokens)) != MARKS:
         missing = [name for name, one in zip(names, ids, strict=False) if one is None]
         raise UserError(
             f"data.fim_tokens={list(names)}: "
@@ -104,10 +106,10 @@ def marks_of(names: Sequence[str], store: str, ids: Sequence[int | None]) -> lis
             "They mark prefix, middle and suffix, and are tokens of their own in the store's tokenizer.",
             "gangline data prepare --tokenizer FILE with a tokenizer that has them, or data.fim_rate=0",
         )
-    return found
+    return tokens
 
 
-def infill_of(config: SequenceConfig, stores: Sequence[Tokens], seed: int, split: Split) -> Infill | None:
+def build_infill(config: SequenceConfig, stores: Sequence[Tokens], seed: int, split: Split) -> Infill | None:
     """What `config` asks for, of stores that share a tokenizer; of training alone: what is held out is read as it is.
 
     Raises UserError where the tokenizer has no marks, or a store says which tokens are to be learnt: that is of their
@@ -123,11 +125,11 @@ def infill_of(config: SequenceConfig, stores: Sequence[Tokens], seed: int, split
                 "data.fim_rate=0",
             )
     one = stores[0]
-    known = codec(one)
+    codec = open_codec(one)
     ids = [
-        known.tokenizer.token_to_id(name) if isinstance(known, TokenizerCodec) else None for name in config.fim_tokens
+        codec.tokenizer.token_to_id(name) if isinstance(codec, TokenizerCodec) else None for name in config.fim_tokens
     ]
-    marks = marks_of(config.fim_tokens, f"the tokenizer of {_name_store(one)}", ids)
+    marks = get_mark_tokens(config.fim_tokens, f"the tokenizer of {_name_store(one)}", ids)
     return Infill(config.fim_rate, config.fim_spm_rate, marks, one.end_of_text, seed, split)
 
 

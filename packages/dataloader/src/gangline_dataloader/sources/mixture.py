@@ -15,11 +15,11 @@ import numpy as np
 from gangline import Problem, UserError
 from gangline.config.suggest import suggest_near
 from gangline.data.vocabulary import find_vocabulary_problems
-from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace, WeightStage, shares
-from gangline_dataloader.sources.infill import infill_of
-from gangline_dataloader.sources.present import missing
+from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace, WeightStage, normalise_weights
+from gangline_dataloader.sources.infill import build_infill
+from gangline_dataloader.sources.present import find_file_problems
 from gangline_dataloader.sources.room import check_room
-from gangline_dataloader.sources.split import SplitRows, parts_of_split
+from gangline_dataloader.sources.split import SplitRows, open_split_parts
 from gangline_dataloader.store.manifest import Manifest
 from gangline_dataloader.store.stored import StoreTokens
 
@@ -40,7 +40,7 @@ class TrainOrder:
 
     @property
     def deciding(self) -> dict[str, Any]:
-        return deciding(self.mixture)
+        return get_order_state(self.mixture)
 
     def __call__(self, numbers: np.ndarray) -> RowPlace:
         return self.mixture(numbers)
@@ -61,30 +61,30 @@ class HeldOutOrder:
 
     @property
     def deciding(self) -> dict[str, Any]:
-        return deciding(self.mixture)
+        return get_order_state(self.mixture)
 
     def __call__(self, numbers: np.ndarray) -> RowPlace:
         return self.mixture(np.asarray(numbers, np.int64) % self.samples)
 
 
-def deciding(mixture: MixtureOrder) -> dict[str, Any]:
+def get_order_state(mixture: MixtureOrder) -> dict[str, Any]:
     """What the order is a function of, beside its key: JSON. Shares are exact; a source without one is not named."""
     stages = []
     for stage in mixture.stages:
-        parts = zip(mixture.ingredients, shares(stage.weights), strict=True)
+        parts = zip(mixture.ingredients, normalise_weights(stage.weights), strict=True)
         stages.append([stage.start, {one.name: str(share) for one, share in parts if share}])
     sources = {one.name: [one.sizes or one.rows, one.epochs] for one in mixture.ingredients}
     return {"sources": sources, "stages": stages}
 
 
-def mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[list[SplitRows]], TrainOrder | HeldOutOrder]:
+def build_mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[list[SplitRows]], TrainOrder | HeldOutOrder]:
     """The parts of each source in order of name, so that it does not matter in which order they were written, and the
     order of the sources.
     """
     T = run.batch.sequence_length
     best_fit = config.packing == "best_fit"
     groups = [
-        parts_of_split(
+        open_split_parts(
             name,
             folder,
             split,
@@ -92,14 +92,14 @@ def mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[list[SplitR
             config.validation_fraction,
             f"data.sources.{name}",
             best_fit=best_fit,
-            cache=config.remote_cache(),
+            cache=config.make_remote_cache(),
         )
         for name, folder in sorted(config.sources.items())
     ]
     agree([part for parts in groups for part in parts])
     _check_names(config.epochs, config.sources, "data.epochs", whole=False)
     rows = {parts[0].name: sum(part.count for part in parts) for parts in groups}
-    stages = stages_of(config, rows)
+    stages = make_stages(config, rows)
     held_out = split == "validation"
     span = None if config.shuffle_span is None else max(1, config.shuffle_span // T)
     ingredients = [
@@ -112,41 +112,41 @@ def mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[list[SplitR
 def agree(parts: list[SplitRows]) -> None:
     """Raises UserError where the stores do not hold the same tokens in the same width."""
     one, *others = parts
-    first = _manifest(one)
+    first = _get_manifest(one)
     for other in others:
-        its = _manifest(other)
-        for what, mine, theirs in (
+        its = _get_manifest(other)
+        for what, own_value, theirs in (
             ("tokenizers", first.tokenizer.identity, its.tokenizer.identity),
             ("ends of text", first.tokenizer.end_of_text, its.tokenizer.end_of_text),
             ("vocabularies", first.vocab_size, its.vocab_size),
             ("dtypes", first.dtype, its.dtype),
         ):
-            if mine != theirs:
+            if own_value != theirs:
                 raise UserError(
                     f"data.sources: {one.name} and {other.name} have different {what}.",
-                    f"{one.name} has {mine}, {other.name} has {theirs}: a token would mean another thing in each.",
+                    f"{one.name} has {own_value}, {other.name} has {theirs}: a token would mean another thing in each.",
                     "Prepare both with the same --tokenizer and --end-of-text.",
                 )
 
 
-def _manifest(part: SplitRows) -> Manifest:
+def _get_manifest(part: SplitRows) -> Manifest:
     assert isinstance(part.store, StoreTokens), "a mixture is of stores of ours, which name their tokenizer"
     return part.store.manifest
 
 
-def stages_of(config: MixConfig, rows: Mapping[str, int]) -> list[WeightStage]:
+def make_stages(config: MixConfig, rows: Mapping[str, int]) -> list[WeightStage]:
     """The weights from the first sample on, and those that follow; `rows` of each source. Raises UserError."""
     names = list(rows)
     if config.weights:
         _check_names(config.weights, names, "data.weights")
     weights = config.weights or {name: float(count) for name, count in rows.items()}
-    stages = [_stage(0, weights, names, "data.weights")]
-    for number, given in enumerate(config.stages):
+    stages = [_make_stage(0, weights, names, "data.weights")]
+    for number, stage in enumerate(config.stages):
         option = f"data.stages[{number}]"
-        start, changed = given.get("from"), given.get("weights")
-        if set(given) != {"from", "weights"} or not isinstance(changed, Mapping):
+        start, new_weights = stage.get("from"), stage.get("weights")
+        if set(stage) != {"from", "weights"} or not isinstance(new_weights, Mapping):
             raise UserError(
-                f"{option}={dict(given)} is no stage.",
+                f"{option}={dict(stage)} is no stage.",
                 "It says from which sample of the run on, and the weights of all sources from there.",
                 "'data.stages=[{from: 100000, weights: {web: 0.5, code: 0.5}}]'",
             )
@@ -155,17 +155,17 @@ def stages_of(config: MixConfig, rows: Mapping[str, int]) -> list[WeightStage]:
                 f"{option}.from={start} must be more than {stages[-1].start} and at most {LAST:,}.",
                 "Stages are in order, each begins at a sample of the run counted from 0, and data.weights at 0.",
             )
-        _check_names(changed, names, f"{option}.weights")
-        stages.append(_stage(start, changed, names, f"{option}.weights"))
+        _check_names(new_weights, names, f"{option}.weights")
+        stages.append(_make_stage(start, new_weights, names, f"{option}.weights"))
     return stages
 
 
-def _stage(start: int, weights: Mapping[str, Any], names: list[str], option: str) -> WeightStage:
+def _make_stage(start: int, weights: Mapping[str, Any], names: list[str], option: str) -> WeightStage:
     values = [weights[name] for name in names]
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         raise UserError(f"{option}={dict(weights)}: a weight is a number.")
     try:
-        shares(values)
+        normalise_weights(values)
     except ValueError as error:
         why = f"{str(error)[:1].upper()}{str(error)[1:]}."
         raise UserError(f"{option}={dict(weights)} makes no mixture.", why) from error
@@ -185,12 +185,12 @@ def _check_names(given: Mapping[str, Any], names: Any, option: str, whole: bool 
         raise UserError(f"{option} does not name {', '.join(missing)}.", "A source that has no part has the weight 0.")
 
 
-def _steps_within(run: Run, samples: int) -> int:
+def _compute_max_steps(run: Run, samples: int) -> int:
     """The most steps that read no more than so many samples."""
     return bisect.bisect_right(range(samples + 2), samples, key=run.batch.compute_cursor) - 1
 
 
-def problems(config: MixConfig, run: Run) -> list[Problem]:
+def find_problems(config: MixConfig, run: Run) -> list[Problem]:
     """What can be refused before a process starts; reads manifests, no tokens."""
     if not config.sources:
         return [Problem("data=mix needs data.sources.", "It mixes token stores, each under a name.", EXAMPLE)]
@@ -199,33 +199,33 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
         return [Problem(what, "", "data.path=null, or data=tokens to read it alone")]
     if refused := config.check_fraction(run):
         return refused
-    found, read = [], []
+    problems, read = [], []
     training = config is run.data
     for split in [*(["train"] if training else []), *(["validation"] if run.validate.every else [])]:
         try:
-            groups, order = mixture(config, run, split)  # type: ignore[arg-type]
+            groups, order = build_mixture(config, run, split)  # type: ignore[arg-type]
             parts = [part for group in groups for part in group]
-            infill_of(config, [one.store for one in parts], run.seed, split)  # type: ignore[arg-type]
+            build_infill(config, [one.store for one in parts], run.seed, split)  # type: ignore[arg-type]
             read += parts
         except UserError as error:
             return [error.to_problem()]
-        wanted = run.batch.compute_cursor(run.steps)
-        if split == "train" and order.end is not None and order.end < wanted:
+        samples = run.batch.compute_cursor(run.steps)
+        if split == "train" and order.end is not None and order.end < samples:
             ramp = f", batch.ramp={run.batch.ramp}" if run.batch.ramp else ""
-            found.append(
+            problems.append(
                 Problem(
-                    f"data=mix ends after {order.end} samples, and this run reads {wanted}.",
+                    f"data=mix ends after {order.end} samples, and this run reads {samples}.",
                     f"run.steps={run.steps}, batch.global_size={run.batch.global_size}{ramp}; every source that has a "
                     "weight there is used up after its data.epochs.",
-                    f"run.steps={max(1, _steps_within(run, order.end))}, or larger data.epochs.",
+                    f"run.steps={max(1, _compute_max_steps(run, order.end))}, or larger data.epochs.",
                 )
             )
         vocabulary = parts[0].store.vocab_size
         if split == "train":
             why = f"The tokenizer of its sources has {vocabulary} tokens."
-            found += find_vocabulary_problems(run.model.vocab_size, vocabulary, "data=mix", why)
+            problems += find_vocabulary_problems(run.model.vocab_size, vocabulary, "data=mix", why)
     try:
         check_room(read, config.shuffle_span, config.cache_bytes, run.batch.sequence_length)
     except UserError as error:
-        found.append(error.to_problem())
-    return found or missing(read)
+        problems.append(error.to_problem())
+    return problems or find_file_problems(read)

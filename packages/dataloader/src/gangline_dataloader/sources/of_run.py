@@ -29,7 +29,7 @@ class HeldDocument:
     documents: list[int]  # numbers in the store, from 0, of those that have tokens in it
 
 
-def source_of(run_dir: str | Path) -> tuple[Run, WindowSource]:
+def open_run_source(run_dir: str | Path) -> tuple[Run, WindowSource]:
     """The run in a directory and what it trains on.
 
     Raises UserError where there is no run, it read something else, or its data is not what it was.
@@ -43,8 +43,8 @@ def source_of(run_dir: str | Path) -> tuple[Run, WindowSource]:
             f"{run_dir} has data={name}, and this command knows data=tokens and data=mix.",
             "Only they number the documents that a sample is made of.",
         )
-    found = directory.read_provenance().get("data")
-    noted = found if isinstance(found, dict) else {}
+    record = directory.read_provenance().get("data")
+    noted = record if isinstance(record, dict) else {}
     then = noted.get("fingerprint")
     if then and not source.continues(then, noted.get("cursor", 0), noted.get("state", {})):
         raise UserError(
@@ -54,42 +54,42 @@ def source_of(run_dir: str | Path) -> tuple[Run, WindowSource]:
     return run, source
 
 
-def first_sample(lines: Iterable[Attempt], step: int, batch: BatchSection) -> int:
+def find_first_sample(lines: Iterable[Attempt], step: int, batch: BatchSection) -> int:
     """The first sample of step `step`, counted from 1, on the branch that the run is on.
 
     lines  of attempts.jsonl. Samples that were passed over count in every step, also in steps before they were: what
            the branch had read by then lies before them.
     batch  of the run
     """
-    lines, cursor, left = list(lines), 0, step - 1
+    lines, cursor, steps_left = list(lines), 0, step - 1
     ramped = max(batch.ramp.values(), default=0)
-    while left and cursor < ramped:
+    while steps_left and cursor < ramped:
         cursor = attempts.find_next_cursor(lines, cursor, batch.get_size)
-        cursor, left = cursor + batch.get_size(cursor), left - 1
+        cursor, steps_left = cursor + batch.get_size(cursor), steps_left - 1
     if cursor < ramped:
         return attempts.find_next_cursor(lines, cursor, batch.get_size)
     size = batch.global_size
     for first, end in sorted((line.skipped_from, line.skipped_from + line.skipped) for line in lines if line.skipped):
         whole = max(0, (first - cursor) // size)  # batches that lie before it
-        if left < whole:
+        if steps_left < whole:
             break
         if cursor < end:
-            cursor, left = max(cursor + whole * size, end), left - whole
-    return cursor + left * size
+            cursor, steps_left = max(cursor + whole * size, end), steps_left - whole
+    return cursor + steps_left * size
 
 
 def locate_documents(source: WindowSource, numbers: np.ndarray) -> list[HeldDocument]:
     """Where samples (N,) come from."""
     if source.order.end is not None and int(numbers.max()) >= source.order.end:
         raise UserError(f"the data ends after {source.order.end} samples, and sample {numbers.max()} was asked for.")
-    place, rows = source.order(numbers), source.rows(numbers).row
-    found = []
-    for number, k, epoch, row, stored in zip(
+    place, rows = source.order(numbers), source.locate_samples(numbers).row
+    samples = []
+    for number, k, epoch, row, store_row in zip(
         numbers.tolist(), place.source.tolist(), place.epoch.tolist(), place.row.tolist(), rows.tolist(), strict=True
     ):
-        store, pieces = source.stores[k], source.pieces(k, stored)
+        store, pieces = source.stores[k], source.list_token_ranges(k, store_row)
         documents: set[int] = set()
         for start, stop in pieces:
-            documents.update(store.documents_in(start, stop))
-        found.append(HeldDocument(number, source.names[k], epoch, row, pieces[0][0], sorted(documents)))
-    return found
+            documents.update(store.list_documents(start, stop))
+        samples.append(HeldDocument(number, source.names[k], epoch, row, pieces[0][0], sorted(documents)))
+    return samples

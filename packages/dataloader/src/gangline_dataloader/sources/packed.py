@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gangline_dataloader.order.mixture import RowPlace
-from gangline_dataloader.packing.pack_plan import PackedRows, ranges
-from gangline_dataloader.sources.windows import StoredRows, WindowSource, mask_of
+from gangline_dataloader.packing.pack_plan import PackedRows, expand_ranges
+from gangline_dataloader.sources.windows import StoredRows, WindowSource, make_loss_mask
 
 
 class PackedSource(WindowSource, ABC):
@@ -23,37 +23,37 @@ class PackedSource(WindowSource, ABC):
         super().__init__(*parts, **named)
         self.masked = True
 
-    def pieces(self, source: int, row: int) -> list[tuple[int, int]]:
-        found = self._plan(source).pieces(np.array([row]))
-        return list(zip(found.start.tolist(), found.stop.tolist(), strict=True))
+    def list_token_ranges(self, source: int, row: int) -> list[tuple[int, int]]:
+        pieces = self._get_plan(source).locate_rows(np.array([row]))
+        return list(zip(pieces.start.tolist(), pieces.stop.tolist(), strict=True))
 
-    def starts(self, place: RowPlace) -> np.ndarray:
+    def find_row_starts(self, place: RowPlace) -> np.ndarray:
         starts = np.empty(len(place.row), np.int64)
         for k, here in self._group_by_source(place.source):
-            found = self._plan(k).pieces(place.row[here])
-            starts[here] = found.start[np.cumsum(found.count) - found.count]
+            pieces = self._get_plan(k).locate_rows(place.row[here])
+            starts[here] = pieces.start[np.cumsum(pieces.count) - pieces.count]
         return starts
 
     def fill(self, numbers: np.ndarray, out: np.ndarray | None = None, place: RowPlace | None = None) -> StoredRows:
         self.look_again()
         numbers, T = np.asarray(numbers, np.int64), self.sequence_length
-        N, place = len(numbers), self.lookup_rows(numbers) if place is None else place
+        N, place = len(numbers), self.look_up_samples(numbers) if place is None else place
         tokens = np.empty((N, T + 1), self.dtype) if out is None else out
-        learnt = np.ones((N, T + 1), np.uint8)
-        flat, flat_learnt = tokens.reshape(-1), learnt.reshape(-1)
+        learnt_mask = np.ones((N, T + 1), np.uint8)
+        flat, flat_learnt = tokens.reshape(-1), learnt_mask.reshape(-1)
         borders, paddings, room = [], [], np.full(N, T)
         for k, here in self._group_by_source(place.source):
-            store, found = self.stores[k], self._plan(k).pieces(place.row[here])
+            store, pieces = self.stores[k], self._get_plan(k).locate_rows(place.row[here])
             first = np.arange(N)[here] * (T + 1)
-            at = found.places(first)
-            store.copy(found.start, found.stop, flat, at)
+            at = pieces.compute_offsets(first)
+            store.copy(pieces.start, pieces.stop, flat, at)
             if store.masked:
-                store.copy_learnt(found.start, found.stop, flat_learnt, at)
-            ends = at + found.stop - found.start
-            filled = ends[np.cumsum(found.count) - 1]
-            room[here] = np.minimum(filled - first, T)
+                store.copy_learnt(pieces.start, pieces.stop, flat_learnt, at)
+            ends = at + pieces.stop - pieces.start
+            row_ends = ends[np.cumsum(pieces.count) - 1]
+            room[here] = np.minimum(row_ends - first, T)
             borders.append(ends)
-            paddings.append((ranges(filled, first + T + 1 - filled), store.end_of_text or 0))
+            paddings.append((expand_ranges(row_ends, first + T + 1 - row_ends), store.end_of_text or 0))
         for places, token in paddings:
             flat[places] = token
         self.check(tokens, place)
@@ -64,14 +64,14 @@ class PackedSource(WindowSource, ABC):
             flat[places], flat_learnt[places] = token, 0
         row, end = np.divmod(border, T + 1)
         inside = (row * T + end)[end > 0].astype(np.int32) if self.documents else np.empty(0, np.int32)
-        return StoredRows(tokens, inside, mask_of(learnt, inside), room)
+        return StoredRows(tokens, inside, make_loss_mask(learnt_mask, inside), room)
 
     def _group_by_source(self, source: np.ndarray) -> list[tuple[int, np.ndarray | slice]]:
         if len(self.stores) == 1:
             return [(0, slice(None))]
         return [(k, np.flatnonzero(source == k)) for k in np.unique(source).tolist()]
 
-    def _plan(self, source: int) -> PackedRows:
+    def _get_plan(self, source: int) -> PackedRows:
         plan = self.parts[source].plan
         assert plan is not None, "every part of a packed source has a plan"
         return plan

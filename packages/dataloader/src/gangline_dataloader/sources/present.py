@@ -11,31 +11,31 @@ from gangline_dataloader.store.stored import StoreTokens
 NAMED = 3  # files in a message
 
 
-def missing(parts: Sequence[SplitRows]) -> list[Problem]:
+def find_file_problems(parts: Sequence[SplitRows]) -> list[Problem]:
     """One for each store that lacks files, or has some of another size than its manifest says."""
-    wanted: dict[tuple[str, str], tuple[StoreTokens, dict[str, int]]] = {}
+    store_files: dict[tuple[str, str], tuple[StoreTokens, dict[str, int]]] = {}
     for one in parts:
         if isinstance(one.store, StoreTokens):
-            _, files = wanted.setdefault((one.store.name, one.store.identity), (one.store, {}))
-            files.update(one.store.files() | ({} if one.plan is None else one.plan.files()))
-    return [problem for store, files in wanted.values() for problem in _check_store(store, files)]
+            _, files = store_files.setdefault((one.store.name, one.store.identity), (one.store, {}))
+            files.update(one.store.get_expected_sizes() | ({} if one.plan is None else one.plan.get_expected_sizes()))
+    return [problem for store, files in store_files.values() for problem in _check_store(store, files)]
 
 
 def _check_store(store: StoreTokens, wanted: dict[str, int]) -> list[Problem]:
-    sizes = store.sizes(list(wanted))
-    gone = [name for name, size in sizes.items() if size is None]
+    sizes = store.find_file_sizes(list(wanted))
+    missing_files = [name for name, size in sizes.items() if size is None]
     other = [
         f"{name} ({size} bytes, not {wanted[name]})" for name, size in sizes.items() if size not in (None, wanted[name])
     ]
-    if not gone and not other:
+    if not missing_files and not other:
         return []
-    said = [f"Not there: {_abbreviate(gone)}."] * bool(gone) + [f"Torn or replaced: {_abbreviate(other)}."] * bool(
-        other
-    )
-    what = f"{store.name} is not whole: {len(gone) + len(other)} of its {len(wanted)} files."
+    reasons = [f"Not there: {_format_names(missing_files)}."] * bool(missing_files) + [
+        f"Torn or replaced: {_format_names(other)}."
+    ] * bool(other)
+    what = f"{store.name} is not whole: {len(missing_files) + len(other)} of its {len(wanted)} files."
     mend = f"gangline data verify {store.name}  looks at every byte; copy those files again, or prepare it anew."
-    return [Problem(what, " ".join(said), mend)]
+    return [Problem(what, " ".join(reasons), mend)]
 
 
-def _abbreviate(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

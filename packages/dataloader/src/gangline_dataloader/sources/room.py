@@ -19,13 +19,13 @@ def check_room(parts: Sequence[SplitRows], shuffle_span: int | None, cache_bytes
 
     parts  of all splits that are read in turn: they share the cache
     """
-    needed: dict[str, int] = {}
+    store_bytes: dict[str, int] = {}
     sources = len({one.name for one in parts})
     for one in parts:
         if isinstance(one.store, RemoteTokens):
             files, reached = count_needed_bytes(one, one.store, shuffle_span, sequence_length, sources)
-            needed[one.store.name] = min(files, needed.get(one.store.name, 0) + reached)
-    total = sum(needed.values())
+            store_bytes[one.store.name] = min(files, store_bytes.get(one.store.name, 0) + reached)
+    total = sum(store_bytes.values())
     if total > cache_bytes:
         reach = "the whole corpus" if shuffle_span is None else f"data.shuffle_span={shuffle_span} tokens"
         raise UserError(
@@ -40,22 +40,27 @@ def count_needed_bytes(
     one: SplitRows, store: RemoteTokens, shuffle_span: int | None, sequence_length: int, sources: int
 ) -> tuple[int, int]:
     """Bytes of all files of a store, and of those of them that are needed at once."""
-    nbytes = store.nbytes() if one.plan is None else store.nbytes() + one.plan.nbytes()
+    nbytes = (
+        store.compute_shard_bytes()
+        if one.plan is None
+        else store.compute_shard_bytes() + one.plan.compute_shard_bytes()
+    )
     whole = int(nbytes.sum())
     if shuffle_span is None:
         return whole, whole
     rows = max(1, shuffle_span // sequence_length)
-    ahead = max(windows.AHEAD, sources * rows) + windows.AHEAD  # samples: as far as `WindowSource.rows` announces
+    # samples: as far as `WindowSource.locate_samples` announces
+    ahead = max(windows.AHEAD, sources * rows) + windows.AHEAD
     spans = 1 + -(-ahead // rows)
-    reach = one.reach(rows)
+    reach = one.compute_reach(rows)
     if one.plan is None:
         lengths, stretch = store.manifest.shards.tokens, reach * sequence_length + 1
     else:
         lengths, stretch = one.plan.plan.shards.rows, reach
-    return whole, min(whole, spans * largest(np.cumsum(lengths, dtype=np.int64), nbytes, stretch))
+    return whole, min(whole, spans * compute_max_bytes(np.cumsum(lengths, dtype=np.int64), nbytes, stretch))
 
 
-def largest(ends: np.ndarray, nbytes: np.ndarray, stretch: int) -> int:
+def compute_max_bytes(ends: np.ndarray, nbytes: np.ndarray, stretch: int) -> int:
     """The most bytes of shards that `stretch` things in a row are in; shard k ends before thing number ends[k].
 
     ends, nbytes  (S,) int64, ends ascending

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.packing.pack_plan import PackedRows, plan_of
+from gangline_dataloader.packing.pack_plan import PackedRows, name_plan_file
 from gangline_dataloader.store.foreign import is_foreign, open_tokens
 from gangline_dataloader.store.local import LocalTokens
-from gangline_dataloader.store.manifest import FILE, VALIDATION, check_without_validation, stray_validation
+from gangline_dataloader.store.manifest import FILE, VALIDATION, check_without_validation, explain_stray_validation
 from gangline_dataloader.store.remote.cache import RemoteCache
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.remote.tokens import RemoteTokens, is_remote
@@ -43,22 +43,24 @@ class SplitRows:
     def _before(self) -> np.ndarray:
         return np.cumsum(self.counts) - self.counts
 
-    def rows(self, numbers: np.ndarray) -> np.ndarray:
+    def find_rows(self, numbers: np.ndarray) -> np.ndarray:
         """(N,) the rows of the store that the split's rows number (N,) are."""
         if len(self.first) == 1:
             return self.first[0] + numbers
         stretch = np.searchsorted(self._before, numbers, side="right") - 1
         return self.first[stretch] + numbers - self._before[stretch]
 
-    def reach(self, count: int) -> int:
+    def compute_reach(self, count: int) -> int:
         """Over how many rows of the store `count` of the split's in a row reach at most."""
         lasts = self._before + self.counts - 1  # what begins there reaches furthest
         ends = np.minimum(lasts + count - 1, self.count - 1)
-        return count if len(self.first) == 1 else max(count, int((self.rows(ends) - self.rows(lasts)).max()) + 1)
+        return (
+            count if len(self.first) == 1 else max(count, int((self.find_rows(ends) - self.find_rows(lasts)).max()) + 1)
+        )
 
-    def identity(self) -> list[str | float]:
+    def get_identity(self) -> list[str | float]:
         """What decides its rows: JSON."""
-        plan = [] if self.plan is None else [self.plan.plan.identity()]
+        plan = [] if self.plan is None else [self.plan.plan.compute_identity()]
         return [self.name, self.share or 0, self.store.identity, *plan]
 
     def holds(self, identity: list[str | float]) -> bool:
@@ -66,15 +68,15 @@ class SplitRows:
 
         Raises UserError where it would be, but for what is held out.
         """
-        if identity == self.identity():
+        if identity == self.get_identity():
             return True
-        if len(identity) != len(self.identity()):
+        if len(identity) != len(self.get_identity()):
             return False
         name, share, store, *plan = identity
         shards = self.store.manifest.match_prefix(str(store)) if isinstance(self.store, StoreTokens) else None
         if name != self.name or (shards is None and store != self.store.identity):
             return False
-        if self.plan is not None and plan != [self.plan.plan.identity(shards)]:
+        if self.plan is not None and plan != [self.plan.plan.compute_identity(shards)]:
             return False
         if share != self.share:
             raise UserError(
@@ -94,11 +96,11 @@ def count_held_out(up_to: np.ndarray, share: float) -> np.ndarray:
     """
     if not share:
         return np.zeros_like(up_to)
-    held = np.maximum(np.floor(share * up_to + 0.5).astype(np.int64), up_to > 0)
-    return np.diff(held, prepend=0)
+    totals = np.maximum(np.floor(share * up_to + 0.5).astype(np.int64), up_to > 0)
+    return np.diff(totals, prepend=0)
 
 
-def parts_of_split(
+def open_split_parts(
     name: str,
     folder: str,
     split: Split,
@@ -110,29 +112,29 @@ def parts_of_split(
     column: str | None = None,
     cache: RemoteCache | None = None,
 ) -> list[SplitRows]:
-    """Return `split_rows`, and, where a whole store is a validation set, behind it what prepare held out of the store.
+    """Open split rows and, where a whole store is a validation set, behind it what prepare held out of the store.
 
-    Raises UserError as `split_rows`, and where the part that was held out is missing.
+    Raises UserError as `open_split_rows`, and where the part that was held out is missing.
     """
     how = (option, vocab_size, best_fit, column, cache)
-    one = split_rows(name, folder, split, sequence_length, validation_fraction, *how)
+    one = open_split_rows(name, folder, split, sequence_length, validation_fraction, *how)
     held_out = one.store.manifest.held_out if isinstance(one.store, StoreTokens) else False
-    if validation_fraction != 1 or held_out is False or not (held_out or _lies_apart(folder, cache)):
+    if validation_fraction != 1 or held_out is False or not (held_out or _has_validation_folder(folder, cache)):
         return [one]
-    rest = split_rows(f"{name}/{VALIDATION}", folder, "validation", sequence_length, 0, *how, may_be_short=True)
+    rest = open_split_rows(f"{name}/{VALIDATION}", folder, "validation", sequence_length, 0, *how, may_be_short=True)
     return [one, rest] if rest.count else [one]
 
 
-def _lies_apart(folder: str, cache: RemoteCache | None) -> bool:
+def _has_validation_folder(folder: str, cache: RemoteCache | None) -> bool:
     """Whether what was held out of a store has a folder of its own."""
     if is_remote(folder):
         assert cache is not None, "options of a source name a cache"
         there = f"{folder.rstrip('/')}/{VALIDATION}"
-        return Remote(there, cache.deadline).small(FILE, optional=True) is not None
+        return Remote(there, cache.deadline).read_small_file(FILE, optional=True) is not None
     return (Path(folder).expanduser() / VALIDATION / FILE).exists()
 
 
-def split_rows(
+def open_split_rows(
     name: str,
     folder: str,
     split: Split,
@@ -156,13 +158,15 @@ def split_rows(
     root = Path(folder).expanduser()
     held_out = root / VALIDATION
     whole_set = validation_fraction == 1  # all of it is a validation set, whatever was held out of it
-    apart = not whole_set and _lies_apart(folder, cache)
+    apart = not whole_set and _has_validation_folder(folder, cache)
     store: Tokens
     if is_remote(folder):
         assert cache is not None, "options of a source name a cache"
-        plans = (plan_of(sequence_length),) if best_fit else ()
+        plans = (name_plan_file(sequence_length),) if best_fit else ()
         there = f"{folder.rstrip('/')}/{VALIDATION}"
-        store = RemoteTokens(there if apart and split == "validation" else folder, cache.files(), cache.deadline, plans)
+        store = RemoteTokens(
+            there if apart and split == "validation" else folder, cache.open_file_cache(), cache.deadline, plans
+        )
     elif vocab_size is not None and is_foreign(root):
         store = open_tokens(root, vocab_size, column)
     else:
@@ -170,7 +174,7 @@ def split_rows(
     if not apart and not whole_set and isinstance(store, StoreTokens):
         check_without_validation(store.manifest, folder)
     if apart and split == "train" and isinstance(store, StoreTokens) and not store.manifest.held_out:
-        raise stray_validation(folder)
+        raise explain_stray_validation(folder)
     plan = None
     if best_fit:
         if not isinstance(store, StoreTokens):
@@ -183,12 +187,12 @@ def split_rows(
     # A row is of the shard that its last token is in: those of the first shards are then the rows that they had alone.
     up_to = plan.up_to if plan is not None else np.maximum(0, store.compute_ends() - 1) // sequence_length
     share = 0.0 if apart else validation_fraction
-    held = count_held_out(up_to, share)
-    first, counts = np.concatenate([[0], up_to[:-1]]), np.diff(up_to, prepend=0) - held
+    held_counts = count_held_out(up_to, share)
+    first, counts = np.concatenate([[0], up_to[:-1]]), np.diff(up_to, prepend=0) - held_counts
     if apart or not share:  # all of it is of this split, or, of what has none held out, of training
         first, counts = np.array([0]), up_to[-1:] if apart or split == "train" else np.array([0])
     elif split == "validation":
-        first, counts = first + counts, held
+        first, counts = first + counts, held_counts
     some = counts > 0
     if not some.any() and not may_be_short:
         whole = int(up_to[-1])

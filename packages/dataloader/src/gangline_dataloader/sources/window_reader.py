@@ -13,7 +13,7 @@ import torch
 from gangline.data.read_ahead import ReadAhead
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
 from gangline.data.sample_reader import KeptMemory, use_device
-from gangline_dataloader.sources.chunks import StepChunks, group_steps, microbatches, steps_per_chunk
+from gangline_dataloader.sources.chunks import StepChunks, compute_steps_per_chunk, group_steps, split_into_microbatches
 
 if TYPE_CHECKING:
     from gangline_dataloader.sources.windows import WindowSource
@@ -26,7 +26,7 @@ class WindowReader(BatchReader):
 
     def __init__(self, source: WindowSource, place: ReadPlace) -> None:
         self.source, self.place = source, place
-        self.steps = steps_per_chunk(source, place)
+        self.steps = compute_steps_per_chunk(source, place)
         self._memory = KeptMemory(place.device)  # of held-out batches
         self._ahead: ReadAhead[Iterator[list[StoredBatch]]] | None = None
         self._chunk: Iterator[list[StoredBatch]] = iter(())
@@ -46,23 +46,23 @@ class WindowReader(BatchReader):
     def take(self) -> list[StoredBatch]:
         if self._ahead is None:
             raise RuntimeError("this reader is closed" if self._closed else "`begin` comes before `take`")
-        found = next(self._chunk, None)
-        if found is None:
+        step = next(self._chunk, None)
+        if step is None:
             self._chunk = self._ahead.take()
-            found = next(self._chunk)
-        return found
+            step = next(self._chunk)
+        return step
 
     def read_held_out(self, count: int) -> Iterator[StoredBatch]:
         if self._closed:
             raise RuntimeError("this reader is closed")
         shape = (self.place.micro_size, self.source.sequence_length + 1)
-        for numbers, counted in self.place.iterate_held_out(count, self.source.count_samples()):
+        for numbers, valid_samples in self.place.iterate_held_out(count, self.source.count_samples()):
             tokens, rows = self._memory("held out", shape, self.source.dtype)
-            found = self.source.fill(np.array(numbers), rows)
-            mask = None if found.loss_mask is None else torch.from_numpy(found.loss_mask)
-            rest = (tokens, found.ends, mask, found.filled)
-            (stored,) = microbatches(self.source, self.place, np.array(numbers), *rest)
-            yield replace(stored, counted=counted if counted < len(numbers) else None)
+            stored_rows = self.source.fill(np.array(numbers), rows)
+            mask = None if stored_rows.loss_mask is None else torch.from_numpy(stored_rows.loss_mask)
+            rest = (tokens, stored_rows.ends, mask, stored_rows.filled)
+            (batch,) = split_into_microbatches(self.source, self.place, np.array(numbers), *rest)
+            yield replace(batch, counted=valid_samples if valid_samples < len(numbers) else None)
 
     def close(self) -> None:
         self._closed = True
@@ -73,9 +73,11 @@ class WindowReader(BatchReader):
 
     def _gather(self, chunks: StepChunks, memory: KeptMemory, chunk: int, slot: int) -> Iterator[list[StoredBatch]]:
         T, dtype = self.source.sequence_length, self.source.dtype
-        found = chunks.fill(chunk, lambda rows: memory(slot, (rows, T + 1), dtype)[1])
-        tokens, _ = memory(slot, found.tokens.shape, dtype)
-        mask = None if found.loss_mask is None else torch.from_numpy(found.loss_mask)
-        numbers = chunks.numbers(chunk)[: len(found.tokens)]
-        batches = microbatches(self.source, self.place, numbers, tokens, found.ends, mask, found.filled)
+        stored_rows = chunks.fill(chunk, lambda rows: memory(slot, (rows, T + 1), dtype)[1])
+        tokens, _ = memory(slot, stored_rows.tokens.shape, dtype)
+        mask = None if stored_rows.loss_mask is None else torch.from_numpy(stored_rows.loss_mask)
+        numbers = chunks.get_sample_numbers(chunk)[: len(stored_rows.tokens)]
+        batches = split_into_microbatches(
+            self.source, self.place, numbers, tokens, stored_rows.ends, mask, stored_rows.filled
+        )
         return group_steps(batches, self.place)

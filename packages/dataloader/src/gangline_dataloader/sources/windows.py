@@ -102,41 +102,41 @@ class WindowSource(DataSource, ABC):
         self.dtype = np.result_type(*{store.dtype for store in self.stores})
         self.masked = any(store.masked for store in self.stores)
         self.distant = any(store.distant for store in self.stores)
-        self._ahead = lru_cache(maxsize=4)(self._rows)
+        self._ahead = lru_cache(maxsize=4)(self._locate_block)
 
-    def rows(self, numbers: np.ndarray) -> RowPlace:
+    def locate_samples(self, numbers: np.ndarray) -> RowPlace:
         """Which row of which store samples (N,) are."""
-        place = self._rows_of(numbers)
+        place = self._locate_samples(numbers)
         if self.distant and numbers.size:
             later = np.asarray(numbers) + max(AHEAD, self.reach)
             end = self.order.end
-            for one in (place, self._rows_of(later if end is None else later[later < end])):
-                starts = self.starts(one)
+            for one in (place, self._locate_samples(later if end is None else later[later < end])):
+                starts = self.find_row_starts(one)
                 for k in np.unique(one.source).tolist():
                     self.stores[k].announce(starts[one.source == k])
         return place
 
-    def _rows_of(self, numbers: np.ndarray) -> RowPlace:
+    def _locate_samples(self, numbers: np.ndarray) -> RowPlace:
         place = self.order(numbers)
         if len(self.parts) == 1:
-            return replace(place, row=self.parts[0].rows(place.row))
+            return replace(place, row=self.parts[0].find_rows(place.row))
         row = np.empty_like(place.row)
         for k in np.unique(place.source).tolist():
             here = place.source == k
-            row[here] = self.parts[k].rows(place.row[here])
+            row[here] = self.parts[k].find_rows(place.row[here])
         return replace(place, row=row)
 
-    def starts(self, place: RowPlace) -> np.ndarray:
+    def find_row_starts(self, place: RowPlace) -> np.ndarray:
         """(N,) where rows begin in the tokens of their stores."""
         return place.row * self.sequence_length
 
-    def row_of(self, i: int) -> tuple[int, int]:
+    def locate_sample(self, i: int) -> tuple[int, int]:
         """Number of the source and row of its store that sample `i` is."""
         block, offset = divmod(i, AHEAD)
         place = self._ahead(block)
         return int(place.source[offset]), int(place.row[offset])
 
-    def pieces(self, source: int, row: int) -> list[tuple[int, int]]:
+    def list_token_ranges(self, source: int, row: int) -> list[tuple[int, int]]:
         """[start, stop) in the tokens of a source's store that row `row` of the store is made of, one after another."""
         start = row * self.sequence_length
         return [(start, start + self.sequence_length + 1)]
@@ -145,23 +145,23 @@ class WindowSource(DataSource, ABC):
         """What samples (N,) hold, near each other.
 
         out    (N, T+1) memory for the tokens, in one piece
-        place  what `rows` gives of the samples, where it is known
+        place  what `locate_samples` gives of the samples, where it is known
         """
         self.look_again()
         numbers, T = np.asarray(numbers, np.int64), self.sequence_length
-        place = self.lookup_rows(numbers) if place is None else place
+        place = self.look_up_samples(numbers) if place is None else place
         starts, at = place.row * T, np.arange(len(numbers)) * (T + 1)
         tokens = np.empty((len(numbers), T + 1), self.dtype) if out is None else out
         self.copy(place.source, starts, starts + T + 1, tokens.reshape(-1), at)
         self.check(tokens, place)
         if self.infill is not None:
-            self.infill.apply(tokens, numbers, self.ends(place.source, starts, T + 1))
-        ends = self.ends(place.source, starts, T) if self.documents else np.empty(0, np.int32)
+            self.infill.apply(tokens, numbers, self.find_window_ends(place.source, starts, T + 1))
+        ends = self.find_window_ends(place.source, starts, T) if self.documents else np.empty(0, np.int32)
         if not self.masked:
             return StoredRows(tokens, ends)
-        learnt = np.empty((len(numbers), T + 1), np.uint8)
-        self.copy(place.source, starts, starts + T + 1, learnt.reshape(-1), at, learnt=True)
-        return StoredRows(tokens, ends, mask_of(learnt, ends))
+        learnt_mask = np.empty((len(numbers), T + 1), np.uint8)
+        self.copy(place.source, starts, starts + T + 1, learnt_mask.reshape(-1), at, learnt=True)
+        return StoredRows(tokens, ends, make_loss_mask(learnt_mask, ends))
 
     def check(self, tokens: np.ndarray, place: RowPlace) -> None:
         """Raises UserError where one of `tokens` (N, T+1) from `place` (N,) is none, or files have changed."""
@@ -182,35 +182,35 @@ class WindowSource(DataSource, ABC):
         for store in self.stores:
             store.look_again()
 
-    def lookup_rows(self, numbers: np.ndarray) -> RowPlace:
-        """As `rows`, of numbers near each other, computed once for many. Raises UserError past the end of the data."""
+    def look_up_samples(self, numbers: np.ndarray) -> RowPlace:
+        """Locate samples of numbers near each other, computed once for many. Raises UserError past the data's end."""
         if self.order.end is not None and int(numbers.max()) >= self.order.end:
             raise self.explain_end(int(numbers.max()))
         if len(numbers) >= MANY:
-            return self.rows(numbers)
-        found = RowPlace(*(np.empty_like(numbers) for _ in range(3)))
+            return self.locate_samples(numbers)
+        place = RowPlace(*(np.empty_like(numbers) for _ in range(3)))
         blocks, offsets = np.divmod(numbers, AHEAD)
         for block in np.unique(blocks).tolist():
             here, ahead = blocks == block, self._ahead(block)
             for column in ("source", "epoch", "row"):
-                getattr(found, column)[here] = getattr(ahead, column)[offsets[here]]
-        return found
+                getattr(place, column)[here] = getattr(ahead, column)[offsets[here]]
+        return place
 
     def sample(self, i: int) -> Sample:
-        found, T = self.fill(np.array([i])), self.sequence_length
-        sample: Sample = {"tokens": found.tokens[0]}
-        if found.loss_mask is not None:
-            sample["loss_mask"] = found.loss_mask[0]
-        if found.filled is not None:
-            sample["filled"] = np.asarray(found.filled[0])
+        rows, T = self.fill(np.array([i])), self.sequence_length
+        sample: Sample = {"tokens": rows.tokens[0]}
+        if rows.loss_mask is not None:
+            sample["loss_mask"] = rows.loss_mask[0]
+        if rows.filled is not None:
+            sample["filled"] = np.asarray(rows.filled[0])
         if self.documents:
             places = np.arange(T)
-            number = np.searchsorted(found.ends, places, side="right")
+            number = np.searchsorted(rows.ends, places, side="right")
             sample["document"] = number
-            sample["position"] = places - np.concatenate([[0], found.ends])[number]
-            if found.loss_mask is None:
+            sample["position"] = places - np.concatenate([[0], rows.ends])[number]
+            if rows.loss_mask is None:
                 sample["loss_mask"] = np.ones(T, bool)
-                sample["loss_mask"][found.ends - 1] = False
+                sample["loss_mask"][rows.ends - 1] = False
         return sample
 
     def explain_end(self, i: int) -> UserError:
@@ -242,32 +242,32 @@ class WindowSource(DataSource, ABC):
             copy = store.copy_learnt if learnt else store.copy
             copy(starts[here], stops[here], out, at[here])
 
-    def ends(self, source: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    def find_window_ends(self, source: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
         """`StoredRows.ends` of windows (N,) of `length` tokens."""
         at = np.arange(len(source)) * length
-        found = [store.borders(starts[here], length, at[here]) for store, here in self._group_by_store(source)]
-        return (found[0] if len(found) == 1 else np.sort(np.concatenate(found))).astype(np.int32)
+        ends = [store.find_borders(starts[here], length, at[here]) for store, here in self._group_by_store(source)]
+        return (ends[0] if len(ends) == 1 else np.sort(np.concatenate(ends))).astype(np.int32)
 
     def _group_by_store(self, source: np.ndarray) -> list[tuple[Tokens, np.ndarray | slice]]:
         if len(self.stores) == 1:
             return [(self.stores[0], slice(None))]
         return [(self.stores[k], np.flatnonzero(source == k)) for k in np.unique(source).tolist()]
 
-    def _rows(self, block: int) -> RowPlace:
+    def _locate_block(self, block: int) -> RowPlace:
         stop, end = (block + 1) * AHEAD, self.order.end
-        return self.rows(np.arange(block * AHEAD, stop if end is None else min(stop, end)))
+        return self.locate_samples(np.arange(block * AHEAD, stop if end is None else min(stop, end)))
 
     def count_samples(self) -> int | None:
         return self.samples
 
     def state(self, i: int) -> dict[str, Any]:
         """Everything that may change while a run goes on."""
-        return {"parts": [one.identity() for one in self.parts], "order": self.order.deciding}
+        return {"parts": [one.get_identity() for one in self.parts], "order": self.order.deciding}
 
     def compute_fingerprint(self) -> str:
-        return self.fingerprint_of(self.state(0))
+        return self.compute_state_fingerprint(self.state(0))
 
-    def fingerprint_of(self, state: dict[str, Any]) -> str:
+    def compute_state_fingerprint(self, state: dict[str, Any]) -> str:
         """Of this source as it would be with that `state`."""
         deciding = (self.identity, self.sequence_length, self.documents, json.dumps(state, sort_keys=True))
         return blake2b(repr(deciding).encode(), digest_size=16).hexdigest()
@@ -276,12 +276,12 @@ class WindowSource(DataSource, ABC):
         """Give the samples of another order from now on."""
         self.order = order
         # Another cache, behind the other order: a reader's thread may yet finish a block of the order before.
-        self._ahead = lru_cache(maxsize=4)(self._rows)
+        self._ahead = lru_cache(maxsize=4)(self._locate_block)
 
     def describe(self) -> str:
         tokens = sum(store.total for store in self.stores)
-        known = [store.documents for store in self.stores if store.documents is not None]
-        documents = f"{sum(known)} documents, " if len(known) == len(self.stores) else ""
+        counts = [store.documents for store in self.stores if store.documents is not None]
+        documents = f"{sum(counts)} documents, " if len(counts) == len(self.stores) else ""
         of = f" of {', '.join(self.names)}" if len(self.names) > 1 else ""
         return f"{documents}{tokens / 1e6:.4g} M tokens{of}, a vocabulary of {max(s.vocab_size for s in self.stores)}"
 
@@ -295,7 +295,7 @@ class WindowSource(DataSource, ABC):
         return None if self.codec is None else self.codec.decode(tokens)
 
 
-def mask_of(learnt: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def make_loss_mask(learnt: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """(N, T) bool, of the targets: `learnt` (N, T+1) uint8 of the tokens; none lies behind an end of `ends` (n,)."""
     mask = learnt[:, 1:].astype(bool, order="C")
     mask.reshape(-1)[ends - 1] = False

@@ -17,7 +17,7 @@ CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @contextmanager
-def writing_to(folder: Path) -> Iterator[None]:
+def explain_write_errors(folder: Path) -> Iterator[None]:
     """Raises UserError where the disk of a folder is full, or the folder cannot be written."""
     try:
         yield

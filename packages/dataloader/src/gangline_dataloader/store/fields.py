@@ -22,40 +22,40 @@ class JsonFields:
     content: Any
     place: str
 
-    def wrong(self, key: str, why: str) -> UserError:
-        found = self.content.get(key) if isinstance(self.content, dict) else self.content
-        return UserError(f"{self.place} is damaged: {key} is {found!r:.60}.", f"{why[:1].upper()}{why[1:]}.")
+    def explain_damage(self, key: str, why: str) -> UserError:
+        value = self.content.get(key) if isinstance(self.content, dict) else self.content
+        return UserError(f"{self.place} is damaged: {key} is {value!r:.60}.", f"{why[:1].upper()}{why[1:]}.")
 
-    def text(self, key: str) -> str:
+    def read_text(self, key: str) -> str:
         value = self.content.get(key) if isinstance(self.content, dict) else None
         if not isinstance(value, str):
-            raise self.wrong(key, "expected a word")
+            raise self.explain_damage(key, "expected a word")
         return value
 
-    def name(self, key: str) -> str:
+    def read_name(self, key: str) -> str:
         """A file in the same folder: what is read never lies elsewhere."""
-        value = self.text(key)
+        value = self.read_text(key)
         if not _is_name(value):
-            raise self.wrong(key, "expected the name of a file beside the manifest")
+            raise self.explain_damage(key, "expected the name of a file beside the manifest")
         return value
 
-    def names(self, key: str) -> list[str]:
+    def read_names(self, key: str) -> list[str]:
         """Several of them."""
         values = self.read_list(key, str)
         if not all(map(_is_name, values)):
-            raise self.wrong(key, "expected names of files beside the manifest")
+            raise self.explain_damage(key, "expected names of files beside the manifest")
         return values
 
-    def number(self, key: str) -> int:
+    def read_number(self, key: str) -> int:
         value = self.content.get(key) if isinstance(self.content, dict) else None
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-            raise self.wrong(key, "expected a whole number")
+            raise self.explain_damage(key, "expected a whole number")
         return value
 
-    def flag(self, key: str) -> bool:
+    def read_flag(self, key: str) -> bool:
         value = self.content.get(key) if isinstance(self.content, dict) else None
         if not isinstance(value, bool):
-            raise self.wrong(key, "expected true or false")
+            raise self.explain_damage(key, "expected true or false")
         return value
 
     def read_optional(self, key: str, read: Any) -> Any:
@@ -67,19 +67,19 @@ class JsonFields:
     def read_list(self, key: str, kind: type) -> list[Any]:
         value = self.content.get(key) if isinstance(self.content, dict) else None
         if not isinstance(value, list) or any(type(one) is not kind for one in value):
-            raise self.wrong(key, f"expected a list of {'numbers' if kind is int else 'words'}")
+            raise self.explain_damage(key, f"expected a list of {'numbers' if kind is int else 'words'}")
         return value
 
-    def checksums(self, key: str) -> list[str]:
+    def read_checksums(self, key: str) -> list[str]:
         """XXH3-128 of files, in hex: they become a part of file names, so nothing else may stand there."""
         values: list[str] = self.read_list(key, str)
         if not all(map(_XXH3.fullmatch, values)):
-            raise self.wrong(key, "expected checksums of 32 hex digits")
+            raise self.explain_damage(key, "expected checksums of 32 hex digits")
         return values
 
     def check(self) -> None:
         """Raises UserError where the document is not what `add_checksum` made."""
-        if not isinstance(self.content, dict) or self.content.get(CHECKSUM) != _checksum(self.content):
+        if not isinstance(self.content, dict) or self.content.get(CHECKSUM) != _compute_checksum(self.content):
             lacks = isinstance(self.content, dict) and CHECKSUM not in self.content
             raise UserError(
                 f"{self.place} is damaged{', or of an older version' if lacks else ''}.",
@@ -90,10 +90,10 @@ class JsonFields:
 
 def add_checksum(content: dict[str, Any]) -> dict[str, Any]:
     """A document with the checksum of what it holds: XXH3-128 of its JSON, keys in order."""
-    return {**content, CHECKSUM: _checksum(json.loads(json.dumps(content)))}
+    return {**content, CHECKSUM: _compute_checksum(json.loads(json.dumps(content)))}
 
 
-def _checksum(content: dict[str, Any]) -> str:
+def _compute_checksum(content: dict[str, Any]) -> str:
     rest = {key: value for key, value in content.items() if key != CHECKSUM}
     return xxhash.xxh3_128_hexdigest(json.dumps(rest, sort_keys=True).encode())
 

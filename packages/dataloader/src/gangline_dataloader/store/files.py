@@ -26,21 +26,21 @@ class StoreFiles(ABC):
     name: str
     folder: Path
 
-    def manifest(self) -> Manifest:
+    def read_manifest(self) -> Manifest:
         """Raises UserError as `manifest.read`."""
         return read(self.folder)
 
     @abstractmethod
     @contextmanager
-    def file(self, name: str, nbytes: int) -> Iterator[Path]:
+    def get_local_file(self, name: str, nbytes: int) -> Iterator[Path]:
         """A file of `nbytes` bytes, local as long as the context lasts. Raises UserError where it cannot be had."""
 
     @abstractmethod
-    def small(self, name: str) -> bytes | None:
+    def read_small_file(self, name: str) -> bytes | None:
         """All of a small file; None where it is missing."""
 
     @abstractmethod
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the names of the files; none if the file system cannot list them."""
 
     @abstractmethod
@@ -55,23 +55,23 @@ class LocalFiles(StoreFiles):
         self.name, self.folder = str(folder), folder
 
     @contextmanager
-    def file(self, name: str, nbytes: int) -> Iterator[Path]:
+    def get_local_file(self, name: str, nbytes: int) -> Iterator[Path]:
         yield self.folder / name
 
-    def small(self, name: str) -> bytes | None:
+    def read_small_file(self, name: str) -> bytes | None:
         try:
             return (self.folder / name).read_bytes()
         except OSError:
             return None
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         return [path.name for path in self.folder.iterdir()]
 
     def open_held_out(self) -> LocalFiles | None:
         inside = LocalFiles(self.folder / VALIDATION)
         if (inside.folder / FILE).exists():
             return inside
-        check_without_validation(self.manifest(), self.name)
+        check_without_validation(self.read_manifest(), self.name)
         return None
 
 
@@ -86,21 +86,21 @@ class RemoteFiles(StoreFiles):
                 f"{url} holds no token store: it has no {FILE}.",
                 "A manifest is written last, so what an interrupted `prepare` left has none either.",
             )
-        for name in self.remote.names():
+        for name in self.remote.list_names():
             if name.startswith("pack-") and name.endswith(".json"):
                 self._copy(name)
 
-    def manifest(self) -> Manifest:
+    def read_manifest(self) -> Manifest:
         return read(self.folder, self.name)
 
     def _copy(self, name: str) -> bool:
-        content = self.remote.small(name, optional=name == FILE)
+        content = self.remote.read_small_file(name, optional=name == FILE)
         if content is not None:
             (self.folder / name).write_bytes(content)
         return content is not None
 
     @contextmanager
-    def file(self, name: str, nbytes: int) -> Iterator[Path]:
+    def get_local_file(self, name: str, nbytes: int) -> Iterator[Path]:
         path = self.folder / name
         try:
             self.remote.fetch(name, nbytes, path)
@@ -108,22 +108,22 @@ class RemoteFiles(StoreFiles):
         finally:
             path.unlink(missing_ok=True)
 
-    def small(self, name: str) -> bytes | None:
-        return self.remote.small(name)
+    def read_small_file(self, name: str) -> bytes | None:
+        return self.remote.read_small_file(name)
 
-    def names(self) -> list[str]:
-        return self.remote.names()
+    def list_names(self) -> list[str]:
+        return self.remote.list_names()
 
     def open_held_out(self) -> RemoteFiles | None:
         url = f"{self.name}/{VALIDATION}"
-        if Remote(url, DEADLINE).small(FILE, optional=True) is not None:
+        if Remote(url, DEADLINE).read_small_file(FILE, optional=True) is not None:
             return RemoteFiles(url, self.folder / VALIDATION)
-        check_without_validation(self.manifest(), self.name)
+        check_without_validation(self.read_manifest(), self.name)
         return None
 
 
 @contextmanager
-def files_at(place: str) -> Iterator[StoreFiles]:
+def open_store_files(place: str) -> Iterator[StoreFiles]:
     """Those of a directory, or behind a URL, one of which is on the local disk at a time. Raises UserError."""
     if not is_remote(place):
         yield LocalFiles(Path(place).expanduser())
@@ -132,7 +132,7 @@ def files_at(place: str) -> Iterator[StoreFiles]:
         folder, url = Path(temporary, "store"), place.rstrip("/")
         if (around := url.removesuffix(f"/{VALIDATION}")) != url:
             # The manifest of the store around it says what belongs to it.
-            if (content := Remote(around, DEADLINE).small(FILE, optional=True)) is not None:
+            if (content := Remote(around, DEADLINE).read_small_file(FILE, optional=True)) is not None:
                 folder.mkdir()
                 (folder / FILE).write_bytes(content)
             folder = folder / VALIDATION

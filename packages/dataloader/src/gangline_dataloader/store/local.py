@@ -10,7 +10,7 @@ import numpy as np
 
 from gangline_dataloader.store.npy import map_vector
 from gangline_dataloader.store.stored import StoreTokens
-from gangline_dataloader.store.watch import WatchedFiles, status_of
+from gangline_dataloader.store.watch import WatchedFiles, find_status
 
 
 class LocalTokens(StoreTokens):
@@ -23,16 +23,18 @@ class LocalTokens(StoreTokens):
     def look_again(self) -> None:
         self._watched.look()
 
-    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
-        found: dict[str, int | None] = dict.fromkeys(names)
+    def find_file_sizes(self, names: Sequence[str]) -> dict[str, int | None]:
+        sizes: dict[str, int | None] = dict.fromkeys(names)
         for name in names:
             with suppress(FileNotFoundError):
-                found[name] = (self.folder / name).stat().st_size
-        return found
+                sizes[name] = (self.folder / name).stat().st_size
+        return sizes
 
-    def file(self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None) -> np.ndarray:
+    def map_shard_file(
+        self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None
+    ) -> np.ndarray:
         path = self.folder / name
-        before = status_of(path)
-        found = map_vector(path, dtype, length, xxh3, pieces_xxh3)
+        before = find_status(path)
+        vector = map_vector(path, dtype, length, xxh3, pieces_xxh3)
         self._watched.add(path, xxh3, before)
-        return found
+        return vector

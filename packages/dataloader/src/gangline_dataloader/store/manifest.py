@@ -43,7 +43,9 @@ class ShardEntry:
     xxh3: str  # XXH3-128 of the whole file of tokens
     ends_xxh3: str  # and of the file of ends
     loss_xxh3: str | None = None  # and of the file that says which tokens are to be learnt; None: all, and no file
-    pieces_xxh3: str | None = None  # of pieces of the file of tokens (`npy.pieces_checksum`); None: an older store
+    pieces_xxh3: str | None = (
+        None  # of pieces of the file of tokens (`npy.compute_sampled_checksum`); None: an older store
+    )
 
 
 @dataclass
@@ -72,17 +74,17 @@ class Shards:
                 values.append(value)
 
 
-def file_of(number: int) -> str:
+def name_tokens_file(number: int) -> str:
     """The file of a shard's tokens."""
     return f"shard-{number:05d}.npy"
 
 
-def ends_of(number: int) -> str:
+def name_ends_file(number: int) -> str:
     """The file of where its documents end."""
     return f"shard-{number:05d}.ends.npy"
 
 
-def loss_of(number: int) -> str:
+def name_loss_file(number: int) -> str:
     """The file of which of its tokens are to be learnt, uint8, in stores of conversations."""
     return f"shard-{number:05d}.loss.npy"
 
@@ -121,31 +123,31 @@ class Manifest:
     def documents(self) -> int:
         return sum(self.shards.documents)
 
-    def identity(self) -> str:
+    def compute_identity(self) -> str:
         """The version of the data: 32 hex digits that change with any token, document or their order."""
-        return self._digest("".join(self._lines())).hexdigest()
+        return self._make_digest("".join(self._format_lines())).hexdigest()
 
-    def first(self, count: int) -> Manifest:
+    def take_first_shards(self, count: int) -> Manifest:
         """The store as it was when it had so many shards, but for what is said of its sources."""
         columns = {column.name: getattr(self.shards, column.name)[:count] for column in fields(self.shards)}
         return replace(self, shards=Shards(**columns))
 
     def match_prefix(self, identity: str) -> int | None:
         """How many of the first shards make the store with that identity; None: it is no beginning of this one."""
-        digest = self._digest("")
-        for number, line in enumerate(self._lines()):
+        digest = self._make_digest("")
+        for number, line in enumerate(self._format_lines()):
             digest.update(line.encode())
             if digest.copy().hexdigest() == identity:
                 return number + 1
         return None
 
-    def _digest(self, lines: str) -> blake2b:
+    def _make_digest(self, lines: str) -> blake2b:
         deciding = [self.dtype, self.vocab_size, self.tokenizer.identity, self.tokenizer.end_of_text]
         digest = blake2b(json.dumps(deciding).encode(), digest_size=16)
         digest.update(lines.encode())
         return digest
 
-    def _lines(self) -> list[str]:
+    def _format_lines(self) -> list[str]:
         """What decides of each shard."""
         columns = (self.shards.tokens, self.shards.documents, self.shards.xxh3, self.shards.ends_xxh3)
         loss = [f" {one}" for one in self.shards.loss_xxh3] or [""] * len(self.shards)
@@ -166,7 +168,7 @@ def check_without_validation(manifest: Manifest, name: str) -> None:
         )
 
 
-def stray_validation(name: str) -> UserError:
+def explain_stray_validation(name: str) -> UserError:
     """What to say of a folder `validation` in a store, known as `name`, that says that nothing was held out."""
     return UserError(
         f"{name}/{VALIDATION} does not belong to the store {name}.",
@@ -185,19 +187,19 @@ def read(folder: str | Path, url: str = "") -> Manifest:
     """
     folder = Path(folder).expanduser()
     whole = store_around(folder)  # read first: it is written last
-    found = _read(folder)
+    manifest = _read(folder)
     if whole is None or (whole.held_out and whole.validation is None):
-        return found
+        return manifest
     store = url.rstrip("/").removesuffix(f"/{VALIDATION}") or str(folder.absolute().parent)
     if not whole.held_out:
-        raise stray_validation(store)
-    if (count := found.match_prefix(whole.validation or "")) is None:
+        raise explain_stray_validation(store)
+    if (count := manifest.match_prefix(whole.validation or "")) is None:
         raise UserError(
             f"{store}/{VALIDATION} is not what was held out of the store {store}.",
             f"{store}/{FILE} knows that part by other checksums.",
             f"Copy the folder {VALIDATION} again, or prepare the store again.",
         )
-    return found.first(count)
+    return manifest.take_first_shards(count)
 
 
 def store_around(folder: Path) -> Manifest | None:
@@ -232,29 +234,29 @@ def _read(folder: Path) -> Manifest:
 
 def parse(content: Any, path: str) -> Manifest:
     """A manifest from JSON. Raises UserError."""
-    said = JsonFields(content, path)
-    if said.text("format") != FORMAT:
-        raise said.wrong("format", f"expected {FORMAT!r}")
-    if said.number("version") != VERSION:
+    document = JsonFields(content, path)
+    if document.read_text("format") != FORMAT:
+        raise document.explain_damage("format", f"expected {FORMAT!r}")
+    if (version := document.read_number("version")) != VERSION:
         raise UserError(
-            f"{path} is of version {said.number('version')}, and this gangline-dataloader reads version {VERSION}.",
+            f"{path} is of version {version}, and this gangline-dataloader reads version {VERSION}.",
             "",
             "pip install --upgrade gangline-dataloader",
         )
-    if (dtype := said.text("dtype")) not in DTYPES:
-        raise said.wrong("dtype", f"expected one of {', '.join(DTYPES)}")
-    vocab_size = said.number("vocab_size")
+    if (dtype := document.read_text("dtype")) not in DTYPES:
+        raise document.explain_damage("dtype", f"expected one of {', '.join(DTYPES)}")
+    vocab_size = document.read_number("vocab_size")
     if vocab_size > np.iinfo(np.dtype(dtype)).max + 1:
-        raise said.wrong("vocab_size", f"{dtype} holds fewer")
-    of = said.enter("tokenizer")
-    kind, identity = of.text("kind"), of.text("identity")
-    file, end = of.read_optional("file", of.name), of.read_optional("end_of_text", of.number)
-    beside = of.read_optional("beside", of.names) or []
-    shards = _shards(said.enter("shards"))
-    said.check()  # after what it can be named by, and before what older stores, without a checksum, lack
-    tokenizer = Tokenizer(kind, identity, file, end, beside, of.checksums("beside_xxh3"))
+        raise document.explain_damage("vocab_size", f"{dtype} holds fewer")
+    of = document.enter("tokenizer")
+    kind, identity = of.read_text("kind"), of.read_text("identity")
+    file, end = of.read_optional("file", of.read_name), of.read_optional("end_of_text", of.read_number)
+    beside = of.read_optional("beside", of.read_names) or []
+    shards = _parse_shards(document.enter("shards"))
+    document.check()  # after what it can be named by, and before what older stores, without a checksum, lack
+    tokenizer = Tokenizer(kind, identity, file, end, beside, of.read_checksums("beside_xxh3"))
     if len(tokenizer.beside_xxh3) != len(beside):
-        raise of.wrong("beside_xxh3", "expected one for each file")
+        raise of.explain_damage("beside_xxh3", "expected one for each file")
     sources, report = content.get("sources"), content.get("report")
     return Manifest(
         dtype,
@@ -263,21 +265,23 @@ def parse(content: Any, path: str) -> Manifest:
         shards,
         sources if isinstance(sources, dict) else {},
         report if isinstance(report, dict) else {},
-        said.read_optional("learnt_rule", said.number),
-        said.flag("held_out"),
-        said.read_optional("validation", said.text),
+        document.read_optional("learnt_rule", document.read_number),
+        document.read_flag("held_out"),
+        document.read_optional("validation", document.read_text),
     )
 
 
-def _shards(said: JsonFields) -> Shards:
+def _parse_shards(said: JsonFields) -> Shards:
     tokens, documents = said.read_list("tokens", int), said.read_list("documents", int)
-    sums, ends = said.checksums("xxh3"), said.checksums("ends_xxh3")
+    sums, ends = said.read_checksums("xxh3"), said.read_checksums("ends_xxh3")
     if not len(tokens) == len(documents) == len(sums) == len(ends) > 0:
-        raise said.wrong("tokens", "expected lists of one length, with something in them")
+        raise said.explain_damage("tokens", "expected lists of one length, with something in them")
     if not all(0 < d <= t < 1 << 32 for t, d in zip(tokens, documents, strict=True)):
-        raise said.wrong("documents", "each shard has a document, none is empty, and all have under 2^32 tokens")
-    maybe = {key: said.read_optional(key, said.checksums) or [] for key in ("loss_xxh3", "pieces_xxh3")}
-    for key, found in maybe.items():
-        if found and len(found) != len(tokens):
-            raise said.wrong(key, "expected one for each shard, or none")
+        raise said.explain_damage(
+            "documents", "each shard has a document, none is empty, and all have under 2^32 tokens"
+        )
+    maybe = {key: said.read_optional(key, said.read_checksums) or [] for key in ("loss_xxh3", "pieces_xxh3")}
+    for key, checksums in maybe.items():
+        if checksums and len(checksums) != len(tokens):
+            raise said.explain_damage(key, "expected one for each shard, or none")
     return Shards(tokens, documents, sums, ends, **maybe)

@@ -22,7 +22,7 @@ PIECES, PIECE = 16, 1 << 12
 _MAGIC = b"\x93NUMPY\x01\x00"
 
 
-def header(dtype: str, length: int) -> bytes:
+def make_header(dtype: str, length: int) -> bytes:
     """The 128 bytes before a vector of so many numbers."""
     text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({length},), }}"
     body = text.ljust(HEADER - len(_MAGIC) - 3).encode() + b"\n"
@@ -32,18 +32,18 @@ def header(dtype: str, length: int) -> bytes:
 N = TypeVar("N", int, np.ndarray)
 
 
-def nbytes_of(dtype: str | np.dtype, length: N) -> N:
+def compute_file_size(dtype: str | np.dtype, length: N) -> N:
     """Bytes of the file of a vector, or of several."""
     return HEADER + length * np.dtype(dtype).itemsize
 
 
-def checksum(path: Path) -> str:
+def compute_checksum(path: Path) -> str:
     """XXH3-128 of a file, read piece by piece."""
     with path.open("rb") as file:
-        return checksum_of(file)
+        return compute_stream_checksum(file)
 
 
-def checksum_of(file: BinaryIO) -> str:
+def compute_stream_checksum(file: BinaryIO) -> str:
     """XXH3-128 of a file that was just opened; it is at its beginning again then."""
     digest = xxhash.xxh3_128()
     while chunk := file.read(1 << 24):
@@ -59,7 +59,7 @@ def sample(file: BinaryIO, digest: Any, pieces: int) -> None:
         digest.update(file.read(PIECE))
 
 
-def pieces_checksum(path: Path) -> str:
+def compute_sampled_checksum(path: Path) -> str:
     """XXH3-128 of PIECES pieces of a file: it changes where a file is another, and mostly not where a few bytes are."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
@@ -78,22 +78,26 @@ def map_vector(
     try:
         file = path.open("rb")
     except OSError as error:
-        raise UserError(f"{path} cannot be read.", error.strerror or str(error), verify(path)) from error
+        raise UserError(f"{path} cannot be read.", error.strerror or str(error), format_verify_command(path)) from error
     with file:
-        found = map_file(file, dtype, length)
-        digest, wanted = xxhash.xxh3_128(), xxh3
-        if pieces_xxh3 and nbytes_of(dtype, length) > WHOLE:
+        vector = map_file(file, dtype, length)
+        digest, checksum = xxhash.xxh3_128(), xxh3
+        if pieces_xxh3 and compute_file_size(dtype, length) > WHOLE:
             try:
                 sample(file, digest, PIECES)
             except OSError as error:
-                raise UserError(f"{path} cannot be read.", error.strerror or str(error), verify(path)) from error
-            wanted = pieces_xxh3
+                raise UserError(
+                    f"{path} cannot be read.", error.strerror or str(error), format_verify_command(path)
+                ) from error
+            checksum = pieces_xxh3
         elif xxh3:
-            digest.update(header(dtype, length))
-            digest.update(found.data)
-        if wanted and digest.hexdigest() != wanted:
-            raise UserError(f"{path} is not the file that the manifest says.", "Its bytes are others.", verify(path))
-        return found
+            digest.update(make_header(dtype, length))
+            digest.update(vector.data)
+        if checksum and digest.hexdigest() != checksum:
+            raise UserError(
+                f"{path} is not the file that the manifest says.", "Its bytes are others.", format_verify_command(path)
+            )
+        return vector
 
 
 def map_file(file: BinaryIO, dtype: str, length: int) -> np.ndarray:
@@ -102,22 +106,26 @@ def map_file(file: BinaryIO, dtype: str, length: int) -> np.ndarray:
     The file is held against what the manifest says of it: raises UserError where it is missing, torn, longer, or of
     another dtype or length.
     """
-    path, wanted = Path(file.name), nbytes_of(dtype, length)
+    path, expected_size = Path(file.name), compute_file_size(dtype, length)
     try:
         size, start = os.fstat(file.fileno()).st_size, file.read(HEADER)
     except OSError as error:
-        raise UserError(f"{path} cannot be read.", error.strerror or str(error), verify(path)) from error
-    if size != wanted:
+        raise UserError(f"{path} cannot be read.", error.strerror or str(error), format_verify_command(path)) from error
+    if size != expected_size:
         raise UserError(
-            f"{path} has {size} bytes, and the manifest says {wanted}.", "It is torn or was replaced.", verify(path)
+            f"{path} has {size} bytes, and the manifest says {expected_size}.",
+            "It is torn or was replaced.",
+            format_verify_command(path),
         )
-    if start != header(dtype, length):
-        raise UserError(f"{path} is not the array of {length} {dtype} that the manifest says.", "", verify(path))
+    if start != make_header(dtype, length):
+        raise UserError(
+            f"{path} is not the array of {length} {dtype} that the manifest says.", "", format_verify_command(path)
+        )
     # As a plain array: each operation on a np.memmap goes through Python.
     return np.asarray(np.memmap(file, np.dtype(dtype), "r", HEADER, (length,))).view(np.ndarray)
 
 
-def verify(path: Path) -> str:
+def format_verify_command(path: Path) -> str:
     """The command that looks at the whole store."""
     return f"gangline data verify {path.parent}"
 
@@ -142,16 +150,16 @@ class NpyWriter:
     def close(self) -> str:
         """Make it whole and durable under its name; gives its checksum."""
         self._file.seek(0)
-        self._file.write(header(self.dtype, self.length))
+        self._file.write(make_header(self.dtype, self.length))
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        digest = checksum(self._waiting)
+        digest = compute_checksum(self._waiting)
         self._waiting.replace(self.path)
         return digest
 
 
-def durable(path: Path, array: np.ndarray, tag: str = "") -> None:
+def save_array(path: Path, array: np.ndarray, tag: str = "") -> None:
     """An array of any shape and dtype as an .npy file, at once or not at all."""
     with open_replacement(path, temporary=f".{path.name}{tag}.part") as file:
         np.save(file, array)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from gangline_dataloader.store import manifest as manifests
-from gangline_dataloader.store.manifest import Manifest, ends_of, file_of, loss_of
-from gangline_dataloader.store.npy import nbytes_of
+from gangline_dataloader.store.manifest import Manifest, name_ends_file, name_loss_file, name_tokens_file
+from gangline_dataloader.store.npy import compute_file_size
 from gangline_dataloader.store.tokens import Sharded
 
 
@@ -34,49 +34,53 @@ class StoreTokens(Sharded, ABC):
             np.dtype(self.manifest.dtype),
             vocab_size=self.manifest.vocab_size,
             end_of_text=self.manifest.tokenizer.end_of_text,
-            identity=self.manifest.identity(),
+            identity=self.manifest.compute_identity(),
             documents=self.manifest.documents,
             keep=keep,
         )
         self.masked = bool(self.manifest.shards.loss_xxh3)
 
     @abstractmethod
-    def file(self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None) -> np.ndarray:
+    def map_shard_file(
+        self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None
+    ) -> np.ndarray:
         """A vector (length,) of the store, mapped, of a file with those checksums (`npy.map_vector`).
 
         Raises UserError where it is not as the manifest says.
         """
 
     @abstractmethod
-    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
+    def find_file_sizes(self, names: Sequence[str]) -> dict[str, int | None]:
         """Bytes of files of the store as they are, None for one that is not there; without those nobody could say."""
 
-    def files(self) -> dict[str, int]:
+    def get_expected_sizes(self) -> dict[str, int]:
         """Bytes of each file of its shards, as the manifest says."""
-        found, shards = {}, self.manifest.shards
+        sizes, shards = {}, self.manifest.shards
         for number, (tokens, documents) in enumerate(zip(shards.tokens, shards.documents, strict=True)):
-            found[file_of(number)] = nbytes_of(self.dtype, tokens)
-            found[ends_of(number)] = nbytes_of("<u4", documents)
+            sizes[name_tokens_file(number)] = compute_file_size(self.dtype, tokens)
+            sizes[name_ends_file(number)] = compute_file_size("<u4", documents)
             if self.masked:
-                found[loss_of(number)] = nbytes_of("|u1", tokens)
-        return found
+                sizes[name_loss_file(number)] = compute_file_size("|u1", tokens)
+        return sizes
 
     def compute_ends(self) -> np.ndarray:
         return self._starts[1:]
 
     def open(self, shard: int) -> np.ndarray:
         entry = self.manifest.shards[shard]
-        return self.file(file_of(shard), self.manifest.dtype, entry.tokens, entry.xxh3, entry.pieces_xxh3)
+        return self.map_shard_file(
+            name_tokens_file(shard), self.manifest.dtype, entry.tokens, entry.xxh3, entry.pieces_xxh3
+        )
 
     def open_ends(self, shard: int) -> np.ndarray | None:
         entry = self.manifest.shards[shard]
-        return self.file(ends_of(shard), "<u4", entry.documents, entry.ends_xxh3)
+        return self.map_shard_file(name_ends_file(shard), "<u4", entry.documents, entry.ends_xxh3)
 
     def open_loss(self, shard: int) -> np.ndarray:
         entry = self.manifest.shards[shard]
-        return self.file(loss_of(shard), "|u1", entry.tokens, entry.loss_xxh3 or "")
+        return self.map_shard_file(name_loss_file(shard), "|u1", entry.tokens, entry.loss_xxh3 or "")
 
-    def document_of(self, token: int) -> int | None:
+    def find_document(self, token: int) -> int | None:
         shard = int(np.searchsorted(self._starts, token, side="right")) - 1
         ends = self.shard_ends(shard)
         assert ends is not None, "a store of ours knows where documents end"

@@ -41,16 +41,16 @@ class Tokens(ABC):
         for first, length in zip(at.tolist(), (stops - starts).tolist(), strict=True):
             out[first : first + length] = 1
 
-    def windows(self, starts: np.ndarray, length: int, out: np.ndarray) -> None:
+    def copy_windows(self, starts: np.ndarray, length: int, out: np.ndarray) -> None:
         """Fill out (N, length) with the tokens from each of `starts` (N,) on."""
         self.copy(starts, starts + length, out.reshape(-1), np.arange(len(starts)) * length)
 
     @abstractmethod
-    def ends(self, start: int, stop: int) -> np.ndarray:
+    def find_document_ends(self, start: int, stop: int) -> np.ndarray:
         """Exclusive ends of documents in (start, stop], ascending int64; empty where nobody knows them."""
 
     @abstractmethod
-    def borders(self, starts: np.ndarray, length: int, at: np.ndarray) -> np.ndarray:
+    def find_borders(self, starts: np.ndarray, length: int, at: np.ndarray) -> np.ndarray:
         """(n,) int64, ascending: at + (end - start) of the `ends` in (start, start + length], for each of (N,)."""
 
     def announce(self, starts: np.ndarray) -> None:
@@ -59,20 +59,20 @@ class Tokens(ABC):
     def look_again(self) -> None:
         """Whether files are still what they were when they were opened, now and then. Raises UserError."""
 
-    def document_of(self, token: int) -> int | None:
+    def find_document(self, token: int) -> int | None:
         """The number of the document that a token is in, counted from 0; None where nobody knows."""
         return None
 
-    def documents_in(self, start: int, stop: int) -> list[int]:
+    def list_documents(self, start: int, stop: int) -> list[int]:
         """Return the numbers of the documents with tokens in [start, stop), ascending; none if they are unknown."""
-        first, last = self.document_of(start), self.document_of(stop - 1)
+        first, last = self.find_document(start), self.find_document(stop - 1)
         return [] if first is None or last is None else list(range(first, last + 1))
 
     def compute_ends(self) -> np.ndarray:
         """(S,) int64: tokens up to the end of each shard that more may be put behind; others are one shard."""
         return np.array([self.total], np.int64)
 
-    def rows(self, length: int) -> int:
+    def count_rows(self, length: int) -> int:
         """How many sequences of `length` tokens there are, each with one more to look ahead at."""
         return max(0, (self.total - 1) // length)
 
@@ -153,22 +153,22 @@ class Sharded(Tokens):
                 out[first + shift : end + shift] = opened(shard)[first - base : end - base]
                 first = end
 
-    def ends(self, start: int, stop: int) -> np.ndarray:
+    def find_document_ends(self, start: int, stop: int) -> np.ndarray:
         first, last = np.searchsorted(self._starts, [start, stop - 1], side="right") - 1
-        found = []
+        parts = []
         for shard in range(int(first), int(last) + 1):
             ends, base = self.shard_ends(shard), int(self._starts[shard])
             if ends is None:
                 continue
             low, high = _count_before(
-                ends, np.array([max(0, start - base), min(stop - base, self._shard_length(shard))])
+                ends, np.array([max(0, start - base), min(stop - base, self._get_shard_length(shard))])
             )
-            found.append(ends[low:high].astype(np.int64) + base)
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+            parts.append(ends[low:high].astype(np.int64) + base)
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def borders(self, starts: np.ndarray, length: int, at: np.ndarray) -> np.ndarray:
+    def find_borders(self, starts: np.ndarray, length: int, at: np.ndarray) -> np.ndarray:
         shards, rest = self._group_by_shard(starts, starts + length)
-        found = [np.empty(0, np.int64)]
+        borders = [np.empty(0, np.int64)]
         for shard, here in shards:
             ends = self.shard_ends(shard)
             if ends is None:
@@ -179,11 +179,11 @@ class Sharded(Tokens):
             low, high = _count_before(ends, first), _count_before(ends, first + length)
             counts = high - low
             inside = ends[np.arange(int(counts.sum())) + np.repeat(low - np.cumsum(counts) + counts, counts)]
-            found.append(inside.astype(np.int64) + np.repeat(at[here] - first, counts))
+            borders.append(inside.astype(np.int64) + np.repeat(at[here] - first, counts))
         for row in rest:
             start = int(starts[row])
-            found.append(self.ends(start, start + length) - start + at[row])
-        return np.sort(np.concatenate(found))
+            borders.append(self.find_document_ends(start, start + length) - start + at[row])
+        return np.sort(np.concatenate(borders))
 
     def _group_by_shard(self, starts: np.ndarray, stops: np.ndarray) -> tuple[list[tuple[int, np.ndarray]], np.ndarray]:
         """([(shard, which of the pieces lie in it)], which lie in several)."""
@@ -194,10 +194,10 @@ class Sharded(Tokens):
         order = np.argsort(shard_of, kind="stable")
         order = order[inside[order]]
         shards, first = np.unique(shard_of[order], return_index=True)
-        found = zip(shards.tolist(), np.split(order, first)[1:], strict=True)
-        return list(found), np.flatnonzero(~inside)
+        groups = zip(shards.tolist(), np.split(order, first)[1:], strict=True)
+        return list(groups), np.flatnonzero(~inside)
 
-    def _shard_length(self, shard: int) -> int:
+    def _get_shard_length(self, shard: int) -> int:
         return int(self._starts[shard + 1] - self._starts[shard])
 
 
@@ -208,7 +208,7 @@ def _count_before(ends: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 def copy_pieces(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
     """data[start:start + length] to out[at:at + length], for each of (n,)."""
-    size = _size(data, out)
+    size = _get_token_size(data, out)
     # Slices of numpy would give the interpreter to other threads, and wait for it, at each of them.
     source, target = data.data.cast("B"), out.data.cast("B")
     places = zip((starts * size).tolist(), (lengths * size).tolist(), (at * size).tolist(), strict=True)
@@ -222,20 +222,20 @@ def copy_rows(data: np.ndarray, starts: np.ndarray, length: int, out: np.ndarray
     A window is one number of many bytes here: fancy indexing copies those fastest. It has no `out`, so a few are copied
     at once, which stay in the processor's own memory. (np.take has one, and would first copy all windows there are.)
     """
-    size = _size(data, out)
+    size = _get_token_size(data, out)
     window = np.dtype(f"V{length * size}")
     windows = np.ndarray((len(data) - length + 1,), window, data, 0, (size,))
     target, each = out.view(window), max(1, AT_ONCE // window.itemsize)
     for first in range(0, len(starts), each):
         here = rows[first : first + each]
-        given = windows[starts[first : first + each]]
+        chunk = windows[starts[first : first + each]]
         if here[-1] - here[0] == len(here) - 1:  # one behind another, as they ascend
-            target[here[0] : here[-1] + 1] = given
+            target[here[0] : here[-1] + 1] = chunk
         else:
-            target[here] = given
+            target[here] = chunk
 
 
-def _size(data: np.ndarray, out: np.ndarray) -> int:
+def _get_token_size(data: np.ndarray, out: np.ndarray) -> int:
     """Bytes of a token."""
     if data.dtype != out.dtype:
         raise TypeError(f"tokens of {data.dtype} into memory of {out.dtype}")

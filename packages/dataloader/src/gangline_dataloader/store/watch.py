@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gangline import UserError
-from gangline_dataloader.store.npy import checksum, verify
+from gangline_dataloader.store.npy import compute_checksum, format_verify_command
 
 EVERY = 60.0  # seconds between two looks, at most: a look is a call to the file system for each file
 OFTEN = 1.0  # and at least
@@ -39,7 +39,7 @@ class WatchedFiles:
         before  status of the file before its bytes were compared; a change since then is looked at now
         Raises UserError where its bytes are others.
         """
-        if (about := before or status_of(path)) is None and self._cached:
+        if (about := before or find_status(path)) is None and self._cached:
             return
         about = about or path.stat()
         if xxh3 is not None and about.st_mtime > self._began and not self._cached:
@@ -60,8 +60,8 @@ class WatchedFiles:
         except UserError as error:
             self._changed = error
             raise
-        done = time.monotonic()
-        self._next = done + min(EVERY, max(OFTEN, (done - now) / COST))
+        end = time.monotonic()
+        self._next = end + min(EVERY, max(OFTEN, (end - now) / COST))
 
     def look_at(self, path: Path) -> None:
         """Look at one file now: for a file that is opened again for each read. Raises UserError as `look`."""
@@ -73,7 +73,7 @@ class WatchedFiles:
 
     def _look_at(self, path: Path) -> None:
         size, when, touched, xxh3 = self._files[path]
-        about = status_of(path)
+        about = find_status(path)
         # A time that was set back shows in that of the inode. Without a checksum that is not heard: chmod is no change.
         deaf = xxh3 is None or self._cached
         if about and (about.st_size, about.st_mtime_ns) == (size, when) and (deaf or about.st_ctime_ns == touched):
@@ -94,17 +94,17 @@ class WatchedFiles:
         self._files[path] = (size, about.st_mtime_ns, about.st_ctime_ns, xxh3)
 
     def _compare(self, path: Path, xxh3: str) -> None:
-        if (found := checksum(path)) != xxh3:
-            raise self._explain_change(path, f"Its checksum is {found}, and the manifest says {xxh3}.", xxh3)
+        if (checksum := compute_checksum(path)) != xxh3:
+            raise self._explain_change(path, f"Its checksum is {checksum}, and the manifest says {xxh3}.", xxh3)
 
     def _explain_change(self, path: Path, why: str, xxh3: str | None) -> UserError:
-        fix = "Restore the file as it was, or start a new run." if xxh3 is None else verify(path)
+        fix = "Restore the file as it was, or start a new run." if xxh3 is None else format_verify_command(path)
         if self._cached:
             fix = "Start again: what is damaged in a cache is fetched again."
         return UserError(f"{path} has changed since the run began.", why, fix)
 
 
-def status_of(path: Path) -> os.stat_result | None:
+def find_status(path: Path) -> os.stat_result | None:
     """Return the status of a file; None where it is missing."""
     try:
         return path.stat()

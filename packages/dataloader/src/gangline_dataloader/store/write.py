@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline_dataloader.store.manifest import ShardEntry, ends_of, file_of, loss_of
-from gangline_dataloader.store.npy import NpyWriter, pieces_checksum
+from gangline_dataloader.store.manifest import ShardEntry, name_ends_file, name_loss_file, name_tokens_file
+from gangline_dataloader.store.npy import NpyWriter, compute_sampled_checksum
 
 SHARD_TOKENS = 1 << 26  # 128 MiB of uint16: large enough for a store's requests, small enough to wait for
 
@@ -21,9 +21,9 @@ class ShardWriter:
     """
 
     def __init__(self, folder: Path, number: int, dtype: str, masked: bool = False, tag: str = "") -> None:
-        self._tokens = NpyWriter(folder / file_of(number), dtype, tag)
-        self._ends = NpyWriter(folder / ends_of(number), "<u4", tag)
-        self._loss = NpyWriter(folder / loss_of(number), "|u1", tag) if masked else None
+        self._tokens = NpyWriter(folder / name_tokens_file(number), dtype, tag)
+        self._ends = NpyWriter(folder / name_ends_file(number), "<u4", tag)
+        self._loss = NpyWriter(folder / name_loss_file(number), "|u1", tag) if masked else None
 
     @property
     def tokens(self) -> int:
@@ -31,8 +31,10 @@ class ShardWriter:
 
     def write(self, documents: Iterable[np.ndarray]) -> None:
         """More documents, each (n,) with n > 0, its end-of-text token included."""
-        found = list(documents)
-        self.write_run(np.concatenate([np.empty(0, np.int64), *found]), np.array([len(one) for one in found], np.int64))
+        arrays = list(documents)
+        self.write_run(
+            np.concatenate([np.empty(0, np.int64), *arrays]), np.array([len(one) for one in arrays], np.int64)
+        )
 
     def write_run(self, tokens: np.ndarray, lengths: np.ndarray, counted: np.ndarray | None = None) -> None:
         """More documents, one behind another, their lengths, and which tokens are to be learnt."""
@@ -46,5 +48,5 @@ class ShardWriter:
         """Make all files whole."""
         loss = None if self._loss is None else self._loss.close()
         tokens, ends = self._tokens.close(), self._ends.close()
-        pieces = pieces_checksum(self._tokens.path)
+        pieces = compute_sampled_checksum(self._tokens.path)
         return ShardEntry(self._tokens.length, self._ends.length, tokens, ends, loss, pieces)

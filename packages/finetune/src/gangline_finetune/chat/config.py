@@ -34,22 +34,22 @@ class TemplatedConfig(DataConfig, ABC):
 
     def build_codec(self, run: Run) -> TokenizerCodec:
         from gangline_basics.data.codec import TokenizerCodec
-        from gangline_finetune.chat.tokenizer import tokenizer_of
+        from gangline_finetune.chat.tokenizer import find_tokenizer
 
-        return TokenizerCodec(tokenizer_of(self.tokenizer, run.model.get_weights_directory()), None, "replace")
+        return TokenizerCodec(find_tokenizer(self.tokenizer, run.model.get_weights_directory()), None, "replace")
 
     def build_chat_template(self, run: Run) -> ChatTemplate:
         from gangline_basics.data.chat import read_template
-        from gangline_finetune.chat.tokenizer import tokenizer_of
+        from gangline_finetune.chat.tokenizer import find_tokenizer
 
-        return read_template(tokenizer_of(self.tokenizer, run.model.get_weights_directory()), self.template)
+        return read_template(find_tokenizer(self.tokenizer, run.model.get_weights_directory()), self.template)
 
     def export_files(self, run: Run) -> dict[str, bytes]:
         from gangline_basics.data.tokenizer_files import read_tokenizer_files
-        from gangline_finetune.chat.tokenizer import tokenizer_of
+        from gangline_finetune.chat.tokenizer import find_tokenizer
 
         weights = run.model.get_weights_directory()
-        return read_tokenizer_files(tokenizer_of(self.tokenizer, weights), weights, self.template)
+        return read_tokenizer_files(find_tokenizer(self.tokenizer, weights), weights, self.template)
 
     def check(self, run: Run) -> list[Problem]:
         """The tokenizer, its template, and every row: all but what rendering all and tokenizing come to."""
@@ -68,11 +68,11 @@ class TemplatedConfig(DataConfig, ABC):
     def check_rows(self, template: ChatTemplate) -> None:
         """Raises UserError for the first row that is not what it has to be, and where none of the first is rendered."""
         from gangline_basics.data.chat import TemplateRefusal
-        from gangline_finetune.chat.rows import rows
+        from gangline_finetune.chat.rows import read_rows
 
         number, taken, why = 0, False, ""
-        for number, (where, row) in enumerate(rows(self.path), 1):
-            render = self.row(row, where)
+        for number, (where, row) in enumerate(read_rows(self.path), 1):
+            render = self.make_renderer(row, where)
             if taken or number > RENDERED:
                 continue
             try:
@@ -83,11 +83,11 @@ class TemplatedConfig(DataConfig, ABC):
         if not number:
             raise UserError(f"data.path={self.path} holds no {self.holds}.", "Every line of a .jsonl is one.")
         if not taken:
-            said = f"the first {RENDERED}" if number > RENDERED else "all"
-            raise UserError(f"the chat template {template.name} refuses {said} {self.holds} of data.path.", why)
+            amount = f"the first {RENDERED}" if number > RENDERED else "all"
+            raise UserError(f"the chat template {template.name} refuses {amount} {self.holds} of data.path.", why)
 
     @abstractmethod
-    def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
+    def make_renderer(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
         """What renders the chats of a row, and raises TemplateRefusal.
 
         Raises UserError for a row that is not what it has to be.
@@ -104,15 +104,15 @@ class ChatConfig(TemplatedConfig):
 
     field: str = "messages"  # of a row: its list of {"role": ..., "content": ...}
 
-    def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
+    def make_renderer(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
         from gangline_basics.data.answers import ASSISTANT, is_trained_on, render_chat
         from gangline_basics.data.chat_rows import parse_messages, parse_tools
-        from gangline_finetune.chat.rows import field_of, says
+        from gangline_finetune.chat.rows import get_field, says
 
-        named = f"data.path: {where}"
-        messages, tools = parse_messages(field_of(row, self.field, where), named), parse_tools(row, named)
+        place = f"data.path: {where}"
+        messages, tools = parse_messages(get_field(row, self.field, where), place), parse_tools(row, place)
         if not any(is_trained_on(message) and says(message) for message in messages):
             raise UserError(
-                f"{named} has nothing that an {ASSISTANT} says.", "There is nothing to learn, or all has weight 0."
+                f"{place} has nothing that an {ASSISTANT} says.", "There is nothing to learn, or all has weight 0."
             )
         return lambda template: [render_chat(template.bind_tools(tools), messages)]

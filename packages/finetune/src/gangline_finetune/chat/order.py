@@ -15,7 +15,7 @@ class RowOrder:
         self.count, self.seed, self.split = count, seed, split
         self._epoch = lru_cache(maxsize=2)(self._draw)
 
-    def row(self, i: int) -> int:
+    def get_row(self, i: int) -> int:
         epoch, turn = divmod(i, self.count)
         return int(self._epoch(epoch)[turn])
 

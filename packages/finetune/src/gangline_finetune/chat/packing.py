@@ -11,19 +11,19 @@ from bisect import bisect_left, insort
 import numpy as np
 
 
-def best_fit(lengths: np.ndarray, capacity: int) -> list[list[int]]:
+def pack_best_fit(lengths: np.ndarray, capacity: int) -> list[list[int]]:
     """The pieces of each row, by number; rows by their first piece. A piece has 1 to `capacity` tokens."""
     rooms: list[tuple[int, int]] = []  # (room, row), ascending
-    found: list[list[int]] = []
+    rows: list[list[int]] = []
     for piece in np.argsort(-np.asarray(lengths), kind="stable").tolist():
         need = int(lengths[piece])
         at = bisect_left(rooms, (need, -1))
         if at < len(rooms):
             room, row = rooms.pop(at)
-            found[row].append(piece)
+            rows[row].append(piece)
         else:
-            room, row = capacity, len(found)
-            found.append([piece])
+            room, row = capacity, len(rows)
+            rows.append([piece])
         if room > need:
             insort(rooms, (room - need, row))
-    return sorted((sorted(row) for row in found), key=lambda row: row[0])
+    return sorted((sorted(row) for row in rows), key=lambda row: row[0])

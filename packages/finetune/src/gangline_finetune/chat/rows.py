@@ -16,7 +16,7 @@ LINES, COLUMNS = (".jsonl", ".ndjson", ".json"), ".parquet"
 KINDS = "Read are .jsonl, compressed too, and .parquet."
 
 
-def rows(path: str | list[str] | None) -> Iterator[Row]:
+def read_rows(path: str | list[str] | None) -> Iterator[Row]:
     """(where it stands, for messages; the row) of all files that `path` names, in order.
 
     Raises UserError for what is missing, is no such file, or is damaged.
@@ -26,14 +26,14 @@ def rows(path: str | list[str] | None) -> Iterator[Row]:
     for file in list_corpus(path, mend=KINDS):
         name = file.path.lower()
         if name.endswith(COLUMNS):
-            yield from _columns(file.path)
+            yield from _read_parquet(file.path)
         elif any(ending in name for ending in LINES):
-            yield from _lines(file.path)
+            yield from _read_lines(file.path)
         else:
             raise UserError(f"data.path: {file.path} is no file of rows.", KINDS)
 
 
-def _lines(path: str) -> Iterator[Row]:
+def _read_lines(path: str) -> Iterator[Row]:
     with open_decompressed(path, prefix="data.path: ") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -48,7 +48,7 @@ def _lines(path: str) -> Iterator[Row]:
             yield where, row
 
 
-def _columns(path: str) -> Iterator[Row]:
+def _read_parquet(path: str) -> Iterator[Row]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
@@ -61,7 +61,7 @@ def _columns(path: str) -> Iterator[Row]:
         raise UserError(f"data.path: {path} cannot be read.", str(error)) from error
 
 
-def field_of(row: dict[str, Any], field: str, where: str) -> Any:
+def get_field(row: dict[str, Any], field: str, where: str) -> Any:
     """A field of a row. Raises UserError, naming those that are there."""
     if row.get(field) is None:
         lists = [name for name, value in row.items() if isinstance(value, list)]
@@ -83,6 +83,8 @@ def says(message: dict[str, Any]) -> bool:
 def select_split(every: Sequence[Row], fraction: float, split: str) -> list[Row]:
     """The rows of a split: held out is `fraction` of all, evenly spread, and one at the least where it is not 0."""
     count = len(every)
-    kept = min(count, max(1, round(count * fraction))) if fraction else 0
-    held = [(number + 1) * kept // max(1, count) > number * kept // max(1, count) for number in range(count)]
-    return [row for row, is_held in zip(every, held, strict=True) if is_held is not (split == "train")]
+    holdout_size = min(count, max(1, round(count * fraction))) if fraction else 0
+    mask = [
+        (number + 1) * holdout_size // max(1, count) > number * holdout_size // max(1, count) for number in range(count)
+    ]
+    return [row for row, is_held in zip(every, mask, strict=True) if is_held is not (split == "train")]

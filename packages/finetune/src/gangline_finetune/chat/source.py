@@ -15,7 +15,7 @@ from gangline.data.base import Split
 from gangline.data.sample import Sample
 from gangline_basics.data.chat_tokens import MaskedTokens
 from gangline_basics.data.codec import TokenizerCodec
-from gangline_finetune.chat.packing import best_fit
+from gangline_finetune.chat.packing import pack_best_fit
 from gangline_finetune.chat.templated import TemplatedSource, encode_rows
 
 if TYPE_CHECKING:
@@ -37,22 +37,22 @@ class ChatSource(TemplatedSource):
         sequence_length: int,
         seed: int,
         split: str,
-        told: str,
+        note: str,
     ) -> None:
-        packed = best_fit(np.asarray([len(chat.tokens) for chat in chats]), sequence_length + 1)
-        super().__init__(chats, packed, codec, sequence_length=sequence_length, seed=seed, split=split, told=told)
+        packed = pack_best_fit(np.asarray([len(chat.tokens) for chat in chats]), sequence_length + 1)
+        super().__init__(chats, packed, codec, sequence_length=sequence_length, seed=seed, split=split, note=note)
 
     def sample(self, i: int) -> Sample:
-        row = self.fill_row(self.order.row(i))
-        return row.inputs(row.learnt[1:] & (row.document[1:] == row.document[:-1]))
+        row = self.fill_row(self.order.get_row(i))
+        return row.make_sample(row.learnt[1:] & (row.document[1:] == row.document[:-1]))
 
     def describe(self) -> str:
         tokens = sum(len(chat.tokens) for chat in self.chats)
-        learnt = sum(int(chat.learnt[1:].sum()) for chat in self.chats)
-        filled = tokens / (len(self.rows) * (self.sequence_length + 1))
+        targets = sum(int(chat.learnt[1:].sum()) for chat in self.chats)
+        share = tokens / (len(self.rows) * (self.sequence_length + 1))
         return (
-            f"{len(self.chats)} chats in {len(self.rows)} rows ({filled:.0%} filled), {tokens} tokens, "
-            f"{learnt} of them learnt{self.told}"
+            f"{len(self.chats)} chats in {len(self.rows)} rows ({share:.0%} filled), {tokens} tokens, "
+            f"{targets} of them learnt{self.note}"
         )
 
 
@@ -62,14 +62,14 @@ def build(config: ChatConfig, run: Run, split: Split) -> ChatSource:
     chats = [chat for row in read.rows for chat in row]
     long = sum(len(chat.tokens) > T + 1 for chat in chats)
     cut = [MaskedTokens(chat.tokens[: T + 1], chat.learnt[: T + 1]) for chat in chats]
-    kept = [chat for chat in cut if chat.learnt[1:].any()]
-    read.left_out["nothing that the assistant says is within a row"] = len(cut) - len(kept)
-    told = read.describe_left_out()
-    if not kept:
+    learnable_chats = [chat for chat in cut if chat.learnt[1:].any()]
+    read.left_out["nothing that the assistant says is within a row"] = len(cut) - len(learnable_chats)
+    note = read.describe_left_out()
+    if not learnable_chats:
         raise UserError(
             f"data.path={config.path} has nothing to learn for {split}.",
-            told.removeprefix("; ") or f"data.validation_fraction={config.validation_fraction} leaves no chat.",
+            note.removeprefix("; ") or f"data.validation_fraction={config.validation_fraction} leaves no chat.",
             "Give it more chats, or a longer batch.sequence_length.",
         )
-    told += f"; {long} cut at {T + 1} tokens" if long else ""
-    return ChatSource(kept, read.codec, sequence_length=T, seed=run.seed, split=split, told=told)
+    note += f"; {long} cut at {T + 1} tokens" if long else ""
+    return ChatSource(learnable_chats, read.codec, sequence_length=T, seed=run.seed, split=split, note=note)

@@ -22,8 +22,8 @@ from gangline_basics.data.chat import TemplateRefusal, read_template
 from gangline_basics.data.chat_tokens import ChatEncoder, MaskedTokens
 from gangline_basics.data.codec import TokenizerCodec
 from gangline_finetune.chat.order import RowOrder
-from gangline_finetune.chat.rows import rows, select_split
-from gangline_finetune.chat.tokenizer import tokenizer_of
+from gangline_finetune.chat.rows import read_rows, select_split
+from gangline_finetune.chat.tokenizer import find_tokenizer
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -45,13 +45,13 @@ class EncodedRows:
 
 def encode_rows(config: TemplatedConfig, run: Run, split: Split) -> EncodedRows:
     """Read, render and tokenize one split. Raises UserError."""
-    tokenizer = tokenizer_of(config.tokenizer, run.model.get_weights_directory())
+    tokenizer = find_tokenizer(config.tokenizer, run.model.get_weights_directory())
     codec, template = TokenizerCodec(tokenizer, None, "replace"), read_template(tokenizer, config.template)
     rendered: list[list[RenderedChat]] = []
     left_out: Counter[str] = Counter()
-    for where, row in select_split(list(rows(config.path)), config.validation_fraction, split):
+    for where, row in select_split(list(read_rows(config.path)), config.validation_fraction, split):
         try:
-            rendered.append(config.row(row, where)(template))
+            rendered.append(config.make_renderer(row, where)(template))
         except TemplateRefusal as error:
             left_out[str(error)] += 1
     chats = iter(ChatEncoder(codec, template)([chat for row in rendered for chat in row]))
@@ -71,7 +71,7 @@ class FilledRow:
     position: np.ndarray
     filled: int
 
-    def inputs(self, counts: np.ndarray) -> Sample:
+    def make_sample(self, counts: np.ndarray) -> Sample:
         """A sample of the row, of whose targets `counts` (T,) do."""
         return {
             "tokens": self.tokens,
@@ -94,17 +94,17 @@ class TemplatedSource(DataSource, ABC):
         sequence_length: int,
         seed: int,
         split: str,
-        told: str,
+        note: str,
     ) -> None:
         self.chats, self.rows, self.codec = chats, rows, codec
-        self.sequence_length, self.told = sequence_length, told
+        self.sequence_length, self.note = sequence_length, note
         self.order = RowOrder(len(rows), seed, split)
         self._of = (seed, split, sequence_length, codec.identity)
 
     def fill_row(self, row: int) -> FilledRow:
         """Row number `row` of those in memory."""
         T, numbers, at = self.sequence_length, self.rows[row], 0
-        found = FilledRow(
+        filled_row = FilledRow(
             np.zeros(T + 1, self.codec.dtype),
             np.zeros(T + 1, bool),
             np.full(T + 1, len(numbers)),
@@ -113,10 +113,14 @@ class TemplatedSource(DataSource, ABC):
         )
         for document, chat in enumerate(self.chats[number] for number in numbers):
             here = slice(at, at := at + len(chat.tokens))
-            found.tokens[here], found.learnt[here], found.document[here] = chat.tokens, chat.learnt, document
-            found.position[here] = np.arange(len(chat.tokens))
-        found.position[at:] = np.arange(T + 1 - at)
-        return found
+            filled_row.tokens[here], filled_row.learnt[here], filled_row.document[here] = (
+                chat.tokens,
+                chat.learnt,
+                document,
+            )
+            filled_row.position[here] = np.arange(len(chat.tokens))
+        filled_row.position[at:] = np.arange(T + 1 - at)
+        return filled_row
 
     def count_samples(self) -> int:
         return len(self.rows)

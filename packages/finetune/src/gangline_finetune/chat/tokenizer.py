@@ -8,7 +8,7 @@ from gangline import UserError
 from gangline_basics.data.codec import TokenizerCodec
 
 
-def tokenizer_of(named: str | None, weights: str | None) -> str:
+def find_tokenizer(named: str | None, weights: str | None) -> str:
     """The tokenizer.json of a run: what the user named, or the one beside the model's weights. Raises UserError."""
     if named is not None:
         return named

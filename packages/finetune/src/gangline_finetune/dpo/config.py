@@ -36,12 +36,12 @@ class PreferencesConfig(TemplatedConfig):
             ]
         return super().check(run)
 
-    def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
+    def make_renderer(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
         from gangline_basics.data.answers import render_chat
         from gangline_basics.data.chat_rows import parse_tools
-        from gangline_finetune.dpo.pairs import pair_of
+        from gangline_finetune.dpo.pairs import parse_pair
 
-        pair = pair_of(row, where)
+        pair = parse_pair(row, where)
         first, sides, tools = len(pair.prompt), (pair.chosen, pair.rejected), parse_tools(row, f"data.path: {where}")
         return lambda template: [
             render_chat(template.bind_tools(tools), [*pair.prompt, *side], first) for side in sides
@@ -81,6 +81,6 @@ class DpoConfig(EditConfig):
         if not isinstance(pairs, float | int) or not pairs:
             return {}
         return {
-            f"dpo/{name}": float(metrics[f"dpo_{kept}"]) / pairs  # type: ignore[arg-type]
-            for name, kept in (("accuracy", "won"), ("margin", "margin"))
+            f"dpo/{name}": float(metrics[f"dpo_{metric}"]) / pairs  # type: ignore[arg-type]
+            for name, metric in (("accuracy", "won"), ("margin", "margin"))
         }

@@ -21,8 +21,8 @@ def edit(tree: Node, plan: Plan, options: DpoConfig) -> tuple[Node, Plan, list[s
     """Wrap the head. Raises UserError for a head of which nobody says that it computes log-likelihoods."""
     call = get_calls(tree, plan, "loss").get(plan.head)
     if not isinstance(call, LossCall) or call.z:
-        told = "nobody says what" if call is None else str(call)
-        raise UserError("dpo=on needs the log-likelihood of answers.", f"The head of this model computes {told}.")
+        call_text = "nobody says what" if call is None else str(call)
+        raise UserError("dpo=on needs the log-likelihood of answers.", f"The head of this model computes {call_text}.")
     head = DpoHeadNode(inner=map_paths(tree)[plan.head], beta=options.beta)
     return replace_node(tree, plan.head, head), plan, [plan.head]
 

@@ -20,7 +20,7 @@ from gangline_finetune.dpo.nodes import DpoHeadNode
 ROUNDING = 256  # machine epsilons of a log-likelihood that a sum over an answer may be off by
 
 
-def dpo_losses(now_B2: Tensor, first_B2: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+def compute_dpo_losses(now_B2: Tensor, first_B2: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """Log-likelihoods of (chosen, rejected), by the model as it is and as it was -> losses (B,), and margins (B,): by
     how much the chosen answer has gained on the other, times beta.
     """
@@ -29,7 +29,7 @@ def dpo_losses(now_B2: Tensor, first_B2: Tensor, beta: float) -> tuple[Tensor, T
     return -F.logsigmoid(margin_B), margin_B
 
 
-def pairs_won(now_B2: Tensor, margin_B: Tensor, beta: float) -> Tensor:
+def mark_won_pairs(now_B2: Tensor, margin_B: Tensor, beta: float) -> Tensor:
     """Return (B,) bool: the chosen answer has gained on the other by more than rounding.
 
     In the first step both models are the same, and margins are rounding, which differs between layouts.
@@ -38,7 +38,7 @@ def pairs_won(now_B2: Tensor, margin_B: Tensor, beta: float) -> Tensor:
     return margin_B > beta * rounding * now_B2.abs().sum(1)
 
 
-def _side(batch: Batch, side: int) -> Batch:
+def _select_side(batch: Batch, side: int) -> Batch:
     """Of the targets that count only those of that document count."""
     return replace(batch, loss_mask=batch.loss_mask & (batch.document == side))
 
@@ -60,20 +60,24 @@ class DpoHead(Wrapper):
 
     def forward(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
         if "dpo_apart" in batch.extra:
-            return torch.stack([super(DpoHead, self).forward(hidden_BTD, _side(batch, side)) for side in (0, 1)])
+            return torch.stack([super(DpoHead, self).forward(hidden_BTD, _select_side(batch, side)) for side in (0, 1)])
         if "dpo_first" not in batch.extra:
             return super().forward(hidden_BTD, batch)
-        now_B2, often = self.log_likelihoods(self.normalise(hidden_BTD), batch)
-        losses_B, margin_B = dpo_losses(now_B2, batch.extra["dpo_first"].to(now_B2.dtype), self.beta)
+        now_B2, often = self.compute_log_likelihoods(self.normalise(hidden_BTD), batch)
+        losses_B, margin_B = compute_dpo_losses(now_B2, batch.extra["dpo_first"].to(now_B2.dtype), self.beta)
         mine_B = batch.loss_mask.any(1).to(losses_B.dtype)
-        for name, of_each_B in (("pairs", 1.0), ("won", pairs_won(now_B2, margin_B, self.beta)), ("margin", margin_B)):
+        for name, of_each_B in (
+            ("pairs", 1.0),
+            ("won", mark_won_pairs(now_B2, margin_B, self.beta)),
+            ("margin", margin_B),
+        ):
             emit_metric(f"dpo_{name}", (mine_B * of_each_B).sum() / often)
         return (losses_B * mine_B).sum()
 
-    def log_likelihoods(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def compute_log_likelihoods(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """((B, 2) of the answers of both sides of each row, how many ranks have each token)."""
         assert batch.document is not None, "pairs are documents"
-        found = []
+        log_likelihoods = []
         for b in range(len(batch.tokens)):
             row = slice(b, b + 1)
             position, document = batch.position[row], batch.document[row]
@@ -81,15 +85,15 @@ class DpoHead(Wrapper):
                 start, stop = spans.unbind(1)  # one for each answer of the side
                 within = (position[..., None] >= start) & (position[..., None] < stop)
                 counts = (document == side) & within.any(-1)
-                found.append(-self._loss_of(x_BTD[row], batch.targets[row], counts))
-        here_2B = torch.stack(found)
+                log_likelihoods.append(-self._compute_loss(x_BTD[row], batch.targets[row], counts))
+        here_2B = torch.stack(log_likelihoods)
         # Ranks beside each other may have the same tokens, all of them: how often a token is counted, the number of
         # ranks says, for together they have each token of a row once.
         every = sum_over_sequence(torch.cat((here_2B, torch.ones_like(here_2B[:1]))))
         often = (every[-1] * batch.tokens.shape[1] / batch.extra["dpo_length"][0]).detach()
         return (every[:-1] / often).view(-1, 2), often
 
-    def _loss_of(self, x_1TD: Tensor, targets_1T: Tensor, counts_1T: Tensor) -> Tensor:
+    def _compute_loss(self, x_1TD: Tensor, targets_1T: Tensor, counts_1T: Tensor) -> Tensor:
         """The sum over the targets that count, and no logits of others where x has as many tokens as there are targets
         (under sequence parallelism it has a part of them).
         """

@@ -8,7 +8,7 @@ from typing import Any
 from gangline import UserError
 from gangline_basics.data.answers import ASSISTANT, Messages
 from gangline_basics.data.chat_rows import parse_messages
-from gangline_finetune.chat.rows import field_of
+from gangline_finetune.chat.rows import get_field
 
 SIDES = ("chosen", "rejected")
 
@@ -22,19 +22,19 @@ class Pair:
     rejected: Messages
 
 
-def pair_of(row: dict[str, Any], where: str) -> Pair:
+def parse_pair(row: dict[str, Any], where: str) -> Pair:
     """The pair of a row, each side an answer of the assistant, or several with what came between.
 
     Raises UserError, naming the row, for one that is empty, whose sides are equal, or begin or end otherwise.
     """
-    sides = [_messages(field_of(row, side, where), ASSISTANT, where, side) for side in SIDES]
+    sides = [_make_messages(get_field(row, side, where), ASSISTANT, where, side) for side in SIDES]
     if row.get("prompt") is not None:
-        prompt, sides = _strip_prompt(_messages(row["prompt"], "user", where, "prompt"), sides, where)
+        prompt, sides = _strip_prompt(_make_messages(row["prompt"], "user", where, "prompt"), sides, where)
     else:
-        shared = 0
-        while shared < min(map(len, sides)) and sides[0][shared] == sides[1][shared]:
-            shared += 1
-        prompt, sides = sides[0][:shared], [side[shared:] for side in sides]
+        prompt_length = 0
+        while prompt_length < min(map(len, sides)) and sides[0][prompt_length] == sides[1][prompt_length]:
+            prompt_length += 1
+        prompt, sides = sides[0][:prompt_length], [side[prompt_length:] for side in sides]
     if sides[0] == sides[1]:
         raise UserError(f"data.path: the answers of {where} are equal.", "A pair of one answer has nothing to learn.")
     if not prompt or not all(sides):
@@ -83,11 +83,11 @@ def _list_turns(messages: Messages) -> list[tuple[str, str]]:
     return [(message["role"], message["content"].strip()) for message in messages]
 
 
-def _messages(value: Any, role: str, where: str, field: str) -> Messages:
+def _make_messages(value: Any, role: str, where: str, field: str) -> Messages:
     """A text is one message of that role. Raises UserError for an empty one."""
-    found = (
+    messages = (
         [{"role": role, "content": value}] if isinstance(value, str) else parse_messages(value, f"data.path: {where}")
     )
-    if not all(message["content"].strip() for message in found):
+    if not all(message["content"].strip() for message in messages):
         raise UserError(f"data.path: {field} of {where} is empty.", "A pair is a prompt, and two answers to it.")
-    return found
+    return messages

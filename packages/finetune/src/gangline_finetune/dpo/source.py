@@ -37,24 +37,24 @@ class PreferenceSource(TemplatedSource):
     """
 
     def __init__(
-        self, pairs: Sequence[Two], codec: TokenizerCodec, *, sequence_length: int, seed: int, split: str, told: str
+        self, pairs: Sequence[Two], codec: TokenizerCodec, *, sequence_length: int, seed: int, split: str, note: str
     ) -> None:
         rows = [(2 * number, 2 * number + 1) for number in range(len(pairs))]
         sides = [side for pair in pairs for side in pair]
-        super().__init__(sides, rows, codec, sequence_length=sequence_length, seed=seed, split=split, told=told)
+        super().__init__(sides, rows, codec, sequence_length=sequence_length, seed=seed, split=split, note=note)
         self.pairs = pairs
         self.first: np.ndarray | None = None  # (pairs, 2)
-        self.answers = _answers(sides).reshape(len(pairs), 2, -1, 2)
+        self.answers = _find_answer_spans(sides).reshape(len(pairs), 2, -1, 2)
 
     def sample(self, i: int) -> Sample:
         """Raises RuntimeError before `begin`."""
         if self.first is None:
             raise RuntimeError("the first model has not been asked")
-        number = self.order.row(i)
+        number = self.order.get_row(i)
         row, counts = self.fill_row(number), np.zeros(self.sequence_length, bool)
         counts[self.answers[number, 0, 0, 0]] = True
         return {  # type: ignore[typeddict-unknown-key]
-            **row.inputs(counts),
+            **row.make_sample(counts),
             "dpo_answers": self.answers[number],
             "dpo_first": self.first[number],
             "dpo_length": np.asarray(self.sequence_length),
@@ -62,52 +62,54 @@ class PreferenceSource(TemplatedSource):
 
     def begin(self, model: FirstModel) -> None:
         """Raises UserError where a run goes on and what its first model said is gone."""
-        kept = Path(model.directory) / f"first-model-{self.compute_fingerprint()}.npy"
+        path = Path(model.directory) / f"first-model-{self.compute_fingerprint()}.npy"
         if model.step == 0:
             self.first = self._score_pairs(model)
             if model.writes:
-                _write(kept, self.first)
+                _write(path, self.first)
             return
-        inherited = None if model.parent is None else model.parent / kept.name
+        inherited = None if model.parent is None else model.parent / path.name
         try:
-            self.first = np.load(kept if kept.exists() or inherited is None else inherited)
+            self.first = np.load(path if path.exists() or inherited is None else inherited)
             if self.first.shape != (self.count_samples(), 2):
                 raise ValueError(f"it holds {self.first.shape}")
         except FileNotFoundError as error:
             raise UserError(
                 "the model that this run began with was not asked about some pairs of data=preferences.",
-                f"There is no {kept}: the pairs have changed since, or are of a set that was added.",
+                f"There is no {path}: the pairs have changed since, or are of a set that was added.",
                 "Restore the pairs, and leave an added set out:  validate.sets.NAME=null",
                 f"Or start again:  train from={model.directory}",
             ) from error
         except (OSError, ValueError, EOFError) as error:
             raise UserError(
-                f"{kept} cannot be read.",
+                f"{path} cannot be read.",
                 "It has what the model that this run began with said of its pairs.",
                 f"Start again:  train from={model.directory}",
             ) from error
         if model.writes and inherited is not None:
-            _write(kept, self.first)
+            _write(path, self.first)
 
     def _score_pairs(self, model: FirstModel) -> np.ndarray:
         """(pairs, 2) float64."""
-        found = []
+        scores = []
         for start in range(0, self.count_samples(), AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, self.count_samples()))
-            found.append(np.asarray(model.score([self._sides(number) for number in numbers], 2)))
-            model.tell(f"the first model has been asked about {start + len(found[-1])} of {self.count_samples()} pairs")
-        return np.concatenate(found)
+            scores.append(np.asarray(model.score([self._make_sides(number) for number in numbers], 2)))
+            model.tell(
+                f"the first model has been asked about {start + len(scores[-1])} of {self.count_samples()} pairs"
+            )
+        return np.concatenate(scores)
 
-    def _sides(self, number: int) -> Sample:
+    def _make_sides(self, number: int) -> Sample:
         """Both sides of a pair: the targets of their answers count, and each side is to have a loss of its own."""
         row = self.fill_row(number)
         return {  # type: ignore[typeddict-unknown-key]
-            **row.inputs(row.learnt[1:] & (row.document[1:] < 2) & (row.position[1:] > 0)),
+            **row.make_sample(row.learnt[1:] & (row.document[1:] < 2) & (row.position[1:] > 0)),
             "dpo_apart": np.asarray(True),
         }
 
     def describe(self) -> str:
-        return f"{self.count_samples()} pairs of answers{self.told}"
+        return f"{self.count_samples()} pairs of answers{self.note}"
 
 
 def _write(path: Path, first: np.ndarray) -> None:
@@ -115,11 +117,11 @@ def _write(path: Path, first: np.ndarray) -> None:
         np.save(file, first)
 
 
-def _answers(sides: Sequence[MaskedTokens]) -> np.ndarray:
+def _find_answer_spans(sides: Sequence[MaskedTokens]) -> np.ndarray:
     """(sides, n, 2): the runs of learnt targets in each, by the positions of their inputs."""
-    found = [np.flatnonzero(np.diff(side.learnt[1:], prepend=False, append=False)).reshape(-1, 2) for side in sides]
-    whole = np.zeros((len(sides), max(map(len, found)), 2), np.int64)
-    for runs, into in zip(found, whole, strict=True):
+    spans = [np.flatnonzero(np.diff(side.learnt[1:], prepend=False, append=False)).reshape(-1, 2) for side in sides]
+    whole = np.zeros((len(sides), max(map(len, spans)), 2), np.int64)
+    for runs, into in zip(spans, whole, strict=True):
         into[: len(runs)] = runs
     return whole
 
@@ -129,10 +131,10 @@ def build(config: PreferencesConfig, run: Run, split: Split) -> PreferenceSource
     read, T = encode_rows(config, run, split), run.batch.sequence_length
     pairs = [(chosen, rejected) for chosen, rejected in read.rows]
     fit = [pair for pair in pairs if sum(len(side.tokens) for side in pair) <= T + 1]
-    kept = [pair for pair in fit if all(side.learnt[1:].any() for side in pair)]
+    learnable_pairs = [pair for pair in fit if all(side.learnt[1:].any() for side in pair)]
     read.left_out[f"longer than a row of {T + 1} tokens"] = len(pairs) - len(fit)
-    read.left_out["an answer of which nothing is learnt"] = len(fit) - len(kept)
-    if not kept:
+    read.left_out["an answer of which nothing is learnt"] = len(fit) - len(learnable_pairs)
+    if not learnable_pairs:
         raise UserError(
             f"data.path={config.path} has no pair for {split}.",
             read.describe_left_out().removeprefix("; ")
@@ -140,5 +142,5 @@ def build(config: PreferencesConfig, run: Run, split: Split) -> PreferenceSource
             "Both answers of a pair, each with its prompt, go into one row: give a longer batch.sequence_length.",
         )
     return PreferenceSource(
-        kept, read.codec, sequence_length=T, seed=run.seed, split=split, told=read.describe_left_out()
+        learnable_pairs, read.codec, sequence_length=T, seed=run.seed, split=split, note=read.describe_left_out()
     )

@@ -15,8 +15,8 @@ from gangline.optimizer import Optimizer
 from gangline.record import StepRecord
 from gangline.runtime import Runtime
 from gangline_finetune.evaluate.config import EvalConfig
-from gangline_finetune.evaluate.live_model import LiveWriter, live_lm
-from gangline_finetune.evaluate.tasks import Questions, numbers
+from gangline_finetune.evaluate.live_model import LiveWriter, make_live_lm
+from gangline_finetune.evaluate.tasks import Questions, flatten_results
 
 
 class EvalCallback(Callback):
@@ -44,7 +44,7 @@ class EvalCallback(Callback):
                 self.questions = Questions(
                     [*config.tasks, *config.files], shots=config.shots, limit=config.limit, chat=config.chat
                 )
-                self.model = live_lm(self.writer, config.batch, self.questions.likelihoods_alone())
+                self.model = make_live_lm(self.writer, config.batch, self.questions.find_likelihood_tasks())
                 self.questions.check(self.model)
             except Exception as error:
                 self.failed = error
@@ -61,7 +61,7 @@ class EvalCallback(Callback):
     def _ask(self) -> dict[str, Any]:
         """What ends the others' wait: numbers, or what was raised here, before any of it reaches the run."""
         try:
-            answer: dict[str, Any] = {"numbers": numbers(self.questions.ask_model(self.model))}
+            answer: dict[str, Any] = {"numbers": flatten_results(self.questions.ask_model(self.model))}
         except Exception as error:
             if self.writer.broken:  # the others have raised it, too, and wait for nothing
                 raise

@@ -14,7 +14,7 @@ from gangline.record import to_plain
 from gangline_finetune.evaluate.config import check_installed
 
 
-def _positive(text: str) -> int:
+def _parse_positive(text: str) -> int:
     return _parse_integer(text, 1)
 
 
@@ -37,33 +37,33 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--shots", type=_parse_not_negative, metavar="N", help="examples before each question; by default the task's"
     )
-    parser.add_argument("--limit", type=_positive, metavar="N", help="of each task so many questions")
-    parser.add_argument("--batch", type=_positive, default=8, metavar="N", help="texts at a time (%(default)s)")
+    parser.add_argument("--limit", type=_parse_positive, metavar="N", help="of each task so many questions")
+    parser.add_argument("--batch", type=_parse_positive, default=8, metavar="N", help="texts at a time (%(default)s)")
     parser.add_argument("--chat", action="store_true", help="ask by the tokenizer's chat template")
     parser.add_argument("--out", metavar="FILE", help="write all that lm-eval says, as JSON")
     options = parser.parse_args(list(argv))
     check_installed()
-    from gangline_finetune.evaluate.run_model import lm_of
-    from gangline_finetune.evaluate.tasks import Questions, printable
+    from gangline_finetune.evaluate.run_model import load_lm
+    from gangline_finetune.evaluate.tasks import Questions, format_results
 
     if options.out is not None:
         _check_out(Path(options.out))
-    asked = Questions(options.tasks, shots=options.shots, limit=options.limit, chat=options.chat)
-    model = lm_of(options.run_dir, checkpoint=options.checkpoint, batch=options.batch)
-    if model.max_length > (trained := model.sampler.run.batch.sequence_length):
-        why = f"the context that lm-eval uses for the exported model; it was trained on rows of {trained}"
+    questions = Questions(options.tasks, shots=options.shots, limit=options.limit, chat=options.chat)
+    model = load_lm(options.run_dir, checkpoint=options.checkpoint, batch=options.batch)
+    if model.max_length > (row_length := model.sampler.run.batch.sequence_length):
+        why = f"the context that lm-eval uses for the exported model; it was trained on rows of {row_length}"
         print(f"gangline eval: note: the model sees {model.max_length} tokens at a time, {why}.", file=sys.stderr)
     try:
-        asked.check(model)
+        questions.check(model)
     except OSError as error:  # no network, or no such data set
         why = "lm-eval loads them from the hub, and keeps them: once with a network, then without one."
         raise UserError(f"the questions cannot be read: {error}.", why) from error
-    found = asked.ask_model(model)
+    report = questions.ask_model(model)
     from lm_eval.utils import make_table
 
-    print(f"{options.run_dir}\n{make_table(printable(found))}")
+    print(f"{options.run_dir}\n{make_table(format_results(report))}")
     if options.out is not None:
-        text = json.dumps(to_plain(found["results"]), indent=2, default=str, allow_nan=False)
+        text = json.dumps(to_plain(report["results"]), indent=2, default=str, allow_nan=False)
         Path(options.out).write_text(f"{text}\n", encoding="utf-8")
     return 0
 

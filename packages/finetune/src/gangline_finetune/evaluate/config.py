@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".yaml", ".yml")  # of a file that describes a task
 
 
-def _names(tasks: Any) -> bool:
+def _has_only_names(tasks: Any) -> bool:
     """Whether these are names of tasks alone. A file is a program: lm-eval imports the Python that it names."""
     return not any(str(task).endswith(SUFFIXES) for task in tasks)
 
@@ -33,7 +33,7 @@ class EvalConfig(CallbackConfig):
     file_options: ClassVar[tuple[str, ...]] = ("files",)
 
     every: PositiveInt = 100  # steps between evaluations
-    tasks: Annotated[list[str], RunsCode(data=_names)] = field(default_factory=list)  # names of lm-eval's
+    tasks: Annotated[list[str], RunsCode(data=_has_only_names)] = field(default_factory=list)  # names of lm-eval's
     files: Annotated[list[str], RunsCode()] = field(default_factory=list)  # YAML files that describe one task each
     shots: NonNegativeInt | None = None  # examples before each question; null: as the task has it
     limit: PositiveInt | None = None  # questions of each task; null: all
@@ -53,10 +53,10 @@ class EvalConfig(CallbackConfig):
         return []
 
 
-def check_installed(who: str = "gangline eval") -> None:
+def check_installed(command: str = "gangline eval") -> None:
     """Raises UserError where there is no lm-eval."""
     if find_spec("lm_eval") is None:
-        raise UserError(f"{who} needs lm-eval.", "", "pip install 'gangline-finetune[eval]'")
+        raise UserError(f"{command} needs lm-eval.", "", "pip install 'gangline-finetune[eval]'")
 
 
 def locate_tasks(tasks: Sequence[str]) -> tuple[list[str], list[str], bool]:
@@ -74,11 +74,11 @@ def locate_tasks(tasks: Sequence[str]) -> tuple[list[str], list[str], bool]:
             theirs = True
             continue
         try:
-            found = re.search(r"^task:\s*[\"']?([\w.-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+            match = re.search(r"^task:\s*[\"']?([\w.-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         except OSError as error:
             raise UserError(f"{task} cannot be read.", error.strerror or str(error)) from error
-        if found is None:
+        if match is None:
             raise UserError(f"{task} is no task of lm-eval.", "It has no line `task: NAME`.")
-        names.append(found[1])
+        names.append(match[1])
         folders.append(str(path.resolve().parent))
     return names, list(dict.fromkeys(folders)), theirs

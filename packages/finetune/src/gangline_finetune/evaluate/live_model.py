@@ -16,7 +16,7 @@ from gangline.comm.objects import gather_json
 from gangline.config import Run
 from gangline.runtime import Runtime, Sampling, Written
 from gangline_basics.sampling.sampler import Writer
-from gangline_finetune.evaluate.text_model import AskedRow, TextModel, as_lm
+from gangline_finetune.evaluate.text_model import AskedRow, TextModel, make_lm_class
 
 
 class LiveWriter(Writer):
@@ -35,8 +35,8 @@ class LiveWriter(Writer):
     def _score(self, rows: list[AskedRow]) -> list[float]:
         index, width = self.runtime.data_coordinate
         share = -(-len(rows) // width)
-        filled = [*((tokens, count) for tokens, count, _ in rows), *[([0, 0], 0)] * (share * width - len(rows))]
-        batches = [self._batch(*row) for row in filled[index * share : (index + 1) * share]]
+        padded_rows = [*((tokens, count) for tokens, count, _ in rows), *[([0, 0], 0)] * (share * width - len(rows))]
+        batches = [self._batch(*row) for row in padded_rows[index * share : (index + 1) * share]]
         return self.runtime.score(batches)[: len(rows)].tolist()
 
     def _batch(self, tokens: list[int], count: int) -> Batch:
@@ -76,20 +76,20 @@ class LiveWriter(Writer):
     def serve(self) -> Any:
         """Compute what rank 0 asks for until it tells the answer. On every other rank."""
         while True:
-            what, *asked = gather_json(self.comms.world, self.device, None)[0]
+            what, *arguments = gather_json(self.comms.world, self.device, None)[0]
             if what == "end":
-                return asked[0]
-            self._function(what)(*asked)
+                return arguments[0]
+            self._get_function(what)(*arguments)
 
     def _call_together(self, what: str, *asked: Any) -> Any:
         gather_json(self.comms.world, self.device, [what, *asked])
         try:
-            return self._function(what)(*asked)
+            return self._get_function(what)(*asked)
         except BaseException:
             self.broken = True
             raise
 
-    def _function(self, what: str) -> Callable[..., Any]:
+    def _get_function(self, what: str) -> Callable[..., Any]:
         return self._score if what == "score" else self._write
 
 
@@ -103,23 +103,23 @@ class LiveModel(TextModel):
 
     def score_rows(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
         """Whether a continuation is the likeliest the model says by writing one as long."""
-        values = [value for part in self._parts(rows) for value in self.writer.score(part)]
-        return list(zip(values, self._likeliest(rows), strict=True))
+        values = [value for part in self._split_batches(rows) for value in self.writer.score(part)]
+        return list(zip(values, self._check_likeliest(rows), strict=True))
 
-    def _likeliest(self, rows: list[AskedRow]) -> list[bool]:
-        found = [not row.asked for row in rows]
-        for count in sorted({row.asked for row in rows if row.greedy and row.asked}):
-            of_length = [number for number, row in enumerate(rows) if row.greedy and row.asked == count]
-            for part in self._parts(of_length):
-                written = self.writer.generate([rows[n].tokens[:-count] for n in part], Sampling(tokens=count))
-                for number, one in zip(part, written, strict=True):
-                    found[number] = one.tokens == rows[number].tokens[-count:]
-        return found
+    def _check_likeliest(self, rows: list[AskedRow]) -> list[bool]:
+        verdicts = [not row.answer_length for row in rows]
+        for count in sorted({row.answer_length for row in rows if row.greedy and row.answer_length}):
+            of_length = [number for number, row in enumerate(rows) if row.greedy and row.answer_length == count]
+            for part in self._split_batches(of_length):
+                answers = self.writer.generate([rows[n].tokens[:-count] for n in part], Sampling(tokens=count))
+                for number, one in zip(part, answers, strict=True):
+                    verdicts[number] = one.tokens == rows[number].tokens[-count:]
+        return verdicts
 
-    def _parts(self, rows: list[Any]) -> list[list[Any]]:
+    def _split_batches(self, rows: list[Any]) -> list[list[Any]]:
         return [rows[start : start + self.batch] for start in range(0, len(rows), self.batch)]
 
 
-def live_lm(writer: LiveWriter, batch: int, likelihoods_alone: Collection[str]) -> Any:
+def make_live_lm(writer: LiveWriter, batch: int, likelihoods_alone: Collection[str]) -> Any:
     """As lm-eval's `LM`."""
-    return as_lm(LiveModel)(writer, batch, likelihoods_alone)
+    return make_lm_class(LiveModel)(writer, batch, likelihoods_alone)

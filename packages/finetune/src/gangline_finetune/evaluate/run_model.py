@@ -14,13 +14,13 @@ from gangline import UserError
 from gangline.batch import Batch
 from gangline.config import Run
 from gangline_basics.sampling.sampler import Sampler
-from gangline_finetune.evaluate.text_model import AskedRow, TextModel, as_lm
-from gangline_models.hugging_face.contract import model_format
+from gangline_finetune.evaluate.text_model import AskedRow, TextModel, make_lm_class
+from gangline_models.hugging_face.contract import get_model_format
 
 
-def lm_of(run_dir: str, **options: Any) -> Any:
+def load_lm(run_dir: str, **options: Any) -> Any:
     """The model of a run as lm-eval's `LM`. options: as `RunModel` has them. Raises UserError as it does."""
-    return as_lm(RunModel)(run_dir, **options)
+    return make_lm_class(RunModel)(run_dir, **options)
 
 
 def read_context_length(run: Run) -> int:
@@ -29,12 +29,12 @@ def read_context_length(run: Run) -> int:
     Learned positions and stretched rotary ones reach beyond the rows of the run. A model that is not exported has the
     rows of the run alone.
     """
-    trained, format = run.batch.sequence_length, model_format(run.model)
+    row_length, format = run.batch.sequence_length, get_model_format(run.model)
     try:
-        config = format.write(run.model, "float32", trained) if format else {}
+        config = format.write(run.model, "float32", row_length) if format else {}
     except UserError:
-        return trained
-    return int(config.get("n_positions") or config.get("max_position_embeddings") or trained)
+        return row_length
+    return int(config.get("n_positions") or config.get("max_position_embeddings") or row_length)
 
 
 class RunModel(TextModel):
@@ -52,22 +52,22 @@ class RunModel(TextModel):
 
     def score_rows(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
         """Rows of about the same length together."""
-        found: list[tuple[float, bool]] = [(0.0, False)] * len(rows)
+        scores: list[tuple[float, bool]] = [(0.0, False)] * len(rows)
         order = sorted(range(len(rows)), key=lambda n: -len(rows[n].tokens))
         for start in range(0, len(order), self.batch):
             numbers = order[start : start + self.batch]
-            logits_BTV = self._logits([rows[n].tokens[:-1] for n in numbers])
+            logits_BTV = self._compute_logits([rows[n].tokens[:-1] for n in numbers])
             for number, logits_TV in zip(numbers, logits_BTV, strict=True):
                 tokens, count, _ = rows[number]
                 stop = len(tokens) - 1
                 p_TV = logits_TV[stop - count : stop].log_softmax(-1)
-                wanted = torch.tensor(tokens[len(tokens) - count :], device=p_TV.device)
-                likeliest = bool((p_TV.argmax(-1) == wanted).all())
-                found[number] = (float(p_TV.gather(-1, wanted[:, None]).sum()), likeliest)
-        return found
+                answer_tokens = torch.tensor(tokens[len(tokens) - count :], device=p_TV.device)
+                likeliest = bool((p_TV.argmax(-1) == answer_tokens).all())
+                scores[number] = (float(p_TV.gather(-1, answer_tokens[:, None]).sum()), likeliest)
+        return scores
 
     @torch.inference_mode()
-    def _logits(self, rows: list[list[int]]) -> Tensor:
+    def _compute_logits(self, rows: list[list[int]]) -> Tensor:
         """(B, T, V) of the next token, in float32; shorter rows are filled up behind their ends."""
         T = max(map(len, rows))
         tokens_BT = torch.tensor([row + [0] * (T - len(row)) for row in rows], device=self._device)

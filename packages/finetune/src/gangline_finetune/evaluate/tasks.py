@@ -43,7 +43,7 @@ class Questions:
         """By name. What they ask is read for it, so that what is missing shows. Raises what lm-eval raises."""
         return self._manager.load(self.names)["tasks"]
 
-    def likelihoods_alone(self) -> set[str]:
+    def find_likelihood_tasks(self) -> set[str]:
         """Names of the tasks with choices, of which the likelihoods count, and not whether one is the likeliest text.
 
         Raises what lm-eval raises where a task cannot be read.
@@ -58,7 +58,7 @@ class Questions:
         """Raises UserError where a task wants answers that the model cannot write: before the first is asked."""
         for task in self._tasks.values():
             if task.OUTPUT_TYPE == "generate_until":
-                model.longest_answer(task.config.generation_kwargs or {})
+                model.get_max_answer_tokens(task.config.generation_kwargs or {})
 
     def ask_model(self, model: Any) -> dict[str, Any]:
         """All that lm-eval says of the model. model: one of its `LM`.
@@ -107,25 +107,25 @@ def _bound_aggregations(aggregation: Callable[[], dict[str, Aggregate]]) -> dict
     return {metric: bound(aggregate) for metric, aggregate in aggregation().items()}
 
 
-def numbers(found: dict[str, Any]) -> dict[str, float]:
+def flatten_results(found: dict[str, Any]) -> dict[str, float]:
     """ "TASK/METRIC" -> number, without errors; a filter other than lm-eval's "none" is named behind the metric."""
     flat = {}
     for task, of_task in found["results"].items():
         for key, value in of_task.items():
-            metric, _, chosen = key.partition(",")
+            metric, _, suffix = key.partition(",")
             if isinstance(value, float | int) and not metric.endswith("_stderr") and metric != "sample_len":
-                flat[f"{task}/{metric}" if chosen in ("", "none") else f"{task}/{metric}/{chosen}"] = float(value)
+                flat[f"{task}/{metric}" if suffix in ("", "none") else f"{task}/{metric}/{suffix}"] = float(value)
     return flat
 
 
-def printable(found: dict[str, Any]) -> dict[str, Any]:
+def format_results(found: dict[str, Any]) -> dict[str, Any]:
     """The same for lm-eval's table, which fails at numbers that are too large, or not finite."""
 
     def format_value(value: Any) -> Any:
         return f"~{value:.4g}" if isinstance(value, float) and not abs(value) < LARGEST else value
 
     results = {
-        task: {key: format_value(value) for key, value in said.items()} for task, said in found["results"].items()
+        task: {key: format_value(value) for key, value in metrics.items()} for task, metrics in found["results"].items()
     }
     return {**found, "results": results}
 

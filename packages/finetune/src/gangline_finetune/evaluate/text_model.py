@@ -16,17 +16,18 @@ Asked = tuple[tuple[str, str], list[int], list[int]]  # texts, and tokens of con
 
 
 class AskedRow(NamedTuple):
-    """A row of tokens. asked: how many of the last of them are asked for; greedy: whether these are the likeliest, too.
+    """A row of tokens.
 
-    Where that is not asked, the answer may be anything.
+    answer_length  how many of the last tokens are asked for
+    greedy         whether it is also asked if these are the likeliest; where it is not, the answer may be anything
     """
 
     tokens: list[int]
-    asked: int
+    answer_length: int
     greedy: bool
 
 
-def as_lm(model: type[TextModel]) -> type[Any]:
+def make_lm_class(model: type[TextModel]) -> type[Any]:
     """The class as one of lm-eval's `LM`."""
     from lm_eval.api.model import TemplateLM
 
@@ -60,17 +61,17 @@ class TextModel(ABC):
     @property
     def eot_token_id(self) -> int:
         """What ends a text: the tokenizer's own end, else what stands between files."""
-        found = self._token("eos_token")
-        found = getattr(self.codec, "separator", None) if found is None else found
-        return 0 if found is None else found
+        token_id = self._find_token("eos_token")
+        token_id = getattr(self.codec, "separator", None) if token_id is None else token_id
+        return 0 if token_id is None else token_id
 
     @property
     def prefix_token_id(self) -> int:
         """What stands before a text that has nothing before it."""
-        found = self._token("bos_token")
-        return self.eot_token_id if found is None else found
+        token_id = self._find_token("bos_token")
+        return self.eot_token_id if token_id is None else token_id
 
-    def _token(self, name: str) -> int | None:
+    def _find_token(self, name: str) -> int | None:
         word = self._special.get(name)
         return None if word is None else self.codec.tokenizer.token_to_id(word)
 
@@ -106,10 +107,10 @@ class TextModel(ABC):
         Raises UserError for one that is longer than what the model looks at, before anything is computed.
         """
         self._check_lengths(requests)
-        asked = [True] * len(requests) if self._greedy is None else self._greedy
+        flags = [True] * len(requests) if self._greedy is None else self._greedy
         limit = self.max_length + 1
         rows = [
-            AskedRow((c + t)[-limit:], len(t), is_asked) for (_, c, t), is_asked in zip(requests, asked, strict=True)
+            AskedRow((c + t)[-limit:], len(t), is_asked) for (_, c, t), is_asked in zip(requests, flags, strict=True)
         ]
         return self.score_rows(rows)
 
@@ -126,23 +127,26 @@ class TextModel(ABC):
         """Return the log-likelihood of each complete text, in windows of the model's context length."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-        found = []
+        log_likelihoods = []
         for (text,) in (request.args for request in requests):
             windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
-            asked = [(("", ""), *make_disjoint_window(window)) for window in windows]
-            self._greedy = [False] * len(asked)
-            found.append(sum(value for value, _ in self._loglikelihood_tokens(asked)))
-        return found
+            window_requests = [(("", ""), *make_disjoint_window(window)) for window in windows]
+            self._greedy = [False] * len(window_requests)
+            log_likelihoods.append(sum(value for value, _ in self._loglikelihood_tokens(window_requests)))
+        return log_likelihoods
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """What the model writes, greedily. Raises UserError where a task wants it drawn."""
         return [self._answer(*request.args) for request in requests]
 
-    def longest_answer(self, asked: Mapping[str, Any]) -> int:
-        """Tokens. asked: a task's `generation_kwargs`. Raises UserError for answers that are drawn, or too long."""
-        if asked.get("do_sample") and asked.get("temperature", 1.0) > 0:
+    def get_max_answer_tokens(self, options: Mapping[str, Any]) -> int:
+        """Return how many tokens an answer may have.
+
+        options: a task's `generation_kwargs`. Raises UserError for answers that are drawn, or too long.
+        """
+        if options.get("do_sample") and options.get("temperature", 1.0) > 0:
             raise UserError("the task wants answers that are drawn.", "gangline eval writes the likeliest.")
-        most = int(asked.get("max_gen_toks", 256))  # lm-eval's default
+        most = int(options.get("max_gen_toks", 256))  # lm-eval's default
         if most >= self.max_length:  # as lm-eval's own models refuse: of the question nothing would be left
             raise UserError(
                 f"the task wants answers of up to {most} tokens from a model of {self.max_length}.",
@@ -151,9 +155,9 @@ class TextModel(ABC):
             )
         return most
 
-    def _answer(self, text: str, asked: dict[str, Any]) -> str:
-        most = self.longest_answer(asked)
-        until = asked.get("until") or []
+    def _answer(self, text: str, options: dict[str, Any]) -> str:
+        most = self.get_max_answer_tokens(options)
+        until = options.get("until") or []
         until = [until] if isinstance(until, str) else list(until)
         row = self.tok_encode(text)[most - self.max_length :]  # not as text, which may come to more
         (answer,) = self.writer.write([row or text], most, temperature=0.0, stop=list(filter(None, until)))

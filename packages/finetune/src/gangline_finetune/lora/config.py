@@ -51,12 +51,14 @@ class LoraConfig(EditConfig):
     def check(self, run: Run) -> list[Problem]:
         """Whether the adapter to start from is of this base and these options."""
         from gangline.run.directory import holds_checkpoint
-        from gangline_finetune.lora.start import problems
+        from gangline_finetune.lora.start import find_adapter_problems
 
-        found = self._base_problems(run)
-        return found if found or self.adapter is None or holds_checkpoint(run) else problems(self, run)
+        problems = self._find_base_problems(run)
+        return (
+            problems if problems or self.adapter is None or holds_checkpoint(run) else find_adapter_problems(self, run)
+        )
 
-    def _base_problems(self, run: Run) -> list[Problem]:
+    def _find_base_problems(self, run: Run) -> list[Problem]:
         what, products = f"lora.base={self.base}", run.precision.get_product_format()
         if self.base != "full" and products == "fp16":
             why = "bfloat16 reaches further than float16, and its largest numbers would be infinite."
@@ -74,17 +76,17 @@ class LoraConfig(EditConfig):
         """Of adapters that peft has no like of, which an export would say after training only."""
         from gangline.model.compose import compose_model
         from gangline.model.tree import get_parameter_shapes
-        from gangline_finetune.lora.peft import unlike
+        from gangline_finetune.lora.peft import split_unsupported_linears
 
         tree, plan = compose_model(run)
-        other, same = unlike(get_parameter_shapes(tree), plan)
+        other, same = split_unsupported_linears(get_parameter_shapes(tree), plan)
         if not other:
             return []
         what = (
             f"gangline export --apart lora will refuse this run: peft has no adapter like those of {', '.join(other)}"
         )
-        left = f"lora.targets=[{','.join(same)}] leaves them out; " if same else ""
-        return [f"{what}, which its files cut in another way. {left}--merge adds them to the weights."]
+        advice = f"lora.targets=[{','.join(same)}] leaves them out; " if same else ""
+        return [f"{what}, which its files cut in another way. {advice}--merge adds them to the weights."]
 
     def fill_first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         if self.adapter is None:
@@ -95,9 +97,9 @@ class LoraConfig(EditConfig):
         if not shards:
             return  # the base alone is asked for: the adapter may be gone by now
         from gangline_finetune.lora.load import load
-        from gangline_finetune.lora.start import names_and_shapes
+        from gangline_finetune.lora.start import compose_names_and_shapes
 
-        names, shapes, _ = names_and_shapes(run)
+        names, shapes, _ = compose_names_and_shapes(run)
         load(self.adapter, names, shapes, shards, plan, run.model.get_weights_directory())
 
     def merge(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -108,8 +110,8 @@ class LoraConfig(EditConfig):
     def extract_adapter(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter:
         """As peft keeps it."""
         from gangline_finetune.lora.lengths import compute_lengths
-        from gangline_finetune.lora.peft import CONFIG, config_of, names_of
+        from gangline_finetune.lora.peft import CONFIG, make_adapter_config, map_names
 
-        files = {CONFIG: config_of(self, shapes, plan)}
+        files = {CONFIG: make_adapter_config(self, shapes, plan)}
         change = compute_lengths if self.dora else None
-        return Adapter(names_of(shapes, plan), files, base=(CONFIG, "base_model_name_or_path"), change=change)
+        return Adapter(map_names(shapes, plan), files, base=(CONFIG, "base_model_name_or_path"), change=change)

@@ -24,28 +24,28 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
     elif options.base == "8bit":
         tree, plan, coded = keep_in_8_bits(tree, plan)
     linears = {path: node for path, node in iterate_nodes(tree) if isinstance(node, LinearNode)}
-    found = choose_linears(linears, options.targets)
-    _check_stacks(found, options)
+    chosen_linears = choose_linears(linears, options.targets)
+    _check_stacks(chosen_linears, options)
     cuts: dict[str, tuple] = {}
     inits: dict[str, tuple] = {}
     theirs: dict[str, tuple] = {}
-    trained: dict[str, tuple] = {}
-    for path, linear in found.items():
-        tree = replace_node(tree, path, _wrap(map_paths(tree)[path], linear, options, _site(path, plan)))
+    trained_parts: dict[str, tuple] = {}
+    for path, linear in chosen_linears.items():
+        tree = replace_node(tree, path, _wrap(map_paths(tree)[path], linear, options, _get_site(path, plan)))
         place = ".".join("*" if part.isdigit() else part for part in path.split("."))  # one rule for all blocks
         a, b, lengths = (f"{place}.{name}" for name in ("lora_a", "lora_b", "lora_lengths"))
         parts = (a, b, lengths) if options.dora else (a, b)
         cut = plan.get_cuts(f"{path}.weight", len(linear.get_shapes()["weight"])).get("tp")
-        cuts[place] = _cuts(cut, a, b) + (_cuts_of_lengths(cut, lengths) if options.dora else ())
+        cuts[place] = _make_cuts(cut, a, b) + (_make_length_cuts(cut, lengths) if options.dora else ())
         inits[place] = (
             Init(a, "uniform", linear.in_features**-0.5),
             *(Init(part, "constant", 0.0) for part in parts[1:]),
         )
         theirs[place] = tuple(Name(f"{part}.weight", "") for part in parts)  # not in a directory of the base model
-        trained[place] = parts
-    every = {"cuts": cuts, "inits": inits, "names": theirs, "trained": trained}
+        trained_parts[place] = parts
+    every = {"cuts": cuts, "inits": inits, "names": theirs, "trained": trained_parts}
     rules: dict[str, tuple] = {kind: sum(of_places.values(), ()) for kind, of_places in every.items()}
-    return tree, plan.extend(**rules), list(dict.fromkeys([*found, *coded]))
+    return tree, plan.extend(**rules), list(dict.fromkeys([*chosen_linears, *coded]))
 
 
 def choose_linears(linears: Mapping[str, LinearNode], targets: Iterable[str]) -> dict[str, LinearNode]:
@@ -54,37 +54,37 @@ def choose_linears(linears: Mapping[str, LinearNode], targets: Iterable[str]) ->
     A target without a dot is the last name of a path, in which * stands for any letters; with dots it is a path, in
     which * stands for one name.
     """
-    taken: set[str] = set()
+    paths: set[str] = set()
     for target in targets:
-        own = {path for path in linears if _names(target, path)}
+        own = {path for path in linears if _matches_target(target, path)}
         if not own:
             last = sorted({path.rpartition(".")[2] for path in linears})
             raise UserError(
                 f"lora.targets: no linear of this model is called {target}.",
                 f"Its linears: {', '.join(last)}; * for all, or a path such as {next(iter(linears), '-')}.",
             )
-        taken |= own
-    if not taken:
+        paths |= own
+    if not paths:
         raise UserError("lora.targets=[] leaves nothing to train.", "lora.targets=['*'] wraps every linear.")
-    return {path: node for path, node in linears.items() if path in taken}
+    return {path: node for path, node in linears.items() if path in paths}
 
 
-def _names(target: str, path: str) -> bool:
+def _matches_target(target: str, path: str) -> bool:
     return names(target, path) if "." in target else fnmatchcase(path.rpartition(".")[2], target)
 
 
 def _check_stacks(found: Mapping[str, LinearNode], options: LoraConfig) -> None:
     stack = next((path for path, linear in found.items() if len(linear.get_shapes()["weight"]) > 2), None)
-    asked = [f"lora.{name}" for name in ("dropout", "dora") if getattr(options, name)]
-    if stack and asked:
+    settings = [f"lora.{name}" for name in ("dropout", "dora") if getattr(options, name)]
+    if stack and settings:
         raise UserError(
-            f"{' and '.join(asked)} cannot be had around {stack}.",
+            f"{' and '.join(settings)} cannot be had around {stack}.",
             "It is a stack of matrices, whose rows come sorted by matrix: no draw and no length is known for them.",
-            f"Leave it out of lora.targets, or switch {asked[0]} off.",
+            f"Leave it out of lora.targets, or switch {settings[0]} off.",
         )
 
 
-def _site(path: str, plan: Plan) -> str:
+def _get_site(path: str, plan: Plan) -> str:
     """The path within the block, so that blocks stay alike; the key of a draw has the block's own."""
     return re.sub(rf"{re.escape(plan.blocks)}\.\d+\.", "", path, count=1)
 
@@ -110,7 +110,7 @@ def _wrap(inner: Node, linear: LinearNode, options: LoraConfig, site: str) -> Lo
     return LoraNode(inner=inner, lora_a=lora_a, lora_b=lora_b, scale=options.scale)
 
 
-def _cuts(cut: Cut | None, a: str, b: str) -> tuple[Cut, ...]:
+def _make_cuts(cut: Cut | None, a: str, b: str) -> tuple[Cut, ...]:
     if cut is None:
         return ()
     if cut.dim == 0:  # by its outputs: every rank has all of A, and of B the rows of its outputs
@@ -118,5 +118,5 @@ def _cuts(cut: Cut | None, a: str, b: str) -> tuple[Cut, ...]:
     return (Cut.rowwise(a, cut.unit), Cut.whole(b, "tp"))  # by its inputs: what the ranks' A give is added up for B
 
 
-def _cuts_of_lengths(cut: Cut | None, lengths: str) -> tuple[Cut, ...]:
+def _make_length_cuts(cut: Cut | None, lengths: str) -> tuple[Cut, ...]:
     return (Cut.colwise(lengths, cut.unit),) if cut is not None and cut.dim == 0 else (Cut.whole(lengths, "tp"),)

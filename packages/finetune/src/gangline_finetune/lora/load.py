@@ -38,11 +38,11 @@ def load(
             if name.endswith(LENGTHS):
                 assert base is not None, "the check asks for it"
                 weight = f"{name.removesuffix(LENGTHS)}.weight"
-                part = part - _lengths(base, weight, shapes[weight], shard, plan)
+                part = part - _compute_base_lengths(base, weight, shapes[weight], shard, plan)
             shard.local.copy_(part)
 
 
-def _lengths(base: str, weight: str, shape: Shape, like: Shard, plan: Plan) -> torch.Tensor:
+def _compute_base_lengths(base: str, weight: str, shape: Shape, like: Shard, plan: Plan) -> torch.Tensor:
     """Lengths of those rows of a weight of the base that `like` has."""
     (rows,) = like.box.slices
     w = torch.empty(rows.stop - rows.start, shape[1], dtype=torch.float32)

@@ -89,12 +89,12 @@ class Dora(DroppedLowRank):
 
     def forward(self, x: Tensor, *where: Tensor) -> Tensor:
         y, bias = super().forward(x, *where), self.bias
-        before, after = self._lengths()
+        before, after = self._compute_lengths()
         m = (before + self.lora_lengths.weight) / after
         return m.to(y.dtype) * y if bias is None else m.to(y.dtype) * (y - bias) + bias
 
     @torch.no_grad()
-    def _lengths(self) -> tuple[Tensor, Tensor]:
+    def _compute_lengths(self) -> tuple[Tensor, Tensor]:
         """|W| and |V|, both (O,), of whole rows."""
         w = self.matrix.detach()  # of codes the values that they stand for
         v = w + self.scale * (self.lora_b.weight.to(w.dtype) @ self.lora_a.weight.to(w.dtype))

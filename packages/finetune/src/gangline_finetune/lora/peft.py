@@ -69,23 +69,23 @@ def find_unknown_key(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def module_of(plan: Plan, path: str, shape: Shape) -> str:
+def find_module(plan: Plan, path: str, shape: Shape) -> str:
     """Their module around the linear at `path`, whose weight has this shape. Raises UserError where theirs is another.
 
     Where one of their matrices is several of ours, or one of ours several of theirs, their adapter is another one, too.
     """
-    found = find_theirs(plan, f"{path}.weight", shape)
-    if len(found) != 1 or found[0].index is not None or found[0].first is not None:
-        cut = f"In its files that is {', '.join(one.name for one in found[:2])}, cut in another way."
+    matrices = find_theirs(plan, f"{path}.weight", shape)
+    if len(matrices) != 1 or matrices[0].index is not None or matrices[0].first is not None:
+        cut = f"In its files that is {', '.join(one.name for one in matrices[:2])}, cut in another way."
         raise UserError(
             f"peft has no adapter like the one of {path}.",
-            cut if found else "Files of this model have no such matrix.",
+            cut if matrices else "Files of this model have no such matrix.",
             "gangline export --merge writes the weights with the adapter added.",
         )
-    return found[0].name.removesuffix(".weight")
+    return matrices[0].name.removesuffix(".weight")
 
 
-def unlike(shapes: Mapping[str, Shape], plan: Plan) -> tuple[list[str], list[str]]:
+def split_unsupported_linears(shapes: Mapping[str, Shape], plan: Plan) -> tuple[list[str], list[str]]:
     """Last names of the linears with an adapter: of those whose matrices their files cut in another way, of the others.
 
     A linear that their files do not have is of neither.
@@ -96,35 +96,35 @@ def unlike(shapes: Mapping[str, Shape], plan: Plan) -> tuple[list[str], list[str
         if path == part or not find_theirs(plan, f"{path}.weight", shapes[f"{path}.weight"]):
             continue
         try:
-            module_of(plan, path, shapes[f"{path}.weight"])
+            find_module(plan, path, shapes[f"{path}.weight"])
             same[path.rpartition(".")[2]] = None
         except UserError:
             other[path.rpartition(".")[2]] = None
     return list(other), [name for name in same if name not in other]
 
 
-def names_of(shapes: Mapping[str, Shape], plan: Plan) -> dict[str, str]:
+def map_names(shapes: Mapping[str, Shape], plan: Plan) -> dict[str, str]:
     """Our name of each part of an adapter -> theirs."""
-    found = {}
+    names = {}
     for name in shapes:
         for ours, theirs in PARTS.items():
             if name.endswith(f".{ours}"):
                 path = name.removesuffix(f".{ours}")
-                found[name] = f"base_model.model.{module_of(plan, path, shapes[f'{path}.weight'])}.{theirs}"
-    return found
+                names[name] = f"base_model.model.{find_module(plan, path, shapes[f'{path}.weight'])}.{theirs}"
+    return names
 
 
-def config_of(options: LoraConfig, shapes: Mapping[str, Shape], plan: Plan) -> dict[str, Any]:
+def make_adapter_config(options: LoraConfig, shapes: Mapping[str, Shape], plan: Plan) -> dict[str, Any]:
     """The content of adapter_config.json."""
     wrapped = [name.removesuffix(".lora_a.weight") for name in shapes if name.endswith(".lora_a.weight")]
-    modules = [module_of(plan, path, shapes[f"{path}.weight"]) for path in wrapped]
+    modules = [find_module(plan, path, shapes[f"{path}.weight"]) for path in wrapped]
     transposed = any(find_theirs(plan, f"{path}.weight", shapes[f"{path}.weight"])[0].transpose for path in wrapped)
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         **{theirs: getattr(options, ours) for ours, theirs in SAME.items()},
         "lora_dropout": options.dropout,
-        "target_modules": _short(modules, _list_unwrapped(shapes, plan, wrapped)),
+        "target_modules": _shorten_names(modules, _list_unwrapped(shapes, plan, wrapped)),
         "bias": "none",
         "fan_in_fan_out": transposed,
         "inference_mode": True,
@@ -142,7 +142,7 @@ def _list_unwrapped(shapes: Mapping[str, Shape], plan: Plan, wrapped: list[str])
     return {one.name.removesuffix(".weight").rpartition(".")[2] for one in theirs}
 
 
-def _short(modules: list[str], others: set[str]) -> list[str]:
+def _shorten_names(modules: list[str], others: set[str]) -> list[str]:
     """Their last names, where these name nothing else; peft and servers take either."""
     last = {module.rpartition(".")[2] for module in modules}
     return sorted(modules if last & others else last)
@@ -175,7 +175,7 @@ def read_shapes(directory: str) -> dict[str, Shape]:
     path = Path(directory).expanduser() / WEIGHTS
     try:
         with TensorFile(path) as file:
-            return {name: file.shape(name) for name in file.names()}
+            return {name: file.get_shape(name) for name in file.list_names()}
     except OSError as error:
         raise UserError(f"{path} cannot be read.", getattr(error, "strerror", None) or str(error)) from error
 

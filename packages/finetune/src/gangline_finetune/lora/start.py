@@ -8,27 +8,27 @@ from gangline import Problem, UserError
 from gangline.model.compose import compose_model
 from gangline.model.tree import Shape, get_parameter_shapes
 from gangline.plan import Plan
-from gangline_finetune.lora.peft import CONFIG, DEFAULTS, SAME, check_files, names_of, read_config
+from gangline_finetune.lora.peft import CONFIG, DEFAULTS, SAME, check_files, map_names, read_config
 
 if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_finetune.lora.config import LoraConfig
 
 
-def names_and_shapes(run: Run) -> tuple[dict[str, str], dict[str, Shape], Plan]:
+def compose_names_and_shapes(run: Run) -> tuple[dict[str, str], dict[str, Shape], Plan]:
     """(our name of each part of the run's adapter -> peft's, shapes of all parameters, the plan)."""
     tree, plan = compose_model(run)
     shapes = get_parameter_shapes(tree)
-    return names_of(shapes, plan), shapes, plan
+    return map_names(shapes, plan), shapes, plan
 
 
-def problems(options: LoraConfig, run: Run) -> list[Problem]:
+def find_adapter_problems(options: LoraConfig, run: Run) -> list[Problem]:
     """What keeps the run from starting with `options.adapter`."""
     directory = str(options.adapter)
     try:
         theirs = read_config(directory)
-        said = {ours: theirs.get(name, DEFAULTS[name]) for ours, name in SAME.items()}
-        other = {ours: value for ours, value in said.items() if value != getattr(options, ours)}
+        adapter_options = {ours: theirs.get(name, DEFAULTS[name]) for ours, name in SAME.items()}
+        other = {ours: value for ours, value in adapter_options.items() if value != getattr(options, ours)}
         if other:
             has = ", ".join(f"{SAME[name]}={value}" for name, value in other.items())
             mend = " ".join(f"lora.{name}={str(value).lower()}" for name, value in other.items())
@@ -36,7 +36,7 @@ def problems(options: LoraConfig, run: Run) -> list[Problem]:
         if options.dora and run.model.get_weights_directory() is None:
             why = "Its lengths of rows are those of the base, which a run without model.weights draws."
             return [Problem(f"lora.adapter={directory} needs its base.", why, "model.weights=DIR")]
-        names, shapes, _ = names_and_shapes(run)
+        names, shapes, _ = compose_names_and_shapes(run)
         check_files(directory, names, shapes)
     except UserError as error:
         return [error.to_problem()]

@@ -18,7 +18,7 @@ from gangline.storage.files import read_regular, write_whole
 from gangline_basics.cluster.file import load_cluster, save_cluster
 from gangline_health.burn_in import measure
 from gangline_health.burn_in.config import BurnInHealth
-from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks, build_cluster
+from gangline_health.burn_in.judge import RankRates, build_cluster, find_bad_ranks, find_slow_links
 
 if TYPE_CHECKING:
     from gangline.comm.base import Comm, Comms, Store
@@ -48,9 +48,9 @@ class BurnInCheck(HealthCheck):
         return ()
 
     def before_run(self) -> Iterable[Verdict]:
-        told = gather_json(self.world, self.device, [name_of_this_node(), nodes_of(self.run_dir)])
-        nodes = [node for node, _ in told]
-        if told[0][1] == nodes:  # rank 0's word: these were measured, and a restart is to be fast
+        answers = gather_json(self.world, self.device, [name_of_this_node(), read_measured_nodes(self.run_dir)])
+        nodes = [node for node, _ in answers]
+        if answers[0][1] == nodes:  # rank 0's word: these were measured, and a restart is to be fast
             return []
         rows = [RankRates.of(row) for row in gather_json(self.world, self.device, self._measure(nodes))]
         if self.rank:  # the verdicts of rank 0 are for all
@@ -59,7 +59,7 @@ class BurnInCheck(HealthCheck):
 
     def _judge(self, rows: list[RankRates]) -> list[Verdict]:
         on_cpu = self.device.type == "cpu"
-        bad, links = bad_ranks(rows, self.config, on_cpu), bad_links(rows, self.config, on_cpu)
+        bad, links = find_bad_ranks(rows, self.config, on_cpu), find_slow_links(rows, self.config, on_cpu)
         kind = "cpu" if on_cpu else f"cuda, {torch.cuda.get_device_name(self.device)}"
         about = f"{len(rows)} ranks on {len({row.node for row in rows})} nodes, {kind}"
         if self.run_dir is not None:
@@ -76,16 +76,16 @@ class BurnInCheck(HealthCheck):
                 build_cluster(rows, load_cluster(self.config.base), about, when, small), self.run_dir / CLUSTER
             )
         action = Action.STOP if self.config.act == "stop" else Action.WARN
-        said = [
+        verdicts = [
             Verdict("burn-in", f"rank {one.rank}", 1.0, f"{'; '.join(one.why)} (node {one.node})", action,
                     details={"rank": one.rank, "node": one.node, "exclude": f"rank {one.rank}"})
             for one in bad
         ]  # fmt: skip
-        said += [Verdict("burn-in-link", "the network", 0.8, link, Action.WARN) for link in links]
-        if not said:
+        verdicts += [Verdict("burn-in-link", "the network", 0.8, link, Action.WARN) for link in links]
+        if not verdicts:
             evidence = f"{about}: no rank is far below the median"
-            said.append(Verdict("burn-in", "the run", 1.0, evidence, Action.NOTE))
-        return said
+            verdicts.append(Verdict("burn-in", "the run", 1.0, evidence, Action.NOTE))
+        return verdicts
 
     def _measure(self, nodes: list[str]) -> dict[str, Any]:
         """This rank; the parts with others are the same calls on all ranks."""
@@ -94,57 +94,57 @@ class BurnInCheck(HealthCheck):
         large, small = measure.LARGE[device.type]
         comm.barrier()
         rates = {
-            "matmul": measure.matmul(device, dtype, large, options.seconds),
-            "small_matmul": measure.matmul(device, dtype, small, options.seconds / 2),
-            "memory": measure.memory(device, options.seconds),
+            "matmul": measure.measure_matmul(device, dtype, large, options.seconds),
+            "small_matmul": measure.measure_matmul(device, dtype, small, options.seconds / 2),
+            "memory": measure.measure_memory_bandwidth(device, options.seconds),
         }
-        wrong = [] if measure.products_are_exact(device, dtype) else [f"a product of whole numbers in {dtype}"]
-        if not exact_sum(comm, device):
+        wrong = [] if measure.is_matmul_exact(device, dtype) else [f"a product of whole numbers in {dtype}"]
+        if not is_all_reduce_exact(comm, device):
             wrong.append("a sum over all ranks")
         own = nodes[self.rank]
         same = [rank for rank, node in enumerate(nodes) if node == own]
         others = [rank for rank, node in enumerate(nodes) if node != own]
         again = options.repetitions
-        sent: dict[str, float] = {}
-        for peers in measure.rounds(comm.size, options.pairs):
+        peer_rates: dict[str, float] = {}
+        for peers in measure.plan_rounds(comm.size, options.pairs):
             peer = peers[self.rank]
-            rate = measure.pair(comm, device, peer, again)
+            rate = measure.measure_exchange(comm, device, peer, again)
             if peer is not None:
-                sent[str(peer)] = rate
-        neighbour = measure.rounds(comm.size, 1)[0][self.rank] if comm.size > 1 else None
-        message = measure.pair(comm, device, neighbour, again, SMALL_MESSAGE) if comm.size > 1 else 0.0
+                peer_rates[str(peer)] = rate
+        neighbour = measure.plan_rounds(comm.size, 1)[0][self.rank] if comm.size > 1 else None
+        message = measure.measure_exchange(comm, device, neighbour, again, SMALL_MESSAGE) if comm.size > 1 else 0.0
         return RankRates(
             rank=self.rank,
             node=own,
             **rates,
             latency=SMALL_MESSAGE / message if message else 0.0,
-            memory_bytes=memory_of(device, len(same)),
+            memory_bytes=get_memory_bytes(device, len(same)),
             all_reduce=measure.all_reduce(comm, device, again),
             to_node=measure.all_to_all(comm, device, same, again) if comm.size > 1 else 0.0,
             to_others=measure.all_to_all(comm, device, others, again) if len(set(nodes)) > 1 else 0.0,
-            sent=sent,
+            sent=peer_rates,
             wrong=tuple(wrong),
         ).to_dict()
 
 
-def exact_sum(comm: Comm, device: torch.device) -> bool:
+def is_all_reduce_exact(comm: Comm, device: torch.device) -> bool:
     """Whether an all-reduce of whole numbers gives what it must.
 
     In float64, which holds whole numbers up to 2^53: those of float32 end at 2^24, the sum of some 180 ranks.
     """
     own = torch.arange(1024, dtype=torch.float64, device=device)
-    found = comm.all_reduce((own * (comm.index + 1)).contiguous())
-    return torch.equal(found, own * (comm.size * (comm.size + 1) // 2))
+    total = comm.all_reduce((own * (comm.index + 1)).contiguous())
+    return torch.equal(total, own * (comm.size * (comm.size + 1) // 2))
 
 
-def memory_of(device: torch.device, ranks: int) -> float:
+def get_memory_bytes(device: torch.device, ranks: int) -> float:
     """Bytes of an accelerator; of a CPU this rank's share of its machine's."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / max(1, ranks)
 
 
-def nodes_of(run_dir: Path | None) -> list[str] | None:
+def read_measured_nodes(run_dir: Path | None) -> list[str] | None:
     """The node of each rank, of ranks that were found to be good."""
     if run_dir is None:
         return None

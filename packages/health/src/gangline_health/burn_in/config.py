@@ -30,7 +30,7 @@ class BurnInHealth(HealthConfig):
 
     def check(self, run: Run) -> list[Problem]:
         """Shares that no rank could be below, and a cluster that does not exist."""
-        found = [
+        problems = [
             Problem(
                 f"health.burn_in.{name}={getattr(self, name):g}: no rank can be slower by that share.",
                 "It is less than 1: 0.2 finds a rank that reaches less than 80 % of the median.",
@@ -42,8 +42,8 @@ class BurnInHealth(HealthConfig):
         try:
             load_cluster(self.base)
         except UserError as error:
-            found.append(Problem(f"health.burn_in.base: {error.what}", *error.details))
-        return found
+            problems.append(Problem(f"health.burn_in.base: {error.what}", *error.details))
+        return problems
 
 
 PART = Part(

@@ -57,29 +57,31 @@ class BadRank:
     why: tuple[str, ...]
 
 
-def bad_ranks(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) -> list[BadRank]:
+def find_bad_ranks(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) -> list[BadRank]:
     """Those far below the median of all ranks, and those that computed wrongly."""
     against: dict[int, list[str]] = {row.rank: [f"computes wrongly: {what}" for what in row.wrong] for row in rows}
     for name, share, unit in (("matmul", options.matmul, "TFLOP/s"), ("memory", options.memory, "GB/s")):
         scale = 1e12 if name == "matmul" else 1e9
         rates = {row.rank: getattr(row, name) for row in rows}
-        for rank, rate, middle in find_below(rates, limit(share, options, on_cpu)):
+        for rank, rate, middle in find_below(rates, compute_tolerance(share, options, on_cpu)):
             against[rank].append(f"{name} {rate / scale:.3g} {unit}, the median is {middle / scale:.3g}")
     for tier in ("node", "cluster"):
         rates = {
-            row.rank: statistics.median(found) for row in rows if (found := list(select_sent(row, rows, tier).values()))
+            row.rank: statistics.median(peer_rates)
+            for row in rows
+            if (peer_rates := list(select_sent(row, rows, tier).values()))
         }
-        for rank, rate, middle in find_below(rates, limit(options.link, options, on_cpu)):
+        for rank, rate, middle in find_below(rates, compute_tolerance(options.link, options, on_cpu)):
             where = "in its node" if tier == "node" else "to other nodes"
             against[rank].append(f"sends {rate / 1e9:.3g} GB/s {where}, the median is {middle / 1e9:.3g}")
     nodes = {row.rank: row.node for row in rows}
     return [BadRank(rank, nodes[rank], tuple(why)) for rank, why in against.items() if why]
 
 
-def bad_links(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) -> list[str]:
+def find_slow_links(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) -> list[str]:
     """Pairs that are slow though neither of the two is slow with most others."""
-    bad = {one.rank for one in bad_ranks(rows, options, on_cpu)}
-    found = []
+    bad = {one.rank for one in find_bad_ranks(rows, options, on_cpu)}
+    links = []
     for tier in ("node", "cluster"):
         rates = {
             (row.rank, peer): rate
@@ -89,12 +91,12 @@ def bad_links(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) ->
         }
         middle = statistics.median(rates.values()) if rates else 0.0
         for (one, other), rate in rates.items():
-            if rate < (1 - limit(options.link, options, on_cpu)) * middle:
-                found.append(f"rank {one} to rank {other}: {rate / 1e9:.3g} GB/s, the median is {middle / 1e9:.3g}")
-    return found
+            if rate < (1 - compute_tolerance(options.link, options, on_cpu)) * middle:
+                links.append(f"rank {one} to rank {other}: {rate / 1e9:.3g} GB/s, the median is {middle / 1e9:.3g}")
+    return links
 
 
-def limit(share: float, options: BurnInHealth, on_cpu: bool) -> float:
+def compute_tolerance(share: float, options: BurnInHealth, on_cpu: bool) -> float:
     return max(share, min(share * options.shared, MOST_SHARE)) if on_cpu else share
 
 
@@ -126,7 +128,7 @@ def build_cluster(rows: Sequence[RankRates], base: Cluster, about: str, when: st
         for name, quantity in base.numbers.items()
         if not name.startswith(("peak.", "price.", "watts", "failure.", "storage.", "matmul.efficiency_"))
     }
-    found = {
+    measurements = {
         "memory.bytes": min(row.memory_bytes for row in rows),
         "memory.bandwidth": statistics.median(row.memory for row in rows),
         "memory.efficiency": 1.0,
@@ -135,17 +137,19 @@ def build_cluster(rows: Sequence[RankRates], base: Cluster, about: str, when: st
         "jitter.sigma": statistics.pstdev(row.matmul for row in rows) / rate if len(rows) > 1 else 0.0,
     }
     if small < rate:  # t = (operations + half) / rate
-        found["matmul.half"] = (rate / small - 1) * 2 * small_size**3
+        measurements["matmul.half"] = (rate / small - 1) * 2 * small_size**3
     if both := inside or beyond:
         whole = [row.all_reduce for row in rows if row.all_reduce]
-        found["link.node.bandwidth"] = statistics.median(inside or both)
-        found["link.cluster.bandwidth"] = statistics.median(beyond or both)
-        found["link.node.latency"] = found["link.cluster.latency"] = statistics.median(row.latency for row in rows)
-        slowest = min(found["link.node.bandwidth"], found["link.cluster.bandwidth"])
+        measurements["link.node.bandwidth"] = statistics.median(inside or both)
+        measurements["link.cluster.bandwidth"] = statistics.median(beyond or both)
+        measurements["link.node.latency"] = measurements["link.cluster.latency"] = statistics.median(
+            row.latency for row in rows
+        )
+        slowest = min(measurements["link.node.bandwidth"], measurements["link.cluster.bandwidth"])
         if whole:
-            found["link.node.efficiency"] = min(1.0, statistics.median(whole) / slowest)
-            found["link.cluster.efficiency"] = found["link.node.efficiency"]
-    numbers |= {name: Quantity(float(value), by) for name, value in found.items()}
+            measurements["link.node.efficiency"] = min(1.0, statistics.median(whole) / slowest)
+            measurements["link.cluster.efficiency"] = measurements["link.node.efficiency"]
+    numbers |= {name: Quantity(float(value), by) for name, value in measurements.items()}
     nodes = {row.node for row in rows}
     topology = Topology(gpus_per_node=max(1, len(rows) // len(nodes)), nodes_per_rack=base.topology.nodes_per_rack)
     return Cluster(base.name, about, topology, numbers)

@@ -18,45 +18,47 @@ SENT = {"cpu": 1 << 20, "cuda": 256 << 20}  # bytes of what is sent
 _TERM = 2  # the largest number in a factor of the exact product
 
 
-def best(device: torch.device, work: Callable[[], object], seconds: float, least: int = 3) -> float:
+def measure_fastest(device: torch.device, work: Callable[[], object], seconds: float, least: int = 3) -> float:
     """Seconds of the fastest repetition of `work`, in about `seconds` of them, after one that is not counted."""
-    return min(time_repeatedly(device, work, seconds, least))
+    return min(measure_repetitions(device, work, seconds, least))
 
 
-def time_repeatedly(device: torch.device, work: Callable[[], object], seconds: float, least: int = 3) -> list[float]:
+def measure_repetitions(
+    device: torch.device, work: Callable[[], object], seconds: float, least: int = 3
+) -> list[float]:
     """Seconds of each repetition."""
     work()
     _synchronize(device)
-    found: list[float] = []
+    times: list[float] = []
     end = time.perf_counter() + seconds
-    while len(found) < least or time.perf_counter() < end:
+    while len(times) < least or time.perf_counter() < end:
         start = time.perf_counter()
         work()
         _synchronize(device)
-        found.append(time.perf_counter() - start)
-    return found
+        times.append(time.perf_counter() - start)
+    return times
 
 
-def matmul(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:
+def measure_matmul(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:
     """Operations a second of a square product."""
     a = torch.ones(size, size, dtype=dtype, device=device)
-    return 2 * size**3 / best(device, lambda: torch.mm(a, a), seconds)
+    return 2 * size**3 / measure_fastest(device, lambda: torch.mm(a, a), seconds)
 
 
-def memory(device: torch.device, seconds: float) -> float:
+def measure_memory_bandwidth(device: torch.device, seconds: float) -> float:
     """Bytes a second that a copy reads and writes."""
     source = torch.ones(COPIED[device.type], dtype=torch.uint8, device=device)
     into = torch.empty_like(source)
-    return 2 * source.numel() / best(device, lambda: into.copy_(source), seconds)
+    return 2 * source.numel() / measure_fastest(device, lambda: into.copy_(source), seconds)
 
 
-def products_are_exact(device: torch.device, dtype: torch.dtype, size: int = 256, seed: int = 0) -> bool:
+def is_matmul_exact(device: torch.device, dtype: torch.dtype, size: int = 256, seed: int = 0) -> bool:
     """Whether a product of small whole numbers is what integers give: sums stay below 2^24, so float32 holds them."""
     draw = torch.Generator().manual_seed(seed)
     a, b = (torch.randint(-_TERM, _TERM + 1, (size, size), generator=draw) for _ in range(2))
     expected = (a @ b).to(torch.float32).to(dtype)
-    found = torch.mm(a.to(device, dtype), b.to(device, dtype)).cpu()
-    return torch.equal(found, expected)
+    output = torch.mm(a.to(device, dtype), b.to(device, dtype)).cpu()
+    return torch.equal(output, expected)
 
 
 def all_reduce(comm: Comm, device: torch.device, repetitions: int) -> float:
@@ -64,7 +66,7 @@ def all_reduce(comm: Comm, device: torch.device, repetitions: int) -> float:
     if comm.size == 1:
         return 0.0
     x = torch.zeros(SENT[device.type] // 4, dtype=torch.float32, device=device)
-    seconds = _time_together(comm, device, lambda: comm.all_reduce(x), repetitions)
+    seconds = _measure_collective(comm, device, lambda: comm.all_reduce(x), repetitions)
     return 2 * (comm.size - 1) / comm.size * 4 * x.numel() / seconds
 
 
@@ -76,35 +78,37 @@ def all_to_all(comm: Comm, device: torch.device, peers: Sequence[int], repetitio
     share = SENT[device.type] // max(1, comm.size)
     splits = [share if peer in peers else 0 for peer in range(comm.size)]
     x = torch.zeros(sum(splits), dtype=torch.uint8, device=device)
-    seconds = _time_together(comm, device, lambda: comm.all_to_all(x, splits, splits), repetitions)
+    seconds = _measure_collective(comm, device, lambda: comm.all_to_all(x, splits, splits), repetitions)
     return sum(splits) / seconds
 
 
-def pair(comm: Comm, device: torch.device, peer: int | None, repetitions: int, size: int | None = None) -> float:
+def measure_exchange(
+    comm: Comm, device: torch.device, peer: int | None, repetitions: int, size: int | None = None
+) -> float:
     """Bytes a second to a peer and as much back at once; None: this rank has none in this round."""
-    mine = torch.zeros(SENT[device.type] if size is None else size, dtype=torch.uint8, device=device)
-    theirs = torch.empty_like(mine)
-    to = [] if peer is None else [(mine, peer)]
+    send_buffer = torch.zeros(SENT[device.type] if size is None else size, dtype=torch.uint8, device=device)
+    theirs = torch.empty_like(send_buffer)
+    to = [] if peer is None else [(send_buffer, peer)]
     back = [] if peer is None else [(theirs, peer)]
-    seconds = _time_together(comm, device, lambda: comm.exchange(to, back), repetitions)
-    return mine.numel() / seconds if peer is not None else 0.0
+    seconds = _measure_collective(comm, device, lambda: comm.exchange(to, back), repetitions)
+    return send_buffer.numel() / seconds if peer is not None else 0.0
 
 
-def _time_together(comm: Comm, device: torch.device, work: Callable[[], object], repetitions: int) -> float:
+def _measure_collective(comm: Comm, device: torch.device, work: Callable[[], object], repetitions: int) -> float:
     """Seconds of the fastest; the same number on all ranks, for they wait for each other."""
     work()
-    found = []
+    times = []
     for _ in range(repetitions):
         comm.barrier()
         _synchronize(device)
         start = time.perf_counter()
         work()
         _synchronize(device)
-        found.append(time.perf_counter() - start)
-    return min(found)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
-def rounds(size: int, most: int) -> list[list[int | None]]:
+def plan_rounds(size: int, most: int) -> list[list[int | None]]:
     """Who meets whom: by round the peer of each rank (None: nobody).
 
     Up to `most` ranks all pairs, each once (the circle method of tournaments); of more each with neighbours at growing
@@ -112,20 +116,20 @@ def rounds(size: int, most: int) -> list[list[int | None]]:
     """
     if size <= most:
         even = size + size % 2
-        found = []
+        rounds = []
         for number in range(even - 1):
             circle = [0, *((number + place) % (even - 1) + 1 for place in range(even - 1))]
             peers: list[int | None] = [None] * size
             for a, b in zip(circle[: even // 2], reversed(circle[even // 2 :]), strict=True):
                 if a < size and b < size:
                     peers[a], peers[b] = b, a
-            found.append(peers)
-        return found
-    found, apart = [], 1
+            rounds.append(peers)
+        return rounds
+    rounds, apart = [], 1
     while apart < min(size, 1 << most.bit_length()):
-        found.append([other if (other := rank ^ apart) < size else None for rank in range(size)])
+        rounds.append([other if (other := rank ^ apart) < size else None for rank in range(size)])
         apart *= 2
-    return found
+    return rounds
 
 
 def _synchronize(device: torch.device) -> None:

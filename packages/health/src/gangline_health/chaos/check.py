@@ -18,7 +18,7 @@ from gangline.run.events import Events
 from gangline_health.chaos import state
 from gangline_health.chaos.config import ChaosHealth
 from gangline_health.chaos.plan import APART, Fault, FaultsDone, plan
-from gangline_health.pulses import readers
+from gangline_health.pulses import open_readers
 
 if TYPE_CHECKING:
     from gangline.comm.base import Comms, Store
@@ -55,7 +55,7 @@ class ChaosCheck(HealthCheck):
 
     def before_step(self, step: int) -> None:
         state.now.step = step
-        self._room_again(step)
+        self._end_disk_full(step)
         if self.begun is None:
             self.begun = step
         if self.run_dir is None or not self.faults:
@@ -65,95 +65,95 @@ class ChaosCheck(HealthCheck):
         seconds = time.time() - self.done.began
         for fault in self.faults:
             drawn = fault.step is None
-            if fault in self.done or not fault.due(step, seconds) or (drawn and step < self.begun + APART):
+            if fault in self.done or not fault.is_due(step, seconds) or (drawn and step < self.begun + APART):
                 continue
             if fault.kind == READS:
                 continue
             if fault.rank % self.world == self.rank and self.done.claim(fault):
                 if drawn:
                     self.begun = step
-                self._do(fault, step)
+                self._inject(fault, step)
             return  # one at a time; on the other ranks it is seen to be done in the next step
 
-    def _do(self, fault: Fault, step: int) -> None:
+    def _inject(self, fault: Fault, step: int) -> None:
         assert self.run_dir is not None
         events = Events(self.run_dir, get_current().generation, by="chaos")
         events.write("fault", step=step, kind=fault.kind, rank=self.rank, number=fault.number)
         events.close()
-        getattr(self, "_" + fault.kind.replace("-", "_"))(step)
+        getattr(self, "_inject_" + fault.kind.replace("-", "_"))(step)
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def _kill(self, step: int) -> None:
+    def _inject_kill(self, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _kill_agent(self, step: int) -> None:
-        os.kill(self._owner(os.getpid()), signal.SIGKILL)
+    def _inject_kill_agent(self, step: int) -> None:
+        os.kill(self._find_owner(os.getpid()), signal.SIGKILL)
 
-    def _kill_all(self, step: int) -> None:
-        others = [reader.read().pid for reader in readers(self.run_dir or "")]
-        owners = {self._owner(pid) for pid in others}
+    def _inject_kill_all(self, step: int) -> None:
+        others = [reader.read().pid for reader in open_readers(self.run_dir or "")]
+        owners = {self._find_owner(pid) for pid in others}
         for pid in [*owners, *(pid for pid in others if pid != os.getpid()), os.getpid()]:
             os.kill(pid, signal.SIGKILL)
 
-    def _owner(self, pid: int) -> int:
-        for reader in readers(self.run_dir or ""):
+    def _find_owner(self, pid: int) -> int:
+        for reader in open_readers(self.run_dir or ""):
             if reader.read().pid == pid:
                 return reader.owner
         return os.getppid()
 
-    def _stop(self, step: int) -> None:
+    def _inject_stop(self, step: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     # --- traffic ------------------------------------------------------------------------------------------------------
 
-    def _slow(self, step: int) -> None:
+    def _inject_slow(self, step: int) -> None:
         state.now.slow_until = step + self.config.slow_steps
 
-    def _hang(self, step: int) -> None:
+    def _inject_hang(self, step: int) -> None:
         state.now.hang = True
 
-    def _exception(self, step: int) -> None:
+    def _inject_exception(self, step: int) -> None:
         state.now.exception = True
 
-    def _nan(self, step: int) -> None:
+    def _inject_nan(self, step: int) -> None:
         state.now.nan = True
 
-    def _lose_store(self, step: int) -> None:
+    def _inject_lost_store(self, step: int) -> None:
         state.now.store_until = time.monotonic() + self.config.store_seconds
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 
-    def _bit_flip(self, step: int) -> None:
+    def _inject_bit_flip(self, step: int) -> None:
         """Of one weight on this rank."""
         flip([shard.local for shard in self.runtime.shards()])
 
-    def _gradient_flip(self, step: int) -> None:
+    def _inject_gradient_flip(self, step: int) -> None:
         """Of the gradient of one weight on this rank, once the ranks have added theirs."""
 
-        def flips(own: Step, microbatches: Sequence[Any]) -> Any:
+        def step_and_flip(own: Step, microbatches: Sequence[Any]) -> Any:
             result = own(microbatches)
             pieces = [piece for parameter in self.runtime.parameters() for piece in parameter.pieces]
             flip([piece.tensor.grad for piece in pieces if piece.tensor.grad is not None])
             return result
 
-        self._replace_next_step(flips)
+        self._replace_next_step(step_and_flip)
 
-    def _miscompute(self, step: int) -> None:
+    def _inject_miscompute(self, step: int) -> None:
         """A number that this rank gives into a sum over ranks is wrong: all get the same wrong sum."""
         state.now.miscompute = True
 
-    def _bad_restore(self, step: int) -> None:
+    def _inject_bad_restore(self, step: int) -> None:
         """A weight is not read as it was saved."""
         flip([shard.local for shard in self.runtime.shards()])
 
-    def load_state(self, given: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         for fault in self.faults:
             if fault.kind != READS or self.run_dir is None or fault.rank % self.world != self.rank:
                 continue
             self.done = self.done or FaultsDone(self.run_dir)
             if fault not in self.done and self.done.claim(fault):
-                self._do(fault, fault.step or 0)
+                self._inject(fault, fault.step or 0)
 
     def _replace_next_step(self, instead: Callable[[Step, Sequence[Any]], Any]) -> None:
         """The next step goes through `instead`."""
@@ -165,7 +165,7 @@ class ChaosCheck(HealthCheck):
 
         self.runtime.step = step  # type: ignore[method-assign]
 
-    def _bad_batch(self, step: int) -> None:
+    def _inject_bad_batch(self, step: int) -> None:
         """The tokens of this rank's next batch are others: as where a shard was read from the wrong place."""
 
         def change_batch(batch: Any) -> Any:
@@ -175,12 +175,12 @@ class ChaosCheck(HealthCheck):
 
     # --- the machine --------------------------------------------------------------------------------------------------
 
-    def _disk_full(self, step: int) -> None:
+    def _inject_disk_full(self, step: int) -> None:
         """Files of this rank may not grow."""
         self.full_until = step + self.config.full_steps
         resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-    def _room_again(self, step: int) -> None:
+    def _end_disk_full(self, step: int) -> None:
         if self.full_until and step >= self.full_until:
             self.full_until = 0
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

@@ -32,9 +32,9 @@ class ChaosHealth(HealthConfig):
 
     def check(self, run: Run) -> list[Problem]:
         """Chosen without a word of what to break, or a fault that nobody can read."""
-        found = []
+        problems = []
         if not self.faults and not self.at:
-            found.append(
+            problems.append(
                 Problem(
                     "health=chaos breaks runs, and was not told what to break.",
                     "It does nothing unless it is asked by name, with a number of faults or a list of them.",
@@ -46,13 +46,13 @@ class ChaosHealth(HealthConfig):
             try:
                 parse(words)
             except ValueError as error:
-                found.append(Problem(f"health.chaos.at: {error}.", f"Kinds: {', '.join(KINDS)}", "kill@100:1"))
-        return found
+                problems.append(Problem(f"health.chaos.at: {error}.", f"Kinds: {', '.join(KINDS)}", "kill@100:1"))
+        return problems
 
     def list_notices(self, run: Run) -> list[str]:
         many = f"{self.faults} at random within {self.seconds:g} s" if self.faults else ""
-        listed = ", ".join(self.at)
-        return [f"health=chaos breaks this run on purpose: {'; '.join(filter(None, (many, listed)))}"]
+        fault_list = ", ".join(self.at)
+        return [f"health=chaos breaks this run on purpose: {'; '.join(filter(None, (many, fault_list)))}"]
 
     def wrap(self, run: Run, comms: Comms) -> Comms:
         from gangline_health.chaos.traffic import break_comms

@@ -31,7 +31,7 @@ class Fault:
     step: int | None = None
     second: float | None = None
 
-    def due(self, step: int, seconds: float) -> bool:
+    def is_due(self, step: int, seconds: float) -> bool:
         """Whether it is time, at the begin of step `step`, `seconds` after the run began."""
         return step >= self.step if self.step is not None else seconds >= (self.second or 0.0)
 
@@ -51,11 +51,11 @@ def plan(faults: int, seconds: float, seed: int, kinds: list[str], at: list[str]
     """
     draw = random.Random(f"gangline-chaos-{seed}")
     moments = sorted(draw.uniform(0.0, seconds) for _ in range(faults))
-    found = [Fault(n, draw.choice(kinds), draw.randrange(1 << 30), second=at) for n, at in enumerate(moments)]
+    schedule = [Fault(n, draw.choice(kinds), draw.randrange(1 << 30), second=at) for n, at in enumerate(moments)]
     for number, words in enumerate(at, faults):
         kind, step, rank = parse(words)
-        found.append(Fault(number, kind, draw.randrange(1 << 30) if rank is None else rank, step=step))
-    return found
+        schedule.append(Fault(number, kind, draw.randrange(1 << 30) if rank is None else rank, step=step))
+    return schedule
 
 
 class FaultsDone:

@@ -25,9 +25,9 @@ LEAST = 64  # numbers of a tensor that may be a gradient
 
 def break_comms(config: ChaosHealth, run: Run, comms: Comms) -> Comms:
     """Comms that this rank's faults come through."""
-    found = WrappedComms(comms, lambda comm: BrokenComm(comm, config.slow_seconds))
-    found.store = BrokenStore(comms.store)
-    return found
+    broken_comms = WrappedComms(comms, lambda comm: BrokenComm(comm, config.slow_seconds))
+    broken_comms.store = BrokenStore(comms.store)
+    return broken_comms
 
 
 class BrokenComm(Wrapped):
@@ -37,7 +37,7 @@ class BrokenComm(Wrapped):
         super().__init__(inner)
         self.slow_seconds = slow_seconds
 
-    def _break(self, x: Tensor | None = None) -> None:
+    def _inject_faults(self, x: Tensor | None = None) -> None:
         phase = PHASES[get_current().number]
         if phase not in _STEP:
             return
@@ -62,23 +62,23 @@ class BrokenComm(Wrapped):
             x.detach().view(-1)[0] += 1e-3
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
-        self._break(x)
+        self._inject_faults(x)
         return super()._all_reduce(x, op, background)
 
     def _all_gather(self, x: Tensor, into: Tensor | None, background: bool) -> Pending[Tensor]:
-        self._break()
+        self._inject_faults()
         return super()._all_gather(x, into, background)
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
-        self._break(x)
+        self._inject_faults(x)
         return super()._reduce_scatter(x, background)
 
     def _all_to_all(self, x: Tensor, in_splits: Any, out_splits: Any, background: bool) -> Pending[Tensor]:
-        self._break()
+        self._inject_faults()
         return super()._all_to_all(x, in_splits, out_splits, background)
 
     def _exchange(self, sends: Any, recvs: Any, background: bool) -> Pending[Sequence[Tensor]]:
-        self._break()
+        self._inject_faults()
         return super()._exchange(sends, recvs, background)
 
 
@@ -88,22 +88,22 @@ class BrokenStore:
     def __init__(self, inner: Store) -> None:
         self._inner = inner
 
-    def _reach(self) -> Store:
+    def _get_store(self) -> Store:
         if time.monotonic() < state.now.store_until:
             raise ConnectionError("health=chaos: the store is lost for a while")
         return self._inner
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._reach().set(key, value)
+        self._get_store().set(key, value)
 
     def get(self, key: str) -> bytes:
-        return self._reach().get(key)
+        return self._get_store().get(key)
 
     def add(self, key: str, amount: int) -> int:
-        return self._reach().add(key, amount)
+        return self._get_store().add(key, amount)
 
     def check(self, keys: list[str]) -> bool:
-        return self._reach().check(keys)
+        return self._get_store().check(keys)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._reach(), name)
+        return getattr(self._get_store(), name)

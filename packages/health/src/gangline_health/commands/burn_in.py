@@ -41,21 +41,21 @@ def run(argv: Sequence[str]) -> int:
     )
     flags.add_argument("--json", action="store_true", help="what was measured as JSON, for scripts")
     flags.add_argument("words", nargs="*", metavar="OVERRIDE", help="of train: launch.processes=8")
-    asked = flags.read(argv)
-    words = asked.words
+    options = flags.read(argv)
+    words = options.words
     name = next((word.partition("=")[2] for word in words if word.startswith("run.dir=")), "")
     run_dir = Path(name or f"runs/burn-in-{time.strftime('%Y%m%d-%H%M%S')}")
     own = [*MODEL, "health=[burn_in]"]
-    own += [f"batch.global_size={samples(compose_launch([*own, *words]))}", f"run.dir={run_dir}"]
+    own += [f"batch.global_size={choose_global_size(compose_launch([*own, *words]))}", f"run.dir={run_dir}"]
     command = [sys.executable, "-P", "-m", "gangline.cli.train", *own, *words]
     code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
     place = run_dir / "logs" / "burn-in.json"
     if code in (0, 3) and place.exists():
-        found = json.loads(read_regular(place))
-        if asked.json:
-            print(json.dumps({**found, "cluster": str(run_dir / "cluster.yaml")}, indent=1))
+        report = json.loads(read_regular(place))
+        if options.json:
+            print(json.dumps({**report, "cluster": str(run_dir / "cluster.yaml")}, indent=1))
         else:
-            show(found, run_dir, Console())
+            show(report, run_dir, Console())
     elif code == 0:
         print(f"nothing is measured yet: {place} comes with the job", file=sys.stderr)
     return code
@@ -73,7 +73,7 @@ def compose_launch(words: Sequence[str]) -> Run:
     return run
 
 
-def samples(run: Run) -> int:
+def choose_global_size(run: Run) -> int:
     """A global batch that divides over the ranks, also where fewer nodes come than the most."""
     from gangline.config.check import count_ranks
 

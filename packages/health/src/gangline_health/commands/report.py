@@ -12,9 +12,9 @@ from rich.table import Table
 
 from gangline.cli import make_notes
 from gangline_basics.figure import write_figure
-from gangline_health.commands.watch import file_text
-from gangline_health.ledger.picture import picture, words
-from gangline_health.ledger.report import Ledger, ledger
+from gangline_health.commands.watch import escape_text
+from gangline_health.ledger.picture import draw_ledger, format_kind
+from gangline_health.ledger.report import Ledger, build_ledger
 
 
 def run(argv: Sequence[str]) -> int:
@@ -25,27 +25,27 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("run_dir", metavar="RUN_DIR")
     parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
     parser.add_argument("--svg", metavar="FILE", help="a timeline of the run with its faults, too")
-    asked = parser.parse_args(list(argv))
-    of = ledger(Path(asked.run_dir).expanduser(), make_notes("gangline health report"))
-    if asked.svg:
-        write_figure(picture(of), asked.svg)
-    if asked.json:
+    options = parser.parse_args(list(argv))
+    of = build_ledger(Path(options.run_dir).expanduser(), make_notes("gangline health report"))
+    if options.svg:
+        write_figure(draw_ledger(of), options.svg)
+    if options.json:
         print(json.dumps(of.to_dict(), indent=1))
         return 0
     show(of, Console())
-    if asked.svg:
-        print(f"\n{asked.svg} written")
+    if options.svg:
+        print(f"\n{options.svg} written")
     return 0
 
 
 def show(of: Ledger, console: Console) -> None:
     """Tables for people."""
-    wall, found = of.wall_seconds or 1.0, of.to_dict()
+    wall, summary = of.wall_seconds or 1.0, of.to_dict()
     account = Table(title=f"{of.run_dir}: {of.wall_seconds:.1f} s", title_justify="left")
     for column, side in (("where the time went", "left"), ("seconds", "right"), ("share", "right")):
         account.add_column(column, justify=side)  # type: ignore[arg-type]
     for kind, sum_ in sorted(of.seconds.items(), key=lambda item: (item[0] != "compute", -item[1])):
-        account.add_row(words(kind), f"{sum_:.2f}", f"{sum_ / wall:.1%}")
+        account.add_row(format_kind(kind), f"{sum_:.2f}", f"{sum_ / wall:.1%}")
     console.print(account)
     if of.clock_forward:
         console.print(
@@ -58,13 +58,13 @@ def show(of: Ledger, console: Console) -> None:
         for fault in of.faults:
             recovery = "never" if fault.recovery_seconds is None else f"{fault.recovery_seconds:.2f} s"
             table.add_row(
-                f"{fault.at:.1f} s", f"{fault.found:.2f} s", recovery, file_text(f"{fault.kind}: {fault.named}")
+                f"{fault.at:.1f} s", f"{fault.found:.2f} s", recovery, escape_text(f"{fault.kind}: {fault.named}")
             )
         console.print(table)
-        recovered = found["recovery_seconds"]
+        recovered = summary["recovery_seconds"]
         recovery = f"; recovery {recovered['mean']:.2f} s, at worst {recovered['worst']:.2f} s" if recovered else ""
         console.print(f"{len(of.faults)} faults, one each {of.mtbf_seconds:.1f} s{recovery}")
-    best = found["young_daly"]
+    best = summary["young_daly"]
     beside = (
         f"; {best['ettr']:.1%} expected with a save each {best['checkpoint_seconds']:.1f} s (Young/Daly)"
         if best

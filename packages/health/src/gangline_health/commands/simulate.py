@@ -10,7 +10,7 @@ from typing import Any
 
 from gangline import UserError
 from gangline.explain.reliability import FailureSimulator, SimulatedJob, build_simulator
-from gangline_health.ledger.picture import words
+from gangline_health.ledger.picture import format_kind
 from gangline_health.simulate import EventSimulator
 
 OPTIONS = {
@@ -44,16 +44,16 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--simulator", default="events", help="a part of the group simulator, by name (events)")
     parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
-    asked = vars(parser.parse_args(list(argv)))
-    as_json, courses, plays = asked.pop("json"), asked.pop("courses"), build_simulator(asked.pop("simulator"))
-    for name, value in {**asked, "courses": courses}.items():
+    options = vars(parser.parse_args(list(argv)))
+    as_json, courses, plays = options.pop("json"), options.pop("courses"), build_simulator(options.pop("simulator"))
+    for name, value in {**options, "courses": courses}.items():
         if value is None or name == "seed":
             continue
         may_be_0 = name in ("spares", "detection_seconds", "restart_seconds", "repair_seconds")
         if not (0 <= value <= LARGEST) or (value == 0 and not may_be_0):
             least = "0 or more" if may_be_0 else "more than 0"
             raise UserError(f"--{name.replace('_', '-')} {value} is no job.", f"It must be {least}, to {LARGEST:g}.")
-    job = SimulatedJob(**asked)
+    job = SimulatedJob(**options)
     faults = job.nodes * job.faults_per_node_day * job.days * courses
     if faults > MOST_FAULTS:
         raise UserError(
@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
             "fewer of --nodes, --days, --courses or --faults-per-node-day",
         )
     try:
-        found = simulate_courses(job, courses, plays)
+        simulation = simulate_courses(job, courses, plays)
     except (OverflowError, ZeroDivisionError) as error:
         between, recovery = job.reliability.mtbf_seconds, job.detection_seconds + job.restart_seconds
         raise UserError(
@@ -72,7 +72,7 @@ def run(argv: Sequence[str]) -> int:
             "",
             "fewer --nodes or --faults-per-node-day, shorter --restart-seconds, --detection-seconds or --save-seconds",
         ) from error
-    print(json.dumps(found, indent=1) if as_json else text_of(found))
+    print(json.dumps(simulation, indent=1) if as_json else format_simulation(simulation))
     return 0
 
 
@@ -99,7 +99,7 @@ def simulate_courses(job: SimulatedJob, courses: int, plays: FailureSimulator | 
     }
 
 
-def text_of(found: dict[str, Any]) -> str:
+def format_simulation(found: dict[str, Any]) -> str:
     """Lines for people, the largest share first."""
     job, closed, wall = found["job"], found["closed_form"], found["wall_seconds"]
     lines = [
@@ -114,5 +114,5 @@ def text_of(found: dict[str, Any]) -> str:
         )
     for kind, sum_ in sorted(found["seconds"].items(), key=lambda item: -item[1]):
         if sum_:
-            lines.append(f"  {words(kind):24} {sum_ / 3600:10.2f} h  {sum_ / wall:7.2%}")
+            lines.append(f"  {format_kind(kind):24} {sum_ / 3600:10.2f} h  {sum_ / wall:7.2%}")
     return "\n".join([*lines, f"  fewest spares left: {found['fewest_spares']}"])

@@ -29,53 +29,55 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("run_dir", metavar="RUN_DIR")
     parser.add_argument("--once", action="store_true", help="as it is now, once, for scripts")
     parser.add_argument("--seconds", type=float, default=1.0, help="between two looks (1)")
-    asked = parser.parse_args(list(argv))
-    watched = RunFollower(Path(asked.run_dir).expanduser())
+    options = parser.parse_args(list(argv))
+    follower = RunFollower(Path(options.run_dir).expanduser())
     console = Console()
-    status = watched.look()
-    if asked.once:
-        console.print(page(status))
+    status = follower.look()
+    if options.once:
+        console.print(render_page(status))
         return 0
     try:
-        with Live(page(status), console=console, auto_refresh=False) as live:
+        with Live(render_page(status), console=console, auto_refresh=False) as live:
             while status.ending is None:
-                time.sleep(max(0.1, asked.seconds))
-                status = watched.look()
-                live.update(page(status), refresh=True)
+                time.sleep(max(0.1, options.seconds))
+                status = follower.look()
+                live.update(render_page(status), refresh=True)
     except KeyboardInterrupt:
         pass
     return 0
 
 
-def page(status: Status) -> Group:
+def render_page(status: Status) -> Group:
     """All of it."""
-    return Group(*head(status), *ranks(status), *verdicts(status))
+    return Group(*render_head(status), *render_ranks(status), *render_verdicts(status))
 
 
-def head(status: Status) -> Iterable[Text]:
+def render_head(status: Status) -> Iterable[Text]:
     """The run, its newest step, its loss, its checkpoint."""
     of = f" of {status.steps}" if status.steps else ""
     record = status.record or {}
-    yield file_text(f"{status.name}: {status.state}, step {record.get('step', 0)}{of}, in {status.run_dir}", "bold")
+    yield escape_text(f"{status.name}: {status.state}, step {record.get('step', 0)}{of}, in {status.run_dir}", "bold")
     if record:
         mfu = record.get("mfu")
         rate = f"{float(record.get('tokens_per_second', 0)):.4g} tokens/s" + (f", MFU {mfu:.1%}" if mfu else "")
-        yield file_text(
+        yield escape_text(
             f"loss {float(record.get('loss', math.nan)):.4f}, gradient norm {float(record.get('grad_norm', 0)):.3g}, "
             f"{rate}, {float(record.get('step_seconds', 0)):.3g} s a step, "
             f"the newest {status.quiet_seconds or 0:.0f} s ago"
         )
-        yield file_text(bars(list(status.losses)))
-    failed = record.get("failed_save")
-    but = f"; the newest save failed: {failed}" if failed else ""
-    yield file_text(f"last checkpoint: {status.checkpoint or 'none yet'}{but}")
+        yield escape_text(draw_bars(list(status.losses)))
+    failure = record.get("failed_save")
+    but = f"; the newest save failed: {failure}" if failure else ""
+    yield escape_text(f"last checkpoint: {status.checkpoint or 'none yet'}{but}")
     if status.launches > 1:
-        yield file_text(f"started {status.launches} times, the last because: {status.why}")
+        yield escape_text(f"started {status.launches} times, the last because: {status.why}")
     if status.ending is not None:
-        yield file_text(f"ended: {status.ending.reason}, exit code {status.ending.exit_code}. {status.ending.evidence}")
+        yield escape_text(
+            f"ended: {status.ending.reason}, exit code {status.ending.exit_code}. {status.ending.evidence}"
+        )
 
 
-def ranks(status: Status) -> Iterable[Table]:
+def render_ranks(status: Status) -> Iterable[Table]:
     """Those of this machine, by their pulse."""
     if not status.ranks:
         return
@@ -84,33 +86,35 @@ def ranks(status: Status) -> Iterable[Table]:
     for column in ("rank", "process", "step", "phase", "for"):
         table.add_column(column, justify="left" if column == "phase" else "right")
     now = time.monotonic()
-    for seen in status.ranks[:SHOWN]:
-        table.add_row(str(seen.rank), str(seen.pid), str(seen.step), seen.phase, f"{max(0.0, now - seen.since):.1f} s")
+    for pulse in status.ranks[:SHOWN]:
+        table.add_row(
+            str(pulse.rank), str(pulse.pid), str(pulse.step), pulse.phase, f"{max(0.0, now - pulse.since):.1f} s"
+        )
     if len(status.ranks) > SHOWN:
         table.caption = f"and {len(status.ranks) - SHOWN} more"
     yield table
 
 
-def verdicts(status: Status) -> Iterable[Text]:
+def render_verdicts(status: Status) -> Iterable[Text]:
     """The newest last."""
     for line in status.verdicts:
         at = str(line.get("time", ""))[11:19]
         evidence = str(line.get("evidence", ""))
         short = evidence if len(evidence) <= 200 else f"{evidence[:200]}..."
-        yield file_text(f"{at} {line.get('suggestion')}: {line.get('kind')} at {line.get('where')}: {short}")
+        yield escape_text(f"{at} {line.get('suggestion')}: {line.get('kind')} at {line.get('where')}: {short}")
 
 
-def file_text(text: str, style: str = "") -> Text:
+def escape_text(text: str, style: str = "") -> Text:
     """Text of a run's files, which may not steer the terminal, nor seem to be another line."""
     return Text(escape_controls(text.replace("\n", "\\n")), style)
 
 
-def bars(losses: Sequence[float]) -> str:
+def draw_bars(losses: Sequence[float]) -> str:
     """The newest losses as bars, the highest of them as the highest bar; "x" for what is no number."""
-    shown = list(losses)[-WIDTH:]
-    finite = [loss for loss in shown if math.isfinite(loss)]
+    newest_losses = list(losses)[-WIDTH:]
+    finite = [loss for loss in newest_losses if math.isfinite(loss)]
     if not finite:
-        return "x" * len(shown)
+        return "x" * len(newest_losses)
     low, high = min(finite), max(finite)
     steps = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((loss - low) * steps)] if math.isfinite(loss) else "x" for loss in shown)
+    return "".join(BARS[round((loss - low) * steps)] if math.isfinite(loss) else "x" for loss in newest_losses)

@@ -27,7 +27,7 @@ class HangsOptions:
     factor: Annotated[float, Ge(1.5)] = 4.0  # a phase is too long from so many times its 99th percentile on
     unlearned_seconds: PositiveFloat = 900.0  # and before it has been seen often enough: a first step, a first save
 
-    def problems(self, run: Run) -> Iterator[Problem]:
+    def find_problems(self, run: Run) -> Iterator[Problem]:
         """Limits in the wrong order: what is longer would never be reached, or cut short what is still in time."""
         place, transfer = "health.on.hangs", run.launch.timeout_seconds
         order = ("floor_seconds", "quiet_seconds", "unlearned_seconds")

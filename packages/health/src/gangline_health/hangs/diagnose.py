@@ -17,7 +17,7 @@ from gangline_health.pulses import Collective, Seen
 class Watched:
     """A rank as its watcher sees it."""
 
-    seen: Seen
+    pulse: Seen
     still: float  # seconds without a change of its pulse
     limit: float  # seconds that it may stand still where it is
     state: str  # of its main thread in /proc: R, S, D, T (stopped), Z; "" where it is gone
@@ -25,7 +25,7 @@ class Watched:
 
     @property
     def rank(self) -> int:
-        return self.seen.rank
+        return self.pulse.rank
 
     @property
     def stopped(self) -> bool:
@@ -53,11 +53,11 @@ class Diagnosis:
 def diagnose(ranks: Sequence[Watched]) -> Diagnosis | None:
     """None while nobody is overdue, or those who are wait for a rank that comes on."""
     late = [one for one in ranks if one.overdue]
-    if not late or not all(one.seen.alive for one in ranks):  # who has ended, the launcher knows
+    if not late or not all(one.pulse.alive for one in ranks):  # who has ended, the launcher knows
         return None
     if stopped := [one for one in late if one.stopped]:
         return _name_culprits("stopped", stopped, ranks)
-    busy = [one for one in late if one.seen.waits is None]
+    busy = [one for one in late if one.pulse.waits is None]
     if busy:
         behind = [one for one in busy if _is_missing(one, ranks)]
         return _name_culprits("behind" if behind else "alone", behind or busy, ranks)
@@ -73,22 +73,23 @@ def _diagnose_transfer(late: list[Watched], ranks: Sequence[Watched]) -> Diagnos
             if other is None or not other.overdue:
                 return None  # it comes on, or nothing is known of it yet
             absent[rank] = other
-    apart = _mismatch(late)
+    apart = _find_mismatch(late)
     if apart is not None:
         return apart
     if absent:  # each waits for another: the one that is the furthest behind
-        first = min(absent.values(), key=lambda one: sum(one.seen.begun.values()))
+        first = min(absent.values(), key=lambda one: sum(one.pulse.begun.values()))
         return _name_culprits("mismatch", [first], ranks)
-    one = min(late, key=lambda one: one.seen.since)
-    assert one.seen.waits is not None
+    one = min(late, key=lambda one: one.pulse.since)
+    assert one.pulse.waits is not None
     everyone = ", ".join(str(each.rank) for each in late)
-    evidence = f"ranks {everyone} are all in {_word(one.seen.waits)}, which has not ended for {one.still:.1f} s"
-    return Diagnosis(tuple(each.rank for each in late), "transfer", _word(one.seen.waits), evidence)
+    collective = _describe_collective(one.pulse.waits)
+    evidence = f"ranks {everyone} are all in {collective}, which has not ended for {one.still:.1f} s"
+    return Diagnosis(tuple(each.rank for each in late), "transfer", collective, evidence)
 
 
 def _find_awaited(one: Watched, by_rank: dict[int, Watched]) -> list[int]:
     """The ranks that have not come to where this one waits."""
-    waits = one.seen.waits
+    waits = one.pulse.waits
     if waits is None or waits.ranks is None:
         return []
     if waits.operation == "exchange":
@@ -98,7 +99,7 @@ def _find_awaited(one: Watched, by_rank: dict[int, Watched]) -> list[int]:
     return [
         rank
         for rank in waits.ranks
-        if rank != one.rank and (rank not in by_rank or by_rank[rank].seen.begun.get(group, 0) < waits.sequence)
+        if rank != one.rank and (rank not in by_rank or by_rank[rank].pulse.begun.get(group, 0) < waits.sequence)
     ]
 
 
@@ -109,52 +110,52 @@ def _is_missing(one: Watched, ranks: Sequence[Watched]) -> bool:
     )
 
 
-def _mismatch(late: Sequence[Watched]) -> Diagnosis | None:
+def _find_mismatch(late: Sequence[Watched]) -> Diagnosis | None:
     """Ranks that have begun different operations as the same one of a group: the first, and who is alone with his."""
-    said: dict[tuple[str, tuple[int, ...], int], dict[int, Collective]] = {}
+    collectives: dict[tuple[str, tuple[int, ...], int], dict[int, Collective]] = {}
     for one in late:
-        for each in one.seen.recent:
+        for each in one.pulse.recent:
             if each.ranks is not None and each.operation != "exchange":
-                said.setdefault((each.axis, each.ranks, each.sequence), {})[one.rank] = each
-    for by_rank in sorted(said.values(), key=lambda found: min(each.began for each in found.values())):
+                collectives.setdefault((each.axis, each.ranks, each.sequence), {})[one.rank] = each
+    for by_rank in sorted(collectives.values(), key=lambda found: min(each.began for each in found.values())):
         counts = Counter(each.operation for each in by_rank.values())
         if len(counts) > 1:
             usual = counts.most_common(1)[0][0]
             odd = {rank: each for rank, each in by_rank.items() if each.operation != usual}
             first = next(iter(odd.values()))
-            words = "; ".join(f"rank {rank}: {_word(each)}" for rank, each in sorted(by_rank.items()))
-            return Diagnosis(tuple(sorted(odd)), "mismatch", _word(first), words)
+            words = "; ".join(f"rank {rank}: {_describe_collective(each)}" for rank, each in sorted(by_rank.items()))
+            return Diagnosis(tuple(sorted(odd)), "mismatch", _describe_collective(first), words)
     return None
 
 
 def _name_culprits(why: str, culprits: list[Watched], ranks: Sequence[Watched]) -> Diagnosis:
-    culprits = sorted(culprits, key=lambda one: (one.seen.step, one.seen.since))
+    culprits = sorted(culprits, key=lambda one: (one.pulse.step, one.pulse.since))
     first = culprits[0]
-    waits = first.seen.waits
-    operation = _first_missing(first, ranks) or (_word(waits) if waits else first.seen.phase)
-    where = f"in {_word(waits)}, part of {first.seen.under}" if waits else f"in {first.seen.phase}"
-    if first.seen.member:  # "health/mine", as a user chose it
-        where += f", in what {first.seen.member.replace('/', '=', 1)} does"
+    waits = first.pulse.waits
+    operation = _find_first_missing(first, ranks) or (_describe_collective(waits) if waits else first.pulse.phase)
+    where = f"in {_describe_collective(waits)}, part of {first.pulse.under}" if waits else f"in {first.pulse.phase}"
+    if first.pulse.member:  # "health/mine", as a user chose it
+        where += f", in what {first.pulse.member.replace('/', '=', 1)} does"
     how = "is stopped by a signal (state T)" if why == "stopped" else "stands still"
     host = f" on {first.host}" if first.host else ""
-    evidence = [f"rank {first.rank} (process {first.seen.pid}{host}) {how}, {where} of step {first.seen.step}, for "
+    evidence = [f"rank {first.rank} (process {first.pulse.pid}{host}) {how}, {where} of step {first.pulse.step}, for "
                 f"{first.still:.1f} s; its limit is {first.limit:.1f} s"]  # fmt: skip
-    waiting = [one.rank for one in ranks if one.rank not in [each.rank for each in culprits] and one.seen.waits]
+    waiting = [one.rank for one in ranks if one.rank not in [each.rank for each in culprits] and one.pulse.waits]
     if waiting:
         evidence.append(f"ranks {', '.join(map(str, waiting))} wait in {operation}")
     return Diagnosis(tuple(one.rank for one in culprits), why, operation, "; ".join(evidence))
 
 
-def _first_missing(one: Watched, ranks: Sequence[Watched]) -> str:
+def _find_first_missing(one: Watched, ranks: Sequence[Watched]) -> str:
     """The first operation that others have begun and this rank has not."""
-    found = []
+    collectives = []
     for other in ranks:
-        for each in (*other.seen.recent, *([other.seen.waits] if other.seen.waits else ())):
-            begun = one.seen.begun.get((each.axis, each.ranks), 0)
-            if each.ranks is not None and one.rank in each.ranks and each.peers == () and each.sequence > begun:
-                found.append(each)
-    return _word(min(found, key=lambda each: (each.began, each.sequence))) if found else ""
+        for each in (*other.pulse.recent, *([other.pulse.waits] if other.pulse.waits else ())):
+            count = one.pulse.begun.get((each.axis, each.ranks), 0)
+            if each.ranks is not None and one.rank in each.ranks and each.peers == () and each.sequence > count:
+                collectives.append(each)
+    return _describe_collective(min(collectives, key=lambda each: (each.began, each.sequence))) if collectives else ""
 
 
-def _word(each: Collective) -> str:
+def _describe_collective(each: Collective) -> str:
     return f"{each.operation} {each.sequence} along {each.axis}"

@@ -27,25 +27,31 @@ DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # NCCL's has more to s
 
 def listen(run_dir: str, rank: int, environ: Mapping[str, str] = os.environ) -> bool:
     """On the main thread of a rank: whether it answers from now on."""
-    dump = _dump() if any(environ.get(name, "0") not in ("", "0") for name in VARIABLES) else None
+    dump = _find_dump() if any(environ.get(name, "0") not in ("", "0") for name in VARIABLES) else None
     if dump is None or ANSWER is None or threading.current_thread() is not threading.main_thread():
         return False
-    answer_signal(ANSWER, partial(_write, dump, _place(run_dir, get_current().generation, rank)))
+    answer_signal(ANSWER, partial(_write, dump, _get_path(run_dir, get_current().generation, rank)))
     return True
 
 
 def collect(run_dir: Path, ranks: Sequence[Seen], seconds: float = ASKED_SECONDS) -> list[Path]:
     """The files that ranks of this machine write on being asked; of one that cannot answer none."""
-    asked = [seen for seen in ranks if ANSWER is not None and _hears(seen) and processes.kill(seen, ANSWER)]
-    wanted = [_place(run_dir, seen.generation, seen.rank) for seen in asked]
+    pulses = [
+        pulse for pulse in ranks if ANSWER is not None and _answers_signal(pulse) and processes.kill(pulse, ANSWER)
+    ]
+    paths = [_get_path(run_dir, pulse.generation, pulse.rank) for pulse in pulses]
     deadline = time.monotonic() + seconds
-    while not all(path.exists() for path in wanted) and time.monotonic() < deadline:
+    while not all(path.exists() for path in paths) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return [path for path in wanted if path.exists()]
+    return [path for path in paths if path.exists()]
 
 
-def _hears(seen: Seen) -> bool:
-    return ANSWER is not None and processes.state(seen.pid)[0] not in ("T", "") and processes.handles(seen.pid, ANSWER)
+def _answers_signal(seen: Seen) -> bool:
+    return (
+        ANSWER is not None
+        and processes.read_state(seen.pid)[0] not in ("T", "")
+        and processes.handles(seen.pid, ANSWER)
+    )
 
 
 def _write(dump: Callable[[], bytes | str], place: Path) -> None:
@@ -53,13 +59,13 @@ def _write(dump: Callable[[], bytes | str], place: Path) -> None:
     write_whole(place, content.decode(errors="replace") if isinstance(content, bytes) else content)
 
 
-def _dump() -> Callable[[], bytes | str] | None:
+def _find_dump() -> Callable[[], bytes | str] | None:
     """Torch's private name for it, of whatever version; None where it has none."""
     import torch
 
     module = getattr(torch._C, "_distributed_c10d", None)
-    return next((found for name in DUMPS if (found := getattr(module, name, None)) is not None), None)
+    return next((dump for name in DUMPS if (dump := getattr(module, name, None)) is not None), None)
 
 
-def _place(run_dir: str | Path, generation: int, rank: int) -> Path:
+def _get_path(run_dir: str | Path, generation: int, rank: int) -> Path:
     return Path(run_dir, "logs", f"flight-{generation}-rank-{rank:05d}.json")

@@ -14,12 +14,12 @@ NEVER = ("end",)  # phases in which a rank is not waited for
 QUIET = ("start", "build", "restore", "between", "callback", "validate", "save", "checkpoint", "recovery")
 
 
-def percentile(histogram: list[int], share: float) -> float:
+def estimate_percentile(histogram: list[int], share: float) -> float:
     """Seconds that this share of the phases did not reach; at most a quarter above the true value."""
-    total, seen = sum(histogram), 0
+    total, running_sum = sum(histogram), 0
     for number, count in enumerate(histogram):
-        seen += count
-        if seen >= share * total:
+        running_sum += count
+        if running_sum >= share * total:
             return compute_upper(number) * 1e-9
     return 0.0
 
@@ -29,16 +29,16 @@ def learn_limits(ranks: Iterable[Seen], options: HangsOptions) -> dict[str, floa
 
     The ranks leave out their first steps, and count afresh at each start.
     """
-    found = {}
+    limits = {}
     every = list(ranks)
     for phase in PHASES:
-        together = [sum(counts) for counts in zip(*(seen.lasted[phase] for seen in every), strict=True)]
+        together = [sum(counts) for counts in zip(*(pulse.lasted[phase] for pulse in every), strict=True)]
         if sum(together) >= ENOUGH:
             floor = options.quiet_seconds if phase in QUIET else options.floor_seconds
-            found[phase] = max(floor, options.factor * percentile(together, 0.99))
-    return found
+            limits[phase] = max(floor, options.factor * estimate_percentile(together, 0.99))
+    return limits
 
 
-def limit(phase: str, known: dict[str, float], options: HangsOptions) -> float:
+def get_limit(phase: str, known: dict[str, float], options: HangsOptions) -> float:
     """Seconds that a rank may stay in a phase."""
     return float("inf") if phase in NEVER else known.get(phase, options.unlearned_seconds)

@@ -18,7 +18,7 @@ from gangline_health.pulses import Seen
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-def state(pid: int) -> tuple[str, float]:
+def read_state(pid: int) -> tuple[str, float]:
     """(the state of the main thread, CPU seconds of the whole process); ("", 0.0) where it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -27,52 +27,52 @@ def state(pid: int) -> tuple[str, float]:
     return fields[0], (int(fields[11]) + int(fields[12])) / TICK
 
 
-def stacks(run_dir: Path, ranks: Sequence[Seen], seconds: float = 3.0) -> dict[int, str]:
+def collect_stacks(run_dir: Path, ranks: Sequence[Seen], seconds: float = 3.0) -> dict[int, str]:
     """Of each rank of this machine the stacks of its threads; of one that cannot answer what /proc says of them."""
-    asked = {seen.rank: _ask(run_dir, seen) for seen in ranks}
-    found, deadline = {}, time.monotonic() + seconds
-    for seen in ranks:
-        log, size = asked[seen.rank]
+    logs = {pulse.rank: _ask(run_dir, pulse) for pulse in ranks}
+    stacks, deadline = {}, time.monotonic() + seconds
+    for pulse in ranks:
+        log, size = logs[pulse.rank]
         text = ""
         while log is not None and not text.endswith("\n\n") and time.monotonic() < deadline:
             time.sleep(0.05)
-            grown = _read_since(log, size)
-            if grown and grown == text:
+            output = _read_since(log, size)
+            if output and output == text:
                 break
-            text = grown
-        found[seen.rank] = text or _kernel(seen.pid)
-    return found
+            text = output
+        stacks[pulse.rank] = text or _read_thread_states(pulse.pid)
+    return stacks
 
 
-def kill(seen: Seen, signum: int) -> bool:
+def kill(pulse: Seen, signum: int) -> bool:
     """Signal the process that wrote a pulse, and no other that has its number now."""
-    if not seen.alive:
+    if not pulse.alive:
         return False
     with contextlib.suppress(ProcessLookupError):
-        os.kill(seen.pid, signum)
+        os.kill(pulse.pid, signum)
         return True
     return False
 
 
-def _ask(run_dir: Path, seen: Seen) -> tuple[Path | None, int]:
-    log = log_path(run_dir / "logs", seen.rank)
+def _ask(run_dir: Path, pulse: Seen) -> tuple[Path | None, int]:
+    log = log_path(run_dir / "logs", pulse.rank)
     if (
         STACKS is None
-        or read_birth(seen.pid) is None
-        or state(seen.pid)[0] in ("T", "")
-        or not handles(seen.pid, STACKS)
+        or read_birth(pulse.pid) is None
+        or read_state(pulse.pid)[0] in ("T", "")
+        or not handles(pulse.pid, STACKS)
     ):
         return None, 0
     size = log.stat().st_size if log.exists() else 0
-    return (log, size) if kill(seen, STACKS) else (None, 0)
+    return (log, size) if kill(pulse, STACKS) else (None, 0)
 
 
 def handles(pid: int, signum: int) -> bool:
     """Whether the signal has a handler there: without one it would end the process."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        caught = next(line for line in lines if line.startswith("SigCgt:"))
-        return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+        mask_line = next(line for line in lines if line.startswith("SigCgt:"))
+        return bool(int(mask_line.split()[1], 16) >> (signum - 1) & 1)
     return False
 
 
@@ -83,7 +83,7 @@ def _read_since(log: Path, size: int) -> str:
     return ""
 
 
-def _kernel(pid: int) -> str:
+def _read_thread_states(pid: int) -> str:
     """Each thread's name, state, and what it waits for in the kernel."""
     lines = []
     with contextlib.suppress(OSError):

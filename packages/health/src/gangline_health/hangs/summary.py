@@ -28,65 +28,65 @@ def identify_machine() -> str:
 
     Two watchers read the same pulses where they see the same processes and the same shared memory.
     """
-    seen = [os.uname().nodename]
+    identifiers = [os.uname().nodename]
     for what in (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip(),
         lambda: os.readlink("/proc/self/ns/pid"),
         lambda: str(Path("/dev/shm").stat().st_dev),
     ):
         with contextlib.suppress(OSError):
-            seen.append(what())
-    return hashlib.sha256(" ".join(seen).encode()).hexdigest()[:12]
+            identifiers.append(what())
+    return hashlib.sha256(" ".join(identifiers).encode()).hexdigest()[:12]
 
 
-def path(run_dir: Path, machine: str) -> Path:
+def get_summary_path(run_dir: Path, machine: str) -> Path:
     return run_dir / "logs" / f"pulse-{machine}.json"
 
 
 def tell(run_dir: Path, machine: str, ranks: list[Watched]) -> None:
     """Write this machine's file, replaced as a whole."""
-    file = path(run_dir, machine)
+    file = get_summary_path(run_dir, machine)
     draft = file.with_name(f"{file.name}.{os.getpid()}")
-    with open_own(draft, "w") as opened:
-        opened.write(json.dumps({"time": time.time(), "ranks": [_plain(one) for one in ranks]}))
+    with open_own(draft, "w") as stream:
+        stream.write(json.dumps({"time": time.time(), "ranks": [_encode_watched(one) for one in ranks]}))
     draft.replace(file)
 
 
 def read_summaries(run_dir: Path, machine: str) -> list[Watched]:
     """What the other machines have told lately."""
-    found: list[Watched] = []
+    ranks: list[Watched] = []
     for file in sorted((run_dir / "logs").glob("pulse-*.json")):
-        if file == path(run_dir, machine):
+        if file == get_summary_path(run_dir, machine):
             continue
         try:
             content = json.loads(read_regular(file))
         except (OSError, ValueError):
             continue
         if time.time() - content["time"] < FRESH_SECONDS:
-            found += [_parse_watched(each) for each in content["ranks"]]
-    return found
+            ranks += [_parse_watched(each) for each in content["ranks"]]
+    return ranks
 
 
-def _plain(one: Watched) -> dict[str, Any]:
+def _encode_watched(one: Watched) -> dict[str, Any]:
     content = asdict(one)
-    seen = content["seen"]
-    seen["begun"] = [[axis, ranks, count] for (axis, ranks), count in one.seen.begun.items()]
-    seen["lasted"], seen["spent"] = {}, {}
+    pulse = content["pulse"]
+    pulse["begun"] = [[axis, ranks, count] for (axis, ranks), count in one.pulse.begun.items()]
+    pulse["lasted"], pulse["spent"] = {}, {}
     content["limit"] = min(one.limit, 1e9)
     return content
 
 
 def _parse_watched(content: dict[str, Any]) -> Watched:
-    seen = content["seen"]
-    seen["begun"] = {(axis, _tuple(ranks)): count for axis, ranks, count in seen["begun"]}
-    seen["recent"] = tuple(_collective(each) for each in seen["recent"])
-    seen["waits"] = _collective(seen["waits"]) if seen["waits"] else None
-    return Watched(**{**content, "seen": Seen(**seen)})
+    pulse = content["pulse"]
+    pulse["begun"] = {(axis, _parse_ranks(ranks)): count for axis, ranks, count in pulse["begun"]}
+    pulse["recent"] = tuple(_parse_collective(each) for each in pulse["recent"])
+    pulse["waits"] = _parse_collective(pulse["waits"]) if pulse["waits"] else None
+    return Watched(**{**content, "pulse": Seen(**pulse)})
 
 
-def _collective(content: dict[str, Any]) -> Collective:
-    return Collective(**{**content, "ranks": _tuple(content["ranks"]), "peers": tuple(content["peers"])})
+def _parse_collective(content: dict[str, Any]) -> Collective:
+    return Collective(**{**content, "ranks": _parse_ranks(content["ranks"]), "peers": tuple(content["peers"])})
 
 
-def _tuple(ranks: list[int] | None) -> tuple[int, ...] | None:
+def _parse_ranks(ranks: list[int] | None) -> tuple[int, ...] | None:
     return None if ranks is None else tuple(ranks)

@@ -21,8 +21,8 @@ from gangline_basics.launch.failures import RankFailure, claim
 from gangline_health.hangs import flight, processes, summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched, diagnose
-from gangline_health.hangs.limits import learn_limits, limit
-from gangline_health.live.alerts import send, target_of
+from gangline_health.hangs.limits import get_limit, learn_limits
+from gangline_health.live.alerts import read_target, send
 from gangline_health.live.target import name_target
 from gangline_health.pulses import PulseReader, Seen, find
 
@@ -36,7 +36,7 @@ class Standing:
     """One rank's pulse, and how long it has not moved. A rank that is started again has another pulse."""
 
     reader: PulseReader
-    seen: Seen
+    pulse: Seen
     beat: int = -1
     still: float = 0.0
     state: str = ""
@@ -44,12 +44,12 @@ class Standing:
 
     def look(self, passed: float) -> None:
         """`passed` seconds later; time in which this process or the rank got no core does not count."""
-        beat = self.reader.beat()
-        state, cpu = processes.state(self.seen.pid)
-        counted = min(passed, 2 * INTERVAL)
+        beat = self.reader.read_beat()
+        state, cpu = processes.read_state(self.pulse.pid)
+        seconds = min(passed, 2 * INTERVAL)
         if state == "R":
-            counted = min(counted, max(cpu - self.cpu, 0.0) / STARVED)
-        self.still = self.still + counted if beat == self.beat else 0.0
+            seconds = min(seconds, max(cpu - self.cpu, 0.0) / STARVED)
+        self.still = self.still + seconds if beat == self.beat else 0.0
         self.beat, self.state, self.cpu = beat, state, cpu
 
 
@@ -88,42 +88,42 @@ class Watcher:
         own = self.list_ranks()
         if not any(one.overdue for one in own):
             return None
-        world = max(one.seen.world for one in own)
+        world = max(one.pulse.world for one in own)
         if len(own) < world:
             summary.tell(self.run_dir, self.machine, own)
-            generation = max(one.seen.generation for one in own)
+            generation = max(one.pulse.generation for one in own)
             others = [
-                one for one in summary.read_summaries(self.run_dir, self.machine) if one.seen.generation == generation
+                one for one in summary.read_summaries(self.run_dir, self.machine) if one.pulse.generation == generation
             ]
             own = sorted({one.rank: one for one in (*others, *own)}.values(), key=lambda one: one.rank)
         return diagnose(own)
 
     def list_ranks(self) -> list[Watched]:
         """Every rank of this machine, with its limit where it is now."""
-        found = []
+        ranks = []
         for one in self.standing.values():
-            seen = one.reader.read()
-            may = limit(seen.phase, self.known, self.options)
+            pulse = one.reader.read()
+            may = get_limit(pulse.phase, self.known, self.options)
             if one.state == "T":
                 may = min(may, self.options.floor_seconds)
             # so much earlier as a look may come late
-            found.append(Watched(seen, one.still, max(may - 2 * INTERVAL, INTERVAL), one.state, self.host))
-        return sorted(found, key=lambda one: one.rank)
+            ranks.append(Watched(pulse, one.still, max(may - 2 * INTERVAL, INTERVAL), one.state, self.host))
+        return sorted(ranks, key=lambda one: one.rank)
 
     def _is_asked(self) -> bool:
         """Whether another machine wants to know how the ranks of this one are."""
-        own = summary.path(self.run_dir, self.machine)
+        own = summary.get_summary_path(self.run_dir, self.machine)
         with contextlib.suppress(OSError):
             theirs = [file.stat().st_mtime for file in own.parent.glob("pulse-*.json") if file != own]
-            mine = own.stat().st_mtime if own.exists() else 0.0
-            return any(time.time() - each < summary.FRESH_SECONDS and each > mine for each in theirs)
+            own_time = own.stat().st_mtime if own.exists() else 0.0
+            return any(time.time() - each < summary.FRESH_SECONDS and each > own_time for each in theirs)
         return False
 
     def _meet(self) -> None:
         """Ranks that have come, those that were started again, and those that are no longer here."""
         there = find(self.run_dir)
         for file, one in list(self.standing.items()):
-            if file not in there or not one.reader.current():
+            if file not in there or not one.reader.is_current():
                 one.reader.close()
                 del self.standing[file]
                 self.known, self.learn_at = {}, 0.0
@@ -142,7 +142,7 @@ class Watcher:
         """
         own = self.list_ranks()
         culprits = [one for one in own if one.rank in diagnosis.ranks]
-        generation = max(one.seen.generation for one in own)
+        generation = max(one.pulse.generation for one in own)
         if (generation, diagnosis.ranks) in self.found:
             return
         self.found.add((generation, diagnosis.ranks))
@@ -153,17 +153,17 @@ class Watcher:
         except Exception as error:  # a full disk, say
             print(f"health: {diagnosis.evidence}; it could not be told: {type(error).__name__}: {error}", flush=True)
         if self.options.act == "restart":
-            said = f"hang: {diagnosis.evidence}; it was killed"
+            evidence = f"hang: {diagnosis.evidence}; it was killed"
             # a signal comes in anybody's code, and so does a network that carries nothing
-            member = culprits[0].seen.member if diagnosis.why not in ("stopped", "transfer") else ""
-            failure = RankFailure(diagnosis.ranks[0], "bug", 1, said, member=member)
+            member = culprits[0].pulse.member if diagnosis.why not in ("stopped", "transfer") else ""
+            failure = RankFailure(diagnosis.ranks[0], "bug", 1, evidence, member=member)
             claim(self.run_dir / "logs", generation, failure)
             for one in culprits if diagnosis.why != "transfer" else culprits[:1]:
-                processes.kill(one.seen, signal.SIGKILL)
+                processes.kill(one.pulse, signal.SIGKILL)
 
     def _tell(self, diagnosis: Diagnosis, own: list[Watched], culprits: list[Watched]) -> None:
         """To events.jsonl, with all stacks to a file of its own, and to people."""
-        generation = max(one.seen.generation for one in own)
+        generation = max(one.pulse.generation for one in own)
         place = self.run_dir / "logs" / f"hang-{generation}-rank-{diagnosis.ranks[0]:05d}.json"
         where = ", ".join(f"rank {rank}" for rank in diagnosis.ranks)
         evidence = f"{diagnosis.evidence}; stacks: {place}"
@@ -171,17 +171,17 @@ class Watcher:
         details = {"ranks": diagnosis.ranks, "why": diagnosis.why, "operation": diagnosis.operation, "host": self.host}
         verdict = Verdict("hang", where, 1.0, evidence, action, details=details)
         events = Events(self.run_dir, generation, by="watcher")
-        events.write("verdict", step=culprits[0].seen.step, **verdict.to_dict())
+        events.write("verdict", step=culprits[0].pulse.step, **verdict.to_dict())
         events.close()
-        stacks = processes.stacks(self.run_dir, [one.seen for one in own])
-        flights = [path.name for path in flight.collect(self.run_dir, [one.seen for one in own])]
-        write_whole(place, json.dumps({**report(diagnosis, own, stacks), "flight_recorder": flights}, indent=1))
+        stacks = processes.collect_stacks(self.run_dir, [one.pulse for one in own])
+        flights = [path.name for path in flight.collect(self.run_dir, [one.pulse for one in own])]
+        write_whole(place, json.dumps({**build_report(diagnosis, own, stacks), "flight_recorder": flights}, indent=1))
         print(f"health: {verdict}", flush=True)
         if self.alert and (why := send(self.alert, {"run_dir": str(self.run_dir), **verdict.to_dict()})):
             print(f"health.on.alert ({name_target(self.alert)}): {why}", flush=True)
 
 
-def report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -> dict:
+def build_report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -> dict:
     """All that is known, for people."""
     return {
         "ranks": diagnosis.ranks,
@@ -190,19 +190,19 @@ def report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -
         "evidence": diagnosis.evidence,
         "of_each_rank": {
             one.rank: {
-                "pid": one.seen.pid,
+                "pid": one.pulse.pid,
                 "host": one.host,
                 "state": one.state,
-                "step": one.seen.step,
-                "phase": one.seen.phase,
-                "under": one.seen.under,
-                "member": one.seen.member,
+                "step": one.pulse.step,
+                "phase": one.pulse.phase,
+                "under": one.pulse.under,
+                "member": one.pulse.member,
                 "still_seconds": one.still,
                 "limit_seconds": min(one.limit, 1e9),
                 "collectives": [
                     f"{each.axis}: {each.operation} {each.sequence}, {each.bytes} bytes, "
                     + ("done" if each.done else "not waited for")
-                    for each in one.seen.recent[-8:]
+                    for each in one.pulse.recent[-8:]
                 ],
                 "stacks": stacks.get(one.rank, "").splitlines(),
             }
@@ -222,7 +222,7 @@ def lock_watch(run_dir: Path, machine: str) -> contextlib.AbstractContextManager
 def main(run_dir: str, options: dict) -> None:
     """The sidecar's target."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    watcher = Watcher(Path(run_dir), HangsOptions(**options), target_of(run_dir))
+    watcher = Watcher(Path(run_dir), HangsOptions(**options), read_target(run_dir))
     with lock_watch(watcher.run_dir, watcher.machine):
         last = time.monotonic()
         while True:

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import pairwise
 
 from gangline_health.ledger.spans import Span
-from gangline_health.ledger.starts import Line, RanksStart, find_undone, moment
+from gangline_health.ledger.starts import Line, RanksStart, find_undone, parse_time
 
 BASE, STEP, PHASE = 0, 1, 2  # levels: what a start was about, a step in it, a phase that rank 0 wrote down
 PHASES = {"save": "checkpoint_stall", "recovery": "recovery", "validate": "compute"}
@@ -23,36 +23,36 @@ FAULTS = ("rank", "node", "joined", "order")  # launches that follow a start of 
 Bubble = Callable[[Line, Line], float]  # (start, step's record) -> share of its passes that its schedule cannot fill
 
 
-def spans(starts: Sequence[RanksStart], bubble: Bubble = lambda start, record: 0.0) -> Iterator[Span]:
-    """Every span that the files tell of; they overlap (`partition`)."""
-    lost = find_undone(starts)
+def generate_spans(starts: Sequence[RanksStart], bubble: Bubble = lambda start, record: 0.0) -> Iterator[Span]:
+    """Every span that the files tell of; they overlap (`flatten_spans`)."""
+    undone_ids = find_undone(starts)
     for before, each in pairwise((None, *starts)):
         assert each is not None
-        goes_on = before is not None and follows(each)
+        goes_on = before is not None and continues_job(each)
         yield from _split_restart(before, each)
-        yield Span(each.begin, first_step(each), "recovery" if goes_on else "start", BASE)
-        yield from _phases(each, "recovery" if goes_on else "start")
+        yield Span(each.begin, get_first_step_time(each), "recovery" if goes_on else "start", BASE)
+        yield from _generate_phase_spans(each, "recovery" if goes_on else "start")
         start = next((event for event in each.events if event["event"] == "start"), {})
-        yield from _steps(each, lost, partial(bubble, start))
+        yield from _generate_step_spans(each, undone_ids, partial(bubble, start))
 
 
-def follows(each: RanksStart) -> bool:
+def continues_job(each: RanksStart) -> bool:
     """Whether a start replaces one of the same job."""
     return each.launch is not None and each.launch.get("why") in FAULTS
 
 
 def estimate_detection(each: RanksStart) -> float:
     """When it was seen that the start before had ended."""
-    seen = (each.launch or {}).get("found")
-    return moment({"time": seen}) if seen else each.begin
+    detection = (each.launch or {}).get("found")
+    return parse_time({"time": detection}) if detection else each.begin
 
 
-def typical(each: RanksStart) -> float:
+def compute_step_seconds(each: RanksStart) -> float:
     """Seconds that a step of a start takes, 0 where it did none."""
     return statistics.median([record["step_seconds"] for record in each.steps[-16:]] or [0.0])
 
 
-def first_step(each: RanksStart) -> float:
+def get_first_step_time(each: RanksStart) -> float:
     """When the first step of a start began to be taken; where there is none, its last sign of life."""
     return each.steps[0]["time"] - _sum_phases(each.steps[0]) if each.steps else each.last
 
@@ -62,43 +62,43 @@ def _split_restart(before: RanksStart | None, each: RanksStart) -> Iterator[Span
     if before is None:
         return
     if not before.ended:
-        yield Span(before.last, before.last + typical(before), "lost_work", BASE + 1)
-    if follows(each):
-        seen = max(
+        yield Span(before.last, before.last + compute_step_seconds(before), "lost_work", BASE + 1)
+    if continues_job(each):
+        detection = max(
             before.last, estimate_detection(each)
         )  # ranks that lost a peer may speak after the one that knew why
-        yield Span(before.last, seen, "detection", BASE)
-        yield Span(seen, each.begin, "recovery", BASE)
+        yield Span(before.last, detection, "detection", BASE)
+        yield Span(detection, each.begin, "recovery", BASE)
 
 
-def _phases(each: RanksStart, kind: str) -> Iterator[Span]:
+def _generate_phase_spans(each: RanksStart, kind: str) -> Iterator[Span]:
     """build and restore are what the start was about; of an unfinished phase the rest of the start."""
-    begun: dict[str, float] = {}
+    begins: dict[str, float] = {}
     for line in each.events:
         if line["event"] != "phase":
             continue
-        name, at = line["phase"], moment(line)
+        name, at = line["phase"], parse_time(line)
         if line["at"] == "begin":
-            begun[name] = at
-        elif name in begun:
-            yield Span(begun.pop(name), at, PHASES.get(name, kind), PHASE)
-    for name, at in begun.items():
+            begins[name] = at
+        elif name in begins:
+            yield Span(begins.pop(name), at, PHASES.get(name, kind), PHASE)
+    for name, at in begins.items():
         yield Span(at, each.last, PHASES.get(name, kind), PHASE)
 
 
-def _steps(each: RanksStart, lost: set[int], bubble: Callable[[Line], float]) -> Iterator[Span]:
-    usual = statistics.median([_passes(record) for record in each.steps[1:17]] or [0.0])
+def _generate_step_spans(each: RanksStart, lost: set[int], bubble: Callable[[Line], float]) -> Iterator[Span]:
+    usual = statistics.median([_get_pass_seconds(record) for record in each.steps[1:17]] or [0.0])
     before = 0.0
     for number, record in enumerate(each.steps):
-        end, took, seconds = float(record["time"]), _sum_phases(record), record["seconds"]
-        at = max(end - took, before)
+        end, duration, seconds = float(record["time"]), _sum_phases(record), record["seconds"]
+        at = max(end - duration, before)
         agree = min(float(seconds.get("agree", 0.0)), at - before) if before else 0.0
-        compiling = max(0.0, _passes(record) - usual) if number == 0 and usual else 0.0
-        waits = min(_waits(record), _passes(record) - compiling)
-        empty = min(waits, bubble(record) * _passes(record))
+        compiling = max(0.0, _get_pass_seconds(record) - usual) if number == 0 and usual else 0.0
+        waits = min(_compute_wait_seconds(record), _get_pass_seconds(record) - compiling)
+        empty = min(waits, bubble(record) * _get_pass_seconds(record))
         pieces = (
             ("exposed_communication", before, before + agree),
-            *_side_by_side(
+            *_lay_side_by_side(
                 at,
                 ("data_wait", float(seconds.get("data", 0.0))),
                 ("compile", compiling),
@@ -115,13 +115,13 @@ def _steps(each: RanksStart, lost: set[int], bubble: Callable[[Line], float]) ->
         before = end
 
 
-def _side_by_side(at: float, *pieces: tuple[str, float]) -> Iterator[tuple[str, float, float]]:
+def _lay_side_by_side(at: float, *pieces: tuple[str, float]) -> Iterator[tuple[str, float, float]]:
     for kind, seconds in pieces:
         yield kind, at, at + seconds
         at += seconds
 
 
-def _passes(record: Line) -> float:
+def _get_pass_seconds(record: Line) -> float:
     return float(record["seconds"].get("forward_backward", 0.0))
 
 
@@ -129,6 +129,6 @@ def _sum_phases(record: Line) -> float:
     return sum(float(record["seconds"].get(phase, 0.0)) for phase in ("data", "forward_backward", "optimizer"))
 
 
-def _waits(record: Line) -> float:
+def _compute_wait_seconds(record: Line) -> float:
     rows = (record.get("rank_phases") or {}).get("collective")
     return statistics.fmean(rows) if rows else 0.0

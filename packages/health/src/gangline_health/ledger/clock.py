@@ -16,7 +16,7 @@ STEP_SECONDS = 1.0  # a clock that is set right bit by bit is never so far off b
 Line = dict[str, Any]
 
 
-def moment(line: Line) -> float:
+def parse_time(line: Line) -> float:
     """Seconds since the epoch of a line of events.jsonl or metrics.jsonl."""
     time = line["time"]
     return float(time) if isinstance(time, int | float) else datetime.fromisoformat(time).timestamp()
@@ -30,18 +30,20 @@ def set_right(lines: Iterable[Line]) -> list[Line]:
     every = list(lines)
     for those in _group_by_machine(every):
         for number, ahead in _find_early(those):
-            every[number] = _later(every[number], ahead)
+            every[number] = _shift_line(every[number], ahead)
     return every
 
 
-def set_forward(lines: Iterable[Line]) -> float:
+def sum_forward_jumps(lines: Iterable[Line]) -> float:
     """By how many seconds more than its monotonic clock a machine's clock went on, while it was not started again.
 
     It was set forward, or the machine slept. lines: as `set_right` gives them.
     """
     pairs = [pair for those in _group_by_machine(list(lines)) for pair in pairwise(line for _, line in those)]
-    ticks = [(moment(after) - moment(before), after["monotonic"] - before["monotonic"]) for before, after in pairs]
-    return float(sum(passed - tick for passed, tick in ticks if tick >= 0 and passed - tick > STEP_SECONDS))
+    ticks = [
+        (parse_time(after) - parse_time(before), after["monotonic"] - before["monotonic"]) for before, after in pairs
+    ]
+    return float(sum(wall - tick for wall, tick in ticks if tick >= 0 and wall - tick > STEP_SECONDS))
 
 
 def _group_by_machine(every: list[Line]) -> Iterator[list[tuple[int, Line]]]:
@@ -61,7 +63,7 @@ def _find_early(lines: list[tuple[int, Line]]) -> Iterator[tuple[int, float]]:
     """(number of a line, by how much its time is too early), of the lines for which that is so."""
     ahead, before = 0.0, None
     for number, line in lines:
-        at, tick = moment(line), float(line["monotonic"])
+        at, tick = parse_time(line), float(line["monotonic"])
         if before is not None:
             off = before[0] + (tick - before[1]) - (at + ahead)  # more than nothing: it was set back
             if tick < before[1]:  # the machine was started again
@@ -73,9 +75,9 @@ def _find_early(lines: list[tuple[int, Line]]) -> Iterator[tuple[int, float]]:
             yield number, ahead
 
 
-def _later(line: Line, seconds: float) -> Line:
-    moved = {**line, "time": moment(line) + seconds}
+def _shift_line(line: Line, seconds: float) -> Line:
+    shifted_line = {**line, "time": parse_time(line) + seconds}
     if line.get("found"):
-        at = moment({"time": line["found"]}) + seconds
-        moved["found"] = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-    return moved
+        at = parse_time({"time": line["found"]}) + seconds
+        shifted_line["found"] = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+    return shifted_line

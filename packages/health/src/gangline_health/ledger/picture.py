@@ -25,13 +25,13 @@ ROW = 0.27  # inches
 BINS = 700  # of the run, where some piece is shorter than that
 
 
-def words(kind: str) -> str:
+def format_kind(kind: str) -> str:
     """A kind as people write it."""
     return kind.replace("_", " ")
 
 
 @use_style()
-def picture(of: Ledger) -> Figure:
+def draw_ledger(of: Ledger) -> Figure:
     """Return a timeline with the faults below it, and bars of seconds, the largest first."""
     wall = of.wall_seconds or 1.0
     about = f"{wall:.1f} s, {len(of.faults)} faults, {of.ettr:.1%} of the time in steps that stand"
@@ -47,7 +47,7 @@ def picture(of: Ledger) -> Figure:
     time.set(xlim=(0, wall), xlabel="seconds since the run began", ylim=(1.4, -0.5))
     time.set_yticks([0, 1], ["the run", "faults"])
     time.grid(False)
-    add_bars(below, {words(kind): sum_ for kind, sum_ in sums.items()}, [COLOURS[kind] for kind in sums])
+    add_bars(below, {format_kind(kind): sum_ for kind, sum_ in sums.items()}, [COLOURS[kind] for kind in sums])
     below.set(xlabel="seconds")
     return figure
 
@@ -62,9 +62,9 @@ def _lay_out(of: Ledger) -> list[tuple[float, float, str]]:
         left, right = part.begin / wall * BINS, part.end / wall * BINS
         for n in range(int(left), min(int(right), BINS - 1) + 1):
             bins[n][part.kind] = bins[n].get(part.kind, 0.0) + min(right, n + 1) - max(left, n)
-    found: list[tuple[float, float, str]] = []
-    for n, held in enumerate(bins):
-        kind = max(held, key=lambda kind: held[kind], default="idle")
-        begin = found.pop()[0] if found and found[-1][2] == kind else n / BINS
-        found.append((begin, (n + 1) / BINS, kind))
-    return found
+    pieces: list[tuple[float, float, str]] = []
+    for n, shares in enumerate(bins):
+        kind = max(shares, key=lambda kind: shares[kind], default="idle")
+        begin = pieces.pop()[0] if pieces and pieces[-1][2] == kind else n / BINS
+        pieces.append((begin, (n + 1) / BINS, kind))
+    return pieces

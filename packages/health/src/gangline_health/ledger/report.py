@@ -14,10 +14,10 @@ from gangline import UserError
 from gangline.explain.reliability import Reliability
 from gangline.run.directory import RunDirectory
 from gangline.run.events import read_events
-from gangline_health.ledger.account import FAULTS, Bubble, estimate_detection, follows, spans
-from gangline_health.ledger.clock import set_forward
-from gangline_health.ledger.spans import Span, partition, seconds
-from gangline_health.ledger.starts import RanksStart, has_sense, moment, read
+from gangline_health.ledger.account import FAULTS, Bubble, continues_job, estimate_detection, generate_spans
+from gangline_health.ledger.clock import sum_forward_jumps
+from gangline_health.ledger.spans import Span, flatten_spans, sum_seconds
+from gangline_health.ledger.starts import RanksStart, has_sense, parse_time, read
 
 STEPS = ("compute", "data_wait", "exposed_communication", "bubble")  # what steps that stand were spent on
 
@@ -52,20 +52,20 @@ class Ledger:
 
     @property
     def seconds(self) -> dict[str, float]:
-        return seconds(self.parts)
+        return sum_seconds(self.parts)
 
     @property
     def ettr(self) -> float:
         """Effective training time ratio (arXiv 2410.21680, section 5): steps that stand over the time not idle."""
-        spent = self.wall_seconds - self.seconds["idle"]
-        return sum(self.seconds[kind] for kind in STEPS) / spent if spent else 0.0
+        busy_seconds = self.wall_seconds - self.seconds["idle"]
+        return sum(self.seconds[kind] for kind in STEPS) / busy_seconds if busy_seconds else 0.0
 
     @property
     def mtbf_seconds(self) -> float | None:
         """Mean time between faults; None without one."""
         return (self.wall_seconds - self.seconds["idle"]) / len(self.faults) if self.faults else None
 
-    def best(self) -> dict[str, float] | None:
+    def compute_best_interval(self) -> dict[str, float] | None:
         """Young's and Daly's interval for these faults and saves, and the ratio that it gives; None without either."""
         recovered = [fault.recovery_seconds for fault in self.faults if fault.recovery_seconds is not None]
         if self.mtbf_seconds is None or not self.saves or not recovered:
@@ -89,35 +89,35 @@ class Ledger:
             "ettr": self.ettr,
             "mtbf_seconds": self.mtbf_seconds,
             "recovery_seconds": recovery,
-            "young_daly": self.best(),
+            "young_daly": self.compute_best_interval(),
         }
 
 
-def ledger(run_dir: Path, told: Callable[[str], object] = warnings.warn) -> Ledger:
-    """The account of a run, also of one that lives; `told` is told where steps are missed.
+def build_ledger(run_dir: Path, report: Callable[[str], object] = warnings.warn) -> Ledger:
+    """Build the account of a run, also of one that lives; `report` gets a line where steps are missed.
 
     Raises UserError where nothing was written.
     """
-    written = [line for line in read_events(run_dir) if isinstance(line, dict)]
-    events = [line for line in written if "event" in line and has_sense(line)]
-    starts = read(run_dir, events, told)
+    entries = [line for line in read_events(run_dir) if isinstance(line, dict)]
+    events = [line for line in entries if "event" in line and has_sense(line)]
+    starts = read(run_dir, events, report)
     if not starts:
         raise UserError(
             f"{run_dir} holds no events.jsonl and no metrics.jsonl with times.",
             "A report is made of what a run writes while it lives (track=[jsonl], a default, writes its steps).",
         )
     begin = min(each.begin for each in starts)
-    marks = [each.last for each in starts] + [moment(each.exit) for each in starts if each.exit]
+    marks = [each.last for each in starts] + [parse_time(each.exit) for each in starts if each.exit]
     end = max(marks)
-    cut = partition(spans(starts, _bubble(run_dir)), begin, end)
+    cut = flatten_spans(generate_spans(starts, _make_bubble(run_dir)), begin, end)
     parts = [Span(part.begin - begin, part.end - begin, part.kind) for part in cut]
     saves = [float(line["seconds"]) for line in events if line.get("phase") == "save" and line.get("at") == "end"]
     lines = [line for each in starts for line in (each.launch, *each.events, *each.steps, each.exit) if line]
-    every = sorted(faults(starts, begin), key=lambda fault: fault.at)
-    return Ledger(str(run_dir), end - begin, parts, every, saves, set_forward(lines))
+    every = sorted(find_faults(starts, begin), key=lambda fault: fault.at)
+    return Ledger(str(run_dir), end - begin, parts, every, saves, sum_forward_jumps(lines))
 
 
-def faults(starts: Sequence[RanksStart], begin: float) -> list[Interruption]:
+def find_faults(starts: Sequence[RanksStart], begin: float) -> list[Interruption]:
     """Starts that ended before their time, and orders that led back."""
     every: list[Interruption] = []
     for before, each in pairwise(starts):
@@ -127,15 +127,17 @@ def faults(starts: Sequence[RanksStart], begin: float) -> list[Interruption]:
             kind = "killed"
         if kind not in (*FAULTS, "killed") or kind == "joined" or (kind == "killed" and before.ended):
             continue
-        seen = max(before.last, estimate_detection(each) if follows(each) else each.begin)
-        named = str(launch.get("evidence") or "nobody was left to say")
-        every.append(Interruption(kind, before.last - begin, seen - before.last, named, _compute_recovery(seen, each)))
+        detection = max(before.last, estimate_detection(each) if continues_job(each) else each.begin)
+        reason = str(launch.get("evidence") or "nobody was left to say")
+        every.append(
+            Interruption(kind, before.last - begin, detection - before.last, reason, _compute_recovery(detection, each))
+        )
     for each in starts:
         for line in each.events:
             if line["event"] == "order" and line.get("action") == "roll_back":
-                at = moment(line)
-                named = ", ".join(line.get("kinds", ()))
-                every.append(Interruption("order", at - begin, 0.0, named, _compute_recovery(at, each)))
+                at = parse_time(line)
+                reason = ", ".join(line.get("kinds", ()))
+                every.append(Interruption("order", at - begin, 0.0, reason, _compute_recovery(at, each)))
     return every
 
 
@@ -143,18 +145,18 @@ def _compute_recovery(at: float, each: RanksStart) -> float | None:
     return next((record["time"] - at for record in each.steps if record["time"] > at), None)
 
 
-def _bubble(run_dir: Path) -> Bubble:
+def _make_bubble(run_dir: Path) -> Bubble:
     """The share of the passes that 1F1B leaves empty, from each step's batch and its start's mesh."""
     try:
         batch = RunDirectory.open(str(run_dir)).run().batch
     except (UserError, OSError, ValueError):  # a run of parts that are not installed here
         return lambda start, record: 0.0
 
-    def share(start: dict[str, Any], record: dict[str, Any]) -> float:
+    def compute_share(start: dict[str, Any], record: dict[str, Any]) -> float:
         mesh = {str(axis): int(size) for axis, size in (start.get("mesh") or {}).items()}
         stages, width = mesh.get("pp", 1), mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1)
         size = batch.get_size(int(record.get("first_sample", 0)))
         microbatches = max(1, size // (width * (batch.micro_size or 1)))
         return (stages - 1) / (microbatches + stages - 1)
 
-    return share
+    return compute_share

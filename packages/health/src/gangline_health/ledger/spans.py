@@ -23,7 +23,7 @@ class Span:
     level: int = 0
 
 
-def partition(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
+def flatten_spans(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
     """[begin, end] cut into spans side by side, without a gap: what no span covers is idle.
 
     Of two of one level the one that began later has the moment.
@@ -31,7 +31,7 @@ def partition(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
     cut = [Span(max(s.begin, begin), min(s.end, end), s.kind, s.level) for s in spans]
     order = sorted((s for s in cut if s.end > s.begin), key=lambda s: s.begin)
     edges = sorted({begin, end, *(s.begin for s in order), *(s.end for s in order)})
-    found: list[Span] = []
+    parts: list[Span] = []
     live: list[tuple[int, float, int, Span]] = []  # the highest level first, then what came last
     coming = 0
     for left, right in pairwise(edges):
@@ -42,16 +42,16 @@ def partition(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
         while live and live[0][3].end <= left:
             heapq.heappop(live)
         kind = live[0][3].kind if live else "idle"
-        if found and found[-1].kind == kind:
-            found[-1] = Span(found[-1].begin, right, kind)
+        if parts and parts[-1].kind == kind:
+            parts[-1] = Span(parts[-1].begin, right, kind)
         else:
-            found.append(Span(left, right, kind))
-    return found
+            parts.append(Span(left, right, kind))
+    return parts
 
 
-def seconds(parts: Iterable[Span]) -> dict[str, float]:
+def sum_seconds(parts: Iterable[Span]) -> dict[str, float]:
     """By kind, every kind named."""
-    found = dict.fromkeys(KINDS, 0.0)
+    sums = dict.fromkeys(KINDS, 0.0)
     for part in parts:
-        found[part.kind] += part.end - part.begin
-    return found
+        sums[part.kind] += part.end - part.begin
+    return sums

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gangline.record import read_every_record
-from gangline_health.ledger.clock import Line, moment, set_right
+from gangline_health.ledger.clock import Line, parse_time, set_right
 
 
 @dataclass
@@ -24,12 +24,12 @@ class RanksStart:
     @property
     def begin(self) -> float:
         """When it was launched, or is first heard of."""
-        return min(moment(line) for line in (self.launch, *self.events[:1], *self.steps[:1]) if line)
+        return min(parse_time(line) for line in (self.launch, *self.events[:1], *self.steps[:1]) if line)
 
     @property
     def last(self) -> float:
         """The last sign of life of its ranks."""
-        return max(moment(line) for line in (self.launch, *self.events[-1:], *self.steps[-1:]) if line)
+        return max(parse_time(line) for line in (self.launch, *self.events[-1:], *self.steps[-1:]) if line)
 
     @property
     def ended(self) -> str:
@@ -40,21 +40,21 @@ class RanksStart:
 def has_sense(line: Line) -> bool:
     """Whether it says when it was written, and of which start: what a crash of the machine left may be anything."""
     try:
-        return math.isfinite(moment(line)) and int(line.get("generation", 1)) >= 0
+        return math.isfinite(parse_time(line)) and int(line.get("generation", 1)) >= 0
     except (KeyError, TypeError, ValueError, OverflowError):
         return False
 
 
-def read(run_dir: Path, events: Iterable[Line], told: Callable[[str], object]) -> list[RanksStart]:
-    """Every start of which something is written, oldest first. `told` is told where records of steps are missed."""
-    found: dict[int, RanksStart] = {}
+def read(run_dir: Path, events: Iterable[Line], report: Callable[[str], object]) -> list[RanksStart]:
+    """Read every start of which something is written, oldest first. `report` gets a line where steps are missed."""
+    starts: dict[int, RanksStart] = {}
 
     def get_start(line: Line) -> RanksStart:
         number = int(line.get("generation", 1))
-        return found.setdefault(number, RanksStart(number))
+        return starts.setdefault(number, RanksStart(number))
 
     metrics = run_dir / "metrics.jsonl"
-    steps = [line for line in (read_every_record(metrics, told) if metrics.exists() else ()) if _is_step(line)]
+    steps = [line for line in (read_every_record(metrics, report) if metrics.exists() else ()) if _is_step(line)]
     for line in set_right([*events, *steps]):
         if "event" not in line:
             get_start(line).steps.append(line)
@@ -64,8 +64,8 @@ def read(run_dir: Path, events: Iterable[Line], told: Callable[[str], object]) -
             get_start(line).exit = line
         elif line.get("by", "rank") == "rank":
             get_start(line).events.append(line)
-    heard = [each for each in found.values() if each.launch or each.events or each.steps]
-    return sorted(heard, key=lambda each: each.generation)
+    known_starts = [each for each in starts.values() if each.launch or each.events or each.steps]
+    return sorted(known_starts, key=lambda each: each.generation)
 
 
 def _is_step(line: Line) -> bool:
@@ -77,13 +77,13 @@ def _is_step(line: Line) -> bool:
 
 def find_undone(starts: Sequence[RanksStart]) -> set[int]:
     """The `id` of each step record that came to nothing: it comes again further down, or changed no weight."""
-    lost: set[int] = set()
+    undone_ids: set[int] = set()
     standing: list[Line] = []
     for each in starts:
         for record in each.steps:
             while standing and standing[-1]["step"] >= record["step"]:
-                lost.add(id(standing.pop()))
+                undone_ids.add(id(standing.pop()))
             standing.append(record)
             if record.get("skipped"):
-                lost.add(id(record))
-    return lost
+                undone_ids.add(id(record))
+    return undone_ids

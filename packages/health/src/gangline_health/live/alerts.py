@@ -82,7 +82,7 @@ def _post(url: str, body: bytes, seconds: float) -> str:
 
 def _run(command: str, body: bytes, seconds: float, until: Callable[[], float]) -> str:
     pipe, late = subprocess.PIPE, time.monotonic() + seconds
-    given: bytes | None = body
+    payload: bytes | None = body
     with subprocess.Popen(
         [
             "/bin/sh",
@@ -97,18 +97,18 @@ def _run(command: str, body: bytes, seconds: float, until: Callable[[], float]) 
     ) as process:
         while True:
             try:
-                _, stderr = process.communicate(given, timeout=min(SLICE, max(0.01, late - time.monotonic())))
+                _, stderr = process.communicate(payload, timeout=min(SLICE, max(0.01, late - time.monotonic())))
                 break
             except subprocess.TimeoutExpired:
-                given = None  # it is kept from the first time
+                payload = None  # it is kept from the first time
                 if time.monotonic() >= min(late, until()):
                     os.killpg(process.pid, signal.SIGKILL)  # the shell alone would leave what it has started
                     raise
-    said = stderr.decode(errors="replace").strip().splitlines()
-    return "" if process.returncode == 0 else f"exit code {process.returncode}{': ' + said[-1] if said else ''}"
+    lines = stderr.decode(errors="replace").strip().splitlines()
+    return "" if process.returncode == 0 else f"exit code {process.returncode}{': ' + lines[-1] if lines else ''}"
 
 
-def worth(line: Line) -> bool:
+def is_worth_sending(line: Line) -> bool:
     """Whether people want to know: verdicts that warn or more, orders that change the course, a job that failed."""
     match line.get("event"):
         case "verdict":
@@ -131,7 +131,7 @@ class Alerts:
     def __init__(self, run_dir: Path, target: str, since: float = 0.0) -> None:
         self.run_dir, self.target = run_dir, target
         self.place = run_dir / "logs" / "alert.offset"
-        come_to = self._come_to()
+        come_to = self._read_offset()
         self.since = since if come_to is None else 0.0
         self.follower = Follower(run_dir / "events.jsonl", come_to or 0)
         self.failed = False  # until an alert arrives again
@@ -139,15 +139,15 @@ class Alerts:
 
     def look(self) -> None:
         """Send what is new. After each line it is written down how far that is, so that a kill repeats one at most."""
-        begun = self.follower.offset
+        offset = self.follower.offset
         for line in self.follower.iterate():
-            if worth(line) and _seconds(line) >= self.since:
+            if is_worth_sending(line) and _parse_time(line) >= self.since:
                 why = send(self.target, {"run_dir": str(self.run_dir), **line}, until=lambda: self.until)
                 self._remember()
                 if why and not self.failed:
                     self._tell(why)
                 self.failed = bool(why)
-        if self.follower.offset != begun:
+        if self.follower.offset != offset:
             self._remember()
 
     def _remember(self) -> None:
@@ -159,14 +159,14 @@ class Alerts:
         evidence = f"health.on.alert ({target}): {why}; the run goes on, and nobody is told until it works again"
         note(self.run_dir, Verdict("alert-lost", "the run", 1.0, evidence, Action.WARN))
 
-    def _come_to(self) -> int | None:
+    def _read_offset(self) -> int | None:
         try:
             return int(read_regular(self.place))
         except (OSError, ValueError):
             return None
 
 
-def _seconds(line: Line) -> float:
+def _parse_time(line: Line) -> float:
     """When it was written; of a line that does not say so, infinity."""
     try:
         return datetime.fromisoformat(line["time"]).timestamp()
@@ -176,15 +176,15 @@ def _seconds(line: Line) -> float:
 
 def main(run_dir: str, since: float) -> None:
     """The sidecar's target. At its end it still sends what the run's end wrote."""
-    over, target = threading.Event(), target_of(run_dir)
+    over, target = threading.Event(), read_target(run_dir)
     alerts: Alerts | None = None
 
-    def ends(*_: object) -> None:
+    def mark_end(*_: object) -> None:
         over.set()
         if alerts is not None:
             alerts.until = time.monotonic() + LAST_SECONDS
 
-    signal.signal(signal.SIGTERM, ends)
+    signal.signal(signal.SIGTERM, mark_end)
     if not wait_for_lock(Path(run_dir), over):
         return
     alerts = Alerts(Path(run_dir), target, since)
@@ -219,7 +219,7 @@ def note(run_dir: Path, verdict: Verdict) -> None:
     print(verdict.evidence, flush=True)
 
 
-def target_of(run_dir: str) -> str:
+def read_target(run_dir: str) -> str:
     """`health.on.alert` as this process' environment has it: the command line of a process is for all to read."""
-    found: str = getattr(RunDirectory.open(run_dir).run().health["on"], "alert", "")
-    return found
+    target: str = getattr(RunDirectory.open(run_dir).run().health["on"], "alert", "")
+    return target

@@ -17,7 +17,7 @@ class Follower:
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path, self.offset = path, offset
 
-    def lines(self) -> list[dict[str, Any]]:
+    def read_lines(self) -> list[dict[str, Any]]:
         """Those since the last call; of a file that is shorter than it was, all."""
         return list(self.iterate())
 

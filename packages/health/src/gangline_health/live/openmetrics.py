@@ -37,21 +37,23 @@ class RunCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         with self._lock:
-            return list(_families(self._follower.look()))
+            return list(_make_families(self._follower.look()))
 
 
-def _families(status: Status) -> Iterator[Metric]:
-    def family(kind: Callable[..., Any], name: str, about: str, rows: Iterable[tuple[Any, ...]], *labels: str) -> Any:
+def _make_families(status: Status) -> Iterator[Metric]:
+    def make_family(
+        kind: Callable[..., Any], name: str, about: str, rows: Iterable[tuple[Any, ...]], *labels: str
+    ) -> Any:
         """Return a family with one sample a row: the values of its labels, then its number."""
-        made = kind(name, about, labels=("run", *labels))
+        family = kind(name, about, labels=("run", *labels))
         for *values, number in rows:
-            made.add_metric([status.name, *map(str, values)], number)
-        return made
+            family.add_metric([status.name, *map(str, values)], number)
+        return family
 
-    gauge, counter = partial(family, GaugeMetricFamily), partial(family, CounterMetricFamily)
+    gauge, counter = partial(make_family, GaugeMetricFamily), partial(make_family, CounterMetricFamily)
     record = status.record or {}
     for field, (name, about) in GAUGES.items():
-        if (value := _number(record.get(field))) is not None:
+        if (value := _parse_number(record.get(field))) is not None:
             yield gauge(name, about, [(value,)])
     if status.steps is not None:
         yield gauge("gangline_steps_planned", "steps the run is to have", [(status.steps,)])
@@ -69,7 +71,7 @@ def _families(status: Status) -> Iterator[Metric]:
     yield counter("gangline_orders", "what was done about them", sorted(status.orders.items()), "action")
 
 
-def _number(value: Any) -> float | None:
+def _parse_number(value: Any) -> float | None:
     """Return a field of a record as a number, also "nan" and "inf"; None for one that has none."""
     try:
         return None if value is None else float(value)

@@ -16,7 +16,7 @@ from gangline import UserError
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import RunEnding, read_ending
 from gangline_health.live.follow import Follower
-from gangline_health.pulses import Seen, readers
+from gangline_health.pulses import Seen, open_readers
 
 KEPT = 256  # newest steps of which the loss is kept
 SAID = 8  # newest verdicts
@@ -80,25 +80,25 @@ class RunFollower:
     def look(self) -> Status:
         """How it is now."""
         status = self.status
-        for record in self._records.lines():
+        for record in self._records.read_lines():
             if isinstance(record.get("step"), int):
-                self._record(record)
-        for line in self._events.lines():
-            self._event(line)
-        status.ranks = sorted(alive(status.run_dir), key=lambda seen: seen.rank)
+                self._add_record(record)
+        for line in self._events.read_lines():
+            self._add_event(line)
+        status.ranks = sorted(list_living_ranks(status.run_dir), key=lambda seen: seen.rank)
         status.ending, status.now = read_ending(status.run_dir), time.time()
         return status
 
-    def _record(self, record: Line) -> None:
+    def _add_record(self, record: Line) -> None:
         status = self.status
         if status.record is not None and record["step"] <= status.record["step"]:  # the run went back
             for _ in range(min(len(status.losses), status.record["step"] - record["step"] + 1)):
                 status.losses.pop()
         status.record = record
-        status.losses.append(_loss(record))
+        status.losses.append(_parse_loss(record))
         status.checkpoint = record.get("saved") or status.checkpoint
 
-    def _event(self, line: Line) -> None:
+    def _add_event(self, line: Line) -> None:
         status = self.status
         match line.get("event"):
             case "launch":
@@ -110,7 +110,7 @@ class RunFollower:
                 status.orders[str(line.get("action"))] += 1
 
 
-def _loss(record: Line) -> float:
+def _parse_loss(record: Line) -> float:
     """Also "nan" and "inf", as records have them; not a number where it is none."""
     try:
         return float(record["loss"])
@@ -118,12 +118,12 @@ def _loss(record: Line) -> float:
         return math.nan
 
 
-def alive(run_dir: Path) -> list[Seen]:
+def list_living_ranks(run_dir: Path) -> list[Seen]:
     """The ranks of this machine that are there."""
-    found = []
-    for reader in readers(run_dir):
-        seen = reader.read()
+    ranks = []
+    for reader in open_readers(run_dir):
+        pulse = reader.read()
         reader.close()
-        if seen.alive:
-            found.append(seen)
-    return found
+        if pulse.alive:
+            ranks.append(pulse)
+    return ranks

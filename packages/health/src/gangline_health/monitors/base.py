@@ -31,10 +31,10 @@ class Monitor(ABC):
     name: str  # as in health.on.<name>
 
     @abstractmethod
-    def watches(self) -> str:
+    def describe(self) -> str:
         """What it watches, in a few words, for the start of a run."""
 
-    def unknown(self) -> str:
+    def explain_unknown(self) -> str:
         """Return what cannot be watched on this machine and why, in a few words; "" if all can."""
         return ""
 

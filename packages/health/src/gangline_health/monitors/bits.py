@@ -19,12 +19,12 @@ CHUNK = 1 << 22  # words that are widened to 64 bits at once
 Piece = tuple[str, tuple[int, ...], torch.Tensor]  # (name, offset in the global array, this rank's box of it)
 
 
-def weights(runtime: Runtime) -> list[Piece]:
+def list_weights(runtime: Runtime) -> list[Piece]:
     """The boxes of the model that this rank holds."""
     return _sort((shard.name, shard.offset, shard.local) for shard in runtime.shards())
 
 
-def gradients(runtime: Runtime) -> list[Piece]:
+def list_gradients(runtime: Runtime) -> list[Piece]:
     """The boxes of the gradient that this rank holds, of what is trained."""
     pieces = [piece for parameter in runtime.parameters() for piece in parameter.pieces]
     return _sort((p.shard.name, p.shard.offset, p.tensor.grad) for p in pieces if p.tensor.grad is not None)
@@ -41,46 +41,48 @@ def hash_boxes(pieces: Sequence[Piece]) -> int:
     return int.from_bytes(digest, "little", signed=True) if boxes else 0
 
 
-def fingerprint(pieces: Sequence[Piece]) -> tuple[int, int, int]:
+def compute_fingerprint(pieces: Sequence[Piece]) -> tuple[int, int, int]:
     """(which boxes these are, the sum of their words, the sum weighted by place)."""
     sums: dict[torch.device, torch.Tensor] = {}  # a box is added up where it is
     for number, (_, _, box) in enumerate(pieces):
-        found = (2 * number + 1) * sum_words(box)  # an odd factor loses no bit modulo 2^64
-        sums[box.device] = sums[box.device] + found if box.device in sums else found
+        term = (2 * number + 1) * sum_words(box)  # an odd factor loses no bit modulo 2^64
+        sums[box.device] = sums[box.device] + term if box.device in sums else term
     total = sum((each.cpu() for each in sums.values()), torch.zeros(2, dtype=torch.int64))
     return hash_boxes(pieces), int(total[0]), int(total[1])
 
 
 def sum_words(tensor: torch.Tensor) -> torch.Tensor:
     """(2,) int64, where the tensor is: the sum of its words, plain and weighted by place."""
-    bits = words(tensor)
-    found = torch.zeros(2, dtype=torch.int64, device=tensor.device)
+    bits = view_words(tensor)
+    sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
     for at in range(0, bits.numel(), CHUNK):
         part = bits[at : at + CHUNK].to(torch.int64)
         place = torch.arange(at + 1, at + 1 + part.numel(), dtype=torch.int64, device=tensor.device)
-        found[0] += part.sum()
-        found[1] += (part * place).sum()
-    return found
+        sums[0] += part.sum()
+        sums[1] += (part * place).sum()
+    return sums
 
 
-def array_sums(runtime: Runtime, device: torch.device) -> tuple[list[str], torch.Tensor]:
+def sum_arrays(runtime: Runtime, device: torch.device) -> tuple[list[str], torch.Tensor]:
     """(the model's arrays, (arrays,) int64): of each, what this rank's share adds to its checksum.
 
     Added over all ranks, it is a function of the whole array alone, not of how it is cut: each word counts by its place
     in the array, and of the holders of a box one alone.
     """
-    found = {name: torch.zeros((), dtype=torch.int64) for name in sorted(runtime.registry) if is_of_model(name)}
+    checksums = {name: torch.zeros((), dtype=torch.int64) for name in sorted(runtime.registry) if is_of_model(name)}
     for shard in runtime.shards():
         if shard.primary and is_of_model(shard.name):
-            found[shard.name] = found[shard.name] + _sum_placed(shard).cpu()
-    return list(found), torch.stack(list(found.values())).to(device) if found else torch.zeros(0, dtype=torch.int64)
+            checksums[shard.name] = checksums[shard.name] + _sum_placed(shard).cpu()
+    return list(checksums), torch.stack(list(checksums.values())).to(device) if checksums else torch.zeros(
+        0, dtype=torch.int64
+    )
 
 
 def _sum_placed(shard: Shard) -> torch.Tensor:
     """0-d int64: the words of a box, each times twice its place in the whole array plus one."""
     box, device = shard.local.detach(), shard.local.device
     if not box.dim():
-        return words(box).to(torch.int64).sum()
+        return view_words(box).to(torch.int64).sum()
     strides = [1] * box.dim()
     for dim in range(box.dim() - 2, -1, -1):
         strides[dim] = strides[dim + 1] * shard.global_shape[dim + 1]
@@ -94,11 +96,11 @@ def _sum_placed(shard: Shard) -> torch.Tensor:
         part = box[at : at + many]
         first = torch.arange(shard.offset[0] + at, shard.offset[0] + at + len(part), device=device) * strides[0]
         place = row + first.view([-1] + [1] * (box.dim() - 1))
-        total += (words(part).view(part.shape).to(torch.int64) * (2 * place + 1)).sum()
+        total += (view_words(part).view(part.shape).to(torch.int64) * (2 * place + 1)).sum()
     return total
 
 
-def words(tensor: torch.Tensor) -> torch.Tensor:
+def view_words(tensor: torch.Tensor) -> torch.Tensor:
     """The bits of a tensor as whole numbers, one for each element."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.detach().contiguous().view(kinds[tensor.element_size()]).reshape(-1)

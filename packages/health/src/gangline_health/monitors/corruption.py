@@ -20,7 +20,7 @@ import torch
 from gangline.health import Action, Verdict
 from gangline_health.config import CorruptionOptions
 from gangline_health.monitors.base import Monitor
-from gangline_health.monitors.bits import array_sums, fingerprint, gradients, hash_boxes, weights
+from gangline_health.monitors.bits import compute_fingerprint, hash_boxes, list_gradients, list_weights, sum_arrays
 from gangline_health.monitors.recompute import RepeatedSteps
 
 if TYPE_CHECKING:
@@ -60,17 +60,17 @@ class CorruptionMonitor(Monitor):
         self.begun: int | None = None  # the step of the checkpoint that was read, in the first step after it
         self.recompute = RepeatedSteps(options.recompute_every)
 
-    def watches(self) -> str:
+    def describe(self) -> str:
         each = f"each {self.options.every} steps"
         what = "weights and gradients" if self.options.gradients else "weights"
-        found = [f"{what} of ranks that hold the same boxes compared {each}" if self.ranks > 1 else "no replicas"]
+        checks = [f"{what} of ranks that hold the same boxes compared {each}" if self.ranks > 1 else "no replicas"]
         if self.options.checkpoints and self.save_every:
-            found.append("weights of checkpoints compared with what was saved")
+            checks.append("weights of checkpoints compared with what was saved")
         if self.recompute.every:
-            found.append(f"each {self.recompute.every} steps one is done twice")
-        return ", ".join(found)
+            checks.append(f"each {self.recompute.every} steps one is done twice")
+        return ", ".join(checks)
 
-    def unknown(self) -> str:
+    def explain_unknown(self) -> str:
         if not self.options.recompute_every or self.recompute.every:
             return ""
         return "repeated steps (compressed gradients depend on the step before, so no step is done twice)"
@@ -86,11 +86,11 @@ class CorruptionMonitor(Monitor):
         self.recompute.step = step
         self.gradient = NO_GRADIENT
         if self.stored and self.read is None:  # the weights are still what was read
-            self.read = array_sums(self.runtime, self.device)
+            self.read = sum_arrays(self.runtime, self.device)
 
     def before_update(self, step: int, loss: float, grad_norm: float) -> Iterable[Verdict]:
         if self.options.gradients and self.ranks > 1 and step % self.options.every == 0:
-            self.gradient = fingerprint(gradients(self.runtime))
+            self.gradient = compute_fingerprint(list_gradients(self.runtime))
         return ()
 
     def collective(self, comm: Comm, step: int) -> None:
@@ -104,20 +104,20 @@ class CorruptionMonitor(Monitor):
         if comm.size == 1:
             return
         if self.alone is None:
-            mine = torch.tensor(
-                [[hash_boxes(weights(self.runtime)), self.apart]], dtype=torch.int64, device=self.device
+            own_row = torch.tensor(
+                [[hash_boxes(list_weights(self.runtime)), self.apart]], dtype=torch.int64, device=self.device
             )
-            rows = [tuple(row) for row in comm.all_gather(mine).tolist()]
+            rows = [tuple(row) for row in comm.all_gather(own_row).tolist()]
             self.alone = [rank for rank, row in enumerate(rows) if not row[0] or rows.count(row) == 1]
             self.untold = bool(self.alone) and self.rank == 0
         if (step % self.options.every and self.begun is None) or len(self.alone) == comm.size:
             return
-        row = (*fingerprint(weights(self.runtime)), *self.gradient, self.apart)
-        mine = torch.tensor([row], dtype=torch.int64, device=self.device)
-        rows = comm.all_gather(mine).tolist()
+        row = (*compute_fingerprint(list_weights(self.runtime)), *self.gradient, self.apart)
+        own_row = torch.tensor([row], dtype=torch.int64, device=self.device)
+        rows = comm.all_gather(own_row).tolist()
         for what, columns in (("gradients", slice(3, 6)), ("weights", slice(3))):
             same = [((each[columns][0], each[-1]), *each[columns][1:]) for each in rows]
-            for rank, counts in odd_ones(same).items():
+            for rank, counts in find_odd_ranks(same).items():
                 self.odd.setdefault(rank, {})[what] = counts
         if not self.odd:
             self.agreed = step
@@ -128,9 +128,12 @@ class CorruptionMonitor(Monitor):
         """At a step that is saved: what the whole weights add up to, for the checkpoint's document."""
         if not self.options.checkpoints or not self.save_every or step % self.save_every:
             return
-        names, sums = array_sums(self.runtime, self.device)
+        names, sums = sum_arrays(self.runtime, self.device)
         total = comm.all_reduce(sums).tolist()
-        self.saved = {"step": step, "sums": {n: [self._dtype(n), each] for n, each in zip(names, total, strict=True)}}
+        self.saved = {
+            "step": step,
+            "sums": {n: [self._get_dtype(n), each] for n, each in zip(names, total, strict=True)},
+        }
 
     def _compare_read(self, comm: Comm) -> None:
         """In the first step after a checkpoint was read. Arrays that it lacks or that have another dtype are not."""
@@ -139,13 +142,13 @@ class CorruptionMonitor(Monitor):
         names, sums = self.read
         read = dict(zip(names, comm.all_reduce(sums).tolist(), strict=True))
         for name, (dtype, checksum) in self.stored["sums"].items():
-            if name in read and dtype == self._dtype(name) and read[name] != checksum:
+            if name in read and dtype == self._get_dtype(name) and read[name] != checksum:
                 self.damaged.append(name)
         if not self.damaged:
             self.stored = {}
         self.read = None
 
-    def _dtype(self, name: str) -> str:
+    def _get_dtype(self, name: str) -> str:
         return str(self.runtime.registry[name].dtype)
 
     # --- what is said -------------------------------------------------------------------------------------------------
@@ -156,7 +159,7 @@ class CorruptionMonitor(Monitor):
             yield self._report_not_compared(len(self.alone), self.alone)
         if damaged := self.damaged:
             yield self._report_damage(record)
-        yield from self.recompute.verdicts(record.step)
+        yield from self.recompute.judge(record.step)
         for rank, odd in self.odd.items():
             first = (self.agreed or 0) + 1
             if self.begun is not None:  # what all have read is the same, unless it was read wrongly
@@ -195,10 +198,10 @@ class CorruptionMonitor(Monitor):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = {} if self.agreed is None else {"agreed": self.agreed}
+        state: dict[str, Any] = {} if self.agreed is None else {"agreed": self.agreed}
         if self.saved and self.saved["step"] == self.recompute.step:
-            found["saved"] = self.saved
-        return found
+            state["saved"] = self.saved
+        return state
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.agreed, self.odd = int(state["agreed"]) if "agreed" in state else None, {}
@@ -207,7 +210,7 @@ class CorruptionMonitor(Monitor):
         self.recompute.trusted = None
 
 
-def odd_ones(rows: Sequence[tuple[Any, ...]]) -> dict[int, Odd]:
+def find_odd_ranks(rows: Sequence[tuple[Any, ...]]) -> dict[int, Odd]:
     """The ranks that are not with the majority of those who hold the same.
 
     rows: by rank, (which boxes it holds, sums of their bits...). Without a majority all of the group are named, and
@@ -216,12 +219,12 @@ def odd_ones(rows: Sequence[tuple[Any, ...]]) -> dict[int, Odd]:
     groups: dict[Any, list[int]] = defaultdict(list)
     for rank, row in enumerate(rows):
         groups[row[0]].append(rank)
-    found = {}
+    odd_ranks = {}
     for ranks in groups.values():
         count = Counter(rows[rank][1:] for rank in ranks)
         (most, number), *_ = count.most_common(1)
         majority = 2 * number > len(ranks)
         for rank in ranks if len(count) > 1 else ():
             if rows[rank][1:] != most or not majority:
-                found[rank] = Odd(len(ranks), count[rows[rank][1:]], majority)
-    return found
+                odd_ranks[rank] = Odd(len(ranks), count[rows[rank][1:]], majority)
+    return odd_ranks

@@ -13,7 +13,7 @@ from gangline.health import Action, Verdict
 from gangline_health.config import MachineOptions
 from gangline_health.gpus import Gpus, has_gpus
 from gangline_health.monitors.base import Monitor
-from gangline_health.probes import UNASKED, Findings, Probe, descriptors, disk, memory
+from gangline_health.probes import UNASKED, Findings, Probe, check_descriptors, check_disk, check_memory
 
 if TYPE_CHECKING:
     import torch
@@ -33,12 +33,15 @@ class MachineMonitor(Monitor):
     name = "machine"
 
     def __init__(self, options: MachineOptions, run_dir: str) -> None:
-        asked: dict[str, Callable[[], Findings]] = {"descriptors": partial(descriptors, options.descriptors)}
+        checks: dict[str, Callable[[], Findings]] = {"descriptors": partial(check_descriptors, options.descriptors)}
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            asked |= {"memory": partial(memory, options.memory), "disk": partial(disk, run_dir, options.disk)}
+            checks |= {
+                "memory": partial(check_memory, options.memory),
+                "disk": partial(check_disk, run_dir, options.disk),
+            }
             if has_gpus():
-                asked["gpus"] = Gpus()
-        self.probes = [Probe(name, ask, options.seconds, options.deadline) for name, ask in asked.items()]
+                checks["gpus"] = Gpus()
+        self.probes = [Probe(name, ask, options.seconds, options.deadline) for name, ask in checks.items()]
         self.said: set[str] = set()
         self.rank = 0
         self.skew_limit = options.skew_seconds
@@ -59,14 +62,14 @@ class MachineMonitor(Monitor):
 
         self.asked_at = step
         comm.barrier()
-        mine = torch.tensor([time.time()], dtype=torch.float64, device=self.device)
-        clocks = comm.all_gather(mine).tolist()
+        clock = torch.tensor([time.time()], dtype=torch.float64, device=self.device)
+        clocks = comm.all_gather(clock).tolist()
         self.skew = clocks[comm.index] - statistics.median(clocks)
 
-    def watches(self) -> str:
+    def describe(self) -> str:
         return ", ".join(probe.name for probe in self.probes)
 
-    def unknown(self) -> str:
+    def explain_unknown(self) -> str:
         """Wait a little for the first answers of the probes."""
         until = time.monotonic() + PATIENCE
         while any(probe.why == UNASKED for probe in self.probes) and time.monotonic() < until:

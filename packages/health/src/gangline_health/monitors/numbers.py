@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gangline.health import Action, Verdict
 from gangline_health.config import NumbersOptions
 from gangline_health.monitors.base import Monitor
-from gangline_health.robust import RECENT, centre, deviation, rise
+from gangline_health.robust import RECENT, compute_centre, compute_deviation, compute_largest_rise
 
 if TYPE_CHECKING:
     from gangline.record import StepRecord
@@ -50,7 +50,7 @@ class NumbersMonitor(Monitor):
         ] = {}  # kind -> how far above the centre a spike is that is the first in a row so far
         self.alone: dict[str, list[tuple[int, float]]] = {}  # kind -> (step, how far above) of those that came alone
 
-    def watches(self) -> str:
+    def describe(self) -> str:
         limits = f"loss over {self.options.spike:g} and gradient norm over {self.options.gradient_spike:g} deviations"
         return f"{limits}, divergence, {self.options.zero_steps} steps of zero gradients, not finite"
 
@@ -59,22 +59,22 @@ class NumbersMonitor(Monitor):
     def before_update(self, step: int, loss: float, grad_norm: float) -> Iterable[Verdict]:
         self.found = set()
         if len(self.losses) >= self.options.warmup:
-            least = LEAST_LOSS * abs(centre(self.losses))
-            yield from self._spike("loss-spike", step, loss, self.losses, least, self.options.spike)
+            least = LEAST_LOSS * abs(compute_centre(self.losses))
+            yield from self._find_spike("loss-spike", step, loss, self.losses, least, self.options.spike)
         if grad_norm > 0 and len(self.norms) >= self.options.warmup:
             limit = self.options.gradient_spike
-            yield from self._spike("gradient-spike", step, grad_norm, self.norms, LEAST_LOG_NORM, limit)
+            yield from self._find_spike("gradient-spike", step, grad_norm, self.norms, LEAST_LOG_NORM, limit)
 
-    def _spike(
+    def _find_spike(
         self, kind: str, step: int, value: float, window: list[float], least: float, limit: float
     ) -> Iterable[Verdict]:
         logarithmic = window is self.norms
-        middle, noise = centre(window), max(deviation(window), least)
+        middle, noise = compute_centre(window), max(compute_deviation(window), least)
         if not noise:  # a loss of exactly 0 in every step, as where no token counts: nothing to judge by
             return
         above = (math.log(value) if logarithmic else value) - middle
         far = above / noise
-        if far <= limit or above <= FARTHER * max(rise(window), self._usual(kind, step)):
+        if far <= limit or above <= FARTHER * max(compute_largest_rise(window), self._get_usual_rise(kind, step)):
             return
         if not logarithmic and above <= self.one_sentence:
             return
@@ -89,12 +89,12 @@ class NumbersMonitor(Monitor):
         yield Verdict(kind, f"step {step}", 1.0, evidence, Action.SKIP, details=details)
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
-        found, self.found = self.found, set()
+        kinds, self.found = self.found, set()
         if not record.finite:
-            found.add("not-finite")
+            kinds.add("not-finite")
         if record.grad_norm == 0:
-            found.add("zero-gradients")
-        self.rows = {kind: self.rows.get(kind, 0) + 1 for kind in sorted(found)}
+            kinds.add("zero-gradients")
+        self.rows = {kind: self.rows.get(kind, 0) + 1 for kind in sorted(kinds)}
         if not record.finite:
             if self.rows["not-finite"] > self.routine:
                 yield self._report_not_finite(record)
@@ -107,25 +107,25 @@ class NumbersMonitor(Monitor):
             evidence = f"gradient norm 0 for {row} steps in a row: nothing is learnt"
             details = {"step": record.step, "row": row, "first": record.step - row + 1}
             yield Verdict("zero-gradients", f"step {record.step}", 1.0, evidence, Action.WARN, details=details)
-        yield from self._divergence(record)
+        yield from self._find_divergence(record)
 
     def _extend_window(self, kind: str, step: int, value: float, window: list[float]) -> list[float]:
         """The window with this step. A spike never comes into it; one that came alone is remembered as such."""
         row, once = self.rows.get(kind, 0), self.once.pop(kind, None)
         if row == 0:
             if once is not None:
-                self.alone[kind] = [*self._recent(kind, step), (step - 1, once)]
+                self.alone[kind] = [*self._list_recent_spikes(kind, step), (step - 1, once)]
             return [*window, value][-self.options.window :]
         if row == 1:
-            self.once[kind] = value - centre(window)
+            self.once[kind] = value - compute_centre(window)
         return window
 
-    def _recent(self, kind: str, step: int) -> list[tuple[int, float]]:
+    def _list_recent_spikes(self, kind: str, step: int) -> list[tuple[int, float]]:
         return [one for one in self.alone.get(kind, ()) if step - self.options.window <= one[0] < step]
 
-    def _usual(self, kind: str, step: int) -> float:
+    def _get_usual_rise(self, kind: str, step: int) -> float:
         """The rise that so many spikes of one window had at the least, each of which came alone."""
-        rises = sorted((above for _, above in self._recent(kind, step)), reverse=True)
+        rises = sorted((above for _, above in self._list_recent_spikes(kind, step)), reverse=True)
         return rises[SEVERAL - 1] if len(rises) >= SEVERAL else 0.0
 
     def _report_not_finite(self, record: StepRecord) -> Verdict:
@@ -137,12 +137,12 @@ class NumbersMonitor(Monitor):
             "not-finite", f"step {record.step}", 1.0, evidence, Action.SKIP, overrides=("not-finite",), details=details
         )
 
-    def _divergence(self, record: StepRecord) -> Iterable[Verdict]:
+    def _find_divergence(self, record: StepRecord) -> Iterable[Verdict]:
         """The median of the last steps against the lowest that it has been, in deviations as large as then."""
         if len(self.losses) < max(self.options.warmup, RECENT):
             return
-        recent = centre(self.losses)
-        noise = max(deviation(self.losses), LEAST_LOSS * abs(recent))
+        recent = compute_centre(self.losses)
+        noise = max(compute_deviation(self.losses), LEAST_LOSS * abs(recent))
         if noise and (self.best is None or recent < self.best[0]):
             self.best = (recent, noise, record.step)
         if self.best is None:
@@ -165,7 +165,7 @@ class NumbersMonitor(Monitor):
             "norms": self.norms,
             "rows": self.rows,
             "once": self.once,
-            "alone": {kind: [list(one) for one in found] for kind, found in self.alone.items()},
+            "alone": {kind: [list(one) for one in spikes] for kind, spikes in self.alone.items()},
             "best": list(self.best) if self.best else None,
         }
 
@@ -173,6 +173,6 @@ class NumbersMonitor(Monitor):
         self.losses, self.norms = list(state.get("losses", ())), list(state.get("norms", ()))
         self.rows, self.found = dict(state.get("rows", {})), set()
         self.once = dict(state.get("once", {}))
-        self.alone = {kind: [(int(at), far) for at, far in found] for kind, found in state.get("alone", {}).items()}
+        self.alone = {kind: [(int(at), far) for at, far in spikes] for kind, spikes in state.get("alone", {}).items()}
         best = state.get("best")
         self.best = (float(best[0]), float(best[1]), int(best[2])) if best else None

@@ -22,11 +22,11 @@ class Peers:
             return list(range(ranks))
         return [other for other, stage in enumerate(self.stages) if stage == self.stages[rank]]
 
-    def usual(self, values: Sequence[float]) -> list[float]:
+    def compute_peer_medians(self, values: Sequence[float]) -> list[float]:
         """(ranks,) seconds -> of each rank the median of its peers, of two the faster; of one without peers its own."""
         stages = self.stages if len(self.stages) == len(values) else (0,) * len(values)
-        found = {}
+        medians = {}
         for stage in set(stages):
             peers = [value for value, one in zip(values, stages, strict=True) if one == stage]
-            found[stage] = min(peers) if len(peers) == 2 else statistics.median(peers)
-        return [found[stage] for stage in stages]
+            medians[stage] = min(peers) if len(peers) == 2 else statistics.median(peers)
+        return [medians[stage] for stage in stages]

@@ -38,7 +38,7 @@ class RankLossesMonitor(Monitor):
         self.rows: list[dict[int, float]] = []  # rank -> its loss less the median rank's, of each step
         self.told: dict[int, int] = {}  # rank -> the step in which it was said
 
-    def watches(self) -> str:
+    def describe(self) -> str:
         off = f"{self.options.lasting:g} deviations from that of the others"
         return f"ranks whose own loss is {off} in most of {self.options.window} steps"
 
@@ -57,20 +57,20 @@ class RankLossesMonitor(Monitor):
         middle = statistics.median(own.values())
         row = {rank: loss - middle for rank, loss in own.items()}
         if len(self.rows) == self.options.window:
-            yield from self._spikes(record, own, row, middle)
+            yield from self._find_spikes(record, own, row, middle)
         self.rows = [*self.rows, row][-self.options.window :]
         if len(self.rows) == self.options.window:
-            yield from self._lasting(record, own, middle)
+            yield from self._find_lasting_differences(record, own, middle)
 
-    def _noise(self, middle: float) -> float:
+    def _estimate_noise(self, middle: float) -> float:
         """By how much ranks differ by chance: robust, over all ranks and steps of the window."""
         apart = [abs(difference) for row in self.rows for difference in row.values()]
         return max(NORMAL * statistics.median(apart), LEAST_LOSS * abs(middle))
 
-    def _spikes(
+    def _find_spikes(
         self, record: StepRecord, own: dict[int, float], row: dict[int, float], middle: float
     ) -> Iterable[Verdict]:
-        noise = self._noise(middle)
+        noise = self._estimate_noise(middle)
         farthest = max(abs(difference) for one in self.rows for difference in one.values())
         tokens = record.tokens / len(own)
         for rank, difference in row.items():
@@ -83,8 +83,8 @@ class RankLossesMonitor(Monitor):
                 details = {"rank": rank, "step": record.step, "first": record.step, "score": far}
                 yield Verdict("rank-loss-spike", f"rank {rank}", 0.7, evidence, Action.NOTE, details=details)
 
-    def _lasting(self, record: StepRecord, own: dict[int, float], middle: float) -> Iterable[Verdict]:
-        noise = self._noise(middle)
+    def _find_lasting_differences(self, record: StepRecord, own: dict[int, float], middle: float) -> Iterable[Verdict]:
+        noise = self._estimate_noise(middle)
         for rank in own:
             off = statistics.median(row[rank] for row in self.rows)
             if not noise or abs(off) < self.options.lasting * noise:

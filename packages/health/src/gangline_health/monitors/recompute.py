@@ -17,7 +17,7 @@ import torch
 from gangline.comm.base import Comm, Comms, Pending, Reduction
 from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.health import Action, Verdict
-from gangline_health.monitors.bits import gradients, sum_words
+from gangline_health.monitors.bits import list_gradients, sum_words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,12 +49,12 @@ class Recorder:
             self.events += [Event(what, own, sum_words(tensor)) for tensor in tensors if tensor.numel()]
 
     @contextmanager
-    def recording(self) -> Iterator[list[Event]]:
+    def record_events(self) -> Iterator[list[Event]]:
         """Within, all traffic of this rank is noted."""
-        found: list[Event] = []
-        self.events = found
+        events: list[Event] = []
+        self.events = events
         try:
-            yield found
+            yield events
         finally:
             self.events = None
 
@@ -98,12 +98,12 @@ class RecordedComm(Wrapped):
         return self._note("all_to_all", lambda: self.inner._all_to_all(x, in_splits, out_splits, background), x)
 
     def _broadcast(self, x: Tensor, source: int, background: bool) -> Pending[Tensor]:
-        given = [x] if source == self.index else []
-        return self._note("broadcast", lambda: self.inner._broadcast(x, source, background), *given)
+        inputs = [x] if source == self.index else []
+        return self._note("broadcast", lambda: self.inner._broadcast(x, source, background), *inputs)
 
     def _exchange(self, sends: Any, recvs: Any, background: bool) -> Pending[Sequence[Tensor]]:
-        given = [x for x, _ in sends]
-        return self._note("exchange", lambda: self.inner._exchange(sends, recvs, background), *given)
+        inputs = [x for x, _ in sends]
+        return self._note("exchange", lambda: self.inner._exchange(sends, recvs, background), *inputs)
 
 
 def record_comms(comms: Comms) -> Comms:
@@ -136,48 +136,48 @@ class RepeatedSteps:
             if self.trusted is None:
                 self.trusted = self.step - 1
             self.looked = self.step % every == 0
-            return self._repeat(runtime, once, microbatches) if self.looked else once(microbatches)
+            return self._run_twice(runtime, once, microbatches) if self.looked else once(microbatches)
 
         runtime.step = step  # type: ignore[method-assign]
 
-    def _repeat(
+    def _run_twice(
         self, runtime: Runtime, once: Callable[[Sequence[Batch]], StepResult], batches: Sequence[Batch]
     ) -> StepResult:
         runs = []
         for _ in range(2):
-            with RECORDER.recording() as events:
+            with RECORDER.record_events() as events:
                 result = once(batches)
                 loss = torch.tensor([result.loss_sum], dtype=torch.float64)
-                RECORDER.note("the loss and the gradients", True, loss, *(g for _, _, g in gradients(runtime)))
+                RECORDER.note("the loss and the gradients", True, loss, *(g for _, _, g in list_gradients(runtime)))
             runs.append(events)
-        self.mine, self.where = first_difference(*runs)
+        self.mine, self.where = find_first_difference(*runs)
         return result
 
     def collective(self, comm: Comm, device: torch.device) -> None:
         """What every rank found, where the step was done twice."""
         self.found = []
         if self.looked:
-            mine = torch.tensor([self.mine], dtype=torch.int64, device=device)
-            self.found = comm.all_gather(mine).tolist() if comm.size > 1 else [self.mine]
+            difference = torch.tensor([self.mine], dtype=torch.int64, device=device)
+            self.found = comm.all_gather(difference).tolist() if comm.size > 1 else [self.mine]
             if not any(self.found):
                 self.trusted = self.step
 
-    def verdicts(self, step: int) -> Iterable[Verdict]:
+    def judge(self, step: int) -> Iterable[Verdict]:
         """A rank says of itself that it computes wrongly: it alone knows where."""
         if not any(self.found):
             return
         details: dict[str, int | str] = {"step": step, "first": (self.trusted or 0) + 1, "row": 1}
-        said = f"step {step} was done twice from the same weights and data, and "
+        prefix = f"step {step} was done twice from the same weights and data, and "
         if COMPUTED not in self.found:
-            evidence = f"{said}a transfer changed what it carried: every rank gave the same, and got another sum"
+            evidence = f"{prefix}a transfer changed what it carried: every rank gave the same, and got another sum"
             yield Verdict("corruption", "the network", 0.8, evidence, Action.ROLL_BACK, details=details)
         elif self.mine == COMPUTED:
-            evidence = f"{said}rank {self.rank} did not come to the same, first in {self.where}"
+            evidence = f"{prefix}rank {self.rank} did not come to the same, first in {self.where}"
             details |= {"rank": self.rank, "exclude": f"rank {self.rank}"}
             yield Verdict("corruption", f"rank {self.rank}", 1.0, evidence, Action.ROLL_BACK, details=details)
 
 
-def first_difference(before: Sequence[Event], after: Sequence[Event]) -> tuple[int, str]:
+def find_first_difference(before: Sequence[Event], after: Sequence[Event]) -> tuple[int, str]:
     """(SAME, COMPUTED or RECEIVED, where) of the first event that is not the same in both."""
     for one, other in zip(before, after, strict=False):
         if one.what != other.what or one.own != other.own or not torch.equal(one.sums, other.sums):

@@ -65,7 +65,7 @@ class RepeatedMonitor(Monitor):
         self.run_dir, self.save_every = run_dir, save_every
         self.rank = 0
 
-    def watches(self) -> str:
+    def describe(self) -> str:
         return "starts that fail at the same step"
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
@@ -78,14 +78,14 @@ class RepeatedMonitor(Monitor):
         launches = [line for line in events if line.get("event") == "launch"]
         if not launches or not launches[-1].get("futile"):  # the start before did steps that were new
             return
-        found = find_repeated(launches, count_reached(events, records(Path(self.run_dir))))
-        if found is None:
+        failure = find_repeated(launches, count_reached(events, read_newest_records(Path(self.run_dir))))
+        if failure is None:
             return
-        step = found.step + 1
-        short = found.no_memory >= 2  # one alone may be what the fault before it left behind
-        times = found.no_memory if short else found.times
+        step = failure.step + 1
+        short = failure.no_memory >= 2  # one alone may be what the fault before it left behind
+        times = failure.no_memory if short else failure.times
         details = {"step": step, "row": times}
-        evidence = f"{times} starts in a row failed in step {step}; the last one: {found.why or 'nobody knows why'}"
+        evidence = f"{times} starts in a row failed in step {step}; the last one: {failure.why or 'nobody knows why'}"
         if short:
             evidence += f". {MORE_MEMORY}"
             yield Verdict("out-of-memory", f"step {step}", 0.9, evidence, Action.WARN, details=details)
@@ -101,8 +101,8 @@ class RepeatedMonitor(Monitor):
         """
         lines = attempts.read(self.run_dir or ".")
         id = CheckpointId.parse(lines[-1].start or "") if lines else None
-        begun, every = 0 if id is None else id.step, self.save_every
-        return max(1, begun // every * every + 1 if every and begun % every else begun)
+        start_step, every = 0 if id is None else id.step, self.save_every
+        return max(1, start_step // every * every + 1 if every and start_step % every else start_step)
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         return ()
@@ -135,29 +135,29 @@ def count_reached(events: Iterable[Line], steps: Iterable[Line]) -> dict[int, in
 
     Of a start that went back: since then, by its records alone. What it said before is of where it came from.
     """
-    found: dict[int, int] = {}
-    left: dict[int, int] = {}  # generation -> the newest attempt that it went back from
-    told = [line for line in events if line.get("by") == "rank"]
-    for line in told:
+    step_counts: dict[int, int] = {}
+    last_attempts: dict[int, int] = {}  # generation -> the newest attempt that it went back from
+    rank_lines = [line for line in events if line.get("by") == "rank"]
+    for line in rank_lines:
         if line.get("event") == "order" and line.get("action") == "roll_back":
             with suppress(KeyError, TypeError, ValueError):
-                left[int(line["generation"])] = int(line["attempt"])
-    for line in (*(each for each in told if each.get("generation") not in left), *steps):
+                last_attempts[int(line["generation"])] = int(line["attempt"])
+    for line in (*(each for each in rank_lines if each.get("generation") not in last_attempts), *steps):
         with suppress(KeyError, TypeError, ValueError):
             number, step = int(line["generation"]), int(line["step"])
-            if number in left and int(line["attempt"]) <= left[number]:
+            if number in last_attempts and int(line["attempt"]) <= last_attempts[number]:
                 continue
-            found[number] = max(step, found.get(number, 0))
-    return found
+            step_counts[number] = max(step, step_counts.get(number, 0))
+    return step_counts
 
 
-def records(run_dir: Path) -> list[Line]:
+def read_newest_records(run_dir: Path) -> list[Line]:
     """The newest lines of metrics.jsonl; a torn one is left out."""
-    path, found = run_dir / "metrics.jsonl", []
+    path, records = run_dir / "metrics.jsonl", []
     with suppress(OSError), open_regular(path, sys.maxsize) as file:
         file.seek(max(0, path.stat().st_size - NEWEST_BYTES))
         for text in file.read().splitlines():
             with suppress(ValueError):
                 line = json.loads(text)
-                found += [line] if isinstance(line, dict) else []
-    return found
+                records += [line] if isinstance(line, dict) else []
+    return records

@@ -30,7 +30,7 @@ class SavesMonitor(Monitor):
         self.previous: StepRecord | None = None
         self.rank = 0
 
-    def watches(self) -> str:
+    def describe(self) -> str:
         return "saves that fail"
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:

@@ -33,14 +33,14 @@ class SlowRanks:
         if len(self.rows) < self.steps // STRETCHES:
             return {}
         each = [statistics.median(column) for column in zip(*self.rows, strict=True)]
-        usual = self.peers.usual(each)
+        usual = self.peers.compute_peer_medians(each)
         self.rows = []
         shares = {rank: seconds / usual[rank] for rank, seconds in enumerate(each) if usual[rank] > 0}
         self.slow = [*self.slow, {rank: share for rank, share in shares.items() if share >= self.slower}][-STRETCHES:]
         if len(self.slow) < STRETCHES:
             return {}
         steady = set.intersection(*(set(one) for one in self.slow))
-        found = {rank: statistics.median(one[rank] for one in self.slow) for rank in sorted(steady)}
-        if found:
+        slow_ranks = {rank: statistics.median(one[rank] for one in self.slow) for rank in sorted(steady)}
+        if slow_ranks:
             self.slow = []  # told again when as many steps have passed
-        return found
+        return slow_ranks

@@ -47,7 +47,7 @@ class StragglersMonitor(Monitor):
         self.peers = Peers(tuple(mesh.coordinate(rank).get("pp", 0) for rank in range(mesh.world)))
         self.steady.peers = self.peers
 
-    def watches(self) -> str:
+    def describe(self) -> str:
         if len(self.peers.stages) > 1 and len(set(self.peers.stages)) == len(self.peers.stages):
             return "no two ranks do the same work"
         of = "its stage" if len(set(self.peers.stages)) > 1 else "all"
@@ -68,36 +68,36 @@ class StragglersMonitor(Monitor):
         self.rows = [*self.rows, {phase: phases[phase] for phase in OWN}][-self.options.window :]
         ranks = range(len(phases["data"]))
         for rank, times in self.steady.add([sum(phases[phase][rank] for phase in OWN) for rank in ranks]).items():
-            yield self._slower(rank, times, record)
+            yield self._report_slow_rank(rank, times, record)
         if len(self.rows) < self.options.window:
             return
-        own = self._medians(OWN)
+        own = self._compute_medians(OWN)
         slow = set()
-        for rank, score in self._slow(own):
+        for rank, score in self._find_slow_ranks(own):
             slow.add(str(rank))
             since = self.since.setdefault(str(rank), record.step - self.options.window + 1)
             last = self.told.get(str(rank))
             if last is None or record.step - last >= self.options.again:
                 self.told[str(rank)] = record.step
-                yield self._verdict(rank, score, since, own, record)
+                yield self._report_straggler(rank, score, since, own, record)
         self.since = {rank: step for rank, step in self.since.items() if rank in slow}
         self.told = {rank: step for rank, step in self.told.items() if rank in slow}
 
-    def _medians(self, phases: Iterable[str]) -> list[float]:
+    def _compute_medians(self, phases: Iterable[str]) -> list[float]:
         """Of each rank the median over the window of its seconds in these phases together."""
         names = tuple(phases)
         ranks = range(len(self.rows[0]["data"]))
         return [statistics.median(sum(row[name][rank] for name in names) for row in self.rows) for rank in ranks]
 
-    def _slow(self, own: list[float]) -> list[tuple[int, float]]:
+    def _find_slow_ranks(self, own: list[float]) -> list[tuple[int, float]]:
         """(rank, its score) of those over every limit."""
-        usual, ranks = self.peers.usual(own), range(len(own))
+        usual, ranks = self.peers.compute_peer_medians(own), range(len(own))
         compared = [rank for rank in ranks if usual[rank] > 0 and len(self.peers.find_peers(rank, len(own))) > 1]
         if not compared:
             return []
         # the noise is that of all: a stage may have few ranks
         spread = NORMAL * statistics.median(abs(own[rank] / usual[rank] - 1) for rank in compared)
-        found = []
+        slow_ranks = []
         for rank in compared:
             seconds, middle = own[rank], usual[rank]
             more, noise = seconds - middle, max(spread, 0.02, 1e-6 / middle)
@@ -106,15 +106,15 @@ class StragglersMonitor(Monitor):
             slower = 1 + (self.options.slower - 1) / (2 if known else 1)
             far = seconds >= slower * middle and score >= self.options.score
             if far and more >= self.options.least_seconds:
-                found.append((rank, score))
-        return found
+                slow_ranks.append((rank, score))
+        return slow_ranks
 
-    def _verdict(self, rank: int, score: float, since: int, own: list[float], record: StepRecord) -> Verdict:
-        middle, peers = self.peers.usual(own)[rank], self.peers.find_peers(rank, len(own))
+    def _report_straggler(self, rank: int, score: float, since: int, own: list[float], record: StepRecord) -> Verdict:
+        middle, peers = self.peers.compute_peer_medians(own)[rank], self.peers.find_peers(rank, len(own))
         excess = {}
         for phase in OWN:
-            each = self._medians((phase,))
-            excess[phase] = each[rank] - self.peers.usual(each)[rank]
+            each = self._compute_medians((phase,))
+            excess[phase] = each[rank] - self.peers.compute_peer_medians(each)[rank]
         phase = max(excess, key=lambda name: excess[name])
         next_slowest = max(seconds for other, seconds in enumerate(own) if other != rank)
         cost = max(0.0, own[rank] - next_slowest)  # what a step would be shorter without it
@@ -132,7 +132,7 @@ class StragglersMonitor(Monitor):
         }  # fmt: skip
         return Verdict("straggler", f"rank {rank}", 0.9, evidence, Action.WARN, details=details)
 
-    def _slower(self, rank: int, times: float, record: StepRecord) -> Verdict:
+    def _report_slow_rank(self, rank: int, times: float, record: StepRecord) -> Verdict:
         steps = self.options.steady_steps
         evidence = (
             f"rank {rank} works {times - 1:.1%} longer a step than the median rank of its stage, in each tenth of "

@@ -41,36 +41,36 @@ class KubernetesLaunch(ClusterLaunch):
     futile_requeues: NonNegativeInt = 10  # limit of ends of a pod with 75 in a row without a new step; then it fails
     job_restarts: NonNegativeInt = 3  # how often the whole JobSet may be started again
 
-    def gpus(self, run: Run) -> int:
+    def count_gpus_per_node(self, run: Run) -> int:
         if run.job.device is not None and run.job.device.split(":")[0] == "cpu":
             return 0
         return 8 if self.gpus_per_node is None else self.gpus_per_node
 
     def check(self, run: Run) -> list[Problem]:
         """As for any cluster; what a pod cannot be without."""
-        found = super().check(run)
+        problems = super().check(run)
         if self.image is None:
             mend = "launch.image=registry/name:tag, made from this version."
-            found.append(Problem("launch=kubernetes needs launch.image.", "A pod has nothing else.", mend))
+            problems.append(Problem("launch=kubernetes needs launch.image.", "A pod has nothing else.", mend))
         claim, mount = self.claim_and_mount()
         if not SUBDOMAIN.fullmatch(claim) or not mount.startswith("/") or mount == "/":
             what = "launch=kubernetes needs launch.volume=CLAIM:/mount."
             why = "The pods meet in the run directory, and checkpoints outlive them there."
-            found.append(Problem(what, why, "A PersistentVolumeClaim that many nodes may write (ReadWriteMany)."))
+            problems.append(Problem(what, why, "A PersistentVolumeClaim that many nodes may write (ReadWriteMany)."))
         elif run.job.dir is None or self.map_to_pod(run.job.dir) is None:
             what = f"run.dir={run.job.dir} does not lie on launch.volume={self.volume}."
             real = "" if run.job.dir is None else f"Without links: {os.path.realpath(run.job.dir)}"
             why = f"{real}; the volume: {os.path.realpath(mount)}." if real else ""
-            found.append(Problem(what, why, f"run.dir={mount}/my-run, with the volume mounted here too."))
+            problems.append(Problem(what, why, f"run.dir={mount}/my-run, with the volume mounted here too."))
         if run.job.dir is not None and not run.job.dir.isprintable():
-            found.append(
+            problems.append(
                 Problem(f"run.dir={run.job.dir!r} has a control character in it.", "", "A directory without one.")
             )
-        found += self._check_names()
-        found += self._check_devices()
+        problems += self._check_names()
+        problems += self._check_devices()
         if self.cluster_queue is not None and self.queue is None:
-            found.append(Problem("launch.cluster_queue without launch.queue.", "", "Name the LocalQueue to make."))
-        return found
+            problems.append(Problem("launch.cluster_queue without launch.queue.", "", "Name the LocalQueue to make."))
+        return problems
 
     def claim_and_mount(self) -> tuple[str, str]:
         """Return both halves of `launch.volume`, the mount point without `..` and without a slash at its end."""
@@ -86,7 +86,7 @@ class KubernetesLaunch(ClusterLaunch):
         path = os.path.relpath(os.path.realpath(run_dir), os.path.realpath(mount))
         return None if path.split("/")[0] in (".", "..") else Path(mount, path)
 
-    def devices(self) -> dict[str, str]:
+    def parse_devices(self) -> dict[str, str]:
         """What a pod asks for beside GPUs."""
         read = [RESOURCE.fullmatch(word) for word in self.resources or []]
         return {each["name"]: each["count"] for each in read if each}
@@ -103,17 +103,17 @@ class KubernetesLaunch(ClusterLaunch):
             "secrets": ("a Secret", SUBDOMAIN, 253),
             "image": ("an image", IMAGE, 4096),
         }
-        found = []
+        problems = []
         for option, (what, form, most) in forms.items():
             value = getattr(self, option)
             for name in value if isinstance(value, list) else [value]:
                 if name is not None and (not form.fullmatch(name) or len(name) > most):
                     mend = "kubectl get nodes --show-labels" if form is LABEL else ""
-                    found.append(Problem(f"launch.{option}={name!r} is not the name of {what}.", "", mend))
-        return found
+                    problems.append(Problem(f"launch.{option}={name!r} is not the name of {what}.", "", mend))
+        return problems
 
     def _check_devices(self) -> list[Problem]:
-        found = [
+        problems = [
             Problem(
                 f"launch.resources holds {word!r}, which is no resource of a pod.",
                 "",
@@ -124,11 +124,11 @@ class KubernetesLaunch(ClusterLaunch):
         ]
         if self.fabric in POD_DEVICES and self.resources is None:
             example, source = POD_DEVICES[self.fabric]
-            found.append(
+            problems.append(
                 Problem(
                     f"launch.fabric={self.fabric}: a pod sees the adapters of its node only where it asks for them.",
                     f"What they are called is said by the site's device plugin ({source}).",
                     f"'launch.resources=[{example}]', as many as a node has; [] where the site adds them.",
                 )
             )
-        return found
+        return problems

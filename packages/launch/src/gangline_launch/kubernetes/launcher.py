@@ -18,7 +18,7 @@ from gangline_launch.follow import follow
 from gangline_launch.give_back import give_back, keep_job_on_error
 from gangline_launch.job import SubmittedJob
 from gangline_launch.kubernetes import levels, manifests, tries
-from gangline_launch.kubernetes.scheduler import KubectlError, KubernetesScheduler, kubectl
+from gangline_launch.kubernetes.scheduler import KubectlError, KubernetesScheduler, run_kubectl
 from gangline_launch.state import GONE
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class KubernetesLauncher(Launcher):
             print(text, end="")
             return give_back(directory)
         path = run_dir / jobs.FOLDER / FILE
-        name = manifests.name_of(in_pod, mark)
+        name = manifests.make_name(in_pod, mark)
         job = SubmittedJob.create("kubernetes", f"{self.config.namespace}/{name}", mark=mark)
         with jobs.lock_submit(run_dir):
             refuse_second(run_dir)
             write_whole(path, text)
-            levels.note(run_dir, self.config.levels)
+            levels.write_places(run_dir, self.config.levels)
             clocks.forget(run_dir)
             tries.forget(run_dir)
             submit(directory, job, path)
@@ -68,7 +68,7 @@ def refuse_second(run_dir: Path) -> None:
     if job is None or job.scheduler != "kubernetes":
         return
     try:
-        state = KubernetesScheduler().state(job)
+        state = KubernetesScheduler().get_state(job)
     except KubectlError as error:
         raise UserError(
             f"{run_dir} may have a job already: {error}.",
@@ -76,7 +76,7 @@ def refuse_second(run_dir: Path) -> None:
         ) from error
     if not state.over:
         raise UserError(
-            f"{run_dir} has a job already: {job.id}, {state.line()}.",
+            f"{run_dir} has a job already: {job.id}, {state.describe()}.",
             f"To follow it:  gangline launch attach {jobs.quote_path(run_dir)}",
             f"To end it:  gangline launch cancel {jobs.quote_path(run_dir)}",
         )
@@ -92,13 +92,13 @@ def submit(directory: RunDirectory, job: SubmittedJob, manifest: Path) -> None:
     jobs.write_job(directory.path, job)
     clear_ending(directory.path)  # an earlier job's is no word on this one
     try:
-        kubectl("apply", "--filename", str(manifest))
+        run_kubectl("apply", "--filename", str(manifest))
     except UserError:
         _as_before(directory.path, before, ending)
         raise
     except KubectlError as error:
         try:
-            refused = not LATE.search(str(error)) and KubernetesScheduler().state(job).phase == GONE
+            refused = not LATE.search(str(error)) and KubernetesScheduler().get_state(job).phase == GONE
         except KubectlError:
             refused = False
         if refused:
@@ -115,7 +115,7 @@ def submit(directory: RunDirectory, job: SubmittedJob, manifest: Path) -> None:
 
 def _as_before(run_dir: Path, job: SubmittedJob | None, ending: RunEnding | None) -> None:
     if job is None:
-        (jobs.folder(run_dir) / jobs.FILE).unlink(missing_ok=True)
+        (jobs.make_launch_folder(run_dir) / jobs.FILE).unlink(missing_ok=True)
     else:
         jobs.write_job(run_dir, job)
     if ending is not None:

@@ -10,20 +10,20 @@ from pathlib import Path
 from gangline import UserError
 from gangline.storage.files import read_regular, write_whole
 from gangline_launch import job as jobs
-from gangline_launch.kubernetes.scheduler import KubectlError, kubectl
+from gangline_launch.kubernetes.scheduler import KubectlError, run_kubectl
 
 LAST = "~"  # sorts behind whatever a label may begin with
 FILE = "levels.json"  # in RUN_DIR/launch: node -> place
 
 
-def note(run_dir: Path, levels: Sequence[str]) -> None:
+def write_places(run_dir: Path, levels: Sequence[str]) -> None:
     """Write the places of all nodes into the run directory; none without levels. Raises UserError where that fails."""
-    path = jobs.folder(run_dir) / FILE
+    path = jobs.make_launch_folder(run_dir) / FILE
     if not levels:
         path.unlink(missing_ok=True)  # an earlier submit's
         return
     try:
-        nodes = json.loads(kubectl("get", "nodes", "--output", "json"))["items"]
+        nodes = json.loads(run_kubectl("get", "nodes", "--output", "json"))["items"]
     except (KubectlError, ValueError, KeyError) as error:
         raise UserError(
             f"launch.levels: the labels of nodes cannot be read: {error}.",
@@ -37,18 +37,18 @@ def note(run_dir: Path, levels: Sequence[str]) -> None:
                 f"launch.levels={level}: no node has that label.",
                 "Labels that nodes have:  kubectl get nodes --show-labels",
             )
-    places = {name: place(name, of_node, levels) for name, of_node in labels.items()}
+    places = {name: make_place(name, of_node, levels) for name, of_node in labels.items()}
     write_whole(path, json.dumps(places, indent=2) + "\n")
 
 
-def place(name: str, labels: dict[str, str], levels: Sequence[str]) -> str:
+def make_place(name: str, labels: dict[str, str], levels: Sequence[str]) -> str:
     """ "zone-a.rack7.node-3": the values of the labels, the widest first, and the node."""
     return ".".join(word.replace(".", "-") for word in (*(labels.get(level, "") for level in levels), name))
 
 
-def place_of(run_dir: Path, name: str) -> str:
+def find_place(run_dir: Path, name: str) -> str:
     """The place of a node; "" where nobody asked. One that joined after the submit is behind all others, and told."""
-    if not (places := read(run_dir)):
+    if not (places := read_places(run_dir)):
         return ""
     if name not in places:
         print(
@@ -60,7 +60,7 @@ def place_of(run_dir: Path, name: str) -> str:
     return places[name]
 
 
-def read(run_dir: Path) -> dict[str, str]:
+def read_places(run_dir: Path) -> dict[str, str]:
     """Node -> place; {} where nobody asked."""
     path = Path(run_dir, jobs.FOLDER, FILE)
     return json.loads(read_regular(path)) if path.exists() else {}

@@ -24,7 +24,7 @@ SAVED_CODES = (75,)
 MARK = "gangline/submit"  # the label by which a submit knows its JobSet from any other
 
 
-def name_of(run_dir: Path, mark: str) -> str:
+def make_name(run_dir: Path, mark: str) -> str:
     """The JobSet's name, of the run directory's for people and a hash of its path and of the submit's mark.
 
     No other submit of this run or another has it. A letter first, as a DNS-1035 label; at most 40 letters, for pods add
@@ -48,10 +48,10 @@ def render(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> list
                 "spec": {"clusterQueue": config.cluster_queue},
             }
         )
-    return [*objects, job_set(config, run, run_dir, mark)]
+    return [*objects, build_job_set(config, run, run_dir, mark)]
 
 
-def job_set(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> dict[str, Any]:
+def build_job_set(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> dict[str, Any]:
     """The JobSet."""
     labels = {"app.kubernetes.io/managed-by": "gangline", MARK: mark}
     if config.queue is not None:
@@ -63,7 +63,7 @@ def job_set(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> dic
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {"name": name_of(run_dir, mark), "namespace": config.namespace, "labels": labels},
+        "metadata": {"name": make_name(run_dir, mark), "namespace": config.namespace, "labels": labels},
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": {
@@ -81,8 +81,8 @@ def job_set(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> dic
                             "completions": nodes,
                             "completionMode": "Indexed",
                             "backoffLimit": 4 * nodes,
-                            "podFailurePolicy": {"rules": pod_rules()},
-                            "template": pod(config, run, run_dir),
+                            "podFailurePolicy": {"rules": build_pod_rules()},
+                            "template": build_pod(config, run, run_dir),
                         }
                     },
                 }
@@ -91,7 +91,7 @@ def job_set(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> dic
     }
 
 
-def pod_rules() -> list[dict[str, Any]]:
+def build_pod_rules() -> list[dict[str, Any]]:
     """A final exit fails the job; a pod that was evicted, or that saved and left, costs none of its tries."""
     return [
         {"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(FINAL_CODES)}},
@@ -100,7 +100,7 @@ def pod_rules() -> list[dict[str, Any]]:
     ]
 
 
-def script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
+def render_script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
     """What bash does in a pod. All that it says is in a file of the run directory, as on any other cluster.
 
     bash becomes the agent, which so has the pod's SIGTERM; tail shows the file to `kubectl logs`, from where this pod
@@ -109,7 +109,7 @@ def script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
     agent = [
         "exec python -P -m gangline_launch.agent",
         shlex.quote(str(run_dir)),
-        f"--nodes {config.elastic_nodes()}",
+        f"--nodes {config.format_elastic_nodes()}",
         f"--per-node {config.count_ranks_of_node(run)}",
         f"--processes {config.count_ranks(run)}",
     ]
@@ -119,14 +119,14 @@ def script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
         'begin=$(($(wc -c < "$out") + 1))',
         'tail --pid=$$ -F -c "+$begin" "$out" 2> /dev/null &',
         'exec >> "$out" 2>&1',
-        *fabric.setup(config.fabric),
+        *fabric.get_setup_lines(config.fabric),
         *setup.check_exit_codes(config.setup, "python", shlex.quote(str(run_dir))),
         " ".join(agent),
     ]
     return "".join(f"{line}\n" for line in lines)
 
 
-def pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
+def build_pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
     """A node: one agent with the GPUs of its machine."""
     claim, mount = config.claim_and_mount()
     own = {"GANGLINE_KUBERNETES_NODE": "spec.nodeName", "GANGLINE_POD": "status.podIP"}
@@ -137,12 +137,13 @@ def pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": "agent",
         "image": config.image,
-        "command": ["/bin/bash", "-c", script(config, run, run_dir).replace("$", "$$")],  # Kubernetes makes $$ a $
+        # Kubernetes makes $$ a $
+        "command": ["/bin/bash", "-c", render_script(config, run, run_dir).replace("$", "$$")],
         "env": variables,
         "volumeMounts": [{"name": "runs", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}],
     }
-    limits = {"nvidia.com/gpu": str(gpus)} if (gpus := config.gpus(run)) else {}
-    if limits := {**limits, **config.devices()}:
+    limits = {"nvidia.com/gpu": str(gpus)} if (gpus := config.count_gpus_per_node(run)) else {}
+    if limits := {**limits, **config.parse_devices()}:
         container["resources"] = {"limits": limits}
     if config.fabric in fabric.POD_DEVICES:  # adapters take memory that stays where it is
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}

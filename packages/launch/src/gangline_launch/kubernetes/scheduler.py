@@ -18,11 +18,11 @@ class KubectlError(SchedulerError):
     """kubectl refused, or had no answer; its text says how. What was asked of the cluster may have been done."""
 
 
-def kubectl(*words: str) -> str:
+def run_kubectl(*words: str) -> str:
     """What kubectl prints. Raises UserError where it is not here, KubectlError where it refuses or has no answer."""
     what = f"kubectl {' '.join(words[:2])}"
     try:
-        done = subprocess.run(["kubectl", *words], capture_output=True, text=True, timeout=SECONDS)
+        process = subprocess.run(["kubectl", *words], capture_output=True, text=True, timeout=SECONDS)
     except FileNotFoundError:
         raise UserError(
             "launch=kubernetes: there is no kubectl on this machine.",
@@ -31,28 +31,28 @@ def kubectl(*words: str) -> str:
         ) from None
     except subprocess.TimeoutExpired:
         raise KubectlError(f"{what} had no answer for {SECONDS:g} s") from None
-    if done.returncode:
-        raise KubectlError(f"{what}: {' '.join(done.stderr.split()) or f'it ended with {done.returncode}'}")
-    return done.stdout
+    if process.returncode:
+        raise KubectlError(f"{what}: {' '.join(process.stderr.split()) or f'it ended with {process.returncode}'}")
+    return process.stdout
 
 
 class KubernetesScheduler:
     """Answers from `kubectl get jobset`. A job's id is NAMESPACE/NAME; only what its submit has marked is that job."""
 
-    def state(self, job: SubmittedJob) -> JobState:
+    def get_state(self, job: SubmittedJob) -> JobState:
         namespace, _, name = job.id.partition("/")
-        text = kubectl("get", "jobset", name, "--namespace", namespace, "--ignore-not-found", "--output", "json")
+        text = run_kubectl("get", "jobset", name, "--namespace", namespace, "--ignore-not-found", "--output", "json")
         job_set = read(text)
         if job_set is None or job_set["metadata"].get("labels", {}).get(MARK, "") != job.mark:
             return JobState(GONE, "gone")
-        return state_of(job_set)
+        return parse_state(job_set)
 
     def cancel(self, job: SubmittedJob) -> None:
         """Deletes what this submit has made, by its mark, and nothing else."""
         namespace, _, _ = job.id.partition("/")
         if not job.mark:
             raise KubectlError(f"{job.id} has no mark of its submit, so nobody can say whose it is")
-        kubectl("delete", "jobset", "--namespace", namespace, "--selector", f"{MARK}={job.mark}", "--wait=false")
+        run_kubectl("delete", "jobset", "--namespace", namespace, "--selector", f"{MARK}={job.mark}", "--wait=false")
 
 
 def read(text: str) -> dict[str, Any] | None:
@@ -60,15 +60,15 @@ def read(text: str) -> dict[str, Any] | None:
     if not text.strip():
         return None
     try:
-        found = json.loads(text)
+        job_set = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or "metadata" not in found:
+        job_set = None
+    if not isinstance(job_set, dict) or "metadata" not in job_set:
         raise KubectlError(f"kubectl get jobset printed {text[:80]!r}, and no JobSet")
-    return found
+    return job_set
 
 
-def state_of(job_set: dict[str, Any]) -> JobState:
+def parse_state(job_set: dict[str, Any]) -> JobState:
     """From the object that kubectl gives."""
     status = job_set.get("status", {})
     starts = int(status.get("restarts", 0))

@@ -13,18 +13,18 @@ from gangline import UserError
 from gangline.run.ending import read_ending
 from gangline.storage.files import read_regular, write_whole
 from gangline_launch import job as jobs
-from gangline_launch.slurm.requeues import steps_done
+from gangline_launch.slurm.requeues import read_highest_step
 
 
 def forget(run_dir: Path) -> None:
     """Remove the counts of an earlier submit."""
-    for path in jobs.folder(run_dir).glob("tries-*.json"):
+    for path in jobs.make_launch_folder(run_dir).glob("tries-*.json"):
         path.unlink(missing_ok=True)
 
 
 def count(run_dir: Path, index: str) -> tuple[int, int]:
     """Count an end of the pod with 75; return how many there were in a row without a new step, and the last step."""
-    path, step = jobs.folder(run_dir) / f"tries-{index}.json", steps_done(run_dir)
+    path, step = jobs.make_launch_folder(run_dir) / f"tries-{index}.json", read_highest_step(run_dir)
     try:
         before, tries = json.loads(read_regular(path))
     except (OSError, ValueError, TypeError):

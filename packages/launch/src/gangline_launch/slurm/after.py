@@ -56,11 +56,11 @@ def main(run_dir: str, code: str) -> int:
     ending = read_ending(path)
     end = ending.exit_code if ending is not None else int(code)
     try:
-        said = retry_while_away(lambda: commands.show_job(job))
-        if said and said[0].get("JobState") == "RUNNING":  # else it was cancelled, or Slurm starts it again by itself
+        lines = retry_while_away(lambda: commands.show_job(job))
+        if lines and lines[0].get("JobState") == "RUNNING":  # else it was cancelled, or Slurm starts it again by itself
             restart_job(path, job, ending, int(code))
     except (SlurmError, UserError, OSError) as error:
-        print(f"train: job {job} is not started again: {error}\n{jobs.to_go_on(path)}", flush=True)
+        print(f"train: job {job} is not started again: {error}\n{jobs.format_resume_hint(path)}", flush=True)
     return end
 
 
@@ -70,20 +70,20 @@ def restart_job(path: Path, job: str, ending: RunEnding | None, code: int) -> No
     if not isinstance(config, SlurmLaunch):
         raise UserError("the run has another launcher by now than launch=slurm.")
     before = requeues.read(path)
-    named = {*list_excluded(path, config.excluded_hours), *(ending.exclude if ending else ())}
-    new = tuple(sorted(named - requeues.read_excluded_nodes(before)))
-    step = requeues.steps_done(path)
+    bad_nodes = {*list_excluded(path, config.excluded_hours), *(ending.exclude if ending else ())}
+    new = tuple(sorted(bad_nodes - requeues.read_excluded_nodes(before)))
+    step = requeues.read_highest_step(path)
     then, why = decide(ending, code, step, before, config.futile_requeues, new)
     print(f"train: job {job}: {why}; {WORDS[then]}", flush=True)
-    if named and config.drain:
-        drain(sorted(named), ending)
+    if bad_nodes and config.drain:
+        drain(sorted(bad_nodes), ending)
     if then == "submit":
         try:
-            resubmit(path, config.excludes(named))
+            resubmit(path, config.make_exclude_option(bad_nodes))
         except UserError as error:
             print(f"train: {error}\n  The job is queued again as it is.", flush=True)
             then = "requeue"
-    requeues.append(path, JobRequeue(time.time(), job, step, code, why, then, tuple(sorted(named))))
+    requeues.append(path, JobRequeue(time.time(), job, step, code, why, then, tuple(sorted(bad_nodes))))
     if then == "requeue":
         retry_while_away(lambda: commands.ask("scontrol", "requeue", job))
 

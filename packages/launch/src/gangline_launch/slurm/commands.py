@@ -42,7 +42,7 @@ class SlurmAway(SlurmError):
 def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
     """What a command of Slurm prints. Raises UserError where Slurm is not here, SlurmError where it refuses."""
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     except FileNotFoundError:
         raise UserError(
             f"launch=slurm: there is no {command[0]} on this machine.",
@@ -51,10 +51,10 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
         ) from None
     except subprocess.TimeoutExpired:
         raise SlurmAway(f"{command[0]} had no answer from Slurm's controller for {SECONDS:g} s") from None
-    if done.returncode:
-        said = " ".join(_errors(done.stderr) or [f"{command[0]} ended with {done.returncode}"])
-        raise SlurmAway(said) if AWAY.search(said) else SlurmRefused(said)
-    return done.stdout
+    if process.returncode:
+        message = " ".join(_parse_errors(process.stderr) or [f"{command[0]} ended with {process.returncode}"])
+        raise SlurmAway(message) if AWAY.search(message) else SlurmRefused(message)
+    return process.stdout
 
 
 def retry_while_away(question: Callable[[], Answer], seconds: float = PATIENCE) -> Answer:
@@ -78,10 +78,10 @@ def submit(script: str, words: Sequence[str] = (), environment: Mapping[str, str
     except SlurmAway:
         raise
     except SlurmError as error:
-        raise UserError(f"Slurm refused the job: {error}", *_mends(str(error))) from error
+        raise UserError(f"Slurm refused the job: {error}", *_suggest_fixes(str(error))) from error
 
 
-def job_with(comment: str) -> str | None:
+def find_job_by_comment(comment: str) -> str | None:
     """The number of this user's job whose comment ends so, also of one that has ended just now."""
     user = getpass.getuser()
     lines = ask("squeue", "--noheader", "--states=all", f"--user={user}", "--format=%F %k").splitlines()
@@ -96,48 +96,48 @@ def show_job(job: str) -> list[dict[str, str]]:
         if "Invalid job id" in str(error):
             return []
         raise
-    return [fields(line) for line in text.split("\n") if line.startswith("JobId=")]
+    return [parse_fields(line) for line in text.split("\n") if line.startswith("JobId=")]
 
 
-def fields(line: str) -> dict[str, str]:
+def parse_fields(line: str) -> dict[str, str]:
     """A line of `scontrol --oneliner`: "A=1 B=x y C=" -> {"A": "1", "B": "x y", "C": ""}.
 
     The first of two equal keys counts: paths, which may hold any text, are last in the line.
     """
-    found = re.findall(r"(?:^|(?<=\s))([A-Za-z][\w/:]*)=(.*?)(?=\s+[A-Za-z][\w/:]*=|\s*$)", line)
-    return dict(reversed(found))
+    pairs = re.findall(r"(?:^|(?<=\s))([A-Za-z][\w/:]*)=(.*?)(?=\s+[A-Za-z][\w/:]*=|\s*$)", line)
+    return dict(reversed(pairs))
 
 
 @cache
-def gpus_of(partition: str | None) -> int | None:
+def find_gpus_per_node(partition: str | None) -> int | None:
     """The most GPUs that each node of a partition has, as the site counts them; None where Slurm does not answer."""
-    chosen = ["--partition", partition] if partition else []
+    options = ["--partition", partition] if partition else []
     try:
-        listed = ask("sinfo", "--noheader", "--format=%P %G", *chosen).splitlines()
+        lines = ask("sinfo", "--noheader", "--format=%P %G", *options).splitlines()
     except (SlurmError, UserError):
         return None
-    names = [line.split(" ", 1) for line in listed]
-    wanted = [gres for name, gres in names if partition or name.endswith("*")]
-    return min((gpus_in(gres) for gres in wanted), default=0)
+    names = [line.split(" ", 1) for line in lines]
+    resources = [gres for name, gres in names if partition or name.endswith("*")]
+    return min((parse_gpu_count(gres) for gres in resources), default=0)
 
 
-def nodes_are_here() -> bool:
+def is_single_machine() -> bool:
     """Whether every node of the cluster is this machine."""
     try:
         lines = ask("scontrol", "--oneliner", "show", "node").splitlines()
     except SlurmError:
         return False
     here = os.uname().nodename.split(".")[0]
-    return bool(lines) and all(fields(line).get("NodeHostName") == here for line in lines)
+    return bool(lines) and all(parse_fields(line).get("NodeHostName") == here for line in lines)
 
 
-def gpus_in(gres: str) -> int:
+def parse_gpu_count(gres: str) -> int:
     """ "gpu:h100:8(S:0-1),nvme:1" -> 8; each kind counts, as for --gpus-per-node."""
     words = [re.sub(r"\(.*|^gres/", "", word).split(":") for word in re.split(r",(?![^(]*\))", gres)]
     return sum(int(word[-1]) if word[-1].isdigit() else 1 for word in words if word[0] == "gpu")
 
 
-def partitions() -> list[str]:
+def list_partitions() -> list[str]:
     """Names, the default one first."""
     try:
         names = ask("sinfo", "--noheader", "--format=%P").split()
@@ -146,14 +146,14 @@ def partitions() -> list[str]:
     return [name.rstrip("*") for name in sorted(set(names), key=lambda name: (not name.endswith("*"), name))]
 
 
-def _errors(text: str) -> list[str]:
+def _parse_errors(text: str) -> list[str]:
     lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line) for line in text.splitlines()]
     return list(dict.fromkeys(line for line in lines if line and not line.startswith("unable to open")))
 
 
-def _mends(error: str) -> list[str]:
+def _suggest_fixes(error: str) -> list[str]:
     """What to type, by what Slurm said."""
-    there = f"Partitions: {', '.join(partitions())}." if "artition" in error and partitions() else ""
+    there = f"Partitions: {', '.join(list_partitions())}." if "artition" in error and list_partitions() else ""
     hints = {
         "account": "The site wants an account:  launch.account=...   Yours:  sacctmgr show associations user=$USER",
         "qos": "launch.qos=...   Those that you may use:  sacctmgr show associations user=$USER format=account,qos",
@@ -165,5 +165,5 @@ def _mends(error: str) -> list[str]:
         "Resource temporarily unavailable": "The queue is full. Try again later.",
         "job submit limit": "You have as many jobs in the queue as the site allows. Wait for one of them to end.",
     }
-    found = [hint for word, hint in hints.items() if word.lower() in error.lower()]
-    return [*found[:2], there, "More options of sbatch:  launch.options=['--reservation=night']"]
+    fixes = [hint for word, hint in hints.items() if word.lower() in error.lower()]
+    return [*fixes[:2], there, "More options of sbatch:  launch.options=['--reservation=night']"]

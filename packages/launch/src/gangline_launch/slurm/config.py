@@ -64,16 +64,16 @@ class SlurmLaunch(ClusterLaunch):
     )  # more of sbatch, as a site asks for: --reservation=night
     most_running: PositiveInt | None = None  # runs of a sweep at the same time; null: all
 
-    def gpus(self, run: Run) -> int:
+    def count_gpus_per_node(self, run: Run) -> int:
         if run.job.device is not None and run.job.device.split(":")[0] == "cpu":
             return 0
-        return (commands.gpus_of(self.partition) or 0) if self.gpus_per_node is None else self.gpus_per_node
+        return (commands.find_gpus_per_node(self.partition) or 0) if self.gpus_per_node is None else self.gpus_per_node
 
     def refuse_unknown_gpus(self, run: Run) -> None:
         """Before a submit. Raises UserError where Slurm did not say how many GPUs a node has."""
         asks = self.gpus_per_node is None and (run.job.device or "").split(":")[0] != "cpu"
         if (
-            asks and commands.gpus_of(self.partition) is None and shutil.which("sinfo")
+            asks and commands.find_gpus_per_node(self.partition) is None and shutil.which("sinfo")
         ):  # else sbatch is not here either
             raise UserError(
                 "Slurm did not say how many GPUs a node has.",
@@ -81,7 +81,7 @@ class SlurmLaunch(ClusterLaunch):
                 "Say it:  launch.gpus_per_node=8   (0: nodes without GPUs), or try again.",
             )
 
-    def excludes(self, names: Iterable[str]) -> list[str]:
+    def make_exclude_option(self, names: Iterable[str]) -> list[str]:
         """For sbatch's command line, whose --exclude takes the place of one in `options`: those nodes as well."""
         own = [word.partition("=")[2] for word in self.options if word.startswith("--exclude=")]
         left_out = sorted(names)
@@ -89,25 +89,31 @@ class SlurmLaunch(ClusterLaunch):
 
     def check(self, run: Run) -> list[Problem]:
         """As for any cluster; what Slurm would not read, or would read in another way than it is meant."""
-        found = super().check(run)
-        found += self._check_text(run)
-        limit = seconds_of(self.time)
+        problems = super().check(run)
+        problems += self._check_text(run)
+        limit = parse_slurm_time(self.time)
         if limit is not None and self.signal_seconds is not None and limit <= self.signal_seconds:
             what = f"launch.time={self.time} is no longer than the notice before its end, {self.signal_seconds:g} s."
             why = "Each start would be asked to stop as soon as it has begun."
-            found.append(Problem(what, why, "A longer launch.time, or a shorter launch.signal_seconds."))
+            problems.append(Problem(what, why, "A longer launch.time, or a shorter launch.signal_seconds."))
         for name, value in (("time", self.time), ("switches_wait", self.switches_wait)):
             if value is None or TIME.fullmatch(value):
                 continue
             why = "YAML reads 2:30:00 without quotes as the number 9000, so a plain number is refused."
             mend = f"Hours:minutes:seconds or days-hours, in a file in quotes:  launch.{name}='2:30:00'"
-            found.append(Problem(f"launch.{name}={value} is no time for Slurm.", why if value.isdigit() else "", mend))
+            problems.append(
+                Problem(f"launch.{name}={value} is no time for Slurm.", why if value.isdigit() else "", mend)
+            )
         if self.segment is not None and self.count_max_nodes() % self.segment:
             what = f"launch.segment={self.segment} does not divide launch.nodes={self.nodes}."
-            found.append(Problem(what, "The job is made of whole segments.", "Spares: a whole number of segments too."))
+            problems.append(
+                Problem(what, "The job is made of whole segments.", "Spares: a whole number of segments too.")
+            )
         if self.switches_wait is not None and self.switches is None:
-            found.append(Problem("launch.switches_wait says nothing without launch.switches.", "", "launch.switches=1"))
-        found += [
+            problems.append(
+                Problem("launch.switches_wait says nothing without launch.switches.", "", "launch.switches=1")
+            )
+        problems += [
             Problem(
                 f"launch.options holds {word!r}, which is no option of sbatch.",
                 "",
@@ -120,15 +126,15 @@ class SlurmLaunch(ClusterLaunch):
             name = word.partition("=")[0].removeprefix("--")
             if name in OWN:
                 what = f"launch.options holds {word!r}, and the script says --{name} by itself."
-                found.append(Problem(what, "Of two such options one is lost.", f"It comes from {OWN[name]}."))
-        return found
+                problems.append(Problem(what, "Of two such options one is lost.", f"It comes from {OWN[name]}."))
+        return problems
 
     def _check_text(self, run: Run) -> list[Problem]:
         """A line of the script is one option; sbatch removes backslashes, and a % in a path is a pattern of Slurm's."""
-        found = []
+        problems = []
         if "%" in (run.job.dir or ""):
             why = "Slurm puts numbers in the place of % in the names of files that nodes write."
-            found.append(Problem(f"run.dir={run.job.dir} has a % in it.", why, "A directory without one."))
+            problems.append(Problem(f"run.dir={run.job.dir} has a % in it.", why, "A directory without one."))
         texts = {f"launch.{each.name}": getattr(self, each.name) for each in fields(self) if each.name != "setup"}
         texts |= {"run.dir": run.job.dir, "run.name": run.job.name}
         for name, value in texts.items():
@@ -136,14 +142,14 @@ class SlurmLaunch(ClusterLaunch):
                 if isinstance(text, str) and (odd := NOT_IN_A_LINE.search(text)):
                     what = f"{name}={text!r} has {odd[0]!r} in it."
                     why = "Each line of the script is one option, of which sbatch removes backslashes."
-                    found.append(Problem(what, why, "A text without it."))
+                    problems.append(Problem(what, why, "A text without it."))
         if key := STATE.search(run.job.name):
             what = f"run.name={run.job.name} has {key[0].strip()!r} in it."
-            found.append(Problem(what, "scontrol prints the state of a job so.", "A name without it."))
-        return found
+            problems.append(Problem(what, "scontrol prints the state of a job so.", "A name without it."))
+        return problems
 
 
-def seconds_of(time: str | None) -> int | None:
+def parse_slurm_time(time: str | None) -> int | None:
     """Of a time as Slurm reads it: minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
     if time is None or not TIME.fullmatch(time):
         return None

@@ -49,9 +49,9 @@ class SlurmLauncher(Launcher):
                 refuse_second(run_dir)
                 number = self._submit(run_dir, [run_dir])
         except SlurmAway as error:
-            return unknown(error, [directory])
+            return report_unknown_job(error, [directory])
         with keep_job_on_error(directory, SlurmScheduler()):
-            print(f"train: job {number}: {jobs.folder(run_dir) / script.FILE}", flush=True)
+            print(f"train: job {number}: {jobs.make_launch_folder(run_dir) / script.FILE}", flush=True)
             return follow(run_dir, SlurmScheduler(), shown=directory.path)
 
     def launch_all(self, directories: Sequence[RunDirectory]) -> list[int]:
@@ -67,18 +67,18 @@ class SlurmLauncher(Launcher):
         self._refuse_storage(above, zip(runs, paths, strict=True))
         try:
             with jobs.lock_submit(above):
-                write_whole(jobs.folder(above) / "runs", "".join(f"{path}\n" for path in paths))
+                write_whole(jobs.make_launch_folder(above) / "runs", "".join(f"{path}\n" for path in paths))
                 number = self._submit(above, paths, range(len(paths)))
         except SlurmAway as error:
-            return [unknown(error, directories)] * len(paths)
+            return [report_unknown_job(error, directories)] * len(paths)
         for directory in directories:
             directory.hand_over()
-        print(f"train: job {number}, {len(paths)} runs: {jobs.folder(above) / script.FILE}", flush=True)
+        print(f"train: job {number}, {len(paths)} runs: {jobs.make_launch_folder(above) / script.FILE}", flush=True)
         return follow_all(paths, SlurmScheduler())
 
     def _submit(self, above: Path, run_dirs: Sequence[Path], tasks: Sequence[int] = ()) -> str:
         """What an earlier job left behind is no word on this one."""
-        path = jobs.folder(above) / script.FILE
+        path = jobs.make_launch_folder(above) / script.FILE
         write_whole(path, script.render(self.config, self.run, above, len(tasks)))
         path.chmod(0o755)
         out = [list_excluded(run_dir, self.config.excluded_hours) for run_dir in run_dirs]
@@ -90,7 +90,7 @@ class SlurmLauncher(Launcher):
             for run_dir in run_dirs:
                 clocks.forget(run_dir)
                 clear_ending(run_dir)
-            number = submit(path, run_dirs, self.config.excludes(names), tasks)
+            number = submit(path, run_dirs, self.config.make_exclude_option(names), tasks)
         except (UserError, OSError):
             for run_dir, ending in endings:
                 if ending is not None:
@@ -98,52 +98,55 @@ class SlurmLauncher(Launcher):
             raise
         with cancel_on_error(number):
             for run_dir in run_dirs:
-                step = requeues.steps_done(run_dir)
+                step = requeues.read_highest_step(run_dir)
                 line = JobRequeue(time.time(), number, step, 0, "submitted", requeues.BEGIN, tuple(names))
                 requeues.append(run_dir, line)
         return number
 
     def _refuse_storage(self, above: Path, runs: Iterable[tuple[Run, Path]]) -> None:
         """Unless all nodes are this machine."""
-        needed = [("the run directory", str(above))]
+        paths = [("the run directory", str(above))]
         for run, run_dir in runs:
-            needed += storage.list_needed_paths(run, run_dir, code=self.config.image is None)
-        found = list(storage.find_local_paths(dict.fromkeys(needed), self.config.shared))
-        if found and not commands.nodes_are_here():
-            raise UserError.of(found)
+            paths += storage.list_needed_paths(run, run_dir, code=self.config.image is None)
+        problems = list(storage.find_local_paths(dict.fromkeys(paths), self.config.shared))
+        if problems and not commands.is_single_machine():
+            raise UserError.of(problems)
 
 
 def refuse_different(config: SlurmLaunch, runs: Sequence[Run], names: Sequence[str]) -> None:
     """Runs of a sweep that need different jobs. Raises UserError, which names the options."""
     first = runs[0]
-    if all(script.agent(config, run, Path()) == script.agent(config, first, Path()) for run in runs) and (
-        len({config.gpus(run) for run in runs}) == 1
-    ):
+    if all(
+        script.build_agent_command(config, run, Path()) == script.build_agent_command(config, first, Path())
+        for run in runs
+    ) and (len({config.count_gpus_per_node(run) for run in runs}) == 1):
         return
     raise UserError(
         "the runs of this sweep need different jobs, and one array job has the same number of processes for each run.",
         *(
             f"{name}: {config.count_ranks(run)} processes, {config.count_ranks_of_node(run)} a node "
-            f"with {config.gpus(run)} GPUs"
+            f"with {config.count_gpus_per_node(run)} GPUs"
             for name, run in zip(names, runs, strict=True)
         ),
-        f"They differ in: {', '.join(differing(runs)) or 'how many processes they ask for'}",
+        f"They differ in: {', '.join(list_differing_options(runs)) or 'how many processes they ask for'}",
         "The same number for all:  launch.processes=...   or a sweep for each number.",
     )
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
+def list_differing_options(runs: Sequence[Run]) -> list[str]:
     """Options from which a number of processes comes, and that are not the same in all runs."""
-    found = []
+    options = []
     if len({type(run.parallel) for run in runs}) > 1:
-        found.append("parallel")
+        options.append("parallel")
     names = dict.fromkeys(each.name for run in runs for each in fields(run.parallel))
-    if not found:
-        found += [f"parallel.{name}" for name in names if len({repr(getattr(run.parallel, name)) for run in runs}) > 1]
-    return [*found, *(["run.device"] if len({run.job.device for run in runs}) > 1 else [])]
+    if not options:
+        options += [
+            f"parallel.{name}" for name in names if len({repr(getattr(run.parallel, name)) for run in runs}) > 1
+        ]
+    return [*options, *(["run.device"] if len({run.job.device for run in runs}) > 1 else [])]
 
 
-def unknown(error: SlurmAway, directories: Sequence[RunDirectory]) -> int:
+def report_unknown_job(error: SlurmAway, directories: Sequence[RunDirectory]) -> int:
     """Nobody can say whether there is a job: the directories stay, for there may be one. An exit code."""
     for directory in directories:
         directory.hand_over()
@@ -159,14 +162,14 @@ def refuse_second(run_dir: Path) -> None:
     """Two jobs of one run. Raises UserError where an earlier one has not ended, or nobody can say."""
     try:
         job = find_job(run_dir)
-        state = SlurmScheduler().state(job) if job is not None and job.scheduler == "slurm" else None
+        state = SlurmScheduler().get_state(job) if job is not None and job.scheduler == "slurm" else None
     except SlurmError as error:
         raise UserError(
             f"{run_dir} may have a job already: {error}.", "Two jobs of a run spoil it. Try again once Slurm answers."
         ) from error
     if job is not None and state is not None and not state.over:
         raise UserError(
-            f"{run_dir} has a job already: {job.id}, {state.line()}.",
+            f"{run_dir} has a job already: {job.id}, {state.describe()}.",
             f"To follow it:  gangline launch attach {jobs.quote_path(run_dir)}",
             f"To end it:  gangline launch cancel {jobs.quote_path(run_dir)}",
         )

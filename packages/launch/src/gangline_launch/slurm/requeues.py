@@ -34,20 +34,20 @@ class JobRequeue:
 def read(run_dir: Path) -> list[JobRequeue]:
     """Since the user submitted the run last, oldest first; a torn or foreign line does not count."""
     path = Path(run_dir, jobs.FOLDER, FILE)
-    found: list[JobRequeue] = []
+    requeues: list[JobRequeue] = []
     for line in read_regular(path).splitlines() if path.exists() else []:
         try:
             content = json.loads(line)
             one = JobRequeue(**{**content, "exclude": tuple(content.get("exclude", ()))})
         except (ValueError, TypeError, AttributeError):
             continue
-        found = [one] if one.then == BEGIN else [*found, one]
-    return found
+        requeues = [one] if one.then == BEGIN else [*requeues, one]
+    return requeues
 
 
 def append(run_dir: Path, line: JobRequeue) -> None:
     """On a line of its own, also after a torn one."""
-    path = jobs.folder(run_dir) / FILE
+    path = jobs.make_launch_folder(run_dir) / FILE
     torn = path.exists() and not read_regular(path).endswith(b"\n")
     with open_own(path, "a") as file:
         file.write("\n" * torn + json.dumps(asdict(line)) + "\n")
@@ -58,7 +58,7 @@ def read_excluded_nodes(lines: list[JobRequeue]) -> set[str]:
     return {name for line in lines if line.then in (BEGIN, "submit") for name in line.exclude}
 
 
-def steps_done(run_dir: Path) -> int:
+def read_highest_step(run_dir: Path) -> int:
     """The most that the run ever did."""
     path = run_dir / "metrics.jsonl"
     return max((record["step"] for record in (read_records(path) if path.exists() else [])), default=0)

@@ -42,38 +42,38 @@ HELD = re.compile(r"held|hold", re.IGNORECASE)  # JobHeldUser, JobHoldMaxRequeue
 class SlurmScheduler:
     """Answers from `scontrol show job`."""
 
-    def state(self, job: SubmittedJob) -> JobState:
+    def get_state(self, job: SubmittedJob) -> JobState:
         lines = commands.show_job(job.id if job.task is None else f"{job.id}_{job.task}")
-        return state_of(lines[0]) if lines else JobState(GONE, "gone")
+        return parse_state(lines[0]) if lines else JobState(GONE, "gone")
 
     def cancel(self, job: SubmittedJob) -> None:
         try:
             commands.ask("scancel", job.id if job.task is None else f"{job.id}_{job.task}")
         except SlurmError:
-            if not self.state(job).over:  # else it has ended meanwhile
+            if not self.get_state(job).over:  # else it has ended meanwhile
                 raise
 
 
-def state_of(said: dict[str, str]) -> JobState:
+def parse_state(fields: dict[str, str]) -> JobState:
     """From one line of `scontrol --oneliner show job`."""
-    word, reason = said.get("JobState", ""), said.get("Reason", "None")
+    word, reason = fields.get("JobState", ""), fields.get("Reason", "None")
     short = reason.split(",")[0].split("(")[0].strip()
-    starts, nodes = int(said.get("Restarts", "0")), said.get("NodeList", "").replace("(null)", "")
+    starts, nodes = int(fields.get("Restarts", "0")), fields.get("NodeList", "").replace("(null)", "")
     if word in _WAITS:
-        meant = WORDS.get(short)
-        if meant is None and HELD.search(short):
-            meant = f"it is held; to release it: scontrol release {_number(said)}"
-        why = "" if short == "None" else f"{short}: {meant}" if meant else reason.replace("_", " ")
+        meaning = WORDS.get(short)
+        if meaning is None and HELD.search(short):
+            meaning = f"it is held; to release it: scontrol release {_format_job_number(fields)}"
+        why = "" if short == "None" else f"{short}: {meaning}" if meaning else reason.replace("_", " ")
         return JobState(WAITS, word, why, "", starts, HOPELESS.get(short, ""))
     if word in _RUNS:
         return JobState(RUNS, word, "", nodes, starts)
     why = "" if short == "None" else reason
-    code, _, signal = said.get("ExitCode", "0:0").partition(":")
-    ended = f"exit code {code}" if code != "0" else f"signal {signal}" if signal not in ("", "0") else ""
-    return JobState(ENDED, word, "; ".join(filter(None, [why, ended])), nodes, starts)
+    code, _, signal = fields.get("ExitCode", "0:0").partition(":")
+    outcome = f"exit code {code}" if code != "0" else f"signal {signal}" if signal not in ("", "0") else ""
+    return JobState(ENDED, word, "; ".join(filter(None, [why, outcome])), nodes, starts)
 
 
-def _number(said: dict[str, str]) -> str:
+def _format_job_number(fields: dict[str, str]) -> str:
     """Return the job's number as it is typed; of a task of an array both numbers."""
-    array, task = said.get("ArrayJobId"), said.get("ArrayTaskId", "")
-    return f"{array}_{task}" if array and task.isdigit() else said.get("JobId", "JOB")
+    array, task = fields.get("ArrayJobId"), fields.get("ArrayTaskId", "")
+    return f"{array}_{task}" if array and task.isdigit() else fields.get("JobId", "JOB")

@@ -20,7 +20,7 @@ FILE = "job.sh"
 
 def render(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int = 0) -> str:
     """The script of the run in `run_dir`; of an array of `tasks` runs, listed in `run_dir`/launch/runs."""
-    lines = ["#!/bin/bash", *(f"#SBATCH {word}" for word in options(config, run, run_dir, tasks))]
+    lines = ["#!/bin/bash", *(f"#SBATCH {word}" for word in list_sbatch_options(config, run, run_dir, tasks))]
     lines += [
         "",
         f"# {run.job.name}, by gangline {version(DISTRIBUTION)}. Slurm starts one agent a node; the agents meet in",
@@ -34,54 +34,54 @@ def render(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int = 0) -> str:
         'rm -f "$run_dir/ending.json" "$run_dir/launch/nodes"  # those of an earlier start',
         "",
         "export PYTHONUNBUFFERED=1",
-        *fabric.setup(config.fabric),
-        *setup.check_exit_codes(config.setup, python(), '"$run_dir"'),
+        *fabric.get_setup_lines(config.fabric),
+        *setup.check_exit_codes(config.setup, quote_python(), '"$run_dir"'),
         "",
         "# What Slurm knows of the nodes: their addresses, their places in the network.",
         'scontrol --oneliner show node "$SLURM_JOB_NODELIST" > "$run_dir/launch/nodes"',
         "",
         "# Each agent writes into a file of its own, so that the loss of a node breaks no connection.",
-        f"srun {' '.join(step(config, run_dir))} \\",
-        f"    {' '.join(agent(config, run, run_dir))}",
+        f"srun {' '.join(list_srun_options(config, run_dir))} \\",
+        f"    {' '.join(build_agent_command(config, run, run_dir))}",
         "",
         "# Again, or not: by RUN_DIR/ending.json.",
-        f'{python()} -P -m gangline_launch.slurm.after "$run_dir" $?',
+        f'{quote_python()} -P -m gangline_launch.slurm.after "$run_dir" $?',
     ]
     return "\n".join(lines) + "\n"
 
 
-def python() -> str:
+def quote_python() -> str:
     """That of the submit."""
     return shlex.quote(sys.executable)
 
 
-def agent(config: SlurmLaunch, run: Run, run_dir: Path) -> list[str]:
+def build_agent_command(config: SlurmLaunch, run: Run, run_dir: Path) -> list[str]:
     """The command on each node, in the image where there is one."""
     command = [
-        f"{'python' if config.image else python()} -P -m gangline_launch.agent",
+        f"{'python' if config.image else quote_python()} -P -m gangline_launch.agent",
         '"$run_dir"',
-        f"--nodes {config.elastic_nodes()}",
+        f"--nodes {config.format_elastic_nodes()}",
         f"--per-node {config.count_ranks_of_node(run)}",
         f"--processes {config.count_ranks(run)}",
     ]
     if config.image and config.container == "apptainer":
-        binds = [f"--bind {shlex.quote(path)}" for path in mounts(config, run_dir)]
+        binds = [f"--bind {shlex.quote(path)}" for path in list_mounts(config, run_dir)]
         command = ["apptainer exec --nv", *binds, shlex.quote(config.image), *command]
     return command
 
 
-def mounts(config: SlurmLaunch, run_dir: Path) -> list[str]:
+def list_mounts(config: SlurmLaunch, run_dir: Path) -> list[str]:
     """What the image sees."""
     return [str(run_dir), *config.mounts]
 
 
-def options(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int) -> list[str]:
+def list_sbatch_options(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int) -> list[str]:
     """For #SBATCH."""
-    fewest, _, _ = config.elastic_nodes().partition(":")
+    fewest, _, _ = config.format_elastic_nodes().partition(":")
     most = config.count_max_nodes() + config.spares
     nodes = str(most) if int(fewest) == config.count_max_nodes() else f"{int(fewest) + config.spares}-{most}"
     output = "launch/slurm-%A_%a.out" if tasks else "launch/slurm-%j.out"
-    given = {
+    options = {
         "job-name": f"gangline-{run.job.name}",
         "partition": config.partition,
         "account": config.account,
@@ -90,12 +90,12 @@ def options(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int) -> list[st
         "constraint": config.constraint,
         "nodes": nodes,
         "ntasks-per-node": "1",
-        "gpus-per-node": str(config.gpus(run)) if config.gpus(run) else None,
+        "gpus-per-node": str(config.count_gpus_per_node(run)) if config.count_gpus_per_node(run) else None,
         "output": str(run_dir / output),
         "open-mode": "append",
         "signal": f"USR1@{round(config.signal_seconds)}" if config.signal_seconds else None,
     }
-    words = [f"--{name}={shlex.quote(value)}" for name, value in given.items() if value is not None]
+    words = [f"--{name}={shlex.quote(value)}" for name, value in options.items() if value is not None]
     words += [f"--switches={config.switches}" + (f"@{config.switches_wait}" if config.switches_wait else "")] * bool(
         config.switches
     )
@@ -114,12 +114,12 @@ def quote_option(option: str) -> str:
     return f"{name}={shlex.quote(value)}" if sign else name
 
 
-def step(config: SlurmLaunch, run_dir: Path) -> list[str]:
+def list_srun_options(config: SlurmLaunch, run_dir: Path) -> list[str]:
     """For srun."""
     words = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0"]
     words += ["--no-kill"] if config.survives() else []
     if config.image and config.container == "pyxis":
-        pairs = [path if ":" in path else f"{path}:{path}" for path in mounts(config, run_dir)]
+        pairs = [path if ":" in path else f"{path}:{path}" for path in list_mounts(config, run_dir)]
         words += [
             f"--container-image={shlex.quote(config.image)}",
             f"--container-mounts={shlex.quote(','.join(pairs))}",

@@ -37,7 +37,7 @@ def submit(
     mark = f"gangline-{uuid.uuid4().hex}"
     places: Sequence[int | None] = tasks or [None] * len(run_dirs)
     for run_dir, task in zip(run_dirs, places, strict=True):
-        write_whole(jobs.folder(run_dir) / FILE, json.dumps({"mark": mark, "task": task}) + "\n")
+        write_whole(jobs.make_launch_folder(run_dir) / FILE, json.dumps({"mark": mark, "task": task}) + "\n")
     try:
         number = _submit_job(script, [*words, f"--comment={mark}"], mark, PATIENCE if patience is None else patience)
     except UserError:
@@ -71,10 +71,10 @@ def find_job(run_dir: Path) -> SubmittedJob | None:
     """The newest job of a run, also one whose sbatch had no answer or was killed. Raises SlurmAway."""
     path = Path(run_dir, jobs.FOLDER, FILE)
     if path.exists():
-        asked = json.loads(read_regular(path))
-        number = commands.job_with(asked["mark"])
+        request = json.loads(read_regular(path))
+        number = commands.find_job_by_comment(request["mark"])
         if number is not None:
-            jobs.write_job(run_dir, SubmittedJob("slurm", number, path.stat().st_mtime, asked["task"]))
+            jobs.write_job(run_dir, SubmittedJob("slurm", number, path.stat().st_mtime, request["task"]))
         path.unlink()
     return jobs.read_job(run_dir)
 
@@ -91,7 +91,7 @@ def _submit_job(script: Path, words: Sequence[str], mark: str, patience: float) 
         for look in range(LOOKS):
             if look:
                 time.sleep(LOOK_SECONDS)
-            if (number := commands.retry_while_away(lambda: commands.job_with(mark), patience)) is not None:
+            if (number := commands.retry_while_away(lambda: commands.find_job_by_comment(mark), patience)) is not None:
                 return number
         raise UserError(f"Slurm did not take the job: {error}.", "None is in the queue. Try again.") from error
 

@@ -24,11 +24,11 @@ def make_sbatch_environment(script: Path, environ: Mapping[str, str] = os.enviro
 
     Slurm takes the command line before the environment, and the environment before the script.
     """
-    written = re.findall(r"^#SBATCH --([a-z-]+)", script.read_text(), flags=re.MULTILINE)
-    dropped = sorted(_variables([*OWN, *written]) & set(environ))
+    script_options = re.findall(r"^#SBATCH --([a-z-]+)", script.read_text(), flags=re.MULTILINE)
+    dropped = sorted(_list_variables([*OWN, *script_options]) & set(environ))
     return {name: value for name, value in environ.items() if name not in dropped}, dropped
 
 
-def _variables(options: Iterable[str]) -> set[str]:
+def _list_variables(options: Iterable[str]) -> set[str]:
     """Return the variables by which sbatch takes these options."""
     return {f"SBATCH_{name}" for option in options for name in NAMES.get(option, (option.upper().replace("-", "_"),))}

@@ -92,19 +92,19 @@ class RotaryConfig(FamilyConfig):
         return Rope(self.rope_theta, build(self.rope, length), self.rotated)
 
     def check(self, run: Run) -> list[Problem]:
-        found = super().check(run)
-        if not found and self.rotated % 2:
+        problems = super().check(run)
+        if not problems and self.rotated % 2:
             what = f"of each head {self.rotated} features are rotated"
-            found.append(Problem(what, "Rotary positions turn features in pairs.", "Take an even model.head_dim."))
+            problems.append(Problem(what, "Rotary positions turn features in pairs.", "Take an even model.head_dim."))
         if self.heads % self.key_heads:
-            found.append(
+            problems.append(
                 Problem(
                     f"model.kv_heads={self.key_heads} does not divide model.heads={self.heads}",
                     "Each key head serves the same number of query heads.",
                     f"Choose model.kv_heads among {list_divisors(self.heads)}.",
                 )
             )
-        return found
+        return problems
 
 
 @dataclass

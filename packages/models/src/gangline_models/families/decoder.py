@@ -10,7 +10,7 @@ from gangline.config.fields import resolve_hints_with_ranges
 from gangline.errors import UserError
 from gangline_basics.model.config import DecoderConfig
 from gangline_models.families.decoder_rope import ROPE_FIELDS, SCALING, read_rope
-from gangline_models.families.decoder_window import WINDOW_FIELDS, read_window, window_json
+from gangline_models.families.decoder_window import WINDOW_FIELDS, make_window_json, read_window
 from gangline_models.hugging_face.contract import ModelFormat
 from gangline_models.hugging_face.fields import check_value, refuse_unknown
 
@@ -43,10 +43,10 @@ class DecoderFormat(ModelFormat):
     architectures = tuple(ARCHITECTURES)
 
     def read(self, directory: str | Path, config: dict[str, Any]) -> DecoderConfig:
-        return decoder_of(directory, config)
+        return read_decoder_config(directory, config)
 
     def write(self, options: DecoderConfig, dtype: str, max_position: int) -> dict[str, Any]:
-        return config_json(options, dtype=dtype, max_position=max_position)
+        return make_config_json(options, dtype=dtype, max_position=max_position)
 
     def describe(self, options: DecoderConfig) -> dict[str, Any]:
         values = {item.name: getattr(options, item.name) for item in fields(DecoderConfig)}
@@ -57,7 +57,7 @@ class DecoderFormat(ModelFormat):
         return {name: value for name, value in values.items() if name not in silent}
 
 
-def decoder_of(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
+def read_decoder_config(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
     """Return the options of a config.json that has one of `ARCHITECTURES`.
 
     Reads what transformers 4 writes (rope_theta, rope_scaling) and what 5 does (rope_parameters). Raises UserError for
@@ -74,8 +74,8 @@ def decoder_of(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
                 f"{directory} holds a model with {key}={theirs[key]}.", f"gangline's decoder has only {key}={value}."
             )
     ours = {
-        mine: check_value(key, theirs[key], ranges[mine], holder)
-        for mine, key in SAME.items()
+        option: check_value(key, theirs[key], ranges[option], holder)
+        for option, key in SAME.items()
         if theirs.get(key) is not None
     }
     missing = [SAME[name] for name in NEEDED if name not in ours]
@@ -94,12 +94,12 @@ def decoder_of(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
     )
 
 
-def architecture_of(config: DecoderConfig) -> str:
+def choose_architecture(config: DecoderConfig) -> str:
     """Who of theirs computes what this model does. Raises UserError where nobody does."""
     other = {"attention_scale": config.attention_scale, "soft_cap": config.soft_cap, "sinks": config.sinks or None}
-    if left := [f"model.{name}" for name, value in other.items() if value is not None]:
+    if extras := [f"model.{name}" for name, value in other.items() if value is not None]:
         raise UserError(
-            f"a model with {', '.join(left)} has no Hugging Face architecture.",
+            f"a model with {', '.join(extras)} has no Hugging Face architecture.",
             f"{', '.join(ARCHITECTURES)} would leave it out and compute something else.",
         )
     if config.qk_norm:
@@ -107,17 +107,17 @@ def architecture_of(config: DecoderConfig) -> str:
     return "LlamaForCausalLM" if config.window is None else "MistralForCausalLM"
 
 
-def config_json(config: DecoderConfig, *, dtype: str = "float32", max_position: int = 2048) -> dict[str, Any]:
+def make_config_json(config: DecoderConfig, *, dtype: str = "float32", max_position: int = 2048) -> dict[str, Any]:
     """What transformers needs to open the model, in the words that both 4 and 5 read.
 
     max_position: the context it was trained with; with rotary scaling it follows from the scaling. Raises UserError for
     what no architecture of theirs computes. The z-term of the loss is of training alone.
     """
-    architecture = architecture_of(config)
-    values = {theirs: getattr(config, mine) for mine, theirs in SAME.items()}
+    architecture = choose_architecture(config)
+    values = {theirs: getattr(config, option) for option, theirs in SAME.items()}
     scaling = None
     if config.rope_scaling_factor is not None:
-        scaling = {"rope_type": "llama3", **{theirs: getattr(config, mine) for mine, theirs in SCALING.items()}}
+        scaling = {"rope_type": "llama3", **{theirs: getattr(config, option) for option, theirs in SCALING.items()}}
         max_position = round(config.rope_original_max_position * config.rope_scaling_factor)
     return {
         "architectures": [architecture],
@@ -126,7 +126,7 @@ def config_json(config: DecoderConfig, *, dtype: str = "float32", max_position: 
         "num_key_value_heads": config.key_heads,
         "head_dim": config.head_width,
         **ABSENT,
-        **window_json(config, architecture),
+        **make_window_json(config, architecture),
         "rope_theta": config.rope_theta,
         "rope_scaling": scaling,
         "max_position_embeddings": max_position,

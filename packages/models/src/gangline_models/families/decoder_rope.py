@@ -27,23 +27,23 @@ def read_rope(directory: str | Path, theirs: Mapping[str, Any], ranges: Mapping[
     ranges: option -> its type and range. Raises UserError for what the decoder cannot compute and for a scaling that is
     not said in full.
     """
-    given, old = theirs.get("rope_parameters") or {}, theirs.get("rope_scaling") or {}
-    if given and old and given != old:
+    parameters, old = theirs.get("rope_parameters") or {}, theirs.get("rope_scaling") or {}
+    if parameters and old and parameters != old:
         what = f"{directory} holds a model with rope_scaling={old}."
-        raise UserError(what, f"It also has rope_parameters={given}.")
-    rope = old or given
+        raise UserError(what, f"It also has rope_parameters={parameters}.")
+    rope = old or parameters
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "llama3"):
         raise UserError(
             f"{directory} holds a model with rotary positions of rope_type={kind}.",
             "gangline's decoder computes: default, llama3.",
         )
-    known = PLAIN | (set(SCALING.values()) if kind == "llama3" else set())
-    left = {name: value for name, value in rope.items() if name not in known and value is not None}
+    known_names = PLAIN | (set(SCALING.values()) if kind == "llama3" else set())
+    unknown_fields = {name: value for name, value in rope.items() if name not in known_names and value is not None}
     if (share := rope.get(SHARE, theirs.get(SHARE, 1.0))) != 1.0:
-        left[SHARE] = share
-    if left:
-        what = f"{directory} holds a model with rope_parameters={left}, whose rope_type is {kind}."
+        unknown_fields[SHARE] = share
+    if unknown_fields:
+        what = f"{directory} holds a model with rope_parameters={unknown_fields}, whose rope_type is {kind}."
         raise UserError(what, "gangline's decoder computes nothing of that.")
     theta = rope.get("rope_theta", theirs.get("rope_theta", 10_000.0))
     if kind == "default":
@@ -52,12 +52,12 @@ def read_rope(directory: str | Path, theirs: Mapping[str, Any], ranges: Mapping[
         lengths = {ORIGINAL: theirs.get("max_position_embeddings")} | dict(rope)
         if ORIGINAL in theirs:  # one that stands above them comes first
             lengths[ORIGINAL] = theirs[ORIGINAL]
-        scaled = {mine: lengths.get(name) for mine, name in SCALING.items()}
+        scaled = {option: lengths.get(name) for option, name in SCALING.items()}
     missing = [SCALING[name] for name, value in scaled.items() if value is None]
     missing += ["rope_theta"] if theta is None else []
     if missing:
         raise UserError(f"{directory}/config.json does not give {', '.join(missing)} of its rotary positions.")
     holder = f"{directory} holds a model"
-    for mine, value in scaled.items():
-        check_value(SCALING[mine], value, ranges[mine], holder)
+    for option, value in scaled.items():
+        check_value(SCALING[option], value, ranges[option], holder)
     return {"rope_theta": float(check_value("rope_theta", theta, ranges["rope_theta"], holder)), **scaled}

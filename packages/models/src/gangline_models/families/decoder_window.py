@@ -57,10 +57,10 @@ def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -
         if any(slides) or set(types) - {SLIDING, FULL}:
             raise UserError(f"{directory} holds a model with layer_types={types}.", "Its sliding_window is not in use.")
         return {}
-    return {"window": window, "full_every": _full_every(directory, slides)}
+    return {"window": window, "full_every": _find_full_every(directory, slides)}
 
 
-def _full_every(directory: str | Path, slides: Sequence[bool]) -> int | None:
+def _find_full_every(directory: str | Path, slides: Sequence[bool]) -> int | None:
     if all(slides):
         return None
     every = slides.index(False) + 1
@@ -72,7 +72,7 @@ def _full_every(directory: str | Path, slides: Sequence[bool]) -> int | None:
     return every
 
 
-def window_json(config: DecoderConfig, architecture: str) -> dict[str, Any]:
+def make_window_json(config: DecoderConfig, architecture: str) -> dict[str, Any]:
     """As config.json says it. Raises UserError where the architecture has windows in all blocks or none."""
     if architecture == "LlamaForCausalLM":
         return {}

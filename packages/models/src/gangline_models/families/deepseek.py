@@ -82,10 +82,10 @@ class DeepSeek(FamilyConfig):
     @property
     def scale(self) -> float:
         """Of the scores: with YaRN they grow beside queries and keys (`mscale_all_dim`)."""
-        grown = 1.0
+        magnitude = 1.0
         if isinstance(self.rope, YarnRope) and self.rope.mscale_all_dim and self.rope.factor > 1:
-            grown = 0.1 * self.rope.mscale_all_dim * math.log(self.rope.factor) + 1
-        return float(self.head_width**-0.5 * grown * grown)
+            magnitude = 0.1 * self.rope.mscale_all_dim * math.log(self.rope.factor) + 1
+        return float(self.head_width**-0.5 * magnitude * magnitude)
 
     def get_rope(self, block: int, length: int) -> Rope:
         from gangline.plugin.registry import build
@@ -100,8 +100,8 @@ class DeepSeek(FamilyConfig):
 
     def list_notices(self, run: Run) -> list[str]:
         """Of weights that are there and not taken: those of layers behind what mtp=on takes."""
-        taken = getattr(run.edits.get("mtp"), "depth", 0)
-        return report_skipped(self.weights, f"model.layers.{self.layers + taken}.")
+        depth = getattr(run.edits.get("mtp"), "depth", 0)
+        return report_skipped(self.weights, f"model.layers.{self.layers + depth}.")
 
 
 class DeepSeekFormat(FamilyFormat[DeepSeek]):
@@ -126,17 +126,17 @@ class DeepSeekFormat(FamilyFormat[DeepSeek]):
     }
     nullable = frozenset(("q_rank",))
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
         refuse_packed(reader, "quantization_config")
         dense = reader.read_given("first_k_dense_replace", 3, NonNegativeInt)
-        if dense < given["layers"]:
+        if dense < options["layers"]:
             refuse_experts(reader, "n_routed_experts", 256)
         for name in (*ROUTING, *PASSED, "n_routed_experts"):
             reader.take(name)
         for name, value in (("moe_layer_freq", 1), ("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
             reader.expect(name, value)
-        reader.expect("head_dim", None, given["rope_dim"])  # transformers rotates by it
-        if (key_heads := reader.take("num_key_value_heads", 128)) not in (given["heads"], None):
+        reader.expect("head_dim", None, options["rope_dim"])  # transformers rotates by it
+        if (key_heads := reader.take("num_key_value_heads", 128)) not in (options["heads"], None):
             raise reader.explain("num_key_value_heads", key_heads, "Every head has a key of its own here.")
         return read_rope(reader, 10_000.0)
 
@@ -146,7 +146,7 @@ class DeepSeekFormat(FamilyFormat[DeepSeek]):
             "first_k_dense_replace": options.layers,
             "num_nextn_predict_layers": 0,
             "rope_parameters": {"rope_theta": options.rope_theta, **options.rope.to_json()},
-            "max_position_embeddings": options.rope.max_position(max_position),
+            "max_position_embeddings": options.rope.compute_max_position(max_position),
         }
 
 
@@ -161,11 +161,11 @@ def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     )
     names = ModuleNames(NAMES, unread=FURTHER)
     return plan_family(
-        config, lambda index: build_block(config, _attention(config, index, run)), names=names, cuts=cuts
+        config, lambda index: build_block(config, _build_latent_attention(config, index, run)), names=names, cuts=cuts
     )
 
 
-def _attention(config: DeepSeek, block: int, run: Run | None) -> MlaNode:
+def _build_latent_attention(config: DeepSeek, block: int, run: Run | None) -> MlaNode:
     biased = LinearNode(bias=config.biases)
     queries: dict[str, Any] = {"wq": LinearNode()}
     if config.q_rank is not None:

@@ -14,7 +14,7 @@ from gangline.config.fields import resolve_hints_with_ranges
 from gangline_models.families.base import FamilyConfig, PatternConfig, RotaryConfig, TwoRopesConfig
 from gangline_models.hugging_face.config_reader import ConfigReader
 from gangline_models.hugging_face.contract import ModelFormat
-from gangline_models.hugging_face.layers import layer_types
+from gangline_models.hugging_face.layers import list_layer_types
 from gangline_models.hugging_face.rope import read_rope
 
 TRAINING = {"weights", "init_std", "z_loss"}  # options that a config.json says nothing of
@@ -52,34 +52,34 @@ class FamilyFormat(ModelFormat, ABC, Generic[Family]):
 
     def read(self, directory: str | Path, config: dict[str, Any]) -> Family:
         reader = ConfigReader(directory, config)
-        given: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         ranges = resolve_hints_with_ranges(self.options)
         for ours, theirs in self.same.items():
             if ours not in self.silent:
-                given[ours] = reader.need(theirs, ranges[ours])
+                options[ours] = reader.require(theirs, ranges[ours])
             else:
                 read = reader.take if ours in self.nullable else reader.read_given
-                given[ours] = read(theirs, self.silent[ours], ranges[ours])
+                options[ours] = read(theirs, self.silent[ours], ranges[ours])
         for name, value in self.absent.items():
             reader.expect(name, value)
-        given |= self.read_more(reader, given)
+        options |= self.read_more(reader, options)
         reader.finish()
-        return self.options(**given, weights=str(directory))
+        return self.options(**options, weights=str(directory))
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options that need more than a look. given: those of `same`."""
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options that need more than a look. options: those of `same`."""
         return {}
 
     def write(self, options: Family, dtype: str, max_position: int) -> dict[str, Any]:
-        filled = self.describe(options)
+        description = self.describe(options)
         return {
             "architectures": list(self.architectures[:1]),
             "model_type": self.model_type,
-            **{theirs: filled[ours] for ours, theirs in self.same.items()},
+            **{theirs: description[ours] for ours, theirs in self.same.items()},
             **self.absent,
             "max_position_embeddings": max_position,
             **self.write_more(options, max_position),
-            **_special_tokens(options.weights),
+            **_read_special_tokens(options.weights),
             "torch_dtype": dtype,
         }
 
@@ -92,11 +92,11 @@ class FamilyFormat(ModelFormat, ABC, Generic[Family]):
         return {name: value for name, value in values.items() if name not in TRAINING}
 
 
-def _special_tokens(weights: str | None) -> dict[str, Any]:
+def _read_special_tokens(weights: str | None) -> dict[str, Any]:
     """Return those of the initial weights; null without any, because transformers has other defaults."""
     there = Path(weights or ".") / "config.json"
-    held = json.loads(there.read_text(encoding="utf-8")) if weights and there.is_file() else {}
-    return {name: held.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    config = json.loads(there.read_text(encoding="utf-8")) if weights and there.is_file() else {}
+    return {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
 class RotaryFormat(FamilyFormat[Rotary], ABC):
@@ -105,13 +105,13 @@ class RotaryFormat(FamilyFormat[Rotary], ABC):
     silent_theta: float = 10_000.0  # base of the wavelengths in a file without
     nullable = frozenset(("kv_heads",))
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
         return read_rope(reader, self.silent_theta)
 
     def write_more(self, options: Rotary, max_position: int) -> dict[str, Any]:
         return {
             "rope_parameters": {"rope_theta": options.rope_theta, **options.rope.to_json()},
-            "max_position_embeddings": options.rope.max_position(max_position),
+            "max_position_embeddings": options.rope.compute_max_position(max_position),
         }
 
     def describe(self, options: Rotary) -> dict[str, Any]:
@@ -122,19 +122,21 @@ class PatternFormat(RotaryFormat[Pattern], ABC):
     """With a window in some blocks."""
 
     def write_more(self, options: Pattern, max_position: int) -> dict[str, Any]:
-        said = {"sliding_window": options.window, "layer_types": layer_types(options.windows)}
-        return super().write_more(options, max_position) | said
+        window_fields = {"sliding_window": options.window, "layer_types": list_layer_types(options.windows)}
+        return super().write_more(options, max_position) | window_fields
 
 
 class TwoRopesFormat(PatternFormat[TwoRopes], ABC):
     """With rotary positions of another base in blocks with a window."""
 
     def write_more(self, options: TwoRopes, max_position: int) -> dict[str, Any]:
-        said = super().write_more(options, max_position)
-        if said["rope_parameters"].get("truncate", True) is not True:
+        config_fields = super().write_more(options, max_position)
+        if config_fields["rope_parameters"].get("truncate", True) is not True:
             raise UserError(
                 "a model with model.rope.truncate=false and layers of two kinds has no Hugging Face architecture.",
                 "transformers passes over truncate where layers differ, and would compute something else.",
             )
         local = {"rope_type": "default", "rope_theta": options.local_rope_theta}
-        return said | {"rope_parameters": {"full_attention": said["rope_parameters"], "sliding_attention": local}}
+        return config_fields | {
+            "rope_parameters": {"full_attention": config_fields["rope_parameters"], "sliding_attention": local}
+        }

@@ -65,15 +65,15 @@ class Gemma2Format(PatternFormat[Gemma2]):
     silent = SILENT | {"soft_cap": 50.0, "logit_soft_cap": 30.0}
     nullable = frozenset(("soft_cap", "logit_soft_cap"))
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("hidden_act", "sliding_window_size"):  # transformers goes by hidden_activation, sliding_window
             reader.take(name)
-        types = read_types(reader, [SLIDING if (index + 1) % 2 else FULL for index in range(given["layers"])])
+        types = read_types(reader, [SLIDING if (index + 1) % 2 else FULL for index in range(options["layers"])])
         windows = read_windows(reader, reader.take("sliding_window", 4096, PositiveInt), types)
-        return super().read_more(reader, given) | windows
+        return super().read_more(reader, options) | windows
 
     def write_more(self, options: Gemma2, max_position: int) -> dict[str, Any]:
-        return super().write_more(options, max_position) | scalar_json(options.query_scalar)
+        return super().write_more(options, max_position) | make_scalar_json(options.query_scalar)
 
 
 @dataclass
@@ -102,18 +102,18 @@ class Gemma3Format(TwoRopesFormat[Gemma3]):
     silent = SILENT
     nullable = frozenset()
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
         reader.take("hidden_act")
-        layers, every = range(given["layers"]), reader.read_given("sliding_window_pattern", 6, PositiveInt)
+        layers, every = range(options["layers"]), reader.read_given("sliding_window_pattern", 6, PositiveInt)
         types = read_types(reader, [SLIDING if (index + 1) % every else FULL for index in layers])
         windows = read_windows(reader, reader.take("sliding_window", 4096, PositiveInt), types)
         return read_layered_rope(reader, 1_000_000.0, "rope_local_base_freq", 10_000.0) | windows
 
     def write_more(self, options: Gemma3, max_position: int) -> dict[str, Any]:
-        return super().write_more(options, max_position) | scalar_json(options.query_scalar)
+        return super().write_more(options, max_position) | make_scalar_json(options.query_scalar)
 
 
-def scalar_json(query_scalar: float) -> dict[str, Any]:
+def make_scalar_json(query_scalar: float) -> dict[str, Any]:
     """Without a point where it is a whole number: transformers opens no file in which it has one."""
     return {"query_pre_attn_scalar": int(query_scalar) if query_scalar == int(query_scalar) else query_scalar}
 
@@ -127,7 +127,7 @@ def build(config: Gemma2 | Gemma3, run: Run | None = None) -> tuple[DecoderNode,
     else:
         own |= dict.fromkeys(("q_norm", "k_norm"), NormNode(dim=config.head_width, eps=config.norm_eps, offset=1.0))
 
-    def block(index: int) -> BlockNode:
+    def make_block(index: int) -> BlockNode:
         return build_block(
             config,
             build_attention(config, index, run, **own),
@@ -140,7 +140,7 @@ def build(config: Gemma2 | Gemma3, run: Run | None = None) -> tuple[DecoderNode,
     sizes = {"vocab_size": config.vocab_size, "dim": config.dim}
     return plan_family(
         config,
-        block,
+        make_block,
         embed=EmbeddingNode(**sizes, scale=config.dim**0.5),
         head=HeadNode(**sizes, norm=norm, z=config.z_loss, soft_cap=cap),
         names=ModuleNames(NAMES),

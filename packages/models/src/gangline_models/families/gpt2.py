@@ -57,11 +57,11 @@ class Gpt2(FamilyConfig):
     norm_eps: float = 1e-5
 
     def check(self, run: Run) -> list[Problem]:
-        found = super().check(run)
+        problems = super().check(run)
         if (length := run.batch.sequence_length) > self.positions:
             what = f"batch.sequence_length={length} is more than model.positions={self.positions}"
-            found.append(Problem(what, "Each position has a vector of its own.", "Take shorter rows."))
-        return found
+            problems.append(Problem(what, "Each position has a vector of its own.", "Take shorter rows."))
+        return problems
 
 
 class Gpt2Format(FamilyFormat[Gpt2]):
@@ -87,16 +87,16 @@ class Gpt2Format(FamilyFormat[Gpt2]):
     }
     silent = {"positions": 1024, "tied": True, "norm_eps": 1e-5}
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        from gangline_models.hugging_face.tensors import tensor_names
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
+        from gangline_models.hugging_face.tensors import list_tensor_names
 
         for name in ("n_ctx", "reorder_and_upcast_attn", *(f"summary_{word}" for word in SUMMARY)):
             reader.take(name)  # old, of rounding alone, and of other tasks
-        names = tensor_names(reader.directory)
+        names = list_tensor_names(reader.directory)
         prefix = "" if "wte.weight" in names else "transformer."
-        reader.expect("max_position_embeddings", None, given["positions"])  # their other name of n_positions
+        reader.expect("max_position_embeddings", None, options["positions"])  # their other name of n_positions
         hidden = reader.take("n_inner", hint=PositiveInt)
-        return {"hidden": 4 * given["dim"] if hidden is None else hidden, "prefix": prefix}
+        return {"hidden": 4 * options["dim"] if hidden is None else hidden, "prefix": prefix}
 
     def write_more(self, options: Gpt2, max_position: int) -> dict[str, Any]:
         return {"n_inner": options.hidden, "max_position_embeddings": options.positions}
@@ -108,7 +108,7 @@ def build(config: Gpt2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     biased: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), BIASED)
     feed_forward = UngatedFeedForwardNode(dim=dim, hidden=config.hidden, w_up=BIASED, w_down=BIASED)
 
-    def block(index: int) -> BlockNode:
+    def make_block(index: int) -> BlockNode:
         return build_block(config, build_attention(config, index, run, **biased), norm, feed_forward=feed_forward)
 
     top = {"embed.tokens": "wte", "embed.positions": "wpe", "head.norm": "ln_f"}
@@ -122,4 +122,4 @@ def build(config: Gpt2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     )
     tokens, positions = (EmbeddingNode(vocab_size=rows, dim=dim) for rows in (config.vocab_size, config.positions))
     embed = PositionedEmbeddingNode(tokens=tokens, positions=positions)
-    return plan_family(config, block, kind=PositionedDecoderNode, embed=embed, norm=norm, names=names)
+    return plan_family(config, make_block, kind=PositionedDecoderNode, embed=embed, norm=norm, names=names)

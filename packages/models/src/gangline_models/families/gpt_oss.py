@@ -74,17 +74,17 @@ class GptOssFormat(PatternFormat[GptOss]):
     }
     nullable = frozenset(("kv_heads", "head_dim"))
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
         refuse_packed(reader, "quantization_config")
         refuse_experts(reader, "num_local_experts", 128)
         for name in ("experts_per_token", "initial_context_length"):  # transformers goes by others
             reader.take(name)
-        said = reader.take("rope_parameters") is not None or reader.take("rope_scaling")
-        found = read_rope(reader, self.silent_theta)
-        if not said:
-            found["rope"] = build_rope()
-        types = read_types(reader, [FULL if (index + 1) % 2 == 0 else SLIDING for index in range(given["layers"])])
-        return found | read_windows(reader, reader.take("sliding_window", 128, PositiveInt), types)
+        rope_fields = reader.take("rope_parameters") is not None or reader.take("rope_scaling")
+        rope_options = read_rope(reader, self.silent_theta)
+        if not rope_fields:
+            rope_options["rope"] = build_rope()
+        types = read_types(reader, [FULL if (index + 1) % 2 == 0 else SLIDING for index in range(options["layers"])])
+        return rope_options | read_windows(reader, reader.take("sliding_window", 128, PositiveInt), types)
 
     def write_more(self, options: GptOss, max_position: int) -> dict[str, Any]:
         return super().write_more(options, max_position) | {"num_local_experts": 0}
@@ -97,7 +97,7 @@ def build(config: GptOss, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     gating = Gating(slope=config.slope, limit=config.limit, offset=1.0)
     feed_forward = feed_forward_of(config, gating=gating, **dict.fromkeys(LINEARS, BIASED))
 
-    def block(index: int) -> BlockNode:
+    def make_block(index: int) -> BlockNode:
         return build_block(config, build_attention(config, index, run, **own), feed_forward=feed_forward)
 
-    return plan_family(config, block, names=ModuleNames(NAMES))
+    return plan_family(config, make_block, names=ModuleNames(NAMES))

@@ -50,9 +50,9 @@ class GraniteFormat(RotaryFormat[Granite]):
         **dict.fromkeys(MULTIPLIERS, 1.0),
     }
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        reader.expect("head_dim", None, given["dim"] // given["heads"])
-        return super().read_more(reader, given)
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
+        reader.expect("head_dim", None, options["dim"] // options["heads"])
+        return super().read_more(reader, options)
 
 
 def build(config: Granite, run: Run | None = None) -> tuple[DecoderNode, Plan]:

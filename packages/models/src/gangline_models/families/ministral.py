@@ -36,10 +36,10 @@ class MinistralFormat(PatternFormat[Ministral]):
     silent = {"tied": False, "norm_eps": 1e-6, "kv_heads": 8, "head_dim": None}
     nullable = frozenset(("head_dim",))
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
         window = reader.take("sliding_window", 4096, PositiveInt)
-        types = read_types(reader, [FULL if window is None else SLIDING] * given["layers"])
-        return super().read_more(reader, given) | read_windows(reader, window, types)
+        types = read_types(reader, [FULL if window is None else SLIDING] * options["layers"])
+        return super().read_more(reader, options) | read_windows(reader, window, types)
 
 
 def build(config: Ministral, run: Run | None = None) -> tuple[DecoderNode, Plan]:

@@ -51,9 +51,9 @@ class Olmo2Format(RotaryFormat[Olmo2]):
     absent = ABSENT
     silent = SILENT
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        reader.expect("head_dim", None, given["dim"] // given["heads"])
-        return super().read_more(reader, given)
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
+        reader.expect("head_dim", None, options["dim"] // options["heads"])
+        return super().read_more(reader, options)
 
 
 @dataclass
@@ -77,9 +77,9 @@ class Olmo3Format(TwoRopesFormat[Olmo3]):
     absent = ABSENT
     silent = SILENT
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        reader.expect("head_dim", None, given["dim"] // given["heads"])
-        types = read_types(reader, [SLIDING if (index + 1) % 4 else FULL for index in range(given["layers"])])
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
+        reader.expect("head_dim", None, options["dim"] // options["heads"])
+        types = read_types(reader, [SLIDING if (index + 1) % 4 else FULL for index in range(options["layers"])])
         windows = read_windows(reader, reader.take("sliding_window", 4096, PositiveInt), types)
         return read_layered_rope(reader, 500_000.0, None, 500_000.0) | windows
 
@@ -92,7 +92,7 @@ def build(config: Olmo2 | Olmo3, run: Run | None = None) -> tuple[DecoderNode, P
         "k_norm": WidthNormNode(dim=config.key_heads * head, eps=config.norm_eps),
     }
 
-    def block(index: int) -> BlockNode:
+    def make_block(index: int) -> BlockNode:
         return BlockNode(
             attention=build_attention(config, index, run, **norms),
             attention_out_norm=norm,
@@ -101,4 +101,4 @@ def build(config: Olmo2 | Olmo3, run: Run | None = None) -> tuple[DecoderNode, P
         )
 
     cuts = tuple(Cut.colwise(f"blocks.*.attention.{name}", head) for name in norms)
-    return plan_family(config, block, names=ModuleNames(NAMES), cuts=cuts)
+    return plan_family(config, make_block, names=ModuleNames(NAMES), cuts=cuts)

@@ -53,8 +53,8 @@ class Phi3Format(RotaryFormat[Phi3]):
     silent = {"tied": False, "norm_eps": 1e-5, "kv_heads": None, "window": None}
     nullable = frozenset(("kv_heads", "window"))
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        reader.expect("head_dim", None, given["dim"] // given["heads"])
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
+        reader.expect("head_dim", None, options["dim"] // options["heads"])
         for name, value in (
             ("mlp_bias", False),
             ("lm_head_bias", False),
@@ -64,11 +64,13 @@ class Phi3Format(RotaryFormat[Phi3]):
             reader.expect(name, value)
         share = take_fields(reader).get(SHARE, reader.read_given(SHARE, 1.0))
         reader.check(SHARE, share, resolve_hints_with_ranges(Phi3)["rotary_share"] | None)
-        found = read_rope(reader, self.silent_theta, original=4096, share=True)
-        if share is None or found["rope"].kind not in KINDS:
+        rope_options = read_rope(reader, self.silent_theta, original=4096, share=True)
+        if share is None or rope_options["rope"].kind not in KINDS:
             what = SHARE if share is None else "rope_type"
-            raise reader.explain(what, share or found["rope"].kind, f"transformers has {' and '.join(KINDS)} there.")
-        return found | {"rotary_share": share}
+            raise reader.explain(
+                what, share or rope_options["rope"].kind, f"transformers has {' and '.join(KINDS)} there."
+            )
+        return rope_options | {"rotary_share": share}
 
     def write_more(self, options: Phi3, max_position: int) -> dict[str, Any]:
         if options.rope.kind not in KINDS:
@@ -76,10 +78,12 @@ class Phi3Format(RotaryFormat[Phi3]):
                 f"a Phi 3 with rotary positions of type {options.rope.kind} has no Hugging Face architecture.",
                 f"transformers has {' and '.join(KINDS)} there.",
             )
-        said = super().write_more(options, max_position)
-        said["rope_parameters"]["partial_rotary_factor"] = options.rotary_share
-        original = said["rope_parameters"].get("original_max_position_embeddings", said["max_position_embeddings"])
-        return said | {"original_max_position_embeddings": original}
+        config_fields = super().write_more(options, max_position)
+        config_fields["rope_parameters"]["partial_rotary_factor"] = options.rotary_share
+        original = config_fields["rope_parameters"].get(
+            "original_max_position_embeddings", config_fields["max_position_embeddings"]
+        )
+        return config_fields | {"original_max_position_embeddings": original}
 
 
 def build(config: Phi3, run: Run | None = None) -> tuple[DecoderNode, Plan]:

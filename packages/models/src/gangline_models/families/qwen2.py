@@ -16,7 +16,7 @@ from gangline_basics.model.decoder_tree import BIASED, build_attention, build_bl
 from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import PatternConfig
 from gangline_models.families.format import SIZES, PatternFormat
-from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
+from gangline_models.hugging_face.layers import FULL, SLIDING, list_layer_types, read_types, read_windows
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -41,17 +41,17 @@ class Qwen2Format(PatternFormat[Qwen2]):
     silent = {"tied": False, "norm_eps": 1e-6, "kv_heads": 32, "head_dim": None}
     nullable = frozenset(("kv_heads", "head_dim"))
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
         reader.expect("use_mrope", False)
         window = reader.take("sliding_window", 4096, PositiveInt)
         first = reader.read_given("max_window_layers", 28, NonNegativeInt)
         if not reader.read_given("use_sliding_window", False, bool):
             window = None
-        absent = [SLIDING if window is not None and index >= first else FULL for index in range(given["layers"])]
-        return super().read_more(reader, given) | read_windows(reader, window, read_types(reader, absent))
+        absent = [SLIDING if window is not None and index >= first else FULL for index in range(options["layers"])]
+        return super().read_more(reader, options) | read_windows(reader, window, read_types(reader, absent))
 
     def write_more(self, options: Qwen2, max_position: int) -> dict[str, Any]:
-        types = layer_types(options.windows)
+        types = list_layer_types(options.windows)
         return super().write_more(options, max_position) | {
             "use_sliding_window": options.window is not None,
             "max_window_layers": types.index(SLIDING) if SLIDING in types else options.layers,

@@ -86,9 +86,9 @@ class Qwen3Next(RotaryConfig):
         return bool(self.full_every and (block + 1) % self.full_every == 0)
 
     def check(self, run: Run) -> list[Problem]:
-        found = super().check(run)
+        problems = super().check(run)
         if self.delta_heads % self.delta_key_heads:
-            found.append(
+            problems.append(
                 Problem(
                     f"model.delta_key_heads={self.delta_key_heads} does not divide "
                     f"model.delta_heads={self.delta_heads}",
@@ -96,7 +96,7 @@ class Qwen3Next(RotaryConfig):
                     f"Choose model.delta_key_heads among {list_divisors(self.delta_heads)}.",
                 )
             )
-        return found
+        return problems
 
     def list_notices(self, run: Run) -> list[str]:
         """Of weights that are there and not taken."""
@@ -125,21 +125,21 @@ class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
     }
     nullable = frozenset()
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
         refuse_experts(reader, "num_experts", 512)
         for name in ROUTING:
             reader.take(name)
         reader.expect("use_sliding_window", False)
         share = take_fields(reader).get(SHARE, reader.read_given(SHARE, 0.25))
         reader.check(SHARE, share, resolve_hints_with_ranges(Qwen3Next)["rotary_share"] | None)
-        found = read_rope(reader, self.silent_theta, share=True)
-        if share is None or found["rope"].kind not in KINDS:
+        rope_options = read_rope(reader, self.silent_theta, share=True)
+        if share is None or rope_options["rope"].kind not in KINDS:
             what = SHARE if share is None else "rope_type"
-            raise reader.explain(what, share or found["rope"].kind, f"gangline has {' and '.join(KINDS)} there.")
+            raise reader.explain(what, share or rope_options["rope"].kind, f"gangline has {' and '.join(KINDS)} there.")
         every = reader.read_given("full_attention_interval", 4, PositiveInt)
-        absent = [LINEAR_LAYER if (index + 1) % every else FULL for index in range(given["layers"])]
+        absent = [LINEAR_LAYER if (index + 1) % every else FULL for index in range(options["layers"])]
         types = read_types(reader, absent)
-        return found | {"rotary_share": share, "full_every": read_every(reader, types, LINEAR_LAYER)}
+        return rope_options | {"rotary_share": share, "full_every": read_every(reader, types, LINEAR_LAYER)}
 
     def write_more(self, options: Qwen3Next, max_position: int) -> dict[str, Any]:
         if options.rope.kind not in KINDS:
@@ -147,10 +147,10 @@ class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
                 f"a Qwen3-Next with rotary positions of type {options.rope.kind} is not written.",
                 f"gangline has compared {' and '.join(KINDS)} with transformers.",
             )
-        said = super().write_more(options, max_position)
-        said["rope_parameters"]["partial_rotary_factor"] = options.rotary_share
+        config_fields = super().write_more(options, max_position)
+        config_fields["rope_parameters"]["partial_rotary_factor"] = options.rotary_share
         types = [FULL if options.attends(index) else LINEAR_LAYER for index in range(options.layers)]
-        return said | {"layer_types": types, "num_experts": 0}
+        return config_fields | {"layer_types": types, "num_experts": 0}
 
 
 def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]:
@@ -160,14 +160,16 @@ def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]
     here, convolutions = "blocks.*.attention", ("conv_q", "conv_k", "conv_v")
     norm = build_norm(config, offset=1.0)
 
-    def block(index: int) -> BlockNode:
-        return build_block(config, _attention(config, index, run) if config.attends(index) else _delta(config), norm)
+    def make_block(index: int) -> BlockNode:
+        return build_block(
+            config, _build_gated_attention(config, index, run) if config.attends(index) else _build_delta(config), norm
+        )
 
     return plan_family(
         config,
-        block,
+        make_block,
         norm=norm,
-        names=_names(config),
+        names=_make_names(config),
         cuts=(
             Cut.colwise(f"{here}.wq", 2 * config.head_width),
             Cut.colwise(f"{here}.wqkvz", 2 * config.delta_key_dim + 2 * wide),
@@ -187,14 +189,14 @@ def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]
     )
 
 
-def _attention(config: Qwen3Next, block: int, run: Run | None) -> AttentionNode:
+def _build_gated_attention(config: Qwen3Next, block: int, run: Run | None) -> AttentionNode:
     norm = HeadNormNode(dim=config.head_width, eps=config.norm_eps, offset=1.0, heads=config.heads)
     own: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), LinearNode(bias=config.biases))
     own |= {"q_norm": norm, "k_norm": replace(norm, heads=config.key_heads)}
     return build_attention(config, block, run, GatedAttentionNode, **own)
 
 
-def _delta(config: Qwen3Next) -> Node:
+def _build_delta(config: Qwen3Next) -> Node:
     keys, values = config.delta_key_heads * config.delta_key_dim, config.delta_heads * config.delta_value_dim
     return GatedDeltaNode(
         dim=config.dim,
@@ -210,7 +212,7 @@ def _delta(config: Qwen3Next) -> Node:
     )
 
 
-def _names(config: Qwen3Next) -> ModuleNames:
+def _make_names(config: Qwen3Next) -> ModuleNames:
     keys, values = config.delta_key_heads * config.delta_key_dim, config.delta_heads * config.delta_value_dim
     every = 2 * keys + values
     rows = {

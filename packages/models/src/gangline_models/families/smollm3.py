@@ -53,21 +53,21 @@ class SmolLM3Format(RotaryFormat[SmolLM3]):
     silent_theta = 2_000_000.0
     silent = {"tied": True, "norm_eps": 1e-6, "kv_heads": 4}
 
-    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("sliding_window", "max_window_layers"):  # not in use
             reader.take(name)
-        layers, every = given["layers"], reader.read_given("no_rope_layer_interval", 4, PositiveInt)
+        layers, every = options["layers"], reader.read_given("no_rope_layer_interval", 4, PositiveInt)
         if (types := read_types(reader, [FULL] * layers)) != [FULL] * layers:
             raise reader.explain("layer_types", types, f"Here all layers are {FULL}.")
         rotated = [bool((index + 1) % every) for index in range(layers)]
-        if (listed := reader.take("no_rope_layers", hint=list[int])) is not None:
-            rotated = [bool(each) for each in listed]
-        found = None if all(rotated) else rotated.index(False) + 1
-        if rotated != [found is None or bool((index + 1) % found) for index in range(layers)]:
+        if (flags := reader.take("no_rope_layers", hint=list[int])) is not None:
+            rotated = [bool(each) for each in flags]
+        nope_every = None if all(rotated) else rotated.index(False) + 1
+        if rotated != [nope_every is None or bool((index + 1) % nope_every) for index in range(layers)]:
             raise reader.explain("no_rope_layers", rotated, "gangline leaves it out of every so many blocks.")
-        if reader.take("head_dim") not in (None, given["dim"] // given["heads"]):
+        if reader.take("head_dim") not in (None, options["dim"] // options["heads"]):
             raise reader.explain("head_dim", reader.take("head_dim"), "A head is hidden_size / heads wide there.")
-        return super().read_more(reader, given) | {"nope_every": found}
+        return super().read_more(reader, options) | {"nope_every": nope_every}
 
     def write_more(self, options: SmolLM3, max_position: int) -> dict[str, Any]:
         every = options.nope_every

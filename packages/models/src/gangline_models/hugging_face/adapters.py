@@ -46,7 +46,7 @@ def decode_kept(read: Read, shapes: Shapes, plan: Plan) -> Read:
     if all(rule.dtype != "int8" for rule in plan.low_bit):
         return read
 
-    def weights(wanted: Shapes) -> Iterator[tuple[str, torch.Tensor]]:
+    def decode_weights(wanted: Shapes) -> Iterator[tuple[str, torch.Tensor]]:
         from gangline_basics.model.low_bit import decode
 
         for name, tensor in read(wanted):
@@ -56,29 +56,29 @@ def decode_kept(read: Read, shapes: Shapes, plan: Plan) -> Read:
                 tensor = decode(tensor, beside)
             yield name, tensor
 
-    return weights
+    return decode_weights
 
 
-def merging(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> Read:
+def merge_edits(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> Read:
     """`read`, with what the edits (by group, the innermost first) wrap merged into each parameter.
 
     shapes: of all parameters of the checkpoint. Raises UserError for an edit that cannot be merged.
     """
-    stored = Stored(shapes, read)
+    parameters = Stored(shapes, read)
 
     def merge_arrays(wanted: Shapes) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in read(wanted):
             for group, options in edits.items():
-                added = options.merge(name, tensor, stored)
-                if added is None:
+                merged_tensor = options.merge(name, tensor, parameters)
+                if merged_tensor is None:
                     raise UserError(f"{group} cannot be merged into the weights that it wraps: it says nothing of how.")
-                tensor = added
+                tensor = merged_tensor
             yield name, tensor
 
     return merge_arrays
 
 
-def bits_beside(shapes: Shapes, plan: Plan, base: str | None) -> int | None:
+def find_frozen_bits(shapes: Shapes, plan: Plan, base: str | None) -> int | None:
     """To how many bits the frozen weights were rounded (`Plan.low_bit`), the least of all; None: they are as in `base`.
 
     shapes: of all parameters. base: their Hugging Face directory. Weights that lie there in bfloat16 are not rounded by
@@ -89,16 +89,16 @@ def bits_beside(shapes: Shapes, plan: Plan, base: str | None) -> int | None:
 
     def is_in_base(name: str) -> bool:
         """Whether the base holds it in bfloat16."""
-        return all(tensors.dtype(theirs.name) == "bfloat16" for theirs in find_theirs(plan, name, shapes[name]))
+        return all(tensors.get_dtype(theirs.name) == "bfloat16" for theirs in find_theirs(plan, name, shapes[name]))
 
-    kept = {name: rule.dtype for name in shapes if (rule := plan.find_low_bit(name)) is not None}
-    if "int8" in kept.values():
+    dtypes = {name: rule.dtype for name in shapes if (rule := plan.find_low_bit(name)) is not None}
+    if "int8" in dtypes.values():
         return 8
-    if kept and base is not None:
+    if dtypes and base is not None:
         with suppress(UserError, OSError, KeyError), Tensors(base) as tensors:
-            if all(is_in_base(name) for name in kept):
+            if all(is_in_base(name) for name in dtypes):
                 return None
-    return 16 if kept else None
+    return 16 if dtypes else None
 
 
 def write_apart(
@@ -114,16 +114,16 @@ def write_apart(
     target = Path(directory).expanduser()
     if target.exists():
         raise UserError(f"{target} exists.", "An export overwrites nothing.", "Name another directory.")
-    wanted = {name: shapes[name] for name in adapter.names}
+    adapter_shapes = {name: shapes[name] for name in adapter.names}
     partial = target.with_name(f".{target.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        stored, tensors = Stored(shapes, arrays), {}
-        for name, tensor in arrays(wanted):
-            changed = adapter.change(name, tensor, stored) if adapter.change else tensor
+        parameters, tensors = Stored(shapes, arrays), {}
+        for name, tensor in arrays(adapter_shapes):
+            changed_tensor = adapter.change(name, tensor, parameters) if adapter.change else tensor
             # a copy, for the next one may lie in the same memory
-            tensors[adapter.names[name]] = changed.to(getattr(torch, dtype), copy=True).contiguous()
+            tensors[adapter.names[name]] = changed_tensor.to(getattr(torch, dtype), copy=True).contiguous()
         save_file(tensors, partial / adapter.weights, {"format": "pt"})
         for name, content in adapter.files.items():
             if adapter.base and adapter.base[0] == name and base is not None:

@@ -18,7 +18,7 @@ from gangline.config.values import override, to_plain
 from gangline.errors import UserError
 from gangline.shard import is_of_model, parse_parameter
 from gangline_basics.checkpoint.weights import add_weights, find_weights_under
-from gangline_models.hugging_face.config import config_json_of, read_edited_config
+from gangline_models.hugging_face.config import make_run_config_json, read_edited_config
 from gangline_models.hugging_face.names import find_theirs
 from gangline_models.hugging_face.write import DTYPES, MAX_SHARD_BYTES, export
 
@@ -46,11 +46,13 @@ def export_run(argv: Sequence[str]) -> int:
     from gangline.run.directory import RunDirectory
 
     run = RunDirectory.open(options.run_dir).run()
-    kept: Checkpointer = registry.build(run.checkpoint, run, None)
-    id = _choose(kept, options.run_dir, options.checkpoint)
-    stored: Read = partial(_arrays, kept, id, _plan_of(run))
-    base, record = BaseWeights(run, *compose_model(run)), kept.read_document(id).get("base", {})
-    arrays, read, check = base.complete(kept.read_shapes(id), stored, record, f"checkpoint {id} of {options.run_dir}")
+    checkpointer: Checkpointer = registry.build(run.checkpoint, run, None)
+    id = _choose(checkpointer, options.run_dir, options.checkpoint)
+    reader: Read = partial(_read_arrays, checkpointer, id, _compose_plan(run))
+    base, record = BaseWeights(run, *compose_model(run)), checkpointer.read_document(id).get("base", {})
+    arrays, read, check = base.complete(
+        checkpointer.read_shapes(id), reader, record, f"checkpoint {id} of {options.run_dir}"
+    )
     count = write_model(options, run, options.run_dir, arrays, read, check)
     print(f"{options.out}: {id} of {options.run_dir}, {count} tensors in {options.dtype}")
     return 0
@@ -64,10 +66,12 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--merge", action="store_true", help="add what model edits wrap around the weights to them")
     how.add_argument("--apart", metavar="EDIT", help="write what this model edit wraps around the weights, alone")
-    parser.add_argument("--shard-gb", type=_size, default=MAX_SHARD_BYTES / 1e9, help="size of a file (%(default)g)")
+    parser.add_argument(
+        "--shard-gb", type=_parse_size, default=MAX_SHARD_BYTES / 1e9, help="size of a file (%(default)g)"
+    )
 
 
-def _size(text: str) -> float:
+def _parse_size(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a finite number of more than 0")
@@ -89,14 +93,14 @@ def write_model(
     no architecture of theirs is known for the model.
     """
     from gangline.model.compose import compose_model
-    from gangline_models.hugging_face.adapters import bits_beside, decode_kept, merging, write_apart
+    from gangline_models.hugging_face.adapters import decode_kept, find_frozen_bits, merge_edits, write_apart
 
     _, plan = compose_model(run)
-    found = {parse_parameter(name): shape for name, shape in arrays.items() if is_of_model(name)}
-    read = decode_kept(_map_reader(read, find_weights_under(options.weights, arrays, found)), found, plan)
+    model_shapes = {parse_parameter(name): shape for name, shape in arrays.items() if is_of_model(name)}
+    read = decode_kept(_map_reader(read, find_weights_under(options.weights, arrays, model_shapes)), model_shapes, plan)
     wrapping = {group: edit.resolve(run) for group, edit in sorted(run.edits.items()) if edit.wraps}
     if options.apart is not None:
-        adapter = wrapping[options.apart].extract_adapter(found, plan) if options.apart in wrapping else None
+        adapter = wrapping[options.apart].extract_adapter(model_shapes, plan) if options.apart in wrapping else None
         if adapter is None:
             raise UserError(
                 f"{options.apart} of {where} cannot be written apart.",
@@ -104,11 +108,11 @@ def write_model(
             )
         check()
         base = run.model.get_weights_directory()
-        write_apart(options.out, adapter, read, found, options.dtype, base)
-        if (bits := bits_beside(found, plan, base)) is not None:
-            whose = f"the weights of {base}" if base else "its first weights"
+        write_apart(options.out, adapter, read, model_shapes, options.dtype, base)
+        if (bits := find_frozen_bits(model_shapes, plan, base)) is not None:
+            text = f"the weights of {base}" if base else "its first weights"
             note = (
-                f"{options.apart} of {where} was trained beside {whose} rounded to {bits} bits, and computes something "
+                f"{options.apart} of {where} was trained beside {text} rounded to {bits} bits, and computes something "
                 "else beside the unrounded ones. --merge in place of --apart writes the model that was trained."
             )
             print(f"gangline export: note: {note}", file=sys.stderr, flush=True)
@@ -119,9 +123,9 @@ def write_model(
             "Others know no such model.",
             f"--merge adds it to the weights, --apart {next(iter(wrapping))} writes it alone.",
         )
-    read = merging(read, found, wrapping)
-    config = config_json_of(run, where, options.dtype)
-    shapes = {name: shape for name, shape in found.items() if find_theirs(plan, name, shape)}
+    read = merge_edits(read, model_shapes, wrapping)
+    config = make_run_config_json(run, where, options.dtype)
+    shapes = {name: shape for name, shape in model_shapes.items() if find_theirs(plan, name, shape)}
     most = int(options.shard_gb * 1e9)
     export(
         options.out,
@@ -158,29 +162,29 @@ def _map_reader(read: Read, held: Mapping[str, str]) -> Read:
     """What reads arrays as what reads parameters, each from the array that `held` names."""
 
     def read_by_parameter(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
-        named = {held[name]: name for name in shapes}
+        parameters = {held[name]: name for name in shapes}
         for array, whole in read({held[name]: shape for name, shape in shapes.items()}):
-            yield named[array], whole
+            yield parameters[array], whole
 
     return read_by_parameter
 
 
 def _choose(kept: Checkpointer, run_dir: str, wanted: str | None) -> CheckpointId:
-    held = kept.list()
-    found = kept.find_latest() if wanted is None else CheckpointId.parse(wanted)
-    if found is None or found not in held:
+    ids = kept.list()
+    checkpoint_id = kept.find_latest() if wanted is None else CheckpointId.parse(wanted)
+    if checkpoint_id is None or checkpoint_id not in ids:
         what = "checkpoint" if wanted is None else f"checkpoint {wanted}"
-        raise UserError(f"{run_dir} has no {what}.", f"It has {', '.join(map(str, held)) or 'none'}.")
-    return found
+        raise UserError(f"{run_dir} has no {what}.", f"It has {', '.join(map(str, ids)) or 'none'}.")
+    return checkpoint_id
 
 
-def _plan_of(run: Run) -> Plan:
+def _compose_plan(run: Run) -> Plan:
     from gangline.model.compose import compose_model
 
     return compose_model(run)[1]
 
 
-def _arrays(
+def _read_arrays(
     kept: Checkpointer, id: CheckpointId, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Arrays of a checkpoint, whole, one after another."""
@@ -206,8 +210,8 @@ def import_model(argv: Sequence[str]) -> int:
     options = parser.parse_args(list(argv))
 
     directory = Path(options.directory).expanduser().resolve()
-    model, *settings = words_for(directory)
-    print(train_command([model, *settings]))
+    model, *settings = list_overrides(directory)
+    print(format_train_command([model, *settings]))
     return 0
 
 
@@ -222,52 +226,52 @@ def _check_tensors(directory: Path, config: ModelConfig, edits: Sequence[EditCon
     from gangline_models.hugging_face.read import check_pretrained, refuse_larger
 
     run = build_default_run(model=config, **{installed().find_part(edit).group: edit for edit in edits})
-    if found := find_part_problems(run, [config, *edits]):
-        raise UserError.of(found)
+    if problems := find_part_problems(run, [config, *edits]):
+        raise UserError.of(problems)
     tree, plan = compose_model(run)
     refuse_larger(directory, tree)
     check_pretrained(directory, list_shards(construct(tree), plan), plan)  # without their memory
 
 
-def words_for(directory: Path) -> list[str]:
+def list_overrides(directory: Path) -> list[str]:
     """The overrides of `train` for the model in a Hugging Face directory, not quoted for a shell: first `model=...`.
 
     Of the weights the headers alone are read. Raises UserError where `train` would refuse them.
     """
     config, edits = read_edited_config(directory)
     _check_tensors(directory, config, edits)
-    return [*(word for part in (config, *edits) for word in _words(part)), *_tokenizer(directory)]
+    return [*(word for part in (config, *edits) for word in _list_part_overrides(part)), *_find_tokenizer(directory)]
 
 
-def _words(config: PartConfig) -> list[str]:
+def _list_part_overrides(config: PartConfig) -> list[str]:
     """A part as a user types it, with what it opens."""
     from gangline.plugin.registry import installed
 
     offer = installed().find_part(config)
-    words = [f"{offer.group}={offer.part.name}", *_settings(config, offer.group, set(offer.part.opens))]
+    words = [f"{offer.group}={offer.part.name}", *_list_settings(config, offer.group, set(offer.part.opens))]
     for name in offer.part.opens:
         inner = getattr(config, name)
         words.append(f"{offer.group}/{name}={installed().find_part(inner).part.name}")
-        words += _settings(inner, f"{offer.group}.{name}")
+        words += _list_settings(inner, f"{offer.group}.{name}")
     return words
 
 
-def _settings(config: PartConfig, place: str, opens: Collection[str] = ()) -> list[str]:
+def _list_settings(config: PartConfig, place: str, opens: Collection[str] = ()) -> list[str]:
     """What differs from the part's defaults, as a user types it."""
     defaults = type(config)()
-    changed = [
+    settings = [
         (item.name, value)
         for item in fields(config)
         if item.name not in opens and (value := getattr(config, item.name)) != getattr(defaults, item.name)
     ]
-    return [override(f"{place}.{name}", to_plain(value)) for name, value in changed]
+    return [override(f"{place}.{name}", to_plain(value)) for name, value in settings]
 
 
-def train_command(overrides: Sequence[str]) -> str:
+def format_train_command(overrides: Sequence[str]) -> str:
     """The command to paste into a shell, an override a line."""
     return " \\\n  ".join(["train " + shlex.quote(overrides[0]), *map(shlex.quote, overrides[1:])])
 
 
-def _tokenizer(directory: Path) -> list[str]:
+def _find_tokenizer(directory: Path) -> list[str]:
     path = directory / "tokenizer.json"
     return [override("data.tokenizer", str(path))] if path.is_file() else []

@@ -13,9 +13,14 @@ from gangline.config.schema import EditConfig, ModelConfig, Run
 from gangline.errors import Problem, UserError
 from gangline.run.directory import holds_checkpoint
 from gangline.storage.files import read_regular
-from gangline_models.hugging_face.contract import edit_classes, edit_format, find_model_format, model_format
+from gangline_models.hugging_face.contract import (
+    find_model_format,
+    get_edit_format,
+    get_model_format,
+    list_edit_classes,
+)
 from gangline_models.hugging_face.fields import check_value
-from gangline_models.hugging_face.tensors import tensor_names
+from gangline_models.hugging_face.tensors import list_tensor_names
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # OWNER/MODEL
 # What the values of some fields look like; others are checked where they are read.
@@ -63,20 +68,20 @@ def _refuse_counts(directory: str | Path, content: dict[str, Any]) -> None:
     """Raises UserError for more layers than the weights have tensors: before a list of so many is made."""
     for name in COUNTS:
         count = content.get(name)
-        if isinstance(count, int) and count > FEW and count > (held := len(tensor_names(directory))):
+        if isinstance(count, int) and count > FEW and count > (tensor_count := len(list_tensor_names(directory))):
             raise UserError(
                 f"{directory} holds a model with {name}={count}.",
-                f"Its weights have {held} tensors, and each layer has tensors of its own.",
+                f"Its weights have {tensor_count} tensors, and each layer has tensors of its own.",
             )
 
 
-def model_config_from(directory: str | Path) -> ModelConfig:
+def read_model_config(directory: str | Path) -> ModelConfig:
     """The configuration of the plain model in a Hugging Face directory, to start from its weights.
 
     It is of the installed part that names the architecture. Raises UserError where none does, and for what the part
     cannot compute.
     """
-    return _model(directory, read_config(directory))
+    return _read_model(directory, read_config(directory))
 
 
 def read_edited_config(
@@ -86,29 +91,29 @@ def read_edited_config(
 
     edits: the classes to choose from; None: those of all installed edits.
     """
-    theirs, found = read_config(directory), []
-    for cls in edit_classes() if edits is None else edits:
-        if (format := edit_format(cls)) is not None and (read := format.read(cls, theirs)) is not None:
+    theirs, edit_options = read_config(directory), []
+    for cls in list_edit_classes() if edits is None else edits:
+        if (format := get_edit_format(cls)) is not None and (read := format.read(cls, theirs)) is not None:
             options, theirs = read
-            found += [options] * format.has_weights(options, directory)
-    return _model(directory, theirs), found
+            edit_options += [options] * format.has_weights(options, directory)
+    return _read_model(directory, theirs), edit_options
 
 
-def _model(directory: str | Path, theirs: dict[str, Any]) -> ModelConfig:
+def _read_model(directory: str | Path, theirs: dict[str, Any]) -> ModelConfig:
     architecture = (theirs.get("architectures") or [None])[0]
     return find_model_format(str(architecture), directory).read(directory, theirs)
 
 
-def config_json_of(run: Run, where: str, dtype: str) -> dict[str, Any]:
+def make_run_config_json(run: Run, where: str, dtype: str) -> dict[str, Any]:
     """Return the config.json of the run's model, edits and all. Raises UserError without such an architecture.
 
     where: what holds the weights, for the message. dtype: of the weights.
     """
-    what, format = type(run.model).__name__, model_format(run.model)
+    what, format = type(run.model).__name__, get_model_format(run.model)
     config = None if format is None else format.write(run.model, dtype, run.batch.sequence_length)
     for group, options in sorted(run.edits.items()):
         if config is not None and not options.wraps:
-            edit, what = edit_format(type(options)), group
+            edit, what = get_edit_format(type(options)), group
             config = None if edit is None else edit.write(options, config)
     if config is None:
         raise UserError(
@@ -125,21 +130,23 @@ def check_weights(run: Run) -> list[Problem]:
     and does not need the directory.
     """
     config, directory = run.model, run.model.get_weights_directory()
-    if directory is None or (here := model_format(config)) is None or holds_checkpoint(run):
+    if directory is None or (here := get_model_format(config)) is None or holds_checkpoint(run):
         return []
     try:
-        stored, _ = read_edited_config(directory, [type(options) for options in run.edits.values()])
+        stored_config, _ = read_edited_config(directory, [type(options) for options in run.edits.values()])
     except UserError as error:
         return [Problem(f"model.weights: {error.what}", *error.details[:2])]
     mend = f"gangline import {shlex.quote(str(directory))} prints the configuration that fits it."
-    there = model_format(stored)
+    there = get_model_format(stored_config)
     assert there is not None, "the part that read it"
-    if not isinstance(config, type(stored)):
+    if not isinstance(config, type(stored_config)):
         other = [f"it is a {', '.join(there.architectures[:1])}, which {type(config).__name__} does not compute"]
     else:
-        wanted = there.describe(stored)
+        description = there.describe(stored_config)
         other = [
-            f"{n} is {wanted.get(n)} there and {v} here" for n, v in here.describe(config).items() if v != wanted.get(n)
+            f"{n} is {description.get(n)} there and {v} here"
+            for n, v in here.describe(config).items()
+            if v != description.get(n)
         ]
     if not other:
         return []

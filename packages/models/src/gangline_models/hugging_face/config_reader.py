@@ -33,15 +33,15 @@ class ConfigReader:
 
     def read_given(self, name: str, absent: Any, hint: Any = Any) -> Any:
         """Return the same of a field that must not be null. Raises UserError for null."""
-        if (found := self._get(name, absent)) is None:
+        if (value := self._get(name, absent)) is None:
             raise self.explain(name, "null", "transformers has no meaning for that.")
-        return self.check(name, found, hint)
+        return self.check(name, value, hint)
 
-    def need(self, name: str, hint: Any = Any) -> Any:
+    def require(self, name: str, hint: Any = Any) -> Any:
         """Return a field that must be there. Raises UserError if it is missing or null."""
-        if (found := self._get(name)) is None:
-            raise self.lacks(name)
-        return self.check(name, found, hint)
+        if (value := self._get(name)) is None:
+            raise self.explain_missing(name)
+        return self.check(name, value, hint)
 
     def _get(self, name: str, absent: Any = None) -> Any:
         self._asked.add(name)
@@ -53,12 +53,12 @@ class ConfigReader:
 
     def expect(self, name: str, *values: Any) -> None:
         """Raises UserError where the field is there with another value than these. Null and false are both: not so."""
-        found = self.take(name, values[0])
-        off = (found is None or found is False) and (values[0] is None or values[0] is False)
-        if found not in values and not off:
-            raise self.explain(name, found, f"gangline's model has only {name}={values[0]}.")
+        value = self.take(name, values[0])
+        off = (value is None or value is False) and (values[0] is None or values[0] is False)
+        if value not in values and not off:
+            raise self.explain(name, value, f"gangline's model has only {name}={values[0]}.")
 
-    def lacks(self, name: str) -> UserError:
+    def explain_missing(self, name: str) -> UserError:
         """The error of a field that must be there."""
         return UserError(f"{self.directory}/config.json does not give {name}.")
 

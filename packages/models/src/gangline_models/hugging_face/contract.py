@@ -80,13 +80,13 @@ class SameModel(EditFormat):
 
 def find_model_format(architecture: str, directory: str | Path) -> ModelFormat:
     """Return the format of the one installed part that names an architecture. Raises UserError where none or two do."""
-    offers, broken = dict[str, dict[str, ModelFormat]](), list[str]()
+    offers, failures = dict[str, dict[str, ModelFormat]](), list[str]()
     for name, offer in sorted(installed().get_offers("model").items()):
         if spec := offer.part.capabilities.get(CAPABILITY):
             try:
                 own: ModelFormat = load(spec)()
             except RAISED as error:
-                broken.append(
+                failures.append(
                     f"What model={name} ({offer.distribution}) knows is missing: {type(error).__name__}: {error}"
                 )
                 continue
@@ -97,23 +97,23 @@ def find_model_format(architecture: str, directory: str | Path) -> ModelFormat:
     if len(claims) > 1:
         raise UserError(what, f"{' and '.join(claims)} both read it.", "Uninstall one of the two.")
     if not claims:
-        known = f"{suggest_near(architecture, list(offers))} Known here: {', '.join(offers)}.".strip()
+        hint = f"{suggest_near(architecture, list(offers))} Known here: {', '.join(offers)}.".strip()
         more = f"More come with {', '.join(find_suppliers('model'))}, where that is not installed."
-        raise UserError(what, known, *broken, more)
+        raise UserError(what, hint, *failures, more)
     return next(iter(claims.values()))
 
 
-def model_format(config: ModelConfig) -> ModelFormat | None:
+def get_model_format(config: ModelConfig) -> ModelFormat | None:
     """Return the format of a model's part, or None if it has none."""
-    return _format(type(config))
+    return _load_format(type(config))
 
 
-def edit_format(cls: type[EditConfig]) -> EditFormat | None:
+def get_edit_format(cls: type[EditConfig]) -> EditFormat | None:
     """Return the format of the part with this class of options, or None if it has none."""
-    return _format(cls)
+    return _load_format(cls)
 
 
-def edit_classes() -> list[type[EditConfig]]:
+def list_edit_classes() -> list[type[EditConfig]]:
     """Return the classes of options of the installed edits that have a format, without those that derive from them."""
     every = [
         offer.part for group in sorted(installed().edit_groups()) for offer in installed().get_offers(group).values()
@@ -121,7 +121,7 @@ def edit_classes() -> list[type[EditConfig]]:
     return [part.config for part in every if CAPABILITY in part.capabilities]
 
 
-def _format(cls: type[PartConfig]) -> Any:
+def _load_format(cls: type[PartConfig]) -> Any:
     if not (spec := installed().get_capability(cls, CAPABILITY)):
         return None
     try:

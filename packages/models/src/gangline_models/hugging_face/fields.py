@@ -30,20 +30,20 @@ HARMLESS = frozenset(
 OFF = dict.fromkeys(("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "rope_interleaved"), False)
 
 
-def refuse_unknown(directory: str | Path, theirs: Mapping[str, Any], asked: Collection[str]) -> None:
+def refuse_unknown(directory: str | Path, theirs: Mapping[str, Any], read_names: Collection[str]) -> None:
     """Raises UserError where a field that says something is left over: not null, not asked for, not harmless."""
-    left = {
+    unknown_fields = {
         name: value
         for name, value in theirs.items()
         if value is not None
-        and name not in asked
+        and name not in read_names
         and name not in HARMLESS
         and not name.startswith("_")
         and OFF.get(name, ...) != value
     }
-    if left:
+    if unknown_fields:
         raise UserError(
-            f"{directory} holds a model with {', '.join(f'{n}={v}' for n, v in left.items())}.",
+            f"{directory} holds a model with {', '.join(f'{n}={v}' for n, v in unknown_fields.items())}.",
             "gangline does not know what that changes in what the model computes.",
             "Where it changes nothing, take it out of config.json.",
         )
@@ -55,14 +55,14 @@ def check_value(name: str, value: Any, hint: Any, holder: str = "a model") -> An
     hint: its type and range, as of an option. holder: the subject of the message. Raises UserError where the value does
     not fit.
     """
-    if complaint := _complaint(hint, value):
-        shown = json.dumps(value, default=str)
-        shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
-        raise UserError(f"{holder} with {name}={shown}.", f"{name} of config.json {complaint}.")
+    if complaint := _explain_mismatch(hint, value):
+        text = json.dumps(value, default=str)
+        text = text if len(text) <= 80 else f"{text[:80]}..."
+        raise UserError(f"{holder} with {name}={text}.", f"{name} of config.json {complaint}.")
     return value
 
 
-def _complaint(hint: Any, value: Any) -> str | None:
+def _explain_mismatch(hint: Any, value: Any) -> str | None:
     """Return what a value of a file must be and is not, as in "must be text"; None if it fits.
 
     An integer beyond 64 bits is refused: it is larger than any size, and has no float.

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 def report_skipped(weights: str | None, beginning: str) -> list[str]:
     """The notice of tensors whose names begin so, which predict further tokens; none where there are none."""
-    from gangline_models.hugging_face.tensors import tensor_names
+    from gangline_models.hugging_face.tensors import list_tensor_names
 
-    if weights is None or not any(name.startswith(beginning) for name in tensor_names(weights)):
+    if weights is None or not any(name.startswith(beginning) for name in list_tensor_names(weights)):
         return []
     return [f"model.weights={weights}: its weights that predict further tokens ({beginning}*) are passed over."]

@@ -52,6 +52,6 @@ def read_every(reader: ConfigReader, types: Sequence[str], other: str) -> int | 
     return every
 
 
-def layer_types(windows: Iterable[int | None]) -> list[str]:
+def list_layer_types(windows: Iterable[int | None]) -> list[str]:
     """Of layers with these windows."""
     return [FULL if window is None else SLIDING for window in windows]

@@ -59,26 +59,28 @@ def find_theirs(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
     )
 
 
-def strangers(plan: Plan, names: Iterable[str], shapes: Shapes | None = None) -> list[str]:
+def find_unknown_names(plan: Plan, names: Iterable[str], shapes: Shapes | None = None) -> list[str]:
     """Return those of the external `names` that match no parameter of the model.
 
     shapes: of all parameters and persistent buffers; None: unknown, and a block may hold all that the plan has names
     for. A name of what `Name.unread` says is none of them.
     """
     names = list(names)
-    here = None if shapes is None else _exact(plan, shapes)
-    rules = [(rule, _pattern(plan, rule)) for rule in plan.names if rule.theirs]
-    unread = {layer for rule, pattern in rules if rule.unread == "layer" for layer in _layers(pattern, names)}
+    here = None if shapes is None else _list_exact_names(plan, shapes)
+    rules = [(rule, _compile_pattern(plan, rule)) for rule in plan.names if rule.theirs]
+    unread_layers = {
+        layer for rule, pattern in rules if rule.unread == "layer" for layer in _match_layers(pattern, names)
+    }
 
     def is_known(name: str) -> bool:
         if COMPUTED.fullmatch(name) or (here is not None and name in here):
             return True
         for rule, pattern in rules:
-            if (found := pattern.fullmatch(name)) is None:
+            if (match := pattern.fullmatch(name)) is None:
                 continue
-            layer = found.groupdict().get("layer")
+            layer = match.groupdict().get("layer")
             if layer is not None and int(layer) >= plan.layers:
-                if int(layer) in unread:
+                if int(layer) in unread_layers:
                     return True
             elif here is None or rule.unread:
                 return True
@@ -87,25 +89,25 @@ def strangers(plan: Plan, names: Iterable[str], shapes: Shapes | None = None) ->
     return [name for name in names if not is_known(name)]
 
 
-def layers_of(plan: Plan, names: Iterable[str]) -> set[int]:
+def find_layers(plan: Plan, names: Iterable[str]) -> set[int]:
     """The numbers of the layers that their `names` are of."""
-    return {layer for rule in plan.names if rule.theirs for layer in _layers(_pattern(plan, rule), names)}
+    return {layer for rule in plan.names if rule.theirs for layer in _match_layers(_compile_pattern(plan, rule), names)}
 
 
-def _exact(plan: Plan, shapes: Shapes) -> set[str]:
+def _list_exact_names(plan: Plan, shapes: Shapes) -> set[str]:
     """Their names of the parameters, and of those that are tied to one."""
     aliases = (rule.translate(alias) for alias, _ in plan.tied for rule in plan.names)
-    found = {theirs.name for name, shape in shapes.items() for theirs in find_theirs(plan, name, shape)}
-    return found | {name for name in aliases if name}
+    names = {theirs.name for name, shape in shapes.items() for theirs in find_theirs(plan, name, shape)}
+    return names | {name for name in aliases if name}
 
 
-def _layers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
+def _match_layers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
     if "layer" not in pattern.groupindex:
         return set()
-    return {int(found["layer"]) for name in names if (found := pattern.fullmatch(name))}
+    return {int(match["layer"]) for name in names if (match := pattern.fullmatch(name))}
 
 
-def _pattern(plan: Plan, rule: Name) -> re.Pattern[str]:
+def _compile_pattern(plan: Plan, rule: Name) -> re.Pattern[str]:
     """Their names by a rule; of one about every block, group `layer` is the number of the block."""
     theirs = re.escape(rule.theirs)
     if rule.pattern.startswith(f"{plan.blocks}.*."):

@@ -12,7 +12,7 @@ from gangline.errors import UserError
 from gangline.model.tree import get_parameter_shapes
 from gangline.plan import Plan
 from gangline.shard import parse_parameter
-from gangline_models.hugging_face.names import Shapes, Theirs, find_theirs, layers_of, strangers
+from gangline_models.hugging_face.names import Shapes, Theirs, find_layers, find_theirs, find_unknown_names
 from gangline_models.hugging_face.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
         _refuse_untied(tensors, plan)
 
         def read(shard: Shard) -> None:
-            found = _find_brought(tensors, plan, shard)
-            if not found:
+            sources = _find_brought(tensors, plan, shard)
+            if not sources:
                 initialise([shard], plan, seed)
-            for theirs in found:
+            for theirs in sources:
                 _fill(tensors, theirs, shard, plan)
 
         fill_each(lambda shard: fill_as_kept(shard, plan, read), shards)
@@ -68,12 +68,12 @@ def refuse_larger(directory: str | Path, tree: Node) -> None:
     A model of such sizes is not built to learn which of its tensors differ.
     """
     with Tensors(directory) as tensors:
-        held = sum(prod(tensors.shape(name)) for name in tensors.files)
-    wanted = sum(map(prod, get_parameter_shapes(tree).values()))
-    if wanted > LARGER * max(held, 1):
+        weight_count = sum(prod(tensors.get_shape(name)) for name in tensors.files)
+    parameter_count = sum(map(prod, get_parameter_shapes(tree).values()))
+    if parameter_count > LARGER * max(weight_count, 1):
         raise UserError(
-            f"{directory}/config.json describes a model of {wanted:,} parameters.",
-            f"The weights beside it have {held:,} numbers.",
+            f"{directory}/config.json describes a model of {parameter_count:,} parameters.",
+            f"The weights beside it have {weight_count:,} numbers.",
             "Check the sizes in config.json: hidden_size, vocab_size and the numbers of heads and layers.",
         )
 
@@ -88,12 +88,12 @@ def check_names(directory: str | Path, plan: Plan, shapes: Shapes) -> None:
 
 
 def _refuse_strangers(tensors: Tensors, plan: Plan, shapes: Shapes | None = None) -> None:
-    left_over = strangers(plan, tensors.files, shapes)
+    left_over = find_unknown_names(plan, tensors.files, shapes)
     if not left_over:
         return
     why = ", ".join(left_over[:4]) + (f" and {len(left_over) - 4} more" if len(left_over) > 4 else "") + "."
     fix = ""
-    if behind := [layer for layer in layers_of(plan, left_over) if layer >= plan.layers]:
+    if behind := [layer for layer in find_layers(plan, left_over) if layer >= plan.layers]:
         layers = f"{plan.layers} layers (num_hidden_layers or n_layer)"
         why += f" config.json gives the model {layers}; the files hold layer {max(behind)}, counted from 0."
         fix = f"Set that to {max(behind) + 1} in config.json, or remove the tensors from the files."
@@ -110,7 +110,7 @@ def _refuse_untied(tensors: Tensors, plan: Plan) -> None:
             next(filter(None, (rule.translate(name) for rule in plan.names)), "") for name in (alias, owner)
         )
         both = head in tensors.files and embedding in tensors.files
-        if both and not _equal(tensors, head, embedding):
+        if both and not _is_same_tensor(tensors, head, embedding):
             raise UserError(
                 f"{tensors.directory}: {head} differs from {embedding}, and config.json ties the two.",
                 "transformers computes with both tensors, a tied model with the embedding alone.",
@@ -118,39 +118,39 @@ def _refuse_untied(tensors: Tensors, plan: Plan) -> None:
             )
 
 
-def _equal(tensors: Tensors, one: str, other: str) -> bool:
+def _is_same_tensor(tensors: Tensors, one: str, other: str) -> bool:
     """Return whether two tensors have the same shape and numbers; a few rows of each are in memory at a time."""
     import torch
 
-    if tensors.shape(one) != tensors.shape(other) or tensors.dtype(one) != tensors.dtype(other):
+    if tensors.get_shape(one) != tensors.get_shape(other) or tensors.get_dtype(one) != tensors.get_dtype(other):
         return False
-    box = tuple(slice(0, size) for size in tensors.shape(one))
-    pairs = zip(tensors.blocks(one, box), tensors.blocks(other, box), strict=True)
+    box = tuple(slice(0, size) for size in tensors.get_shape(one))
+    pairs = zip(tensors.iterate_blocks(one, box), tensors.iterate_blocks(other, box), strict=True)
     return all(torch.equal(rows.view(torch.uint8), rest.view(torch.uint8)) for (_, rows), (_, rest) in pairs)
 
 
 def _find_brought(tensors: Tensors, plan: Plan, shard: Shard) -> list[Theirs]:
     """Their tensors that make up the parameter of a shard; none: it is drawn."""
-    found = find_theirs(plan, _owner(plan, shard), shard.global_shape)
-    return [] if all(theirs.optional and theirs.name not in tensors.files for theirs in found) else found
+    sources = find_theirs(plan, _get_owner(plan, shard), shard.global_shape)
+    return [] if all(theirs.optional and theirs.name not in tensors.files for theirs in sources) else sources
 
 
-def _owner(plan: Plan, shard: Shard) -> str:
+def _get_owner(plan: Plan, shard: Shard) -> str:
     return plan.get_owner(parse_parameter(shard.name))
 
 
 def _check(tensors: Tensors, theirs: Theirs, shard: Shard, plan: Plan) -> None:
-    found = tensors.shape(theirs.name)
-    if found != theirs.shape:
+    shape = tensors.get_shape(theirs.name)
+    if shape != theirs.shape:
         raise UserError(
-            f"{tensors.directory}: {theirs.name} has shape {found}.",
-            f"For {_owner(plan, shard)} it must have shape {theirs.shape}.",
+            f"{tensors.directory}: {theirs.name} has shape {shape}.",
+            f"For {_get_owner(plan, shard)} it must have shape {theirs.shape}.",
         )
-    dtype = tensors.dtype(theirs.name)
+    dtype = tensors.get_dtype(theirs.name)
     if "float" not in dtype and shard.dtype.is_floating_point:
         raise UserError(
             f"{tensors.directory}: {theirs.name} holds values of dtype {dtype}.",
-            f"{_owner(plan, shard)} is a floating-point weight; whole numbers are codes of a quantised model.",
+            f"{_get_owner(plan, shard)} is a floating-point weight; whole numbers are codes of a quantised model.",
             "Fetch or export the model in float32, float16 or bfloat16.",
         )
 
@@ -171,7 +171,7 @@ def fill_each(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
         while not failed and (shard := next(coming, None)) is not None:  # of a list, in one step of the interpreter
             yield shard
 
-    def lane() -> None:
+    def run_lane() -> None:
         nonlocal failed
         try:
             for shard in iterate_own():
@@ -181,7 +181,7 @@ def fill_each(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
             raise
 
     with ThreadPoolExecutor(LANES, thread_name_prefix="read weights") as pool:
-        lanes = [pool.submit(lane) for _ in range(LANES)]
+        lanes = [pool.submit(run_lane) for _ in range(LANES)]
     for one in lanes:
         one.result()
 
@@ -204,5 +204,5 @@ def _fill(tensors: Tensors, theirs: Theirs, shard: Shard, plan: Plan) -> None:
     if tensors.fill(theirs.name, box, local):
         return
     with torch.no_grad():
-        for first, rows in tensors.blocks(theirs.name, box):
+        for first, rows in tensors.iterate_blocks(theirs.name, box):
             (local[first : first + len(rows)] if local.dim() else local).copy_(rows)

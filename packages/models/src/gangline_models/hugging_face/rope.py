@@ -27,19 +27,19 @@ def read_rope(
     """
     if not share:
         reader.expect(SHARE, 1.0)
-    said, silent = take_fields(reader), reader.read_given("rope_theta", theta, PositiveFloat)
+    fields, silent = take_fields(reader), reader.read_given("rope_theta", theta, PositiveFloat)
     above = reader.take(ORIGINAL, original, PositiveInt)  # transformers takes it before the one in rope_parameters
-    choice = read_choice(reader, said, original=above, share=share)
-    return {"rope_theta": _theta(reader, said, silent), "rope": choice}
+    choice = read_choice(reader, fields, original=above, share=share)
+    return {"rope_theta": _read_theta(reader, fields, silent), "rope": choice}
 
 
 def take_fields(reader: ConfigReader) -> Mapping[str, Any]:
     """`rope_parameters`, or `rope_scaling`, its older name. Raises UserError where a file has both and they differ."""
-    given, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
-    if given and old and given != old:
-        raise reader.explain("rope_scaling", old, f"It also has rope_parameters={given}.")
-    found: Mapping[str, Any] = old or given
-    return found
+    parameters, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
+    if parameters and old and parameters != old:
+        raise reader.explain("rope_scaling", old, f"It also has rope_parameters={parameters}.")
+    fields: Mapping[str, Any] = old or parameters
+    return fields
 
 
 def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, local_theta: float) -> dict[str, Any]:
@@ -47,15 +47,15 @@ def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, loc
 
     local: the field of older files that says the latter.
     """
-    given, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
+    parameters, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
     silent = reader.read_given("rope_theta", theta, PositiveFloat)
     near = reader.read_given(local, local_theta, PositiveFloat) if local else local_theta
-    if left := set(given) - {"full_attention", "sliding_attention"}:
-        raise reader.explain("rope_parameters", ", ".join(sorted(left)), "Its layers have a window or none.")
-    for kind, inner in given.items():
+    if unknown_kinds := set(parameters) - {"full_attention", "sliding_attention"}:
+        raise reader.explain("rope_parameters", ", ".join(sorted(unknown_kinds)), "Its layers have a window or none.")
+    for kind, inner in parameters.items():
         reader.check(f"rope_parameters.{kind}", inner, dict | None)
-    full = {**(given.get("full_attention") or {}), **old}
-    sliding = given.get("sliding_attention") or {}
+    full = {**(parameters.get("full_attention") or {}), **old}
+    sliding = parameters.get("sliding_attention") or {}
     if old and "rope_type" not in old and old.get("type", "default") != "default":
         why = "Where layers differ, transformers takes rope_type alone and passes over type."
         raise reader.explain("rope_scaling", old, f"{why} Write rope_type.")
@@ -67,48 +67,52 @@ def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, loc
         why = f"It says nothing of layers with a window, where transformers takes {near}: name it in rope_parameters."
         raise reader.explain("rope_theta", silent, why)
     return {
-        "rope_theta": _theta(reader, full, silent),
+        "rope_theta": _read_theta(reader, full, silent),
         "rope": read_choice(reader, full),
-        "local_rope_theta": _theta(reader, sliding, near),
+        "local_rope_theta": _read_theta(reader, sliding, near),
     }
 
 
-def _theta(reader: ConfigReader, said: Mapping[str, Any], silent: float) -> float:
-    if (found := said.get("rope_theta", silent)) is None:
+def _read_theta(reader: ConfigReader, said: Mapping[str, Any], silent: float) -> float:
+    if (theta := said.get("rope_theta", silent)) is None:
         raise reader.explain("rope_theta", "null", "Rotary positions need a base.")
-    return float(reader.check("rope_theta", found, PositiveFloat))
+    return float(reader.check("rope_theta", theta, PositiveFloat))
 
 
 def read_choice(
-    reader: ConfigReader, said: Mapping[str, Any], *, original: int | None = None, share: bool = False
+    reader: ConfigReader, fields: Mapping[str, Any], *, original: int | None = None, share: bool = False
 ) -> RopeChoice:
     """The part of `model/rope` that `rope_parameters` ask for.
 
     original: its ORIGINAL where one stands above them; share: the family rotates a share of each head.
     """
-    kind = reader.check("rope_type", said.get("rope_type", said.get("type", "default")), str | None)
+    kind = reader.check("rope_type", fields.get("rope_type", fields.get("type", "default")), str | None)
     kind = "longrope" if kind == "su" else kind
     if kind not in BY_KIND:
         raise reader.explain("rope_type", kind, f"gangline has {', '.join(BY_KIND)}.")
     config = BY_KIND[kind]
     words = set(config.words.values()) - {LONGEST}  # that one stands beside rope_parameters
-    if left := {name: value for name, value in said.items() if name not in words | PLAIN_WORDS and value is not None}:
+    if unknown_fields := {
+        name: value for name, value in fields.items() if name not in words | PLAIN_WORDS and value is not None
+    }:
         has = ", ".join(sorted(words)) or "none of them"
-        raise reader.explain("rope_parameters", left, f"Its rope_type is {kind}, and gangline's has {has}.")
-    if not share and said.get(SHARE, 1.0) != 1.0:
-        raise reader.explain(SHARE, said[SHARE], "gangline's model rotates whole heads.")
+        raise reader.explain("rope_parameters", unknown_fields, f"Its rope_type is {kind}, and gangline's has {has}.")
+    if not share and fields.get(SHARE, 1.0) != 1.0:
+        raise reader.explain(SHARE, fields[SHARE], "gangline's model rotates whole heads.")
     for name in sorted(words):
-        if name in config.needed and name not in said:
-            raise reader.lacks(f"{name} of its rope_parameters, whose type is {kind}")
-        if name in said and said[name] is None and name not in config.nullable:
+        if name in config.needed and name not in fields:
+            raise reader.explain_missing(f"{name} of its rope_parameters, whose type is {kind}")
+        if name in fields and fields[name] is None and name not in config.nullable:
             raise reader.explain(f"rope_parameters.{name}", "null", "transformers has no meaning for that.")
     ranges = {name: resolve_hints_with_ranges(config)[ours] for ours, name in config.words.items()}
-    found = {name: reader.check(name, said[name], ranges[name]) for name in words if said.get(name) is not None}
+    checked_fields = {
+        name: reader.check(name, fields[name], ranges[name]) for name in words if fields.get(name) is not None
+    }
     if ORIGINAL in words:
-        chosen = original or found.get(ORIGINAL) or reader.need(LONGEST, PositiveInt)
-        found[ORIGINAL] = reader.check(ORIGINAL, chosen, ranges[ORIGINAL])
-        if "factor" not in found:
-            found["factor"] = reader.need(LONGEST, PositiveInt) / found[ORIGINAL]
+        length = original or checked_fields.get(ORIGINAL) or reader.require(LONGEST, PositiveInt)
+        checked_fields[ORIGINAL] = reader.check(ORIGINAL, length, ranges[ORIGINAL])
+        if "factor" not in checked_fields:
+            checked_fields["factor"] = reader.require(LONGEST, PositiveInt) / checked_fields[ORIGINAL]
     if LONGEST in config.words.values():
-        found[LONGEST] = reader.need(LONGEST, PositiveInt)
-    return config.read(found)
+        checked_fields[LONGEST] = reader.require(LONGEST, PositiveInt)
+    return config.read(checked_fields)

@@ -82,13 +82,13 @@ class TensorFile:
     def close(self) -> None:
         self._file.close()
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         return list(self._entries)
 
-    def shape(self, name: str) -> tuple[int, ...]:
+    def get_shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._entries[name]["shape"])
 
-    def dtype(self, name: str) -> str:
+    def get_dtype(self, name: str) -> str:
         """By torch's name. Raises UserError for numbers of a kind that is not read."""
         theirs = self._entries[name]["dtype"]
         if theirs not in DTYPES:
@@ -98,9 +98,9 @@ class TensorFile:
     def fill(self, name: str, box: tuple[slice, ...], local: torch.Tensor) -> bool:
         """Read the part of a tensor that `box` takes into `local`, where that has the same numbers in the same order.
 
-        False: it has others, and nothing was done. Raises UserError as `blocks` does.
+        False: it has others, and nothing was done. Raises UserError as `iterate_blocks` does.
         """
-        shape, dtype, offset = self._place(name)
+        shape, dtype, offset = self._locate(name)
         rows = range(*box[0].indices(shape[0])) if shape else range(1)
         if local.dtype != dtype or local.device.type != "cpu" or not local.is_contiguous() or rows.step != 1:
             return False
@@ -110,14 +110,14 @@ class TensorFile:
             self._read(offset + rows.start * prod(shape[1:]) * dtype.itemsize, local.detach())
         return True
 
-    def _place(self, name: str) -> tuple[tuple[int, ...], torch.dtype, int]:
+    def _locate(self, name: str) -> tuple[tuple[int, ...], torch.dtype, int]:
         """(shape, dtype, where in the file it begins). Raises UserError for numbers of a kind that is not read."""
         import torch
 
         begin = self._begin + self._entries[name]["data_offsets"][0]
-        return self.shape(name), getattr(torch, self.dtype(name)), begin
+        return self.get_shape(name), getattr(torch, self.get_dtype(name)), begin
 
-    def blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
+    def iterate_blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
         """The part of a tensor that `box` takes of it, a few rows at a time: (number of the first of them, the rows).
 
         Rows run along all dims but the first. They are of the buffer, and gone with the next ones. A tensor of no dim
@@ -125,7 +125,7 @@ class TensorFile:
         """
         import torch
 
-        shape, dtype, offset = self._place(name)
+        shape, dtype, offset = self._locate(name)
         if not shape:
             scalar = torch.empty(1, dtype=dtype)
             self._read(offset, scalar)
@@ -139,9 +139,9 @@ class TensorFile:
         buffer = torch.empty((at_once - 1) * rows.step + 1, *shape[1:], dtype=dtype)
         for first in range(0, len(rows), at_once):
             some = rows[first : first + at_once]
-            held = buffer[: some[-1] - some[0] + 1]
-            self._read(offset + some[0] * row_bytes, held)
-            yield first, held[(slice(None, None, rows.step), *box[1:])]
+            block = buffer[: some[-1] - some[0] + 1]
+            self._read(offset + some[0] * row_bytes, block)
+            yield first, block[(slice(None, None, rows.step), *box[1:])]
 
     def _read(self, offset: int, into: torch.Tensor) -> None:
         import torch

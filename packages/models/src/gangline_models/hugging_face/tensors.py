@@ -50,32 +50,32 @@ class Tensors:
         index, one = self.directory / INDEX, self.directory / ONE_FILE
         if index.exists():
             try:
-                found = dict(json.loads(read_regular(index))["weight_map"])
-                if other := [name for name in found.values() if not isinstance(name, str)]:
+                weight_map = dict(json.loads(read_regular(index))["weight_map"])
+                if other := [name for name in weight_map.values() if not isinstance(name, str)]:
                     raise TypeError(f"{other[0]} is no name of a file")
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 raise UserError(f"{index} is damaged.", f"It has no readable weight_map ({error!r}).") from error
-            if outside := [name for name in found.values() if name in ("", ".", "..") or set(name) & set("/\\\0")]:
+            if outside := [name for name in weight_map.values() if name in ("", ".", "..") or set(name) & set("/\\\0")]:
                 raise UserError(
                     f"{index} names {outside[0]!r}.",
                     "Weights lie in the directory of the index.",
                     "Use file names alone.",
                 )
-            if one.exists() and ONE_FILE not in found.values():
+            if one.exists() and ONE_FILE not in weight_map.values():
                 raise UserError(
                     f"{self.directory} has weights twice: in {ONE_FILE}, and in the files that {INDEX} names.",
                     "transformers would take the first; which of them are meant is not known here.",
                     "Remove the others.",
                 )
-            self._index = found
-            return found
+            self._index = weight_map
+            return weight_map
         if one.exists():
-            return dict.fromkeys(self._file(ONE_FILE).names(), ONE_FILE)
+            return dict.fromkeys(self._open_file(ONE_FILE).list_names(), ONE_FILE)
         others = [path.name for kind in ("safetensors", "bin", "pth") for path in self.directory.glob(f"*.{kind}")]
         beside = f" {', '.join(sorted(others)[:3])} {'is' if len(others) == 1 else 'are'} not read." if others else ""
         raise UserError(f"{self.directory} has no weights.", f"Neither {ONE_FILE} nor {INDEX} is in it.{beside}", FETCH)
 
-    def _file(self, name: str) -> TensorFile:
+    def _open_file(self, name: str) -> TensorFile:
         with self._opening:
             if name not in self._files:
                 path = self.directory / name
@@ -95,7 +95,7 @@ class Tensors:
 
     def _refuse_copies(self, name: str) -> None:
         """Refuse tensors of a file that the index says another file has: transformers may take either."""
-        for tensor in self._files[name].names():
+        for tensor in self._files[name].list_names():
             if (other := self._index.get(tensor, name)) != name:
                 raise UserError(
                     f"{self.directory} has the tensor {tensor} twice: in {other}, and in {name}.",
@@ -103,26 +103,26 @@ class Tensors:
                     "Remove the tensor from one of the files.",
                 )
 
-    def shape(self, name: str) -> tuple[int, ...]:
+    def get_shape(self, name: str) -> tuple[int, ...]:
         """Global shape. Raises UserError where there is no such tensor."""
         if name not in self.files:
             raise UserError(f"{self.directory} has no tensor {name}.")
-        file = self._file(self.files[name])
-        if name not in file.names():
+        file = self._open_file(self.files[name])
+        if name not in file.list_names():
             raise UserError(f"{file.path} has no tensor {name}.", f"{INDEX} says that it lies there.")
-        return file.shape(name)
+        return file.get_shape(name)
 
-    def dtype(self, name: str) -> str:
+    def get_dtype(self, name: str) -> str:
         """By torch's name. Raises UserError for numbers of a kind that is not read."""
-        return self._file(self.files[name]).dtype(name)
+        return self._open_file(self.files[name]).get_dtype(name)
 
     def fill(self, name: str, box: tuple[slice, ...], local: torch.Tensor) -> bool:
         """Straight into `local` where that can be, as `TensorFile.fill`."""
-        return self._file(self.files[name]).fill(name, box, local)
+        return self._open_file(self.files[name]).fill(name, box, local)
 
-    def blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
-        """The part of a tensor that `box` takes of it, a few rows at a time, as `TensorFile.blocks`."""
-        return self._file(self.files[name]).blocks(name, box)
+    def iterate_blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
+        """The part of a tensor that `box` takes of it, a few rows at a time, as `TensorFile.iterate_blocks`."""
+        return self._open_file(self.files[name]).iterate_blocks(name, box)
 
 
 def _is_pointer(path: Path) -> bool:
@@ -132,7 +132,7 @@ def _is_pointer(path: Path) -> bool:
         return file.read(len(POINTER)) == POINTER
 
 
-def tensor_names(directory: str | Path) -> set[str]:
+def list_tensor_names(directory: str | Path) -> set[str]:
     """The names of all tensors of the directory's weights; none where it has no weights.
 
     Raises UserError where they cannot be told.

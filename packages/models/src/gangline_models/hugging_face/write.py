@@ -97,7 +97,7 @@ def _write(
     place = {slot.theirs.name: slot for slot in every}
     files, joined = _lay_out(list(place.values()), max_shard_bytes), _Joined(every)
     with ExitStack() as stack:
-        opened = {
+        handles = {
             name: _begin(stack.enter_context((folder / name).open("wb")), content, dtype)
             for name, content in files.items()
         }
@@ -113,14 +113,14 @@ def _write(
                 if tuple(whole.shape) != slot.theirs.shape:
                     raise ValueError(f"array {name!r} makes {tuple(whole.shape)}, not {slot.theirs.shape}")
                 slot = place[slot.theirs.name]
-                file = opened[slot.file]
+                file = handles[slot.file]
                 file.seek(slot.offset)
-                for rows in _blocks(whole):
+                for rows in _split_blocks(whole):
                     raw = rows.to("cpu", getattr(torch, dtype)).contiguous().reshape(-1).view(torch.uint8)
                     file.write(raw.numpy().data)
         if slots:
             raise ValueError(f"no array came for {', '.join(slots)}")
-        for file in opened.values():
+        for file in handles.values():
             file.flush()
             os.fsync(file.fileno())
     if len(files) > 1:
@@ -156,7 +156,7 @@ class _Joined:
         return torch.cat(parts, dim=theirs.dim)
 
 
-def _blocks(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+def _split_blocks(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     """Its rows, a few at a time, so that no second tensor of its size is made to convert or transpose it."""
     if not tensor.dim() or not tensor.numel():
         return [tensor]
@@ -166,13 +166,13 @@ def _blocks(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
 def _lay_out(slots: list[_Slot], max_shard_bytes: int) -> dict[str, list[_Slot]]:
     """File name -> what lies in it: filled in order, a tensor larger than the limit in a file of its own."""
     groups: list[list[_Slot]] = [[]]
-    used = 0
+    file_bytes = 0
     for slot in slots:
-        if groups[-1] and used + slot.nbytes > max_shard_bytes:
+        if groups[-1] and file_bytes + slot.nbytes > max_shard_bytes:
             groups.append([])
-            used = 0
+            file_bytes = 0
         groups[-1].append(slot)
-        used += slot.nbytes
+        file_bytes += slot.nbytes
     total = len(groups)
     names = [ONE_FILE] if total == 1 else [f"model-{n:05d}-of-{total:05d}.safetensors" for n in range(1, total + 1)]
     for name, group in zip(names, groups, strict=True):

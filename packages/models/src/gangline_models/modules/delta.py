@@ -68,10 +68,10 @@ class GatedDelta(nn.Module):
 
     def forward(self, x_BtD: Tensor, batch: Batch) -> Tensor:
         """What lies between the products is computed again in the backward pass: it is many times their size."""
-        made = self.wqkvz(x_BtD), self.wba(x_BtD), batch.document
+        arguments = self.wqkvz(x_BtD), self.wba(x_BtD), batch.document
         if batch.cache is not None:
-            return self.w_out(self._mix_tokens(*made, batch.cache))
-        return self.w_out(checkpoint(self._mix_tokens, *made, use_reentrant=False, preserve_rng_state=False))
+            return self.w_out(self._mix_tokens(*arguments, batch.cache))
+        return self.w_out(checkpoint(self._mix_tokens, *arguments, use_reentrant=False, preserve_rng_state=False))
 
     def _mix_tokens(
         self, qkvz_BTF: Tensor, ba_BTF: Tensor, document_BT: Tensor | None, cache: Cache | None = None
@@ -88,19 +88,19 @@ class GatedDelta(nn.Module):
         q, k, v = (conv(y, document_BT, cache) for conv, y in ((self.conv_q, q), (self.conv_k, k), (self.conv_v, v)))
         q_BTKC, k_BTKC = (y.unflatten(-1, (-1, self.key_dim)) for y in (q, k))
         v_BTHC, z_BTHC = (y.unflatten(-1, (-1, self.value_dim)) for y in (v, z))
-        given = q_BTKC, k_BTKC, v_BTHC, self.decay(a_BTH), b_BTH.sigmoid()
+        arguments = q_BTKC, k_BTKC, v_BTHC, self.decay(a_BTH), b_BTH.sigmoid()
         carried = None if cache is None else cache.get(self, Carried)
         if carried is not None and carried.tensor is not None:
-            out_BTHC, carried.tensor = next_token(*given, carried.tensor)
+            out_BTHC, carried.tensor = step_delta_rule(*arguments, carried.tensor)
         else:
-            out_BTHC, state = delta_rule(*given, document_BT, chunk=self.chunk)
+            out_BTHC, state = apply_delta_rule(*arguments, document_BT, chunk=self.chunk)
             if carried is not None:
                 carried.tensor = state
         wide = torch.promote_types(z_BTHC.dtype, torch.float32)
         return (self.norm(out_BTHC) * F.silu(z_BTHC.to(wide))).to(qkvz_BTF.dtype).flatten(-2)
 
 
-def delta_rule(
+def apply_delta_rule(
     q_BTKC: Tensor,
     k_BTKC: Tensor,
     v_BTHC: Tensor,
@@ -117,18 +117,18 @@ def delta_rule(
     B, T, H, V = v_BTHC.shape
     wide = torch.promote_types(v_BTHC.dtype, torch.float32)
     each, L = H // q_BTKC.shape[2], min(chunk, T)
-    q, k = (unit(x.to(wide)).repeat_interleave(each, dim=2) for x in (q_BTKC, k_BTKC))
+    q, k = (normalise_length(x.to(wide)).repeat_interleave(each, dim=2) for x in (q_BTKC, k_BTKC))
     q, k, v = (split_chunks(x, L) for x in (q * q.shape[-1] ** -0.5, k, v_BTHC.to(wide)))  # (B, H, chunks, L, C)
     g, beta = (split_chunks(x.to(wide)[..., None], L) for x in (log_decay_BTH, beta_BTH))  # (B, H, chunks, L, 1)
     g = g.cumsum(3)
     document = torch.zeros(B, T, dtype=torch.int64, device=v.device) if document_BT is None else document_BT
     # Tokens that fill up the last chunk are behind all others, in the last one's document, and change no state.
-    filled = torch.cat((document, document[:, -1:].expand(-1, -T % L)), dim=1)
-    d = filled.unflatten(1, (-1, L))[:, None, :, :, None]  # (B, 1, chunks, L, 1)
+    padded_document = torch.cat((document, document[:, -1:].expand(-1, -T % L)), dim=1)
+    d = padded_document.unflatten(1, (-1, L))[:, None, :, :, None]  # (B, 1, chunks, L, 1)
     before = F.pad(d[:, :, :-1, -1:], (0, 0, 0, 0, 1, 0), value=-2)  # whose state a chunk is given
     takes, hands_on, lasts = (d == before).to(wide), (d == d[..., -1:, :]).to(wide), (d[..., -1:, :] == before).to(wide)
-    seen = (d == d.mT) & torch.ones(L, L, dtype=torch.bool, device=v.device).tril()
-    decay = (g - g.mT).masked_fill(~seen, -torch.inf).exp()
+    mask = (d == d.mT) & torch.ones(L, L, dtype=torch.bool, device=v.device).tril()
+    decay = (g - g.mT).masked_fill(~mask, -torch.inf).exp()
     system = ((k * beta) @ k.mT * decay).tril(-1)
     writes, reads = torch.linalg.solve_triangular(
         system, torch.cat((v * beta, k * beta * g.exp() * takes), dim=-1), upper=False, unitriangular=True
@@ -138,32 +138,32 @@ def delta_rule(
     k, keeps = k * (last - g).exp() * hands_on, last.exp() * lasts
     state, out = v.new_zeros(B, H, k.shape[-1], V), []
     for n in range(v.shape[2]):
-        written = writes[:, :, n] - reads[:, :, n] @ state
-        out.append(q[:, :, n] @ state + scores[:, :, n] @ written)
-        state = state * keeps[:, :, n] + k[:, :, n].mT @ written
+        update = writes[:, :, n] - reads[:, :, n] @ state
+        out.append(q[:, :, n] @ state + scores[:, :, n] @ update)
+        state = state * keeps[:, :, n] + k[:, :, n].mT @ update
     return torch.stack(out, dim=2).flatten(2, 3)[:, :, :T].transpose(1, 2).to(v_BTHC.dtype), state
 
 
-def next_token(
+def step_delta_rule(
     q_B1KC: Tensor, k_B1KC: Tensor, v_B1HC: Tensor, log_decay_B1H: Tensor, beta_B1H: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`delta_rule` of one token behind those whose S is given: the recurrence as it is written above.
+    """`apply_delta_rule` of one token behind those whose S is given: the recurrence as it is written above.
 
     Raises ValueError for several tokens at a time.
     """
     if v_B1HC.shape[1] != 1:
         raise ValueError(f"{v_B1HC.shape[1]} tokens at a time follow those that are kept; one is expected")
     wide, each = state.dtype, v_B1HC.shape[2] // q_B1KC.shape[2]
-    q, k = (unit(x.to(wide)).repeat_interleave(each, dim=2).squeeze(1)[..., None] for x in (q_B1KC, k_B1KC))
+    q, k = (normalise_length(x.to(wide)).repeat_interleave(each, dim=2).squeeze(1)[..., None] for x in (q_B1KC, k_B1KC))
     v = v_B1HC.to(wide).squeeze(1)[..., None]
     decay, beta = (x.to(wide).squeeze(1)[..., None, None] for x in (log_decay_B1H.exp(), beta_B1H))
     state = state * decay
-    written = beta * (v - (state * k).sum(-2)[..., None])  # (B, H, C, 1)
-    state = state + k @ written.mT
+    update = beta * (v - (state * k).sum(-2)[..., None])  # (B, H, C, 1)
+    state = state + k @ update.mT
     return (state.mT @ (q * q.shape[-2] ** -0.5)).squeeze(-1).unsqueeze(1).to(v_B1HC.dtype), state
 
 
-def unit(x: Tensor) -> Tensor:
+def normalise_length(x: Tensor) -> Tensor:
     """(..., C) divided by its length."""
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 

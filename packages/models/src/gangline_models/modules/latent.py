@@ -83,13 +83,13 @@ class LatentAttention(nn.Module):
             keys = batch.cache.get(self, partial(KeyValues, self._attend_padded, self.call))
             out_BHTC = self._attend_heads(keys.attend, q_nope, q_rotary, c_BtF, r_B1TF, batch)
         else:
-            kept = batch.cache.get(self, KeptTokens)
+            token_cache = batch.cache.get(self, KeptTokens)
             of_token = torch.cat((self.kv.norm(c_BtF).unsqueeze(1), r_B1TF), dim=-1)
-            if kept.empty:
-                kept.begin((of_token,), batch.document)
+            if token_cache.empty:
+                token_cache.begin((of_token,), batch.document)
                 out_BHTC = self._attend_heads(self._attend_padded, q_nope, q_rotary, c_BtF, r_B1TF, batch)
             else:
-                (keys_B1SF,), text = kept.add((of_token,))
+                (keys_B1SF,), text = token_cache.add((of_token,))
                 out_BHTC = self._attend_latent(q_nope, q_rotary, keys_B1SF, text)
         return self.wo(out_BHTC.transpose(1, 2).flatten(-2))
 

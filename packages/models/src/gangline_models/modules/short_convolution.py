@@ -31,18 +31,18 @@ class ShortConvolution(nn.Module):
             return self.convolve_tokens(x_BTF, document_BT)
         carried = cache.get(self, Carried)
         if carried.tensor is None:
-            carried.tensor = self.tail(x_BTF, document_BT)
+            carried.tensor = self.get_tail(x_BTF, document_BT)
             return self.convolve_tokens(x_BTF, document_BT)
         seen_BTF = torch.cat((carried.tensor, x_BTF), dim=1)
         carried.tensor = seen_BTF[:, 1:]
         return F.silu((seen_BTF * self.weight.to(x_BTF.dtype).squeeze(1).T).sum(1, keepdim=True))
 
-    def tail(self, x_BTF: Tensor, document_BT: Tensor | None) -> Tensor:
+    def get_tail(self, x_BTF: Tensor, document_BT: Tensor | None) -> Tensor:
         """What the next token sees beside itself, (B, taps - 1, F): zeros for what its document does not have."""
         if document_BT is not None:
             x_BTF = x_BTF * (document_BT == document_BT[:, -1:])[..., None]
-        seen = self.weight.shape[-1] - 1
-        return F.pad(x_BTF, (0, 0, seen, 0))[:, x_BTF.shape[1] :]
+        tail_length = self.weight.shape[-1] - 1
+        return F.pad(x_BTF, (0, 0, tail_length, 0))[:, x_BTF.shape[1] :]
 
     def convolve_tokens(self, x_BTF: Tensor, document_BT: Tensor | None) -> Tensor:
         """Of all tokens."""

@@ -34,11 +34,11 @@ class Mtp(EditConfig):
 
     def check(self, run: Run) -> list[Problem]:
         if self.depth < run.batch.sequence_length:
-            return self._files(run) or self._check_frozen(run)
+            return self._check_files(run) or self._check_frozen(run)
         what = f"mtp.depth={self.depth}: rows of {run.batch.sequence_length} tokens have none so far ahead."
         return [Problem(what, "", f"mtp.depth={run.batch.sequence_length - 1} or less.")]
 
-    def _files(self, run: Run) -> list[Problem]:
+    def _check_files(self, run: Run) -> list[Problem]:
         """Of the directory that the model begins with: whether it holds all modules, or none."""
         there, lacks = self._list_found(run)
         if not there or not lacks:
@@ -56,14 +56,14 @@ class Mtp(EditConfig):
         from gangline_models.mtp.edit import list_frozen
 
         there, lacks = self._list_found(run)
-        frozen = [] if there and not lacks else list_frozen(run)
-        if not frozen:
+        names = [] if there and not lacks else list_frozen(run)
+        if not names:
             return []
         off = " or ".join(f"{group}=off" for group in others)
         what = (
             f"mtp=on draws the weights of its modules, and beside {' and '.join(others)} they stay as they are drawn."
         )
-        why = f"Frozen are {', '.join(frozen[:3])}{' and more' if frozen[3:] else ''}; no directory brings them."
+        why = f"Frozen are {', '.join(names[:3])}{' and more' if names[3:] else ''}; no directory brings them."
         return [Problem(what, why, f"mtp=off, or {off}; or model.weights=DIR of a DeepSeek-V3 that has them.")]
 
     def list_notices(self, run: Run) -> list[str]:
@@ -83,11 +83,13 @@ class Mtp(EditConfig):
         directory = run.model.get_weights_directory()
         if directory is None or holds_checkpoint(run):
             return [], []
-        from gangline_models.hugging_face.tensors import tensor_names
+        from gangline_models.hugging_face.tensors import list_tensor_names
         from gangline_models.mtp.edit import list_their_names
 
-        held, wanted = tensor_names(directory), list_their_names(run)
-        return [name for name in wanted if name in held], [name for name in wanted if name not in held]
+        stored_names, module_names = list_tensor_names(directory), list_their_names(run)
+        return [name for name in module_names if name in stored_names], [
+            name for name in module_names if name not in stored_names
+        ]
 
 
 PART = Part(

@@ -28,18 +28,18 @@ RULES, PATTERNS = ("cuts", "inits", "seams", "low_bit"), ("master_dtype", "parti
 
 def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
     """Put the modules beside the head. Raises UserError for a model whose head or embedding is not that of basics."""
-    found = dict(iterate_nodes(tree))
-    head, last = found.get(plan.head), f"{plan.blocks}.{plan.layers - 1}"
+    nodes = dict(iterate_nodes(tree))
+    head, last = nodes.get(plan.head), f"{plan.blocks}.{plan.layers - 1}"
     if not isinstance(tree, DecoderNode) or not isinstance(head, HeadNode):
         raise UserError("mtp has no rule for the head of this model.", "", "mtp=off, or another model.")
     embedding = sorted(get_parameter_shapes(map_paths(tree)[plan.embed]))
     if embedding != ["weight"]:
         why = f"It holds {', '.join(embedding)}; a module reads one table of tokens, without positions."
         raise UserError("mtp has no rule for the embedding of this model.", why, "mtp=off, or another model.")
-    modules = tuple(_module(tree, plan, head, index) for index in range(options.depth))
+    modules = tuple(_make_module(tree, plan, head, index) for index in range(options.depth))
     node = MtpHeadNode(inner=map_paths(tree)[plan.head], mtp=modules, weight=options.weight)
     edited = replace_node(tree, plan.head, node)
-    rules = _plan_modules(plan, head, options.depth) | {"names": tuple(_names(plan, edited, options.depth))}
+    rules = _plan_modules(plan, head, options.depth) | {"names": tuple(_plan_names(plan, edited, options.depth))}
     ties = {
         f"{at}.{alias}": plan.get_owner(of)
         for at, n in iterate_nodes(edited)
@@ -47,18 +47,18 @@ def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
         for alias, of in n.get_ties().items()
     }
     rules["tied"] = tuple(ties.items())
-    rules["head_blocks"] = (f"{_modules(plan)}.*.block",)
+    rules["head_blocks"] = (f"{_get_modules_path(plan)}.*.block",)
     for kind, of_blocks in _plan_blocks(tree, plan, last).items():
         rules[kind] = (*rules.get(kind, ()), *of_blocks)
     return edited, plan.extend(**rules), [plan.head]
 
 
-def _module(tree: Node, plan: Plan, head: HeadNode, index: int) -> MtpNode:
+def _make_module(tree: Node, plan: Plan, head: HeadNode, index: int) -> MtpNode:
     nodes_of = map_paths(tree)
     embed, block = nodes_of[plan.embed], nodes_of[f"{plan.blocks}.{plan.layers - 1}"]
     shares = [(f"embed.{name}", f"{plan.embed}.{name}") for name in get_parameter_shapes(embed)]
     return MtpNode(
-        path=f"{_modules(plan)}.{index}.block",
+        path=f"{_get_modules_path(plan)}.{index}.block",
         first=index == 0,
         dim=head.dim,
         embed=embed,
@@ -71,13 +71,13 @@ def _module(tree: Node, plan: Plan, head: HeadNode, index: int) -> MtpNode:
     )
 
 
-def _modules(plan: Plan) -> str:
+def _get_modules_path(plan: Plan) -> str:
     return f"{plan.head}.mtp"
 
 
 def _plan_modules(plan: Plan, head: HeadNode, depth: int) -> dict[str, tuple[Any, ...]]:
     """First weights of norms, and of the product that merges."""
-    place, inits = f"{_modules(plan)}.*", list[Init]()
+    place, inits = f"{_get_modules_path(plan)}.*", list[Init]()
     for name in ("embed_norm", "hidden_norm", "head.norm"):
         for own in get_parameter_shapes(head.norm):
             inits.append(replace(plan.init(f"{plan.head}.norm.{own}"), pattern=f"{place}.{name}.{own}"))
@@ -88,14 +88,14 @@ def _plan_modules(plan: Plan, head: HeadNode, depth: int) -> dict[str, tuple[Any
 def _plan_blocks(tree: Node, plan: Plan, last: str) -> dict[str, list[Any]]:
     """What the plan says of the last block, of the modules' blocks."""
     inside = _Inside(tree, plan, last)
-    found: dict[str, list[Any]] = {}
+    rules: dict[str, list[Any]] = {}
     for kind in RULES:
-        found[kind] = [
+        rules[kind] = [
             replace(rule, pattern=ours) for rule in getattr(plan, kind) for ours in inside.rename(rule.pattern)
         ]
     for kind in PATTERNS:
-        found[kind] = [ours for pattern in getattr(plan, kind) for ours in inside.rename(pattern)]
-    return found
+        rules[kind] = [ours for pattern in getattr(plan, kind) for ours in inside.rename(pattern)]
+    return rules
 
 
 class _Inside:
@@ -118,33 +118,33 @@ class _Inside:
             if any(matches(of_last, name) for name in self._here) or (
                 buffer and of_last.rpartition(".")[0] in self._here
             ):
-                yield f"{_modules(self._plan)}.*.block{rest}"
+                yield f"{_get_modules_path(self._plan)}.*.block{rest}"
 
 
-def _names(plan: Plan, edited: Node, depth: int) -> Iterator[Name]:
+def _plan_names(plan: Plan, edited: Node, depth: int) -> Iterator[Name]:
     """Each module as a layer of theirs behind the last; files may lack it, and those of most models have no such."""
     blocks = f"{plan.blocks}.*."
-    begin = _beginning(plan)
+    begin = _find_layer_prefix(plan)
     for index in range(depth):
-        layer, ours = plan.layers + index, f"{_modules(plan)}.{index}"
+        layer, ours = plan.layers + index, f"{_get_modules_path(plan)}.{index}"
         for module, theirs in (*THEIRS.items(), *COPIES.items()):
             for leaf in ("weight", "bias"):
                 name = "" if begin is None else f"{begin.format(layer)}{theirs}.{leaf}"
                 yield Name(f"{ours}.{module}.{leaf}", name, optional=True)
         for rule in plan.names:
             if rule.pattern.startswith(blocks):
-                theirs = "" if begin is None else _number(rule.theirs, layer)
+                theirs = "" if begin is None else _number_layer(rule.theirs, layer)
                 yield replace(rule, pattern=f"{ours}.block.{rule.pattern[len(blocks) :]}", theirs=theirs, optional=True)
 
 
-def _beginning(plan: Plan) -> str | None:
+def _find_layer_prefix(plan: Plan) -> str | None:
     """What the names of a layer begin with, up to its number; None: the model's files have no layers that merge."""
     merge = f"{plan.blocks}.*.{THEIRS['merge']}.weight"
-    found = (rule.theirs for rule in plan.names if rule.pattern == merge)
-    return next((theirs.removesuffix(f"{THEIRS['merge']}.weight") for theirs in found), None)
+    names = (rule.theirs for rule in plan.names if rule.pattern == merge)
+    return next((theirs.removesuffix(f"{THEIRS['merge']}.weight") for theirs in names), None)
 
 
-def _number(theirs: str, layer: int) -> str:
+def _number_layer(theirs: str, layer: int) -> str:
     """The name in that layer; what further stars of the pattern match counts from 0 then."""
     theirs = theirs.replace("{0}", str(layer))
     for star in range(1, theirs.count("{") + 1):
@@ -155,10 +155,12 @@ def _number(theirs: str, layer: int) -> str:
 def list_their_names(run: Run) -> list[str]:
     """What a directory calls the arrays of the modules."""
     tree, plan = compose_model(run)
-    mine = (
-        (name, shape) for name, shape in get_parameter_shapes(tree).items() if name.startswith(f"{_modules(plan)}.")
+    module_shapes = (
+        (name, shape)
+        for name, shape in get_parameter_shapes(tree).items()
+        if name.startswith(f"{_get_modules_path(plan)}.")
     )
-    return [theirs.name for name, shape in mine for theirs in find_theirs(plan, name, shape)]
+    return [theirs.name for name, shape in module_shapes for theirs in find_theirs(plan, name, shape)]
 
 
 def list_frozen(run: Run) -> list[str]:
@@ -167,5 +169,5 @@ def list_frozen(run: Run) -> list[str]:
         tree, plan = compose_model(run)
     except UserError:
         return []  # whoever checks a run composes it, too, and says why
-    place = f"{_modules(plan)}."
+    place = f"{_get_modules_path(plan)}."
     return [n for n in get_parameter_shapes(tree) if plan.get_owner(n).startswith(place) and plan.is_frozen(n)]

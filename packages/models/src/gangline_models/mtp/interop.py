@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline_models.hugging_face.contract import EditFormat
-from gangline_models.hugging_face.tensors import tensor_names
+from gangline_models.hugging_face.tensors import list_tensor_names
 from gangline_models.mtp.config import Mtp
 
 FIELD = "num_nextn_predict_layers"  # number of modules in the files
@@ -26,4 +26,4 @@ class MtpFormat(EditFormat):
         return config | ({FIELD: options.depth} if FIELD in config else {})
 
     def has_weights(self, options: Mtp, directory: str | Path) -> bool:
-        return any(name.endswith(".eh_proj.weight") for name in tensor_names(directory))
+        return any(name.endswith(".eh_proj.weight") for name in list_tensor_names(directory))

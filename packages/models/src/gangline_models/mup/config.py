@@ -41,14 +41,14 @@ class Mup(EditConfig):
             ]
         tree, plan = compose_model(run)
         shapes = {name: shape for name, shape in get_parameter_shapes(tree).items() if not plan.is_frozen(name)}
-        wanted = rates(shapes, plan, plan.facts["dim"] / self.base_dim)
+        factors = compute_rate_factors(shapes, plan, plan.facts["dim"] / self.base_dim)
         if all(
-            math.isclose(choose_by_pattern(optimizer.rates, name, 1.0), wanted.get(name, 1.0), rel_tol=1e-3)
+            math.isclose(choose_by_pattern(optimizer.rates, name, 1.0), factors.get(name, 1.0), rel_tol=1e-3)
             for name in shapes
         ):
             return []
         block = re.compile(rf"^{re.escape(plan.blocks)}\.\d+\.")
-        patterns = {block.sub(f"{plan.blocks}.*.", name): rate for name, rate in wanted.items()}
+        patterns = {block.sub(f"{plan.blocks}.*.", name): rate for name, rate in factors.items()}
         words = ", ".join(f"{pattern}: {rate:.6g}" for pattern, rate in patterns.items())
         what = f"mup=on at a width of {plan.facts['dim']} needs other rates for the matrices of the blocks."
         why = (
@@ -57,7 +57,7 @@ class Mup(EditConfig):
         return [Problem(what, why, f"'optimizer.rates={{{words}}}'" if words else "optimizer.rates={}")]
 
 
-def rates(shapes: Mapping[str, tuple[int, ...]], plan: Plan, wider: float) -> dict[str, float]:
+def compute_rate_factors(shapes: Mapping[str, tuple[int, ...]], plan: Plan, wider: float) -> dict[str, float]:
     """Parameter -> factor of its rate, of those that have one: matrices of the blocks, which grow along both dims."""
     if wider == 1:
         return {}

@@ -25,14 +25,14 @@ from gangline_models.mup.config import Mup
 def edit(tree: Node, plan: Plan, options: Mup) -> tuple[Node, Plan, list[str]]:
     """Scale logits, scores and first weights. Raises UserError for a model whose nodes it does not know."""
     wider = plan.facts["dim"] / options.base_dim
-    found = dict(iterate_nodes(tree))
+    nodes = dict(iterate_nodes(tree))
     head = map_paths(tree).get(plan.head)
     if not isinstance(head, HeadNode):
         why = "Another edit that changes it, such as mtp or dpo, cannot be had beside mup."
         raise UserError("mup has no rule for the head of this model.", why, "mup=off, or another model.")
     tree = replace_node(tree, plan.head, replace(head, scale=head.scale / wider))
     claimed = [plan.head]
-    for path, node in found.items():
+    for path, node in nodes.items():
         if isinstance(node, AttentionNode):
             base = options.base_head_dim or node.head_dim
             scale = (node.scale or 1 / sqrt(base)) * base / node.head_dim

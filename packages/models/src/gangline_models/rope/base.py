@@ -27,23 +27,23 @@ class RopeChoice(PartConfig):
     needed: ClassVar[tuple[str, ...]] = ()
     nullable: ClassVar[tuple[str, ...]] = ()
 
-    def scaling(self, length: int) -> RopeScaling | None:
+    def make_scaling(self, length: int) -> RopeScaling | None:
         """The rates for rows of `length` tokens; None: those of the base."""
         return None
 
     @classmethod
     def read(cls, theirs: Mapping[str, Any]) -> RopeChoice:
         """From their `rope_parameters`."""
-        given = {ours: theirs[name] for ours, name in cls.words.items() if theirs.get(name) is not None}
-        return cls(**given)
+        options = {ours: theirs[name] for ours, name in cls.words.items() if theirs.get(name) is not None}
+        return cls(**options)
 
     def to_json(self) -> dict[str, Any]:
         """As their `rope_parameters` say it."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        said = {name: values[ours] for ours, name in self.words.items() if values[ours] is not None}
-        return {"rope_type": self.kind, **said}
+        parameters = {name: values[ours] for ours, name in self.words.items() if values[ours] is not None}
+        return {"rope_type": self.kind, **parameters}
 
-    def max_position(self, trained: int) -> int:
+    def compute_max_position(self, trained: int) -> int:
         """Their max_position_embeddings of a model that was trained on rows of so many tokens."""
         return trained
 
@@ -57,4 +57,4 @@ class PlainRope(RopeChoice):
 
 def build(config: RopeChoice, length: int) -> RopeScaling | None:
     """What a part of the group builds."""
-    return config.scaling(length)
+    return config.make_scaling(length)

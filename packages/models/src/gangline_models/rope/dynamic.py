@@ -40,12 +40,12 @@ class DynamicRope(RopeChoice):
     factor: PositiveFloat = 2.0  # how steeply the base grows
     original_max_position: PositiveInt = 2048  # up to so many tokens nothing is scaled
 
-    def scaling(self, length: int) -> RopeScaling:
+    def make_scaling(self, length: int) -> RopeScaling:
         length = max(length, self.original_max_position)
         return BaseScaling(self.factor * length / self.original_max_position - (self.factor - 1))
 
     def to_json(self) -> dict[str, object]:
         return {"rope_type": self.kind, "factor": self.factor}
 
-    def max_position(self, trained: int) -> int:
+    def compute_max_position(self, trained: int) -> int:
         return self.original_max_position

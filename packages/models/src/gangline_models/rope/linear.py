@@ -31,5 +31,5 @@ class LinearRope(RopeChoice):
 
     factor: PositiveFloat = 8.0  # all wavelengths grow by this
 
-    def scaling(self, length: int) -> RopeScaling:
+    def make_scaling(self, length: int) -> RopeScaling:
         return LinearScaling(self.factor)

@@ -45,8 +45,8 @@ class Llama3Rope(RopeChoice):
             )
         ]
 
-    def scaling(self, length: int) -> RopeScaling:
+    def make_scaling(self, length: int) -> RopeScaling:
         return BandScaling(self.factor, self.low_freq_factor, self.high_freq_factor, self.original_max_position)
 
-    def max_position(self, trained: int) -> int:
+    def compute_max_position(self, trained: int) -> int:
         return round(self.factor * self.original_max_position)

@@ -73,14 +73,14 @@ class LongRope(RopeChoice):
         what = f"model.rope: {' and '.join(wrong)}, and {width // 2} pairs of features are rotated."
         return [Problem(what, "Each pair has its own factor.", "gangline import DIR prints those of a model.")]
 
-    def scaling(self, length: int) -> RopeScaling:
-        grown = self.attention_factor
-        if grown is None:
-            grown = 1.0
+    def make_scaling(self, length: int) -> RopeScaling:
+        attention_factor = self.attention_factor
+        if attention_factor is None:
+            attention_factor = 1.0
             if self.factor > 1:
-                grown = math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_position))
+                attention_factor = math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_position))
         factors = self.long_factor if length > self.original_max_position else self.short_factor
-        return PairwiseScaling(tuple(factors), grown)
+        return PairwiseScaling(tuple(factors), attention_factor)
 
-    def max_position(self, trained: int) -> int:
+    def compute_max_position(self, trained: int) -> int:
         return round(self.factor * self.original_max_position)

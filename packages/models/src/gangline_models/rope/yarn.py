@@ -38,18 +38,18 @@ class YarnScaling(RopeScaling):
         return self.attention_factor
 
     def compute_rates(self, theta: float, width: int) -> tuple[float, ...]:
-        low, high = self._pair(self.beta_fast, theta, width), self._pair(self.beta_slow, theta, width)
+        low, high = self._compute_pair(self.beta_fast, theta, width), self._compute_pair(self.beta_slow, theta, width)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, width - 1)
         high += 0.001 if low == high else 0
-        found = []
+        rates = []
         for index, rate in enumerate(compute_plain_rates(theta, width)):
             slowed = min(1.0, max(0.0, (index - low) / (high - low)))
-            found.append(rate / self.factor * slowed + rate * (1 - slowed))
-        return tuple(found)
+            rates.append(rate / self.factor * slowed + rate * (1 - slowed))
+        return tuple(rates)
 
-    def _pair(self, turns: float, theta: float, width: int) -> float:
+    def _compute_pair(self, turns: float, theta: float, width: int) -> float:
         """Which pair, between two as a rule, makes so many turns over the original context."""
         return width * math.log(self.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
@@ -89,18 +89,18 @@ class YarnRope(RopeChoice):
         what = "model.rope_theta=1 does not go with model/rope=yarn"
         return [Problem(what, "All pairs have one wavelength, so there is none to blend from.", "model/rope=plain")]
 
-    def scaling(self, length: int) -> RopeScaling:
-        grown = self.attention_factor
-        if grown is None:
-            grown = self._compute_magnitude(1.0)
+    def make_scaling(self, length: int) -> RopeScaling:
+        attention_factor = self.attention_factor
+        if attention_factor is None:
+            attention_factor = self._compute_magnitude(1.0)
             if self.mscale and self.mscale_all_dim:
-                grown = self._compute_magnitude(self.mscale) / self._compute_magnitude(self.mscale_all_dim)
+                attention_factor = self._compute_magnitude(self.mscale) / self._compute_magnitude(self.mscale_all_dim)
         return YarnScaling(
-            self.factor, self.original_max_position, self.beta_fast, self.beta_slow, self.truncate, grown
+            self.factor, self.original_max_position, self.beta_fast, self.beta_slow, self.truncate, attention_factor
         )
 
     def _compute_magnitude(self, scale: float) -> float:
         return 1.0 if self.factor <= 1 else 0.1 * scale * math.log(self.factor) + 1.0
 
-    def max_position(self, trained: int) -> int:
+    def compute_max_position(self, trained: int) -> int:
         return round(self.factor * self.original_max_position)

@@ -39,7 +39,7 @@ class Route:
     bounds: Tensor
 
 
-def route(comm: Comm, rows: int, counts_E: Tensor, ranks_per_node: int | None = None) -> Route:
+def plan_route(comm: Comm, rows: int, counts_E: Tensor, ranks_per_node: int | None = None) -> Route:
     """Tell each rank how many rows of which expert come to it. One small all-to-all, one wait of the host.
 
     rows: A, of which counts_E are for each expert. Few experts on a CPU: each expert's rows travel in a message of
@@ -136,7 +136,7 @@ class TokenDispatcher:
     """
 
     def __init__(self, comm: Comm, rows_AD: Tensor, counts_E: Tensor, ranks_per_node: int | None = None) -> None:
-        self.route = route(comm, len(rows_AD), counts_E, ranks_per_node)
+        self.route = plan_route(comm, len(rows_AD), counts_E, ranks_per_node)
         there = self.route.transfer
         self._outward = _Transfer(there.to_experts, there.from_experts)
         self._departed = _Depart.apply(rows_AD, self._outward)

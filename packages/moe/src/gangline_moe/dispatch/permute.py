@@ -37,7 +37,7 @@ class Permutation:
         return self.bounds.diff()
 
 
-def permutation(expert_Nk: Tensor, experts: int, whole: bool = True) -> Permutation:
+def sort_by_expert(expert_Nk: Tensor, experts: int, whole: bool = True) -> Permutation:
     """Sort the pairs by expert. Without `whole`, pairs may have the expert `experts`, which means none."""
     N, k = expert_Nk.shape
     flat = expert_Nk.reshape(-1)
@@ -56,8 +56,8 @@ def permutation(expert_Nk: Tensor, experts: int, whole: bool = True) -> Permutat
 def drop_over_capacity(expert_Nk: Tensor, experts: int, capacity: int) -> Tensor:
     """`expert_Nk` with `experts` (none) for what comes after an expert's first `capacity` tokens."""
     flat = expert_Nk.reshape(-1)
-    made = permutation(expert_Nk, experts, whole=False)
-    before = made.place_Nk.reshape(-1) - made.bounds[:-1][flat.clamp(max=experts - 1)]
+    permutation = sort_by_expert(expert_Nk, experts, whole=False)
+    before = permutation.place_Nk.reshape(-1) - permutation.bounds[:-1][flat.clamp(max=experts - 1)]
     return torch.where(before < capacity, flat, experts).view_as(expert_Nk)
 
 
@@ -91,22 +91,22 @@ class Combine(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy_ND: Tensor):
         rows_AD, weight_Nk = ctx.saved_tensors
-        made: Permutation = ctx.made
-        if _takes_kernels(rows_AD, made):
+        permutation: Permutation = ctx.made
+        if _takes_kernels(rows_AD, permutation):
             from gangline_moe.dispatch import permute_triton
 
-            return *permute_triton.gather_gradients(dy_ND, rows_AD.contiguous(), made.place_Nk, weight_Nk), None
+            return *permute_triton.gather_gradients(dy_ND, rows_AD.contiguous(), permutation.place_Nk, weight_Nk), None
         dweight_Nk = torch.zeros_like(weight_Nk)
         flat = weight_Nk.new_empty(len(rows_AD))
         for j in range(weight_Nk.shape[1]):
-            row, place, kept = _column(rows_AD, made, j)
+            row, place, mask = _gather_column(rows_AD, permutation, j)
             dot = (dy_ND * row).sum(-1, dtype=weight_Nk.dtype)
-            dweight_Nk[:, j] = dot if kept is None else torch.where(kept, dot, 0)
-            if kept is None:
+            dweight_Nk[:, j] = dot if mask is None else torch.where(mask, dot, 0)
+            if mask is None:
                 flat[place] = weight_Nk[:, j]
             else:
-                flat[place[kept]] = weight_Nk[:, j][kept]
-        drows_AD = dy_ND.index_select(0, made.token_A) * flat.to(dy_ND.dtype)[:, None]
+                flat[place[mask]] = weight_Nk[:, j][mask]
+        drows_AD = dy_ND.index_select(0, permutation.token_A) * flat.to(dy_ND.dtype)[:, None]
         return drows_AD, dweight_Nk, None
 
 
@@ -119,9 +119,9 @@ def gather_rows(rows_AD: Tensor, made: Permutation, weight_Nk: Tensor | None) ->
     kind = rows_AD.dtype if weight_Nk is None else torch.promote_types(rows_AD.dtype, weight_Nk.dtype)
     total: Tensor | None = None
     for j in range(made.place_Nk.shape[1]):
-        row, _, kept = _column(rows_AD, made, j)
-        if kept is not None:
-            row = torch.where(kept[:, None], row, 0)
+        row, _, mask = _gather_column(rows_AD, made, j)
+        if mask is not None:
+            row = torch.where(mask[:, None], row, 0)
         if weight_Nk is None:
             total = row if total is None else total.add_(row)
         elif total is None:
@@ -140,7 +140,7 @@ def _takes_kernels(rows_AD: Tensor, made: Permutation) -> bool:
     return made.place_Nk.shape[1] <= MOST and takes_kernels(rows_AD)
 
 
-def _column(rows_AD: Tensor, made: Permutation, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
+def _gather_column(rows_AD: Tensor, made: Permutation, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """The row of each token's j-th pair, its place, and which tokens have one (None: all)."""
     place = made.place_Nk[:, j]
     if made.whole:

@@ -17,7 +17,7 @@ BLOCK, WARPS = 2048, 4  # numbers of a row at a time, and the warps that share t
 
 
 @triton.jit
-def _sums(rows, place, weight, out, D, K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
+def _gather_rows_kernel(rows, place, weight, out, D, K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -29,7 +29,7 @@ def _sums(rows, place, weight, out, D, K: tl.constexpr, WEIGHTED: tl.constexpr, 
 
 
 @triton.jit
-def _gradients(dy, rows, place, weight, drows, dweight, D, K: tl.constexpr, BLOCK: tl.constexpr):
+def _gather_gradients_kernel(dy, rows, place, weight, drows, dweight, D, K: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     for j in tl.static_range(K):
         row = tl.load(place + token * K + j)
@@ -49,9 +49,9 @@ def gather_rows(rows_AD: Tensor, place_Nk: Tensor, weight_Nk: Tensor | None) -> 
     (N, k), D = place_Nk.shape, rows_AD.shape[1]
     out_ND = rows_AD.new_empty(N, D)
     if N:
-        block = _block(D)
+        block = _choose_block(D)
         weight = place_Nk if weight_Nk is None else weight_Nk.contiguous()
-        _sums[(N, triton.cdiv(D, block))](
+        _gather_rows_kernel[(N, triton.cdiv(D, block))](
             *(rows_AD.contiguous(), place_Nk.contiguous(), weight, out_ND, D, k, weight_Nk is not None, block),
             num_warps=WARPS,
         )
@@ -63,10 +63,10 @@ def gather_gradients(dy_ND: Tensor, rows_AD: Tensor, place_Nk: Tensor, weight_Nk
     (N, k), D = place_Nk.shape, rows_AD.shape[1]
     drows_AD, dweight_Nk = torch.empty_like(rows_AD), torch.empty_like(weight_Nk, memory_format=torch.contiguous_format)
     if N:
-        given = (dy_ND.contiguous(), rows_AD, place_Nk.contiguous(), weight_Nk.contiguous())
-        _gradients[(N,)](*given, drows_AD, dweight_Nk, D, k, _block(D), num_warps=WARPS)
+        inputs = (dy_ND.contiguous(), rows_AD, place_Nk.contiguous(), weight_Nk.contiguous())
+        _gather_gradients_kernel[(N,)](*inputs, drows_AD, dweight_Nk, D, k, _choose_block(D), num_warps=WARPS)
     return drows_AD, dweight_Nk
 
 
-def _block(D: int) -> int:
+def _choose_block(D: int) -> int:
     return min(BLOCK, triton.next_power_of_2(D))

@@ -24,19 +24,19 @@ class MoeFormat(EditFormat):
 
     def write(self, options: MoeOptions, config: dict[str, Any]) -> dict[str, Any] | None:
         dense = config["architectures"][0]
-        known = [of for of in ARCHITECTURES if of.dense == dense]
-        if not known:
+        candidates = [of for of in ARCHITECTURES if of.dense == dense]
+        if not candidates:
             return None
-        of = next((of for of in known if of.scored == isinstance(options.router, Sigmoid)), known[0])
-        if words := missing(of, options, config):
+        of = next((of for of in candidates if of.scored == isinstance(options.router, Sigmoid)), candidates[0])
+        if words := list_missing_overrides(of, options, config):
             what = f"others have no {dense} with the experts of moe."
             raise UserError(what, f"They have one that was trained with {' '.join(words)}")
         return _write_fields(of, options, config)
 
 
-def missing(of: ExpertsArchitecture, options: MoeOptions, config: dict[str, Any]) -> list[str]:
+def list_missing_overrides(of: ExpertsArchitecture, options: MoeOptions, config: dict[str, Any]) -> list[str]:
     """Return the overrides that the options lack to have this architecture. config: of the model without experts."""
-    router, (kind, name), shared = options.router, of.router, of.scored or of.gated
+    router, (kind, name), has_shared = options.router, of.router, of.scored or of.gated
     fits = isinstance(router, Sigmoid) if of.scored else type(router) is kind
     holds = {
         f"moe/router={name}": fits,
@@ -44,18 +44,18 @@ def missing(of: ExpertsArchitecture, options: MoeOptions, config: dict[str, Any]
         f"moe.router.bias_rate={0.001 if of.scored else 0}": not fits or bool(router.bias_rate) == of.scored,
         "moe.first=0": not of.everywhere or options.first == 0,
         "moe.every=1": not (of.everywhere or of.scored) or options.every == 1,
-        f"moe.shared={int(shared)}": bool(options.shared) == shared,
+        f"moe.shared={int(has_shared)}": bool(options.shared) == has_shared,
         f"moe.shared_gate={str(of.gated).lower()}": options.shared_gate == of.gated,
         "moe.capacity_factor=null": options.capacity_factor is None,
         "model.window=null": of.dense != QWEN or not config.get("use_sliding_window"),
     }
-    return [word for word, held in holds.items() if not held]
+    return [word for word, condition in holds.items() if not condition]
 
 
 def _write_fields(of: ExpertsArchitecture, options: MoeOptions, config: dict[str, Any]) -> dict[str, Any]:
     router, hidden = options.router, options.hidden or max(1, config["intermediate_size"] // options.top_k)
     layers = range(config["num_hidden_layers"])
-    kept = [block for block in layers if block < options.first or (block - options.first) % options.every]
+    dense_blocks = [block for block in layers if block < options.first or (block - options.first) % options.every]
     groups = (router.groups, router.top_groups) if isinstance(router, Grouped) else (1, 1)
     every = {
         "norm_topk_prob": getattr(router, "renormalise", None),
@@ -67,12 +67,12 @@ def _write_fields(of: ExpertsArchitecture, options: MoeOptions, config: dict[str
         "decoder_sparse_step": 1,
         "shared_expert_intermediate_size": options.shared * hidden,
     }
-    named = {"architectures": [of.name], "model_type": of.model_type, "sliding_window": None}
+    architecture_fields = {"architectures": [of.name], "model_type": of.model_type, "sliding_window": None}
     return {
         **{name: value for name, value in config.items() if of.dense != QWEN or name != "layer_types"},
-        **(named if of.model_type else {}),
+        **(architecture_fields if of.model_type else {}),
         **{name: value for name, value in every.items() if name in of.silent},
-        **({"mlp_only_layers": kept} if "decoder_sparse_step" in of.silent else {}),
+        **({"mlp_only_layers": dense_blocks} if "decoder_sparse_step" in of.silent else {}),
         "num_experts_per_tok": options.top_k,
         "router_aux_loss_coef": router.step_loss,
         of.number: options.experts,
@@ -80,7 +80,7 @@ def _write_fields(of: ExpertsArchitecture, options: MoeOptions, config: dict[str
     }
 
 
-def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
+def find_weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     """Return what differs between these experts and those of the directory in `model.weights`."""
     from gangline.run.directory import holds_checkpoint
     from gangline_models.hugging_face.config import read_config
@@ -89,13 +89,13 @@ def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     if directory is None or holds_checkpoint(run):
         return []
     try:
-        found = read_experts(type(options), read_config(directory))
+        stored_experts = read_experts(type(options), read_config(directory))
     except UserError as error:
         return [Problem(f"model.weights={directory} holds {error.what}", *error.details[:2])]
-    if found is None:
+    if stored_experts is None:
         return [Problem(f"model.weights={directory} holds a model without experts.", "", "moe=off")]
-    hidden = options.hidden or max(1, (options.dense_hidden(run) or 0) // options.top_k)
-    here, there = _describe(options) | {"hidden": hidden}, _describe(found[0])
+    hidden = options.hidden or max(1, (options.get_dense_hidden(run) or 0) // options.top_k)
+    here, there = _describe(options) | {"hidden": hidden}, _describe(stored_experts[0])
     other = [f"moe.{n} is {there.get(n)} there and {v} here" for n, v in here.items() if v != there.get(n)]
     if not other:
         return []

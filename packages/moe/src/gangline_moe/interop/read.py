@@ -32,8 +32,8 @@ def read_experts(cls: type[Options], config: dict[str, Any]) -> tuple[Options, d
     and `every` cannot name.
     """
     name = (config.get("architectures") or [None])[0]
-    found = next((architecture for architecture in ARCHITECTURES if architecture.name == name), None)
-    return None if found is None else _Experts(found, config).read(cls)
+    known_architecture = next((architecture for architecture in ARCHITECTURES if architecture.name == name), None)
+    return None if known_architecture is None else _Experts(known_architecture, config).read(cls)
 
 
 class _Experts:
@@ -41,35 +41,35 @@ class _Experts:
 
     def __init__(self, of: ExpertsArchitecture, config: dict[str, Any]) -> None:
         self.of, self.config, self.reader = of, config, ConfigReader("", config, "a model")
-        self.layers = self.field("num_hidden_layers", PositiveInt) if "num_hidden_layers" in of.silent else 0
+        self.layers = self.read_field("num_hidden_layers", PositiveInt) if "num_hidden_layers" in of.silent else 0
 
     def read(self, cls: type[Options]) -> tuple[Options, dict[str, Any]] | None:
         of, first, every = self.of, 0, 1
         if of.model_type:
             self._refuse_windows()
-            self.field("num_experts_per_tok", PositiveInt)  # named first where the number of experts is missing, too
+            self.read_field("num_experts_per_tok", PositiveInt)  # named first where the number of experts lacks, too
         if "first_k_dense_replace" in of.silent:
-            first = self.field("first_k_dense_replace", NonNegativeInt)
+            first = self.read_field("first_k_dense_replace", NonNegativeInt)
             if not of.model_type and first >= self.layers:
                 return None
-        named = next((name for name in of.read_as if self.reader.holds(name)), of.number)
-        experts = self.field(named, NonNegativeInt if of.number in of.rest else PositiveInt, of.number)
+        number_field = next((name for name in of.read_as if self.reader.holds(name)), of.number)
+        experts = self.read_field(number_field, NonNegativeInt if of.number in of.rest else PositiveInt, of.number)
         if not experts:
             return None
         if "decoder_sparse_step" in of.silent:
-            if not (blocks := self._sparse_blocks()) and of.number in of.rest:
+            if not (blocks := self._list_sparse_blocks()) and of.number in of.rest:
                 return None
-            first, every = self._first_and_every(blocks)
+            first, every = self._find_first_and_every(blocks)
         for name, values in of.only.items():
             if (value := self.config.get(name, values[0])) not in (*values, None):
                 what = f"a {of.title} with {name}={value}."
                 raise UserError(what, f"gangline has only {name}={' or '.join(map(str, values))} there.")
-        hidden = self.field(of.width, PositiveInt)
-        top_k, router = self.field("num_experts_per_tok", PositiveInt), self._router(experts)
+        hidden = self.read_field(of.width, PositiveInt)
+        top_k, router = self.read_field("num_experts_per_tok", PositiveInt), self._read_router(experts)
         sizes = {"experts": experts, "top_k": top_k, "hidden": hidden, "first": first, "every": every}
-        return cls(**sizes, router=router, **self._read_shared(hidden)), self._rest()
+        return cls(**sizes, router=router, **self._read_shared(hidden)), self._make_dense_config()
 
-    def field(self, name: str, hint: Any, of: str = "") -> Any:
+    def read_field(self, name: str, hint: Any, of: str = "") -> Any:
         """Return a field of `silent`, or another name of it. Raises UserError for null and if a file must have it."""
         absent = self.of.silent[of or name]
         if absent is None and not self.reader.holds(name):
@@ -88,14 +88,14 @@ class _Experts:
             why = "transformers takes 4096, and gangline reads windows of models without experts only."
             raise UserError("a dots.llm1 whose config.json does not give sliding_window.", why)
 
-    def _router(self, experts: int) -> RouterConfig:
+    def _read_router(self, experts: int) -> RouterConfig:
         """Return the options of the router. Raises UserError for groups that do not divide the experts."""
         if not self.of.scored:
             told = "norm_topk_prob" in self.of.silent
-            return self.of.router[0](**({"renormalise": self.field("norm_topk_prob", bool)} if told else {}))
-        scale = self.field("routed_scaling_factor", resolve_hints_with_ranges(Sigmoid)["scale"])
-        scores = {"renormalise": self.field("norm_topk_prob", bool), "scale": scale}
-        groups, top = self.field("n_group", PositiveInt), self.field("topk_group", PositiveInt)
+            return self.of.router[0](**({"renormalise": self.read_field("norm_topk_prob", bool)} if told else {}))
+        scale = self.read_field("routed_scaling_factor", resolve_hints_with_ranges(Sigmoid)["scale"])
+        scores = {"renormalise": self.read_field("norm_topk_prob", bool), "scale": scale}
+        groups, top = self.read_field("n_group", PositiveInt), self.read_field("topk_group", PositiveInt)
         if groups == 1:
             return Sigmoid(**scores)
         if experts % groups or experts // groups < 2:
@@ -107,34 +107,34 @@ class _Experts:
 
     def _read_shared(self, hidden: int) -> dict[str, Any]:
         if self.of.scored:
-            return {"shared": self.field("n_shared_experts", NonNegativeInt)}
+            return {"shared": self.read_field("n_shared_experts", NonNegativeInt)}
         if not self.of.gated:
             return {}
-        width = self.field("shared_expert_intermediate_size", NonNegativeInt)
+        width = self.read_field("shared_expert_intermediate_size", NonNegativeInt)
         if width % hidden or not width:
             what = f"a {self.of.title} with shared_expert_intermediate_size={width}."
             raise UserError(what, f"gangline has shared experts as wide as the others, {self.of.width}={hidden}.")
         return {"shared": width // hidden, "shared_gate": True}
 
-    def _first_and_every(self, sparse: list[int]) -> tuple[int, int]:
+    def _find_first_and_every(self, sparse: list[int]) -> tuple[int, int]:
         """Return `first` and `every` of the blocks with experts. Raises UserError if no such two describe them."""
         layers = range(self.layers)
         for first in sparse[:1]:
             every = sparse[1] - first if len(sparse) > 1 else len(layers)
             if sparse == list(layers)[first::every]:
                 return first, 1 if len(sparse) == 1 and first == len(layers) - 1 else every
-        said = {"num_hidden_layers": self.layers}
-        said |= {name: self.config.get(name) for name in ("decoder_sparse_step", "mlp_only_layers")}
-        shown = ", ".join(f"{name}={value}" for name, value in said.items())
-        why = f"moe.first and moe.every cannot describe these blocks: {shown}."
+        fields = {"num_hidden_layers": self.layers}
+        fields |= {name: self.config.get(name) for name in ("decoder_sparse_step", "mlp_only_layers")}
+        text = ", ".join(f"{name}={value}" for name, value in fields.items())
+        why = f"moe.first and moe.every cannot describe these blocks: {text}."
         raise UserError("a model whose blocks with experts are not evenly spaced.", why)
 
-    def _sparse_blocks(self) -> list[int]:
-        step = self.field("decoder_sparse_step", PositiveInt)
+    def _list_sparse_blocks(self) -> list[int]:
+        step = self.read_field("decoder_sparse_step", PositiveInt)
         dense = set(self.reader.take("mlp_only_layers", hint=list[int]) or ())
         return [block for block in range(self.layers) if (block + 1) % step == 0 and block not in dense]
 
-    def _rest(self) -> dict[str, Any]:
+    def _make_dense_config(self) -> dict[str, Any]:
         """Return the config.json of the model without experts."""
         of, alone = self.of, DOTS_ALONE if self.of is DOTS else ()
         rest = {name: value for name, value in self.config.items() if name not in ROUTING and name not in alone}

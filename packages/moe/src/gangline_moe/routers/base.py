@@ -68,7 +68,7 @@ class Router(nn.Module, ABC):
     def choose(self, logits_NE: Tensor) -> Choice:
         """The experts of each token."""
 
-    def top(self, score_NE: Tensor) -> Tensor:
+    def choose_top_k(self, score_NE: Tensor) -> Tensor:
         """The `top_k` experts of each token with the largest score plus bias, (N, k)."""
         return self.add_bias(score_NE).topk(self.node.top_k, dim=-1).indices
 

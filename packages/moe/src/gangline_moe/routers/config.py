@@ -110,7 +110,7 @@ PARTS = (
         group=GROUP,
         name="softmax",
         config=Softmax,
-        build=f"{NODE}:softmax",
+        build=f"{NODE}:build_softmax",
         summary="the top_k largest of a softmax over all experts",
     ),
     Part(
@@ -124,7 +124,7 @@ PARTS = (
         group=GROUP,
         name="sigmoid",
         config=Sigmoid,
-        build=f"{NODE}:sigmoid",
+        build=f"{NODE}:build_sigmoid",
         summary="the top_k largest of sigmoid scores plus a balancing bias",
     ),
     Part(
@@ -138,7 +138,7 @@ PARTS = (
         group=GROUP,
         name="expert_choice",
         config=ExpertChoice,
-        build=f"{NODE}:expert_choice",
+        build=f"{NODE}:build_expert_choice",
         summary="each expert takes the tokens it scores highest",
         layout_dependent="which tokens an expert takes depends on the microbatch on a rank, and on later tokens of a "
         "sequence",

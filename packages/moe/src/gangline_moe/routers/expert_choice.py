@@ -23,8 +23,8 @@ class ExpertChoiceRouter(Router):
         N, E = logits_NE.shape
         prob_NE = logits_NE.softmax(-1)
         count = min(N, -(-N * self.node.top_k // E))
-        taken = prob_NE.detach().topk(count, dim=0).indices
-        chosen_NE = torch.zeros_like(prob_NE, dtype=torch.bool).scatter_(0, taken, True)
+        tokens = prob_NE.detach().topk(count, dim=0).indices
+        chosen_NE = torch.zeros_like(prob_NE, dtype=torch.bool).scatter_(0, tokens, True)
         # a plan without memory: every token has as many
         most = self.node.top_k if chosen_NE.is_meta else int(chosen_NE.sum(1).max())
         every = torch.arange(E, device=prob_NE.device)

@@ -21,14 +21,14 @@ class GroupedRouter(Router):
 
     def choose(self, logits_NE: Tensor) -> Choice:
         score_NE = logits_NE.sigmoid()
-        return weigh_choice(self.node, logits_NE, score_NE, self.top(score_NE))
+        return weigh_choice(self.node, logits_NE, score_NE, self.choose_top_k(score_NE))
 
-    def top(self, score_NE: Tensor) -> Tensor:
+    def choose_top_k(self, score_NE: Tensor) -> Tensor:
         """Of the best groups alone."""
-        seen = self.add_bias(score_NE)
-        by_group = seen.view(len(seen), self.node.groups, -1)
+        scores = self.add_bias(score_NE)
+        by_group = scores.view(len(scores), self.node.groups, -1)
         worth = by_group.topk(2, dim=-1).values.sum(-1)
         best = worth.topk(self.node.top_groups, dim=-1).indices
         left_out = torch.ones_like(worth, dtype=torch.bool).scatter_(1, best, False)
-        seen = by_group.masked_fill(left_out[..., None], -torch.inf).flatten(1)
-        return seen.topk(self.node.top_k, dim=-1).indices
+        scores = by_group.masked_fill(left_out[..., None], -torch.inf).flatten(1)
+        return scores.topk(self.node.top_k, dim=-1).indices

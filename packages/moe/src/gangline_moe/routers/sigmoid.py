@@ -19,7 +19,7 @@ class SigmoidRouter(Router):
 
     def choose(self, logits_NE: Tensor) -> Choice:
         score_NE = logits_NE.sigmoid()
-        return weigh_choice(self.node, logits_NE, score_NE, self.top(score_NE))
+        return weigh_choice(self.node, logits_NE, score_NE, self.choose_top_k(score_NE))
 
 
 def weigh_choice(node: SigmoidNode, logits_NE: Tensor, score_NE: Tensor, expert_Nk: Tensor) -> Choice:

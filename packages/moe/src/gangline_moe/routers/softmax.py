@@ -19,7 +19,7 @@ class SoftmaxRouter(Router):
 
     def choose(self, logits_NE: Tensor) -> Choice:
         prob_NE = logits_NE.softmax(-1)
-        expert_Nk = self.top(prob_NE)
+        expert_Nk = self.choose_top_k(prob_NE)
         weight_Nk = prob_NE.gather(1, expert_Nk)
         if self.node.renormalise:
             weight_Nk = divide_by_sum(weight_Nk)

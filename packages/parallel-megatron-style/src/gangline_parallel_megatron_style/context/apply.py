@@ -39,29 +39,29 @@ def set_attention(
         return []
     patterns = [seam.pattern for seam in plan.seams if seam.name == "attention"]
     rings: dict[AttentionCall, RingAttention] = {}
-    taken: list[tuple[nn.Module, Callable[..., Tensor]]] = []
-    recall, done = Recall(), list[str]()
+    attentions: list[tuple[nn.Module, Callable[..., Tensor]]] = []
+    recall, attention_paths = Recall(), list[str]()
     modules = {path: m for path, m in model.named_modules() if any(matches(pattern, path) for pattern in patterns)}
     for path, module in modules.items():
         inner = get_seam_function(module, "attention")
         if inner is None:
             continue
         call = _match_call(path, inner, call_at(declared, path), method)
-        taken.append((module, inner))
+        attentions.append((module, inner))
         if method == "ring":
             module.attention = rings.setdefault(call, RingAttention(comm, call))
         else:
             module.attention = UlyssesAttention(comm, inner, recall)
-        done.append(path)
+        attention_paths.append(path)
     for path in modules:
         named = any(names(pattern, path) for pattern in patterns)
-        if named and not any(one == path or one.startswith(f"{path}.") for one in done):
+        if named and not any(one == path or one.startswith(f"{path}.") for one in attention_paths):
             raise UserError(
                 f"{path} has no function `attention`, where the plan says that context parallelism can step in.",
                 "Tokens of one sequence lie on several ranks, and this module would see its own alone.",
                 "Use parallel.cp=1.",
             )
-    return taken
+    return attentions
 
 
 def _match_call(path: str, function: object, declared: Call | None, method: Method) -> AttentionCall:

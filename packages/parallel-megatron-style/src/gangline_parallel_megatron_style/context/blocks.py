@@ -39,7 +39,7 @@ class Kernel(NamedTuple):
     backward: Backward
 
 
-def kernel_for(q: Tensor, masked: bool) -> Kernel:
+def choose_kernel(q: Tensor, masked: bool) -> Kernel:
     """The fastest kernel for queries like `q`, with a mask or without."""
     if q.device.type == "cpu":
         return CPU
@@ -47,12 +47,12 @@ def kernel_for(q: Tensor, masked: bool) -> Kernel:
     return CUDA if q.device.type == "cuda" and flash and not masked else MATH
 
 
-def _additive(q: Tensor, visible: Tensor | None) -> Tensor | None:
+def _make_additive_mask(q: Tensor, visible: Tensor | None) -> Tensor | None:
     """0 where a key is seen and -inf where not, as the CPU's kernel takes masks."""
     return None if visible is None else q.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
 
 
-def _dense_rows(*tensors: Tensor) -> list[Tensor]:
+def _make_rows_dense(*tensors: Tensor) -> list[Tensor]:
     """The same, the numbers of a head side by side: flash kernels take that for granted, and the CPU's does not look.
 
     torch.cat lays out what it joins as channels_last where that fits, as rotary positions of heads of width 2 do.
@@ -61,37 +61,37 @@ def _dense_rows(*tensors: Tensor) -> list[Tensor]:
 
 
 def _forward_cpu(q, k, v, causal, visible, scale):
-    q, k, v = _dense_rows(q, k, v)
-    out, lse = _cpu_forward(q, k, v, 0.0, causal, attn_mask=_additive(q, visible), scale=scale)
+    q, k, v = _make_rows_dense(q, k, v)
+    out, lse = _cpu_forward(q, k, v, 0.0, causal, attn_mask=_make_additive_mask(q, visible), scale=scale)
     if visible is not None:  # the kernel says 0
         lse = lse.masked_fill(~visible.any(-1), -torch.inf)
     return out, lse
 
 
 def _backward_cpu(dout, q, k, v, out, lse, causal, visible, scale):
-    dout, q, k, v, out = _dense_rows(dout, q, k, v, out)
-    return _cpu_backward(dout, q, k, v, out, lse, 0.0, causal, attn_mask=_additive(q, visible), scale=scale)
+    dout, q, k, v, out = _make_rows_dense(dout, q, k, v, out)
+    return _cpu_backward(dout, q, k, v, out, lse, 0.0, causal, attn_mask=_make_additive_mask(q, visible), scale=scale)
 
 
 def _forward_cuda(q, k, v, causal, visible, scale):
-    q, k, v = _dense_rows(q, k, v)
+    q, k, v = _make_rows_dense(q, k, v)
     out, lse, *_ = _cuda_forward(q, k, v, 0.0, causal, False, scale=scale)
     return out, lse
 
 
 def _backward_cuda(dout, q, k, v, out, lse, causal, visible, scale):
     unused = torch.empty(0, dtype=torch.int64, device=q.device)  # the state of a dropout that is not there
-    dout, q, k, v, out = _dense_rows(dout, q, k, v, out)
+    dout, q, k, v, out = _make_rows_dense(dout, q, k, v, out)
     queries, keys = q.shape[2], k.shape[2]
     whole = None, None, queries, keys, 0.0, causal, unused, unused
     # The kernel reads the log-sum-exp as dense, without a look at its strides; of some of the queries it is a slice.
     return _cuda_backward(dout, q, k, v, out, lse.contiguous(), *whole, scale=scale)
 
 
-def _scores(q: Tensor, k: Tensor, causal: bool, visible: Tensor | None, scale: float | None) -> Tensor:
+def _compute_scores(q: Tensor, k: Tensor, causal: bool, visible: Tensor | None, scale: float | None) -> Tensor:
     """(B, K, G, T, S) in float32 at least, G = H / K queries to each key head; -inf where a key is not seen."""
-    grouped = _wide(q).unflatten(1, (k.shape[1], -1))
-    scores = grouped @ _wide(k).mT.unsqueeze(2) * _scale(q, scale)
+    grouped = _widen(q).unflatten(1, (k.shape[1], -1))
+    scores = grouped @ _widen(k).mT.unsqueeze(2) * _get_scale(q, scale)
     if causal:
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     elif visible is not None:
@@ -99,30 +99,30 @@ def _scores(q: Tensor, k: Tensor, causal: bool, visible: Tensor | None, scale: f
     return scores if visible is None else scores.masked_fill(~visible, -torch.inf)
 
 
-def _scale(q: Tensor, scale: float | None) -> float:
+def _get_scale(q: Tensor, scale: float | None) -> float:
     return q.shape[-1] ** -0.5 if scale is None else scale
 
 
 def _forward_math(q, k, v, causal, visible, scale):
-    scores = _scores(q, k, causal, visible, scale)
+    scores = _compute_scores(q, k, causal, visible, scale)
     lse = scores.logsumexp(-1)
     p = (scores - lse.masked_fill(lse.isneginf(), 0).unsqueeze(-1)).exp()
-    return (p @ _wide(v).unsqueeze(2)).flatten(1, 2).to(q.dtype), lse.flatten(1, 2)
+    return (p @ _widen(v).unsqueeze(2)).flatten(1, 2).to(q.dtype), lse.flatten(1, 2)
 
 
 def _backward_math(dout, q, k, v, out, lse, causal, visible, scale):
-    dout, heads = _wide(dout), (k.shape[1], -1)
-    p = (_scores(q, k, causal, visible, scale) - lse.unflatten(1, heads).unsqueeze(-1)).exp()
-    each = (dout * _wide(out)).sum(-1, keepdim=True).unflatten(1, heads)
+    dout, heads = _widen(dout), (k.shape[1], -1)
+    p = (_compute_scores(q, k, causal, visible, scale) - lse.unflatten(1, heads).unsqueeze(-1)).exp()
+    each = (dout * _widen(out)).sum(-1, keepdim=True).unflatten(1, heads)
     dout = dout.unflatten(1, heads)
-    ds = p * (dout @ _wide(v).mT.unsqueeze(2) - each) * _scale(q, scale)
-    dq = (ds @ _wide(k).unsqueeze(2)).flatten(1, 2)
-    dk = (ds.mT @ _wide(q).unflatten(1, heads)).sum(2)
+    ds = p * (dout @ _widen(v).mT.unsqueeze(2) - each) * _get_scale(q, scale)
+    dq = (ds @ _widen(k).unsqueeze(2)).flatten(1, 2)
+    dk = (ds.mT @ _widen(q).unflatten(1, heads)).sum(2)
     dv = (p.mT @ dout).sum(2)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
-def _wide(x: Tensor) -> Tensor:
+def _widen(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -40,9 +40,9 @@ def cut_batch(batch: Batch, index: int, size: int, order: Order) -> Batch:
         return batch
     shape = batch.shape
     own = partial(cut_tokens, index=index, size=size, order=order)
-    changed: dict[str, Any] = {"valid": None, "ends": None, "rows": (batch, own)}
+    changes: dict[str, Any] = {"valid": None, "ends": None, "rows": (batch, own)}
     for item in fields(batch):
         value = getattr(batch, item.name)
         if isinstance(value, Tensor) and value.shape[:2] == shape:
-            changed[item.name] = own(value)
-    return replace(batch, **changed)
+            changes[item.name] = own(value)
+    return replace(batch, **changes)

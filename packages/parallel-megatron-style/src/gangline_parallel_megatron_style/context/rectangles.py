@@ -29,18 +29,18 @@ class Rectangle(NamedTuple):
     key_end: int
 
 
-def rectangles(document_BT: Tensor, document_BS: Tensor) -> tuple[Rectangle, ...] | None:
+def find_rectangles(document_BT: Tensor, document_BS: Tensor) -> tuple[Rectangle, ...] | None:
     """Where queries and keys are of the same document; None where a number comes back in a row."""
     queries, keys = document_BT.numpy(), document_BS.numpy()
     if (np.diff(queries) < 0).any() or (np.diff(keys) < 0).any():
         return None
     rows = [_split_row(q, k) for q, k in zip(queries, keys, strict=True)]
-    found, first = [], 0
+    rectangles, first = [], 0
     for row in range(1, len(rows) + 1):
         if row == len(rows) or rows[row] != rows[first]:
-            found += [Rectangle(first, row, *place) for place in rows[first]]
+            rectangles += [Rectangle(first, row, *place) for place in rows[first]]
             first = row
-    return tuple(found)
+    return tuple(rectangles)
 
 
 def _split_row(queries: np.ndarray, keys: np.ndarray) -> list[tuple[int, int, int, int]]:
@@ -49,7 +49,7 @@ def _split_row(queries: np.ndarray, keys: np.ndarray) -> list[tuple[int, int, in
     return [tuple(place) for place in np.stack(at, axis=1).tolist()]
 
 
-def kernel_of(places: tuple[Rectangle, ...], inner: Kernel) -> Kernel:
+def make_rectangle_kernel(places: tuple[Rectangle, ...], inner: Kernel) -> Kernel:
     """`inner` on one rectangle after another. It is asked without a mask; causal: each rectangle has as many keys as
     queries, and query i of it sees its keys 0 to i."""
 
@@ -59,9 +59,11 @@ def kernel_of(places: tuple[Rectangle, ...], inner: Kernel) -> Kernel:
         out = torch.zeros_like(q)
         lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
         for place in places:
-            here, lse_here = inner.forward(_q(q, place), _k(k, place), _k(v, place), causal, None, scale)
-            _q(out, place).copy_(here)
-            _q(lse, place).copy_(lse_here)
+            here, lse_here = inner.forward(
+                _select_queries(q, place), _select_keys(k, place), _select_keys(v, place), causal, None, scale
+            )
+            _select_queries(out, place).copy_(here)
+            _select_queries(lse, place).copy_(lse_here)
         return out, lse
 
     def backward(
@@ -77,21 +79,21 @@ def kernel_of(places: tuple[Rectangle, ...], inner: Kernel) -> Kernel:
     ) -> tuple[Tensor, Tensor, Tensor]:
         dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
         for place in places:
-            of_queries = (_q(x, place) for x in (dout, q))
-            keys = (_k(x, place) for x in (k, v))
-            rows = (_q(x, place) for x in (out, lse))
-            found = inner.backward(*of_queries, *keys, *rows, causal, None, scale)
-            _q(dq, place).copy_(found[0])
-            _k(dk, place).copy_(found[1])
-            _k(dv, place).copy_(found[2])
+            of_queries = (_select_queries(x, place) for x in (dout, q))
+            keys = (_select_keys(x, place) for x in (k, v))
+            rows = (_select_queries(x, place) for x in (out, lse))
+            gradients = inner.backward(*of_queries, *keys, *rows, causal, None, scale)
+            _select_queries(dq, place).copy_(gradients[0])
+            _select_keys(dk, place).copy_(gradients[1])
+            _select_keys(dv, place).copy_(gradients[2])
         return dq, dk, dv
 
     return Kernel(forward, backward)
 
 
-def _q(x: Tensor, place: Rectangle) -> Tensor:
+def _select_queries(x: Tensor, place: Rectangle) -> Tensor:
     return x[place.row : place.row_end, :, place.query : place.query_end]
 
 
-def _k(x: Tensor, place: Rectangle) -> Tensor:
+def _select_keys(x: Tensor, place: Rectangle) -> Tensor:
     return x[place.row : place.row_end, :, place.key : place.key_end]

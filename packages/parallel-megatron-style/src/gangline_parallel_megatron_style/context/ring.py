@@ -22,9 +22,9 @@ from gangline.comm.base import Comm, Pending
 from gangline.model.calls import AttentionCall
 from gangline_basics.model.attention import PLAIN
 from gangline_basics.model.recall import Recall
-from gangline_parallel_megatron_style.context.blocks import Kernel, kernel_for
+from gangline_parallel_megatron_style.context.blocks import Kernel, choose_kernel
 from gangline_parallel_megatron_style.context.supported import explain_unsupported
-from gangline_parallel_megatron_style.context.visibility import AttentionBlock, Visibility, block_of
+from gangline_parallel_megatron_style.context.visibility import AttentionBlock, Visibility, make_attention_block
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class RingAttention:
     _recall: Recall = field(default_factory=Recall, repr=False)
 
     def __post_init__(self) -> None:
-        if left := explain_unsupported(self.computes):
-            raise ValueError(f"ring attention does not have {left}")
+        if extras := explain_unsupported(self.computes):
+            raise ValueError(f"ring attention does not have {extras}")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:
         """q (B, H, T, C), k and v (B, K, T, C), document (B, T) or None, of this rank's tokens -> (B, H, T, C)."""
@@ -57,10 +57,10 @@ class _Ring(torch.autograd.Function):
         ctx, q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | None, comm: Comm, call: AttentionCall
     ) -> Tensor:
         out = lse = q.new_empty(0)
-        for source, block, kv in _round(k, v, comm, call.causal):
+        for source, block, kv in _iterate_ring(k, v, comm, call.causal):
             if visibility is not None and visibility.hides_all(source):
                 continue
-            kernel, visible = _kernel(q, visibility, source, block)
+            kernel, visible = _choose_block_kernel(q, visibility, source, block)
             arguments = q[:, :, block.first :], kv[0][:, :, : block.end], kv[1][:, :, : block.end]
             part, part_lse = kernel.forward(*arguments, block.causal and visible is None, visible, call.scale)
             if source == comm.index:  # the first, over all queries
@@ -81,10 +81,10 @@ class _Ring(torch.autograd.Function):
         dq = torch.zeros_like(q, dtype=lse.dtype)
         dkv = lse.new_zeros(2, *k.shape)
         coming: Pending[Sequence[Tensor]] | None = None
-        for source, block, kv in _round(k, v, comm, call.causal):
+        for source, block, kv in _iterate_ring(k, v, comm, call.causal):
             gradients = None
             if visibility is None or not visibility.hides_all(source):
-                kernel, visible = _kernel(q, visibility, source, block)
+                kernel, visible = _choose_block_kernel(q, visibility, source, block)
                 rows, keys = (slice(None), slice(None), slice(block.first, None)), slice(block.end)
                 gradients = kernel.backward(
                     dout[rows],
@@ -109,24 +109,24 @@ class _Ring(torch.autograd.Function):
         return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), None, None, None
 
 
-def _kernel(
+def _choose_block_kernel(
     q: Tensor, visibility: Visibility | None, source: int, block: AttentionBlock
 ) -> tuple[Kernel, Tensor | None]:
     """What computes a block, and the mask that it takes."""
-    by_document = None if visibility is None else visibility.kernel(source, block, q)
+    by_document = None if visibility is None else visibility.find_kernel(source, block, q)
     if by_document is not None:
         return by_document, None
-    visible = None if visibility is None else visibility.visible(source, block)
-    return kernel_for(q, visible is not None), visible
+    visible = None if visibility is None else visibility.make_mask(source, block)
+    return choose_kernel(q, visible is not None), visible
 
 
-def _round(k: Tensor, v: Tensor, comm: Comm, causal: bool) -> Iterator[tuple[int, AttentionBlock, Tensor]]:
+def _iterate_ring(k: Tensor, v: Tensor, comm: Comm, causal: bool) -> Iterator[tuple[int, AttentionBlock, Tensor]]:
     """(source, block, keys and values (2, B, K, T, C)) of each step; the next ones travel while the caller computes."""
     kv = torch.stack((k, v))
     for step in range(comm.size):
         coming = _pass_on(kv, comm) if step < comm.size - 1 else None
         source = (comm.index - step) % comm.size
-        yield source, block_of(comm.index, source, k.shape[2], causal), kv
+        yield source, make_attention_block(comm.index, source, k.shape[2], causal), kv
         if coming is not None:
             (kv,) = coming.wait()
 

@@ -43,13 +43,13 @@ class UlyssesAttention:
         copies = self.comm.size // gcd(self.comm.size, k.shape[1])
         if copies > 1:
             k, v = (x.repeat_interleave(copies, dim=1) for x in (k, v))
-        known = self.recall(document is None, position, lambda: _gather_positions(position, document, self.comm))
-        mine = [x.chunk(self.comm.size)[self.comm.index] for x in per_head]
-        q, k, v = _heads((q, k, v), self.comm)
-        return _tokens(self.inner(q, k, v, known.document, known.position, *mine), self.comm)
+        sequences = self.recall(document is None, position, lambda: _gather_positions(position, document, self.comm))
+        own_parts = [x.chunk(self.comm.size)[self.comm.index] for x in per_head]
+        q, k, v = _gather_tokens((q, k, v), self.comm)
+        return _gather_heads(self.inner(q, k, v, sequences.document, sequences.position, *own_parts), self.comm)
 
 
-def _heads(parts: tuple[Tensor, ...], comm: Comm) -> list[Tensor]:
+def _gather_tokens(parts: tuple[Tensor, ...], comm: Comm) -> list[Tensor]:
     """Each (B, n·h, t, C) -> (B, h, n·t, C), in one all-to-all."""
     n = comm.size
     flat = torch.cat([x.unflatten(1, (n, -1)).transpose(0, 1).flatten(1) for x in parts], dim=1)
@@ -58,7 +58,7 @@ def _heads(parts: tuple[Tensor, ...], comm: Comm) -> list[Tensor]:
     return [x.view(shape).permute(1, 2, 0, 3, 4).flatten(2, 3) for x, shape in zip(came, shapes, strict=True)]
 
 
-def _tokens(x_BhTC: Tensor, comm: Comm) -> Tensor:
+def _gather_heads(x_BhTC: Tensor, comm: Comm) -> Tensor:
     """(B, h, n·t, C) -> (B, n·h, t, C), in memory with heads behind tokens, as attention kernels give it."""
     rows = x_BhTC.unflatten(2, (comm.size, -1)).permute(2, 0, 3, 1, 4).contiguous()  # (n, B, t, h, C)
     return all_to_all(rows, comm).permute(1, 2, 0, 3, 4).flatten(2, 3).transpose(1, 2)

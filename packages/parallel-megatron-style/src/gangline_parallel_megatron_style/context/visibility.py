@@ -19,8 +19,8 @@ from torch import Tensor
 
 from gangline.comm.base import Comm
 from gangline.model.calls import AttentionCall
-from gangline_parallel_megatron_style.context.blocks import Kernel, kernel_for
-from gangline_parallel_megatron_style.context.rectangles import kernel_of, rectangles
+from gangline_parallel_megatron_style.context.blocks import Kernel, choose_kernel
+from gangline_parallel_megatron_style.context.rectangles import find_rectangles, make_rectangle_kernel
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class AttentionBlock:
     causal: bool
 
 
-def block_of(index: int, source: int, tokens: int, causal: bool = True) -> AttentionBlock:
+def make_attention_block(index: int, source: int, tokens: int, causal: bool = True) -> AttentionBlock:
     """What rank `index` computes with the keys of rank `source`, each holding `tokens`."""
     if source == index or not causal:
         return AttentionBlock(0, tokens, causal)
@@ -49,24 +49,24 @@ class Visibility:
 
     def __init__(self, document_BT: Tensor | None, position_BT: Tensor, call: AttentionCall, comm: Comm) -> None:
         self.index, self.window = comm.index, call.window or 0
-        given = {"document": document_BT, "position": None if call.window is None else position_BT}
-        held = {name: x for name, x in given.items() if x is not None}
-        B, T = next(iter(held.values())).shape
-        both = torch.stack([x.to(torch.int64) for x in held.values()])
-        all_ncBT = comm.all_gather(both[None].contiguous()).view(comm.size, len(held), B, T)
-        self.all = {name: all_ncBT[:, number] for number, name in enumerate(held)}
-        seen = []
+        optional_tensors = {"document": document_BT, "position": None if call.window is None else position_BT}
+        tensors = {name: x for name, x in optional_tensors.items() if x is not None}
+        B, T = next(iter(tensors.values())).shape
+        both = torch.stack([x.to(torch.int64) for x in tensors.values()])
+        all_ncBT = comm.all_gather(both[None].contiguous()).view(comm.size, len(tensors), B, T)
+        self.all = {name: all_ncBT[:, number] for number, name in enumerate(tensors)}
+        flags = []
         for source in range(comm.size):
-            block = block_of(comm.index, source, T, call.causal)
-            bounds = [self._bounds(name, source, block) for name in self.all]
-            seen.append(torch.stack([torch.stack(x).all() for x in zip(*bounds, strict=True)]))
-        self._seen: list[list[bool]] = torch.stack(seen).tolist()
+            block = make_attention_block(comm.index, source, T, call.causal)
+            bounds = [self._compare_bounds(name, source, block) for name in self.all]
+            flags.append(torch.stack([torch.stack(x).all() for x in zip(*bounds, strict=True)]))
+        self._seen: list[list[bool]] = torch.stack(flags).tolist()
         self._kernels: dict[int, Kernel | None] = {}
 
     def _select(self, name: str, source: int, block: AttentionBlock) -> tuple[Tensor, Tensor]:
         return self.all[name][self.index][:, block.first :], self.all[name][source][:, : block.end]
 
-    def _bounds(self, name: str, source: int, block: AttentionBlock) -> tuple[Tensor, Tensor]:
+    def _compare_bounds(self, name: str, source: int, block: AttentionBlock) -> tuple[Tensor, Tensor]:
         """(whether some query may see a key, whether every query sees every one), as far as bounds tell."""
         q, k = self._select(name, source, block)
         if name == "position":
@@ -79,24 +79,26 @@ class Visibility:
         """Whether no query sees a key on rank `source`."""
         return not self._seen[source][0]
 
-    def kernel(self, source: int, block: AttentionBlock, q: Tensor) -> Kernel | None:
-        """What computes the block without a mask, document by document; None: `visible` says what is seen."""
+    def find_kernel(self, source: int, block: AttentionBlock, q: Tensor) -> Kernel | None:
+        """What computes the block without a mask, document by document; None: `make_mask` says what is seen."""
         if self._seen[source][1] or self.window or q.device.type != "cpu":
             return None
         if source not in self._kernels:
-            places = rectangles(*self._select("document", source, block))
-            self._kernels[source] = None if places is None else kernel_of(places, kernel_for(q, masked=False))
+            places = find_rectangles(*self._select("document", source, block))
+            self._kernels[source] = (
+                None if places is None else make_rectangle_kernel(places, choose_kernel(q, masked=False))
+            )
         return self._kernels[source]
 
-    def visible(self, source: int, block: AttentionBlock) -> Tensor | None:
+    def make_mask(self, source: int, block: AttentionBlock) -> Tensor | None:
         """(B, 1, T, S), causality included; None where nothing is hidden."""
         if self._seen[source][1]:
             return None
-        found: Tensor | None = None
+        mask: Tensor | None = None
         for name in self.all:
             q_BT, k_BS = self._select(name, source, block)
             q, k = q_BT[:, None, :, None], k_BS[:, None, None, :]
             one = q == k if name == "document" else q - k < self.window
-            found = one if found is None else found & one
-        assert found is not None
-        return found.tril() if block.causal else found
+            mask = one if mask is None else mask & one
+        assert mask is not None
+        return mask.tril() if block.causal else mask

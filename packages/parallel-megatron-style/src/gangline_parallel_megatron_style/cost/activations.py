@@ -16,7 +16,7 @@ from gangline_basics.explain.activations import (
 from gangline_parallel_megatron_style.cost.case import Case
 
 
-def sizes_of(case: Case, gpu: bool = True) -> ActivationSizes:
+def make_activation_sizes(case: Case, gpu: bool = True) -> ActivationSizes:
     """What a rank's modules compute with; `gpu`: with the kernels of one."""
     ulysses = case.cp if case.config.context == "ulysses" else 1
     return ActivationSizes(local=case.sizes, gpu=gpu, plan=case.plan, ulysses=ulysses)
@@ -24,7 +24,7 @@ def sizes_of(case: Case, gpu: bool = True) -> ActivationSizes:
 
 def count_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
     """Kept until its backward pass by a block, given by its number or its path, as the run recomputes it."""
-    key = ("of_block", sizes.gpu, *_kind(case, block))
+    key = ("of_block", sizes.gpu, *_get_kind(case, block))
     if key not in case.known:
         case.known[key] = _count_block(case, block, sizes)
     return int(case.known[key])
@@ -32,14 +32,14 @@ def count_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
 
 def count_whole_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
     """Kept by a block where nothing of it is recomputed."""
-    key = ("whole_block", sizes.gpu, _kind(case, block)[0])
+    key = ("whole_block", sizes.gpu, _get_kind(case, block)[0])
     if key not in case.known:
         case.known[key] = count_node(*_locate(case, block, sizes))
     return int(case.known[key])
 
 
-def _kind(case: Case, block: int | str) -> tuple[int | str, bool]:
-    return case.kind(block) if isinstance(block, int) else (block, case.is_recomputed(block))
+def _get_kind(case: Case, block: int | str) -> tuple[int | str, bool]:
+    return case.get_kind(block) if isinstance(block, int) else (block, case.is_recomputed(block))
 
 
 def _locate(case: Case, block: int | str, sizes: ActivationSizes) -> tuple[Node, ActivationSizes, str]:
@@ -57,7 +57,7 @@ def _count_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
     return whole - count_recomputed_attention(_locate(case, block, sizes)[0], sizes)
 
 
-def angles(case: Case, sizes: ActivationSizes, stage: int | None = None) -> int:
+def count_angle_bytes(case: Case, sizes: ActivationSizes, stage: int | None = None) -> int:
     """cos and sin of every position, which blocks of a stage share that rotate alike; None: of all stages."""
     of = range(len(case.blocks)) if stage is None else case.stages[stage]
     kinds = frozenset(case.model.kinds[index] for index in of)
@@ -67,7 +67,7 @@ def angles(case: Case, sizes: ActivationSizes, stage: int | None = None) -> int:
     return int(case.known[key])
 
 
-def head(case: Case, sizes: ActivationSizes) -> dict[str, int]:
+def count_head_bytes(case: Case, sizes: ActivationSizes) -> dict[str, int]:
     """The last norm's input and output; logits with their log-sum-exp; and what the loss's backward pass takes."""
-    kept = {path: count_block(case, path, sizes) for path in case.head_blocks}
-    return count_head(case.plan, case.width, sizes, case.by_path[case.plan.head], kept)
+    block_bytes = {path: count_block(case, path, sizes) for path in case.head_blocks}
+    return count_head(case.plan, case.width, sizes, case.by_path[case.plan.head], block_bytes)

@@ -15,10 +15,10 @@ from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline_parallel_megatron_style.cost import activations, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.links import count_together, transfer
+from gangline_parallel_megatron_style.cost.links import build_transfer, count_together
 from gangline_parallel_megatron_style.layout.alike import group_blocks
 from gangline_parallel_megatron_style.layout.stages import partition
-from gangline_parallel_megatron_style.pipeline.actions import stage_of
+from gangline_parallel_megatron_style.pipeline.actions import compute_stage
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES
 
@@ -47,7 +47,7 @@ class Whole:
     logits: int
 
 
-def bounds_of(
+def compute_layout_bounds(
     config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None
 ) -> LayoutBounds | None:
     """None: the batch, a fold or a matrix does not divide, or there are more stages than blocks."""
@@ -56,32 +56,34 @@ def bounds_of(
         return None
     micro = run.batch.micro_size or share // config.count_microbatches(share, mesh)
     microbatches, rest = divmod(share, micro)
-    pp, chosen = mesh.size("pp"), SCHEDULES[config.schedule]
+    pp, schedule_type = mesh.size("pp"), SCHEDULES[config.schedule]
     chunks = config.model_chunks if pp > 1 else 1
     folds = ((mesh.size(*fold.out_of), fold.size) for fold in model[1].folds)
     if rest or pp * chunks > model[1].layers or any(have % size for have, size in folds):
         return None
-    whole = _count_or_none(config, run, mesh, model, topology, micro)
+    whole = _try_count(config, run, mesh, model, topology, micro)
     if whole is None:
         return None
     idle = 0.0
-    if pp > 1 and not chosen.splits_backward:
+    if pp > 1 and not schedule_type.splits_backward:
         # no order of whole backward passes waits less than the first microbatch takes to the last rank and back
-        idle = chosen.bubble(pp, microbatches, chunks)
-    blocks, network = _blocks(config, run, mesh, model), topology or config.topology
+        idle = schedule_type.compute_bubble(pp, microbatches, chunks)
+    blocks, network = _list_block_counts(config, run, mesh, model), topology or config.topology
     return LayoutBounds(
         idle=idle,
-        bytes=_bytes(config, run, mesh, whole, microbatches, blocks),
+        bytes=_count_most_bytes(config, run, mesh, whole, microbatches, blocks),
         microbatches=microbatches,
         stages=pp * chunks,
-        splits_backward=chosen.splits_backward and pp > 1,
+        splits_backward=schedule_type.splits_backward and pp > 1,
         work=whole.work,
         transfers=whole.transfers,
-        beside=_data(config, run, mesh, model[1], whole, microbatches, min(total for _, total, _ in blocks), network),
+        beside=_list_data_transfers(
+            config, run, mesh, model[1], whole, microbatches, min(total for _, total, _ in blocks), network
+        ),
     )
 
 
-def _data(
+def _list_data_transfers(
     config: AxesConfig,
     run: Run,
     mesh: Mesh,
@@ -91,7 +93,10 @@ def _data(
     blocks: int,
     network: Topology,
 ) -> tuple[Transfer, ...]:
-    """What `traffic.data` sends of a rank's `blocks`; () with folds, frozen arrays, or a reduction other than a sum."""
+    """List what `traffic.list_data_traffic` counts of a rank's `blocks`.
+
+    () with folds, frozen arrays, or a reduction other than a sum.
+    """
     axes = tuple(axis for axis in SHARD_AXES if mesh.size(axis) > 1)
     if not axes or plan.folds or not run.gradients.plain or plan.frozen:
         return ()
@@ -155,7 +160,7 @@ def _list_transfers(
     return scatter, make_transfer("all_gather", "F" if again else "update", again or 1, compute)
 
 
-def _bytes(
+def _count_most_bytes(
     config: AxesConfig, run: Run, mesh: Mesh, whole: Whole, microbatches: int, blocks: list[tuple[int, int, int]]
 ) -> int:
     """Of the rank that has most: state and kept activations; on the last one also what the head's own pass takes."""
@@ -166,22 +171,22 @@ def _bytes(
     own = 0 if config.offload else state / (shards if config.zero else 1)
     weights = width.compute / (shards if config.zero == 3 else 1)
     gradients = width.gradient / (shards if config.zero >= 2 and not run.deterministic else 1)
-    chosen, chunks = SCHEDULES[config.schedule], config.model_chunks if pp > 1 else 1
+    schedule_type, chunks = SCHEDULES[config.schedule], config.model_chunks if pp > 1 else 1
     most = 0.0
     for rank, total, fewest in blocks:
-        held = chosen.activations(pp, microbatches, chunks, rank) if pp > 1 else 1
-        found = total * whole.numbers * (weights + gradients + own) + held * fewest * whole.kept
-        head = pp - 1 if chosen.placement == "loop" or pp == 1 else 0
+        peak_activations = schedule_type.activations(pp, microbatches, chunks, rank) if pp > 1 else 1
+        rank_bytes = total * whole.numbers * (weights + gradients + own) + peak_activations * fewest * whole.kept
+        head = pp - 1 if schedule_type.placement == "loop" or pp == 1 else 0
         if rank == head:
             cut = gradients < width.gradient
             both = width.gradient + (width.compute if width.compute != width.gradient and not cut else 0)
-            found += whole.head * (width.compute + (0 if cut else gradients) + own)
-            found += max(whole.logits, whole.largest * both + (whole.head * width.gradient if cut else 0))
-        most = max(most, found)
+            rank_bytes += whole.head * (width.compute + (0 if cut else gradients) + own)
+            rank_bytes += max(whole.logits, whole.largest * both + (whole.head * width.gradient if cut else 0))
+        most = max(most, rank_bytes)
     return int(ROUGH * most)
 
 
-def _count_or_none(
+def _try_count(
     config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None, micro: int
 ) -> Whole | None:
     """None: it cannot be."""
@@ -205,8 +210,8 @@ def _count_or_none(
         except ValueError:  # heads, or another dimension, that these ranks do not share evenly
             return None
 
-    found: Whole | None = group_blocks(*model).microbatches.get(key, try_count)
-    return found
+    whole: Whole | None = group_blocks(*model).microbatches.get(key, try_count)
+    return whole
 
 
 def _count(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], network: Topology, micro: int) -> Whole:
@@ -218,25 +223,33 @@ def _count(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], n
     sizes = tuple((axis, 1 if axis in outer else size) for axis, size in mesh.sizes)
     case = replace(Case.of(one, Mesh(sizes), model), microbatches=1)
     hides = config.overlaps(plan, mesh)  # then folds' transfers lie beside other microbatches
-    parts = (traffic.tensor, traffic.context, *(() if hides else (traffic.folds,)))
-    sent = [transfer(case, one) for part in parts for one in part(case, 0) if one.waits and one.when in ("F", "B")]
+    parts = (
+        traffic.list_tensor_traffic,
+        traffic.list_context_traffic,
+        *(() if hides else (traffic.list_fold_traffic,)),
+    )
+    transfers = [
+        build_transfer(case, one) for part in parts for one in part(case, 0) if one.waits and one.when in ("F", "B")
+    ]
     gpu = run.job.device != "cpu"
     numbers = [sum(array.size for array in case.list_arrays(kind)) for kind in set(case.model.kinds)]
-    local = activations.sizes_of(case, gpu)
+    local = activations.make_activation_sizes(case, gpu)
     return Whole(
-        work=timing.stage_work(case, gpu)[0],
-        transfers=tuple(sent),
+        work=timing.count_stage_work(case, gpu)[0],
+        transfers=tuple(transfers),
         numbers=min(numbers),
         kept=min(
             activations.count_block(case, index, local) for index, _ in traffic.group_kinds(case, range(plan.layers))
         ),
         head=sum(array.size for array in case.list_arrays("head")),
         largest=max((array.size for array in case.list_arrays("head") if len(array.shape) > 1), default=0),
-        logits=activations.head(case, local)["logits"],
+        logits=activations.count_head_bytes(case, local)["logits"],
     )
 
 
-def _blocks(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> list[tuple[int, int, int]]:
+def _list_block_counts(
+    config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan]
+) -> list[tuple[int, int, int]]:
     """(rank, its blocks, those of its smallest chunk) of the first pipeline rank of each kind, and of that with the
     head.
     """
@@ -250,10 +263,10 @@ def _blocks(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan]) 
         sizes = list(map(len, partition(config, mesh, *model, run.batch.sequence_length)))
         kinds: dict[object, tuple[int, int, int]] = {}
         for rank in range(pp):
-            own = [sizes[stage_of(pp, placement, rank, chunk)] for chunk in range(chunks)]
+            own = [sizes[compute_stage(pp, placement, rank, chunk)] for chunk in range(chunks)]
             kind = (sum(own), min(own))
             kinds.setdefault((kind, rank == pp - 1), (rank, *kind))
         return list(kinds.values())
 
-    found: list[tuple[int, int, int]] = group_blocks(*model).partitions.get(key, count_kinds)
-    return found
+    block_counts: list[tuple[int, int, int]] = group_blocks(*model).partitions.get(key, count_kinds)
+    return block_counts

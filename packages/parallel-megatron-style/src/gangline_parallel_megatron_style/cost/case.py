@@ -16,10 +16,10 @@ from gangline.shard import Registry
 from gangline_parallel_megatron_style.cost.parameters import Array, ModelArrays
 from gangline_parallel_megatron_style.layout.alike import AlikeBlocks, group_blocks
 from gangline_parallel_megatron_style.layout.stages import partition
-from gangline_parallel_megatron_style.pipeline.actions import place_of, stage_of
+from gangline_parallel_megatron_style.pipeline.actions import compute_place, compute_stage
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
-from gangline_parallel_megatron_style.sharding.ranks import active_fold
+from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 
 if TYPE_CHECKING:
     from gangline.config import GradientsConfig, OptimizerConfig, Run
@@ -104,7 +104,7 @@ class Case:
     def sizes(self) -> LocalSizes:
         """Sizes on a rank, as nodes are asked for their activation bytes and communication volume."""
         ranks = dict(self.mesh.sizes)
-        ranks |= {fold.name: fold.size for fold in self.plan.folds if active_fold(self.plan, self.mesh, fold.name)}
+        ranks |= {fold.name: fold.size for fold in self.plan.folds if find_active_fold(self.plan, self.mesh, fold.name)}
         return LocalSizes(
             tokens=self.stream_tokens,
             inner_tokens=self.tokens,
@@ -127,7 +127,7 @@ class Case:
         """The nodes of the blocks, in order; those that are equal are one object."""
         return self.model.blocks
 
-    def kind(self, block: int) -> tuple[int, bool]:
+    def get_kind(self, block: int) -> tuple[int, bool]:
         """What a block's costs depend on: the first block that is like it, and whether it is computed again."""
         return self.model.kinds[block], self.is_recomputed(block)
 
@@ -149,12 +149,12 @@ class Case:
     @cached_property
     def arrays(self) -> list[Array]:
         """Every parameter of the model."""
-        found = {
+        named_arrays = {
             array.name: array
             for place in ("embed", *range(self.plan.layers), "head")
             for array in self.list_arrays(place)
         }
-        return [found[name] for name in self.model.shapes]
+        return [named_arrays[name] for name in self.model.shapes]
 
     def list_arrays(self, place: int | str) -> list[Array]:
         """The parameters of a block, of the embedding (what is tied to it included) or of the head."""
@@ -171,10 +171,10 @@ class Case:
     @cached_property
     def _arrays(self) -> ModelArrays:
         mesh = Mesh(tuple((axis, 1 if axis == "pp" else size) for axis, size in self.mesh.sizes))
-        found: ModelArrays = self.model.arrays.get(
+        model_arrays: ModelArrays = self.model.arrays.get(
             (mesh, self.sequence_parallel), lambda: ModelArrays(self.model, mesh, self.sequence_parallel)
         )
-        return found
+        return model_arrays
 
     @cached_property
     def stage_of(self) -> list[int]:
@@ -185,29 +185,29 @@ class Case:
     def registry(self) -> Registry:
         """Every parameter's place, as the runtime has it."""
         placement = SCHEDULES[self.config.schedule].placement
-        homes = [place_of(self.pp, placement, stage)[0] for stage in range(len(self.stages))]
-        blocks = [homes[stage] for stage, found in enumerate(self.stages) for _ in found]
+        homes = [compute_place(self.pp, placement, stage)[0] for stage in range(len(self.stages))]
+        blocks = [homes[stage] for stage, stage_blocks in enumerate(self.stages) for _ in stage_blocks]
         shapes = self.model.shapes
         aliases = {name: tuple(alias for alias, owner in self.plan.tied if owner == name) for name in shapes}
-        frozen = {array.name for array in self.arrays if not array.trained}
+        frozen_names = {array.name for array in self.arrays if not array.trained}
         return lay_out(
             self.plan,
             self.mesh,
-            ModelShapes(shapes, {}, aliases, frozen),
+            ModelShapes(shapes, {}, aliases, frozen_names),
             (homes[0], *blocks, homes[-1]),
             zero=self.config.zero,
             sequence_parallel=self.sequence_parallel,
             dtype={8: "float64", 4: "float32", 2: "bfloat16"}[self.bytes.master],
         ).registry
 
-    def stages_of(self, rank: int) -> list[int]:
+    def get_stages(self, rank: int) -> list[int]:
         """The model stages of pipeline rank `rank`, in the order of its chunks."""
         return self._stages_of[rank]
 
     @cached_property
     def _stages_of(self) -> list[list[int]]:
         placement, chunks = SCHEDULES[self.config.schedule].placement, len(self.stages) // self.pp
-        return [[stage_of(self.pp, placement, rank, chunk) for chunk in range(chunks)] for rank in range(self.pp)]
+        return [[compute_stage(self.pp, placement, rank, chunk) for chunk in range(chunks)] for rank in range(self.pp)]
 
     @cached_property
     def rank_of(self) -> dict[int, int]:
@@ -219,18 +219,18 @@ class Case:
         key = ("held", rank)
         if key not in self.known:
             self.known[key] = self._list_held(rank)
-        found: list[Array] = self.known[key]
-        return found
+        arrays: list[Array] = self.known[key]
+        return arrays
 
     def _list_held(self, rank: int) -> list[Array]:
-        mine = set(self.stages_of(rank))
+        own_stages = set(self.get_stages(rank))
         ends = [
             array
             for place in ("embed", "head")
             for array in self.list_arrays(place)
-            if not mine.isdisjoint(array.stages)
+            if not own_stages.isdisjoint(array.stages)
         ]
-        blocks = [array for block in sorted(self.blocks_of(rank)) for array in self.list_arrays(block)]
+        blocks = [array for block in sorted(self.list_blocks(rank)) for array in self.list_arrays(block)]
         if not ends:
             return blocks
         order = self._order
@@ -240,9 +240,9 @@ class Case:
     def _order(self) -> dict[str, int]:
         return {name: index for index, name in enumerate(self.model.shapes)}
 
-    def blocks_of(self, rank: int) -> list[int]:
+    def list_blocks(self, rank: int) -> list[int]:
         """The blocks of pipeline rank `rank`."""
-        return [block for stage in self.stages_of(rank) for block in self.stages[stage]]
+        return [block for stage in self.get_stages(rank) for block in self.stages[stage]]
 
     @property
     def last_stage(self) -> int:

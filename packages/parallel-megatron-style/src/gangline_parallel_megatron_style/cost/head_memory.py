@@ -24,7 +24,7 @@ def reads_the_embedding(case: Case) -> bool:
     return case.pp == 1 and (tied or bool(case.head_blocks))
 
 
-def logits_left(case: Case) -> int:
+def count_kept_logits(case: Case) -> int:
     """Bytes of logits and their gradient while that of the weight is made: over a vocabulary cut over tp the loss and
     its product are one operator, which lets go of what it keeps at its end; of chunks it keeps none.
     """
@@ -34,33 +34,38 @@ def logits_left(case: Case) -> int:
     return 2 * case.tokens * -(-vocabulary // case.tp) * case.bytes.compute
 
 
-def moments(case: Case, arrays: list[Array], sizes: ActivationSizes, buffers: int) -> Iterator[Counter[str]]:
-    """What is there beside what `peak_memory.moments` adds. arrays: the head's own; buffers: bytes that travel."""
+def iterate_head_moments(
+    case: Case, arrays: list[Array], sizes: ActivationSizes, buffers: int
+) -> Iterator[Counter[str]]:
+    """Iterate over what is there beside what `peak_memory.iterate_rank_moments` adds.
+
+    arrays: the head's own; buffers: bytes that travel.
+    """
     blocks, each = list(case.head_blocks), count_further_loss(case.plan, sizes)
-    in_backward = activations.head(case, sizes)["logits"] - (len(blocks) + 1) * each
-    shared, freed = Shared(case), 0
+    in_backward = activations.count_head_bytes(case, sizes)["logits"] - (len(blocks) + 1) * each
+    shared_grads, freed = Shared(case), 0
     cut = [array for array in arrays if memory.cuts_gradients(case, array.group)]
-    whole, kept = sum(array.size for array in cut) * case.bytes.gradient, logits_left(case)
-    for left in range(len(blocks), -1, -1):
-        there = 0 if left == len(blocks) else whole  # memory of a group is asked for when its first gradient comes
+    whole, kept_logits = sum(array.size for array in cut) * case.bytes.gradient, count_kept_logits(case)
+    for number in range(len(blocks), -1, -1):
+        there = 0 if number == len(blocks) else whole  # memory of a group is asked for when its first gradient comes
 
-        def moment(gradients: int, logits: int, made: int = 0, **more: int) -> Counter[str]:
-            return Counter(gradients=gradients, logits=logits, buffers=shared.waiting + buffers + made, **more)
+        def make_moment(gradients: int, logits: int, made: int = 0, **more: int) -> Counter[str]:
+            return Counter(gradients=gradients, logits=logits, buffers=shared_grads.waiting + buffers + made, **more)
 
-        yield moment(there, in_backward + (left + 1) * each, activations=-freed)
-        made = shared.count_use(f"{case.plan.head}.weight")
-        yield moment(whole, left * each + kept, made, activations=-freed)
-        shared.wait(f"{case.plan.head}.weight", more=left > 0)
-        if not left:
+        yield make_moment(there, in_backward + (number + 1) * each, activations=-freed)
+        use_bytes = shared_grads.count_use(f"{case.plan.head}.weight")
+        yield make_moment(whole, number * each + kept_logits, use_bytes, activations=-freed)
+        shared_grads.wait(f"{case.plan.head}.weight", more=number > 0)
+        if not number:
             return
-        path = blocks[left - 1]
+        path = blocks[number - 1]
         again = activations.count_whole_block(case, path, sizes) - activations.count_block(case, path, sizes)
         largest = max((a.size for a in arrays if a.name.startswith(f"{path}.") and len(a.shape) > 1), default=0)
-        yield moment(whole, left * each, largest * case.bytes.gradient, activations=again - freed)
+        yield make_moment(whole, number * each, largest * case.bytes.gradient, activations=again - freed)
         freed += activations.count_block(case, path, sizes)
-        made = shared.count_use(f"{case.plan.embed}.weight")
-        yield moment(whole, left * each, made, activations=-freed)
-        shared.wait(f"{case.plan.embed}.weight", more=left > 1 or case.pp == 1)
+        use_bytes = shared_grads.count_use(f"{case.plan.embed}.weight")
+        yield make_moment(whole, number * each, use_bytes, activations=-freed)
+        shared_grads.wait(f"{case.plan.embed}.weight", more=number > 1 or case.pp == 1)
 
 
 class Shared:
@@ -106,7 +111,7 @@ def count_between_uses(case: Case, array: Array) -> int:
     return array.size * case.bytes.gradient if apart else 0
 
 
-def lasting(case: Case) -> int:
+def count_waiting_gradient(case: Case) -> int:
     """Bytes of the embedding's gradient that waits from the head on until the lookup's own, on the same rank."""
     if not reads_the_embedding(case):
         return 0
@@ -116,7 +121,7 @@ def lasting(case: Case) -> int:
     )
 
 
-def lookup(case: Case) -> Counter[str] | None:
+def find_lookup_moment(case: Case) -> Counter[str] | None:
     """The lookup's own gradient, that which waits for it, and what both come to; None where nothing is added up so."""
-    waits = lasting(case) if case.tp == 1 else 0
+    waits = count_waiting_gradient(case) if case.tp == 1 else 0
     return Counter(buffers=3 * waits) if waits else None

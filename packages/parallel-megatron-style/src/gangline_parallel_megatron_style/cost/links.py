@@ -11,7 +11,7 @@ from gangline.explain.topology import Tier
 from gangline.mesh import Mesh
 from gangline.plan import Fold
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.sharding.ranks import active_fold
+from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 
 BESIDE = "beside "  # and the name of a fold: the ranks that hold the same part of it
 
@@ -37,17 +37,17 @@ class Sent:
         return replace(self, calls=self.calls + other.calls, bytes=self.bytes + other.bytes)
 
 
-def transfer(case: Case, sent: Sent) -> Transfer:
+def build_transfer(case: Case, sent: Sent) -> Transfer:
     """What is sent as core's data, with the ranks that are together in it and their links."""
     mesh, sizes = case.mesh, [size for _, size in case.config.topology.domains]
-    fold = active_fold(case.plan, mesh, sent.axes[0].removeprefix(BESIDE))
+    fold = find_active_fold(case.plan, mesh, sent.axes[0].removeprefix(BESIDE))
     if fold is None:
         ranks, near = (
             count_together(mesh, sent.axes, sizes[0])[0],
             [count_together(mesh, sent.axes, size)[1] for size in sizes],
         )
     else:
-        group = next(_groups(case, fold, sent.axes[0].startswith(BESIDE)))[: sent.among]
+        group = next(_iterate_groups(case, fold, sent.axes[0].startswith(BESIDE)))[: sent.among]
         ranks, near = len(group), [sum(rank // size == group[0] // size for rank in group) for size in sizes]
     return Transfer(
         axes=sent.axes,
@@ -57,7 +57,7 @@ def transfer(case: Case, sent: Sent) -> Transfer:
         each_node=near[0],
         each_rack=near[1],
         each_datacentre=near[2],
-        tier=links(case, sent),
+        tier=find_slowest_tier(case, sent),
         calls=sent.calls,
         bytes=sent.bytes,
         when=sent.when,
@@ -78,20 +78,20 @@ def count_together(mesh: Mesh, axes: tuple[str, ...], node: int) -> tuple[int, i
     return mesh.size(*axes), len(near)
 
 
-def links(case: Case, sent: Sent) -> Tier:
+def find_slowest_tier(case: Case, sent: Sent) -> Tier:
     """The slowest links between any two ranks that are together in it."""
     network, name = case.config.topology, sent.axes[0]
-    fold = active_fold(case.plan, case.mesh, name.removeprefix(BESIDE))
+    fold = find_active_fold(case.plan, case.mesh, name.removeprefix(BESIDE))
     if fold is None:
         return network.find_tier(case.mesh, *sent.axes)
-    groups = _groups(case, fold, name.startswith(BESIDE))
+    groups = _iterate_groups(case, fold, name.startswith(BESIDE))
     each = sent.among
     if each is not None:
         groups = (group[start : start + each] for group in groups for start in range(0, len(group), each))
     return network.find_slowest(groups)
 
 
-def _groups(case: Case, fold: Fold, beside: bool) -> Iterator[list[int]]:
+def _iterate_groups(case: Case, fold: Fold, beside: bool) -> Iterator[list[int]]:
     """The ranks of every fold on the mesh, or of every group beside one."""
     mesh = case.mesh
     axes = tuple(axis for axis in mesh.axes if axis in fold.out_of)

@@ -15,7 +15,7 @@ from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
 KEPT = "kept by the reduction"  # error feedback and the like
 
 
-def state(case: Case, rank: int) -> Counter[str]:
+def count_state_bytes(case: Case, rank: int) -> Counter[str]:
     """What a rank has of weights, gradients, master weights and optimizer state throughout a step.
 
     zero 0: all whole. 1: master weights and optimizer state cut over the shard ranks. 2: gradients too (but not where
@@ -24,25 +24,30 @@ def state(case: Case, rank: int) -> Counter[str]:
     masters, optimizer state and what callbacks keep are in the host's memory. Where the forward pass computes in the
     masters' own dtype, whole weights are the masters. A tied copy is not updated here: it has no optimizer state.
     """
-    found: Counter[str] = Counter()
-    mine = set(case.stages_of(rank))
+    state_bytes: Counter[str] = Counter()
+    own_stages = set(case.get_stages(rank))
     ends = [
-        array for place in ("embed", "head") for array in case.list_arrays(place) if not mine.isdisjoint(array.stages)
+        array
+        for place in ("embed", "head")
+        for array in case.list_arrays(place)
+        if not own_stages.isdisjoint(array.stages)
     ]
     for array in ends:
-        found.update(_count_kept(case, [array], updated=array.stages[0] in mine))
-    for block in case.blocks_of(rank):
-        key = ("state", case.kind(block)[0])
+        state_bytes.update(_count_kept(case, [array], updated=array.stages[0] in own_stages))
+    for block in case.list_blocks(rank):
+        key = ("state", case.get_kind(block)[0])
         if key not in case.known:
             case.known[key] = _count_kept(case, case.list_arrays(block))
-        found.update(case.known[key])
+        state_bytes.update(case.known[key])
     if not case.config.offload:
-        found["optimizer state"] += _count_matrices(case, rank)
-    if kept := sum(
-        count_kept_numbers(case, group, size) for group, size in groups(case, rank).items() if group.kind.trained
+        state_bytes["optimizer state"] += _count_matrices(case, rank)
+    if kept_numbers := sum(
+        count_kept_numbers(case, group, size)
+        for group, size in count_group_numbers(case, rank).items()
+        if group.kind.trained
     ):
-        found[KEPT] = kept * case.bytes.wire
-    return found
+        state_bytes[KEPT] = kept_numbers * case.bytes.wire
+    return state_bytes
 
 
 def _count_matrices(case: Case, rank: int) -> int:
@@ -54,35 +59,35 @@ def _count_matrices(case: Case, rank: int) -> int:
         names = [array.name for array in case.list_held(rank) if array.matrix and array.trained]
         ranks = case.mesh.group(case.mesh.rank({"pp": rank}), tuple(axis for axis in case.mesh.axes if axis != "pp"))
         case.known[key] = count_most_matrix_bytes(case.optimizer, case.registry, names, ranks, case.bytes.master)
-    found: int = case.known[key]
-    return found
+    matrix_bytes: int = case.known[key]
+    return matrix_bytes
 
 
 def _count_kept(case: Case, arrays: Iterable[Array], updated: bool = True) -> Counter[str]:
     """`updated`: whether the optimizer steps them on this rank."""
     width, host = case.bytes, case.config.offload
-    found: Counter[str] = Counter()
+    state_bytes: Counter[str] = Counter()
     for array in arrays:
         part, weights, masters = (
-            part_of(case, array),
-            weight_bytes(case, array.group),
+            count_state_numbers(case, array),
+            count_weight_bytes(case, array.group),
             count_kept_bytes(case, array.group),
         )
         if not releases(case, array.group):
-            found["weights"] += array.size * weights
+            state_bytes["weights"] += array.size * weights
         if not host and (weights != masters or releases(case, array.group)):
-            found["master weights"] += part * masters
+            state_bytes["master weights"] += part * masters
         if not array.trained:
             continue
-        found["gradients"] += (part if cuts_gradients(case, array.group) else array.size) * width.gradient
+        state_bytes["gradients"] += (part if cuts_gradients(case, array.group) else array.size) * width.gradient
         if host or not updated:
             continue
         box = array.part_shape if case.config.zero else array.own
-        found["optimizer state"] += case.optimizer.state_bytes(
+        state_bytes["optimizer state"] += case.optimizer.state_bytes(
             array.shape, box, matrix=array.matrix, master=width.master
         )
-        found["callbacks"] += part * case.callback_copies * max(width.master, 4)
-    return found
+        state_bytes["callbacks"] += part * case.callback_copies * max(width.master, 4)
+    return state_bytes
 
 
 def count_kept_numbers(case: Case, group: ParamGroup, numbers: int) -> int:
@@ -94,12 +99,12 @@ def count_kept_numbers(case: Case, group: ParamGroup, numbers: int) -> int:
     return case.gradients.count_kept(numbers, group.shards, scatters=case.config.zero > 0)
 
 
-def part_of(case: Case, array: Array) -> int:
+def count_state_numbers(case: Case, array: Array) -> int:
     """Numbers of a parameter whose state is on one rank."""
     return array.part if case.config.zero else array.size
 
 
-def weight_bytes(case: Case, group: ParamGroup) -> int:
+def count_weight_bytes(case: Case, group: ParamGroup) -> int:
     """Bytes of one of the numbers that a group computes with."""
     return count_kept_bytes(case, group) if group.kind.master_dtype else case.bytes.compute
 
@@ -119,9 +124,9 @@ def cuts_gradients(case: Case, group: ParamGroup) -> bool:
     return case.sums_each and group.shards > 1 and group.kind.trained
 
 
-def groups(case: Case, rank: int) -> Counter[ParamGroup]:
+def count_group_numbers(case: Case, rank: int) -> Counter[ParamGroup]:
     """Numbers of each group that is gathered and reduced in one piece, in the order of the model."""
-    found: Counter[ParamGroup] = Counter()
+    numbers: Counter[ParamGroup] = Counter()
     for array in case.list_held(rank):
-        found[array.group] += array.size
-    return found
+        numbers[array.group] += array.size
+    return numbers

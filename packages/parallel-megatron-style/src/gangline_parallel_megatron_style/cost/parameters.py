@@ -103,21 +103,23 @@ class ModelArrays:
             if not name.startswith(prefix) or int(name[len(prefix) :].split(".")[0]) in kinds
         }
         aliases = {name: (name, *(alias for alias, owner in plan.tied if owner == name)) for name in shapes}
-        given = ModelShapes(shapes, {}, aliases, {name for name in shapes if plan.is_frozen(name)})
+        model_shapes = ModelShapes(shapes, {}, aliases, {name for name in shapes if plan.is_frozen(name)})
         one_rank = (0,) * (plan.layers + 2)  # where pipeline ranks are does not change what a part of an array is
-        laid_out = lay_out(plan, mesh, given, one_rank, zero=0, sequence_parallel=sequence_parallel, dtype="float32")
+        laid_out = lay_out(
+            plan, mesh, model_shapes, one_rank, zero=0, sequence_parallel=sequence_parallel, dtype="float32"
+        )
         place: dict[str, int | str] = {EMBED: EMBED, TIED: EMBED, HEAD: HEAD}
         place |= {f"{prefix}{kind}": kind for kind in kinds}
-        found = {}
+        templates = {}
         for buffer in (buffer for buffers in laid_out.groups.values() for buffer in buffers):
             ranks = StateRanks.of(plan, mesh, buffer.kind.fold)
             group = ParamGroup(place[buffer.group], buffer.kind, ranks.shards, ranks.replicas)
             for name, sums in buffer.sums.items():
-                own = largest_part(laid_out.registry[name_model_array(name)])
-                found[name] = Template(name, shapes[name], group, buffer.group == TIED, own, max(sums, 1))
+                own = compute_largest_shape(laid_out.registry[name_model_array(name)])
+                templates[name] = Template(name, shapes[name], group, buffer.group == TIED, own, max(sums, 1))
         self._templates: dict[int | str, list[Template]] = {EMBED: [], HEAD: [], **{kind: [] for kind in kinds}}
         for name in shapes:
-            self._templates[found[name].group.place].append(found[name])
+            self._templates[templates[name].group.place].append(templates[name])
 
     def list_arrays(self, place: int | str, stages: tuple[int, ...], last: int) -> list[Array]:
         """The parameters of a block (by its number), of the embedding or of the head, which these stages have.
@@ -154,7 +156,7 @@ class ModelArrays:
         ]
 
 
-def largest_part(layout: Layout) -> tuple[int, ...]:
+def compute_largest_shape(layout: Layout) -> tuple[int, ...]:
     """The shape of an array on the rank that has most of it, before its rows are cut."""
     shape = list(layout.shape)
     for division in layout.divisions:

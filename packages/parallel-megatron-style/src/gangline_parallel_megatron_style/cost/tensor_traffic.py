@@ -36,49 +36,49 @@ class RegionTraffic:
     needs_grad: bool = True
 
 
-def regions(case: Case, index: int) -> dict[str, RegionTraffic]:
+def get_regions(case: Case, index: int) -> dict[str, RegionTraffic]:
     """The regions of a block by the path of their module, in order. A linear is in the region of the module around it,
     and what wraps a linear has one of its own.
     """
-    key = ("regions", case.kind(index)[0], index > 0)
+    key = ("regions", case.get_kind(index)[0], index > 0)
     if key not in case.known:
-        case.known[key] = _regions(case, index)
-    found: dict[str, RegionTraffic] = case.known[key]
-    return found
+        case.known[key] = _find_block_regions(case, index)
+    regions: dict[str, RegionTraffic] = case.known[key]
+    return regions
 
 
 def group_kinds(case: Case, blocks: Iterable[int]) -> list[tuple[int, int]]:
     """(a block, how many of these send what it does), in order; the first block of the model stands alone."""
     count: dict[object, list[int]] = {}
     for index in blocks:
-        count.setdefault((*case.kind(index), index > 0), []).append(index)
+        count.setdefault((*case.get_kind(index), index > 0), []).append(index)
     return [(same[0], len(same)) for same in count.values()]
 
 
-def _regions(case: Case, index: int) -> dict[str, RegionTraffic]:
+def _find_block_regions(case: Case, index: int) -> dict[str, RegionTraffic]:
     needs_grad = index > 0 or any(array.trained for array in case.list_arrays(EMBED))
-    return _regions_of(case, case.blocks[index], f"{case.plan.blocks}.{index}", needs_grad)
+    return _find_regions(case, case.blocks[index], f"{case.plan.blocks}.{index}", needs_grad)
 
 
-def _regions_of(case: Case, block: Node, at: str, needs_grad: bool = True) -> dict[str, RegionTraffic]:
-    found: dict[str, RegionTraffic] = {}
+def _find_regions(case: Case, block: Node, at: str, needs_grad: bool = True) -> dict[str, RegionTraffic]:
+    regions: dict[str, RegionTraffic] = {}
     for path, node in iterate_nodes(block, at):
         for name, shape in node.get_shapes().items():
             full = f"{path}.{name}"
             cut, trained = case.plan.get_cuts(full, len(shape)).get("tp"), not case.plan.is_frozen(full)
             if cut is None or len(shape) < 2:
-                needs_grad |= trained and not found
+                needs_grad |= trained and not regions
                 continue
-            region = found.setdefault(full.rsplit(".", 2)[0], RegionTraffic(needs_grad=needs_grad or bool(found)))
+            region = regions.setdefault(full.rsplit(".", 2)[0], RegionTraffic(needs_grad=needs_grad or bool(regions)))
             if cut.dim == 0:
                 region.enters = shape[1]
                 region.needs_input |= trained
             else:
                 region.leaves = shape[0]
-    return found
+    return regions
 
 
-def tensor(case: Case, rank: int) -> list[Sent]:
+def list_tensor_traffic(case: Case, rank: int) -> list[Sent]:
     """arXiv 1909.08053, section 3, and with sequence parallelism arXiv 2205.05198, section 4.2.2.
 
     A region with sequence parallelism, forward: all-gather when entered, reduce-scatter when left. Backward: all-gather
@@ -88,22 +88,22 @@ def tensor(case: Case, rank: int) -> list[Sent]:
     """
     if case.tp == 1:
         return []
-    found = list[Sent]()
-    for stage in case.stages_of(rank):
+    traffic = list[Sent]()
+    for stage in case.get_stages(rank):
         for index, alike in group_kinds(case, case.stages[stage]):
-            found += _block(case, regions(case, index), alike, case.is_recomputed(index))
+            traffic += _list_block_traffic(case, get_regions(case, index), alike, case.is_recomputed(index))
         if stage == case.last_stage:
             for path, node in case.head_blocks.items():
-                found += _block(case, _regions_of(case, node, path), 1, case.is_recomputed(path))
-        found += _ends(case, stage, case.tokens * case.bytes.compute * case.width)
+                traffic += _list_block_traffic(case, _find_regions(case, node, path), 1, case.is_recomputed(path))
+        traffic += _list_end_traffic(case, stage, case.tokens * case.bytes.compute * case.width)
     for ranks, numbers in _count_summed(case, rank).items():
-        found.append(reduce(("tp",), "gradients of what is whole", ranks, 1, numbers * case.bytes.gradient, "end"))
-    return found
+        traffic.append(reduce(("tp",), "gradients of what is whole", ranks, 1, numbers * case.bytes.gradient, "end"))
+    return traffic
 
 
-def _block(case: Case, own: dict[str, RegionTraffic], alike: int, recomputed: bool) -> list[Sent]:
+def _list_block_traffic(case: Case, own: dict[str, RegionTraffic], alike: int, recomputed: bool) -> list[Sent]:
     """Of so many blocks with these regions."""
-    axes, n, cut, m, found = ("tp",), case.tp, case.sequence_parallel, case.microbatches * alike, list[Sent]()
+    axes, n, cut, m, traffic = ("tp",), case.tp, case.sequence_parallel, case.microbatches * alike, list[Sent]()
     of_one = case.tokens * case.bytes.compute  # bytes of all tokens, for a width of 1
     send, there, back = gather if cut else reduce, "hidden in blocks", "gradients of blocks"
     passes = 2 if recomputed and case.recompute is Recompute.full else 1
@@ -111,34 +111,38 @@ def _block(case: Case, own: dict[str, RegionTraffic], alike: int, recomputed: bo
         last = path == next(reversed(own)) and not isinstance(case.by_path[path], WrapNode)
         if region.leaves:
             again = passes - 1 - (1 if last and passes > 1 else 0)
-            found.append(send(axes, there, n, m, of_one * region.leaves))
-            found.append(send(axes, there, n, m * again, of_one * region.leaves, "B"))
+            traffic.append(send(axes, there, n, m, of_one * region.leaves))
+            traffic.append(send(axes, there, n, m * again, of_one * region.leaves, "B"))
             if cut:
-                found.append(send(axes, back, n, m, of_one * region.leaves, "B"))
+                traffic.append(send(axes, back, n, m, of_one * region.leaves, "B"))
         if region.enters and cut:
-            found.append(send(axes, there, n, m, of_one * region.enters))
-            found.append(send(axes, there, n, m * (passes - 1), of_one * region.enters, "B"))
+            traffic.append(send(axes, there, n, m, of_one * region.enters))
+            traffic.append(send(axes, there, n, m * (passes - 1), of_one * region.enters, "B"))
         if region.enters and region.needs_grad:  # beside the products: `tensor.crossing.Enter`
             calls = m * (1 + (cut and region.needs_input))
-            found.append(send(axes, back, n, calls, of_one * region.enters, "B", not region.needs_input))
-    return found
+            traffic.append(send(axes, back, n, calls, of_one * region.enters, "B", not region.needs_input))
+    return traffic
 
 
 def _count_summed(case: Case, rank: int) -> dict[int, int]:
     """Neighbours along tp -> how many gradients a rank adds over them. Beside blocks inside the head there are large
     matrices, whose rows lie on ranks as they fit: then those of the rank that has most.
     """
-    places: list[tuple[int | str, int]] = [("embed", 1), *group_kinds(case, case.blocks_of(rank)), ("head", 1)]
-    found: Counter[int] = Counter()
+    places: list[tuple[int | str, int]] = [("embed", 1), *group_kinds(case, case.list_blocks(rank)), ("head", 1)]
+    counts: Counter[int] = Counter()
     for array, alike in ((array, alike) for place, alike in places for array in case.list_arrays(place)):
-        if array.sums > 1 and array.trained and rank == home(case, array):
-            found[array.sums] += alike * memory.part_of(case, array)
+        if array.sums > 1 and array.trained and rank == get_owner_rank(case, array):
+            counts[array.sums] += alike * memory.count_state_numbers(case, array)
     in_head = any(
         array.sums > 1 and len(array.shape) > 1 for array in case.list_arrays("head")
-    ) and case.last_stage in (case.stages_of(rank))
+    ) and case.last_stage in (case.get_stages(rank))
     if not case.config.zero or case.shards == 1 or not in_head:
-        return found
-    arrays = [array for array in case.list_held(rank) if array.sums > 1 and array.trained and rank == home(case, array)]
+        return counts
+    arrays = [
+        array
+        for array in case.list_held(rank)
+        if array.sums > 1 and array.trained and rank == get_owner_rank(case, array)
+    ]
     each = []
     for one in case.mesh.group(case.mesh.rank({"pp": rank}), SHARD_AXES):
         each.append(Counter[int]())
@@ -148,39 +152,39 @@ def _count_summed(case: Case, rank: int) -> dict[int, int]:
     return max(each, key=lambda numbers: numbers.total())
 
 
-def home(case: Case, array: Array) -> int:
+def get_owner_rank(case: Case, array: Array) -> int:
     """The pipeline rank that owns a parameter: of a tied one the first that has it."""
     return case.rank_of[array.stages[0]]
 
 
-def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:
+def _list_end_traffic(case: Case, stage: int, hidden: int) -> list[Sent]:
     """The embedding and the loss, whose vocabulary is cut; those beside the head, too."""
-    n, last, found = case.tp, stage == case.last_stage, list[Sent]()
+    n, last, traffic = case.tp, stage == case.last_stage, list[Sent]()
     beside = list_beside_head(case.by_path[case.plan.head], case.plan.head) if last else []
     lookups = [case.plan.embed] * (stage == 0) + [at for at, node in beside if isinstance(node, EmbeddingNode)]
     losses = [case.plan.head] * last + [at for at, node in beside if isinstance(node, HeadNode)]
     for path in lookups:
         if "tp" in case.plan.get_cuts(f"{path}.weight", 2):
-            found += _lookup(case, hidden, not case.plan.is_frozen(f"{path}.weight"))
+            traffic += _list_lookup_traffic(case, hidden, not case.plan.is_frozen(f"{path}.weight"))
     for path in losses:
         if "tp" in case.plan.get_cuts(f"{path}.weight", 2):
-            found.append(
+            traffic.append(
                 gather(("tp",), "loss", n, case.microbatches, 2 * n * case.tokens * max(4, case.bytes.compute))
             )
-            found += _loss(case, hidden, not case.plan.is_frozen(f"{path}.weight"))
-    return found
+            traffic += _list_loss_traffic(case, hidden, not case.plan.is_frozen(f"{path}.weight"))
+    return traffic
 
 
-def _lookup(case: Case, hidden: int, trained: bool) -> list[Sent]:
+def _list_lookup_traffic(case: Case, hidden: int, trained: bool) -> list[Sent]:
     """hidden: bytes of that of all tokens."""
     send = gather if case.sequence_parallel else reduce
-    found = [send(("tp",), "embedding", case.tp, case.microbatches, hidden)]
+    traffic = [send(("tp",), "embedding", case.tp, case.microbatches, hidden)]
     if case.sequence_parallel and trained:
-        found.append(send(("tp",), "embedding", case.tp, case.microbatches, hidden, "B"))
-    return found
+        traffic.append(send(("tp",), "embedding", case.tp, case.microbatches, hidden, "B"))
+    return traffic
 
 
-def _loss(case: Case, hidden: int, trained: bool) -> list[Sent]:
+def _list_loss_traffic(case: Case, hidden: int, trained: bool) -> list[Sent]:
     if not case.sequence_parallel:
         return [reduce(("tp",), "loss", case.tp, case.microbatches, hidden, "B", False)]
     there = gather(("tp",), "loss", case.tp, case.microbatches, hidden)

@@ -42,33 +42,33 @@ class Flops:
         return Flops(self.forward + other.forward, self.again + other.again, self.weights + other.weights)
 
 
-def stage_flops(case: Case) -> list[Flops]:
+def count_stage_flops(case: Case) -> list[Flops]:
     """Of each model stage."""
     if "stage_flops" not in case.known:
-        case.known["stage_flops"] = list(_stage_flops(case))
-    found: list[Flops] = case.known["stage_flops"]
-    return found
+        case.known["stage_flops"] = list(_count_stage_flops(case))
+    stage_flops: list[Flops] = case.known["stage_flops"]
+    return stage_flops
 
 
-def _stage_flops(case: Case) -> Iterator[Flops]:
-    known: dict[int, Flops] = {}  # of blocks that are alike
+def _count_stage_flops(case: Case) -> Iterator[Flops]:
+    kind_flops: dict[int, Flops] = {}  # of blocks that are alike
     for stage, blocks in enumerate(case.stages):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
-        total = sum((part_flops(case, part) for part in ends), Flops())
+        total = sum((count_part_flops(case, part) for part in ends), Flops())
         again = [path for path in case.head_blocks if case.is_recomputed(path) and case.recompute is Recompute.full]
         if stage == case.last_stage:
-            total += Flops(again=sum(part_flops(case, path).forward for path in again))
+            total += Flops(again=sum(count_part_flops(case, path).forward for path in again))
         for index in blocks:
-            kind, _ = case.kind(index)
-            if kind not in known:
-                known[kind] = part_flops(case, f"{case.plan.blocks}.{index}")
-            block = known[kind]
+            kind, _ = case.get_kind(index)
+            if kind not in kind_flops:
+                kind_flops[kind] = count_part_flops(case, f"{case.plan.blocks}.{index}")
+            block = kind_flops[kind]
             recomputed = case.is_recomputed(index) and case.recompute is Recompute.full
             total += replace(block, again=block.forward if recomputed else 0)
         yield total
 
 
-def part_flops(case: Case, part: str) -> Flops:
+def count_part_flops(case: Case, part: str) -> Flops:
     """Of the node at path `part` and all in it."""
     forward = weights = 0
     for path, node in iterate_nodes(case.by_path[part], part):
@@ -90,69 +90,70 @@ def _cut(case: Case, path: str, node: Node) -> bool:
     )
 
 
-def flops(case: Case, rank: int) -> int:
+def count_rank_flops(case: Case, rank: int) -> int:
     """Operations of a rank of pipeline rank `rank` in a step, recomputation included (counted as core counts them)."""
-    per_token = sum(stage_flops(case)[stage].all for stage in case.stages_of(rank))
+    per_token = sum(count_stage_flops(case)[stage].all for stage in case.get_stages(rank))
     return per_token * case.tokens * case.microbatches // case.tp
 
 
-def stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
+def count_stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
     """What each model stage computes of a microbatch on one rank, as shapes; blocks that are alike are counted once."""
-    sizes, found = activations.sizes_of(case, gpu), []
-    known: dict[object, StageWork] = {}
+    sizes, stage_work = activations.make_activation_sizes(case, gpu), []
+    part_work: dict[object, StageWork] = {}
     totals: dict[object, StageWork] = {}
 
-    def part(path: str, recomputed: bool, key: object) -> StageWork:
-        if key not in known:
+    def count_part_work(path: str, recomputed: bool, key: object) -> StageWork:
+        if key not in part_work:
             node = case.by_path[path]
             ulysses = case.config.context == "ulysses"
             work = count_work(node, path, case.plan, case.sizes, sequence_length=case.sequence_length, ulysses=ulysses)
             work = replace(work, kept=count_node(node, sizes, path))
-            known[key] = work.recompute(case.recompute is not Recompute.full) if recomputed else work
+            part_work[key] = work.recompute(case.recompute is not Recompute.full) if recomputed else work
             for inside in case.head_blocks if path == case.plan.head else ():
                 if case.is_recomputed(inside):
-                    known[key] = known[key].add_recomputed(part(inside, True, inside))
-        return known[key]
+                    part_work[key] = part_work[key].add_recomputed(count_part_work(inside, True, inside))
+        return part_work[key]
 
     for stage, blocks in enumerate(case.stages):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
-        alike = (tuple(map(case.kind, blocks)), *ends)
+        alike = (tuple(map(case.get_kind, blocks)), *ends)
         if alike not in totals:
             parts = [
-                part(f"{case.plan.blocks}.{index}", case.is_recomputed(index), case.kind(index)) for index in blocks
+                count_part_work(f"{case.plan.blocks}.{index}", case.is_recomputed(index), case.get_kind(index))
+                for index in blocks
             ]
-            totals[alike] = StageWork.add_up([*parts, *(part(path, False, path) for path in ends)])
-        found.append(totals[alike])
-    return found
+            totals[alike] = StageWork.add_up([*parts, *(count_part_work(path, False, path) for path in ends)])
+        stage_work.append(totals[alike])
+    return stage_work
 
 
-def schedule_of(case: Case) -> Schedule | None:
+def find_schedule(case: Case) -> Schedule | None:
     """The pipeline's schedule; None without a pipeline."""
     if case.pp == 1:
         return None
     chunks = len(case.stages) // case.pp
     name = case.config.schedule
     overlap = case.config.overlaps(case.plan, case.mesh)
-    own = tuple(action_times(case)) if SCHEDULES[name].needs_times else UNIFORM
-    return _schedule(name, case.pp, case.microbatches, chunks, own, overlap)
+    own = tuple(estimate_action_times(case)) if SCHEDULES[name].needs_times else UNIFORM
+    return _make_cached_schedule(name, case.pp, case.microbatches, chunks, own, overlap)
 
 
 @lru_cache(maxsize=64)
-def _schedule(
+def _make_cached_schedule(
     name: str, ranks: int, microbatches: int, chunks: int, own: ActionTimes | tuple[ActionTimes, ...], overlap: bool
 ) -> Schedule:
     """`make_schedule`, once for all layouts that have it."""
     return make_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks, times=own, overlap=overlap)
 
 
-def action_times(case: Case) -> list[ActionTimes]:
+def estimate_action_times(case: Case) -> list[ActionTimes]:
     """Of each model stage, by what it computes: the input's gradient and the weights' one forward pass each."""
     return [
         ActionTimes(float(one.forward), float(one.forward + one.again), float(max(1, one.weights)))
-        for one in stage_flops(case)
+        for one in count_stage_flops(case)
     ]
 
 
-def bubble(case: Case, schedule: Schedule | None) -> float:
+def compute_bubble(case: Case, schedule: Schedule | None) -> float:
     """The share of the ranks' time in which they wait for each other, simulated with each stage's own times."""
-    return simulate(schedule, action_times(case)).bubble if schedule is not None else 0.0
+    return simulate(schedule, estimate_action_times(case)).bubble if schedule is not None else 0.0

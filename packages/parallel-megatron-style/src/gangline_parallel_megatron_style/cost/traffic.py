@@ -20,7 +20,7 @@ from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, Sent, gather
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
-from gangline_parallel_megatron_style.cost.tensor_traffic import group_kinds, home, tensor
+from gangline_parallel_megatron_style.cost.tensor_traffic import get_owner_rank, group_kinds, list_tensor_traffic
 from gangline_parallel_megatron_style.sharding.arrays import EMBED
 from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES, StateRanks
 
@@ -32,22 +32,29 @@ def list_sent(case: Case, rank: int) -> list[Sent]:
 
 def list_timed(case: Case, rank: int) -> list[Sent]:
     """The same apart by operation, by when it happens, and by whether anything waits for it."""
-    parts = (tensor, context, folds, pipeline, data, matrices)
-    sent = (sent for part in parts for sent in part(case, rank))
-    return _merge(sent, lambda sent: (sent.axes, sent.purpose, sent.operation, sent.when, sent.waits, sent.among))
+    parts = (
+        list_tensor_traffic,
+        list_context_traffic,
+        list_fold_traffic,
+        list_pipeline_traffic,
+        list_data_traffic,
+        list_optimizer_traffic,
+    )
+    traffic = (entry for part in parts for entry in part(case, rank))
+    return _merge(traffic, lambda sent: (sent.axes, sent.purpose, sent.operation, sent.when, sent.waits, sent.among))
 
 
 def _merge(all_sent: Iterable[Sent], key: Callable[[Sent], Hashable]) -> list[Sent]:
-    found: dict[Hashable, Sent] = {}
-    for sent in all_sent:
-        found[key(sent)] = found[key(sent)] + sent if key(sent) in found else sent
-    return [sent for sent in found.values() if sent.calls]
+    totals: dict[Hashable, Sent] = {}
+    for entry in all_sent:
+        totals[key(entry)] = totals[key(entry)] + entry if key(entry) in totals else entry
+    return [entry for entry in totals.values() if entry.calls]
 
 
 # --- cp --------------------------------------------------------------------------------------------------------------
 
 
-def context(case: Case, rank: int) -> list[Sent]:
+def list_context_traffic(case: Case, rank: int) -> list[Sent]:
     """Ring (arXiv 2310.01889, section 3): keys and values go round the ranks, and in the backward pass their gradients
     behind them.
 
@@ -55,27 +62,27 @@ def context(case: Case, rank: int) -> list[Sent]:
     """
     if case.cp == 1:
         return []
-    found = []
-    blocks = [(case.blocks[i], case.is_recomputed(i), alike) for i, alike in group_kinds(case, case.blocks_of(rank))]
-    if case.last_stage in case.stages_of(rank):
+    traffic = []
+    blocks = [(case.blocks[i], case.is_recomputed(i), alike) for i, alike in group_kinds(case, case.list_blocks(rank))]
+    if case.last_stage in case.get_stages(rank):
         blocks += [(block, case.is_recomputed(path), 1) for path, block in case.head_blocks.items()]
     for block, recomputed, alike in blocks:
         again = 1 if recomputed else 0
         for _, node in iterate_nodes(block):
             if isinstance(node, AttentionNode):
-                sent = _ulysses if case.config.context == "ulysses" else _ring
-                ring, m = sent is _ring, case.microbatches * alike
+                count_traffic = _count_ulysses_traffic if case.config.context == "ulysses" else _count_ring_traffic
+                ring, m = count_traffic is _count_ring_traffic, case.microbatches * alike
                 operation: Operation = "send" if ring else "all_to_all"
-                (calls, nbytes), (first, firsts) = sent(case, node, again), _forward(case, node)
+                (calls, nbytes), (first, firsts) = count_traffic(case, node, again), _forward(case, node)
                 ways: tuple[tuple[int, int, When], ...] = ((first, firsts, "F"), (calls - first, nbytes - firsts, "B"))
                 for count, size, when in ways:
-                    found.append(Sent(("cp",), "attention", m * count, m * size, None, operation, when, not ring))
-    if gathers := sum(_positions(case, stage) for stage in case.stages_of(rank)):
-        found.append(gather(("cp",), "positions", case.cp, case.microbatches * gathers, 8 * case.tokens * case.cp))
-    return found
+                    traffic.append(Sent(("cp",), "attention", m * count, m * size, None, operation, when, not ring))
+    if gathers := sum(_count_position_gathers(case, stage) for stage in case.get_stages(rank)):
+        traffic.append(gather(("cp",), "positions", case.cp, case.microbatches * gathers, 8 * case.tokens * case.cp))
+    return traffic
 
 
-def _positions(case: Case, stage: int) -> int:
+def _count_position_gathers(case: Case, stage: int) -> int:
     """How often a microbatch gathers them: once for all layers; the ring does it for each kind of window."""
     if case.config.context == "ulysses":
         return 1
@@ -87,20 +94,20 @@ def _positions(case: Case, stage: int) -> int:
 def _forward(case: Case, node: AttentionNode) -> tuple[int, int]:
     """(messages, bytes) of one microbatch on its way forward: half of Ulysses', one round of the ring's."""
     if case.config.context == "ulysses":
-        calls, nbytes = _ulysses(case, node, 0)
+        calls, nbytes = _count_ulysses_traffic(case, node, 0)
         return calls // 2, nbytes // 2
-    (calls, nbytes), (fewer, less) = _ring(case, node, 0), _ring(case, node, -1)
+    (calls, nbytes), (fewer, less) = _count_ring_traffic(case, node, 0), _count_ring_traffic(case, node, -1)
     return calls - fewer, nbytes - less
 
 
-def _ring(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
+def _count_ring_traffic(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
     """(messages, bytes) of one microbatch: gradients travel in float32 at least, and one step further, home."""
     numbers = 2 * case.tokens * max(1, node.kv_heads // case.tp) * node.head_dim
     rounds = (2 + again) * (case.cp - 1)
     return rounds + case.cp, numbers * (rounds * case.bytes.compute + case.cp * max(4, case.bytes.compute))
 
 
-def _ulysses(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
+def _count_ulysses_traffic(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
     """(all-to-alls, bytes) of one microbatch; key heads that do not divide are repeated.
 
     Where attention alone is recomputed, that ends before the output changes hands: nothing behind it is needed again.
@@ -117,10 +124,10 @@ def _ulysses(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
 # --- folds -----------------------------------------------------------------------------------------------------------
 
 
-def folds(case: Case, rank: int) -> list[Sent]:
+def list_fold_traffic(case: Case, rank: int) -> list[Sent]:
     """What modules on a fold send over it, as their nodes say; a recomputed block runs forward twice."""
-    found = []
-    for stage in case.stages_of(rank):
+    traffic = []
+    for stage in case.get_stages(rank):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
         parts = [(case.by_path[part], part, 1, 1) for part in ends]
         full = case.recompute is Recompute.full
@@ -137,33 +144,37 @@ def folds(case: Case, rank: int) -> list[Sent]:
                         (volume.fold,),
                         not case.config.overlaps(case.plan, case.mesh),
                     )
-                    found.append(Sent(fold, volume.what, m * calls, m * nbytes, volume.among, "all_to_all", "F", waits))
+                    traffic.append(
+                        Sent(fold, volume.what, m * calls, m * nbytes, volume.among, "all_to_all", "F", waits)
+                    )
                     calls, nbytes = (passes - 1) * calls + back_calls, (passes - 1) * nbytes + back
-                    found.append(Sent(fold, volume.what, m * calls, m * nbytes, volume.among, "all_to_all", "B", waits))
-    return found
+                    traffic.append(
+                        Sent(fold, volume.what, m * calls, m * nbytes, volume.among, "all_to_all", "B", waits)
+                    )
+    return traffic
 
 
 # --- pp --------------------------------------------------------------------------------------------------------------
 
 
-def pipeline(case: Case, rank: int) -> list[Sent]:
+def list_pipeline_traffic(case: Case, rank: int) -> list[Sent]:
     """Hidden to the next stage, its gradient to the one before, where that lies on another rank."""
     if case.pp == 1:
         return []
-    mine, last = case.stages_of(rank), case.last_stage
-    on = sum(stage < last and stage + 1 not in mine for stage in mine)
-    back = sum(stage > 0 and stage - 1 not in mine for stage in mine)
+    own_stages, last = case.get_stages(rank), case.last_stage
+    on = sum(stage < last and stage + 1 not in own_stages for stage in own_stages)
+    back = sum(stage > 0 and stage - 1 not in own_stages for stage in own_stages)
     hidden = case.stream_tokens * case.width * case.bytes.compute
     m, what = case.microbatches, "hidden and gradients"
-    found = [Sent(("pp",), what, m * on, m * on * hidden, None, "send", "F", False)]
-    found.append(Sent(("pp",), what, m * back, m * back * hidden, None, "send", "B", False))
+    traffic = [Sent(("pp",), what, m * on, m * on * hidden, None, "send", "F", False)]
+    traffic.append(Sent(("pp",), what, m * back, m * back * hidden, None, "send", "B", False))
     for array in case.list_held(rank):
-        owns = rank == home(case, array)
-        if not all(stage in mine for stage in array.stages) and (owns or array.trained):
-            numbers = memory.part_of(case, array)  # tied: the owner sends weights, the copy gradients
+        owns = rank == get_owner_rank(case, array)
+        if not all(stage in own_stages for stage in array.stages) and (owns or array.trained):
+            numbers = memory.count_state_numbers(case, array)  # tied: the owner sends weights, the copy gradients
             nbytes = memory.count_kept_bytes(case, array.group) if owns else case.bytes.gradient
-            found.append(Sent(("pp",), "tied embedding", 1, numbers * nbytes, None, "send", "end"))
-    return found
+            traffic.append(Sent(("pp",), "tied embedding", 1, numbers * nbytes, None, "send", "end"))
+    return traffic
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -181,10 +192,10 @@ def _sum_shards(case: Case, axes: tuple[str, ...], shards: int, size: int, plain
 
 def _is_whole_on(case: Case, array: Array, rank: int) -> bool:
     """Whether a tied parameter has all its modules on one rank."""
-    return any(owner == array.name for _, owner in case.plan.tied) and set(array.stages) <= set(case.stages_of(rank))
+    return any(owner == array.name for _, owner in case.plan.tied) and set(array.stages) <= set(case.get_stages(rank))
 
 
-def data(case: Case, rank: int) -> list[Sent]:
+def list_data_traffic(case: Case, rank: int) -> list[Sent]:
     """ZeRO (arXiv 1910.02054, section 7), by parameter group: 0 sums the gradients; from 1 on a rank gets the sum of
     its part (from 2 on after every microbatch) and gathers the new weights; 3 gathers them for each pass over a module
     instead, but not again where the backward pass begins. Replicas add their sums once a step. Compressed gradients are
@@ -193,35 +204,35 @@ def data(case: Case, rank: int) -> list[Sent]:
     """
     zero, wire = case.config.zero, case.bytes.wire
     # a block is used forward and backward; a tied embedding that is all on one rank is read by the head too
-    twice: set[int | str] = set(case.blocks_of(rank))
-    if case.last_stage in case.stages_of(rank) and case.config.prefetch:
-        twice -= set(case.blocks_of(rank)[-case.config.prefetch :])  # kept from the forward to the backward pass
+    twice: set[int | str] = set(case.list_blocks(rank))
+    if case.last_stage in case.get_stages(rank) and case.config.prefetch:
+        twice -= set(case.list_blocks(rank)[-case.config.prefetch :])  # kept from the forward to the backward pass
     twice |= {array.group.place for array in case.list_arrays(EMBED) if _is_whole_on(case, array, rank)}
-    found: list[Sent] = []
-    for group, size in memory.groups(case, rank).items():
+    traffic: list[Sent] = []
+    for group, size in memory.count_group_numbers(case, rank).items():
         shards, copies = group.shards, group.copies
-        axes, replicas = _axes_of(case, group)
-        weights = size * memory.weight_bytes(case, group)
+        axes, replicas = _get_group_axes(case, group)
+        weights = size * memory.count_weight_bytes(case, group)
         if shards > 1 and group.kind.trained:  # compressed are the sums between replicas, or where there are none these
-            found.append(_sum_shards(case, axes, shards, size, plain=copies > 1))
+            traffic.append(_sum_shards(case, axes, shards, size, plain=copies > 1))
         if shards > 1 and zero:
             ahead = case.config.prefetch > 0
             if zero < 3:
-                found.append(gather(axes, "weights", shards, 1, weights, "update", not ahead))
+                traffic.append(gather(axes, "weights", shards, 1, weights, "update", not ahead))
             else:
-                found.append(gather(axes, "weights", shards, case.microbatches, weights, "F", not ahead))
+                traffic.append(gather(axes, "weights", shards, case.microbatches, weights, "F", not ahead))
                 if group.place in twice:
-                    found.append(gather(axes, "weights", shards, case.microbatches, weights, "B", not ahead))
+                    traffic.append(gather(axes, "weights", shards, case.microbatches, weights, "B", not ahead))
         if copies > 1 and group.kind.trained:
             nbytes = int(case.gradients.count_sent(size // shards, copies, False, wire))
-            found.append(Sent(replicas, "gradients", 1, nbytes, None, "all_reduce", "end", False))
-    return found
+            traffic.append(Sent(replicas, "gradients", 1, nbytes, None, "all_reduce", "end", False))
+    return traffic
 
 
 # --- optimizer -------------------------------------------------------------------------------------------------------
 
 
-def matrices(case: Case, rank: int) -> list[Sent]:
+def list_optimizer_traffic(case: Case, rank: int) -> list[Sent]:
     """What an optimizer that maps whole matrices (Muon) sends: their parts to who maps them, and back what comes of it.
 
     A rank's share of what the ranks of its stage send together: they do not have the same.
@@ -245,11 +256,11 @@ def matrices(case: Case, rank: int) -> list[Sent]:
     ]
 
 
-def _axes_of(case: Case, group: ParamGroup) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _get_group_axes(case: Case, group: ParamGroup) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(ranks that share a group's state, replicas of those), as axes with more than one rank."""
     ranks = StateRanks.of(case.plan, case.mesh, group.kind.fold)
-    shared = (f"{BESIDE}{ranks.fold.name}",) if ranks.fold else _select_several(case, SHARD_AXES)
-    return shared, _select_several(case, ranks.replica_axes)
+    shard_axes = (f"{BESIDE}{ranks.fold.name}",) if ranks.fold else _select_several(case, SHARD_AXES)
+    return shard_axes, _select_several(case, ranks.replica_axes)
 
 
 def _select_several(case: Case, axes: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,13 +12,13 @@ from gangline_parallel_megatron_style.sharding.arrays import ModelShapes
 
 def describe(model: nn.Module, plan: Plan) -> ModelShapes:
     """Shapes, persistent buffers and aliases; a tied parameter once, by the name that the plan keeps it under."""
-    given = dict(model.named_parameters(remove_duplicate=False))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     names: dict[int, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     aliases: dict[str, tuple[str, ...]] = {}
-    for alias, parameter in given.items():
+    for alias, parameter in parameters.items():
         owner = plan.get_owner(alias)
-        name = names.setdefault(id(given.get(owner, parameter)), owner)
+        name = names.setdefault(id(parameters.get(owner, parameter)), owner)
         shapes.setdefault(name, tuple(parameter.shape))
         aliases[name] = (*aliases.get(name, ()), alias)
     buffers = {}
@@ -26,5 +26,5 @@ def describe(model: nn.Module, plan: Plan) -> ModelShapes:
         if buffer.kept is not None:
             buffers[buffer.kept] = tuple(buffer.tensor.shape), name_dtype(buffer.tensor.dtype)
             aliases[buffer.kept] = buffer.names
-    frozen = {name for name in shapes if not given[aliases[name][0]].requires_grad}
-    return ModelShapes(shapes, buffers, aliases, frozen)
+    frozen_names = {name for name in shapes if not parameters[aliases[name][0]].requires_grad}
+    return ModelShapes(shapes, buffers, aliases, frozen_names)

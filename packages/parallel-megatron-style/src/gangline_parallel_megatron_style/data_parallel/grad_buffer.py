@@ -43,7 +43,8 @@ class GradBuffer:
         self._reducing: Pending[Tensor] | None = None
         self._crossing: Pending[Tensor] | None = None
         length, dtype = views.packing.length, options.precision.grad_dtype
-        self._in_host = options.host(length, dtype) if options.offload else None  # `total` where the optimizer steps
+        # `total` where the optimizer steps
+        self._in_host = options.allocate_host_memory(length, dtype) if options.offload else None
         for name, parameter in parameters.items():
             call_when_accumulated(parameter, self._take(name))
 
@@ -61,10 +62,10 @@ class GradBuffer:
             dtype, device = self.options.precision.grad_dtype, self.options.device
             self.grad = torch.empty(self.views.packing.size, dtype=dtype, device=device)
             self._slots = {name: self.views.view(self.grad, name) for name in self._parameters}
-            self._zero_gaps(self.grad)
+            self._clear_gaps(self.grad)
         return self.grad
 
-    def _zero_gaps(self, grad: Tensor) -> None:
+    def _clear_gaps(self, grad: Tensor) -> None:
         """What lies between arrays is added over ranks, too."""
         for gap in self.views.gaps:
             grad[gap].zero_()
@@ -90,7 +91,7 @@ class GradBuffer:
                 self._slots[name].zero_()
         self.wait_reduce_scatter()
         if self.options.reduction is not None:  # it may have made other numbers of the zeros in the gaps
-            self._zero_gaps(grad)
+            self._clear_gaps(grad)
         self._reducing = self.reducer.reduce(grad.to(self.options.reduce_dtype))
         if self.each_microbatch:  # the next one begins anew, in other memory; this one is free when it has arrived
             self.grad, self._slots = None, {}

@@ -70,20 +70,20 @@ class GradReducer:
         if self.shard.size == 1:
             return self.replicas.start_all_reduce(flat)
         if not self.cut:
-            return self._two_levels(flat)
+            return self._reduce_in_two_levels(flat)
         return self.shard.start_reduce_scatter(flat)
 
-    def _two_levels(self, flat: Tensor) -> Pending[Tensor]:
+    def _reduce_in_two_levels(self, flat: Tensor) -> Pending[Tensor]:
         """An all-reduce whose slow part, over the replicas, is of 1/n of the buffer."""
         if self.replicas.size == 1:
             return self.shard.start_all_reduce(flat)
         padding = -flat.numel() % self.shard.size
         rows = torch.nn.functional.pad(flat, (0, padding)) if padding else flat
 
-        def rest(part: Tensor) -> Tensor:
+        def finish_all_reduce(part: Tensor) -> Tensor:
             return self.shard.all_gather(self.all_reduce_replicas(part).wait())[: flat.numel()]
 
-        return Later(self.shard.start_reduce_scatter(rows), rest)
+        return Later(self.shard.start_reduce_scatter(rows), finish_all_reduce)
 
     def _reduce_in_order(self, flat: Tensor, joint: Comm) -> Pending[Tensor]:
         n, R = self.shard.size, self.replicas.size
@@ -94,7 +94,7 @@ class GradReducer:
             ranges = torch.nn.functional.pad(ranges, (0, padding))
         parts = ranges.view(n, R, -1).transpose(0, 1).reshape(-1)  # the joint index has replicas slowest
 
-        def rest(part: Tensor) -> Tensor:
+        def gather_range(part: Tensor) -> Tensor:
             return self.replicas.all_gather(part)[:length]
 
-        return Later(joint.start_reduce_scatter(parts), rest)
+        return Later(joint.start_reduce_scatter(parts), gather_range)

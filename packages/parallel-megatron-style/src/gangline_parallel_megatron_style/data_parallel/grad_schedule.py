@@ -28,10 +28,10 @@ class GradSchedule:
 
         last: in its last microbatch everything is added; else only what may not stay (`each_microbatch`).
         """
-        begun = [buffer for buffer in buffers if last or buffer.each_microbatch]
-        for buffer in begun:
+        due_buffers = [buffer for buffer in buffers if last or buffer.each_microbatch]
+        for buffer in due_buffers:
             buffer.reduce_scatter()
-        self._advance([(buffer, last) for buffer in begun])
+        self._advance([(buffer, last) for buffer in due_buffers])
 
     def _advance(self, behind: list[tuple[GradBuffer, bool]]) -> None:
         before, self._reducing = self._reducing, behind

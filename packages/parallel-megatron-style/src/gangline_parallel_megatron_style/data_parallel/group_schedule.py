@@ -47,12 +47,12 @@ class GroupSchedule:
         """The module has run: its weights may go, and its gradients are reduced unless they are deferred."""
         if backward and not is_deferring():
             self.reduce(segment)
-        if backward or not (torch.is_grad_enabled() and self._comes_next(segment)):
+        if backward or not (torch.is_grad_enabled() and self._is_needed_next(segment)):
             for group in segment.groups:
                 for buffer in self._storage.groups[group]:
                     buffer.reshard()
 
-    def _comes_next(self, segment: Segment) -> bool:
+    def _is_needed_next(self, segment: Segment) -> bool:
         """Whether the backward pass, which begins with the head, needs this segment or prefetches it at once."""
         segments = self._stage_of[segment]
         end = len(segments) - 1

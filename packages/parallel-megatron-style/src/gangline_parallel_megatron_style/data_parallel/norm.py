@@ -49,19 +49,19 @@ class GradNorm:
     def _measure(self) -> Tensor:
         """The global norm, 0-d, float64, equal on all ranks."""
         if self._deterministic:
-            return norm_by_rows(self._parameters, self._shapes, self._world, self._device)
-        return global_norm(self._parameters, None if self._replicated else self._world, self._device)
+            return compute_norm_by_rows(self._parameters, self._shapes, self._world, self._device)
+        return compute_sharded_norm(self._parameters, None if self._replicated else self._world, self._device)
 
 
 @mark_traffic("norm")
-def global_norm(named: Sequence[ShardedParam], world: Comm | None, device: torch.device) -> Tensor:
+def compute_sharded_norm(named: Sequence[ShardedParam], world: Comm | None, device: torch.device) -> Tensor:
     """From one sum of squares a rank, of the boxes that it is primary of: 0-d, float64.
 
     world: all ranks; None where each of them has all gradients, so that there is nothing to add up.
     """
     pieces = [piece for parameter in named for piece in parameter.pieces]
-    counted = [piece.tensor for piece in pieces if world is None or piece.shard.primary]
-    gradients = [tensor.grad for tensor in counted if tensor.grad is not None]
+    tensors = [piece.tensor for piece in pieces if world is None or piece.shard.primary]
+    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
     if gradients:
         norms = torch._foreach_norm(gradients)
         total = torch.stack(norms).double().square().sum().to(device)
@@ -71,7 +71,7 @@ def global_norm(named: Sequence[ShardedParam], world: Comm | None, device: torch
 
 
 @mark_traffic("norm")
-def norm_by_rows(
+def compute_norm_by_rows(
     named: Sequence[ShardedParam], shapes: Mapping[str, tuple[int, ...]], world: Comm, device: torch.device
 ) -> Tensor:
     """The norm that one process gets which adds squares per row, then by name (run.deterministic): 0-d, float64.
@@ -82,11 +82,11 @@ def norm_by_rows(
     rows = {name: prod(shape[:-1]) for name, shape in shapes.items()}
     squares = {name: torch.zeros(count, dtype=torch.float64, device=device) for name, count in rows.items()}
     for parameter in named:
-        mine = squares[parameter.name].view(parameter.shape[:-1])
+        row_squares = squares[parameter.name].view(parameter.shape[:-1])
         for piece in parameter.pieces:
             if piece.shard.primary:
                 assert piece.tensor.grad is not None
                 here = sum_row_squares(piece.tensor.grad).to(device)
-                mine[piece.shard.box.slices[:-1]] += here.view(piece.tensor.shape[:-1])
+                row_squares[piece.shard.box.slices[:-1]] += here.view(piece.tensor.shape[:-1])
     flat = world.all_reduce(torch.cat(list(squares.values())))
     return compute_norm(flat.split(list(rows.values())))

@@ -31,12 +31,12 @@ class BufferOptions:
     reduction: GradientReduction | None = None
     offload: bool = False
 
-    def masters(self, size: int, dtype: torch.dtype) -> Tensor:
+    def allocate_master_weights(self, size: int, dtype: torch.dtype) -> Tensor:
         """Memory for so many numbers that the optimizer steps; pinned where they are copied to a GPU."""
         if not self.offload:
             return torch.zeros(size, dtype=dtype, device=self.device)
-        return self.host(size, dtype)
+        return self.allocate_host_memory(size, dtype)
 
-    def host(self, size: int, dtype: torch.dtype) -> Tensor:
+    def allocate_host_memory(self, size: int, dtype: torch.dtype) -> Tensor:
         """Host memory for so many numbers, to and from which a GPU copies while the host goes on."""
         return torch.zeros(size, dtype=dtype, pin_memory=self.device.type == "cuda")

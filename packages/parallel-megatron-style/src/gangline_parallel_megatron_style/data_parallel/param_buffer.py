@@ -42,18 +42,18 @@ class ParamBuffer:
         self.layout, self.reducer, self.options = layout, reducer, options
         self.views = BufferViews(packing, shapes, reducer.shard.index if packing.parts > 1 else 0)
         self.reshards = options.zero == 3 and packing.parts > 1
-        said = layout.kind.low_bit
-        kept = precision.param_dtype if said is None else getattr(torch, said)
-        dtype = kept if layout.kind.master_dtype else precision.compute_dtype
+        low_bit = layout.kind.low_bit
+        shard_dtype = precision.param_dtype if low_bit is None else getattr(torch, low_bit)
+        dtype = shard_dtype if layout.kind.master_dtype else precision.compute_dtype
         self.full = torch.zeros(packing.size, dtype=dtype, device=options.device)
-        in_place = dtype == kept and not self.reshards and not options.offload
+        in_place = dtype == shard_dtype and not self.reshards and not options.offload
         self._own = self.full[self.views.own]
-        self.shard = self._own if in_place else options.masters(packing.length, kept)
+        self.shard = self._own if in_place else options.allocate_master_weights(packing.length, shard_dtype)
         self._in_place = in_place  # else the compute dtype differs, the whole comes and goes, or is elsewhere
         self._unsharding: Pending[Tensor] | None = None
         self._unsharded = not self.reshards
-        self.parameters = {name: self._parameter(name) for name in shapes}
-        self.pieces = {array.name: self._pieces(array.name, registry, rank) for array in packing.arrays}
+        self.parameters = {name: self._make_parameter(name) for name in shapes}
+        self.pieces = {array.name: self._make_param_shards(array.name, registry, rank) for array in packing.arrays}
         self.grads = GradBuffer(self.views, self.parameters, self.pieces, reducer, options) if self.trained else None
         if self.reshards:
             self.reshard()
@@ -63,25 +63,25 @@ class ParamBuffer:
         """Whether its parameters have gradients."""
         return self.layout.kind.trained
 
-    def _parameter(self, name: str) -> nn.Parameter:
+    def _make_parameter(self, name: str) -> nn.Parameter:
         # .data has a version counter of its own: filling `full` again is no change of what autograd has saved
         parameter = nn.Parameter(self.views.view(self.full, name).data, requires_grad=self.trained)
         if self.trained and parameter.dtype != self.options.precision.grad_dtype:
             parameter.grad_dtype = self.options.precision.grad_dtype
         return parameter
 
-    def _pieces(self, name: str, registry: Registry, rank: int) -> tuple[ParamShard, ...]:
+    def _make_param_shards(self, name: str, registry: Registry, rank: int) -> tuple[ParamShard, ...]:
         """The boxes of an array that this rank has, as leaves that are views of `shard`."""
-        layout, at, found = registry[name_model_array(name)], self.views.locate(name), []
+        layout, at, param_shards = registry[name_model_array(name)], self.views.locate(name), []
         for box, primary in registry.list_rank_boxes(name_model_array(name), rank):
             local = self.shard[at : at + box.size].view(box.shape)
             leaf = local.data.requires_grad_(self.trained)
             if self.trained and leaf.dtype != self.options.precision.grad_dtype:
                 leaf.grad_dtype = self.options.precision.grad_dtype
             shard = Shard(name_model_array(name), layout.shape, leaf.dtype, box.offset, leaf.data, primary)
-            found.append(ParamShard(leaf, shard))
+            param_shards.append(ParamShard(leaf, shard))
             at += box.size
-        return tuple(found)
+        return tuple(param_shards)
 
     @torch.no_grad()
     def unshard(self) -> None:

@@ -45,14 +45,14 @@ class ReducedComm(Wrapped):
         self._last = (-1, 0)  # the step in which the bucket was summed last, and how often before that
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
-        return self.reduction.reduce_scatter(self._bucket(x), self.inner)
+        return self.reduction.reduce_scatter(self._make_bucket(x), self.inner)
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
         if op != "sum" or not self.layout.slots:  # a range may be filling alone
             return self.inner._all_reduce(x, op, background)
-        return self.reduction.reduce(self._bucket(x), self.inner)
+        return self.reduction.reduce(self._make_bucket(x), self.inner)
 
-    def _bucket(self, x: Tensor) -> Bucket:
+    def _make_bucket(self, x: Tensor) -> Bucket:
         step, again = self._last
         self._last = (self.clock.step, again + 1 if step == self.clock.step else 0)
         return Bucket(self.layout, x, self.kept.views, *self._last)
@@ -65,28 +65,28 @@ def add_reduction(
     n, R = reducer.shard.size, reducer.replicas.size
     if n * R == 1:
         return reducer
-    buckets = bucket_layouts(packing, n, R, reducer.cut)
+    buckets = make_bucket_layouts(packing, n, R, reducer.cut)
     own = buckets[reducer.shard.index if len(buckets) > 1 else 0]
-    kept = KeptArrays(reduction, buckets, own, like)
+    kept_arrays = KeptArrays(reduction, buckets, own, like)
     if R > 1:
-        return replace(reducer, replicas=ReducedComm(reducer.replicas, reduction, own, kept, clock), joint=None)
-    return replace(reducer, shard=ReducedComm(reducer.shard, reduction, own, kept, clock), joint=None)
+        return replace(reducer, replicas=ReducedComm(reducer.replicas, reduction, own, kept_arrays, clock), joint=None)
+    return replace(reducer, shard=ReducedComm(reducer.shard, reduction, own, kept_arrays, clock), joint=None)
 
 
-def bucket_layouts(packing: Packing, n: int, R: int, cut: bool) -> list[BucketLayout]:
+def make_bucket_layouts(packing: Packing, n: int, R: int, cut: bool) -> list[BucketLayout]:
     """The buckets that a buffer is summed in by n shards of R replicas: one, or one for each range between replicas.
 
     cut: whether a shard gets the sum of its range only.
     """
     if R == 1:
-        return [BucketLayout(packing.size, slots(packing, 0, packing.size), n, scatters=cut)]
+        return [BucketLayout(packing.size, list_slots(packing, 0, packing.size), n, scatters=cut)]
     length = -(-packing.size // n)
-    return [BucketLayout(length, slots(packing, i * length, (i + 1) * length), R) for i in range(n)]
+    return [BucketLayout(length, list_slots(packing, i * length, (i + 1) * length), R) for i in range(n)]
 
 
-def slots(packing: Packing, start: int, stop: int) -> tuple[GradientSlot, ...]:
+def list_slots(packing: Packing, start: int, stop: int) -> tuple[GradientSlot, ...]:
     """The arrays between two places of a buffer: complete rows together, and pieces of rows by themselves."""
-    found = []
+    slots = []
     for array, first in sorted(zip(packing.arrays, packing.starts, strict=True), key=lambda pair: pair[1]):
         begin, end = max(first, start), min(first + array.size, stop)
         if begin >= end:
@@ -97,25 +97,27 @@ def slots(packing: Packing, start: int, stop: int) -> tuple[GradientSlot, ...]:
             if a < b:
                 rows = (b - a) // array.width
                 complete = array.count > 1 and (a, b) == (head, tail)
-                found.append(GradientSlot(array.name, a - start, (rows, array.width) if complete else (b - a,)))
-    return tuple(found)
+                slots.append(GradientSlot(array.name, a - start, (rows, array.width) if complete else (b - a,)))
+    return tuple(slots)
 
 
-def registry_of(
+def build_kept_registry(
     arrays: ModelLayout, plan: Plan, mesh: Mesh, zero: int, reduction: GradientReduction, dtype: str
 ) -> Registry:
     """The kept arrays of all buffers of the run, on whatever stage."""
-    found: dict[str, Layout] = {}
+    layouts: dict[str, Layout] = {}
     for group, buffers in arrays.groups.items():
         for (index, buffer), pp in product(enumerate(buffers), arrays.stage[group]):
             ranks = StateRanks.of(plan, mesh, buffer.kind.fold)
             if buffer.kind.trained and ranks.shards * ranks.replicas > 1:
-                buckets = bucket_layouts(buffer.packing, ranks.shards, ranks.replicas, zero > 0)
-                found.update(iterate_layouts(reduction, mesh, _name(pp, group, index), buckets, dtype, (("pp", pp),)))
-    return Registry.of(mesh, found)
+                buckets = make_bucket_layouts(buffer.packing, ranks.shards, ranks.replicas, zero > 0)
+                layouts.update(
+                    iterate_layouts(reduction, mesh, _format_name(pp, group, index), buckets, dtype, (("pp", pp),))
+                )
+    return Registry.of(mesh, layouts)
 
 
-def shards_of(
+def iterate_kept_shards(
     groups: Mapping[str, Sequence[ParamBuffer]], reduction: GradientReduction, registry: Registry, rank: int
 ) -> Iterator[Shard]:
     """This rank's rows of the kept arrays."""
@@ -124,8 +126,8 @@ def shards_of(
         for index, buffer in enumerate(buffers):
             for comm in (buffer.reducer.replicas, buffer.reducer.shard):
                 if isinstance(comm, ReducedComm):
-                    yield from iterate_shards(reduction, registry, rank, _name(pp, group, index), comm.kept)
+                    yield from iterate_shards(reduction, registry, rank, _format_name(pp, group, index), comm.kept)
 
 
-def _name(pp: int, group: str, index: int) -> str:
+def _format_name(pp: int, group: str, index: int) -> str:
     return f"{pp}/{group}.{index}"

@@ -18,7 +18,12 @@ from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradRedu
 from gangline_parallel_megatron_style.data_parallel.grad_schedule import GradSchedule
 from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
-from gangline_parallel_megatron_style.data_parallel.reduction import StepClock, add_reduction, registry_of, shards_of
+from gangline_parallel_megatron_style.data_parallel.reduction import (
+    StepClock,
+    add_reduction,
+    build_kept_registry,
+    iterate_kept_shards,
+)
 from gangline_parallel_megatron_style.data_parallel.tied import TiedCopy
 from gangline_parallel_megatron_style.sharding.arrays import (
     TIED,
@@ -26,7 +31,7 @@ from gangline_parallel_megatron_style.sharding.arrays import (
     ModelLayout,
     ModelShapes,
     ParamKind,
-    local_shape,
+    compute_local_shape,
 )
 from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES, StateRanks
 
@@ -39,7 +44,7 @@ class Storage:
         model: nn.Module,
         plan: Plan,
         arrays: ModelLayout,
-        given: ModelShapes,
+        model_shapes: ModelShapes,
         mesh: Mesh,
         comms: Comms,
         options: BufferOptions,
@@ -53,33 +58,40 @@ class Storage:
         self.groups: dict[str, list[ParamBuffer]] = {}
         for group, buffers in arrays.groups.items():
             if pp in arrays.stage[group]:
-                self.groups[group] = [self._param_buffer(buffer, reducers) for buffer in buffers]
+                self.groups[group] = [self._make_param_buffer(buffer, reducers) for buffer in buffers]
         self.param_buffers = [buffer for buffers in self.groups.values() for buffer in buffers]
-        owned = [buffer for group, found in self.groups.items() if arrays.stage[group][0] == pp for buffer in found]
+        owned = [
+            buffer
+            for group, group_buffers in self.groups.items()
+            if arrays.stage[group][0] == pp
+            for buffer in group_buffers
+        ]
         self.owned = {name: buffer for buffer in owned for name in buffer.parameters}
-        self.trained = [name for name in given.shapes if name in self.owned and self.owned[name].trained]
+        self.trained = [name for name in model_shapes.shapes if name in self.owned and self.owned[name].trained]
         self.tied = TiedCopy(self.groups[TIED], arrays.stage[TIED], comms) if TIED in self.groups else None
-        self._take_values(model, given)
+        self._take_values(model, model_shapes)
         for buffer in self.param_buffers:
             for name, parameter in buffer.parameters.items():
-                for alias in given.aliases[name]:
+                for alias in model_shapes.aliases[name]:
                     _put(model, alias, parameter)
         self.buffers = self._take_buffers(model)
         self._over_tp = self._list_tp_sums()
         self._grads = GradSchedule()
 
-    def _param_buffer(self, layout: BufferLayout, reducers: dict[ParamKind, GradReducer]) -> ParamBuffer:
+    def _make_param_buffer(self, layout: BufferLayout, reducers: dict[ParamKind, GradReducer]) -> ParamBuffer:
         if layout.kind not in reducers:
-            reducers[layout.kind] = self._reducer(layout.kind)
+            reducers[layout.kind] = self._make_reducer(layout.kind)
         reducer, options, coordinate = reducers[layout.kind], self.options, self.mesh.coordinate(self.rank)
         names = [array.name for array in layout.packing.arrays]
-        shapes = {name: local_shape(self.registry[name_model_array(name)], self.mesh, coordinate) for name in names}
+        shapes = {
+            name: compute_local_shape(self.registry[name_model_array(name)], self.mesh, coordinate) for name in names
+        }
         if options.reduction is not None and layout.kind.trained:
             like = torch.empty(0, dtype=options.reduce_dtype, device=options.device)
             reducer = add_reduction(reducer, layout.packing, options.reduction, self.clock, like)
         return ParamBuffer(layout, shapes, self.registry, self.rank, reducer, options)
 
-    def _reducer(self, kind: ParamKind) -> GradReducer:
+    def _make_reducer(self, kind: ParamKind) -> GradReducer:
         ranks, cut = StateRanks.of(self.plan, self.mesh, kind.fold), self.options.zero > 0
         replicas = self.comms.get_comm(*ranks.replica_axes)
         if ranks.fold is not None:
@@ -88,16 +100,16 @@ class Storage:
         return GradReducer(self.comms.get_comm(*SHARD_AXES), replicas, joint, cut)
 
     @torch.no_grad()
-    def _take_values(self, model: nn.Module, given: ModelShapes) -> None:
+    def _take_values(self, model: nn.Module, model_shapes: ModelShapes) -> None:
         """A model that is not on the meta device comes with its values: each rank takes its boxes of them."""
         for name, buffer in self.owned.items():
-            whole = model.get_parameter(given.aliases[name][0])
+            whole = model.get_parameter(model_shapes.aliases[name][0])
             if not whole.is_meta:
                 for piece in buffer.pieces[name]:
                     piece.shard.local.copy_(whole[piece.shard.box.slices])
 
     def _take_buffers(self, model: nn.Module) -> dict[str, Tensor]:
-        found = {}
+        buffers = {}
         for buffer in list(iterate_buffers(model)):
             if buffer.kept is not None and not self.registry.list_rank_boxes(name_model_array(buffer.kept), self.rank):
                 continue  # of another stage
@@ -105,8 +117,8 @@ class Storage:
             local = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
             put(model, buffer, local)
             if buffer.kept is not None:
-                found[buffer.kept] = local
-        return found
+                buffers[buffer.kept] = local
+        return buffers
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
@@ -121,7 +133,7 @@ class Storage:
                 buffer.wait_unshard()  # a step that failed may have left one of older weights
                 buffer.unshard()
 
-    def arrays_here(self) -> Iterator[Shard]:
+    def iterate_model_shards(self) -> Iterator[Shard]:
         """The `model/...` shards of this rank."""
         for group, buffers in self.groups.items():
             if group == TIED and self.tied is not None and not self.tied.owns:
@@ -139,8 +151,8 @@ class Storage:
         reduction, dtype = self.options.reduction, name_dtype(self.options.reduce_dtype)
         if reduction is None:
             return Registry(self.mesh), []
-        registry = registry_of(self.arrays, self.plan, self.mesh, self.options.zero, reduction, dtype)
-        return registry, list(shards_of(self.groups, reduction, registry, self.rank))
+        registry = build_kept_registry(self.arrays, self.plan, self.mesh, self.options.zero, reduction, dtype)
+        return registry, list(iterate_kept_shards(self.groups, reduction, registry, self.rank))
 
     def parameters(self) -> list[ShardedParam]:
         """The trained parameters that this rank's stages own."""
@@ -189,14 +201,14 @@ class Storage:
 
     def _list_tp_sums(self) -> list[tuple[Comm, list[str]]]:
         """Names whose gradients are added over ranks of `tp`, by those ranks: see `BufferLayout.sums`."""
-        found: dict[int, list[str]] = {}
+        summed_names: dict[int, list[str]] = {}
         for name in self.trained:
             count = self.owned[name].layout.sums[name]
             if count:
-                found.setdefault(count, []).append(name)
-        return [(self._neighbours(count), names) for count, names in found.items()]
+                summed_names.setdefault(count, []).append(name)
+        return [(self._get_neighbour_comm(count), names) for count, names in summed_names.items()]
 
-    def _neighbours(self, count: int) -> Comm:
+    def _get_neighbour_comm(self, count: int) -> Comm:
         """So many neighbours along tp, this rank one of them."""
         if count == self.mesh.size("tp"):
             return self.comms.get_comm("tp")

@@ -41,14 +41,14 @@ class BufferViews:
     @cached_property
     def gaps(self) -> list[slice]:
         """What of the buffer no array has."""
-        return gaps([(self._starts[name], prod(shape)) for name, shape in self.shapes.items()], self.packing.size)
+        return find_gaps([(self._starts[name], prod(shape)) for name, shape in self.shapes.items()], self.packing.size)
 
 
-def gaps(taken: Sequence[tuple[int, int]], size: int) -> list[slice]:
+def find_gaps(taken: Sequence[tuple[int, int]], size: int) -> list[slice]:
     """What of a buffer of `size` lies between runs (start, length), before and behind them."""
-    found, free = [], 0
+    gaps, free = [], 0
     for start, length in [*sorted(taken), (size, 0)]:
         if start > free:
-            found.append(slice(free, start))
+            gaps.append(slice(free, start))
         free = start + length
-    return found
+    return gaps

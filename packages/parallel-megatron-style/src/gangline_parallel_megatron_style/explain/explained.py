@@ -11,7 +11,7 @@ from gangline.explain.explained import Explained, RankExplained, StepAction, Tra
 from gangline.mesh import DATA_AXES
 from gangline_parallel_megatron_style.cost import activations, memory, peak_memory, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.links import transfer
+from gangline_parallel_megatron_style.cost.links import build_transfer
 
 if TYPE_CHECKING:
     from gangline_parallel_megatron_style.pipeline.actions import Schedule, StepTurns
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 def explain_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
     """The numbers of a case; `gpu` as in `explain.activations.ActivationSizes`, `products` the format of blocks'."""
-    schedule = timing.schedule_of(case)
+    schedule = timing.find_schedule(case)
     return Explained(
         mesh=case.mesh,
         topology=case.config.topology,
-        ranks=tuple(_ranks(case, schedule, gpu)),
-        work=tuple(timing.stage_work(case, gpu)),
+        ranks=tuple(_explain_ranks(case, schedule, gpu)),
+        work=tuple(timing.count_stage_work(case, gpu)),
         microbatches=case.microbatches,
         tokens=case.tokens * case.cp * case.microbatches * case.mesh.size(*DATA_AXES),
         state_bytes=case.bytes.gradient
         + int(2 * (1 + case.optimizer.count_states(matrix=True)) * case.bytes.master)
         + case.bytes.compute,
-        token_flops=case.model.token_flops(case.sequence_length),
+        token_flops=case.model.count_token_flops(case.sequence_length),
         parameters=case.model.parameters,
         products=products,
         schedule=case.config.schedule if case.pp > 1 else "none",
@@ -51,33 +51,33 @@ class Alike:
 
     @classmethod
     def of(cls, case: Case, rank: int, gpu: bool) -> Alike:
-        held = case.list_held(rank)
-        mine = set(case.stages_of(rank))
+        arrays = case.list_held(rank)
+        own_stages = set(case.get_stages(rank))
         stepped = [
-            array for array in held if array.trained and array.stages[0] in mine
+            array for array in arrays if array.trained and array.stages[0] in own_stages
         ]  # the copy of a tied one is not
         return cls(
-            transfers=tuple(transfer(case, sent) for sent in traffic.list_timed(case, rank)),
-            blocks=len(case.blocks_of(rank)),
-            parameters=sum(array.size for array in held),
-            updated=sum(memory.part_of(case, array) for array in stepped),
-            flops=timing.flops(case, rank),
-            state=memory.state(case, rank),
-            fullest=peak_memory.fullest(case, rank, activations.sizes_of(case, gpu)),
+            transfers=tuple(build_transfer(case, entry) for entry in traffic.list_timed(case, rank)),
+            blocks=len(case.list_blocks(rank)),
+            parameters=sum(array.size for array in arrays),
+            updated=sum(memory.count_state_numbers(case, array) for array in stepped),
+            flops=timing.count_rank_flops(case, rank),
+            state=memory.count_state_bytes(case, rank),
+            fullest=peak_memory.find_fullest_moment(case, rank, activations.make_activation_sizes(case, gpu)),
         )
 
 
-def _ranks(case: Case, schedule: Schedule | None, gpu: bool) -> Iterator[RankExplained]:
-    found: dict[object, Alike] = {}
-    sizes, turns = activations.sizes_of(case, gpu), _turns(case, schedule)
+def _explain_ranks(case: Case, schedule: Schedule | None, gpu: bool) -> Iterator[RankExplained]:
+    rank_kinds: dict[object, Alike] = {}
+    sizes, turns = activations.make_activation_sizes(case, gpu), _list_turns(case, schedule)
     for rank in range(case.pp):
-        stages = case.stages_of(rank)
+        stages = case.get_stages(rank)
         key: object = rank
         if 0 not in stages and case.last_stage not in stages and not case.optimizer.maps_matrices():
-            key = tuple(tuple(map(case.kind, case.stages[stage])) for stage in stages)
-        if key not in found:
-            found[key] = Alike.of(case, rank, gpu)
-        alike, under_way = found[key], peak_memory.count_under_way(case, rank, schedule, sizes)
+            key = tuple(tuple(map(case.get_kind, case.stages[stage])) for stage in stages)
+        if key not in rank_kinds:
+            rank_kinds[key] = Alike.of(case, rank, gpu)
+        alike, under_way = rank_kinds[key], peak_memory.count_under_way(case, rank, schedule, sizes)
         yield RankExplained(
             bytes=peak_memory.sum_moment(alike.state, alike.fullest, under_way),
             transfers=alike.transfers,
@@ -90,7 +90,7 @@ def _ranks(case: Case, schedule: Schedule | None, gpu: bool) -> Iterator[RankExp
         )
 
 
-def _turns(case: Case, schedule: Schedule | None) -> list[StepTurns]:
+def _list_turns(case: Case, schedule: Schedule | None) -> list[StepTurns]:
     """Return the actions of every pipeline rank."""
     if schedule is None:
         return [tuple((StepAction(kind, 0, number),) for number in range(case.microbatches) for kind in ("F", "B"))]

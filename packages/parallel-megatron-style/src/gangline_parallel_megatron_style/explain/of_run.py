@@ -18,28 +18,30 @@ if TYPE_CHECKING:
 
 def explain_run(run: Run) -> Explained:
     """The numbers of a run. Raises UserError for what does not fit, but not for what this machine lacks."""
-    return explain_case(case_of(run), run.job.device != "cpu", run.precision.get_product_format())
+    return explain_case(make_case(run), run.job.device != "cpu", run.precision.get_product_format())
 
 
-def case_of(run: Run) -> Case:
+def make_case(run: Run) -> Case:
     """A run on its mesh. Raises UserError as `explain_run` does."""
     from gangline.config.check import count_ranks, find_layout_problems, find_meaningless
     from gangline.plugin.registry import installed
 
     if not isinstance(run.parallel, AxesConfig):
         part = installed().find_part(run.parallel).part.name
-        listed = ", ".join(
+        choices = ", ".join(
             name for name, offer in installed().get_offers("parallel").items() if _is_composed(offer.part.config)
         )
         raise UserError(
             f"gangline parallel explains the strategies of this package, and parallel={part} is another's.",
-            f"Choices: {listed}.",
+            f"Choices: {choices}.",
             f"`gangline plan parallel={part} cluster=NAME` counts what any strategy sends and holds.",
         )
     if problems := find_meaningless(run):
         raise UserError.of(problems)
-    opened = [getattr(edit, name) for edit in run.edits.values() for name in installed().find_part(edit).part.opens]
-    problems = [problem for part in (run.model, *run.edits.values(), *opened) for problem in part.check(run)]
+    nested_parts = [
+        getattr(edit, name) for edit in run.edits.values() for name in installed().find_part(edit).part.opens
+    ]
+    problems = [problem for part in (run.model, *run.edits.values(), *nested_parts) for problem in part.check(run)]
     problems += check.check(run.parallel, run) or find_layout_problems(run)
     if problems:
         raise UserError.of(problems)

@@ -10,8 +10,8 @@ from gangline.explain.explained import Explained
 from gangline.mesh import AXES
 from gangline_parallel_megatron_style.cost import memory, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.links import links
-from gangline_parallel_megatron_style.layout.notices import notices
+from gangline_parallel_megatron_style.cost.links import find_slowest_tier
+from gangline_parallel_megatron_style.layout.notices import find_notices
 
 if TYPE_CHECKING:
     from gangline_parallel_megatron_style.explain.trace import Traced
@@ -30,18 +30,18 @@ KINDS = (
 )
 
 
-def text(case: Case, found: Explained, gpu_gb: float) -> str:
+def format_page(case: Case, found: Explained, gpu_gb: float) -> str:
     """The whole page. `gpu_gb`: memory of one GPU in units of 10⁹ bytes."""
     sections = [
-        *_axes(case),
+        *_format_axes(case),
         "",
-        *_work(case, found),
+        *_format_work(case, found),
         "",
         "sent in a step by a rank" + f" of pipeline rank {found.busiest}, which sends most" * (case.pp > 1),
         *_format_sent(case, found.busiest),
         "",
-        *_memory(case, found, gpu_gb),
-        *(f"note: {notice}" for notice in notices(case)),
+        *_format_memory(case, found, gpu_gb),
+        *(f"note: {notice}" for notice in find_notices(case)),
     ]
     return "\n".join(sections)
 
@@ -55,7 +55,7 @@ def format_traced(found: Explained, real: Traced) -> str:
     )
 
 
-def _axes(case: Case) -> Iterable[str]:
+def _format_axes(case: Case) -> Iterable[str]:
     mesh, network = case.mesh, case.config.topology
     apart = f", {network.nodes_per_datacentre} nodes a datacentre" if network.nodes_per_datacentre else ""
     yield f"{mesh.world} ranks, {network.gpus_per_node} a node, {network.nodes_per_rack} nodes a rack{apart}"
@@ -65,7 +65,7 @@ def _axes(case: Case) -> Iterable[str]:
         if size > 1:
             group = mesh.group(0, [axis])
             rows.append((axis, str(size), str(mesh.world // size), network.find_tier(mesh, axis), _format_ranks(group)))
-    yield from _table(rows) if len(rows) > 1 else ["  one rank"]
+    yield from _format_table(rows) if len(rows) > 1 else ["  one rank"]
 
 
 def _format_ranks(ranks: Sequence[int]) -> str:
@@ -75,57 +75,61 @@ def _format_ranks(ranks: Sequence[int]) -> str:
     return f"{ranks[0]} to {ranks[-1]}" if stride == 1 else f"{ranks[0]}, {ranks[1]}, {ranks[2]} ... {ranks[-1]}"
 
 
-def _work(case: Case, found: Explained) -> Iterable[str]:
+def _format_work(case: Case, found: Explained) -> Iterable[str]:
     most = max(rank.flops for rank in found.ranks)
     sequences = f"{case.micro_size} sequence{'s' * (case.micro_size > 1)}"
     batches = f"{case.microbatches} microbatch{'es' * (case.microbatches > 1)} of {sequences}"
-    yield f"a step is {_number(found.tokens)} tokens: on each data rank {batches}"
+    yield f"a step is {_format_number(found.tokens)} tokens: on each data rank {batches}"
     if case.pp > 1:
         blocks = [len(stage) for stage in case.stages]
-        runs = " + ".join(_times(len(list(same)), size) for size, same in groupby(blocks))
+        runs = " + ".join(_format_repeat(len(list(same)), size) for size, same in groupby(blocks))
         order = f"{case.config.schedule}, {len(blocks)} stages of {runs} blocks"
-        yield f"pipeline: {order}; a rank waits {timing.bubble(case, timing.schedule_of(case)):.1%} of the time"
-    yield f"a rank computes {_number(most)} operations in a step, on {_number(_widest(found))} parameters at most"
+        bubble = timing.compute_bubble(case, timing.find_schedule(case))
+        yield f"pipeline: {order}; a rank waits {bubble:.1%} of the time"
+    parameters = _format_number(_count_most_parameters(found))
+    yield f"a rank computes {_format_number(most)} operations in a step, on {parameters} parameters at most"
 
 
-def _widest(found: Explained) -> int:
+def _count_most_parameters(found: Explained) -> int:
     return max(rank.parameters for rank in found.ranks)
 
 
-def _times(count: int, size: int) -> str:
+def _format_repeat(count: int, size: int) -> str:
     return f"{count} x {size}" if count > 1 else str(size)
 
 
 def _format_sent(case: Case, rank: int) -> Iterable[str]:
     network = case.config.topology
     rows = [("axis", "what", "links", "messages", "bytes", "seconds at full speed")]
-    for sent in traffic.list_sent(case, rank):
-        tier = links(case, sent)
-        seconds = f"{sent.bytes / network.get_bandwidth(tier):.3g}"
-        rows.append((" x ".join(sent.axes), sent.purpose, tier, str(sent.calls), _bytes(sent.bytes), seconds))
-    return _table(rows) if len(rows) > 1 else ["  nothing"]
+    for entry in traffic.list_sent(case, rank):
+        tier = find_slowest_tier(case, entry)
+        seconds = f"{entry.bytes / network.get_bandwidth(tier):.3g}"
+        rows.append(
+            (" x ".join(entry.axes), entry.purpose, tier, str(entry.calls), _format_bytes(entry.bytes), seconds)
+        )
+    return _format_table(rows) if len(rows) > 1 else ["  nothing"]
 
 
-def _memory(case: Case, found: Explained, gpu_gb: float) -> Iterable[str]:
+def _format_memory(case: Case, found: Explained, gpu_gb: float) -> Iterable[str]:
     ranks = sorted({0, found.fullest, len(found.ranks) - 1})
     yield "memory of a rank at its fullest" + f", on {len(ranks)} of the pipeline's ranks" * (len(ranks) > 1)
-    rows = [("", *(_short(case, found, rank) for rank in ranks))]
+    rows = [("", *(_format_heading(case, found, rank) for rank in ranks))]
     for kind in KINDS:
         numbers = [found.ranks[rank].bytes.get(kind, 0) for rank in ranks]
         if any(numbers):
-            rows.append((kind, *(_bytes(number) for number in numbers)))
-    rows.append(("together", *(_bytes(found.ranks[rank].memory) for rank in ranks)))
-    yield from _table(rows)
+            rows.append((kind, *(_format_bytes(number) for number in numbers)))
+    rows.append(("together", *(_format_bytes(found.ranks[rank].memory) for rank in ranks)))
+    yield from _format_table(rows)
     over = [rank.memory / GB for rank in found.ranks if rank.memory / GB > gpu_gb]
     if not over:
         yield f"fits a GPU of {gpu_gb:g} GB"
         return
     which = f"{len(over)} of {len(found.ranks)} pipeline ranks need" if case.pp > 1 else "a rank needs"
     yield f"does not fit a GPU of {gpu_gb:g} GB: {which} up to {max(over):.3g} GB"
-    yield f"  {_mend(case, found)}"
+    yield f"  {_suggest_option(case, found)}"
 
 
-def _mend(case: Case, found: Explained) -> str:
+def _suggest_option(case: Case, found: Explained) -> str:
     """Which option takes most off the largest kind."""
     needs = found.ranks[found.fullest].bytes
     kind = max(KINDS, key=lambda name: needs.get(name, 0))
@@ -137,22 +141,22 @@ def _mend(case: Case, found: Explained) -> str:
     return f"Most of it is {kind}: {more}more parallel.dp_shard, parallel.tp or parallel.pp."
 
 
-def _short(case: Case, found: Explained, rank: int) -> str:
+def _format_heading(case: Case, found: Explained, rank: int) -> str:
     return f"pp {rank}" + " (fullest)" * (rank == found.fullest) if case.pp > 1 else "each"
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     for size, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g} {name}"
     return f"{value:g}"
 
 
-def _bytes(value: int) -> str:
-    return f"{_number(value)}B" if value >= 1000 else f"{value} B"
+def _format_bytes(value: int) -> str:
+    return f"{_format_number(value)}B" if value >= 1000 else f"{value} B"
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
+def _format_table(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()

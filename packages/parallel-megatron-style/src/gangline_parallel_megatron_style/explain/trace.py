@@ -115,14 +115,14 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
     finish = make_finish(run.job.recompute, False, run.job.recompute_every, case.plan.seams)
     precision = registry.build(run.precision, run)
 
-    def gpu_kernels(block: nn.Module, path: str) -> None:
+    def finish_block(block: nn.Module, path: str) -> None:
         use_gpu_kernels(block, path, case)
         finish(block, path)
 
-    job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, gpu_kernels)
+    job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, finish_block)
     model = job.model
     described = list(model.parameters())  # kept alive: memory that is given back may come again under its address
-    with Allocations(left_out=model) as counted:
+    with Allocations(left_out=model) as allocations:
         runtime: ComposedRuntime = registry.build(run.parallel, job)
         use_gpu_kernels(model.get_submodule(case.plan.head), case.plan.head, case)
         optimizer = registry.build(run.optimizer, run, runtime)
@@ -131,16 +131,16 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
             callback.place = f"callback/{name}"
             callback.attach(runtime, optimizer, comms, None, comms.device)
         for buffer in runtime.storage.param_buffers:
-            watch(buffer, counted)
+            watch(buffer, allocations)
         step(runtime, case, case.microbatches)
-        kept, counted.peak = counted.live, counted.live
+        kept_bytes, allocations.peak = allocations.live, allocations.live
         fake.traffic.calls.clear()
         fake.traffic.bytes.clear()
-        counted.operators = 0
+        allocations.operators = 0
         step(runtime, case, case.microbatches)
     del optimizer, callbacks, described
-    took = time.perf_counter() - began
-    return Traced(kept, counted.peak, counted.operators, took, fake.traffic.calls, fake.traffic.bytes)
+    seconds = time.perf_counter() - began
+    return Traced(kept_bytes, allocations.peak, allocations.operators, seconds, fake.traffic.calls, fake.traffic.bytes)
 
 
 def step(runtime: ComposedRuntime, case: Case, microbatches: int) -> None:

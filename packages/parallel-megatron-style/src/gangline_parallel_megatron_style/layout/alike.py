@@ -23,10 +23,10 @@ class Memo:
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of a key; make it the first time."""
         if key not in self._known:
-            found = make()
+            result = make()
             if len(self._known) >= self.most:
                 del self._known[next(iter(self._known))]
-            self._known[key] = found
+            self._known[key] = result
         return self._known[key]
 
 
@@ -58,8 +58,8 @@ class AlikeBlocks:
     def blocks(self) -> list[Node]:
         """The nodes of the blocks, in order; those that are equal are one object."""
         same: dict[Node, Node] = {}
-        found = [self.by_path[f"{self.plan.blocks}.{index}"] for index in range(self.plan.layers)]
-        return [same.setdefault(node, node) for node in found]
+        nodes = [self.by_path[f"{self.plan.blocks}.{index}"] for index in range(self.plan.layers)]
+        return [same.setdefault(node, node) for node in nodes]
 
     @cached_property
     def kinds(self) -> list[int]:
@@ -69,24 +69,24 @@ class AlikeBlocks:
         first: dict[int, int] = {}
         return [first.setdefault(id(node), index) for index, node in enumerate(self.blocks)]
 
-    def forward_flops(self, sequence_length: int) -> tuple[list[int], int, int]:
+    def get_forward_flops(self, sequence_length: int) -> tuple[list[int], int, int]:
         """Operations of one token going forward through each block, through the embedding, and through the head."""
         if sequence_length not in self._flops:
-            count = {kind: forward_flops(self.blocks[kind], sequence_length) for kind in set(self.kinds)}
+            count = {kind: count_forward_flops(self.blocks[kind], sequence_length) for kind in set(self.kinds)}
             first, last = (
-                forward_flops(self.by_path[part], sequence_length) for part in (self.plan.embed, self.plan.head)
+                count_forward_flops(self.by_path[part], sequence_length) for part in (self.plan.embed, self.plan.head)
             )
             self._flops[sequence_length] = ([count[kind] for kind in self.kinds], first, last)
         return self._flops[sequence_length]
 
-    def token_flops(self, sequence_length: int) -> int:
+    def count_token_flops(self, sequence_length: int) -> int:
         """`count_flops_per_token` of the model."""
         if sequence_length not in self._token_flops:
             self._token_flops[sequence_length] = count_flops_per_token(self.tree, sequence_length, self.plan)
         return self._token_flops[sequence_length]
 
 
-def forward_flops(node: Node, sequence_length: int) -> int:
+def count_forward_flops(node: Node, sequence_length: int) -> int:
     """Operations of one token going forward through a node and all in it (counted as `gangline.model.flops` does)."""
     return sum(inner.count_flops(sequence_length) for _, inner in iterate_nodes(node))
 
@@ -105,8 +105,8 @@ _KNOWN: dict[tuple[int, int], AlikeBlocks] = {}
 def group_blocks(tree: Node, plan: Plan) -> AlikeBlocks:
     """Those of a model, by its identity, which is kept alive."""
     key = (id(tree), id(plan))
-    found = _KNOWN.pop(key, None) or AlikeBlocks(tree, plan)
+    alike_blocks = _KNOWN.pop(key, None) or AlikeBlocks(tree, plan)
     if len(_KNOWN) >= REMEMBERED:
         del _KNOWN[next(iter(_KNOWN))]
-    _KNOWN[key] = found
-    return found
+    _KNOWN[key] = alike_blocks
+    return alike_blocks

@@ -18,47 +18,49 @@ LONGEST = 16  # ranks that share a sequence
 SHORTEST = 64  # tokens of a sequence on a rank, at least: below, nothing is left to compute beside the ring
 
 
-def candidates(config: AxesConfig, run: Run, world: int) -> Iterator[AxesConfig]:
+def iterate_candidates(config: AxesConfig, run: Run, world: int) -> Iterator[AxesConfig]:
     """Every layout of `world` ranks that keeps the axes that `config` names, few-stage pipelines first.
 
     tp within a node, cp: powers of 2; pp with a block for each rank at least; data ranks that divide the global batch.
     dp_replicate stays at 1 where it is open. What is not open by being null may be another value than the config's:
-    zero where there is something to cut, and the schedule (`orders`).
+    zero where there is something to cut, and the schedule (`list_pipeline_options`).
     """
-    named = config.list_given()
+    axis_sizes = config.list_given()
     layers = getattr(run.model, "layers", None) or world
-    copies, length = named.get("dp_replicate", 1), run.batch.sequence_length
+    copies, length = axis_sizes.get("dp_replicate", 1), run.batch.sequence_length
     powers = [size for size in find_divisors(world) if not size & (size - 1)]
-    tps = [named["tp"]] if "tp" in named else [size for size in powers if size <= config.topology.gpus_per_node]
+    tps = (
+        [axis_sizes["tp"]] if "tp" in axis_sizes else [size for size in powers if size <= config.topology.gpus_per_node]
+    )
     cps = (
-        [named["cp"]]
-        if "cp" in named
+        [axis_sizes["cp"]]
+        if "cp" in axis_sizes
         else [size for size in powers if size <= min(LONGEST, length // SHORTEST) or size == 1]
     )
-    pps = [named["pp"]] if "pp" in named else [size for size in find_divisors(world) if size <= layers]
+    pps = [axis_sizes["pp"]] if "pp" in axis_sizes else [size for size in find_divisors(world) if size <= layers]
     for pp, tp, cp in product(pps, tps, cps):
         shard, rest = divmod(world, pp * tp * cp * copies)
         if rest or not shard or run.batch.global_size % (shard * copies) or length % (2 * cp if cp > 1 else 1):
             continue
-        if "dp_shard" in named and named["dp_shard"] != shard:
+        if "dp_shard" in axis_sizes and axis_sizes["dp_shard"] != shard:
             continue
         sized = replace(config, pp=pp, tp=tp, cp=cp, dp_replicate=copies, dp_shard=shard)
         zeros = dict.fromkeys((config.zero, 1, 2, 3)) if shard * cp > 1 else (config.zero,)
-        for zero, order in product(zeros, orders(config, pp, layers)):
+        for zero, order in product(zeros, list_pipeline_options(config, pp, layers)):
             yield sized if zero == config.zero and not order else replace(sized, zero=zero, **order)
 
 
-def orders(config: AxesConfig, pp: int, layers: int) -> list[dict[str, Any]]:
+def list_pipeline_options(config: AxesConfig, pp: int, layers: int) -> list[dict[str, Any]]:
     """Options of the pipeline: its own, and where these are 1F1B interleaved chunks and split backward passes too.
 
     gpipe is 1F1B with more memory, and is left out.
     """
-    found: list[dict[str, Any]] = [{}] if pp * config.model_chunks <= layers else []
+    options: list[dict[str, Any]] = [{}] if pp * config.model_chunks <= layers else []
     if pp == 1 or config.schedule != "1f1b" or config.stages is not None:
-        return found
+        return options
     most = min(layers // pp, 8)
-    found += [
+    options += [
         {"schedule": "interleaved_1f1b", "chunks": chunks} for chunks in sorted({2, 4, most}) if 1 < chunks <= most
     ]
     others = (name for name in SCHEDULES if name not in ("gpipe", "1f1b", "interleaved_1f1b"))
-    return found + [{"schedule": name} for name in others if pp * SCHEDULES[name].chunks <= layers]
+    return options + [{"schedule": name} for name in others if pp * SCHEDULES[name].chunks <= layers]

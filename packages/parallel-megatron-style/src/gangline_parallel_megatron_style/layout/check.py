@@ -21,22 +21,22 @@ def check(config: AxesConfig, run: Run) -> list[Problem]:
     """All that is wrong with the layout of a run, the model's sizes and edits included."""
     from gangline.config.check import count_ranks
 
-    problems = list(_values(config, run))
+    problems = list(_find_value_problems(config, run))
     try:
         mesh = Mesh.of(config.size_axes(count_ranks(run)))
     except Unfit as error:
-        named = [{f"parallel.{axis}": size} for axis, size in error.sizes]
+        axis_sizes = [{f"parallel.{axis}": size} for axis, size in error.sizes]
         worlds = [{"launch.processes": size} for size in error.worlds]
         return [
             *problems,
-            Problem(error.what, error.details[0], suggest_nearest(run, [*named[:2], *worlds, *named[2:]])),
+            Problem(error.what, error.details[0], suggest_nearest(run, [*axis_sizes[:2], *worlds, *axis_sizes[2:]])),
         ]
     except UserError as error:
         return [*problems, error.to_problem()]
-    return problems or model_problems(config, run, mesh)
+    return problems or find_model_problems(config, run, mesh)
 
 
-def model_problems(config: AxesConfig, run: Run, mesh: Mesh) -> list[Problem]:
+def find_model_problems(config: AxesConfig, run: Run, mesh: Mesh) -> list[Problem]:
     """What does not fit between the model and the mesh; nothing where the model itself is refused."""
     from gangline.model.compose import compose_model
 
@@ -46,18 +46,18 @@ def model_problems(config: AxesConfig, run: Run, mesh: Mesh) -> list[Problem]:
         tree, plan = compose_model(run)
     except UserError:
         return []
-    return list(fits.problems(config, run, mesh, tree, plan))
+    return list(fits.find_problems(config, run, mesh, tree, plan))
 
 
-def _values(config: AxesConfig, run: Run) -> Iterator[Problem]:
-    yield from _chunks(config, run)
+def _find_value_problems(config: AxesConfig, run: Run) -> Iterator[Problem]:
+    yield from _find_chunk_problems(config, run)
     if config.overlap and not SCHEDULES[config.schedule].pairs:
         what = f"parallel.overlap=true: schedule {config.schedule} has no forward beside a backward."
         other = next(name for name, other in SCHEDULES.items() if other.pairs)
         yield Problem(what, "", suggest_nearest(run, [{"parallel.schedule": other}, {"parallel.overlap": None}]))
 
 
-def _chunks(config: AxesConfig, run: Run) -> Iterator[Problem]:
+def _find_chunk_problems(config: AxesConfig, run: Run) -> Iterator[Problem]:
     chunks, kind = config.chunks, SCHEDULES[config.schedule]
     if chunks is None or chunks == kind.chunks:
         return

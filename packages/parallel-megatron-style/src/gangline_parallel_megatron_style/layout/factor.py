@@ -10,12 +10,12 @@ from gangline.config import find_divisors
 from gangline.mesh import AXES
 
 
-def nearest(wanted: int, choices: Sequence[int], count: int = 2) -> list[int]:
+def find_nearest(wanted: int, choices: Sequence[int], count: int = 2) -> list[int]:
     """Up to `count` of `choices`, the closest in proportion to `wanted`, ascending."""
     return sorted(sorted(choices, key=lambda value: (abs(log(value / max(wanted, 1))), value))[:count])
 
 
-def factor(
+def derive_axis_sizes(
     world: int, named: Mapping[str, int | None], wishes: Mapping[str, int], takers: Sequence[str]
 ) -> dict[str, int]:
     """Sizes of core's axes, in their order, whose product is `world`.
@@ -27,15 +27,15 @@ def factor(
     Raises UserError, with the nearest layouts, where the named sizes do not fit.
     """
     sizes = {axis: size for axis in AXES if (size := named.get(axis)) is not None}
-    left, remainder = divmod(world, prod(sizes.values()))
+    open_ranks, remainder = divmod(world, prod(sizes.values()))
     taker = next((axis for axis in takers if axis not in sizes), None)
-    if remainder or (taker is None and left != 1):
-        raise _unfit(world, sizes, taker is not None)
+    if remainder or (taker is None and open_ranks != 1):
+        raise _make_unfit_error(world, sizes, taker is not None)
     for axis, size in wishes.items():
-        if axis not in sizes and axis != taker and left % size == 0:
-            sizes[axis], left = size, left // size
+        if axis not in sizes and axis != taker and open_ranks % size == 0:
+            sizes[axis], open_ranks = size, open_ranks // size
     if taker is not None:
-        sizes[taker] = left
+        sizes[taker] = open_ranks
     return {axis: sizes.get(axis, 1) for axis in AXES}
 
 
@@ -52,27 +52,27 @@ class Unfit(UserError):
         return UserError, (self.what, *self.details)
 
 
-def _unfit(world: int, sizes: Mapping[str, int], some_open: bool) -> UserError:
-    used = {axis: size for axis, size in sizes.items() if size > 1} or {"every axis": 1}
+def _make_unfit_error(world: int, sizes: Mapping[str, int], some_open: bool) -> UserError:
+    used_sizes = {axis: size for axis, size in sizes.items() if size > 1} or {"every axis": 1}
     product = prod(sizes.values())
-    named = " x ".join(f"{axis} {size}" for axis, size in used.items())
-    total = f" = {product}" if len(used) > 1 else ""
+    layout = " x ".join(f"{axis} {size}" for axis, size in used_sizes.items())
+    total = f" = {product}" if len(used_sizes) > 1 else ""
     why = "A rank has one place on every axis: the sizes that are named have to divide the number of processes."
     if not some_open:
         why = "Every axis is named, so their product is the number of processes."
     elif product < world:
         why = f"{world} is no multiple of {product}. " + why
     worlds = {product} if not some_open else {max(1, world // product) * product, -(-world // product) * product}
-    changed = list(_suggest_changes(world, sizes, some_open))
-    return Unfit(f"{named}{total} does not fit {world} processes.", why, changed, sorted(worlds))
+    changes = list(_suggest_changes(world, sizes, some_open))
+    return Unfit(f"{layout}{total} does not fit {world} processes.", why, changes, sorted(worlds))
 
 
 def _suggest_changes(world: int, sizes: Mapping[str, int], some_open: bool) -> Iterator[tuple[str, int]]:
     """Axes with the size that would make the layout fit if nothing else changed, the smallest change first."""
-    found = []
+    changes = []
     for axis, size in sizes.items():
         others = prod(sizes.values()) // size
         if world % others == 0:
             fitting = find_divisors(world // others) if some_open else [world // others]
-            found += [(abs(log(other / size)), axis, other) for other in fitting if other != size]
-    return ((axis, size) for _, axis, size in sorted(found))
+            changes += [(abs(log(other / size)), axis, other) for other in fitting if other != size]
+    return ((axis, size) for _, axis, size in sorted(changes))

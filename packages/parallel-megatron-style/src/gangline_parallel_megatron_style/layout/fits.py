@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from gangline_parallel_megatron_style.config import AxesConfig
 
 
-def problems(config: AxesConfig, run: Run, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
+def find_problems(config: AxesConfig, run: Run, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
     """All that does not fit, each with the nearest values that do."""
     shapes = get_parameter_shapes(tree)
     yield from _find_unmatched(plan, shapes)
     if mesh.size("tp") > 1:
-        yield from tensor(config, run, mesh, plan, shapes)
-        yield from cut_loss(mesh, tree, plan)
+        yield from find_tensor_problems(config, run, mesh, plan, shapes)
+        yield from find_loss_problems(mesh, tree, plan)
     if mesh.size("cp") > 1:
-        yield from context(config, run, mesh, plan)
-        yield from attention(config, mesh, tree, plan)
-    yield from sequence(config, run.batch.sequence_length, mesh)
+        yield from find_context_problems(config, run, mesh, plan)
+        yield from find_attention_problems(config, mesh, tree, plan)
+    yield from find_sequence_problems(config, run.batch.sequence_length, mesh)
     if mesh.size("pp") > 1 or config.stages is not None:
-        yield from pipeline(config, run, mesh, plan)
+        yield from find_pipeline_problems(config, run, mesh, plan)
     for fold in plan.folds:
-        yield from check_fold(config, mesh, fold)
-    yield from row_blocks(run, mesh, plan, shapes)
+        yield from find_fold_problems(config, mesh, fold)
+    yield from find_row_block_problems(run, mesh, plan, shapes)
 
 
 def _find_unmatched(plan: Plan, shapes: Mapping[str, object]) -> Iterator[Problem]:
@@ -60,7 +60,7 @@ def _find_unmatched(plan: Plan, shapes: Mapping[str, object]) -> Iterator[Proble
 # --- tensor parallelism ----------------------------------------------------------------------------------------------
 
 
-def tensor(
+def find_tensor_problems(
     config: AxesConfig, run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Problem]:
     """Heads and features divide over tp; tp stays within a node."""
@@ -86,7 +86,7 @@ def tensor(
             "Add them to the model's plan, or use parallel.tp=1.",
         )
         return
-    units = _units(plan, shapes)
+    units = _count_units(plan, shapes)
     wrong = {name: count for name, count in units.items() if not _divides(name, count, tp)}
     if wrong:
         fitting = [
@@ -121,7 +121,7 @@ def tensor(
         )
 
 
-def cut_loss(mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
+def find_loss_problems(mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
     """The loss over a cut vocabulary takes the place of the module's own, and computes what its node declares."""
     for path, call in get_calls(tree, plan, "loss").items():
         if call is None and "tp" in plan.get_cuts(f"{path}.weight", 2):
@@ -142,22 +142,22 @@ def _divides(name: str, count: int, tp: int) -> bool:
     return count % tp == 0 or (name == "kv_heads" and tp % count == 0)
 
 
-def _units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def _count_units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """What tp has to divide: by the fact's name, else by the pattern."""
     facts = {name: size for name in ("heads", "kv_heads", "hidden") if (size := plan.facts.get(name))}
-    found: dict[str, int] = {}
+    units: dict[str, int] = {}
     for name, shape in shapes.items():
         cut = plan.get_cuts(name, len(shape)).get("tp")
         if cut is None:
             continue
         count = shape[cut.dim] // cut.unit
         if cut.dim == 0 and shape[0] == plan.facts.get("vocab_size", shape[0]) and _is_vocabulary(plan, name):
-            found["vocab_size"] = count
+            units["vocab_size"] = count
             continue
         blocks = cut.dim == 1 and plan.is_scales(name)  # of codes: no rank can have half of one, as of a key head
         fact = None if blocks else next((fact for fact, size in facts.items() if size == count), None)
-        found[fact or cut.pattern] = count
-    return found
+        units[fact or cut.pattern] = count
+    return units
 
 
 def _is_vocabulary(plan: Plan, name: str) -> bool:
@@ -171,7 +171,7 @@ def _name_option(name: str) -> str:
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-def context(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
+def find_context_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
     """Context parallelism steps in at the attention seam; Ulysses exchanges heads for tokens."""
     cp, tp = mesh.size("cp"), mesh.size("tp")
     if not any(seam.name == "attention" for seam in plan.seams):
@@ -193,31 +193,31 @@ def context(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Pr
         )
 
 
-def attention(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
+def find_attention_problems(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
     """Ring attention computes what nodes declare, Ulysses calls it with some of the heads; both refuse the unknown."""
     ring = config.context == "ring"
     refused: dict[str, list[str]] = {}
     for path, call in get_calls(tree, plan, "attention").items():
         if not isinstance(call, AttentionCall):
             refused.setdefault("", []).append(path)
-        elif ring and (left := explain_unsupported(call)):
-            refused.setdefault(left, []).append(path)
+        elif ring and (extras := explain_unsupported(call)):
+            refused.setdefault(extras, []).append(path)
     does = "ring attention cannot take the place of" if ring else "Ulysses cannot call with some of the heads"
     why = "It computes what nodes declare." if ring else "What is kept for each head would meet the wrong ones."
-    for left, paths in refused.items():
+    for extras, paths in refused.items():
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         yield Problem(
             f"parallel.cp={mesh.size('cp')}: {does} {paths[0]}{more}: "
-            + (f"it has {left}." if left else "it does not say what its attention computes."),
-            "It has causal attention and such that looks both ways, windows and scales." if left else why,
+            + (f"it has {extras}." if extras else "it does not say what its attention computes."),
+            "It has causal attention and such that looks both ways, windows and scales." if extras else why,
             "parallel.context=ulysses, which wraps the module's own; or parallel.cp=1."
-            if left
+            if extras
             else "Have its node say it: `seams` returns an AttentionCall, with `other` for what that has no field for "
             "(docs/how-to/model-edit.md); or parallel.cp=1.",
         )
 
 
-def untraceable(tree: Node, plan: Plan) -> Iterator[Problem]:
+def find_untraceable(tree: Node, plan: Plan) -> Iterator[Problem]:
     """Attention of which the meta device has no operator that a GPU runs."""
     for path, call in get_calls(tree, plan, "attention").items():
         if isinstance(call, AttentionCall) and explain_unsupported(call):
@@ -229,16 +229,16 @@ def untraceable(tree: Node, plan: Plan) -> Iterator[Problem]:
             return
 
 
-def sequence_unit(config: AxesConfig, mesh: Mesh) -> int:
+def compute_sequence_unit(config: AxesConfig, mesh: Mesh) -> int:
     """What the sequence length has to be a multiple of."""
     cp, tp = mesh.size("cp"), mesh.size("tp")
     zigzag = 2 if cp > 1 and config.context == "ring" else 1
     return cp * lcm(zigzag, tp if config.sequence_parallel else 1)
 
 
-def sequence(config: AxesConfig, length: int, mesh: Mesh) -> Iterator[Problem]:
+def find_sequence_problems(config: AxesConfig, length: int, mesh: Mesh) -> Iterator[Problem]:
     """Every rank has an equal part of each sequence."""
-    unit = sequence_unit(config, mesh)
+    unit = compute_sequence_unit(config, mesh)
     if length % unit == 0:
         return
     cp, tp = mesh.size("cp"), mesh.size("tp") if config.sequence_parallel else 1
@@ -246,7 +246,7 @@ def sequence(config: AxesConfig, length: int, mesh: Mesh) -> Iterator[Problem]:
     halves = " Ring attention gives each rank an early and a late piece, so that all work alike." if cp > 1 else ""
     near = sorted({max(unit, length // unit * unit), -(-length // unit) * unit})
     without = replace(config, sequence_parallel=False)
-    also = "; or parallel.sequence_parallel=false" if length % sequence_unit(without, mesh) == 0 else ""
+    also = "; or parallel.sequence_parallel=false" if length % compute_sequence_unit(without, mesh) == 0 else ""
     yield Problem(
         f"batch.sequence_length={length} does not divide over {' x '.join(parts)}.",
         f"It has to be a multiple of {unit}." + (halves if config.context == "ring" else ""),
@@ -257,7 +257,7 @@ def sequence(config: AxesConfig, length: int, mesh: Mesh) -> Iterator[Problem]:
 # --- blocks ----------------------------------------------------------------------------------------------------------
 
 
-def pipeline(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
+def find_pipeline_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
     """Every stage has a block; a list of stages says so for each of them."""
     pp, chunks = mesh.size("pp"), config.model_chunks
     stages, each = pp * chunks, f" of {chunks} chunks each" if chunks > 1 else ""
@@ -289,7 +289,7 @@ def pipeline(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[P
 # --- folds -----------------------------------------------------------------------------------------------------------
 
 
-def check_fold(config: AxesConfig, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
+def find_fold_problems(config: AxesConfig, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
     """A fold takes its ranks out of other axes; where those have one rank each, the module has all of it."""
     have = mesh.size(*fold.out_of)
     if have == 1:
@@ -312,13 +312,15 @@ def check_fold(config: AxesConfig, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
 # --- optimizer -------------------------------------------------------------------------------------------------------
 
 
-def row_blocks(run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
+def find_row_block_problems(
+    run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[Problem]:
     """No cut along rows parts what the optimizer keeps together (`OptimizerConfig.count_row_block`)."""
     parted: dict[str, int] = {}  # name -> where its cuts would let blocks end
     block = 1
     for name, shape in shapes.items():
-        kept = 1 if plan.is_frozen(name) else run.optimizer.count_row_block(shape)
-        if kept == 1:
+        row_block = 1 if plan.is_frozen(name) else run.optimizer.count_row_block(shape)
+        if row_block == 1:
             continue
         try:
             divisions = cut_array(name, shape, plan, mesh).divisions
@@ -331,8 +333,8 @@ def row_blocks(run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int,
             for at in division.bounds[0]
             if at < shape[-1]
         ]
-        if any(at % kept for at in inside):
-            parted[name], block = gcd(*inside), kept
+        if any(at % row_block for at in inside):
+            parted[name], block = gcd(*inside), row_block
     if not parted:
         return
     name = min(parted, key=lambda name: parted[name])

@@ -7,15 +7,20 @@ from gangline_parallel_megatron_style.cost import timing
 from gangline_parallel_megatron_style.cost.case import Case
 
 
-def notices(case: Case) -> list[str]:
+def find_notices(case: Case) -> list[str]:
     """One sentence or two for each."""
-    return [*_pipeline(case), *_data(case), *_nodes(case), *_attention(case)]
+    return [
+        *_find_pipeline_notices(case),
+        *_find_data_notices(case),
+        *_find_node_notices(case),
+        *_find_attention_notices(case),
+    ]
 
 
-def _pipeline(case: Case) -> list[str]:
+def _find_pipeline_notices(case: Case) -> list[str]:
     if case.pp == 1 or case.microbatches >= case.pp:
         return []
-    waits = timing.bubble(case, timing.schedule_of(case))
+    waits = timing.compute_bubble(case, timing.find_schedule(case))
     few = f"{case.microbatches} microbatch{'es' * (case.microbatches > 1)} for a pipeline of {case.pp} ranks"
     return [
         f"{few}: they wait {waits:.0%} of the time. A smaller batch.micro_size or fewer data ranks give more "
@@ -23,7 +28,7 @@ def _pipeline(case: Case) -> list[str]:
     ]
 
 
-def _data(case: Case) -> list[str]:
+def _find_data_notices(case: Case) -> list[str]:
     if case.config.zero == 3 and case.shards == 1:
         return ["parallel.zero=3 cuts the weights over dp_shard and cp, which have one rank: nothing is cut."]
     if case.config.zero == 3 and case.pp > 1:
@@ -34,14 +39,14 @@ def _data(case: Case) -> list[str]:
     return []
 
 
-def _nodes(case: Case) -> list[str]:
+def _find_node_notices(case: Case) -> list[str]:
     network, node = case.config.topology, case.config.topology.gpus_per_node
     if case.tp <= node and network.find_tier(case.mesh, "tp") in ("rack", "cluster", "fibre"):
         return [f"tp={case.tp} does not divide a node of {node}: some of its groups straddle two nodes."]
     return []
 
 
-def _attention(case: Case) -> list[str]:
+def _find_attention_notices(case: Case) -> list[str]:
     """Attention that its node does not declare may have a parameter per head, and would read the first ones."""
     silent = [path for path, call in get_calls(case.tree, case.plan, "attention").items() if call is None]
     if case.tp == 1 or not silent:

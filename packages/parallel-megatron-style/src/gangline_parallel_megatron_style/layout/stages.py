@@ -26,7 +26,7 @@ def partition(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan, sequence_l
         return [range(plan.layers)]
     sizes = config.stages
     if sizes is None:
-        blocks, first, last = group_blocks(tree, plan).forward_flops(sequence_length)
+        blocks, first, last = group_blocks(tree, plan).get_forward_flops(sequence_length)
         if not any(blocks):  # a model that does not say what its blocks compute
             blocks, first, last = [1] * plan.layers, 0, 0
         sizes = _balance(tuple(blocks), mesh.size("pp") * config.model_chunks, first, last)
@@ -56,36 +56,40 @@ def balance(blocks: Sequence[float], stages: int, first: float = 0, last: float 
         raise ValueError(f"{count} blocks cannot make {stages} stages")
     until = [0, *accumulate(blocks)]
 
-    def cost(stage: int, start: int, stop: int) -> float:
+    def compute_cost(stage: int, start: int, stop: int) -> float:
         return until[stop] - until[start] + (first if stage == 0 else 0) + (last if stage == stages - 1 else 0)
 
     even = [count * stage // stages for stage in range(stages + 1)]
-    bound = max(cost(stage, start, stop) for stage, (start, stop) in enumerate(pairwise(even)))  # of some division
+    # of some division
+    bound = max(compute_cost(stage, start, stop) for stage, (start, stop) in enumerate(pairwise(even)))
 
-    def earliest(most: float) -> Callable[[int, int], int]:
+    def make_start_finder(most: float) -> Callable[[int, int], int]:
         """The first block with which a stage that ends before `stop` may begin and cost no more than `most`."""
 
-        def start_of(stage: int, stop: int) -> int:
+        def find_start(stage: int, stop: int) -> int:
             own = (first if stage == 0 else 0) + (last if stage == stages - 1 else 0)
             start = max(stage, bisect_left(until, until[stop] + own - most) - 1)
-            while start < stop and cost(stage, start, stop) > most:
+            while start < stop and compute_cost(stage, start, stop) > most:
                 start += 1
             return start
 
-        return start_of
+        return find_start
 
-    most = _best(
-        count, stages, earliest(bound), lambda so_far, stage, start, stop: max(so_far, cost(stage, start, stop))
+    most = _find_best_division(
+        count,
+        stages,
+        make_start_finder(bound),
+        lambda so_far, stage, start, stop: max(so_far, compute_cost(stage, start, stop)),
     )[0]
 
-    def squares(so_far: float, stage: int, start: int, stop: int) -> float:
-        own = cost(stage, start, stop)
+    def add_square(so_far: float, stage: int, start: int, stop: int) -> float:
+        own = compute_cost(stage, start, stop)
         return so_far + own * own
 
-    return _best(count, stages, earliest(most), squares)[1]
+    return _find_best_division(count, stages, make_start_finder(most), add_square)[1]
 
 
-def _best(
+def _find_best_division(
     count: int, stages: int, earliest: Callable[[int, int], int], extend: Callable[[float, int, int, int], float]
 ) -> tuple[float, list[int]]:
     """The least value over all divisions of `count` blocks, and the division; `extend` adds a stage to a value.
@@ -95,18 +99,18 @@ def _best(
     values: list[float] = [0] + [float("inf")] * count
     cuts: list[list[int]] = []
     for stage in range(stages):
-        left = stages - stage - 1  # stages to come, each of which needs a block
-        reached, chosen = [float("inf")] * (count + 1), [0] * (count + 1)
-        for stop in range(stage + 1, count - left + 1):
+        later_stages = stages - stage - 1  # stages to come, each of which needs a block
+        reached, starts = [float("inf")] * (count + 1), [0] * (count + 1)
+        for stop in range(stage + 1, count - later_stages + 1):
             for start in range(earliest(stage, stop), stop):
                 if values[start] < reached[stop]:
                     value = extend(values[start], stage, start, stop)
                     if value < reached[stop]:
-                        reached[stop], chosen[stop] = value, start
+                        reached[stop], starts[stop] = value, start
         values = reached
-        cuts.append(chosen)
+        cuts.append(starts)
     sizes, stop = [], count
-    for chosen in reversed(cuts):
-        sizes.append(stop - chosen[stop])
-        stop = chosen[stop]
+    for starts in reversed(cuts):
+        sizes.append(stop - starts[stop])
+        stop = starts[stop]
     return values[count], sizes[::-1]

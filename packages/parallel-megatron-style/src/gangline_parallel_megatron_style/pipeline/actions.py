@@ -65,7 +65,7 @@ class Schedule:
         """Whether any backward is cut into I and W."""
         return any(action.kind == "W" for order in self.actions for action in order)
 
-    def turns(self, rank: int) -> Iterator[tuple[PipelineAction, ...]]:
+    def iterate_turns(self, rank: int) -> Iterator[tuple[PipelineAction, ...]]:
         """The pieces of work of a rank in their order: an action, or two that take turns."""
         order = iter(self.actions[rank])
         for action in order:
@@ -76,34 +76,34 @@ class Schedule:
         """The turns of every rank by stage, once for all layouts that share the schedule."""
         return [
             tuple(
-                tuple(StepAction(kind, self.stage(rank, chunk), microbatch) for kind, chunk, microbatch in turn)
-                for turn in self.turns(rank)
+                tuple(StepAction(kind, self.get_stage(rank, chunk), microbatch) for kind, chunk, microbatch in turn)
+                for turn in self.iterate_turns(rank)
             )
             for rank in range(self.ranks)
         ]
 
-    def stage(self, rank: int, chunk: int) -> int:
+    def get_stage(self, rank: int, chunk: int) -> int:
         """The stage that a rank holds as its chunk."""
-        return stage_of(self.ranks, self.placement, rank, chunk)
+        return compute_stage(self.ranks, self.placement, rank, chunk)
 
-    def place(self, stage: int) -> tuple[int, int]:
+    def get_place(self, stage: int) -> tuple[int, int]:
         """(rank, chunk) of a stage."""
-        return place_of(self.ranks, self.placement, stage)
+        return compute_place(self.ranks, self.placement, stage)
 
 
-def stage_of(ranks: int, placement: Placement, rank: int, chunk: int) -> int:
+def compute_stage(ranks: int, placement: Placement, rank: int, chunk: int) -> int:
     """The stage that `rank` holds as `chunk`."""
     within = rank if placement == "loop" or chunk % 2 == 0 else ranks - 1 - rank
     return chunk * ranks + within
 
 
-def place_of(ranks: int, placement: Placement, stage: int) -> tuple[int, int]:
+def compute_place(ranks: int, placement: Placement, stage: int) -> tuple[int, int]:
     """(rank, chunk) of a stage."""
     chunk, within = divmod(stage, ranks)
     return (within if placement == "loop" or chunk % 2 == 0 else ranks - 1 - within), chunk
 
 
-def pad_schedule(
+def truncate_schedule(
     ranks: int, microbatches: int, chunks: int, placement: Placement, of: Callable[[int], list[PipelineAction]]
 ) -> Schedule:
     """A schedule for `microbatches` microbatches, out of one for a number that suits its author.

@@ -16,10 +16,10 @@ from gangline.model.compose import Composed
 from gangline.model.contracts import StepListener
 from gangline_parallel_megatron_style.config import AxesConfig
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.timing import action_times
+from gangline_parallel_megatron_style.cost.timing import estimate_action_times
 from gangline_parallel_megatron_style.layout.stages import partition
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
-from gangline_parallel_megatron_style.pipeline.actions import Placement, place_of, stage_of
+from gangline_parallel_megatron_style.pipeline.actions import Placement, compute_place, compute_stage
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
@@ -40,51 +40,51 @@ class StageAssignment:
         self.chunks = config.model_chunks if self.pp > 1 else 1
         self.tree = composed.tree
         self.ranges = partition(config, mesh, self.tree, plan, run.batch.sequence_length)
-        homes = [place_of(self.pp, self.placement, stage)[0] for stage in range(len(self.ranges))]
-        blocks = [homes[stage] for stage, found in enumerate(self.ranges) for _ in found]
+        homes = [compute_place(self.pp, self.placement, stage)[0] for stage in range(len(self.ranges))]
+        blocks = [homes[stage] for stage, stage_blocks in enumerate(self.ranges) for _ in stage_blocks]
         self.ranks: Sequence[int] = (homes[0], *blocks, homes[-1])
         self.blocks = [index for index, home in enumerate(blocks) if home == self.index]
         self.has_head = homes[-1] == self.index
         self.records = config.record and self.pp > 1
-        self.times = action_times(Case.of(run, mesh, (composed.tree, plan))) if self.pp > 1 else UNIFORM
+        self.times = estimate_action_times(Case.of(run, mesh, (composed.tree, plan))) if self.pp > 1 else UNIFORM
         self.overlap = self.pp > 1 and config.overlaps(plan, mesh)
 
-    def segments(self, model: nn.Module, chunk: int, arrays: ModelLayout) -> list[Segment]:
+    def list_segments(self, model: nn.Module, chunk: int, arrays: ModelLayout) -> list[Segment]:
         """The modules of the stage that is this rank's chunk."""
-        stage = stage_of(self.pp, self.placement, self.index, chunk)
+        stage = compute_stage(self.pp, self.placement, self.index, chunk)
         first, last = stage == 0, stage == len(self.ranges) - 1
-        plan, found = self.plan, []
+        plan, segments = self.plan, []
         tied = (TIED,) if TIED in arrays.groups else ()
         if first:
-            found.append(Segment("embed", model.get_submodule(plan.embed), (EMBED, *tied), (EMBED, *tied)))
+            segments.append(Segment("embed", model.get_submodule(plan.embed), (EMBED, *tied), (EMBED, *tied)))
         for index in self.ranges[stage]:
             group = (f"{plan.blocks}.{index}",)
-            found.append(Segment("block", model.get_submodule(group[0]), group, group))
+            segments.append(Segment("block", model.get_submodule(group[0]), group, group))
         if last:
             alone = self.ranks[0] != self.ranks[-1]  # else the embedding's backward comes last
             reduces = (HEAD, *(tied if alone else ()))
-            found.append(Segment("head", model.get_submodule(plan.head), (HEAD, *tied), reduces))
-        return found
+            segments.append(Segment("head", model.get_submodule(plan.head), (HEAD, *tied), reduces))
+        return segments
 
-    def listeners(self, model: nn.Module) -> list[tuple[str, StepListener]]:
+    def list_listeners(self, model: nn.Module) -> list[tuple[str, StepListener]]:
         """Modules on this rank with `after_step`, with the path of their block."""
         homes = {self.plan.embed: self.ranks[0], self.plan.head: self.ranks[-1]}
-        found = [path for path, rank in homes.items() if rank == self.index]
-        found += [f"{self.plan.blocks}.{index}" for index in self.blocks]
+        paths = [path for path, rank in homes.items() if rank == self.index]
+        paths += [f"{self.plan.blocks}.{index}" for index in self.blocks]
         return [
             (self.plan.get_emit_path(inside), module)
-            for path in found
+            for path in paths
             for inside, module in listeners_of(model.get_submodule(path), path, self.plan)
         ]
 
-    def executor(self, stage: RankStages, comm: Comm, device: torch.device) -> Executor:
+    def make_executor(self, stage: RankStages, comm: Comm, device: torch.device) -> Executor:
         """What runs this rank's part of the schedule."""
-        clock = partial(_time, device) if self.records else None
+        clock = partial(_measure_time, device) if self.records else None
         overlap = self.overlap and device.type != "meta"  # what is counted there is counted in one thread
         return Executor(stage, comm, self.schedule, chunks=self.chunks, times=self.times, clock=clock, overlap=overlap)
 
 
-def _time(device: torch.device) -> float:
+def _measure_time(device: torch.device) -> float:
     """Seconds, when all that was asked of the device is done: recording makes a GPU wait."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
 
 
-def gpipe(ranks: int, microbatches: int) -> Schedule:
+def make_gpipe_schedule(ranks: int, microbatches: int) -> Schedule:
     """All forwards, then all backwards (Huang et al. 2018, arXiv 1811.06965).
 
     Idle time of each rank: (p - 1)(F + B). Activations: all m microbatches.
@@ -15,7 +15,7 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
     return Schedule(ranks, 1, microbatches, "loop", (order,) * ranks)
 
 
-def schedule_1f1b(ranks: int, microbatches: int) -> Schedule:
+def make_1f1b_schedule(ranks: int, microbatches: int) -> Schedule:
     """Fill the pipeline, then a backward after each forward (PipeDream-Flush: arXiv 2006.09503; 2104.04473, 2.2.1).
 
     Idle time of each rank: (p - 1)(F + B), as GPipe's. Activations on rank r: min(m, p - r).
@@ -33,7 +33,7 @@ def schedule_1f1b(ranks: int, microbatches: int) -> Schedule:
     return Schedule(ranks, 1, microbatches, "loop", tuple(map(order, range(ranks))))
 
 
-def zb_h1(ranks: int, microbatches: int) -> Schedule:
+def make_zb_h1_schedule(ranks: int, microbatches: int) -> Schedule:
     """1F1B whose backward is cut in two: rank r defers r weight gradients, to compute them while it would wait.
 
     Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.2 and table 2.

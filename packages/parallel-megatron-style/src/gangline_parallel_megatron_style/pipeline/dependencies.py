@@ -17,16 +17,16 @@ class StageResult(NamedTuple):
     microbatch: int
 
 
-def result(schedule: Schedule, rank: int, action: PipelineAction) -> StageResult | None:
+def get_result(schedule: Schedule, rank: int, action: PipelineAction) -> StageResult | None:
     """What an action gives to others; None for W."""
     if action.kind == "W":
         return None
-    return StageResult("F" if action.kind == "F" else "B", schedule.stage(rank, action.chunk), action.microbatch)
+    return StageResult("F" if action.kind == "F" else "B", schedule.get_stage(rank, action.chunk), action.microbatch)
 
 
-def needs(schedule: Schedule, rank: int, action: PipelineAction) -> tuple[StageResult, ...]:
+def list_needs(schedule: Schedule, rank: int, action: PipelineAction) -> tuple[StageResult, ...]:
     """What an action waits for."""
-    stage, microbatch = schedule.stage(rank, action.chunk), action.microbatch
+    stage, microbatch = schedule.get_stage(rank, action.chunk), action.microbatch
     if action.kind == "F":
         return (StageResult("F", stage - 1, microbatch),) if stage else ()
     if action.kind == "W":
@@ -40,29 +40,29 @@ def walk(schedule: Schedule) -> Iterator[tuple[int, tuple[PipelineAction, ...]]]
 
     Raises ValueError where the ranks wait for each other for ever, and names what one of them waits for.
     """
-    done: set[StageResult] = set()
+    stage_results: set[StageResult] = set()
     waiting: dict[StageResult, list[int]] = defaultdict(list)
-    left = [deque(schedule.turns(rank)) for rank in range(schedule.ranks)]
+    queues = [deque(schedule.iterate_turns(rank)) for rank in range(schedule.ranks)]
     ready = list(range(schedule.ranks))
 
-    def missing(rank: int) -> tuple[PipelineAction, StageResult] | None:
-        waits = ((action, need) for action in left[rank][0] for need in needs(schedule, rank, action))
-        return next(((action, need) for action, need in waits if need not in done), None)
+    def find_missing(rank: int) -> tuple[PipelineAction, StageResult] | None:
+        waits = ((action, need) for action in queues[rank][0] for need in list_needs(schedule, rank, action))
+        return next(((action, need) for action, need in waits if need not in stage_results), None)
 
     while ready:
         rank = ready.pop()
-        while left[rank]:
-            lacks = missing(rank)
+        while queues[rank]:
+            lacks = find_missing(rank)
             if lacks is not None:
                 waiting[lacks[1]].append(rank)
                 break
-            turn = left[rank].popleft()
+            turn = queues[rank].popleft()
             yield rank, turn
-            for given in filter(None, (result(schedule, rank, action) for action in turn)):
-                done.add(given)
-                ready += waiting.pop(given, ())
+            for stage_result in filter(None, (get_result(schedule, rank, action) for action in turn)):
+                stage_results.add(stage_result)
+                ready += waiting.pop(stage_result, ())
     for rank in range(schedule.ranks):
-        if left[rank] and (lacks := missing(rank)) is not None:
+        if queues[rank] and (lacks := find_missing(rank)) is not None:
             action, need = lacks
             raise ValueError(
                 f"rank {rank} waits for ever before {action}: {need.what} of microbatch {need.microbatch} "

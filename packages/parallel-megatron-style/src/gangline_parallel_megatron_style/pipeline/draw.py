@@ -37,13 +37,13 @@ def as_text(timeline: Timeline, caption: Caption, width: int = 100) -> str:
     one, the last digits of the microbatches stand in a second line. Below is the axis of time.
     """
     label = len(f"rank {timeline.schedule.ranks - 1}  ")
-    shortest = min(map(mean, _durations(timeline).values()))
+    shortest = min(map(mean, _collect_durations(timeline).values()))
     letters = max(1, int((width - label) * shortest / timeline.makespan + 1e-9))
     scale = letters / shortest
     lines = [caption.title, caption.about, ""]
     for rank in range(timeline.schedule.ranks):
         line, digits = ["."] * round(timeline.makespan * scale), [" "] * round(timeline.makespan * scale)
-        for action, (start, end) in _spans(timeline, rank):
+        for action, (start, end) in _iterate_spans(timeline, rank):
             first, last = round(start * scale), round(end * scale)
             letter = action.kind.lower() if action.chunk % 2 else action.kind
             number = str(action.microbatch) if letters > len(str(action.microbatch)) else ""
@@ -52,11 +52,13 @@ def as_text(timeline: Timeline, caption: Caption, width: int = 100) -> str:
         lines.append(f"rank {rank}".ljust(label) + "".join(line))
         if letters == 1:
             lines.append(" " * label + "".join(digits).rstrip())
-    lines.append(" " * label + _ruler(timeline, round(timeline.makespan * scale)))
-    return "\n".join([*lines, f"time in {caption.unit}", "", _legend(timeline), _summary(timeline, caption)])
+    lines.append(" " * label + _format_ruler(timeline, round(timeline.makespan * scale)))
+    return "\n".join(
+        [*lines, f"time in {caption.unit}", "", _format_legend(timeline), _format_summary(timeline, caption)]
+    )
 
 
-def _ruler(timeline: Timeline, letters: int) -> str:
+def _format_ruler(timeline: Timeline, letters: int) -> str:
     """The axis of time: each number begins below the letter that begins at that time."""
     least = timeline.makespan / max(2, letters // 12)
     power = 10.0 ** floor(log10(least))
@@ -70,20 +72,20 @@ def _ruler(timeline: Timeline, letters: int) -> str:
 
 
 @use_style()
-def schedule_figure(timeline: Timeline, caption: Caption, width: int = 960) -> Figure:
+def make_schedule_figure(timeline: Timeline, caption: Caption, width: int = 960) -> Figure:
     """Return the same as a figure of `width` pixels."""
     from matplotlib.patches import Rectangle
 
     ranks, wide = timeline.schedule.ranks, width / PIXELS
     digits = len(str(timeline.schedule.microbatches - 1)) * DIGIT / (wide - 1) * timeline.makespan
-    numbered = {kind for kind, times in _durations(timeline).items() if min(times) >= digits}
-    about = [caption.about, _summary(timeline, caption), "The numbers are microbatches." if numbered else ""]
+    numbered = {kind for kind, times in _collect_durations(timeline).items() if min(times) >= digits}
+    about = [caption.about, _format_summary(timeline, caption), "The numbers are microbatches." if numbered else ""]
     figure, (axes,) = make_subplots(caption.title, "\n".join(about), [ROW * max(ranks, 2)], wide)
-    entries = dict.fromkeys(_present(timeline))
+    entries = dict.fromkeys(_list_kinds(timeline))
     for rank in range(ranks):
         axes.barh(rank, timeline.makespan, 0.86, color=PALE)
-        for action, (start, end) in _spans(timeline, rank):
-            fill = _colour(action.kind, action.chunk, timeline.schedule.chunks)
+        for action, (start, end) in _iterate_spans(timeline, rank):
+            fill = _choose_colour(action.kind, action.chunk, timeline.schedule.chunks)
             box = Rectangle((start, rank - 0.43), end - start, 0.86, facecolor=fill, edgecolor=INK, linewidth=0.5)
             add_tip(axes.add_artist(box), f"rank {rank}, {action}: {start:.4g} to {end:.4g}")
             entries[action.kind, action.chunk] = box
@@ -93,47 +95,47 @@ def schedule_figure(timeline: Timeline, caption: Caption, width: int = 960) -> F
     use_integer_ticks(axes.yaxis)
     axes.grid(False)
     handles = [*entries.values(), Rectangle((0, 0), 1, 1, facecolor=PALE)]
-    words = [*(_words(timeline, *pair) for pair in entries), "waits"]
+    words = [*(_describe_kind(timeline, *pair) for pair in entries), "waits"]
     add_legend(axes, below=max(1, int(wide / 2.2)), handles=handles, labels=words)
     return figure
 
 
-def _colour(kind: Kind, chunk: int, chunks: int) -> tuple[float, ...]:
+def _choose_colour(kind: Kind, chunk: int, chunks: int) -> tuple[float, ...]:
     from matplotlib.colors import to_rgb
 
     share = 0.55 * chunk / max(1, chunks - 1)
     return tuple(part + (1 - part) * share for part in to_rgb(COLOURS[kind]))
 
 
-def _words(timeline: Timeline, kind: Kind, chunk: int) -> str:
+def _describe_kind(timeline: Timeline, kind: Kind, chunk: int) -> str:
     return KINDS[kind] + (f", chunk {chunk}" if timeline.schedule.chunks > 1 else "")
 
 
-def _spans(timeline: Timeline, rank: int) -> Iterator[tuple[PipelineAction, Span]]:
+def _iterate_spans(timeline: Timeline, rank: int) -> Iterator[tuple[PipelineAction, Span]]:
     for action, (start, end) in zip(timeline.schedule.actions[rank], timeline.spans[rank], strict=True):
         yield action, (start - timeline.start, end - timeline.start)
 
 
-def _durations(timeline: Timeline) -> dict[Kind, list[float]]:
-    found: dict[Kind, list[float]] = defaultdict(list)
+def _collect_durations(timeline: Timeline) -> dict[Kind, list[float]]:
+    durations: dict[Kind, list[float]] = defaultdict(list)
     for rank in range(timeline.schedule.ranks):
-        for action, (start, end) in _spans(timeline, rank):
-            found[action.kind].append(end - start)
-    return found
+        for action, (start, end) in _iterate_spans(timeline, rank):
+            durations[action.kind].append(end - start)
+    return durations
 
 
-def _present(timeline: Timeline) -> list[tuple[Kind, int]]:
-    found = {(action.kind, action.chunk) for order in timeline.schedule.actions for action in order}
-    return sorted(found, key=lambda pair: (list(KINDS).index(pair[0]), pair[1]))
+def _list_kinds(timeline: Timeline) -> list[tuple[Kind, int]]:
+    kinds = {(action.kind, action.chunk) for order in timeline.schedule.actions for action in order}
+    return sorted(kinds, key=lambda pair: (list(KINDS).index(pair[0]), pair[1]))
 
 
-def _legend(timeline: Timeline) -> str:
-    kinds = dict.fromkeys(kind for kind, _ in _present(timeline))
+def _format_legend(timeline: Timeline) -> str:
+    kinds = dict.fromkeys(kind for kind, _ in _list_kinds(timeline))
     words = [f"{kind} {KINDS[kind]}" for kind in kinds]
     if timeline.schedule.chunks > 1:
         words.append("small letters: odd chunks")
     return "   ".join([*words, ". waits"])
 
 
-def _summary(timeline: Timeline, caption: Caption) -> str:
+def _format_summary(timeline: Timeline, caption: Caption) -> str:
     return f"{timeline.makespan:.4g} {caption.unit} from first to last; ranks wait {100 * timeline.bubble:.1f} % of it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule, pad_schedule
+from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule, truncate_schedule
 
 
 class _Order:
@@ -34,11 +34,11 @@ class _Order:
         self.backward(1 - chunk)
         self.pairs.append((self.actions[-2], self.actions[-1]))
 
-    def weights(self) -> None:
+    def add_deferred(self) -> None:
         self.actions.append(self.deferred.popleft())
 
 
-def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
+def make_dualpipe_v_schedule(ranks: int, microbatches: int) -> Schedule:
     """Two chunks a rank, laid out as a V; a forward of one chunk beside a whole backward of the other.
 
     DeepSeek-V3, arXiv 2412.19437, section 3.2.1, and its half that keeps each weight once (DualPipeV, "cut in half").
@@ -58,7 +58,7 @@ def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
             o.forward(1)
         for _ in range(above):
             o.backward(1, split=True)
-            o.weights()
+            o.add_deferred()
             o.forward(1)
         for _ in range(full - 2 * ranks + rank + 1):
             o.add_pair(0)
@@ -70,14 +70,14 @@ def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
         for number in range(2 * (rank + 1)):
             o.backward(1 - number % 2, split=number > rank)
         for _ in range(above):
-            o.weights()
+            o.add_deferred()
             o.backward(0, split=True)
         while o.deferred:
-            o.weights()
+            o.add_deferred()
         return o
 
     orders = [order(rank) for rank in range(ranks)]
-    schedule = pad_schedule(ranks, microbatches, 2, "v", lambda rank: orders[rank].actions)
+    schedule = truncate_schedule(ranks, microbatches, 2, "v", lambda rank: orders[rank].actions)
     there = {(rank, action) for rank, actions in enumerate(schedule.actions) for action in actions}
     pairs = {(rank, f) for rank, o in enumerate(orders) for f, b in o.pairs if {(rank, f), (rank, b)} <= there}
     return replace(schedule, pairs=frozenset(pairs))

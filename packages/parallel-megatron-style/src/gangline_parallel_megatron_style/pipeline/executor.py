@@ -20,12 +20,12 @@ from gangline_parallel_megatron_style.pipeline.program import (
     Recv,
     RunAction,
     Send,
-    input_of,
-    message_of,
-    programs,
+    build_programs,
+    find_input_message,
+    find_output_message,
 )
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
-from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forward_only, make_schedule
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_forward_schedule, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import Span
 from gangline_parallel_megatron_style.pipeline.turns import TurnTaking
 
@@ -72,7 +72,7 @@ class Executor:
         with torch.no_grad():
             return self._carry_out(microbatches, False)
 
-    def schedule(self, microbatches: int, train: bool = True) -> Schedule:
+    def get_schedule(self, microbatches: int, train: bool = True) -> Schedule:
         """The schedule that a step (or an evaluation) of so many microbatches follows."""
         return self._plan(microbatches, train)[0]
 
@@ -100,8 +100,8 @@ class Executor:
                 sizes = {"ranks": ranks, "microbatches": microbatches, "chunks": chunks}
                 schedule = make_schedule(self.name, **sizes, times=self.times, overlap=self.overlap)
             else:
-                schedule = forward_only(ranks, microbatches, chunks, SCHEDULES[self.name].placement)
-            self._made[microbatches, train] = schedule, programs(schedule, self.times)[self.comm.index]
+                schedule = make_forward_schedule(ranks, microbatches, chunks, SCHEDULES[self.name].placement)
+            self._made[microbatches, train] = schedule, build_programs(schedule, self.times)[self.comm.index]
         return self._made[microbatches, train]
 
 
@@ -131,52 +131,52 @@ class _Pass:
         self.freed: dict[int, int] = defaultdict(int)
 
     def run(self, action: PipelineAction) -> None:
-        given = self._input(action)
+        input_tensor = self._take_input(action)
         start = self.clock() if self.clock else 0.0
-        self._run(action, given)
+        self._run(action, input_tensor)
         if self.clock:
             self.spans.append((start, self.clock()))
 
     def run_both(self, forward: PipelineAction, backward: PipelineAction) -> None:
         """In turns; recorded one after the other, each as long as it had the rank."""
-        given = self._input(forward), self._input(backward)
+        inputs = self._take_input(forward), self._take_input(backward)
         start = self.clock() if self.clock else 0.0
-        first, second = (partial(self._run, action, it) for action, it in zip((forward, backward), given, strict=True))
+        first, second = (partial(self._run, action, it) for action, it in zip((forward, backward), inputs, strict=True))
         seconds, _ = self.turns.run(first, second)
         if self.clock:
             self.spans += [(start, start + seconds), (start + seconds, self.clock())]
 
-    def _input(self, action: PipelineAction) -> Tensor | None:
-        needed = input_of(self.schedule, self.comm.index, action)
-        return None if needed is None else self._take(needed)
+    def _take_input(self, action: PipelineAction) -> Tensor | None:
+        message = find_input_message(self.schedule, self.comm.index, action)
+        return None if message is None else self._take(message)
 
     def _run(self, action: PipelineAction, given: Tensor | None) -> None:
         if action.kind == "F":
             out = self._forward(action, given)
         elif action.kind == "W":
             with torch.no_grad():  # as autograd has it in a backward pass
-                self.stage.weights(action.chunk, action.microbatch)
+                self.stage.compute_weight_grads(action.chunk, action.microbatch)
             out = None
         else:
             out = self._backward(action, given)
-        message = message_of(self.schedule, self.comm.index, action)
+        message = find_output_message(self.schedule, self.comm.index, action)
         if message is not None and out is not None:
             self.made[message] = out
 
     def send(self, message: Message, peer: int) -> None:
         tensor = self.made.pop(message).contiguous()
-        self._fits(message, tensor)
+        self._check_shape_and_dtype(message, tensor)
         pending = self.comm.start_exchange([(tensor, peer)], [])
         self.sent[peer].append((tensor, pending))
         if not self.train and len(self.sent[peer]) > AHEAD:  # no gradient comes back that would say what has arrived
             self._release(peer)
 
-    def _fits(self, message: Message, tensor: Tensor) -> None:
+    def _check_shape_and_dtype(self, message: Message, tensor: Tensor) -> None:
         """Raises TypeError for what the peer has no memory for: a transfer of other bytes than expected may hang."""
         described = tensor.shape, tensor.dtype
         if described in self.known:
             return
-        expected = self.stage.empty(message.microbatch)
+        expected = self.stage.allocate_hidden(message.microbatch)
         if described != (expected.shape, expected.dtype):
             raise TypeError(
                 f"stage {message.source} gives {tuple(tensor.shape)} of {tensor.dtype} to stage {message.target}, "
@@ -186,7 +186,7 @@ class _Pass:
         self.known.add(described)
 
     def receive(self, message: Message, peer: int, frees: int) -> None:
-        into = self.stage.empty(message.microbatch)
+        into = self.stage.allocate_hidden(message.microbatch)
         pending = self.comm.start_exchange([], [(into, peer)])
         self.coming[message] = into, pending, peer, frees
 
@@ -217,7 +217,7 @@ class _Pass:
         output = self.stage.forward(action.chunk, action.microbatch, hidden)
         if self.train:
             self.live[action.chunk, action.microbatch] = hidden, output
-        if self.schedule.stage(self.comm.index, action.chunk) == self.schedule.stages - 1:
+        if self.schedule.get_stage(self.comm.index, action.chunk) == self.schedule.stages - 1:
             self.losses[action.microbatch] = output.detach()
         return output.detach()
 
@@ -229,6 +229,6 @@ class _Pass:
         if leaf is None:
             return None
         if leaf.grad is None:
-            stage = self.schedule.stage(self.comm.index, chunk)
+            stage = self.schedule.get_stage(self.comm.index, chunk)
             raise RuntimeError(f"stage {stage} gave its hidden state no gradient in microbatch {microbatch}")
         return leaf.grad

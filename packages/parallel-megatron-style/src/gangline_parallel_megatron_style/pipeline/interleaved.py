@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule, pad_schedule
+from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule, truncate_schedule
 
 
-def schedule_interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
+def make_interleaved_1f1b_schedule(ranks: int, microbatches: int, chunks: int) -> Schedule:
     """Microbatches in groups of p: a group passes all chunks of a rank before the next one begins.
 
     Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM,
@@ -16,7 +16,7 @@ def schedule_interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Sch
     groups = -(-microbatches // ranks)
     total = groups * ranks * chunks
 
-    def nth(number: int, backward: bool) -> tuple[int, int]:
+    def locate_action(number: int, backward: bool) -> tuple[int, int]:
         """(chunk, microbatch) of a rank's n-th forward or backward."""
         group, within = divmod(number, ranks * chunks)
         chunk, microbatch = divmod(within, ranks)
@@ -24,11 +24,11 @@ def schedule_interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Sch
 
     def order(rank: int) -> list[PipelineAction]:
         ahead = min(total, 2 * (ranks - rank - 1) + (chunks - 1) * ranks)
-        actions = [PipelineAction("F", *nth(number, False)) for number in range(ahead)]
+        actions = [PipelineAction("F", *locate_action(number, False)) for number in range(ahead)]
         for number in range(total):
             if number + ahead < total:
-                actions.append(PipelineAction("F", *nth(number + ahead, False)))
-            actions.append(PipelineAction("B", *nth(number, True)))
+                actions.append(PipelineAction("F", *locate_action(number + ahead, False)))
+            actions.append(PipelineAction("B", *locate_action(number, True)))
         return actions
 
-    return pad_schedule(ranks, microbatches, chunks, "loop", order)
+    return truncate_schedule(ranks, microbatches, chunks, "loop", order)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineAction, Schedule
-from gangline_parallel_megatron_style.pipeline.dependencies import needs, result
+from gangline_parallel_megatron_style.pipeline.dependencies import get_result, list_needs
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, simulate
 
 
@@ -58,23 +58,29 @@ Step = RunAction | Send | Recv
 Program = tuple[Step, ...]
 
 
-def message_of(schedule: Schedule, rank: int, action: PipelineAction) -> Message | None:
+def find_output_message(schedule: Schedule, rank: int, action: PipelineAction) -> Message | None:
     """What an action gives to another stage, on whatever rank; None where it gives nothing."""
-    made = result(schedule, rank, action)
-    if made is None:
+    stage_result = get_result(schedule, rank, action)
+    if stage_result is None:
         return None
-    target = made.stage + (1 if made.what == "F" else -1)
-    return Message(made.what, made.microbatch, made.stage, target) if 0 <= target < schedule.stages else None
+    target = stage_result.stage + (1 if stage_result.what == "F" else -1)
+    return (
+        Message(stage_result.what, stage_result.microbatch, stage_result.stage, target)
+        if 0 <= target < schedule.stages
+        else None
+    )
 
 
-def input_of(schedule: Schedule, rank: int, action: PipelineAction) -> Message | None:
+def find_input_message(schedule: Schedule, rank: int, action: PipelineAction) -> Message | None:
     """What an action uses that another stage made, on whatever rank."""
-    stage = schedule.stage(rank, action.chunk)
-    made = next((need for need in needs(schedule, rank, action) if need.stage != stage), None)
-    return None if made is None else Message(made.what, made.microbatch, made.stage, stage)
+    stage = schedule.get_stage(rank, action.chunk)
+    stage_result = next((need for need in list_needs(schedule, rank, action) if need.stage != stage), None)
+    return (
+        None if stage_result is None else Message(stage_result.what, stage_result.microbatch, stage_result.stage, stage)
+    )
 
 
-def programs(
+def build_programs(
     schedule: Schedule, times: ActionTimes | Sequence[ActionTimes] = UNIFORM, latency: float = 0.0
 ) -> tuple[Program, ...]:
     """The program of each rank. Between stages on one rank there is no message.
@@ -82,26 +88,30 @@ def programs(
     Costs and latency only choose among the orders that are right; they must be the same on all ranks.
     """
     steps: list[list[Step]] = [[] for _ in range(schedule.ranks)]
-    sent: dict[tuple[int, int], list[Message]] = defaultdict(list)  # by (from, to)
+    messages: dict[tuple[int, int], list[Message]] = defaultdict(list)  # by (from, to)
     freed: dict[tuple[int, int], int] = defaultdict(int)
-    used: set[Message] = set()
+    used_messages: set[Message] = set()
     for ending_together in _group_by_end(simulate(schedule, times, latency)):
-        made: list[tuple[Message, int, int, int]] = []
+        transfers: list[tuple[Message, int, int, int]] = []
         for rank, turn in ending_together:
             steps[rank].append(RunAction(*turn))
-            used.update(taken for action in turn if (taken := input_of(schedule, rank, action)) is not None)
-            for message in filter(None, (message_of(schedule, rank, action) for action in turn)):
-                peer = schedule.place(message.target)[0]
+            used_messages.update(
+                input_message
+                for action in turn
+                if (input_message := find_input_message(schedule, rank, action)) is not None
+            )
+            for message in filter(None, (find_output_message(schedule, rank, action) for action in turn)):
+                peer = schedule.get_place(message.target)[0]
                 if peer == rank:
                     continue
                 back = (peer, rank)
-                while freed[back] < len(sent[back]) and sent[back][freed[back]] in used:
+                while freed[back] < len(messages[back]) and messages[back][freed[back]] in used_messages:
                     freed[back] += 1
-                made.append((message, rank, peer, freed[back]))
-        for message, rank, peer, frees in made:
+                transfers.append((message, rank, peer, freed[back]))
+        for message, rank, peer, frees in transfers:
             steps[rank].append(Send(message, peer))
             steps[peer].append(Recv(message, rank, frees))
-            sent[rank, peer].append(message)
+            messages[rank, peer].append(message)
     return tuple(map(tuple, steps))
 
 
@@ -110,6 +120,6 @@ def _group_by_end(timeline: Timeline) -> Iterator[list[tuple[int, tuple[Pipeline
     events = []
     for rank, spans in enumerate(timeline.spans):
         ends = iter(end for _, end in spans)
-        events += [([next(ends) for _ in turn][-1], rank, turn) for turn in timeline.schedule.turns(rank)]
+        events += [([next(ends) for _ in turn][-1], rank, turn) for turn in timeline.schedule.iterate_turns(rank)]
     for _, together in groupby(sorted(events), key=lambda event: event[0]):
         yield [(rank, turn) for _, rank, turn in together]

@@ -10,7 +10,7 @@ from gangline_parallel_megatron_style.pipeline.weight_grad_store import WeightGr
 
 
 class RankStages(ABC):
-    """All the chunks of one rank. A hidden state is whatever shape `empty` gives, (B, t, D) in a decoder."""
+    """All the chunks of one rank. A hidden state is whatever shape `allocate_hidden` gives, (B, t, D) in a decoder."""
 
     def __init__(self) -> None:
         self.deferred = WeightGradStore()
@@ -26,13 +26,13 @@ class RankStages(ABC):
     def backward(self, chunk: int, microbatch: int, output: Tensor, grad: Tensor | None) -> None:
         """Run autograd from `output`, which `forward` gave; without `grad` it is the loss.
 
-        In action I `deferred` is open, and the weight gradients that layers defer wait for `weights`.
+        In action I `deferred` is open, and the weight gradients that layers defer wait for `compute_weight_grads`.
         """
 
     @abstractmethod
-    def empty(self, microbatch: int) -> Tensor:
+    def allocate_hidden(self, microbatch: int) -> Tensor:
         """Contiguous memory into which a hidden state of this microbatch, or its gradient, can be received."""
 
-    def weights(self, chunk: int, microbatch: int) -> None:
+    def compute_weight_grads(self, chunk: int, microbatch: int) -> None:
         """Compute the weight gradients that `backward` deferred."""
         self.deferred.run(chunk, microbatch)

@@ -33,10 +33,10 @@ def as_metrics(
     world.all_reduce(every)
     every -= every[:, 0].min()
     flat: list[float] = every.flatten().tolist()
-    return {SPANS: flat, BUBBLE: timeline(flat, schedule).bubble}
+    return {SPANS: flat, BUBBLE: make_timeline(flat, schedule).bubble}
 
 
-def timeline(flat: Sequence[float], schedule: Schedule) -> Timeline:
+def make_timeline(flat: Sequence[float], schedule: Schedule) -> Timeline:
     """What `as_metrics` gave, as a timeline. Raises ValueError where it is not of this schedule."""
     counts = [len(order) for order in schedule.actions]
     if len(flat) != 2 * sum(counts):
@@ -45,10 +45,10 @@ def timeline(flat: Sequence[float], schedule: Schedule) -> Timeline:
     return Timeline(schedule, tuple(tuple(next(pairs) for _ in range(count)) for count in counts))
 
 
-def latest(records: Sequence[dict[str, Any]]) -> tuple[int, list[float]] | None:
+def find_latest(records: Sequence[dict[str, Any]]) -> tuple[int, list[float]] | None:
     """(step, spans) of the newest record that has them."""
     for record in reversed(records):
-        found = record.get("metrics", {}).get(SPANS)
-        if found:
-            return record["step"], found
+        spans = record.get("metrics", {}).get(SPANS)
+        if spans:
+            return record["step"], spans
     return None

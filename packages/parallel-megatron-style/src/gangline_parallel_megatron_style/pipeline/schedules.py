@@ -8,10 +8,14 @@ from dataclasses import dataclass, replace
 from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Placement, Schedule
-from gangline_parallel_megatron_style.pipeline.classic import gpipe, schedule_1f1b, zb_h1
-from gangline_parallel_megatron_style.pipeline.dualpipe_v import dualpipe_v
-from gangline_parallel_megatron_style.pipeline.interleaved import schedule_interleaved_1f1b
-from gangline_parallel_megatron_style.pipeline.zb_v import zb_v
+from gangline_parallel_megatron_style.pipeline.classic import (
+    make_1f1b_schedule,
+    make_gpipe_schedule,
+    make_zb_h1_schedule,
+)
+from gangline_parallel_megatron_style.pipeline.dualpipe_v import make_dualpipe_v_schedule
+from gangline_parallel_megatron_style.pipeline.interleaved import make_interleaved_1f1b_schedule
+from gangline_parallel_megatron_style.pipeline.zb_v import make_zb_v_schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +28,14 @@ class ScheduleType:
     placement: Placement = "loop"
     splits_backward: bool = False  # into I and W
     needs_times: bool = False  # its order depends on what its actions take
-    pairs: bool = False  # has forwards that may take turns with backwards; that leaves another `idle`: see `dualpipe_v`
+    # has forwards that may take turns with backwards; that leaves another `idle`: see `make_dualpipe_v_schedule`
+    pairs: bool = False
     generate: Callable[[int, int, int, ActionTimes | Sequence[ActionTimes]], Schedule]  # p, m, v, k
     idle: Callable[[int, ActionTimes], float]  # p, k: the time that each rank waits, where `exact` and F = I = W
     exact: Callable[[int, int], bool]  # p, m: whether `idle` is the whole truth; elsewhere `simulate` knows
     activations: Callable[[int, int, int, int], int]  # p, m, v, rank: the most that it holds at once, of one chunk
 
-    def bubble(self, ranks: int, microbatches: int, chunks: int, times: ActionTimes = UNIFORM) -> float:
+    def compute_bubble(self, ranks: int, microbatches: int, chunks: int, times: ActionTimes = UNIFORM) -> float:
         """The share of the time that a rank waits, 0 to 1, by the closed form."""
         idle = self.idle(ranks, times)
         return idle / (idle + microbatches * chunks * (times.F + times.get_time("B")))
@@ -40,7 +45,7 @@ SCHEDULES: dict[str, ScheduleType] = {
     "gpipe": ScheduleType(
         summary="all forwards, then all backwards; holds every microbatch",
         chunks=1,
-        generate=lambda p, m, v, k: gpipe(p, m),
+        generate=lambda p, m, v, k: make_gpipe_schedule(p, m),
         idle=lambda p, k: (p - 1) * (k.F + k.get_time("B")),
         exact=lambda p, m: True,
         activations=lambda p, m, v, rank: m,
@@ -48,7 +53,7 @@ SCHEDULES: dict[str, ScheduleType] = {
     "1f1b": ScheduleType(
         summary="a backward after each forward; least memory of one chunk a rank",
         chunks=1,
-        generate=lambda p, m, v, k: schedule_1f1b(p, m),
+        generate=lambda p, m, v, k: make_1f1b_schedule(p, m),
         idle=lambda p, k: (p - 1) * (k.F + k.get_time("B")),
         exact=lambda p, m: True,
         activations=lambda p, m, v, rank: min(m, p - rank),
@@ -57,7 +62,7 @@ SCHEDULES: dict[str, ScheduleType] = {
         summary="1F1B over several chunks a rank; the bubble shrinks by their number, traffic grows by it",
         chunks=2,
         free_chunks=True,
-        generate=lambda p, m, v, k: schedule_interleaved_1f1b(p, m, v),
+        generate=lambda p, m, v, k: make_interleaved_1f1b_schedule(p, m, v),
         idle=lambda p, k: (p - 1) * (k.F + k.get_time("B")),
         exact=lambda p, m: m % p == 0,
         activations=lambda p, m, v, rank: min(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1),
@@ -66,7 +71,7 @@ SCHEDULES: dict[str, ScheduleType] = {
         summary="1F1B that computes weight gradients while it would wait; a third of the bubble",
         chunks=1,
         splits_backward=True,
-        generate=lambda p, m, v, k: zb_h1(p, m),
+        generate=lambda p, m, v, k: make_zb_h1_schedule(p, m),
         idle=lambda p, k: (p - 1) * (k.F + k.I - k.W),
         exact=lambda p, m: m >= p,
         activations=lambda p, m, v, rank: min(m, p),
@@ -77,7 +82,7 @@ SCHEDULES: dict[str, ScheduleType] = {
         placement="v",
         splits_backward=True,
         needs_times=True,
-        generate=lambda p, m, v, k: zb_v(p, m, k),
+        generate=lambda p, m, v, k: make_zb_v_schedule(p, m, k),
         idle=lambda p, k: (p - 1) * k.F,
         exact=lambda p, m: m >= 2 * p,
         activations=lambda p, m, v, rank: min(2 * m, 2 * p),
@@ -88,7 +93,7 @@ SCHEDULES: dict[str, ScheduleType] = {
         placement="v",
         splits_backward=True,
         pairs=True,
-        generate=lambda p, m, v, k: dualpipe_v(p, m),
+        generate=lambda p, m, v, k: make_dualpipe_v_schedule(p, m),
         idle=lambda p, k: (p - 1) * (k.F + k.I - k.W),
         exact=lambda p, m: m >= 2 * p,
         activations=lambda p, m, v, rank: min(2 * m, 2 * p + 1),
@@ -114,24 +119,24 @@ def make_schedule(
     """
     if name not in SCHEDULES:
         raise ValueError(f"no such pipeline schedule: {name}; there are {', '.join(SCHEDULES)}")
-    chosen = SCHEDULES[name]
-    chunks = chosen.chunks if chunks is None else chunks
+    schedule_type = SCHEDULES[name]
+    chunks = schedule_type.chunks if chunks is None else chunks
     if ranks < 1 or microbatches < 1 or chunks < 1:
         raise ValueError(f"a pipeline of {ranks} ranks, {microbatches} microbatches and {chunks} chunks a rank")
-    if chunks != chosen.chunks and not chosen.free_chunks:
-        raise ValueError(f"the pipeline schedule {name} has {chosen.chunks} chunks a rank, not {chunks}")
-    made = chosen.generate(ranks, microbatches, chunks, times)
-    return made if overlap else replace(made, pairs=frozenset())
+    if chunks != schedule_type.chunks and not schedule_type.free_chunks:
+        raise ValueError(f"the pipeline schedule {name} has {schedule_type.chunks} chunks a rank, not {chunks}")
+    schedule = schedule_type.generate(ranks, microbatches, chunks, times)
+    return schedule if overlap else replace(schedule, pairs=frozenset())
 
 
-def forward_only(ranks: int, microbatches: int, chunks: int, placement: Placement) -> Schedule:
+def make_forward_schedule(ranks: int, microbatches: int, chunks: int, placement: Placement) -> Schedule:
     """Forwards alone, for evaluation.
 
     Idle time of each rank: (p - 1)F in a loop (of several chunks: where p divides m), 2(p - 1)F on a V, whose last rank
     can neither begin earlier nor end later.
     """
 
-    def loop(rank: int) -> list[PipelineAction]:
+    def order_loop(rank: int) -> list[PipelineAction]:
         groups = [range(first, min(first + ranks, microbatches)) for first in range(0, microbatches, ranks)]
         return [
             PipelineAction("F", chunk, microbatch)
@@ -140,12 +145,12 @@ def forward_only(ranks: int, microbatches: int, chunks: int, placement: Placemen
             for microbatch in group
         ]
 
-    def v(rank: int) -> list[PipelineAction]:
+    def order_v(rank: int) -> list[PipelineAction]:
         ahead = 2 * (ranks - 1 - rank) + 1  # microbatches that go down before the first comes back up
         turns = [
             (microbatch + chunk * ahead, -chunk, microbatch) for chunk in (0, 1) for microbatch in range(microbatches)
         ]
         return [PipelineAction("F", -chunk, microbatch) for _, chunk, microbatch in sorted(turns)]
 
-    of = loop if placement == "loop" else v
+    of = order_loop if placement == "loop" else order_v
     return Schedule(ranks, chunks, microbatches, placement, tuple(tuple(of(rank)) for rank in range(ranks)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM, expand_times
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
-from gangline_parallel_megatron_style.pipeline.dependencies import StageResult, needs, result, walk
+from gangline_parallel_megatron_style.pipeline.dependencies import StageResult, get_result, list_needs, walk
 
 Span = tuple[float, float]
 
@@ -29,7 +29,7 @@ class Timeline:
         """From the first start to the last end."""
         return max(end for spans in self.spans for _, end in spans) - self.start
 
-    def busy(self, rank: int) -> float:
+    def compute_busy_time(self, rank: int) -> float:
         """Time in which a rank computes."""
         return sum(end - start for start, end in self.spans[rank])
 
@@ -37,7 +37,7 @@ class Timeline:
     def bubble(self) -> float:
         """The share of all ranks' time in which they wait, 0 to 1."""
         ranks = self.schedule.ranks
-        return 1 - sum(map(self.busy, range(ranks))) / (self.makespan * ranks)
+        return 1 - sum(map(self.compute_busy_time, range(ranks))) / (self.makespan * ranks)
 
 
 def simulate(
@@ -51,24 +51,24 @@ def simulate(
     """
     each = expand_times(times, schedule.stages)
     free = [0.0] * schedule.ranks
-    done: dict[StageResult, tuple[float, int]] = {}
+    result_ends: dict[StageResult, tuple[float, int]] = {}
     spans: list[list[Span]] = [[] for _ in free]
     for rank, turn in walk(schedule):
         at = free[rank]
         for action in turn:
-            for need in needs(schedule, rank, action):
-                end, where = done[need]
+            for need in list_needs(schedule, rank, action):
+                end, where = result_ends[need]
                 at = max(at, end if where == rank else end + latency)
         for action in turn:
-            start, at = at, at + each[schedule.stage(rank, action.chunk)].get_time(action.kind)
+            start, at = at, at + each[schedule.get_stage(rank, action.chunk)].get_time(action.kind)
             spans[rank].append((start, at))
         free[rank] = at
-        for given in filter(None, (result(schedule, rank, action) for action in turn)):
-            done[given] = (at, rank)
+        for stage_result in filter(None, (get_result(schedule, rank, action) for action in turn)):
+            result_ends[stage_result] = (at, rank)
     return Timeline(schedule, tuple(map(tuple, spans)))
 
 
-def peak_activations(schedule: Schedule) -> tuple[int, ...]:
+def count_peak_activations(schedule: Schedule) -> tuple[int, ...]:
     """The most activations (of one microbatch on one stage) that each rank holds at once.
 
     One is held from its F to its B or W. After I a part of it is free already, so this is an upper bound.

@@ -34,25 +34,25 @@ class SplitProduct(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
         w, b, precision = ctx.w, ctx.b, ctx.precision
         need_x, need_w, need_b, _ = ctx.needs_input_grad
-        saved = ctx.saved_tensors
+        saved_tensors = ctx.saved_tensors
 
         @torch.no_grad()  # deferred, it runs outside of autograd, and must not begin a graph that keeps x alive
-        def weights() -> None:
+        def accumulate_weight_grads() -> None:
             if need_w:
-                (x,) = saved
+                (x,) = saved_tensors
                 accumulate_grad(w, precision.compute_grad_w(dy, x))
             if need_b:
                 accumulate_grad(b, dy.flatten(0, -2).sum(0))
 
         if need_w or need_b:
-            defer(weights)
+            defer(accumulate_weight_grads)
         return precision.compute_grad_x(dy, w).to(ctx.dtype) if need_x else None, None, None, None
 
 
 def split_linear(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     """What to put in place of a `Linear`'s `product`: (x, W, b) -> y."""
 
-    def product(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    def multiply(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         return SplitProduct.apply(x, w, b, precision)
 
-    return product
+    return multiply

@@ -48,7 +48,7 @@ class _Passing(torch.autograd.Function):
         return grad, None
 
 
-def passing(hidden: Tensor, passed: Callable[[], None]) -> Tensor:
+def call_in_backward(hidden: Tensor, passed: Callable[[], None]) -> Tensor:
     """`hidden`, with `passed()` called in the backward pass, between what is made of it and what it is made of."""
     return _Passing.apply(hidden, passed) if hidden.requires_grad else hidden
 
@@ -70,11 +70,11 @@ class Stage:
             if hidden is None or not hidden.requires_grad:
                 unmarked.append(segment)  # the embedding, and what stands behind one that is not trained
             else:
-                hidden = passing(hidden, partial(self.after, segment, True))
+                hidden = call_in_backward(hidden, partial(self.after, segment, True))
             self.before(segment, False)
             hidden = self._run(segment, hidden, batch)
             self.after(segment, False)
-            hidden = passing(hidden, partial(self.before, segment, True))
+            hidden = call_in_backward(hidden, partial(self.before, segment, True))
         assert hidden is not None
         if torch.is_grad_enabled():
             self._unmarked[microbatch] = unmarked
@@ -88,7 +88,7 @@ class Stage:
             return head.compute_logits(hidden[:, -1:])[:, -1]
         return segment.module(hidden, batch)
 
-    def backward_ends(self, microbatch: int) -> None:
+    def end_backward(self, microbatch: int) -> None:
         """The backward pass of this stage and microbatch is done."""
         for segment in reversed(self._unmarked.pop(microbatch)):
             self.after(segment, True)

@@ -41,12 +41,12 @@ class TurnTaking:
 
         def run_second() -> None:
             with stream:
-                pair.lane(1, second)
+                pair.run_in_turns(1, second)
 
         surroundings = forward_context.swap()
         self._jobs.put(run_second)
         with forward_context.take_turns(pair.give_way):
-            if not pair.lane(0, first):
+            if not pair.run_in_turns(0, first):
                 pair.go[0].acquire()
         forward_context.swap(surroundings)
         if pair.failed is not None:
@@ -66,7 +66,7 @@ class _Pair:
         self.failed: BaseException | None = None
         self._turn, self._since = 0, time.perf_counter()
 
-    def lane(self, number: int, work: Callable[[], object]) -> bool:
+    def run_in_turns(self, number: int, work: Callable[[], object]) -> bool:
         """One of the two, from its first turn to its end; whether the other one is over by then."""
         self.go[number].acquire()
         try:
@@ -86,10 +86,10 @@ class _Pair:
         number = self._turn
         if self.over[1 - number]:
             return
-        left = forward_context.swap()
+        surroundings = forward_context.swap()
         self._pass_on()
         self.go[number].acquire()
-        forward_context.swap(left)
+        forward_context.swap(surroundings)
         if self.failed is not None:
             raise Abandoned
 

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 
 from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM, expand_times
-from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineAction, Schedule, place_of, stage_of
+from gangline_parallel_megatron_style.pipeline.actions import (
+    Kind,
+    PipelineAction,
+    Schedule,
+    compute_place,
+    compute_stage,
+)
 
 # What a rank that is free does first. Of all orders this one alone leaves no bubble where F = I = W (2 to 32 ranks).
 PREFERENCE: tuple[tuple[Kind, int], ...] = (("F", 1), ("F", 0), ("I", 0), ("I", 1))
@@ -21,7 +27,7 @@ class _Rank:
     """What one rank has done so far."""
 
     def __init__(self, ranks: int, microbatches: int, rank: int) -> None:
-        self.stages = [stage_of(ranks, "v", rank, chunk) for chunk in (0, 1)]
+        self.stages = [compute_stage(ranks, "v", rank, chunk) for chunk in (0, 1)]
         self.last, self.microbatches = 2 * ranks - 1, microbatches
         self.room, self.held = 2 * ranks, [0, 0]  # activations: how many more it may hold, and holds of each chunk
         self.next = dict.fromkeys(PREFERENCE, 0)  # the microbatch that comes next
@@ -29,7 +35,7 @@ class _Rank:
         self.actions: list[PipelineAction] = []
         self.free = 0.0
 
-    def _ready(self, kind: Kind, chunk: int, microbatch: int, ends: Ends, until: float) -> bool:
+    def _is_ready(self, kind: Kind, chunk: int, microbatch: int, ends: Ends, until: float) -> bool:
         stage = self.stages[chunk]
         if kind == "F":
             # The last place waits for a forward of chunk 1: only that leads to a backward, which makes room.
@@ -43,7 +49,7 @@ class _Rank:
         """The first of `PREFERENCE` whose input is here by `until`, else the oldest W, else nothing."""
         for kind, chunk in PREFERENCE:
             microbatch = self.next[kind, chunk]
-            if microbatch < self.microbatches and self._ready(kind, chunk, microbatch, ends, until):
+            if microbatch < self.microbatches and self._is_ready(kind, chunk, microbatch, ends, until):
                 return PipelineAction(kind, chunk, microbatch)
         return self.deferred[0] if self.deferred else None
 
@@ -62,7 +68,7 @@ class _Rank:
             self.deferred.append(action._replace(kind="W"))
 
 
-def zb_v(ranks: int, microbatches: int, times: ActionTimes | Sequence[ActionTimes] = UNIFORM) -> Schedule:
+def make_zb_v_schedule(ranks: int, microbatches: int, times: ActionTimes | Sequence[ActionTimes] = UNIFORM) -> Schedule:
     """Two chunks a rank, laid out as a V: of what can begin, each rank takes the most urgent, within bounded memory.
 
     Qi et al. 2023, arXiv 2401.10241, section 6; Pipeline Parallelism with Controllable Memory, arXiv 2405.15362 (V-ZB).
@@ -92,5 +98,5 @@ def zb_v(ranks: int, microbatches: int, times: ActionTimes | Sequence[ActionTime
                 ends[action.kind, stage, action.microbatch] = state.free
                 to = stage + 1 if action.kind == "F" else stage - 1
                 if 0 <= to <= state.last:
-                    heapq.heappush(events, (state.free, place_of(ranks, "v", to)[0]))
+                    heapq.heappush(events, (state.free, compute_place(ranks, "v", to)[0]))
     return Schedule(ranks, 2, microbatches, "v", tuple(tuple(state.actions) for state in states))

@@ -17,12 +17,12 @@ def refuse(scaling: str, device: str | None) -> None:
     if (device or "cuda").split(":")[0] == "cpu" or not torch.cuda.is_available():
         return
     name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
-    problem = cannot(scaling, capability, torch.version.cuda)
+    problem = find_scaling_problem(scaling, capability, torch.version.cuda)
     if problem:
         raise UserError(f"precision=fp8 precision.scaling={scaling} does not work on this {name}.", *problem)
 
 
-def cannot(scaling: str, capability: tuple[int, int], cuda: str | None) -> tuple[str, str] | None:
+def find_scaling_problem(scaling: str, capability: tuple[int, int], cuda: str | None) -> tuple[str, str] | None:
     """(why, what to choose instead) for a GPU of this compute capability and a torch built for this CUDA, or None."""
     if cuda is None:
         return "Products in float8 need an NVIDIA GPU.", "precision=bf16"

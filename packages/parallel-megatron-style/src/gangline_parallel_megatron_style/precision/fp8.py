@@ -63,26 +63,28 @@ class Fp8Precision(Precision):
     def linear(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         return _Linear.apply(x, w, b, self)
 
-    def product(self, x: Tensor, w: Tensor) -> Tensor:
+    def compute_product(self, x: Tensor, w: Tensor) -> Tensor:
         """`linear` without a bias, and without a backward pass."""
-        y_NF = self._multiply(_rows(x), Format.E4M3, w, self.recipe.weights)
+        y_NF = self._multiply(_flatten_rows(x), Format.E4M3, w, self.recipe.weights)
         return _restore_shape(y_NF, x)
 
     def compute_grad_x(self, dy: Tensor, w: Tensor) -> Tensor:
-        dx_NF = self._multiply(_rows(dy), self.recipe.gradients, w.t(), self.recipe.weights)
+        dx_NF = self._multiply(_flatten_rows(dy), self.recipe.gradients, w.t(), self.recipe.weights)
         return _restore_shape(dx_NF, dy).to(w.dtype)
 
     def compute_grad_w(self, dy: Tensor, x: Tensor) -> Tensor:
-        return self._multiply(_rows(dy).t(), self.recipe.gradients, _rows(x).t(), self.recipe.activations)
+        return self._multiply(
+            _flatten_rows(dy).t(), self.recipe.gradients, _flatten_rows(x).t(), self.recipe.activations
+        )
 
     def _multiply(self, a_MI: Tensor, form: Format, b_OI: Tensor, grain: Grain) -> Tensor:
         """A Bᵀ (M, N) in the compute dtype; no rows, or nothing to sum over, where a rank holds no part."""
         (m, k), n = a_MI.shape, b_OI.shape[0]
         if not m or not n or not k:
             return a_MI.new_zeros(m, n, dtype=self.compute_dtype)
-        given = (a_MI.to(self.compute_dtype), form.name, self.recipe.activations.name, b_OI.to(self.compute_dtype))
+        arguments = (a_MI.to(self.compute_dtype), form.name, self.recipe.activations.name, b_OI.to(self.compute_dtype))
         whole = torch.compiler.is_compiling() and a_MI.is_cuda  # our kernels are faster than what is made of operators
-        return (torch.ops.gangline.float8_product if whole else multiply_rounded)(*given, grain.name)
+        return (torch.ops.gangline.float8_product if whole else multiply_rounded)(*arguments, grain.name)
 
 
 def multiply_rounded(a_MI: Tensor, form: str, a_grain: str, b_OI: Tensor, b_grain: str) -> Tensor:
@@ -105,21 +107,21 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, precision: Fp8Precision) -> Tensor:
         ctx.save_for_backward(w, *([x] if ctx.needs_input_grad[1] else []))
         ctx.precision, ctx.dtype = precision, x.dtype
-        y = precision.product(x, w)
+        y = precision.compute_product(x, w)
         return y if b is None else y + b.to(y.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        w, *kept = ctx.saved_tensors
+        w, *inputs = ctx.saved_tensors
         need_x, need_w, need_b, _ = ctx.needs_input_grad
         precision: Fp8Precision = ctx.precision
         dx = precision.compute_grad_x(dy, w).to(ctx.dtype) if need_x else None
-        dw = precision.compute_grad_w(dy, kept[0]) if need_w else None
-        return dx, dw, _rows(dy).sum(0) if need_b else None, None
+        dw = precision.compute_grad_w(dy, inputs[0]) if need_w else None
+        return dx, dw, _flatten_rows(dy).sum(0) if need_b else None, None
 
 
-def _rows(x: Tensor) -> Tensor:
+def _flatten_rows(x: Tensor) -> Tensor:
     """(.., F) -> (N, F)."""
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])
 

@@ -29,12 +29,12 @@ def quantise(x_MF: Tensor, form: Format, grain: Grain) -> Quantised:
     rows, columns = (max(ALIGNED, side or 0) for side in grain.value)
     x_MF = F.pad(x_MF, (0, -x_MF.shape[1] % columns, 0, -x_MF.shape[0] % rows))
     parted = split_parts(x_MF, grain)
-    scale = power_of_two(parted.abs().amax((1, 3)).float(), form)
+    scale = compute_scale(parted.abs().amax((1, 3)).float(), form)
     values = (parted * scale.reciprocal().to(x_MF.dtype)[:, None, :, None]).to(form.dtype)
     return Quantised(values.reshape(x_MF.shape).contiguous(), scale, grain)  # transposed, if it is, by single bytes
 
 
-def power_of_two(largest: Tensor, form: Format) -> Tensor:
+def compute_scale(largest: Tensor, form: Format) -> Tensor:
     """The smallest powers of two that numbers up to `largest` (float32) are divided by to fit in `form`.
 
     At least `SMALLEST`; infinite for what is not finite.

@@ -21,19 +21,19 @@ TILES = {Grain.TENSOR: (128, 128, 8), Grain.ROW: (128, 128, 8), Grain.TILE: (64,
 
 
 @triton.jit
-def _tile(x, m, f, M, F, stride_m, stride_f):
+def _load_tile(x, m, f, M, F, stride_m, stride_f):
     there = (m < M)[:, None] & (f < F)[None, :]
     return tl.load(x + m[:, None] * stride_m + f[None, :] * stride_f, there, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _bits(x):
+def _get_magnitude_bits(x):
     # A maximum of numbers leaves NaN out; that of their bits, as integers, is NaN where one is.
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
-def _power_of_two(bits, INVERSE: tl.constexpr, SMALLEST: tl.constexpr):
+def _compute_scale(bits, INVERSE: tl.constexpr, SMALLEST: tl.constexpr):
     # As the plain function of that name. INVERSE: of the power of two that is the format's largest.
     reduced = bits.to(tl.float32, bitcast=True) * INVERSE
     below = (reduced.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
@@ -42,10 +42,12 @@ def _power_of_two(bits, INVERSE: tl.constexpr, SMALLEST: tl.constexpr):
 
 
 @triton.jit
-def _largest(x, largest, M, F, stride_m, stride_f, OF_ROWS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _find_largest(
+    x, largest, M, F, stride_m, stride_f, OF_ROWS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     f = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    of_row = tl.max(_bits(_tile(x, m, f, M, F, stride_m, stride_f)), 1)
+    of_row = tl.max(_get_magnitude_bits(_load_tile(x, m, f, M, F, stride_m, stride_f)), 1)
     if OF_ROWS:
         tl.atomic_max(largest + m, of_row, m < M)
     else:
@@ -53,7 +55,7 @@ def _largest(x, largest, M, F, stride_m, stride_f, OF_ROWS: tl.constexpr, ROWS: 
 
 
 @triton.jit
-def _round(
+def _quantise_tile(
     x,
     largest,
     values,
@@ -72,22 +74,22 @@ def _round(
 ):
     m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     f = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    x_tile = _tile(x, m, f, M, F, stride_m, stride_f)
+    x_tile = _load_tile(x, m, f, M, F, stride_m, stride_f)
     inside, first = m < padded_m, tl.program_id(1) == 0
     if GRAIN == "TENSOR":
-        scale = _power_of_two(tl.load(largest), INVERSE, SMALLEST)
+        scale = _compute_scale(tl.load(largest), INVERSE, SMALLEST)
         tl.store(scales, scale, first & (tl.program_id(0) == 0))
         x_tile = x_tile * (1.0 / scale)
     elif GRAIN == "ROW":
-        scale = _power_of_two(tl.load(largest + m, inside, other=0), INVERSE, SMALLEST)
+        scale = _compute_scale(tl.load(largest + m, inside, other=0), INVERSE, SMALLEST)
         tl.store(scales + m, scale, inside & first)
         x_tile = x_tile * (1.0 / scale)[:, None]
     elif GRAIN == "TILE":
-        scale = _power_of_two(tl.max(_bits(x_tile), 1), INVERSE, SMALLEST)
+        scale = _compute_scale(tl.max(_get_magnitude_bits(x_tile), 1), INVERSE, SMALLEST)
         tl.store(scales + m * tl.num_programs(1) + tl.program_id(1), scale, inside)
         x_tile = x_tile * (1.0 / scale)[:, None]
     else:
-        scale = _power_of_two(tl.max(tl.max(_bits(x_tile), 1), 0), INVERSE, SMALLEST)
+        scale = _compute_scale(tl.max(tl.max(_get_magnitude_bits(x_tile), 1), 0), INVERSE, SMALLEST)
         tl.store(scales + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), scale)
         x_tile = x_tile * (1.0 / scale)
     tl.store(
@@ -102,15 +104,15 @@ def quantise(x_MF: Tensor, form: Format, grain: Grain, dtype: torch.dtype | None
     (M, F), (rows, columns, warps) = x_MF.shape, TILES[grain]
     sides = [max(ALIGNED, side or 0) for side in grain.value]
     padded = [triton.cdiv(size, side) * side for size, side in zip(x_MF.shape, sides, strict=True)]
-    shared = [size // (side or size) for size, side in zip(padded, grain.value, strict=True)]
-    scales = torch.empty(shared, dtype=torch.float32, device=x_MF.device)
+    scale_shape = [size // (side or size) for size, side in zip(padded, grain.value, strict=True)]
+    scales = torch.empty(scale_shape, dtype=torch.float32, device=x_MF.device)
     values = torch.empty(padded, dtype=dtype or form.dtype, device=x_MF.device)
     grid = (triton.cdiv(padded[0], rows), triton.cdiv(padded[1], columns))
-    given = (M, F, *x_MF.stride())
+    geometry = (M, F, *x_MF.stride())
     largest = scales
     if grain in (Grain.TENSOR, Grain.ROW):
-        largest = torch.zeros(shared, dtype=torch.int32, device=x_MF.device)
-        _largest[grid](x_MF, largest, *given, grain is Grain.ROW, rows, columns, num_warps=warps)
+        largest = torch.zeros(scale_shape, dtype=torch.int32, device=x_MF.device)
+        _find_largest[grid](x_MF, largest, *geometry, grain is Grain.ROW, rows, columns, num_warps=warps)
     formats = (grain.name, 2.0**-form.exponent, SMALLEST)
-    _round[grid](x_MF, largest, values, scales, *given, *padded, *formats, rows, columns, num_warps=warps)
+    _quantise_tile[grid](x_MF, largest, values, scales, *geometry, *padded, *formats, rows, columns, num_warps=warps)
     return Quantised(values, scales, grain)

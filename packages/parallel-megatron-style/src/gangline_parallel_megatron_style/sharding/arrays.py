@@ -14,7 +14,7 @@ from functools import lru_cache
 from gangline.mesh import Mesh
 from gangline.plan import Plan, matches
 from gangline.shard import Division, Layout, Registry, name_model_array
-from gangline_parallel_megatron_style.sharding.cuts import CutArray, cut_array, grad_neighbours
+from gangline_parallel_megatron_style.sharding.cuts import CutArray, count_grad_neighbours, cut_array
 from gangline_parallel_megatron_style.sharding.packing import ArrayRows, Packing, pack
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks
 
@@ -75,7 +75,14 @@ class ModelShapes:
 
 
 def lay_out(
-    plan: Plan, mesh: Mesh, given: ModelShapes, ranks: Sequence[int], *, zero: int, sequence_parallel: bool, dtype: str
+    plan: Plan,
+    mesh: Mesh,
+    model_shapes: ModelShapes,
+    ranks: Sequence[int],
+    *,
+    zero: int,
+    sequence_parallel: bool,
+    dtype: str,
 ) -> ModelLayout:
     """`ranks`: the pp rank of the embedding, of each block, and of the head.
 
@@ -83,14 +90,14 @@ def lay_out(
     does not divide.
     """
     homes = {EMBED: ranks[0], **{f"{plan.blocks}.{i}": rank for i, rank in enumerate(ranks[1:-1])}, HEAD: ranks[-1]}
-    group_names = {name: group_of(name, plan, given.aliases[name]) for name in given.shapes}
+    group_names = {name: choose_group(name, plan, model_shapes.aliases[name]) for name in model_shapes.shapes}
     stage: dict[str, tuple[int, ...]] = {group: (homes[group],) for group in homes}
     if TIED in group_names.values():
         stage[TIED] = tuple(dict.fromkeys((ranks[0], ranks[-1])))
-    cut = {name: cut_array(name, shape, plan, mesh) for name, shape in given.shapes.items()}
+    cut = {name: cut_array(name, shape, plan, mesh) for name, shape in model_shapes.shapes.items()}
     grouped: dict[tuple[str, ParamKind], list[str]] = {}
     for name, group in group_names.items():
-        trained = name not in given.frozen
+        trained = name not in model_shapes.frozen
         kind = ParamKind(cut[name].fold, plan.computes_as_kept(name), trained, plan.get_dtype(name))
         grouped.setdefault((group, kind), []).append(name)
     layouts: dict[str, Layout] = {}
@@ -99,14 +106,19 @@ def lay_out(
         at = (("pp", stage[group][0]),) if mesh.size("pp") > 1 else ()
         for packing, divisions in _pack_rows(kind, {name: cut[name] for name in names}, plan, mesh, zero):
             for array in packing.arrays:
-                layouts[array.name] = Layout(given.shapes[array.name], kind.low_bit or dtype, divisions[array.name], at)
-            sums = {a.name: grad_neighbours(a.name, cut[a.name], plan, mesh, sequence_parallel) for a in packing.arrays}
+                layouts[array.name] = Layout(
+                    model_shapes.shapes[array.name], kind.low_bit or dtype, divisions[array.name], at
+                )
+            sums = {
+                a.name: count_grad_neighbours(a.name, cut[a.name], plan, mesh, sequence_parallel)
+                for a in packing.arrays
+            }
             buffers[group].append(BufferLayout(group, kind, packing, sums))
-    ordered = {name_model_array(name): layouts[name] for name in given.shapes} | _buffer_layouts(
-        plan, mesh, given, homes
+    all_layouts = {name_model_array(name): layouts[name] for name in model_shapes.shapes} | _lay_out_buffers(
+        plan, mesh, model_shapes, homes
     )
-    registry = Registry.of(mesh, ordered)
-    return ModelLayout(registry, {group: tuple(found) for group, found in buffers.items()}, stage)
+    registry = Registry.of(mesh, all_layouts)
+    return ModelLayout(registry, {group: tuple(group_buffers) for group, group_buffers in buffers.items()}, stage)
 
 
 def _pack_rows(
@@ -116,50 +128,54 @@ def _pack_rows(
     ranks = StateRanks.of(plan, mesh, kind.fold)
     parts = ranks.shards if zero else 1
     every = ranks.fold.size if ranks.fold else 1
-    rows = [array.rows(name) for name, array in cut.items()]
-    found = []
+    rows = [array.as_rows(name) for name, array in cut.items()]
+    packings = []
     for packing in _pack(tuple((r.count, r.width) for r in rows), parts, tuple(cut)):
         divisions = {}
         for index, array in enumerate(packing.arrays):
-            own = (Division(ranks.axes(mesh), (packing.bounds(index),), rows=True, every=every),) if parts > 1 else ()
+            own = (
+                (Division(ranks.get_shard_axes(mesh), (packing.compute_row_bounds(index),), rows=True, every=every),)
+                if parts > 1
+                else ()
+            )
             divisions[array.name] = cut[array.name].divisions + own
-        found.append((packing, divisions))
-    return found
+        packings.append((packing, divisions))
+    return packings
 
 
-def _buffer_layouts(plan: Plan, mesh: Mesh, given: ModelShapes, homes: Mapping[str, int]) -> dict[str, Layout]:
+def _lay_out_buffers(plan: Plan, mesh: Mesh, model_shapes: ModelShapes, homes: Mapping[str, int]) -> dict[str, Layout]:
     """Persistent buffers are whole, on the pipeline rank of their module."""
-    found = {}
-    for name, (shape, dtype) in given.buffers.items():
-        places = sorted({homes[_place(alias, plan)] for alias in given.aliases[name]})
+    layouts = {}
+    for name, (shape, dtype) in model_shapes.buffers.items():
+        places = sorted({homes[_find_place(alias, plan)] for alias in model_shapes.aliases[name]})
         if len(places) > 1:
             raise ValueError(f"the buffer {name} is shared by modules of the pipeline stages {places}; only one has it")
-        found[name_model_array(name)] = Layout(shape, dtype, at=(("pp", places[0]),) if mesh.size("pp") > 1 else ())
-    return found
+        layouts[name_model_array(name)] = Layout(shape, dtype, at=(("pp", places[0]),) if mesh.size("pp") > 1 else ())
+    return layouts
 
 
-def local_shape(layout: Layout, mesh: Mesh, coordinate: Mapping[str, int]) -> tuple[int, ...]:
+def compute_local_shape(layout: Layout, mesh: Mesh, coordinate: Mapping[str, int]) -> tuple[int, ...]:
     """The shape of an array on the rank at `coordinate` before its rows are cut."""
     shape = list(layout.shape)
     for division in layout.divisions:
         if not division.rows:
-            start, end = part_of(division, mesh, coordinate)
+            start, end = locate_part(division, mesh, coordinate)
             shape[division.dim] = end - start
     return tuple(shape)
 
 
-def part_of(division: Division, mesh: Mesh, coordinate: Mapping[str, int]) -> tuple[int, int]:
+def locate_part(division: Division, mesh: Mesh, coordinate: Mapping[str, int]) -> tuple[int, int]:
     """(start, end) along its dim of the part of a division that the rank at `coordinate` holds."""
     part = mesh.index(coordinate, division.axes) // division.every % division.parts
     return division.bounds[0][part], division.bounds[0][part + 1]
 
 
-def group_of(name: str, plan: Plan, aliases: Sequence[str]) -> str:
+def choose_group(name: str, plan: Plan, aliases: Sequence[str]) -> str:
     """The parameter group of an array: a block, the embedding, the head, or what both of these use.
 
     Raises ValueError for other ways of sharing, and for what lies in none of them.
     """
-    places = {_place(alias, plan) for alias in (name, *aliases)}
+    places = {_find_place(alias, plan) for alias in (name, *aliases)}
     if len(places) == 1:
         return places.pop()
     if places == {EMBED, HEAD}:
@@ -167,7 +183,7 @@ def group_of(name: str, plan: Plan, aliases: Sequence[str]) -> str:
     raise ValueError(f"{name} is shared by {', '.join(sorted(places))}; only the embedding and the head may share one")
 
 
-def _place(name: str, plan: Plan) -> str:
+def _find_place(name: str, plan: Plan) -> str:
     if matches(plan.embed, name):
         return EMBED
     if matches(plan.head, name):

@@ -10,7 +10,7 @@ from gangline.mesh import Mesh
 from gangline.plan import Cut, Plan, matches
 from gangline.shard import Division
 from gangline_parallel_megatron_style.sharding.packing import ArrayRows
-from gangline_parallel_megatron_style.sharding.ranks import active_fold
+from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CutArray:
     fold: str | None
     neighbours: int
 
-    def rows(self, name: str) -> ArrayRows:
+    def as_rows(self, name: str) -> ArrayRows:
         """As rows along the last dim; an array of one dim is one row."""
         if len(self.shape) <= 1:
             return ArrayRows(name, 1, prod(self.shape))
@@ -37,9 +37,9 @@ class CutArray:
 def cut_array(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> CutArray:
     """The parts that the plan's cuts make of an array. Raises ValueError where its dims do not divide."""
     divisions: tuple[Division, ...] = ()
-    left, fold_name, neighbours = list(shape), None, mesh.size("tp")
+    part_shape, fold_name, neighbours = list(shape), None, mesh.size("tp")
     for axis, cut in plan.get_cuts(name, len(shape)).items():
-        fold = active_fold(plan, mesh, axis)
+        fold = find_active_fold(plan, mesh, axis)
         if axis == "tp" and mesh.size("tp") > 1:
             bounds, every = cut_over_tp(name, shape[cut.dim], cut, mesh.size("tp"))
             divisions += (Division(("tp",), (bounds,), cut.dim, every=every),)
@@ -56,8 +56,8 @@ def cut_array(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> CutA
             fold_name = axis
         else:
             continue
-        left[cut.dim] = max(b - a for a, b in pairwise(bounds))
-    return CutArray(tuple(left), divisions, fold_name, neighbours)
+        part_shape[cut.dim] = max(b - a for a, b in pairwise(bounds))
+    return CutArray(tuple(part_shape), divisions, fold_name, neighbours)
 
 
 def cut_over_tp(name: str, length: int, cut: Cut, size: int) -> tuple[tuple[int, ...], int]:
@@ -77,10 +77,10 @@ def cut_over_tp(name: str, length: int, cut: Cut, size: int) -> tuple[tuple[int,
     raise ValueError(f"{name}: {units} units along dim {cut.dim} do not divide over tp={size}")
 
 
-def grad_neighbours(name: str, cut: CutArray, plan: Plan, mesh: Mesh, sequence_parallel: bool) -> int:
+def count_grad_neighbours(name: str, cut: CutArray, plan: Plan, mesh: Mesh, sequence_parallel: bool) -> int:
     """Ranks of tp over which the gradient of an array is added, because they saw other tokens or heads; 0: none."""
     tp = mesh.size("tp")
-    fold = active_fold(plan, mesh, cut.fold)
+    fold = find_active_fold(plan, mesh, cut.fold)
     if tp == 1 or (fold is not None and "tp" in fold.out_of):
         return 0
     if any(division.axes == ("tp",) for division in cut.divisions):

@@ -52,7 +52,7 @@ class Packing:
     def size(self) -> int:
         return self.parts * self.length
 
-    def bounds(self, index: int) -> tuple[int, ...]:
+    def compute_row_bounds(self, index: int) -> tuple[int, ...]:
         """How many rows of the array number `index` begin before each range, and before the end."""
         array, start = self.arrays[index], self.starts[index]
         return tuple(
@@ -69,8 +69,8 @@ def pack(arrays: Sequence[ArrayRows], parts: int) -> list[Packing]:
         return [_align_to_grain(together)] if together else []
     widths = dict.fromkeys(array.width for array in arrays)
     apart = [_pack([array for array in arrays if array.width == width], parts, width) for width in widths]
-    found = apart if sum(packing.size for packing in apart) < together.size else [together]
-    return [_align_to_grain(packing) for packing in found]
+    packings = apart if sum(packing.size for packing in apart) < together.size else [together]
+    return [_align_to_grain(packing) for packing in packings]
 
 
 def _align_to_grain(least: Packing) -> Packing:
@@ -82,9 +82,9 @@ def _align_to_grain(least: Packing) -> Packing:
     multiple = lcm(*(array.width for array in stacks))
     limit = least.size + GRAIN * sum(array.size for array in arrays)
     for power in reversed(range(max(array.count for array in stacks).bit_length())):
-        found = _pack(arrays, least.parts, multiple << power, multiple << power)
-        if found.size <= limit:
-            return _spread(found, multiple << power)
+        packing = _pack(arrays, least.parts, multiple << power, multiple << power)
+        if packing.size <= limit:
+            return _spread(packing, multiple << power)
     return least
 
 

@@ -15,7 +15,7 @@ SHARD_AXES = ("dp_shard", "cp")  # the optimizer state of what all data ranks ho
 STATE_AXES = ("dp_replicate", *SHARD_AXES)  # all ranks that have the same weights, cut or whole, where tp cuts nothing
 
 
-def active_fold(plan: Plan, mesh: Mesh, name: str | None) -> Fold | None:
+def find_active_fold(plan: Plan, mesh: Mesh, name: str | None) -> Fold | None:
     """The fold of that name, where this mesh has ranks for it."""
     return next((f for f in plan.folds if f.name == name and f.size > 1 and mesh.size(*f.out_of) > 1), None)
 
@@ -38,15 +38,17 @@ class StateRanks:
     @classmethod
     def of(cls, plan: Plan, mesh: Mesh, fold_name: str | None) -> StateRanks:
         """Raises ValueError for a fold that does not divide the ranks that it is out of."""
-        fold = active_fold(plan, mesh, fold_name)
+        fold = find_active_fold(plan, mesh, fold_name)
         if fold is None:
             return cls(None, mesh.size(*SHARD_AXES), ("dp_replicate",), mesh.size("dp_replicate"))
         if mesh.size(*fold.out_of) % fold.size:
-            listed = " x ".join(fold.out_of)
-            raise ValueError(f"{fold.name} {fold.size} does not divide the {mesh.size(*fold.out_of)} ranks of {listed}")
+            axis_names = " x ".join(fold.out_of)
+            raise ValueError(
+                f"{fold.name} {fold.size} does not divide the {mesh.size(*fold.out_of)} ranks of {axis_names}"
+            )
         axes = tuple(axis for axis in STATE_AXES if axis not in fold.out_of)
         return cls(fold, mesh.size(*fold.out_of) // fold.size, axes, mesh.size(*axes))
 
-    def axes(self, mesh: Mesh) -> tuple[str, ...]:
+    def get_shard_axes(self, mesh: Mesh) -> tuple[str, ...]:
         """Axes along which the shards lie; on a fold its own axes, of which every `fold.size`-th rank is beside."""
         return SHARD_AXES if self.fold is None else tuple(axis for axis in mesh.axes if axis in self.fold.out_of)

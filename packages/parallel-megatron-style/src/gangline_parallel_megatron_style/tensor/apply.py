@@ -22,7 +22,7 @@ from gangline_basics.parallel.prepare import multiply_full, refuse_own
 from gangline_parallel_megatron_style.tensor.embedding import Lookup
 from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss
 from gangline_parallel_megatron_style.tensor.region import Region
-from gangline_parallel_megatron_style.tensor.sequence import compute_shard_loss, lookup_shard
+from gangline_parallel_megatron_style.tensor.sequence import compute_shard_loss, look_up_shard
 from gangline_parallel_megatron_style.tensor.setting import Setting
 
 AXIS = "tp"
@@ -79,23 +79,23 @@ class _Cutter:
     def run(self) -> None:
         modules = dict(self.model.named_modules())
         linears = [path for path, module in modules.items() if isinstance(module, Linear)]
-        columns = Counter(_parent(path) for path in linears if self.cuts.get(path, {}).get("weight") == 0)
-        self.regions = {parent: Region(self.setting, columns[parent]) for parent in map(_parent, linears)}
+        columns = Counter(_get_parent(path) for path in linears if self.cuts.get(path, {}).get("weight") == 0)
+        self.regions = {parent: Region(self.setting, columns[parent]) for parent in map(_get_parent, linears)}
         losses = [seam.pattern for seam in self.plan.seams if seam.name == "loss"]
         for path, module in modules.items():
             if isinstance(module, Linear):
-                self._product(path, module)
+                self._set_product(path, module)
             elif isinstance(module, OwnProducts):
                 module.multiply_by(self.setting.precision)
             elif isinstance(module, Embedding):
-                self._lookup(path, module)
+                self._set_lookup(path, module)
             elif any(matches(pattern, path) and get_seam_function(module, "loss") for pattern in losses):
-                self._loss(path, module)
+                self._set_loss(path, module)
             elif path in self.cuts:
                 name = f"{path}.{next(iter(self.cuts[path]))}"
                 bind_around(self.model, name, AXIS, self.setting.comm, self.bound)
 
-    def _product(self, path: str, linear: Linear) -> None:
+    def _set_product(self, path: str, linear: Linear) -> None:
         refuse_own(linear, path, "product", F.linear)
         dim = self.cuts.get(path, {}).get("weight")
         full = any(matches(pattern, path) for pattern in self.plan.master_dtype)
@@ -106,21 +106,21 @@ class _Cutter:
                 f"{path} is cut along {AXIS} and computed in the master dtype: a plan may ask one of the two"
             )
         else:
-            region = self.regions[_parent(path)]
-            linear.product = region.row if dim else region.column
+            region = self.regions[_get_parent(path)]
+            linear.product = region.multiply_rowwise if dim else region.multiply_colwise
             bind_linear(linear, path, self.setting.comm, self.bound)
 
-    def _lookup(self, path: str, embedding: Embedding) -> None:
-        first = self._first_row(path)
+    def _set_lookup(self, path: str, embedding: Embedding) -> None:
+        first = self._find_first_row(path)
         if first is not None or self.setting.sequence_parallel:
             refuse_own(embedding, path, "lookup", F.embedding)
         if first is not None:
             embedding.lookup = Lookup(self.setting, first)
         elif self.setting.sequence_parallel:
-            embedding.lookup = partial(lookup_shard, setting=self.setting)
+            embedding.lookup = partial(look_up_shard, setting=self.setting)
 
-    def _loss(self, path: str, head: nn.Module) -> None:
-        first = self._first_row(path)
+    def _set_loss(self, path: str, head: nn.Module) -> None:
+        first = self._find_first_row(path)
         if first is not None:
             call = _match_call(path, head.loss, call_at(self.losses, path))
             chunk = head.loss.chunk if isinstance(head.loss, CrossEntropy) else None
@@ -128,7 +128,7 @@ class _Cutter:
         elif self.setting.sequence_parallel:
             head.loss = partial(compute_shard_loss, loss=head.loss, comm=self.setting.comm)  # type: ignore[assignment,arg-type]
 
-    def _first_row(self, path: str) -> int | None:
+    def _find_first_row(self, path: str) -> int | None:
         cuts = self.cuts.get(path)
         if not cuts:
             return None
@@ -150,5 +150,5 @@ def _match_call(path: str, function: object, declared: Call | None) -> LossCall:
     return own
 
 
-def _parent(path: str) -> str:
+def _get_parent(path: str) -> str:
     return path.rpartition(".")[0]

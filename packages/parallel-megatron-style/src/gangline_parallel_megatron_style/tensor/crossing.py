@@ -7,8 +7,8 @@ from torch import Tensor
 
 from gangline.comm.base import Pending
 from gangline.model.weight_grads import accumulate_grad, defer
-from gangline_parallel_megatron_style.tensor.setting import Setting, wants
-from gangline_parallel_megatron_style.tensor.visit import Visit, input_gradient
+from gangline_parallel_megatron_style.tensor.setting import Setting, is_trained
+from gangline_parallel_megatron_style.tensor.visit import Visit, compute_input_gradient
 
 
 class Enter(torch.autograd.Function):
@@ -36,18 +36,18 @@ class Enter(torch.autograd.Function):
             return None, None
         (own_ND,) = ctx.saved_tensors
         gathering: Pending[Tensor] | None = None
-        if sequence_parallel and any(wants(left.w) for left in waiting):
+        if sequence_parallel and any(is_trained(matmul.w) for matmul in waiting):
             gathering = comm.start_all_gather(own_ND)
         start = comm.start_reduce_scatter if sequence_parallel else comm.start_all_reduce
-        travelling = start(input_gradient(setting, waiting))
+        travelling = start(compute_input_gradient(setting, waiting))
 
-        def weights() -> None:
+        def accumulate_weight_grads() -> None:
             x_ND = own_ND if gathering is None else gathering.wait()
-            for left in waiting:
-                left.accumulate(setting, x_ND)
+            for matmul in waiting:
+                matmul.accumulate(setting, x_ND)
 
-        if any(left.wanted for left in waiting):
-            defer(weights)
+        if any(matmul.wanted for matmul in waiting):
+            defer(accumulate_weight_grads)
         return travelling.wait(), None
 
 
@@ -73,7 +73,7 @@ class Leave(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy_ND: Tensor):
         setting, b = ctx.setting, ctx.b
-        if wants(b):
+        if is_trained(b):
             defer(lambda: accumulate_grad(b, dy_ND.sum(0)))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gangline.model.weight_grads import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.rows import from_rows
-from gangline_parallel_megatron_style.tensor.setting import Setting, anchor
+from gangline_parallel_megatron_style.tensor.setting import Setting, make_anchor
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Lookup:
         """tokens (B, T) -> their rows (B, t, D); t = T / n under sequence parallelism, else T."""
         tokens_first = self.setting.sequence_parallel
         tokens_N = (tokens_BT.t() if tokens_first else tokens_BT).reshape(-1)
-        h_ND = _Lookup.apply(tokens_N - self.first, anchor(w_VD), (w_VD,), self.setting)
+        h_ND = _Lookup.apply(tokens_N - self.first, make_anchor(w_VD), (w_VD,), self.setting)
         return from_rows(h_ND, (*tokens_BT.shape, 0), tokens_first)
 
 
@@ -53,9 +53,9 @@ class _Lookup(torch.autograd.Function):
         if setting.sequence_parallel:
             dh_ND = setting.comm.all_gather(dh_ND.contiguous())
 
-        def weights() -> None:
+        def accumulate_weight_grads() -> None:
             size = w.shape[0]  # a token that is elsewhere counts as padding, which is skipped
             accumulate_grad(w, torch.ops.aten.embedding_dense_backward(dh_ND, rows_N, size + 1, size, False)[:size])
 
-        defer(weights)
+        defer(accumulate_weight_grads)
         return None, None, None, None

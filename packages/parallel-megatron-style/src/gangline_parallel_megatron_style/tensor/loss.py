@@ -35,7 +35,7 @@ from gangline_basics.model.loss import (
     widen,
 )
 from gangline_parallel_megatron_style.tensor.rows import to_rows
-from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, wants
+from gangline_parallel_megatron_style.tensor.setting import Setting, is_trained, make_anchor
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class VocabularyLoss:
         tokens_first = self.setting.sequence_parallel
         targets_N, counts_N = ((x.t() if tokens_first else x).reshape(-1) for x in (targets_BT, loss_mask_BT))
         h_ND = to_rows(hidden_BTD, tokens_first)
-        wanted = None if h_ND.requires_grad else anchor(w_VD)
+        anchor = None if h_ND.requires_grad else make_anchor(w_VD)
         chunk = self.chunk if self.chunk is not None and self.chunk < len(targets_N) else None
-        given = (targets_N - self.first, counts_N, self.setting, self.computes.soft_cap, chunk)
-        loss, squares = _Loss.apply(h_ND, wanted, (w_VD,), *given)
+        arguments = (targets_N - self.first, counts_N, self.setting, self.computes.soft_cap, chunk)
+        loss, squares = _Loss.apply(h_ND, anchor, (w_VD,), *arguments)
         if not self.computes.z:
             return loss
         term = self.computes.z * squares
@@ -93,7 +93,7 @@ class _Loss(torch.autograd.Function):
             logits_NV = F.linear(all_ND, w.to(h_ND.dtype))
             if soft_cap is not None:
                 cap_logits_(logits_NV, soft_cap)
-            part_2N = _parts(logits_NV, targets_N, here_N)
+            part_2N = _reduce_logits(logits_NV, targets_N, here_N)
         else:
             lse_N, target_N = compute_by_chunks(all_ND, w.to(h_ND.dtype), targets_N, chunk, soft_cap)
             part_2N = torch.stack((lse_N, target_N.masked_fill(~here_N, 0)))
@@ -110,7 +110,7 @@ class _Loss(torch.autograd.Function):
         h_ND, logits_NV, targets_N, here_N, counts_N, lse_N = ctx.saved_tensors
         setting: Setting = ctx.setting
         w, comm = ctx.w, setting.comm
-        gathers = setting.sequence_parallel and (wants(w) or ctx.chunk is not None)
+        gathers = setting.sequence_parallel and (is_trained(w) or ctx.chunk is not None)
         gathering = comm.start_all_gather(h_ND) if gathers else None
         z_N = None if grad_squares is None else 2 * lse_N * counts_N * grad_squares
         each_N = counts_N.to(grad.dtype) * grad
@@ -118,26 +118,26 @@ class _Loss(torch.autograd.Function):
         travelling = None
         if ctx.chunk is not None and len(w):
             all_ND = h_ND if gathering is None else gathering.wait()
-            given = (targets_N, here_N, each_N, lse_N, z_N, ctx.chunk, ctx.soft_cap)
-            wanted = (ctx.needs_input_grad[0], wants(w))
-            dh_ND, dw_VD = compute_gradients_by_chunks(all_ND, w.to(h_ND.dtype), *given, wanted)
+            arguments = (targets_N, here_N, each_N, lse_N, z_N, ctx.chunk, ctx.soft_cap)
+            grad_flags = (ctx.needs_input_grad[0], is_trained(w))
+            dh_ND, dw_VD = compute_gradients_by_chunks(all_ND, w.to(h_ND.dtype), *arguments, grad_flags)
             if dh_ND is not None:
                 travelling = start(dh_ND)
             if dw_VD is not None:
                 defer(lambda: accumulate_grad(w, dw_VD))
             return None if travelling is None else travelling.wait(), *(None,) * 7
-        dlogits_NV = _gradient(logits_NV, targets_N, here_N, each_N, lse_N, z_N)
+        dlogits_NV = _compute_gradient(logits_NV, targets_N, here_N, each_N, lse_N, z_N)
         if ctx.soft_cap is not None:
             uncap_gradient_(dlogits_NV, logits_NV, ctx.soft_cap)
         if ctx.needs_input_grad[0]:
             travelling = start(dlogits_NV @ w.to(h_ND.dtype))
         all_ND = h_ND if gathering is None else gathering.wait()
-        if wants(w):
+        if is_trained(w):
             defer(lambda: accumulate_grad(w, dlogits_NV.t() @ all_ND))
         return None if travelling is None else travelling.wait(), *(None,) * 7
 
 
-def _parts(logits_NV: Tensor, targets_N: Tensor, here_N: Tensor) -> Tensor:
+def _reduce_logits(logits_NV: Tensor, targets_N: Tensor, here_N: Tensor) -> Tensor:
     """(2, N): of each row the log-sum-exp, and the target's logit where it is here. Of no logits: -inf, and 0."""
     if not logits_NV.shape[1]:
         empty_N = widen(logits_NV.new_zeros(logits_NV.shape[0]))
@@ -146,7 +146,7 @@ def _parts(logits_NV: Tensor, targets_N: Tensor, here_N: Tensor) -> Tensor:
     return torch.stack((log_sum_exp(logits_NV), target_N))
 
 
-def _gradient(
+def _compute_gradient(
     logits_NV: Tensor, targets_N: Tensor, here_N: Tensor, each_N: Tensor, lse_N: Tensor, z_N: Tensor | None
 ) -> Tensor:
     """As `compute_logits_gradient`, also of no logits."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gangline.model.weight_grads import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.rows import from_rows, to_rows
-from gangline_parallel_megatron_style.tensor.setting import Setting, wants
+from gangline_parallel_megatron_style.tensor.setting import Setting, is_trained
 from gangline_parallel_megatron_style.tensor.visit import Visit, Waiting
 
 Weights = tuple[Tensor, Tensor | None]  # and bias; a tuple, so that autograd does not see them
@@ -28,12 +28,12 @@ class Column(torch.autograd.Function):
     def backward(ctx, dy_NF: Tensor | None):
         if dy_NF is not None:
             visit: Visit = ctx.visit
-            left = Waiting(ctx.order, dy_NF, *ctx.weights)
+            matmul = Waiting(ctx.order, dy_NF, *ctx.weights)
             if ctx.needs_input_grad[0]:
-                visit.waiting.append(left)
+                visit.waiting.append(matmul)
             else:
                 (x_ND,) = ctx.saved_tensors
-                defer(lambda: left.accumulate(visit.setting, x_ND))
+                defer(lambda: matmul.accumulate(visit.setting, x_ND))
         return None, None, None, None
 
 
@@ -48,7 +48,7 @@ class Row(torch.autograd.Function):
         ctx.setting, (ctx.w, _), ctx.dtype, ctx.shape = setting, weights, x.dtype, x.shape
         ctx.set_materialize_grads(False)
         x = x.to(setting.precision.compute_dtype)
-        if wants(ctx.w):
+        if is_trained(ctx.w):
             ctx.save_for_backward(x)
         return setting.precision.linear(to_rows(x, setting.sequence_parallel), ctx.w)
 
@@ -61,7 +61,7 @@ class Row(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             dx = from_rows(precision.compute_grad_x(dy_ND, w), ctx.shape, tokens_first).to(ctx.dtype)
-        if wants(w):
+        if is_trained(w):
             (x,) = ctx.saved_tensors
             defer(lambda: accumulate_grad(w, precision.compute_grad_w(dy_ND, to_rows(x, tokens_first))))
         return dx, None, None, None

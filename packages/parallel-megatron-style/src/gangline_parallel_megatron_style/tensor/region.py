@@ -27,7 +27,7 @@ from torch import Tensor
 from gangline_parallel_megatron_style.tensor.crossing import Enter, Leave
 from gangline_parallel_megatron_style.tensor.products import Column, Row
 from gangline_parallel_megatron_style.tensor.rows import from_rows, to_rows
-from gangline_parallel_megatron_style.tensor.setting import Setting, anchor
+from gangline_parallel_megatron_style.tensor.setting import Setting, make_anchor
 from gangline_parallel_megatron_style.tensor.visit import Visit
 
 
@@ -44,17 +44,17 @@ class Region:
     columns: int = 1
     _open: tuple[Tensor, tuple[int, bool], Visit, Tensor] | None = field(default=None, repr=False)
 
-    def column(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    def multiply_colwise(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         """x (B, t, in), w (out / n, in), b (out / n,) -> (B, T, out / n); T = n·t if sequence parallel, else t."""
         visit, x_ND = self._enter(x)
-        y_NF = Column.apply(x_ND, None if x_ND.requires_grad else anchor(w, b), (w, b), visit)
+        y_NF = Column.apply(x_ND, None if x_ND.requires_grad else make_anchor(w, b), (w, b), visit)
         return from_rows(y_NF, x.shape, self.setting.sequence_parallel)
 
-    def row(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    def multiply_rowwise(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         """x (B, T, in / n), w (out, in / n), b (out,) -> (B, t, out): the sum over the ranks, b added to it once."""
         self._open = None
-        partial_ND = Row.apply(x, None if x.requires_grad else anchor(w), (w, None), self.setting)
-        y_ND = Leave.apply(partial_ND, None if partial_ND.requires_grad else anchor(b), (b,), self.setting)
+        partial_ND = Row.apply(x, None if x.requires_grad else make_anchor(w), (w, None), self.setting)
+        y_ND = Leave.apply(partial_ND, None if partial_ND.requires_grad else make_anchor(b), (b,), self.setting)
         return from_rows(y_ND, x.shape, self.setting.sequence_parallel)
 
     def _enter(self, x: Tensor) -> tuple[Visit, Tensor]:

@@ -63,7 +63,7 @@ class _Everyones(torch.autograd.Function):
         return grad, None
 
 
-def lookup_shard(tokens_BT: Tensor, w_VD: Tensor, *, setting: Setting) -> Tensor:
+def look_up_shard(tokens_BT: Tensor, w_VD: Tensor, *, setting: Setting) -> Tensor:
     """The lookup of a whole embedding under sequence parallelism: (B, T) -> (B, t, D), of this rank's run of tokens."""
     return F.embedding(cut_sequence(tokens_BT, setting.comm) if setting.sequence_parallel else tokens_BT, w_VD)
 

@@ -23,13 +23,13 @@ class Setting:
     sequence_parallel: bool
 
 
-def anchor(*weights: Tensor | None) -> Tensor | None:
+def make_anchor(*weights: Tensor | None) -> Tensor | None:
     """What makes autograd call a backward where only weights, which it does not see, want gradients."""
-    if torch.is_grad_enabled() and any(wants(w) for w in weights):
+    if torch.is_grad_enabled() and any(is_trained(w) for w in weights):
         return torch.empty(0, requires_grad=True)
     return None
 
 
-def wants(weight: Tensor | None) -> bool:
+def is_trained(weight: Tensor | None) -> bool:
     """Whether there is such a weight, and it is trained."""
     return weight is not None and weight.requires_grad

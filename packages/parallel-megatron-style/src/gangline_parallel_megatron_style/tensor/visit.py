@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gangline.model.weight_grads import accumulate_grad
-from gangline_parallel_megatron_style.tensor.setting import Setting, wants
+from gangline_parallel_megatron_style.tensor.setting import Setting, is_trained
 
 
 @dataclass
@@ -21,13 +21,13 @@ class Waiting:
 
     @property
     def wanted(self) -> bool:
-        return wants(self.w) or wants(self.b)
+        return is_trained(self.w) or is_trained(self.b)
 
     def accumulate(self, setting: Setting, x_ND: Tensor) -> None:
         """Compute and accumulate the gradients of weight and bias, where they are trained."""
-        if wants(self.w):
+        if is_trained(self.w):
             accumulate_grad(self.w, setting.precision.compute_grad_w(self.dy_NF, x_ND))
-        if self.b is not None and wants(self.b):
+        if self.b is not None and is_trained(self.b):
             accumulate_grad(self.b, self.dy_NF.sum(0))
 
 
@@ -44,14 +44,14 @@ class Visit:
 
     def take(self) -> list[Waiting]:
         """All that has been left, in order of call; forgotten here, for a graph may be run backward again."""
-        taken, self.waiting = self.waiting, []
-        return sorted(taken, key=lambda left: left.order)
+        matmuls, self.waiting = self.waiting, []
+        return sorted(matmuls, key=lambda left: left.order)
 
 
-def input_gradient(setting: Setting, waiting: list[Waiting]) -> Tensor:
+def compute_input_gradient(setting: Setting, waiting: list[Waiting]) -> Tensor:
     """Σ dY_i W_i over the products of one x, (N, D): this rank's part of the sum over the ranks."""
     first, *others = waiting
     dx_ND = setting.precision.compute_grad_x(first.dy_NF, first.w)
-    for left in others:
-        dx_ND += setting.precision.compute_grad_x(left.dy_NF, left.w)
+    for matmul in others:
+        dx_ND += setting.precision.compute_grad_x(matmul.dy_NF, matmul.w)
     return dx_ND

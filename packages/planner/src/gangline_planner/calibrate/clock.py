@@ -13,18 +13,18 @@ from gangline.comm.base import Comm
 MOST = 1000  # calls of one measurement
 
 
-def seconds(work: Callable[[], object], comm: Comm, device: torch.device, budget: float = 0.05) -> float:
+def measure_seconds(work: Callable[[], object], comm: Comm, device: torch.device, budget: float = 0.05) -> float:
     """Of one call: the mean over about `budget` seconds of calls, and over the ranks, which begin together.
 
     Where ranks share cores each call alone may find one free; only many in a row show what a rank gets of them.
     """
     work()
-    once = max(time_calls(work, 1, comm, device), 1e-7)
+    once = max(measure_calls(work, 1, comm, device), 1e-7)
     times = broadcast_value(min(MOST, ceil(budget / once)), comm, device)
-    return mean(time_calls(work, times, comm, device) / times, comm, device)
+    return compute_mean(measure_calls(work, times, comm, device) / times, comm, device)
 
 
-def time_calls(work: Callable[[], object], times: int, comm: Comm, device: torch.device) -> float:
+def measure_calls(work: Callable[[], object], times: int, comm: Comm, device: torch.device) -> float:
     """Seconds of so many calls on this rank."""
     comm.barrier()
     finish(device)
@@ -35,9 +35,9 @@ def time_calls(work: Callable[[], object], times: int, comm: Comm, device: torch
     return time.perf_counter() - start
 
 
-def time_alone(work: Callable[[], object], comm: Comm, device: torch.device, budget: float = 0.1) -> float:
+def measure_alone(work: Callable[[], object], comm: Comm, device: torch.device, budget: float = 0.1) -> float:
     """Of one call on the first rank while the others wait; on all ranks the same number."""
-    taken = 0.0
+    seconds = 0.0
     comm.barrier()
     if comm.index == 0:
         work()
@@ -47,12 +47,12 @@ def time_alone(work: Callable[[], object], comm: Comm, device: torch.device, bud
             work()
             finish(device)
             times += 1
-        taken = (time.perf_counter() - start) / times
+        seconds = (time.perf_counter() - start) / times
     comm.barrier()
-    return mean(taken, comm, device) * comm.size
+    return compute_mean(seconds, comm, device) * comm.size
 
 
-def mean(value: float, comm: Comm, device: torch.device) -> float:
+def compute_mean(value: float, comm: Comm, device: torch.device) -> float:
     """Over the ranks."""
     if comm.size == 1:
         return value

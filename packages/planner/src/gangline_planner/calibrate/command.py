@@ -35,10 +35,10 @@ def calibrate(out: Path, processes: int, rounds: int) -> str:
         raise UserError(f"{out} is there already.", "It is not written over.", "--out=ANOTHER.yaml")
     if not out.parent.is_dir():
         raise UserError(f"{out.parent} is no directory.")
-    threads = threads_of(processes)
-    found = _measure_machine(processes, threads, rounds)
-    save_cluster(build_cluster(out, found, processes, f"{processes} processes of {threads} threads at once"), out)
-    lines = [f"{name:30} {value:.4g}" for name, value in found.items()]
+    threads = count_threads(processes)
+    numbers = _measure_machine(processes, threads, rounds)
+    save_cluster(build_cluster(out, numbers, processes, f"{processes} processes of {threads} threads at once"), out)
+    lines = [f"{name:30} {value:.4g}" for name, value in numbers.items()]
     return "\n".join([*lines, *describe_crowding(processes), f"written: {out}"])
 
 
@@ -57,34 +57,34 @@ def build_cluster(out: Path, found: Mapping[str, float], processes: int, at_once
     return Cluster(out.stem, f"{platform.machine()}, {at_once}", topology, numbers)
 
 
-def threads_of(processes: int) -> int:
+def count_threads(processes: int) -> int:
     """What each rank of a run of so many would have: OMP_NUM_THREADS, else its share of the cores."""
-    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if told.isdigit() and int(told):
-        return int(told)
-    return max(1, cores() // processes)
+    setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if setting.isdigit() and int(setting):
+        return int(setting)
+    return max(1, count_cores() // processes)
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_crowding(processes: int) -> list[str]:
     """A line where ranks are more than cores: what was measured is then a share of a core, and not a core."""
-    if processes <= cores():
+    if processes <= count_cores():
         return []
-    return [f"{processes} processes share {cores()} cores: each rate is that of a share, not of a core"]
+    return [f"{processes} processes share {count_cores()} cores: each rate is that of a share, not of a core"]
 
 
 def _measure_machine(processes: int, threads: int, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place:
-        found, log = Path(place) / "found.json", Path(place) / "log"
+        numbers_file, log = Path(place) / "found.json", Path(place) / "log"
         words = [sys.executable, "-m"]
         if processes > 1:
             words += ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
             words += [f"--nproc-per-node={processes}", "-m"]
-        words += ["gangline_planner.calibrate.rank", str(found), str(threads), str(rounds)]
+        words += ["gangline_planner.calibrate.rank", str(numbers_file), str(threads), str(rounds)]
         of_a_job = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
         environment = {
             name: value
@@ -92,16 +92,16 @@ def _measure_machine(processes: int, threads: int, rounds: int) -> dict[str, flo
             if name not in of_a_job and not name.startswith(("TORCHELASTIC_", "PET_"))
         }
         environment["OMP_NUM_THREADS"] = str(threads)
-        if run_ranks(words, environment, log) or not found.is_file():
+        if run_ranks(words, environment, log) or not numbers_file.is_file():
             raise UserError(f"the measurement with {processes} processes failed.", *read_error(log))
-        return {name: float(value) for name, value in json.loads(found.read_text(encoding="utf-8")).items()}
+        return {name: float(value) for name, value in json.loads(numbers_file.read_text(encoding="utf-8")).items()}
 
 
 def run_ranks(words: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
     """Runs it: how far it is goes to stderr, all else that it prints to `log`. Its exit code."""
     pipe, both = subprocess.PIPE, subprocess.STDOUT
     with (
-        log.open("w", encoding="utf-8") as written,
+        log.open("w", encoding="utf-8") as log_file,
         subprocess.Popen(words, stdout=pipe, stderr=both, env=environment, text=True, errors="replace") as ranks,
     ):
         assert ranks.stdout is not None
@@ -109,7 +109,7 @@ def run_ranks(words: Sequence[str], environment: Mapping[str, str], log: Path) -
             if line.startswith(MARK):
                 print(line, end="", file=sys.stderr, flush=True)
             else:
-                written.write(line)
+                log_file.write(line)
     return ranks.returncode
 
 

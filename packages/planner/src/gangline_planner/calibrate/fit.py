@@ -19,9 +19,9 @@ from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.products import AttentionProduct, MatrixProduct
 from gangline_basics.cluster.file import Cluster, Quantity
-from gangline_planner.calibrate.lines import two_costs
+from gangline_planner.calibrate.lines import fit_two_costs
 from gangline_planner.calibrate.links import CollectiveCall
-from gangline_planner.calibrate.small_steps import MICROBATCHES, STARTS, SmallModel, run_of
+from gangline_planner.calibrate.small_steps import MICROBATCHES, STARTS, SmallModel, build_run
 from gangline_planner.price.products import BACKWARD, Rates
 from gangline_planner.price.step import StageTime
 
@@ -60,73 +60,73 @@ class Measured:
     hidden: float = 0.0
 
 
-def middle(rounds: Sequence[Measured]) -> Measured:
+def merge_rounds(rounds: Sequence[Measured]) -> Measured:
     """So that a moment in which the machine did something else counts in none."""
     one = rounds[0]
     return Measured(
         copied=median(each.copied for each in rounds),
-        products={name: _middle([each.products[name] for each in rounds]) for name in one.products},
-        forward=_middle([each.forward for each in rounds]),
-        backward=_middle([each.backward for each in rounds]),
-        steps=_middle([each.steps for each in rounds]),
+        products={name: _compute_medians([each.products[name] for each in rounds]) for name in one.products},
+        forward=_compute_medians([each.forward for each in rounds]),
+        backward=_compute_medians([each.backward for each in rounds]),
+        steps=_compute_medians([each.steps for each in rounds]),
         starts=median(each.starts for each in rounds),
         update=median(each.update for each in rounds),
         alone=median(each.alone for each in rounds),
         late=median(each.late for each in rounds),
-        sent=_middle([each.sent for each in rounds]),
+        sent=_compute_medians([each.sent for each in rounds]),
         hidden=median(each.hidden for each in rounds),
     )
 
 
-def _middle(rounds: Sequence[Mapping[K, float]]) -> dict[K, float]:
+def _compute_medians(rounds: Sequence[Mapping[K, float]]) -> dict[K, float]:
     return {key: median(each[key] for each in rounds) for key in rounds[0]}
 
 
-def numbers(measured: Measured, ranks: int, device: str) -> Numbers:
+def fit_numbers(measured: Measured, ranks: int, device: str) -> Numbers:
     """Names of a cluster file's numbers."""
-    found: Numbers = {"memory.bandwidth": measured.copied}
+    numbers: Numbers = {"memory.bandwidth": measured.copied}
     for name, seconds in measured.products.items():
-        each, start = rate(seconds, measured.copied, 4 if name == "fp32" else 2)
-        found[f"peak.{name}"] = 1 / each
+        each, start = fit_rate(seconds, measured.copied, 4 if name == "fp32" else 2)
+        numbers[f"peak.{name}"] = 1 / each
         if name == ("fp32" if device == "cpu" else "bf16"):
-            found["matmul.half"] = max(start, START) / each
-    found |= attention(measured, found["peak.fp32" if device == "cpu" else "peak.bf16"])
-    found["module.seconds"] = measured.starts / (3 * MICROBATCHES * count_work(STARTS, device).modules)
-    found["host.seconds"] = measured.update
-    found |= steps(measured.steps, found, device)
+            numbers["matmul.half"] = max(start, START) / each
+    numbers |= fit_attention(measured, numbers["peak.fp32" if device == "cpu" else "peak.bf16"])
+    numbers["module.seconds"] = measured.starts / (3 * MICROBATCHES * count_work(STARTS, device).modules)
+    numbers["host.seconds"] = measured.update
+    numbers |= fit_steps(measured.steps, numbers, device)
     if device == "cpu":  # an accelerator is shared with nobody: what is above 1 there is noise
-        found["node.alone"] = max(1.0, measured.alone)
+        numbers["node.alone"] = max(1.0, measured.alone)
     if ranks > 1:
-        found |= links(measured.sent)
-        found["overlap.share"] = measured.hidden
-        found["jitter.sigma"] = max(0.0, measured.late) / sqrt(2 * log(ranks))
-    return found
+        numbers |= fit_links(measured.sent)
+        numbers["overlap.share"] = measured.hidden
+        numbers["jitter.sigma"] = max(0.0, measured.late) / sqrt(2 * log(ranks))
+    return numbers
 
 
-def rate(seconds: Mapping[MatrixProduct, float], memory: float, itemsize: int) -> tuple[float, float]:
+def fit_rate(seconds: Mapping[MatrixProduct, float], memory: float, itemsize: int) -> tuple[float, float]:
     """(seconds of an operation, seconds at the start), what crosses memory left out, as a plan adds it."""
     points = []
-    for shape, taken in seconds.items():
-        moved = (shape.rows * (shape.inner + shape.columns) + shape.inner * shape.columns) * itemsize
-        points.append((float(shape.flops), 1.0, taken - moved / memory, taken))
-    each, start = two_costs(points)
+    for shape, duration in seconds.items():
+        traffic = (shape.rows * (shape.inner + shape.columns) + shape.inner * shape.columns) * itemsize
+        points.append((float(shape.flops), 1.0, duration - traffic / memory, duration))
+    each, start = fit_two_costs(points)
     most = max(points)
     return max(each, SMALLEST * most[3] / most[0]), start
 
 
-def attention(measured: Measured, peak: float) -> Numbers:
+def fit_attention(measured: Measured, peak: float) -> Numbers:
     """Rates over the peak, and the keys over which they reach half of it."""
     points = []
-    for shape, taken in measured.forward.items():
+    for shape, duration in measured.forward.items():
         flops = shape.flops * shape.visible
-        points.append((flops, flops / shape.keys, taken, taken))
-    each, short = two_costs(points)
+        points.append((flops, flops / shape.keys, duration, duration))
+    each, short = fit_two_costs(points)
     most = max(points)
     each = max(each, SMALLEST * most[2] / most[0])
     half = max(1.0, short / each)
     behind = median(
-        taken / (BACKWARD * shape.flops * shape.visible * (1 + half / shape.keys))
-        for shape, taken in measured.backward.items()
+        duration / (BACKWARD * shape.flops * shape.visible * (1 + half / shape.keys))
+        for shape, duration in measured.backward.items()
     )
     return {
         "attention.efficiency": 1 / each / peak,
@@ -135,32 +135,32 @@ def attention(measured: Measured, peak: float) -> Numbers:
     }
 
 
-def steps(seconds: Mapping[SmallModel, float], known: Numbers, device: str) -> Numbers:
+def fit_steps(seconds: Mapping[SmallModel, float], known: Numbers, device: str) -> Numbers:
     """`elementwise.passes`, and on a CPU `matmul.half`: planned seconds are a sum of both and of what is known."""
     half = known["matmul.half"]
 
     def predict_step(model: SmallModel, half: float, passes: float) -> float:
-        given = {**known, "matmul.half": half, "elementwise.passes": passes, "elementwise.passes_apart": passes}
-        return MICROBATCHES * stage_time(model, device, {**given, "module.seconds": 0.0}).all
+        numbers = {**known, "matmul.half": half, "elementwise.passes": passes, "elementwise.passes_apart": passes}
+        return MICROBATCHES * compute_stage_time(model, device, {**numbers, "module.seconds": 0.0}).all
 
     points = []
-    for model, taken in seconds.items():
+    for model, duration in seconds.items():
         start = half if device != "cpu" else 0.0
         least = predict_step(model, start, 0.0)
-        moved = predict_step(model, start, 1.0) - least
+        pass_seconds = predict_step(model, start, 1.0) - least
         started = predict_step(model, 1e6, 0.0) - least if device == "cpu" else 0.0
-        points.append((moved, started, taken - least, taken))
-    passes, starts = two_costs(points)
+        points.append((pass_seconds, started, duration - least, duration))
+    passes, starts = fit_two_costs(points)
     passes = max(PASSES, passes)
     if device == "cpu":
         half = max(START * known["peak.fp32"], starts * 1e6)
     return {"matmul.half": half, "elementwise.passes": passes, "elementwise.passes_apart": passes}
 
 
-def links(seconds: Mapping[CollectiveCall, float]) -> Numbers:
+def fit_links(seconds: Mapping[CollectiveCall, float]) -> Numbers:
     """One latency for a round and one bandwidth, over all operations and numbers of ranks."""
-    points = [(float(sent.rounds), sent.bytes, taken, taken) for sent, taken in seconds.items()]
-    latency, each = two_costs(points)
+    points = [(float(call.rounds), call.bytes, duration, duration) for call, duration in seconds.items()]
+    latency, each = fit_two_costs(points)
     most = max(points, key=lambda point: point[1])
     return {
         "link.node.latency": max(latency, LATENCY),
@@ -170,15 +170,17 @@ def links(seconds: Mapping[CollectiveCall, float]) -> Numbers:
 
 def count_work(model: SmallModel, device: str) -> StageWork:
     """Of one microbatch."""
-    run = run_of(model, device)
-    found = run.parallel.explain(run, Mesh.of({}), compose_model(run))
-    assert found is not None, "parallel=single explains itself"
-    return found.work[0]
+    run = build_run(model, device)
+    explanation = run.parallel.explain(run, Mesh.of({}), compose_model(run))
+    assert explanation is not None, "parallel=single explains itself"
+    return explanation.work[0]
 
 
-def stage_time(model: SmallModel, device: str, known: Numbers) -> StageTime:
+def compute_stage_time(model: SmallModel, device: str, known: Numbers) -> StageTime:
     """Of one microbatch, with these numbers."""
-    given = {**known, "matmul.efficiency": 1.0, "memory.efficiency": 1.0}
-    cluster = Cluster("measured", "", Topology(), {name: Quantity(value, "measured") for name, value in given.items()})
+    numbers = {**known, "matmul.efficiency": 1.0, "memory.efficiency": 1.0}
+    cluster = Cluster(
+        "measured", "", Topology(), {name: Quantity(value, "measured") for name, value in numbers.items()}
+    )
     rates = Rates.of(cluster, "fp32" if device == "cpu" else "bf16")
     return StageTime.of(count_work(model, device), cluster, rates)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gangline.comm.base import Comm
 from gangline.model.products import AttentionProduct, MatrixProduct
-from gangline_planner.calibrate.clock import seconds
+from gangline_planner.calibrate.clock import measure_seconds
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PRODUCTS = {  # rows, inner, columns
@@ -23,25 +23,29 @@ ATTENTION = {  # sequences, tokens, heads, width of a head
 }
 
 
-def products(dtype: str, comm: Comm, device: torch.device) -> Mapping[MatrixProduct, float]:
+def measure_products(dtype: str, comm: Comm, device: torch.device) -> Mapping[MatrixProduct, float]:
     """Seconds of one of the three products that a linear takes: forward, of its input and of its weight."""
-    found = {}
+    seconds = {}
     for rows, inner, columns in PRODUCTS[device.type]:
         x, weight, gradient = (
             torch.randn(shape, device=device).to(DTYPES[dtype])
             for shape in ((rows, inner), (columns, inner), (rows, columns))
         )
 
-        def three(x: Tensor = x, weight: Tensor = weight, gradient: Tensor = gradient) -> None:
+        def run_three_products(x: Tensor = x, weight: Tensor = weight, gradient: Tensor = gradient) -> None:
             F.linear(x, weight)
             gradient @ weight
             gradient.t() @ x
 
-        found[MatrixProduct(rows=rows, inner=inner, columns=columns)] = seconds(three, comm, device) / 3
-    return found
+        seconds[MatrixProduct(rows=rows, inner=inner, columns=columns)] = (
+            measure_seconds(run_three_products, comm, device) / 3
+        )
+    return seconds
 
 
-def attention(comm: Comm, device: torch.device) -> tuple[dict[AttentionProduct, float], dict[AttentionProduct, float]]:
+def measure_attention(
+    comm: Comm, device: torch.device
+) -> tuple[dict[AttentionProduct, float], dict[AttentionProduct, float]]:
     """Seconds (forward, backward) of causal fused attention, in float32 on a CPU and in bfloat16 on a GPU."""
     ahead, behind, dtype = {}, {}, torch.bfloat16 if device.type == "cuda" else torch.float32
     for sequences, tokens, heads, width in ATTENTION[device.type]:
@@ -58,7 +62,7 @@ def attention(comm: Comm, device: torch.device) -> tuple[dict[AttentionProduct, 
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             return torch.autograd.grad(out, (q, k, v), gradient)
 
-        once, whole = seconds(forward, comm, device), seconds(run_both, comm, device)
+        once, whole = measure_seconds(forward, comm, device), measure_seconds(run_both, comm, device)
         shape = AttentionProduct(
             sequences=sequences, queries=tokens, keys=tokens, heads=heads, kv_heads=heads, head_dim=width
         )
@@ -67,8 +71,8 @@ def attention(comm: Comm, device: torch.device) -> tuple[dict[AttentionProduct, 
     return ahead, behind
 
 
-def copy(comm: Comm, device: torch.device) -> float:
+def measure_copy_bandwidth(comm: Comm, device: torch.device) -> float:
     """Bytes a second that a copy reads and writes, of arrays too large for a cache."""
     numbers = 1 << (28 if device.type == "cuda" else 23)
     a, b = torch.randn(numbers, device=device), torch.empty(numbers, device=device)
-    return 2 * a.nbytes / seconds(lambda: b.copy_(a), comm, device)
+    return 2 * a.nbytes / measure_seconds(lambda: b.copy_(a), comm, device)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 Point = tuple[float, float, float, float]
 
 
-def two_costs(points: Sequence[Point]) -> tuple[float, float]:
+def fit_two_costs(points: Sequence[Point]) -> tuple[float, float]:
     """(x, y), neither below nothing, so that a x + b y comes to t for all (a, b, t, whole): least squares of what is
     left over `whole`, which is what was measured where t is a part of that.
 

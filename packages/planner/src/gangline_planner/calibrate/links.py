@@ -13,8 +13,8 @@ import torch
 
 from gangline.comm.base import Comm
 from gangline.explain.explained import Operation
-from gangline_planner.calibrate.clock import seconds
-from gangline_planner.price.transfers import messages
+from gangline_planner.calibrate.clock import measure_seconds
+from gangline_planner.price.transfers import count_messages
 
 SIZES = {"cpu": (1 << 12, 1 << 18, 1 << 21), "cuda": (1 << 14, 1 << 22, 1 << 26)}  # bytes that a rank has
 COMPUTED = {"cpu": 256, "cuda": 2048}  # rows of the square products between
@@ -33,26 +33,26 @@ class CollectiveCall:
     @property
     def rounds(self) -> int:
         """As a plan counts them in a node."""
-        return messages(self.operation, self.ranks)[0]
+        return count_messages(self.operation, self.ranks)[0]
 
 
-def collectives(groups: Sequence[Comm], world: Comm, device: torch.device) -> Mapping[CollectiveCall, float]:
+def measure_collectives(groups: Sequence[Comm], world: Comm, device: torch.device) -> Mapping[CollectiveCall, float]:
     """Seconds by what is sent among these groups, by all of their kind at once."""
-    found, compute = {}, computation(device)
+    seconds, compute = {}, make_computation(device)
     for comm in groups:
         for size in SIZES[device.type]:
-            for sent, work in _calls(comm, size, device):
-                before = seconds(compute, world, device, 0.02)
+            for call, work in _make_calls(comm, size, device):
+                before = measure_seconds(compute, world, device, 0.02)
 
                 def run_both(work: Callable[[], object] = work) -> None:
                     compute()
                     work()
 
-                found[sent] = max(seconds(run_both, world, device) - before, LEAST * before)
-    return found
+                seconds[call] = max(measure_seconds(run_both, world, device) - before, LEAST * before)
+    return seconds
 
 
-def computation(device: torch.device) -> Callable[[], None]:
+def make_computation(device: torch.device) -> Callable[[], None]:
     """A few products, about a millisecond."""
     x = torch.randn(COMPUTED[device.type], COMPUTED[device.type], device=device)
 
@@ -63,21 +63,21 @@ def computation(device: torch.device) -> Callable[[], None]:
     return work
 
 
-def _calls(comm: Comm, size: int, device: torch.device) -> list[tuple[CollectiveCall, Callable[[], object]]]:
+def _make_calls(comm: Comm, size: int, device: torch.device) -> list[tuple[CollectiveCall, Callable[[], object]]]:
     n = comm.size
     numbers = size // 4 // n * n
     x, part = torch.zeros(numbers, device=device), torch.zeros(numbers // n, device=device)
-    sent = 4 * numbers * (n - 1) / n
+    volume = 4 * numbers * (n - 1) / n
     return [
-        (CollectiveCall("all_reduce", n, 2 * sent), lambda: comm.all_reduce(x)),
-        (CollectiveCall("all_gather", n, sent), lambda: comm.all_gather(part)),
-        (CollectiveCall("reduce_scatter", n, sent), lambda: comm.reduce_scatter(x)),
+        (CollectiveCall("all_reduce", n, 2 * volume), lambda: comm.all_reduce(x)),
+        (CollectiveCall("all_gather", n, volume), lambda: comm.all_gather(part)),
+        (CollectiveCall("reduce_scatter", n, volume), lambda: comm.reduce_scatter(x)),
     ]
 
 
 def measure_overlap(comm: Comm, device: torch.device) -> float:
     """The share of an all-reduce that computation beside it hides, 0 to 1."""
-    x, compute = torch.zeros(SIZES[device.type][-1] // 4, device=device), computation(device)
+    x, compute = torch.zeros(SIZES[device.type][-1] // 4, device=device), make_computation(device)
 
     def send() -> object:
         return comm.all_reduce(x)
@@ -91,6 +91,6 @@ def measure_overlap(comm: Comm, device: torch.device) -> float:
         compute()
         pending.wait()
 
-    saved = seconds(run_apart, comm, device) - seconds(run_overlapped, comm, device)
-    least = min(seconds(compute, comm, device, 0.02), seconds(send, comm, device))
-    return min(1.0, max(0.0, saved / least))
+    gain = measure_seconds(run_apart, comm, device) - measure_seconds(run_overlapped, comm, device)
+    least = min(measure_seconds(compute, comm, device, 0.02), measure_seconds(send, comm, device))
+    return min(1.0, max(0.0, gain / least))

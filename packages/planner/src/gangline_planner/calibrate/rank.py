@@ -13,8 +13,8 @@ from gangline.comm.base import Comm, Comms
 from gangline.comm.transport import connect
 from gangline.mesh import Mesh
 from gangline_planner.calibrate import kernels, links
-from gangline_planner.calibrate.clock import mean, reduce_max, seconds, time_alone, time_calls
-from gangline_planner.calibrate.fit import Measured, Numbers, middle, numbers
+from gangline_planner.calibrate.clock import compute_mean, measure_alone, measure_calls, measure_seconds, reduce_max
+from gangline_planner.calibrate.fit import Measured, Numbers, fit_numbers, merge_rounds
 from gangline_planner.calibrate.progress import RoundProgress
 from gangline_planner.calibrate.small_steps import MODELS, STARTS, SmallModel, SmallStep
 
@@ -29,9 +29,9 @@ def main(path: str, threads: int, rounds: int) -> None:
     pairs = world > 2 and world % 2 == 0
     comms = connect(Mesh.of({"dp_shard": world // 2, "tp": 2} if pairs else {"dp_shard": world}), device=device)
     try:
-        found = measure_rank(comms, device, rounds)
+        numbers = measure_rank(comms, device, rounds)
         if comms.rank == 0:
-            Path(path).write_text(json.dumps(found), encoding="utf-8")
+            Path(path).write_text(json.dumps(numbers), encoding="utf-8")
         comms.world.barrier()
     finally:
         comms.close()
@@ -41,52 +41,56 @@ def measure_rank(comms: Comms, device: torch.device, rounds: int) -> Numbers:
     """Name of a cluster file's number -> its value."""
     ready = {model: SmallStep(model, device) for model in (STARTS, *MODELS[device.type])}
     marks = (RoundProgress(f"round {number} of {rounds}", comms.rank == 0) for number in range(1, rounds + 1))
-    found = middle([_round(comms, device, ready, done) for done in marks])
-    total = _memory() / comms.world.size
+    measurement = merge_rounds([_measure_round(comms, device, ready, progress) for progress in marks])
+    total = _get_memory_bytes() / comms.world.size
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-    return numbers(found, comms.world.size, device.type) | {"memory.bytes": float(total)}
+    return fit_numbers(measurement, comms.world.size, device.type) | {"memory.bytes": float(total)}
 
 
-def _round(comms: Comms, device: torch.device, ready: dict[SmallModel, SmallStep], done: RoundProgress) -> Measured:
+def _measure_round(
+    comms: Comms, device: torch.device, ready: dict[SmallModel, SmallStep], done: RoundProgress
+) -> Measured:
     """Everything once, so that what else the machine does meanwhile meets all of it."""
     comm = comms.world
     largest = ready[MODELS[device.type][-1]]
-    forward, backward = done("attention", kernels.attention(comm, device))
-    found = Measured(
-        copied=done("copies", kernels.copy(comm, device)),
+    forward, backward = done("attention", kernels.measure_attention(comm, device))
+    measurement = Measured(
+        copied=done("copies", kernels.measure_copy_bandwidth(comm, device)),
         products={
-            dtype: done(f"products in {dtype}", kernels.products(dtype, comm, device)) for dtype in kernels.DTYPES
+            dtype: done(f"products in {dtype}", kernels.measure_products(dtype, comm, device))
+            for dtype in kernels.DTYPES
         },
         forward=forward,
         backward=backward,
         steps={
             model: done(
-                f"steps of {model.dim} x {model.sequence_length}", seconds(ready[model].passes, comm, device, 0.15)
+                f"steps of {model.dim} x {model.sequence_length}",
+                measure_seconds(ready[model].run_passes, comm, device, 0.15),
             )
             for model in MODELS[device.type]
         },
-        starts=done("starts", seconds(ready[STARTS].passes, comm, device)),
-        update=done("updates", seconds(ready[STARTS].update, comm, device)),
+        starts=done("starts", measure_seconds(ready[STARTS].run_passes, comm, device)),
+        update=done("updates", measure_seconds(ready[STARTS].update, comm, device)),
     )
     if comm.size > 1:
-        whole = seconds(largest.passes, comm, device, 0.1)
-        found.alone = done("one rank alone", whole / time_alone(largest.passes, comm, device))
-        found.late = done("the slowest rank", _measure_delay(largest, comm, device))
+        whole = measure_seconds(largest.run_passes, comm, device, 0.1)
+        measurement.alone = done("one rank alone", whole / measure_alone(largest.run_passes, comm, device))
+        measurement.late = done("the slowest rank", _measure_delay(largest, comm, device))
         groups = [comm, comms.get_comm("tp")] if comm.size > comms.get_comm("tp").size > 1 else [comm]
-        found.sent = done("collectives", links.collectives(groups, comm, device))
-        found.hidden = done("collectives behind products", links.measure_overlap(comm, device))
-    return found
+        measurement.sent = done("collectives", links.measure_collectives(groups, comm, device))
+        measurement.hidden = done("collectives behind products", links.measure_overlap(comm, device))
+    return measurement
 
 
 def _measure_delay(step: SmallStep, comm: Comm, device: torch.device) -> float:
     """Of a few steps, how much longer the slowest rank takes than all do on the average, of that."""
-    own = time_calls(step.passes, 3, comm, device)
-    average = mean(own, comm, device)
+    own = measure_calls(step.run_passes, 3, comm, device)
+    average = compute_mean(own, comm, device)
     return reduce_max(own, comm, device) / average - 1
 
 
-def _memory() -> float:
+def _get_memory_bytes() -> float:
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 

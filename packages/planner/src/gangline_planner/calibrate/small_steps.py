@@ -38,7 +38,7 @@ MODELS = {
 }
 
 
-def run_of(model: SmallModel, device: str) -> Run:
+def build_run(model: SmallModel, device: str) -> Run:
     """A run of one process, which a plan is made of, too."""
     heads = max(2, model.dim // 64)
     return build_default_run(
@@ -58,7 +58,7 @@ class SmallStep:
     """A step of a small model, ready to be taken again and again on one batch."""
 
     def __init__(self, model: SmallModel, device: torch.device) -> None:
-        run, mesh = run_of(model, device.type), Mesh.of({})
+        run, mesh = build_run(model, device.type), Mesh.of({})
         composed, comms = Composed.of(run), connect(mesh, device=device)
         finish = make_finish(run.job.recompute, run.job.compile, run.job.recompute_every, composed.plan.seams)
         job = Job(composed, mesh, comms, registry.build(run.precision, run), finish)
@@ -66,9 +66,9 @@ class SmallStep:
         for shard in self.runtime.shards():
             torch.nn.init.normal_(shard.local, std=0.02)
         self.optimizer = registry.build(run.optimizer, run, self.runtime)
-        self.batches = [_batch(model, device) for _ in range(MICROBATCHES)]
+        self.batches = [_make_batch(model, device) for _ in range(MICROBATCHES)]
 
-    def passes(self) -> None:
+    def run_passes(self) -> None:
         """Forward and backward."""
         self.runtime.step(self.batches)
 
@@ -78,7 +78,7 @@ class SmallStep:
         self.optimizer.step(1e-6)
 
 
-def _batch(model: SmallModel, device: torch.device) -> Batch:
+def _make_batch(model: SmallModel, device: torch.device) -> Batch:
     shape = (model.micro_size, model.sequence_length)
     tokens = torch.randint(0, 256, (shape[0], shape[1] + 1), device=device)
     return Batch(

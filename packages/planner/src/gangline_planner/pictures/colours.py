@@ -12,14 +12,14 @@ ACTIONS = dict(zip(("F", "B", "I", "W"), PALETTE, strict=False))
 ACTION_WORDS = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
 
 
-def colour(place: int) -> str:
+def get_colour(place: int) -> str:
     return COLOURS[place % len(COLOURS)]
 
 
-def letters(kinds: Iterable[str]) -> dict[str, str]:
+def choose_letters(kinds: Iterable[str]) -> dict[str, str]:
     """Kind -> a letter of it that no earlier one has; capitals where all are taken."""
-    found: dict[str, str] = {}
+    letters: dict[str, str] = {}
     for kind in kinds:
-        free = (letter for letter in (*kind, *kind.upper()) if letter.isalpha() and letter not in found.values())
-        found[kind] = next(free, "?")
-    return found
+        free = (letter for letter in (*kind, *kind.upper()) if letter.isalpha() and letter not in letters.values())
+        letters[kind] = next(free, "?")
+    return letters

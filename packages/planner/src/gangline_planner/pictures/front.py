@@ -14,7 +14,7 @@ Layout = tuple[float, float, str]  # seconds of a step, gigabytes of the fullest
 
 
 @use_style()
-def front_figure(title: str, layouts: Sequence[Layout], front: Sequence[Layout], limit: float) -> Figure:
+def draw_front(title: str, layouts: Sequence[Layout], front: Sequence[Layout], limit: float) -> Figure:
     """limit: gigabytes of an accelerator."""
     figure, (axes,) = make_subplots(title, "each dot a layout; words under the pointer", heights=[4])
     groups = (("others that were looked at", PALE, layouts), ("none is both faster and smaller", PALETTE[6], front))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gangline_basics.explain.timeline import StepTimeline
 from gangline_basics.figure import INK, PALE, add_bars, add_legend, make_subplots, use_integer_ticks, use_style
 from gangline_planner.forecast import Forecast
-from gangline_planner.pictures.colours import ACTION_WORDS, ACTIONS, colour
+from gangline_planner.pictures.colours import ACTION_WORDS, ACTIONS, get_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ VECTORS = 2000  # actions; more are drawn as an image
 
 
 @use_style()
-def plan_figure(plan: Forecast) -> Figure:
+def draw_plan(plan: Forecast) -> Figure:
     """Return all three, one below the other; one rank has no timeline."""
     axes = " x ".join(f"{axis} {size}" for axis, size in plan.explained.mesh.sizes if size > 1) or "one rank"
     about = f"{axes}; MFU {plan.mfu:.1%}, {plan.tokens_per_second:,.0f} tokens a second"
@@ -29,26 +29,26 @@ def plan_figure(plan: Forecast) -> Figure:
     high = ROW * max(len(ranks), 9)
     heights = [ROW * len(kinds), high, high][: 3 if len(ranks) > 1 else 2]
     figure, (step, memory, *timeline) = make_subplots(title, about, heights)
-    add_bars(step, kinds, [colour(place) for place in range(len(kinds))])
+    add_bars(step, kinds, [get_colour(place) for place in range(len(kinds))])
     step.set(xlabel="seconds of the step")
-    _memory(memory, ranks, plan.cluster["memory.bytes"])
+    _draw_memory(memory, ranks, plan.cluster["memory.bytes"])
     for plot in timeline:
-        _timeline(plot, plan.step.timeline)
+        _draw_timeline(plot, plan.step.timeline)
     return figure
 
 
-def _memory(axes: Axes, ranks: Sequence[Mapping[str, int]], limit: float) -> None:
+def _draw_memory(axes: Axes, ranks: Sequence[Mapping[str, int]], limit: float) -> None:
     begins = [0.0] * len(ranks)
-    for place, kind in enumerate(dict.fromkeys(kind for held in ranks for kind, size in held.items() if size)):
-        sizes = [held.get(kind, 0) / 1e9 for held in ranks]
-        axes.barh(range(len(ranks)), sizes, left=begins, color=colour(place), label=kind)
+    for place, kind in enumerate(dict.fromkeys(kind for memory in ranks for kind, size in memory.items() if size)):
+        sizes = [memory.get(kind, 0) / 1e9 for memory in ranks]
+        axes.barh(range(len(ranks)), sizes, left=begins, color=get_colour(place), label=kind)
         begins = [begin + size for begin, size in zip(begins, sizes, strict=True)]
     axes.axvline(limit / 1e9, color=INK, label="accelerator")
     axes.set(xlabel="gigabytes of memory")
-    _rank_axis(axes, len(ranks))
+    _set_rank_axis(axes, len(ranks))
 
 
-def _timeline(axes: Axes, timeline: StepTimeline) -> None:
+def _draw_timeline(axes: Axes, timeline: StepTimeline) -> None:
     ranks = range(len(timeline.spans))
     image = sum(map(len, timeline.spans)) > VECTORS
     axes.barh(ranks, timeline.makespan, color=PALE, label="waits")
@@ -59,10 +59,10 @@ def _timeline(axes: Axes, timeline: StepTimeline) -> None:
                 axes.broken_barh(times, (rank - 0.4, 0.8), color=ACTIONS[kind], label=label, rasterized=image)
                 label = ""
     axes.set(xlabel="seconds of the passes", xlim=(0, timeline.makespan))
-    _rank_axis(axes, len(ranks))
+    _set_rank_axis(axes, len(ranks))
 
 
-def _rank_axis(axes: Axes, ranks: int) -> None:
+def _set_rank_axis(axes: Axes, ranks: int) -> None:
     axes.set(ylabel="pipeline rank", ylim=(ranks - 0.5, -0.5))
     use_integer_ticks(axes.yaxis)
     axes.yaxis.grid(False)

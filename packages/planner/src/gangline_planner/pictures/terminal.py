@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
 from gangline_basics.explain.timeline import StepTimeline
-from gangline_planner.pictures.colours import ACTION_WORDS, letters
+from gangline_planner.pictures.colours import ACTION_WORDS, choose_letters
 
 WIDE, HIGH = 80, 12
 ROWS = 16  # ranks that are shown; of more, as many evenly apart
@@ -21,30 +21,30 @@ def draw_bar(parts: Mapping[str, float], named: Mapping[str, str], whole: float,
     return line
 
 
-def step_bar(kinds: Mapping[str, float]) -> Iterator[str]:
+def draw_step_bar(kinds: Mapping[str, float]) -> Iterator[str]:
     """The step as one bar, and what its letters mean."""
-    named = letters(kinds)
-    bar = draw_bar(kinds, named, sum(kinds.values()))
+    letters = choose_letters(kinds)
+    bar = draw_bar(kinds, letters, sum(kinds.values()))
     yield f"  |{bar}|"
-    yield "  " + "  ".join(f"{named[kind]} {kind}" for kind in kinds if named[kind] in bar)
+    yield "  " + "  ".join(f"{letters[kind]} {kind}" for kind in kinds if letters[kind] in bar)
 
 
-def memory_bars(ranks: Sequence[Mapping[str, int]], limit: float) -> Iterator[str]:
+def draw_memory_bars(ranks: Sequence[Mapping[str, int]], limit: float) -> Iterator[str]:
     """The memory of each pipeline rank as a bar; the mark is the limit."""
-    kinds = dict.fromkeys(kind for held in ranks for kind in held)
-    named, most = letters(kinds), max(limit, *(sum(held.values()) for held in ranks))
+    kinds = dict.fromkeys(kind for memory in ranks for kind in memory)
+    letters, most = choose_letters(kinds), max(limit, *(sum(memory.values()) for memory in ranks))
     mark = round(WIDE * limit / most)
-    used = set[str]()
-    for rank in pick_ranks(len(ranks)):
-        bar = draw_bar(ranks[rank], named, most)
-        used |= set(bar)
+    glyphs = set[str]()
+    for rank in choose_ranks(len(ranks)):
+        bar = draw_bar(ranks[rank], letters, most)
+        glyphs |= set(bar)
         padded = bar.ljust(mark)
         line = padded[:mark] + "|" + padded[mark:]
         yield f"  {rank:5} {line} {sum(ranks[rank].values()) / 1e9:.4g} GB"
-    yield f"        {'  '.join(f'{named[kind]} {kind}' for kind in kinds if named[kind] in used)}  | the limit"
+    yield f"        {'  '.join(f'{letters[kind]} {kind}' for kind in kinds if letters[kind] in glyphs)}  | the limit"
 
 
-def timeline(found: StepTimeline) -> Iterator[str]:
+def draw_timeline(found: StepTimeline) -> Iterator[str]:
     """What each pipeline rank does at each moment: the letter of its action, a point where it waits. Of steps in which
     an action would be shorter than a letter, the beginning and the end.
     """
@@ -55,27 +55,29 @@ def timeline(found: StepTimeline) -> Iterator[str]:
     if cut:
         moments = [(place + 0.5) * cell for place in range(WIDE // 2 - 2)]
         moments += [found.makespan - moment for moment in reversed(moments)]
-    used = set[str]()
-    for rank in pick_ranks(len(found.spans)):
+    glyphs = set[str]()
+    for rank in choose_ranks(len(found.spans)):
         spans = found.spans[rank]
         starts, line = [start for _, start, _ in spans], ""
         for at in moments:
             place = bisect_right(starts, at) - 1
             line += spans[place][0].kind if place >= 0 and at < spans[place][2] else "."
-        used |= set(line)
+        glyphs |= set(line)
         yield f"  {rank:5} {f'{line[: len(line) // 2]} .. {line[len(line) // 2 :]}' if cut else line}"
-    meant = "  ".join(f"{letter} {words}" for letter, words in ACTION_WORDS.items() if letter in used)
-    yield f"        {meant}  . waits; {found.makespan:.4g} s from left to right{', most of it left out' * cut}"
+    legend = "  ".join(f"{letter} {words}" for letter, words in ACTION_WORDS.items() if letter in glyphs)
+    yield f"        {legend}  . waits; {found.makespan:.4g} s from left to right{', most of it left out' * cut}"
 
 
-def pick_ranks(count: int) -> list[int]:
+def choose_ranks(count: int) -> list[int]:
     """Numbers of ranks: all, or the first, the last and some evenly between."""
     if count <= ROWS:
         return list(range(count))
     return [round(row * (count - 1) / (ROWS - 1)) for row in range(ROWS)]
 
 
-def plane(points: Sequence[tuple[float, float]], front: Sequence[tuple[float, float]], names: tuple[str, str]) -> str:
+def draw_points(
+    points: Sequence[tuple[float, float]], front: Sequence[tuple[float, float]], names: tuple[str, str]
+) -> str:
     """Points as dots, those of the front as stars: x to the right, y upwards."""
     every = [*points, *front]
     (left, right), (low, high) = ((min(values), max(values)) for values in zip(*every, strict=True))

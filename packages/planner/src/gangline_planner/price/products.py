@@ -65,21 +65,21 @@ class Rates:
         )
 
 
-def matmul_seconds(product: MatrixProduct, rates: Rates, what: Pass = "forward") -> float:
+def compute_matmul_seconds(product: MatrixProduct, rates: Rates, what: Pass = "forward") -> float:
     """One product: forward, of what goes in (`inputs`), or of its weight (`weights`)."""
     rate = rates.narrow if product.block else rates.wide
     weights = product.matrices * product.inner * product.columns
     read = rates.narrow_itemsize if product.block else rates.itemsize
     if what == "weights":
-        moved = product.rows * (product.inner + product.columns) * read + weights * 2 * rates.gradient
+        traffic = product.rows * (product.inner + product.columns) * read + weights * 2 * rates.gradient
     else:
         into, out = (product.inner, product.columns) if what == "forward" else (product.columns, product.inner)
-        moved = product.rows * (into * read + out * rates.itemsize) + weights * read
+        traffic = product.rows * (into * read + out * rates.itemsize) + weights * read
     cast = product.rows * {"forward": product.inner, "inputs": product.columns, "weights": 0}[what] * rates.cast
-    return (product.flops + rates.half) / rate + (moved + product.block * cast) / rates.memory
+    return (product.flops + rates.half) / rate + (traffic + product.block * cast) / rates.memory
 
 
-def attention_seconds(product: AttentionProduct, rates: Rates, backward: bool = False) -> float:
+def compute_attention_seconds(product: AttentionProduct, rates: Rates, backward: bool = False) -> float:
     """Fused attention, what causality hides passed over."""
     keys = min(product.keys, product.window or product.keys)
     flops = product.flops * product.visible * (1 + rates.attention_half / keys)
@@ -89,27 +89,30 @@ def attention_seconds(product: AttentionProduct, rates: Rates, backward: bool = 
     return (flops + rates.half) / rates.attention
 
 
-def forward_seconds(products: Mapping[Product, int], rates: Rates) -> float:
+def compute_forward_seconds(products: Mapping[Product, int], rates: Rates) -> float:
     """All of these, forward."""
     return sum(
-        times * (attention_seconds(p, rates) if isinstance(p, AttentionProduct) else matmul_seconds(p, rates))
+        times
+        * (compute_attention_seconds(p, rates) if isinstance(p, AttentionProduct) else compute_matmul_seconds(p, rates))
         for p, times in products.items()
     )
 
 
-def input_seconds(products: Mapping[Product, int], rates: Rates) -> float:
+def compute_input_seconds(products: Mapping[Product, int], rates: Rates) -> float:
     """The gradients of what goes in; attention's whole backward pass, which has no weight."""
     return sum(
         times
         * (
-            attention_seconds(p, rates, backward=True)
+            compute_attention_seconds(p, rates, backward=True)
             if isinstance(p, AttentionProduct)
-            else matmul_seconds(p, rates, "inputs")
+            else compute_matmul_seconds(p, rates, "inputs")
         )
         for p, times in products.items()
     )
 
 
-def weight_seconds(products: Mapping[Product, int], rates: Rates) -> float:
+def compute_weight_seconds(products: Mapping[Product, int], rates: Rates) -> float:
     """The gradients of weights."""
-    return sum(n * matmul_seconds(p, rates, "weights") for p, n in products.items() if isinstance(p, MatrixProduct))
+    return sum(
+        n * compute_matmul_seconds(p, rates, "weights") for p, n in products.items() if isinstance(p, MatrixProduct)
+    )

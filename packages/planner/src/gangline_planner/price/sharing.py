@@ -41,14 +41,14 @@ class Cores:
     @cached_property
     def nodes(self) -> tuple[dict[int, int], ...]:
         """Of each pipeline rank: node -> its ranks there."""
-        found = []
+        nodes = []
         for rank in range(self.pipeline):
             first, end = rank * self.each, (rank + 1) * self.each
             touched = range(first // self.ranks, -(-end // self.ranks))
-            found.append({node: min(end, (node + 1) * self.ranks) - max(first, node * self.ranks) for node in touched})
-        return tuple(found)
+            nodes.append({node: min(end, (node + 1) * self.ranks) - max(first, node * self.ranks) for node in touched})
+        return tuple(nodes)
 
-    def speeds(self, computing: Iterable[int]) -> dict[int, float]:
+    def compute_speeds(self, computing: Iterable[int]) -> dict[int, float]:
         """Of the pipeline ranks that compute, in rates of the cluster file: each as fast as where least is left."""
         crowds: Counter[int] = Counter()
         computing = tuple(computing)
@@ -64,7 +64,7 @@ class Cores:
         """The fastest that any of them ever computes."""
         if self.alone == 1.0:
             return 1.0
-        return max(self.speeds([rank])[rank] for rank in range(self.pipeline))
+        return max(self.compute_speeds([rank])[rank] for rank in range(self.pipeline))
 
 
 def share_cores(
@@ -83,8 +83,8 @@ def share_cores(
     for rank, spans in enumerate(timeline.spans):
         free = 0.0
         for action, start, end in spans:
-            sent = max(free, start - hop)  # what it waits for is under way at the end of the wait
-            for begin, over, part in ((sent, start, 0.0), (start, end, computing(action))):
+            departure = max(free, start - hop)  # what it waits for is under way at the end of the wait
+            for begin, over, part in ((departure, start, 0.0), (start, end, computing(action))):
                 if over > begin:
                     changes += [(begin, True, rank, part), (over, False, rank, part)]
             free = end
@@ -92,7 +92,7 @@ def share_cores(
     moments, seconds = [0.0], [0.0]
     for moment, begins, rank, part in sorted(changes):
         if moment > moments[-1]:
-            seconds.append(seconds[-1] + (moment - moments[-1]) * _takes(busy, cores))
+            seconds.append(seconds[-1] + (moment - moments[-1]) * _compute_pace(busy, cores))
             moments.append(moment)
         if begins:
             busy[rank] = part
@@ -109,7 +109,7 @@ def share_cores(
     )
 
 
-def _takes(busy: dict[int, float], cores: Cores) -> float:
+def _compute_pace(busy: dict[int, float], cores: Cores) -> float:
     """What a second of the timeline takes, at most 1."""
-    speeds = cores.speeds(rank for rank, part in busy.items() if part)
+    speeds = cores.compute_speeds(rank for rank, part in busy.items() if part)
     return max((1 - part + part / speeds.get(rank, 1.0) for rank, part in busy.items()), default=1.0)

@@ -12,9 +12,14 @@ from gangline.explain.work import StageWork
 from gangline.mesh import DATA_AXES
 from gangline_basics.cluster.file import Cluster
 from gangline_basics.explain.timeline import ActionTimes, StepTimeline, step_timeline
-from gangline_planner.price.products import Rates, forward_seconds, input_seconds, weight_seconds
+from gangline_planner.price.products import (
+    Rates,
+    compute_forward_seconds,
+    compute_input_seconds,
+    compute_weight_seconds,
+)
 from gangline_planner.price.sharing import Cores, share_cores
-from gangline_planner.price.transfers import transfer_seconds
+from gangline_planner.price.transfers import compute_transfer_seconds
 
 TOKEN_BYTES = 4  # as data sources store them
 KINDS = ("compute", "recompute", "tp", "cp", "fold", "dp", "pp", "bubble", "optimizer", "host", "data", "jitter")
@@ -42,8 +47,8 @@ class StepTime:
     def kinds(self) -> dict[str, float]:
         """Seconds by kind; they add up to `seconds`. pp: of sends and receives that nothing hides."""
         pp = min(self.waits, max(0.0, self.sends()))
-        found = {**self.others, "pp": pp, "bubble": self.waits - pp}
-        return {kind: found[kind] for kind in KINDS}
+        seconds = {**self.others, "pp": pp, "bubble": self.waits - pp}
+        return {kind: seconds[kind] for kind in KINDS}
 
 
 @dataclass(frozen=True)
@@ -59,9 +64,15 @@ class StageTime:
     def of(cls, work: StageWork, cluster: Cluster, rates: Rates, kernels: Kernels = "fused") -> StageTime:
         name = "elementwise.passes_apart" if kernels == "apart" else "elementwise.passes"
         passes, module = cluster[name] / rates.memory, cluster["module.seconds"]
-        made, made_again = work.kept * passes, work.kept_again * passes
-        forward, again = forward_seconds(work.forward, rates) + made, forward_seconds(work.again, rates) + made_again
-        inputs, weights = input_seconds(work.forward, rates) + 2 * made, weight_seconds(work.weights, rates)
+        pass_seconds, pass_seconds_again = work.kept * passes, work.kept_again * passes
+        forward, again = (
+            compute_forward_seconds(work.forward, rates) + pass_seconds,
+            compute_forward_seconds(work.again, rates) + pass_seconds_again,
+        )
+        inputs, weights = (
+            compute_input_seconds(work.forward, rates) + 2 * pass_seconds,
+            compute_weight_seconds(work.weights, rates),
+        )
         late = max(0.0, 2 * work.modules * module - inputs - weights)  # the host launches kernels while others run
         return cls(
             forward=max(forward, work.modules * module),
@@ -99,8 +110,8 @@ class Pieces:
     @classmethod
     def of(cls, explained: Explained, cluster: Cluster) -> Pieces:
         rates = Rates.of(cluster, explained.products, explained.kernels)
-        known = {id(work): work for work in explained.work}
-        each = {key: StageTime.of(work, cluster, rates, explained.kernels) for key, work in known.items()}
+        unique_work = {id(work): work for work in explained.work}
+        each = {key: StageTime.of(work, cluster, rates, explained.kernels) for key, work in unique_work.items()}
         stages = [each[id(work)] for work in explained.work]
         waits = [measure_exposed(rank, explained, stages, cluster) for rank in explained.ranks]
         times: list[ActionTimes] = [ActionTimes(1.0, 1.0, 1.0)] * len(stages)
@@ -115,7 +126,7 @@ class Pieces:
         updates = [rank.updated * explained.state_bytes / rates.memory for rank in explained.ranks]
         return cls(rates, stages, waits, times, updates)
 
-    def least(self, explained: Explained, cluster: Cluster) -> float:
+    def compute_least_seconds(self, explained: Explained, cluster: Cluster) -> float:
         """Seconds that the step takes at least, jitter included: before a rank's first action the stages before it
         run, after its last one those whose gradients are still to come.
         """
@@ -130,10 +141,10 @@ class Pieces:
             last = rank.turns[-1][-1]
             if last.kind != "W":
                 most = max(most, ready[min(rank.stages)] + busy + back[last.stage])
-        plain = most / cores_of(explained, cluster).most + cluster["host.seconds"]
-        return plain + jitter_of(plain, explained.mesh.world, cluster)
+        plain = most / make_cores(explained, cluster).most + cluster["host.seconds"]
+        return plain + compute_jitter(plain, explained.mesh.world, cluster)
 
-    def computing(self, action: StepAction) -> float:
+    def compute_busy_share(self, action: StepAction) -> float:
         """The share of an action in which its rank computes."""
         time, whole = self.stages[action.stage], self.times[action.stage].get_time(action.kind)
         if action.kind == "F":
@@ -144,7 +155,7 @@ class Pieces:
             own = time.inputs + time.again + (time.weights if action.kind == "B" else 0.0)
         return min(1.0, own / whole) if whole else 0.0
 
-    def busiest(self, explained: Explained) -> float:
+    def compute_busiest_seconds(self, explained: Explained) -> float:
         """Seconds in which the busiest rank computes and waits inside its actions."""
         each = (
             sum(self.times[stage].F + self.times[stage].get_time("B") for stage in rank.stages)
@@ -153,11 +164,11 @@ class Pieces:
         return explained.microbatches * max(each)
 
 
-def cores_of(explained: Explained, cluster: Cluster) -> Cores:
+def make_cores(explained: Explained, cluster: Cluster) -> Cores:
     return Cores.of(cluster, explained.topology, explained.mesh.world, len(explained.ranks))
 
 
-def jitter_of(seconds: float, world: int, cluster: Cluster) -> float:
+def compute_jitter(seconds: float, world: int, cluster: Cluster) -> float:
     """What the slowest of all ranks adds: the greatest of n normal draws lies about sqrt(2 ln n) deviations out. One
     part of a deviation grows with the step (clocks, heat); the other does not (hosts, allocators, the network).
     """
@@ -166,36 +177,39 @@ def jitter_of(seconds: float, world: int, cluster: Cluster) -> float:
 
 
 def estimate(explained: Explained, cluster: Cluster, stretch: float) -> float:
-    """Seconds of a step without its timeline; stretch: the makespan over `Pieces.busiest`, of an earlier timeline."""
+    """Return the seconds of a step without its timeline.
+
+    stretch: the makespan over `Pieces.compute_busiest_seconds`, of an earlier timeline.
+    """
     pieces = Pieces.of(explained, cluster)
     late = max(wait.end + wait.update + update for wait, update in zip(pieces.waits, pieces.updates, strict=True))
-    plain = pieces.busiest(explained) * stretch + late + cluster["host.seconds"]
-    return plain + jitter_of(plain, explained.mesh.world, cluster)
+    plain = pieces.compute_busiest_seconds(explained) * stretch + late + cluster["host.seconds"]
+    return plain + compute_jitter(plain, explained.mesh.world, cluster)
 
 
-def step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = None) -> StepTime:
+def compute_step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = None) -> StepTime:
     """pieces: where they are known. Raises UserError for a number that the cluster file does not have."""
     pieces = pieces or Pieces.of(explained, cluster)
     rates, stages, waits, times, updates = pieces.rates, pieces.stages, pieces.waits, pieces.times, pieces.updates
     hop = max(wait.hop for wait in waits)
-    cores = cores_of(explained, cluster)
+    cores = make_cores(explained, cluster)
     late = [wait.end + wait.update + update for wait, update in zip(waits, updates, strict=True)]
 
     def run(hop: float) -> tuple[StepTimeline, list[float]]:
         """(the timeline, when each rank is through with the step)."""
-        found = share_cores(step_timeline(explained, times, latency=hop), cores, pieces.computing, hop)
-        return found, [spans[-1][2] + behind for spans, behind in zip(found.spans, late, strict=True)]
+        timeline = share_cores(step_timeline(explained, times, latency=hop), cores, pieces.compute_busy_share, hop)
+        return timeline, [spans[-1][2] + behind for spans, behind in zip(timeline.spans, late, strict=True)]
 
-    found, ends = run(hop)
+    timeline, ends = run(hop)
     last = max(range(len(ends)), key=ends.__getitem__)
     plain = ends[last] + cluster["host.seconds"]
-    data = data_seconds(explained, cluster, plain)
+    data = compute_data_seconds(explained, cluster, plain)
     plain += data
-    jitter = jitter_of(plain, explained.mesh.world, cluster)
+    jitter = compute_jitter(plain, explained.mesh.world, cluster)
     rank, wait, m = explained.ranks[last], waits[last], explained.microbatches
     alike = m * sum(stages[s].all for s in rank.stages)  # were all of its node to compute all the time
     waited = m * (sum(wait.forward.values()) + sum(wait.backward.values()))
-    share = min(1.0, (found.compute_busy_time(last) - waited) / alike) if cores.most > 1.0 and alike else 1.0
+    share = min(1.0, (timeline.compute_busy_time(last) - waited) / alike) if cores.most > 1.0 and alike else 1.0
     kinds = {
         "compute": share * m * sum(stages[s].forward + stages[s].inputs + stages[s].weights for s in rank.stages),
         "recompute": share * m * sum(stages[s].again for s in rank.stages),
@@ -215,10 +229,12 @@ def step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = No
         / rates.wide
         / len(explained.ranks)
     )
-    return StepTime(plain + jitter, kinds, idle, unknown, found, lambda: ends[last] - max(run(0.0)[1]) if idle else 0.0)
+    return StepTime(
+        plain + jitter, kinds, idle, unknown, timeline, lambda: ends[last] - max(run(0.0)[1]) if idle else 0.0
+    )
 
 
-def data_seconds(explained: Explained, cluster: Cluster, hidden: float) -> float:
+def compute_data_seconds(explained: Explained, cluster: Cluster, hidden: float) -> float:
     """What a step waits for its data, which are read ahead of need while earlier steps run; 0 where nobody says how
     fast a rank reads.
     """
@@ -238,28 +254,29 @@ def measure_exposed(rank: RankExplained, explained: Explained, stages: list[Stag
     room = {"F": forward, "B": backward, "end": turn * backward, "update": turn * forward}
     waits: dict[str, dict[str, float]] = {"F": {}, "B": {}}
     late, hop = {"end": 0.0, "update": 0.0}, 0.0
-    for sent in sorted(rank.transfers, key=lambda sent: not sent.waits):
-        seconds = transfer_seconds(sent, cluster)
-        if sent.axes == ("pp",) and sent.when in ("F", "B"):
-            hop = max(hop, seconds / max(1, sent.calls))
+    for transfer in sorted(rank.transfers, key=lambda sent: not sent.waits):
+        seconds = compute_transfer_seconds(transfer, cluster)
+        if transfer.axes == ("pp",) and transfer.when in ("F", "B"):
+            hop = max(hop, seconds / max(1, transfer.calls))
             continue
-        if sent.when in waits:
+        if transfer.when in waits:
             seconds /= m
-        if not sent.waits:
-            pieces = sent.calls if sent.when in late else sent.ranks  # of a product that waits for parts of its input
-            least = seconds / max(1, pieces) if sent.when in late or sent.axes == ("tp",) else 0.0
-            covered = min(room[sent.when], share * (seconds - least))
-            room[sent.when] -= covered
+        if not transfer.waits:
+            # of a matmul that waits for parts of its input
+            pieces = transfer.calls if transfer.when in late else transfer.ranks
+            least = seconds / max(1, pieces) if transfer.when in late or transfer.axes == ("tp",) else 0.0
+            covered = min(room[transfer.when], share * (seconds - least))
+            room[transfer.when] -= covered
             seconds -= covered
-        if sent.when in waits:
-            kind = kind_of(sent.axes)
-            waits[sent.when][kind] = waits[sent.when].get(kind, 0.0) + seconds
+        if transfer.when in waits:
+            kind = get_transfer_kind(transfer.axes)
+            waits[transfer.when][kind] = waits[transfer.when].get(kind, 0.0) + seconds
         else:
-            late[sent.when] += seconds
+            late[transfer.when] += seconds
     return Exposed(waits["F"], waits["B"], late["end"], late["update"], hop)
 
 
-def kind_of(axes: tuple[str, ...]) -> str:
+def get_transfer_kind(axes: tuple[str, ...]) -> str:
     """tp, cp or dp where all axes are; what a strategy calls otherwise lies on a fold."""
     if set(axes) <= {"tp"}:
         return "tp"

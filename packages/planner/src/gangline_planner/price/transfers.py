@@ -32,18 +32,19 @@ class Crossed(NamedTuple):
     each: int
 
 
-def transfer_seconds(sent: Transfer, cluster: Cluster) -> float:
+def compute_transfer_seconds(sent: Transfer, cluster: Cluster) -> float:
     """All calls of a step, one after the other, with nothing beside them."""
     if sent.ranks < 2 or not sent.calls:
         return 0.0
     links = find_crossed_links(sent, cluster)
     if sent.operation == "send":  # to one rank, by the slowest of them
         tier = links[-1].tier
-        return sent.calls * cluster[f"link.{tier}.latency"] + sent.bytes / speed(tier, cluster)
+        return sent.calls * cluster[f"link.{tier}.latency"] + sent.bytes / compute_link_speed(tier, cluster)
     latency = sum(
-        messages(sent.operation, link.parts, link.left)[0] * cluster[f"link.{link.tier}.latency"] for link in links
+        count_messages(sent.operation, link.parts, link.left)[0] * cluster[f"link.{link.tier}.latency"]
+        for link in links
     )
-    return sent.calls * latency + _seconds_of_bytes(sent, links, cluster)
+    return sent.calls * latency + _compute_byte_seconds(sent, links, cluster)
 
 
 def find_crossed_links(sent: Transfer, cluster: Cluster) -> list[Crossed]:
@@ -57,17 +58,17 @@ def find_crossed_links(sent: Transfer, cluster: Cluster) -> list[Crossed]:
     rack = sent.each_rack or sent.each_node if known else sent.each_node
     near = {"node": 1, "rack": sent.each_node, "cluster": rack, "fibre": sent.each_datacentre or rack}
     tiers = [tier for tier in TIERS[: TIERS.index(last) + 1] if known or tier != "rack"]
-    left = [*(max(2, ceil(sent.ranks / near[tier])) for tier in tiers[1:]), 1]
-    links = map(Crossed, tiers, [sent.ranks, *left[:-1]], left, (near[tier] for tier in tiers))
+    part_counts = [*(max(2, ceil(sent.ranks / near[tier])) for tier in tiers[1:]), 1]
+    links = map(Crossed, tiers, [sent.ranks, *part_counts[:-1]], part_counts, (near[tier] for tier in tiers))
     return [link for link in links if link.tier == "node" or link.left < link.parts]
 
 
-def speed(tier: str, cluster: Cluster) -> float:
+def compute_link_speed(tier: str, cluster: Cluster) -> float:
     """Bytes a second that a rank sends."""
     return cluster[f"link.{tier}.bandwidth"] * cluster[f"link.{tier}.efficiency"]
 
 
-def messages(operation: Operation, ranks: int, nodes: int = 1) -> tuple[int, int]:
+def count_messages(operation: Operation, ranks: int, nodes: int = 1) -> tuple[int, int]:
     """(inside nodes, between them): messages of a call that wait for each other.
 
     What all get of all goes round a ring, from rank to rank; a sum that all get goes up a tree and down; what each has
@@ -82,8 +83,8 @@ def messages(operation: Operation, ranks: int, nodes: int = 1) -> tuple[int, int
     return ranks - nodes, nodes - 1
 
 
-def _seconds_of_bytes(sent: Transfer, links: list[Crossed], cluster: Cluster) -> float:
-    speeds = [speed(link.tier, cluster) for link in links]
+def _compute_byte_seconds(sent: Transfer, links: list[Crossed], cluster: Cluster) -> float:
+    speeds = [compute_link_speed(link.tier, cluster) for link in links]
     crowding = cluster.get("link.cluster.crowding") or 0.0
     for place, link in enumerate(links):
         if link.tier == "cluster":

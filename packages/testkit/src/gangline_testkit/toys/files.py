@@ -114,9 +114,9 @@ class FilesCheckpointer(Checkpointer):
         try:
             index = self.read_index(id)
             for name, boxes in index["arrays"].items():
-                for kept in boxes:
+                for entry in boxes:
                     _read_checked(
-                        name, Box(tuple(kept["offset"]), tuple(kept["shape"])), kept, self.directory / str(id)
+                        name, Box(tuple(entry["offset"]), tuple(entry["shape"])), entry, self.directory / str(id)
                     )
         except BadCheckpoint as bad:
             return str(bad)
@@ -146,8 +146,8 @@ class FilesCheckpointer(Checkpointer):
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def list(self) -> list[CheckpointId]:
-        found = [CheckpointId.parse(path.name) for path in self.directory.glob("step-*")]
-        return sorted(id for id in found if id is not None)
+        ids = [CheckpointId.parse(path.name) for path in self.directory.glob("step-*")]
+        return sorted(id for id in ids if id is not None)
 
     def read_index(self, id: CheckpointId) -> dict[str, Any]:
         """Where each box lies. Raises BadCheckpoint."""
@@ -184,8 +184,8 @@ class FilesCheckpointer(Checkpointer):
         self.tell(f"damage-{rank}", str(error or ""))
         self.meet("loaded", registry.mesh.world, id)
         for other in range(registry.mesh.world):
-            if (seen := self.share_status(f"damage-{other}", str(error or ""))) and error is None:
-                error = BadCheckpoint("an array", None, self.directory / str(id), f"rank {other} saw: {seen}")
+            if (status := self.share_status(f"damage-{other}", str(error or ""))) and error is None:
+                error = BadCheckpoint("an array", None, self.directory / str(id), f"rank {other} saw: {status}")
         if error is not None:
             raise error
 
@@ -194,15 +194,15 @@ class FilesCheckpointer(Checkpointer):
 
         Raises UserError for an array that is missing or has another shape.
         """
-        stored = self.read_index(id)["arrays"]
+        arrays = self.read_index(id)["arrays"]
         for shard in shards:
-            boxes = stored.get(shard.name)
+            boxes = arrays.get(shard.name)
             if boxes is None:
                 raise UserError(f"checkpoint {id} does not have {shard.name}.")
             if tuple(boxes[0]["whole"]) != tuple(shard.global_shape):
                 raise UserError(f"{shard.name} is {boxes[0]['whole']} in checkpoint {id}, not {shard.global_shape}.")
-            for kept in boxes:
-                self.fill(shard, Box(tuple(kept["offset"]), tuple(kept["shape"])), kept, self.directory / str(id))
+            for entry in boxes:
+                self.fill(shard, Box(tuple(entry["offset"]), tuple(entry["shape"])), entry, self.directory / str(id))
 
     def fill(self, shard: Shard, box: Box, kept: dict[str, Any], directory: Path) -> None:
         """Copy what a stored box and a shard have in common."""

@@ -53,8 +53,8 @@ class LanesModule(nn.Module):
         forward_context.emit_metric("use", use.to(x_BTD.device), "sum")  # each rank of the fold counts its own lanes
         forward_context.emit_metric("energy", energy.mean(), "mean")
         forward_context.emit_metric("peak", energy.max(), "max")
-        counted = (energy * forward_context.get_loss_mask(y_BTD)).sum()
-        return forward_context.emit_loss(y_BTD, self.penalty * counted, "penalty")
+        energy_sum = (energy * forward_context.get_loss_mask(y_BTD)).sum()
+        return forward_context.emit_loss(y_BTD, self.penalty * energy_sum, "penalty")
 
     def after_step(self, totals: dict[str, Tensor]) -> None:
         """Lanes used less than the average count more from now on."""

@@ -21,8 +21,8 @@ class NanCheck(HealthCheck):
         self.row = 0 if record.finite else self.row + 1
         if self.row:
             action = Action.SKIP if self.row < self.patience else Action.STOP
-            seen = f"loss {record.loss}, gradient norm {record.grad_norm}, {self.row} in a row"
-            yield Verdict("not-finite", f"step {record.step}", 1.0, seen, action, overrides=("not-finite",))
+            evidence = f"loss {record.loss}, gradient norm {record.grad_norm}, {self.row} in a row"
+            yield Verdict("not-finite", f"step {record.step}", 1.0, evidence, action, overrides=("not-finite",))
 
     def state(self) -> dict[str, Any]:
         return {"row": self.row}

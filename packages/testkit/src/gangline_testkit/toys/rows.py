@@ -79,17 +79,17 @@ class RowsRuntime(Runtime):
     def _describe(self, model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every array by the name it is kept under; fills `used` (aliases) and `buffers`."""
         self.used: dict[str, list[str]] = {}  # name -> all its names in the model
-        given = dict(model.named_parameters(remove_duplicate=False))
+        parameters = dict(model.named_parameters(remove_duplicate=False))
         first: dict[int, str] = {}
-        for alias, parameter in given.items():
+        for alias, parameter in parameters.items():
             owner = self.plan.get_owner(alias)
-            name = first.setdefault(id(given.get(owner, parameter)), owner)
+            name = first.setdefault(id(parameters.get(owner, parameter)), owner)
             self.used.setdefault(name, []).append(alias)
-        self.frozen = {name for name, aliases in self.used.items() if not given[aliases[0]].requires_grad}
-        kept = model.state_dict().keys()
-        self.buffers = {name: torch.empty_like(b, device="cpu") for name, b in model.named_buffers() if name in kept}
+        self.frozen = {name for name, aliases in self.used.items() if not parameters[aliases[0]].requires_grad}
+        keys = model.state_dict().keys()
+        self.buffers = {name: torch.empty_like(b, device="cpu") for name, b in model.named_buffers() if name in keys}
         dtypes = {name: name_dtype(choose_kept_dtype(self.plan, name, self.precision)) for name in self.used}
-        shapes = {name: (tuple(given[aliases[0]].shape), dtypes[name]) for name, aliases in self.used.items()}
+        shapes = {name: (tuple(parameters[aliases[0]].shape), dtypes[name]) for name, aliases in self.used.items()}
         return shapes | {n: (tuple(b.shape), name_dtype(b.dtype)) for n, b in self.buffers.items()}
 
     def _materialise(self, model: nn.Module) -> None:
@@ -125,15 +125,15 @@ class RowsRuntime(Runtime):
         with mark_traffic("tokens"):
             tokens = int(self.comm.all_reduce(count_tokens(microbatches, self.device)))
         coefficient = self.precision.scale / max(self._compute_divisor(tokens, microbatches), 1)
-        collected, losses = Collected(), []
+        emissions, losses = Collected(), []
         for index, batch in enumerate(microbatches):
-            with forward_context.frame(self._make_frame(batch, index, collected)) as frame:
+            with forward_context.frame(self._make_frame(batch, index, emissions)) as frame:
                 frame.coefficient = coefficient
                 losses.append(self.axes.compute_loss(self.axes.split_tokens(batch)).detach())
                 with forward_context.backward():
                     self.axes.backward(coefficient)
         speaks = self.axes.speaks
-        self.tally.begin([loss * speaks for loss in losses], collected if speaks else Collected())
+        self.tally.begin([loss * speaks for loss in losses], emissions if speaks else Collected())
         self._reduce()
         tallied, (value,) = self.tally.finish(tokens, self.norm.measure())
         self.norm.value, self.emitted = value, tallied.by_path

@@ -28,13 +28,13 @@ def build_layout(shape: tuple[int, ...], dtype: str, mesh: Mesh, cut: tuple[int,
     cut: (dim, size) of what lies on a fold: along that dim over the fold first, then along rows over what is left.
     """
     divisions: tuple[Division, ...] = ()
-    left, size = list(shape), 1
+    part_shape, size = list(shape), 1
     if cut is not None:
         dim, size = cut
         divisions = (Division(("dp_shard",), (split_evenly(shape[dim], size),), dim),)
-        left[dim] //= size
+        part_shape[dim] //= size
     if len(shape) > 1:
-        rest = split_evenly(prod(left[:-1]), mesh.size("dp_shard") // size)
+        rest = split_evenly(prod(part_shape[:-1]), mesh.size("dp_shard") // size)
         divisions += (Division(("dp_shard",), (rest,), rows=True, every=size),)
     return Layout(shape, dtype, divisions)
 
@@ -46,9 +46,9 @@ class RowsOf:
         self.name, self.comm, self.dtype, self.trained = name, comm, dtype, trained
         layout = registry[name_model_array(name)]
         self.shape = layout.shape
-        held = registry.list_rank_boxes(name_model_array(name), rank)
-        self.boxes = [box for box, _ in held]
-        self.primary = [primary for _, primary in held]
+        rank_boxes = registry.list_rank_boxes(name_model_array(name), rank)
+        self.boxes = [box for box, _ in rank_boxes]
+        self.primary = [primary for _, primary in rank_boxes]
         self.place = _place_on_fold(layout, registry.mesh, rank)
         self.cut = len(self.shape) > 1
         self.bounds = layout.divisions[-1].bounds[0] if self.cut else (0, 1)
@@ -63,11 +63,11 @@ class RowsOf:
         if not self.cut:
             return pieces[0].detach().clone()
         counts = [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
-        mine = torch.zeros(max(counts), self.width, dtype=pieces[0].dtype if pieces else self.dtype)
+        own_rows = torch.zeros(max(counts), self.width, dtype=pieces[0].dtype if pieces else self.dtype)
         if pieces:
             rows = torch.cat([piece.detach().reshape(-1, self.width) for piece in pieces])
-            mine[: len(rows)] = rows
-        every = self.comm.all_gather(mine).view(len(counts), max(counts), self.width)
+            own_rows[: len(rows)] = rows
+        every = self.comm.all_gather(own_rows).view(len(counts), max(counts), self.width)
         return torch.cat([part[:count] for part, count in zip(every, counts, strict=True)]).view(self.place.shape)
 
     def reduce_rows(self, gradient: Tensor) -> list[Tensor]:
@@ -75,10 +75,10 @@ class RowsOf:
         if not self.cut:
             return [self.comm.all_reduce(gradient.clone())]
         counts = [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
-        mine = counts[self.comm.index]
+        own_count = counts[self.comm.index]
         rows = gradient.reshape(-1, self.width).contiguous()
-        parts = self.comm.all_to_all(rows, counts, [mine] * self.comm.size)
-        return self.split(sum_rows(parts.view(self.comm.size, mine, self.width)))
+        parts = self.comm.all_to_all(rows, counts, [own_count] * self.comm.size)
+        return self.split(sum_rows(parts.view(self.comm.size, own_count, self.width)))
 
     def split(self, rows: Tensor) -> list[Tensor]:
         """This rank's rows as its boxes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
-from gangline_ckpt_zarr.format.checksum import trailer
+from gangline_ckpt_zarr.format.checksum import make_trailer
 from gangline_ckpt_zarr.format.spans import ChunkSpan
 
 _AT_ONCE = 8 << 20  # bytes of chunks between two announcements
@@ -41,9 +41,9 @@ class ChecksumThread:
         self._thread.join()
 
     def _work(self) -> None:
-        failed: BaseException | None = None
+        failure: BaseException | None = None
         try:
-            for part in _parts(self._runs):
+            for part in _split_runs(self._runs):
                 if self._stopped:
                     return
                 with self._news:
@@ -51,9 +51,9 @@ class ChecksumThread:
                     self._news.notify_all()
                 fill_in(self._memory, part)
         except BaseException as error:
-            failed = error
+            failure = error
         with self._news:
-            self._reached, self._failed = len(self._memory), failed
+            self._reached, self._failed = len(self._memory), failure
             self._news.notify_all()
 
 
@@ -62,10 +62,10 @@ def fill_in(memory: memoryview, run: ChunkSpan) -> None:
     for number in range(run.number):
         base = run.base + number * run.stride
         end = base + run.nbytes
-        memory[end : end + run.trailer] = trailer(run.seal, run.first + number, memory[base:end])
+        memory[end : end + run.trailer] = make_trailer(run.seal, run.first + number, memory[base:end])
 
 
-def _parts(runs: Sequence[ChunkSpan]) -> Iterator[ChunkSpan]:
+def _split_runs(runs: Sequence[ChunkSpan]) -> Iterator[ChunkSpan]:
     """The same chunks, a few megabytes at a time."""
     for run in runs:
         step = max(1, _AT_ONCE // run.nbytes)

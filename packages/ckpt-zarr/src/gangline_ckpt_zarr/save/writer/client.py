@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from gangline_ckpt_zarr.format.spans import ChunkSpan
-from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory, request
+from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory, encode_request
 from gangline_ckpt_zarr.stores.base import ObjectPath
 
 _LAST_WORDS = 20  # lines kept of what it says on its standard error
@@ -42,11 +42,11 @@ class WriterClient:
     def start(self, fds: Sequence[int] | None = None) -> None:
         """Have it run, with these file descriptors inherited (as numbered here; None: those it was made with)."""
         with self._sending:
-            wanted = self._fds if fds is None else tuple(fds)
-            if self.running and wanted == self._fds:
+            new_fds = self._fds if fds is None else tuple(fds)
+            if self.running and new_fds == self._fds:
                 return
             self.close()
-            self._fds, self._ended = wanted, None
+            self._fds, self._ended = new_fds, None
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gangline_ckpt_zarr.save.writer.process", str(os.getpid())],
                 stdin=subprocess.PIPE,
@@ -78,8 +78,8 @@ class WriterClient:
 
         The memory belongs to the process until the job is over.
         """
-        said = {"staging": asdict(staging), "runs": runs, "target": target, "deadline_seconds": deadline_seconds}
-        return self._ask("write", said)
+        arguments = {"staging": asdict(staging), "runs": runs, "target": target, "deadline_seconds": deadline_seconds}
+        return self._ask("write", arguments)
 
     def copy(
         self,
@@ -94,8 +94,14 @@ class WriterClient:
 
         The answer's `chunk` names the first that is not what was written, or cannot be read.
         """
-        said = {"source": source, "target": target, "size": size, "runs": runs, "deadline_seconds": deadline_seconds}
-        return self._ask("copy", said)
+        arguments = {
+            "source": source,
+            "target": target,
+            "size": size,
+            "runs": runs,
+            "deadline_seconds": deadline_seconds,
+        }
+        return self._ask("copy", arguments)
 
     def poll(self) -> list[Answer]:
         """What has been answered since, in order; never waits."""
@@ -158,7 +164,7 @@ class WriterClient:
                 if self._ended is not None:
                     self._fail(job, self._ended)
             with contextlib.suppress(OSError):  # it has just died: who listens to it says so
-                process.stdin.write(request(job, op, **said))
+                process.stdin.write(encode_request(job, op, **said))
                 process.stdin.flush()
             return job
 
@@ -171,10 +177,10 @@ class WriterClient:
         with process.stdout:
             for line in process.stdout:
                 with contextlib.suppress(ValueError, TypeError):  # cut off in the middle
-                    self._hear(Answer.parse(line))
+                    self._record_answer(Answer.parse(line))
         code = process.wait()
         keeper.join()
-        how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+        how = f"was killed by {_name_signal(-code)}" if code < 0 else f"ended with exit code {code}"
         why = f"the writer process {how}" + "".join(f"\n  {line}" for line in words)
         with self._news:
             if self._process is process:  # else it was given up, and another may be at work
@@ -185,7 +191,7 @@ class WriterClient:
         for job in sorted(self._open):
             self._fail(job, why)
 
-    def _hear(self, answer: Answer) -> None:
+    def _record_answer(self, answer: Answer) -> None:
         with self._news:
             self._answers.append(answer)
             if answer.over:
@@ -205,7 +211,7 @@ def _keep(process: subprocess.Popen[bytes], words: deque[str]) -> None:
             words.append(line.decode(errors="replace").rstrip())
 
 
-def _signal(number: int) -> str:
+def _name_signal(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -37,23 +37,23 @@ class Answer:
     def over(self) -> bool:
         return self.done or self.failed is not None
 
-    def line(self) -> bytes:
-        return _line(asdict(self))
+    def encode(self) -> bytes:
+        return _encode_line(asdict(self))
 
     @classmethod
     def parse(cls, line: bytes) -> Answer:
-        said = json.loads(line)
-        return cls(**said | {"chunk": said["chunk"] and tuple(said["chunk"])})
+        fields = json.loads(line)
+        return cls(**fields | {"chunk": fields["chunk"] and tuple(fields["chunk"])})
 
 
-def request(job: int, op: str, **arguments: Any) -> bytes:
+def encode_request(job: int, op: str, **arguments: Any) -> bytes:
     """The line that asks for `op`."""
-    return _line({"job": job, "op": op, **arguments})
+    return _encode_line({"job": job, "op": op, **arguments})
 
 
-def memory(said: dict[str, Any]) -> StagedMemory:
-    return StagedMemory(**said)
+def parse_memory(fields: dict[str, Any]) -> StagedMemory:
+    return StagedMemory(**fields)
 
 
-def _line(said: dict[str, Any]) -> bytes:
-    return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+def _encode_line(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"

@@ -22,10 +22,10 @@ from typing import Any, BinaryIO
 
 from gangline.launch.guard import die_with
 from gangline_ckpt_zarr.errors import describe_error
-from gangline_ckpt_zarr.format.spans import spans
-from gangline_ckpt_zarr.load.scan import BadChunk, ChunkScanner, windows
+from gangline_ckpt_zarr.format.spans import parse_spans
+from gangline_ckpt_zarr.load.scan import BadChunk, ChunkScanner, read_windows
 from gangline_ckpt_zarr.save.writer.checksum_thread import ChecksumThread
-from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory, memory
+from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory, parse_memory
 from gangline_ckpt_zarr.stores.base import ObjectPath, ObjectStore, ObjectWriter
 from gangline_ckpt_zarr.stores.open import DEADLINE_SECONDS, open_store
 
@@ -53,21 +53,21 @@ class WriterProcess:
 
     def run(self, jobs: queue.Queue[dict[str, Any] | None]) -> None:
         operations = {"write": self._write, "copy": self._copy}
-        while (said := jobs.get()) is not None:
+        while (request := jobs.get()) is not None:
             began = time.monotonic()
             try:
-                answer = operations[said["op"]](said)
+                answer = operations[request["op"]](request)
             except Exception as error:
                 why, kind = describe_error(error), type(error).__name__
-                answer = Answer(said["job"], 0, False, why, kind, _errno(error), _chunk(error))
+                answer = Answer(request["job"], 0, False, why, kind, _get_errno(error), _chunk(error))
             self._say(Answer(**vars(answer) | {"seconds": time.monotonic() - began}))
         for store in self._stores.values():
             store.close()
 
     def _write(self, said: dict[str, Any]) -> Answer:
         """Without a target the memory is sealed, and stays where it is."""
-        view = self._map(memory(said["staging"]))
-        checksums, progress = ChecksumThread(view, spans(said["runs"])), _Progress(said["job"], self._say)
+        view = self._map(parse_memory(said["staging"]))
+        checksums, progress = ChecksumThread(view, parse_spans(said["runs"])), _Progress(said["job"], self._say)
         try:
             if said["target"] is not None:
                 self._put(said, view, checksums, progress)
@@ -78,10 +78,10 @@ class WriterProcess:
 
     def _copy(self, said: dict[str, Any]) -> Answer:
         """Every chunk is checked as it goes by; one that is not what was written ends it, and nothing is there then."""
-        source, scanner = ObjectPath(*said["source"]), ChunkScanner(spans(said["runs"]))
+        source, scanner = ObjectPath(*said["source"]), ChunkScanner(parse_spans(said["runs"]))
         progress = _Progress(said["job"], self._say)
         with self._create_objects(said, said["size"]) as writer:
-            for window in windows(self._store(source.store, said), source.path, said["size"]):
+            for window in read_windows(self._store(source.store, said), source.path, said["size"]):
                 for bad in scanner.feed(window):
                     raise Damaged(bad)
                 if window.content is None:
@@ -123,23 +123,23 @@ class WriterProcess:
         file = place.fd if place.path is None else os.open(place.path, os.O_RDWR | os.O_CLOEXEC)
         assert file is not None
         try:
-            found = os.fstat(file)
-            if found.st_size < place.size:
-                raise ValueError(f"{place} has no more than {found.st_size} bytes")
-            key = (found.st_dev, found.st_ino, found.st_size)
+            status = os.fstat(file)
+            if status.st_size < place.size:
+                raise ValueError(f"{place} has no more than {status.st_size} bytes")
+            key = (status.st_dev, status.st_ino, status.st_size)
             if self._mapped[0] != key:
                 self._mapped = (None, memoryview(b""))
                 gc.collect()  # the old pages go first
-                os.posix_fallocate(file, 0, found.st_size)  # a full tmpfs is an error here, and a SIGBUS later on
+                os.posix_fallocate(file, 0, status.st_size)  # a full tmpfs is an error here, and a SIGBUS later on
                 flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-                self._mapped = (key, memoryview(mmap.mmap(file, found.st_size, flags)))
+                self._mapped = (key, memoryview(mmap.mmap(file, status.st_size, flags)))
         finally:
             if place.path is not None:
                 os.close(file)
         return self._mapped[1][: place.size]
 
     def _say(self, answer: Answer) -> None:
-        self._out.write(answer.line())
+        self._out.write(answer.encode())
         self._out.flush()
 
 
@@ -158,7 +158,7 @@ class _Progress:
             self._say(Answer(self._job, self.bytes))
 
 
-def _errno(error: BaseException) -> int | None:
+def _get_errno(error: BaseException) -> int | None:
     return error.errno if isinstance(error, OSError) else None
 
 
@@ -169,10 +169,10 @@ def _chunk(error: BaseException) -> tuple[int, int] | None:
 def _listen(lines: BinaryIO, jobs: queue.Queue[dict[str, Any] | None]) -> None:
     """Take in what is asked at once, so that the trainer never waits for a pipe that is full."""
     for line in lines:
-        said = json.loads(line)
-        if said["op"] == "close":
+        request = json.loads(line)
+        if request["op"] == "close":
             break
-        jobs.put(said)
+        jobs.put(request)
     jobs.put(None)
 
 

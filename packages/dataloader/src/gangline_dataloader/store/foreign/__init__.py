@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gangline import UserError
-from gangline_dataloader.store.foreign.splits import ARROW, folders_below, is_pattern
+from gangline_dataloader.store.foreign.splits import ARROW, is_pattern, list_table_folders
 from gangline_dataloader.store.foreign.vector import ForeignTokens
 from gangline_dataloader.store.manifest import FILE
 
@@ -23,7 +23,7 @@ def has_columns(path: str | Path) -> bool:
         return place.suffix in ARROW or ("://" not in str(path) and is_pattern(place))
     if (place / "index.json").exists() or any(file.suffix in ARROW for file in place.iterdir()):
         return True
-    return bool(folders_below(place))
+    return bool(list_table_folders(place))
 
 
 def open_tokens(path: str | Path, vocab_size: int, column: str | None = None) -> ForeignTokens:

@@ -18,7 +18,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline_dataloader.store.foreign.columns import UNTRAINED, check_trained, choose_column
-from gangline_dataloader.store.foreign.splits import files_of, is_pattern
+from gangline_dataloader.store.foreign.splits import is_pattern, list_table_files
 from gangline_dataloader.store.foreign.vector import ForeignTokens, sample
 from gangline_dataloader.store.watch import WatchedFiles
 
@@ -84,21 +84,21 @@ class ArrowTokens(ForeignTokens):
     def open(self, shard: int) -> np.ndarray:
         part = self._parts[shard]
         self.watched.look_at(part.file)
-        found = _values(self.name, part.column())
-        if len(found) != part.tokens:
-            raise UserError(f"{self.name}: part {shard} has {len(found)} tokens, and its header says {part.tokens}.")
-        return found
+        tokens = _get_values(self.name, part.column())
+        if len(tokens) != part.tokens:
+            raise UserError(f"{self.name}: part {shard} has {len(tokens)} tokens, and its header says {part.tokens}.")
+        return tokens
 
     def open_ends(self, shard: int) -> np.ndarray:
-        ends = self.ends_with_empty(shard)
+        ends = self.get_all_ends(shard)
         filled = np.diff(ends, prepend=0) > 0
         return ends if filled.all() else ends[filled]
 
-    def ends_with_empty(self, shard: int) -> np.ndarray:
+    def get_all_ends(self, shard: int) -> np.ndarray:
         return self._row_ends(shard)
 
     def _open_row_ends(self, shard: int) -> np.ndarray:
-        return _ends(self._parts[shard].column())
+        return _compute_row_ends(self._parts[shard].column())
 
 
 def open_tokens(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
@@ -110,21 +110,21 @@ def open_tokens(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
         import pyarrow
     except ImportError as error:
         raise UserError(f"{path} needs pyarrow.", "", "pip install 'gangline-dataloader[parquet]'") from error
-    files = _files(path)
+    files = _list_files(path)
     parts: list[_Part] = []
     masks: list[_Mask] = []
-    dtypes, watched = set(), WatchedFiles()
+    dtypes, watched_files = set(), WatchedFiles()
     for file in files:
         try:
-            watched.add(file, None)
-            table = _parquet if file.suffix == ".parquet" else _stream
-            found, kind, beside = table(file, column)
+            watched_files.add(file, None)
+            table = _open_parquet if file.suffix == ".parquet" else _open_stream
+            file_parts, kind, beside = table(file, column)
         except pyarrow.ArrowException as error:
             raise UserError(f"{file} cannot be read.", str(error).splitlines()[0]) from error
         except OSError as error:
             raise UserError(f"{file} cannot be read.", error.strerror or str(error)) from error
-        dtypes.add(_dtype(file, kind))
-        parts += found
+        dtypes.add(_get_dtype(file, kind))
+        parts += file_parts
         masks += beside
     if not any(part.tokens for part in parts):
         raise UserError(f"{path} holds no tokens.")
@@ -140,19 +140,19 @@ def open_tokens(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
                 f"{mask.file} cannot be read.", f"Column {mask.name}: {str(error).splitlines()[0]}"
             ) from error
         check_trained(str(mask.file), mask.tokens, mask.name, lowest)
-    return ArrowTokens(path, files, parts, dtypes.pop(), vocab_size, watched)
+    return ArrowTokens(path, files, parts, dtypes.pop(), vocab_size, watched_files)
 
 
 def _select_probes(masks: list[_Mask]) -> list[_Mask]:
     """Those whose lowest value is known or cheap to read; of large columns the first, middle and last part."""
-    known, unknown = [one for one in masks if not one.values], [one for one in masks if one.values]
+    known_masks, unknown = [one for one in masks if not one.values], [one for one in masks if one.values]
     if sum(one.values for one in unknown) > PROBED:
         by_name = [[one for one in unknown if one.name == name] for name in UNTRAINED]
         unknown = [some[at] for some in by_name if some for at in sorted({0, len(some) // 2, len(some) - 1})]
-    return known + unknown
+    return known_masks + unknown
 
 
-def _mask_names(schema: Any, column: str) -> list[str]:
+def _list_mask_names(schema: Any, column: str) -> list[str]:
     """Columns of lists of numbers that may say which tokens are not to be trained on."""
     from pyarrow import types
 
@@ -166,7 +166,7 @@ def _mask_names(schema: Any, column: str) -> list[str]:
     return [one for one in names if is_mask(schema.field(one).type)]
 
 
-def _lowest(read: Callable[[], Any]) -> float | None:
+def _find_lowest(read: Callable[[], Any]) -> float | None:
     import pyarrow.compute as compute
 
     values = read()
@@ -174,7 +174,7 @@ def _lowest(read: Callable[[], Any]) -> float | None:
     return compute.min_max(values.flatten())["min"].as_py()
 
 
-def _files(path: Path) -> list[Path]:
+def _list_files(path: Path) -> list[Path]:
     if path.is_file() or not (path.exists() or is_pattern(path)):
         return [path]
     if (path / "state.json").exists():  # Dataset.save_to_disk: which files, in which order
@@ -184,10 +184,10 @@ def _files(path: Path) -> list[Path]:
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{path / 'state.json'} is damaged.", str(error)) from error
         return [path / Path(name).name for name in names]
-    return files_of(path)
+    return list_table_files(path)
 
 
-def _stream(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[_Mask]]:
+def _open_stream(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[_Mask]]:
     """An Arrow stream, or an Arrow file, mapped. Raises ArrowInvalid where a length reaches beyond its buffer."""
     import pyarrow
     from pyarrow import ipc
@@ -204,10 +204,10 @@ def _stream(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[_Mask
     parts = []
     for values in (batch.column(column) for batch in batches):
         values.validate(full=True)  # pyarrow reads what stands behind the buffers of a file that lies about a length
-        parts.append(_Part(file, len(_values(str(file), values)), len(values), partial(_return_values, values)))
+        parts.append(_Part(file, len(_get_values(str(file), values)), len(values), partial(_return_values, values)))
     masks = [
-        _Mask(file, column, name, part.tokens, partial(_lowest, partial(_return_values, batch.column(name))))
-        for name in _mask_names(reader.schema, column)
+        _Mask(file, column, name, part.tokens, partial(_find_lowest, partial(_return_values, batch.column(name))))
+        for name in _list_mask_names(reader.schema, column)
         for part, batch in zip(parts, batches, strict=True)
         if part.tokens
     ]
@@ -218,13 +218,13 @@ def _return_values(values: Any) -> Any:
     return values
 
 
-def _parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[_Mask]]:
+def _open_parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[_Mask]]:
     """A row group is a part; how many values it has stands in the file's own statistics."""
     import pyarrow.parquet as parquet
 
     table = parquet.ParquetFile(file)
     column = choose_column(str(file), table.schema_arrow.names, asked)
-    kind, beside = table.schema_arrow.field(column).type, _mask_names(table.schema_arrow, column)
+    kind, beside = table.schema_arrow.field(column).type, _list_mask_names(table.schema_arrow, column)
 
     def read(group: int, name: str) -> Any:
         return parquet.ParquetFile(file).read_row_group(group, columns=[name]).column(name).combine_chunks()
@@ -234,28 +234,28 @@ def _parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[_Mas
         about = table.metadata.row_group(group)
         leaves = [about.column(n) for n in range(about.num_columns)]
         # Empty and absent rows may count as values, and a name with a dot may stand for a field of another column.
-        counted = _statistics(leaves, column)
-        if counted is not None and counted.null_count == 0:
-            tokens = counted.num_values
+        statistics = _find_statistics(leaves, column)
+        if statistics is not None and statistics.null_count == 0:
+            tokens = statistics.num_values
         else:
-            tokens = len(_values(str(file), read(group, column)))
+            tokens = len(_get_values(str(file), read(group, column)))
         parts.append(_Part(file, tokens, about.num_rows, partial(read, group, column)))
         for name in beside if tokens else []:
-            known = _statistics(leaves, name)
-            if known is not None and known.has_min_max:
-                masks.append(_Mask(file, column, name, 0, partial(_return_values, known.min)))
+            mask_statistics = _find_statistics(leaves, name)
+            if mask_statistics is not None and mask_statistics.has_min_max:
+                masks.append(_Mask(file, column, name, 0, partial(_return_values, mask_statistics.min)))
             else:
-                masks.append(_Mask(file, column, name, tokens, partial(_lowest, partial(read, group, name))))
+                masks.append(_Mask(file, column, name, tokens, partial(_find_lowest, partial(read, group, name))))
     return parts, kind, masks
 
 
-def _statistics(leaves: list[Any], column: str) -> Any:
+def _find_statistics(leaves: list[Any], column: str) -> Any:
     """Return a row group's statistics of a column; None where it has none, or its name stands for several leaves."""
-    found = [one for one in leaves if f"{one.path_in_schema}.".startswith(f"{column}.")]
-    return found[0].statistics if len(found) == 1 else None
+    matches = [one for one in leaves if f"{one.path_in_schema}.".startswith(f"{column}.")]
+    return matches[0].statistics if len(matches) == 1 else None
 
 
-def _dtype(file: Path, kind: Any) -> np.dtype:
+def _get_dtype(file: Path, kind: Any) -> np.dtype:
     from pyarrow import types
 
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
@@ -269,7 +269,7 @@ def _dtype(file: Path, kind: Any) -> np.dtype:
     )
 
 
-def _values(name: str, column: Any) -> np.ndarray:
+def _get_values(name: str, column: Any) -> np.ndarray:
     """All tokens of a column, without a copy. Raises UserError where one is null: there is no such token."""
     values = column.flatten()
     if values.null_count:
@@ -281,5 +281,5 @@ def _values(name: str, column: Any) -> np.ndarray:
     return values.to_numpy(zero_copy_only=False)
 
 
-def _ends(column: Any) -> np.ndarray:
+def _compute_row_ends(column: Any) -> np.ndarray:
     return np.cumsum(np.nan_to_num(column.value_lengths().to_numpy(zero_copy_only=False)).astype(np.int64))

@@ -11,20 +11,20 @@ USUAL = ("input_ids", "tokens")
 UNTRAINED = {"attention_mask": 0, "loss_mask": 0, "completion_mask": 0, "assistant_masks": 0, "labels": -1}
 
 
-def choose_column(name: str, columns: Sequence[str], asked: str | None) -> str:
+def choose_column(name: str, columns: Sequence[str], option: str | None) -> str:
     """The column that was asked for, else the usual or the only one. Raises UserError that lists them."""
-    if asked is None:
-        found = [one for one in USUAL if one in columns] or (list(columns) if len(set(columns)) == 1 else [])
-        if found:
-            return _check_unique(name, columns, found[0])
+    if option is None:
+        candidates = [one for one in USUAL if one in columns] or (list(columns) if len(set(columns)) == 1 else [])
+        if candidates:
+            return _check_unique(name, columns, candidates[0])
         raise UserError(
             f"{name} does not say which column holds the tokens.",
             f"Columns: {', '.join(columns)}; {' and '.join(USUAL)} are known.",
             "data.column=NAME",
         )
-    if asked not in columns:
-        raise UserError(f"{name} has no column {asked}.", f"Columns: {', '.join(columns)}.", "data.column=NAME")
-    return _check_unique(name, columns, asked)
+    if option not in columns:
+        raise UserError(f"{name} has no column {option}.", f"Columns: {', '.join(columns)}.", "data.column=NAME")
+    return _check_unique(name, columns, option)
 
 
 def _check_unique(name: str, columns: Sequence[str], column: str) -> str:
@@ -41,11 +41,11 @@ def check_trained(name: str, tokens: str, beside: str, lowest: float | None) -> 
     """Raise UserError if the lowest value of the column `beside` marks padding, or tokens outside of the loss."""
     if lowest is None or not lowest <= UNTRAINED[beside]:  # NaN is no value
         return
-    kept = f"[t for t, m in zip(row['{tokens}'], row['{beside}']) if m > {UNTRAINED[beside]}]"
+    expression = f"[t for t, m in zip(row['{tokens}'], row['{beside}']) if m > {UNTRAINED[beside]}]"
     raise UserError(
         f"{name}: column {beside} has {int(lowest)} next to {tokens}: padding, or tokens outside of the loss.",
         f"A run trains on every token of {tokens}.",
         "Write the rows again without these tokens, with Hugging Face datasets:",
-        f"  ds.map(lambda row: {{'{tokens}': {kept}}}, remove_columns=ds.column_names)",
+        f"  ds.map(lambda row: {{'{tokens}': {expression}}}, remove_columns=ds.column_names)",
         f"Or, to train on every token, without the column: ds.remove_columns('{beside}')",
     )

@@ -24,7 +24,7 @@ import xxhash
 from gangline import UserError
 from gangline_dataloader.store.fields import JsonFields
 from gangline_dataloader.store.foreign.columns import choose_column
-from gangline_dataloader.store.foreign.vector import PROBE, ForeignTokens, sample, seem_wide, size_of
+from gangline_dataloader.store.foreign.vector import PROBE, ForeignTokens, get_file_size, sample, seem_wide
 from gangline_dataloader.store.watch import WatchedFiles
 
 INDEX = "index.json"
@@ -92,91 +92,99 @@ def open_tokens(folder: Path, vocab_size: int, column: str | None) -> MdsTokens:
     entries = content.get("shards") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
         raise UserError(f"{path} is no index of MDS: it has no list of shards.")
-    dtypes, layouts, watched = set(), [], WatchedFiles()
+    dtypes, layouts, watched_files = set(), [], WatchedFiles()
     for number, entry in enumerate(entries):
-        dtype, layout = _shard(folder, JsonFields(entry, f"{path}, shard {number}"), column, watched)
+        dtype, layout = _read_shard_layout(folder, JsonFields(entry, f"{path}, shard {number}"), column, watched_files)
         dtypes.add(dtype)
         layouts.append(layout)
     if len(dtypes) > 1:
         raise UserError(
             f"{folder} has tokens of {' and '.join(sorted(map(str, dtypes)))}.", "All have to be of one dtype."
         )
-    return MdsTokens(folder, layouts, dtypes.pop(), vocab_size, watched)
+    return MdsTokens(folder, layouts, dtypes.pop(), vocab_size, watched_files)
 
 
-def _shard(folder: Path, said: JsonFields, column: str | None, watched: WatchedFiles) -> tuple[np.dtype, _ShardLayout]:
-    if said.text("format") != "mds":
-        raise said.wrong("format", "expected 'mds'")
+def _read_shard_layout(
+    folder: Path, said: JsonFields, column: str | None, watched: WatchedFiles
+) -> tuple[np.dtype, _ShardLayout]:
+    if said.read_text("format") != "mds":
+        raise said.explain_damage("format", "expected 'mds'")
     if said.content.get("compression"):
-        raise said.wrong("compression", "compressed shards are not read as they are: decompress them first")
+        raise said.explain_damage("compression", "compressed shards are not read as they are: decompress them first")
     names, kinds = said.read_list("column_names", str), said.read_list("column_encodings", str)
     sizes = said.content.get("column_sizes")
     if not isinstance(sizes, list) or not len(names) == len(kinds) == len(sizes) > 0:
-        raise said.wrong("column_sizes", "expected a name, an encoding and a size for each column")
-    asked, _, given = (column or "").partition(":")
-    which = names.index(choose_column(str(folder), names, asked or None))
+        raise said.explain_damage("column_sizes", "expected a name, an encoding and a size for each column")
+    column_name, _, dtype_name = (column or "").partition(":")
+    which = names.index(choose_column(str(folder), names, column_name or None))
     about = said.enter("raw_data")
-    file, count = folder / about.name("basename"), said.number("samples")
-    size = size_of(file)
+    file, count = folder / about.read_name("basename"), said.read_number("samples")
+    size = get_file_size(file)
     watched.add(file, None)
-    if size != about.number("bytes"):
-        raise UserError(f"{file} has {size} bytes, and {folder / INDEX} says {about.number('bytes')}.", "It is torn.")
+    if size != about.read_number("bytes"):
+        raise UserError(
+            f"{file} has {size} bytes, and {folder / INDEX} says {about.read_number('bytes')}.", "It is torn."
+        )
     content = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
 
-    def lies(why: str) -> UserError:
+    def explain_mismatch(why: str) -> UserError:
         return UserError(f"{file} is not the shard that {folder / INDEX} says.", why, "Copy the folder again.")
 
     head = 4 * (count + 2)
     if not count or size < head or int(content[:4].view("<u4")[0]) != count:
-        raise lies(f"It does not begin with {count} samples.")
+        raise explain_mismatch(f"It does not begin with {count} samples.")
     starts = content[4:head].view("<u4").astype(np.int64)
     if starts[0] < head or starts[-1] != size or (np.diff(starts) < 0).any():
-        raise lies(f"The places of its samples do not ascend to its {size} bytes.")
+        raise explain_mismatch(f"The places of its samples do not ascend to its {size} bytes.")
     own = _read_columns(content[head : starts[0]].tobytes())
     for key in COLUMNS:
         if own.get(key, said.content[key]) != said.content[key]:
-            raise lies(f"It says {key} {own[key]!r:.80}, the index {said.content[key]!r:.80}.")
+            raise explain_mismatch(f"It says {key} {own[key]!r:.80}, the index {said.content[key]!r:.80}.")
     free = [n for n, fixed in enumerate(sizes) if fixed is None]
     if any(not isinstance(fixed, int) or not 0 <= fixed <= size for fixed in sizes if fixed is not None):
-        raise said.wrong("column_sizes", f"expected whole numbers up to the {size} bytes of the shard, or null")
+        raise said.explain_damage(
+            "column_sizes", f"expected whole numbers up to the {size} bytes of the shard, or null"
+        )
     if (starts[:-1] + 4 * len(free) > starts[1:]).any():
-        raise lies("A sample is too short for the sizes of its columns.")
+        raise explain_mismatch("A sample is too short for the sizes of its columns.")
     each = np.empty((count, len(names)), np.int64)
     each[:] = [0 if fixed is None else fixed for fixed in sizes]
     if free:
         index = starts[:-1, None] + np.arange(4 * len(free))
         each[:, free] = content[index].view("<u4")
     if bad := np.flatnonzero(each.sum(1) + 4 * len(free) != np.diff(starts)).tolist():
-        raise lies(f"Sample {bad[0]} has {int(np.diff(starts)[bad[0]])} bytes, and its columns have others.")
+        raise explain_mismatch(
+            f"Sample {bad[0]} has {int(np.diff(starts)[bad[0]])} bytes, and its columns have others."
+        )
     at = starts[:-1] + 4 * len(free) + each[:, :which].sum(1)
-    dtype, at, counts = _tokens(file, content, at, each[:, which], kinds[which], given, lies)
+    dtype, at, counts = _locate_tokens(file, content, at, each[:, which], kinds[which], dtype_name, explain_mismatch)
     hashes = about.content.get("hashes") or {}
     if not isinstance(hashes, dict):
-        raise about.wrong("hashes", "expected a hash by its kind")
+        raise about.explain_damage("hashes", "expected a hash by its kind")
     return dtype, _ShardLayout(file, at, counts, hashes)
 
 
 def _read_columns(content: bytes) -> dict[str, Any]:
     """What a shard says of its columns itself; nothing where it is no JSON, which streaming does not read either."""
     try:
-        found = json.loads(content)
+        columns = json.loads(content)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return columns if isinstance(columns, dict) else {}
 
 
 def _compare(file: Path, content: np.ndarray, hashes: Mapping[str, str]) -> None:
     """Raises UserError where a shard has another hash than the index says; of kinds that are not known nothing is."""
-    for kind, said in hashes.items():
+    for kind, index_hash in hashes.items():
         new = getattr(xxhash if kind.startswith("xxh") else hashlib, kind, None) if kind in HASHES else None
-        if new is not None and (found := new(content).hexdigest()) != said:
+        if new is not None and (shard_hash := new(content).hexdigest()) != index_hash:
             raise UserError(
-                f"{file} is damaged: its {kind} is {found}, and {file.parent / INDEX} says {said!s:.80}.",
+                f"{file} is damaged: its {kind} is {shard_hash}, and {file.parent / INDEX} says {index_hash!s:.80}.",
                 "Copy the folder again.",
             )
 
 
-def _tokens(
+def _locate_tokens(
     file: Path,
     content: np.ndarray,
     at: np.ndarray,
@@ -211,19 +219,19 @@ def _tokens(
             "A dtype is given for a column of bytes alone.",
             "Leave it out of data.column.",
         )
-    dtype, wanted = np.dtype(word).newbyteorder("<"), None
+    dtype, sizes = np.dtype(word).newbyteorder("<"), None
     if base == "ndarray" and not shape:
-        wanted, width = _read_sizes(file, content, at, nbytes, lies)
+        sizes, width = _read_sizes(file, content, at, nbytes, lies)
         at, nbytes = at + 1 + width, nbytes - 1 - width
     elif shape and not (shape.isdecimal() and len(shape) < 19):
         raise UserError(f"{file}: its arrays have the shape {shape:.80}; tokens have one dimension.")
     elif shape:
-        wanted = np.full(len(at), int(shape))
+        sizes = np.full(len(at), int(shape))
     if (nbytes <= 0).any() or (nbytes % dtype.itemsize).any():
         raise lies(f"A sample is no whole number of {word}.")
     counts = nbytes // dtype.itemsize
-    if wanted is not None and len(bad := np.flatnonzero(wanted != counts)):
-        raise lies(f"Sample {bad[0]} says {wanted[bad[0]]} tokens, and its bytes are {counts[bad[0]]}.")
+    if sizes is not None and len(bad := np.flatnonzero(sizes != counts)):
+        raise lies(f"Sample {bad[0]} says {sizes[bad[0]]} tokens, and its bytes are {counts[bad[0]]}.")
     if base == "bytes":
         _refuse_if_wider(file, content, at, nbytes, dtype)
     return dtype, at, counts
@@ -253,9 +261,9 @@ def _refuse_if_wider(file: Path, content: np.ndarray, at: np.ndarray, nbytes: np
     probe = np.concatenate([content[start : start + min(size, PROBE)] for start, size in pairs])
     for size in (8, 4, 2):
         if size > dtype.itemsize and not (nbytes % size).any() and seem_wide(probe, size):
-            named = f"{'int' if dtype.kind == 'i' else 'uint'}{8 * size}"
+            wide_dtype = f"{'int' if dtype.kind == 'i' else 'uint'}{8 * size}"
             raise UserError(
-                f"{file} seems to hold {named} tokens, and data.column says {dtype.name}.",
+                f"{file} seems to hold {wide_dtype} tokens, and data.column says {dtype.name}.",
                 f"Read as {dtype.name}, {size // dtype.itemsize - 1} of {size // dtype.itemsize} tokens are almost 0.",
-                f"data.column=NAME:{named}",
+                f"data.column=NAME:{wide_dtype}",
             )

@@ -16,7 +16,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline.storage.files import open_replacement
-from gangline_dataloader.store.foreign.vector import Vector, size_of
+from gangline_dataloader.store.foreign.vector import Vector, get_file_size
 from gangline_dataloader.store.stored import StoreTokens
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -27,34 +27,38 @@ DTYPES = {1: "|u1", 2: "|i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 def open_tokens(file: Path, vocab_size: int) -> Vector:
     """The tokens of NAME.bin. Raises UserError that names the file and the field where the index lies."""
     index = file.with_suffix(".idx")
-    size, nbytes = size_of(index), size_of(file)
+    size, nbytes = get_file_size(index), get_file_size(file)
     content = np.memmap(index, np.uint8, "r") if size else np.empty(0, np.uint8)
 
-    def lies(why: str) -> UserError:
+    def explain_mismatch(why: str) -> UserError:
         return UserError(f"{index} is no index of {file.name}.", why, "Copy both files again, or make them anew.")
 
     if size < HEAD or content[: len(MAGIC)].tobytes() != MAGIC:
-        raise lies("It does not begin as an index of Megatron-LM does.")
+        raise explain_mismatch("It does not begin as an index of Megatron-LM does.")
     version, sequences, boundaries = (int(content[at : at + 8].view("<u8")[0]) for at in (9, 18, 26))
     dtype = DTYPES.get(int(content[17]))
     if version != 1 or dtype is None:
-        raise lies(f"Version {version} with dtype {int(content[17])} is not known here.")
-    wanted = HEAD + 12 * sequences + 8 * boundaries
-    if size not in (wanted, wanted + sequences):
-        raise lies(f"It has {size} bytes; {sequences} sequences and {boundaries} boundaries make {wanted}.")
+        raise explain_mismatch(f"Version {version} with dtype {int(content[17])} is not known here.")
+    expected_size = HEAD + 12 * sequences + 8 * boundaries
+    if size not in (expected_size, expected_size + sequences):
+        raise explain_mismatch(
+            f"It has {size} bytes; {sequences} sequences and {boundaries} boundaries make {expected_size}."
+        )
     at = HEAD + 4 * sequences
     lengths = content[HEAD:at].view("<i4").astype(np.int64)
     pointers = content[at : at + 8 * sequences].view("<i8")
-    first = content[at + 8 * sequences : wanted].view("<i8")
+    first = content[at + 8 * sequences : expected_size].view("<i8")
     if (lengths < 0).any():
-        raise lies("A sequence has fewer than 0 tokens.")
+        raise explain_mismatch("A sequence has fewer than 0 tokens.")
     starts, itemsize = np.concatenate([[0], np.cumsum(lengths)]), np.dtype(dtype).itemsize
     if not np.array_equal(pointers, starts[:-1] * itemsize):
-        raise lies("Its sequences do not lie one behind another.")
+        raise explain_mismatch("Its sequences do not lie one behind another.")
     if not boundaries or first[0] != 0 or first[-1] != sequences or (np.diff(first) < 0).any():
-        raise lies(f"The boundaries of its documents do not ascend from 0 to {sequences}.")
+        raise explain_mismatch(f"The boundaries of its documents do not ascend from 0 to {sequences}.")
     if nbytes != starts[-1] * itemsize:
-        raise lies(f"It says {starts[-1]} tokens, {starts[-1] * itemsize} bytes, and {file.name} has {nbytes}.")
+        raise explain_mismatch(
+            f"It says {starts[-1]} tokens, {starts[-1] * itemsize} bytes, and {file.name} has {nbytes}."
+        )
     return Vector(file, dtype, 0, int(starts[-1]), vocab_size, starts[first[1:]])
 
 
@@ -66,7 +70,7 @@ def write(out: Path, store: StoreTokens) -> None:
     dtype = {"|u1": "|u1", "<u2": "<u2", "<u4": "<i4"}[store.manifest.dtype]
     if store.vocab_size > 1 << 31:
         raise UserError(f"{store.folder} has a vocabulary of {store.vocab_size}, which int32 does not hold.")
-    code = next(known for known, name in DTYPES.items() if name == dtype)
+    code = next(number for number, name in DTYPES.items() if name == dtype)
     lengths = []
     with _replace_file(out, "idx") as index, _replace_file(out, "bin") as file:  # the inner one takes its name first
         for shard in range(len(store.manifest.shards)):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.store.foreign.vector import PROBE, Vector, seem_wide, size_of
+from gangline_dataloader.store.foreign.vector import PROBE, Vector, get_file_size, seem_wide
 
 HEADER = 1024  # bytes
 MAGIC = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # (magic, version) of llm.c: tokens of GPT-2, of Llama 3
@@ -26,12 +26,12 @@ def open_tokens(file: Path, vocab_size: int, column: str | None) -> Vector:
             "For a .bin file data.column gives the dtype of the tokens.",
             f"One of {', '.join(f'data.column={one}' for one in DTYPES)}.",
         )
-    size = size_of(file)
+    size = get_file_size(file)
     with file.open("rb") as stream:
         head = np.frombuffer(stream.read(HEADER), "<i4") if size >= HEADER else np.zeros(3, "<i4")
     magic, version, tokens = head[:3].tolist()
-    if magic not in {known for known, _ in MAGIC}:
-        raw = _raw(file, size, vocab_size, column)
+    if magic not in {candidate for candidate, _ in MAGIC}:
+        raw = _choose_dtype(file, size, vocab_size, column)
         itemsize = np.dtype(raw).itemsize
         if size % itemsize:
             raise UserError(
@@ -41,15 +41,15 @@ def open_tokens(file: Path, vocab_size: int, column: str | None) -> Vector:
     dtype = MAGIC.get((magic, version))
     if dtype is None:
         raise UserError(f"{file} is a token file of llm.c of version {version}, which is not known here.")
-    if column not in (None, next(name for name, known in DTYPES.items() if known == dtype)):
+    if column not in (None, next(name for name, candidate in DTYPES.items() if candidate == dtype)):
         raise UserError(f"data.column={column}: the header of {file} says {np.dtype(dtype)}.")
-    wanted = HEADER + tokens * np.dtype(dtype).itemsize
-    if size != wanted:
-        raise UserError(f"{file} has {size} bytes, and its header says {tokens} tokens, {wanted} bytes.")
+    expected_size = HEADER + tokens * np.dtype(dtype).itemsize
+    if size != expected_size:
+        raise UserError(f"{file} has {size} bytes, and its header says {tokens} tokens, {expected_size} bytes.")
     return Vector(file, dtype, HEADER, tokens, vocab_size, None)
 
 
-def _raw(file: Path, size: int, vocab_size: int, column: str | None) -> str:
+def _choose_dtype(file: Path, size: int, vocab_size: int, column: str | None) -> str:
     """Return the dtype of tokens without a header.
 
     Raises UserError if the dtype may be wider than `column` says: read as it says, every second token would be 0.
@@ -60,10 +60,10 @@ def _raw(file: Path, size: int, vocab_size: int, column: str | None) -> str:
         raise UserError(f"{file} is a .npy file.", "Its header would be read as tokens.", "Write `array.tofile(FILE)`.")
     raw = DTYPES[column or ":uint16"]
     if seem_wide(content, 8) and np.dtype(raw).itemsize < 8 and not size % 8:
-        raise _seems_wider(file, "int64", raw, column)
+        raise _explain_wider_dtype(file, "int64", raw, column)
     if column is not None:
         if seem_wide(content, 4) and np.dtype(raw).itemsize < 4 and not size % 4:
-            raise _seems_wider(file, "uint32", raw, column)
+            raise _explain_wider_dtype(file, "uint32", raw, column)
     elif seem_wide(content, 4) or vocab_size > 1 << 16:
         raise UserError(
             f"{file} does not say whether its tokens are uint16 or uint32.",
@@ -75,13 +75,13 @@ def _raw(file: Path, size: int, vocab_size: int, column: str | None) -> str:
     return raw
 
 
-def _seems_wider(file: Path, seems: str, raw: str, column: str | None) -> UserError:
-    given, times = np.dtype(raw), np.dtype(seems).itemsize // np.dtype(raw).itemsize
-    said = f"data.column={column} says" if column else "without data.column they are read as"
+def _explain_wider_dtype(file: Path, seems: str, raw: str, column: str | None) -> UserError:
+    dtype, times = np.dtype(raw), np.dtype(seems).itemsize // np.dtype(raw).itemsize
+    clause = f"data.column={column} says" if column else "without data.column they are read as"
     return UserError(
-        f"{file} seems to hold {seems} tokens, and {said} {given.name}.",
-        f"Read as {given.name}, {times - 1} of {times} tokens are almost 0.",
-        f"If they are {given.name} nevertheless, write them as int64, and read NEW.bin with data.column=:int64:",
+        f"{file} seems to hold {seems} tokens, and {clause} {dtype.name}.",
+        f"Read as {dtype.name}, {times - 1} of {times} tokens are almost 0.",
+        f"If they are {dtype.name} nevertheless, write them as int64, and read NEW.bin with data.column=:int64:",
         f"  np.fromfile('{file}', '{raw}').astype('<i8').tofile('NEW.bin')",
         f"Otherwise: data.column=:{seems}",
     )

@@ -31,39 +31,39 @@ def is_pattern(path: Path) -> bool:
     return glob.has_magic(str(path)) and not path.exists()
 
 
-def split_of(name: str) -> str:
+def find_split(name: str) -> str:
     """The split that a file's name says: a word of it, before its numbers."""
     words = re.split(r"[^a-z]+", name.lower())
-    return next((split for split, known in SPLITS.items() if any(word in known for word in words)), OTHERS)
+    return next((split for split, synonyms in SPLITS.items() if any(word in synonyms for word in words)), OTHERS)
 
 
-def files_of(path: Path) -> list[Path]:
+def list_table_files(path: Path) -> list[Path]:
     """The Arrow or Parquet files that a pattern matches, or that lie in a folder.
 
     Raises UserError where there are none, and where those of a folder are of several splits or formats.
     """
     if is_pattern(path):
-        found = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
-        if not found or any(one.suffix not in ARROW for one in found):
-            wrong = next((f"{one} is none." for one in found if one.suffix not in ARROW), "It matches nothing.")
+        files = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
+        if not files or any(one.suffix not in ARROW for one in files):
+            wrong = next((f"{one} is none." for one in files if one.suffix not in ARROW), "It matches nothing.")
             raise UserError(f"{path} matches no Arrow or Parquet files.", wrong)
-        return found
-    found = sorted(one for one in path.iterdir() if one.suffix in ARROW and not one.name.startswith("."))
+        return files
+    files = sorted(one for one in path.iterdir() if one.suffix in ARROW and not one.name.startswith("."))
     kinds: dict[tuple[str, str], list[str]] = {}
-    for one in found:
-        kinds.setdefault((split_of(one.stem), one.suffix), []).append(one.name)
+    for one in files:
+        kinds.setdefault((find_split(one.stem), one.suffix), []).append(one.name)
     if len(kinds) == 1:
-        return found
+        return files
     if kinds:
-        patterns = (_pattern(names, kinds) for names in _train_first(kinds))
-        given = [f"  data.path={_quote_pattern(path, one)}" for one in patterns if one is not None]
-        held = ", ".join(f"{split} ({len(names)} {suffix[1:]})" for (split, suffix), names in kinds.items())
+        patterns = (_find_pattern(names, kinds) for names in _train_first(kinds))
+        options = [f"  data.path={_quote_pattern(path, one)}" for one in patterns if one is not None]
+        contents = ", ".join(f"{split} ({len(names)} {suffix[1:]})" for (split, suffix), names in kinds.items())
         raise UserError(
-            f"{path} holds files of several splits or formats: {held}.",
+            f"{path} holds files of several splits or formats: {contents}.",
             "Which of them are to be learnt is not known; all of them, tests too, would be.",
-            *(["One of:", *given] if given else ["Put those of each into a folder of its own."]),
+            *(["One of:", *options] if options else ["Put those of each into a folder of its own."]),
         )
-    if below := folders_below(path):
+    if below := list_table_folders(path):
         raise UserError(
             f"{path} holds no Arrow or Parquet files itself.",
             "Folders in it do; each split is read by itself.",
@@ -73,14 +73,14 @@ def files_of(path: Path) -> list[Path]:
     raise UserError(f"{path} holds no Arrow or Parquet files.")
 
 
-def folders_below(path: Path) -> list[Path]:
+def list_table_folders(path: Path) -> list[Path]:
     """Folders directly in a folder that hold columns, train first."""
     folders = (one for one in sorted(path.iterdir()) if one.is_dir() and not one.name.startswith("."))
-    found = [one for one in folders if (one / "index.json").exists() or _first(one)]
-    return sorted(found, key=lambda one: split_of(one.name) != "train")
+    table_folders = [one for one in folders if (one / "index.json").exists() or _find_table_file(one)]
+    return sorted(table_folders, key=lambda one: find_split(one.name) != "train")
 
 
-def _first(folder: Path) -> str | None:
+def _find_table_file(folder: Path) -> str | None:
     with os.scandir(folder) as files:
         return next((one.name for one in files if one.name.endswith(ARROW)), None)
 
@@ -89,13 +89,13 @@ def _train_first(kinds: dict[tuple[str, str], list[str]]) -> list[list[str]]:
     return [kinds[kind] for kind in sorted(kinds, key=lambda kind: (kind[0] != "train", kind))]
 
 
-def _pattern(names: list[str], kinds: dict[tuple[str, str], list[str]]) -> str | None:
+def _find_pattern(names: list[str], kinds: dict[tuple[str, str], list[str]]) -> str | None:
     """A short one that matches these names and none of the others; None where there is none."""
     if len(names) == 1:
         return names[0]
-    others = [one for known in kinds.values() for one in known if one not in names]
+    others = [one for group in kinds.values() for one in group if one not in names]
     suffix, word = Path(names[0]).suffix, re.split(r"[^A-Za-z]+", names[0])[0]
-    split = split_of(Path(names[0]).stem)
+    split = find_split(Path(names[0]).stem)
     for tried in (f"{word}-*{suffix}", f"{word}*{suffix}", f"*{split}*{suffix}", f"*{suffix}"):
         if all(fnmatch(one, tried) for one in names) and not any(fnmatch(one, tried) for one in others):
             return tried

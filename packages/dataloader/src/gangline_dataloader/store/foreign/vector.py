@@ -55,21 +55,21 @@ class ForeignTokens(Sharded, ABC):
                 "A token is at least 0." if bad < 0 else "Choose a larger model.vocab_size.",
             )
 
-    def document_of(self, token: int) -> int | None:
+    def find_document(self, token: int) -> int | None:
         if self.documents is None:
             return None
         shard = int(np.searchsorted(self._starts, token, side="right")) - 1
-        inside = np.searchsorted(self.ends_with_empty(shard), token - self._starts[shard], side="right")
+        inside = np.searchsorted(self.get_all_ends(shard), token - self._starts[shard], side="right")
         return int(self.documents_before[shard]) + int(inside)
 
-    def documents_in(self, start: int, stop: int) -> list[int]:
-        places = [start, *self.ends(start, stop - 1).tolist()]
-        return [number for number in map(self.document_of, places) if number is not None]
+    def list_documents(self, start: int, stop: int) -> list[int]:
+        places = [start, *self.find_document_ends(start, stop - 1).tolist()]
+        return [number for number in map(self.find_document, places) if number is not None]
 
-    def ends_with_empty(self, shard: int) -> np.ndarray:
+    def get_all_ends(self, shard: int) -> np.ndarray:
         """Return the ends of all documents of a shard, empty ones too; formats that have these override it."""
-        found = self.shard_ends(shard)
-        return np.empty(0, np.int64) if found is None else found
+        ends = self.shard_ends(shard)
+        return np.empty(0, np.int64) if ends is None else ends
 
 
 class Vector(ForeignTokens):
@@ -104,20 +104,20 @@ class Vector(ForeignTokens):
     def open_ends(self, shard: int) -> np.ndarray | None:
         return self._ends
 
-    def ends_with_empty(self, shard: int) -> np.ndarray:
+    def get_all_ends(self, shard: int) -> np.ndarray:
         return np.empty(0, np.int64) if self._all_ends is None else self._all_ends
 
 
 def sample(file: Path, digest: blake2b, pieces: int) -> None:
     """So many pieces of a file, evenly spread, into a hash."""
-    with open_regular(file) as opened:
-        npy.sample(opened, digest, pieces)
+    with open_regular(file) as stream:
+        npy.sample(stream, digest, pieces)
 
 
-def size_of(file: Path) -> int:
+def get_file_size(file: Path) -> int:
     """In bytes. Raises UserError as `open_regular`."""
-    with open_regular(file) as opened:
-        return os.fstat(opened.fileno()).st_size
+    with open_regular(file) as stream:
+        return os.fstat(stream.fileno()).st_size
 
 
 def open_regular(file: Path) -> BinaryIO:

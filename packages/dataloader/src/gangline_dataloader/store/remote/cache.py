@@ -18,7 +18,7 @@ from typing import BinaryIO
 from gangline import UserError
 from gangline.storage.files import lock_file, sync_folder
 from gangline_dataloader.store.durable import replace_bytes
-from gangline_dataloader.store.npy import checksum, checksum_of
+from gangline_dataloader.store.npy import compute_checksum, compute_stream_checksum
 
 ABANDONED = 3600.0  # seconds without a byte after which a file that is being fetched belongs to nobody
 TRIES = 3  # times that a file is fetched whose bytes are not those that were written
@@ -76,13 +76,13 @@ class FileCache:
                         with waiting.open("wb") as empty:
                             os.ftruncate(empty.fileno(), size)  # so that others see what it will take
                     fetch(waiting)
-                    if checksum(waiting) == xxh3:
+                    if compute_checksum(waiting) == xxh3:
                         _sync(waiting)
                         with lock_file(self.folder / ".lock", mode=0o666):
                             waiting.replace(path)
                             file = path.open("rb")
                             sync_folder(self.folder)
-                            _checked.add(_version(file))
+                            _checked.add(_get_version(file))
                             return file
             finally:
                 waiting.unlink(missing_ok=True)
@@ -92,36 +92,36 @@ class FileCache:
 
     def count_bytes(self) -> int:
         """Bytes of complete files."""
-        return sum(about.st_size for about, _ in self._files(_NAME))
+        return sum(about.st_size for about, _ in self._list_files(_NAME))
 
-    def _files(self, name: re.Pattern[str]) -> list[tuple[os.stat_result, Path]]:
+    def _list_files(self, name: re.Pattern[str]) -> list[tuple[os.stat_result, Path]]:
         """The cache's own files of such a name, the one that was used longest ago first."""
-        found = []
+        files = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 if not name.fullmatch(entry.name):
                     continue
                 try:
                     if entry.is_file(follow_symlinks=False):
-                        found.append((entry.stat(follow_symlinks=False), Path(entry.path)))
+                        files.append((entry.stat(follow_symlinks=False), Path(entry.path)))
                 except FileNotFoundError:  # another process made room
                     continue
-        return sorted(found, key=lambda one: (one[0].st_atime, one[1]))
+        return sorted(files, key=lambda one: (one[0].st_atime, one[1]))
 
     def _make_room(self, size: int) -> None:
         """Room for one more file, and for the files that other processes are fetching."""
-        files = self._files(_NAME)
-        held = sum(about.st_size for about, _ in files)
-        for about, path in self._files(_FETCHED):
+        files = self._list_files(_NAME)
+        total_bytes = sum(about.st_size for about, _ in files)
+        for about, path in self._list_files(_FETCHED):
             if time.time() - about.st_mtime > ABANDONED:
                 path.unlink(missing_ok=True)
             else:
-                held += about.st_size
+                total_bytes += about.st_size
         for about, path in files:
-            if held + size <= self.limit:
+            if total_bytes + size <= self.limit:
                 return
             path.unlink(missing_ok=True)
-            held -= about.st_size
+            total_bytes -= about.st_size
 
 
 def _is_marked(folder: Path) -> bool:
@@ -140,8 +140,8 @@ def _open_used(path: Path, xxh3: str) -> BinaryIO | None:
         file = path.open("rb")
     except FileNotFoundError:
         return None
-    if (version := _version(file)) not in _checked:
-        if checksum_of(file) != xxh3:  # of what is open: another process may remove the name
+    if (version := _get_version(file)) not in _checked:
+        if compute_stream_checksum(file) != xxh3:  # of what is open: another process may remove the name
             log.warning("%s is damaged: it is removed and fetched again", path)
             file.close()
             path.unlink(missing_ok=True)
@@ -151,7 +151,7 @@ def _open_used(path: Path, xxh3: str) -> BinaryIO | None:
     return file
 
 
-def _version(file: BinaryIO) -> tuple[int, int, int, int]:
+def _get_version(file: BinaryIO) -> tuple[int, int, int, int]:
     about = os.fstat(file.fileno())
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
@@ -169,6 +169,6 @@ class RemoteCache:
     nbytes: int
     deadline: float
 
-    def files(self) -> FileCache:
+    def open_file_cache(self) -> FileCache:
         """The directory, created where it is missing."""
         return FileCache(Path(self.folder).expanduser(), self.nbytes)

@@ -45,7 +45,7 @@ class Remote:
         except (ImportError, ValueError) as error:
             raise UserError(f"{url} cannot be read.", str(error)) from error
 
-    def small(self, name: str, optional: bool = False) -> bytes | None:
+    def read_small_file(self, name: str, optional: bool = False) -> bytes | None:
         """A whole file that is read at once; None where there is none.
 
         optional  one that may not be read counts as none: where nobody may list names, S3 answers so (403) for what
@@ -64,31 +64,31 @@ class Remote:
             log.warning("%s/%s: %s: taken as not there", self.url, name, error)
             return None
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the names of the files; none if the file system cannot list them."""
         return list(self._list())
 
-    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
+    def find_file_sizes(self, names: Sequence[str]) -> dict[str, int | None]:
         """Bytes of files, None for one that is not there. Without those that nobody could say in `LOOK` seconds."""
-        listed = self._list()
-        if any(listed.values()):  # one that lists names without sizes (http) lists whatever a page links to
-            return {name: listed.get(name) for name in names}
-        found: dict[str, int | None] = {}
+        listing = self._list()
+        if any(listing.values()):  # one that lists names without sizes (http) lists whatever a page links to
+            return {name: listing.get(name) for name in names}
+        sizes: dict[str, int | None] = {}
         until = time.monotonic() + LOOK
 
         def look(name: str) -> None:
             if time.monotonic() < until:
                 try:
                     if (size := self.files.info(f"{self.root}/{name}").get("size")) is not None:
-                        found[name] = int(size)
+                        sizes[name] = int(size)
                 except FileNotFoundError:
-                    found[name] = None
+                    sizes[name] = None
                 except Exception as error:  # the read of it will say so
                     log.info("%s/%s: %s", self.url, name, error)
 
         with ThreadPoolExecutor(LOOKERS) as pool:
             list(pool.map(look, names))
-        return found
+        return sizes
 
     def _list(self) -> dict[str, int | None]:
         try:
@@ -101,38 +101,38 @@ class Remote:
     def fetch(self, name: str, size: int, path: Path) -> None:
         """`size` bytes of a file into `path`. Raises UserError past the deadline, or where the file is shorter."""
         until = time.monotonic() + self.deadline
-        left = list(range(0, size, RANGE))[::-1]
-        failed: list[BaseException] = []
+        starts = list(range(0, size, RANGE))[::-1]
+        errors: list[BaseException] = []
 
         def work(file: BinaryIO) -> None:
             with file:
-                while not failed:
+                while not errors:
                     with self._counting:
-                        if not left:
+                        if not starts:
                             return
-                        start = left.pop()
+                        start = starts.pop()
                     try:
                         stop = min(size, start + RANGE)
-                        content = self._retry(name, partial(self._part, name, start, stop), until)
+                        content = self._retry(name, partial(self._read_range, name, start, stop), until)
                         os.pwrite(file.fileno(), content, start)
                     except BaseException as error:
-                        failed.append(error)
+                        errors.append(error)
 
         with path.open("wb") as file:
             os.ftruncate(file.fileno(), size)
             # Each thread has a descriptor of its own: one that is late may not write to a number that is another's now.
-            own = [os.fdopen(os.dup(file.fileno()), "wb") for _ in range(min(AT_ONCE, len(left)))]
+            own = [os.fdopen(os.dup(file.fileno()), "wb") for _ in range(min(AT_ONCE, len(starts)))]
         threads = [threading.Thread(target=work, args=(one,), daemon=True) for one in own]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
-        if not failed and any(thread.is_alive() for thread in threads):
-            failed.append(TimeoutError("a request has no answer"))
-        if failed:
-            raise self._explain_failure(name, failed[0])
+        if not errors and any(thread.is_alive() for thread in threads):
+            errors.append(TimeoutError("a request has no answer"))
+        if errors:
+            raise self._explain_failure(name, errors[0])
 
-    def _part(self, name: str, start: int, stop: int) -> bytes:
+    def _read_range(self, name: str, start: int, stop: int) -> bytes:
         content = self.files.cat_file(f"{self.root}/{name}", start=start, end=stop)
         if len(content) != stop - start:
             raise OSError(f"bytes {start} to {stop} were asked for, and {len(content)} came")
@@ -147,7 +147,7 @@ class Remote:
             log.warning("%s/%s: %s: asked again (%d)", self.url, name, error, self.retries)
 
         try:
-            return retry(lambda left: ask(), until - time.monotonic(), retryable=_retryable, report=count)
+            return retry(lambda left: ask(), until - time.monotonic(), retryable=_is_retryable, report=count)
         except RetryTimeout as error:
             raise self._explain_failure(name, error.__cause__ or error) from error
 
@@ -173,6 +173,6 @@ def _is_denied(error: BaseException) -> bool:
     return isinstance(error, PermissionError) or get_http_status(error) in (401, 403)
 
 
-def _retryable(error: BaseException) -> bool:
+def _is_retryable(error: BaseException) -> bool:
     """Return whether to retry: any error may pass, as each file system raises its own, unless it says what it means."""
     return not isinstance(error, FileNotFoundError) and not _is_denied(error)

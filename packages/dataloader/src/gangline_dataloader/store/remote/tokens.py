@@ -13,8 +13,8 @@ import numpy as np
 
 from gangline import UserError
 from gangline.storage.files import write_whole
-from gangline_dataloader.store.manifest import FILE, VALIDATION, ends_of, file_of, loss_of
-from gangline_dataloader.store.npy import map_file, nbytes_of
+from gangline_dataloader.store.manifest import FILE, VALIDATION, name_ends_file, name_loss_file, name_tokens_file
+from gangline_dataloader.store.npy import compute_file_size, map_file
 from gangline_dataloader.store.remote.cache import FileCache
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.stored import StoreTokens
@@ -66,22 +66,24 @@ class RemoteTokens(StoreTokens):
         self._workers: list[threading.Thread] = []
         self._changing = threading.Lock()  # of both
 
-    def file(self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None) -> np.ndarray:
-        with self._open_cached(name, nbytes_of(dtype, length), xxh3) as file:
+    def map_shard_file(
+        self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None
+    ) -> np.ndarray:
+        with self._open_cached(name, compute_file_size(dtype, length), xxh3) as file:
             self._watched.add(Path(file.name), xxh3)
             return map_file(file, dtype, length)
 
     def look_again(self) -> None:
         self._watched.look()
 
-    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
-        return self.remote.sizes(names)
+    def find_file_sizes(self, names: Sequence[str]) -> dict[str, int | None]:
+        return self.remote.find_file_sizes(names)
 
-    def nbytes(self) -> np.ndarray:
+    def compute_shard_bytes(self) -> np.ndarray:
         """(number of shards,) int64: bytes of the files of each that are fetched, without those of a plan."""
         shards, tokens = self.manifest.shards, np.array(self.manifest.shards.tokens, np.int64)
-        found = nbytes_of(self.dtype, tokens) + nbytes_of("<u4", np.array(shards.documents, np.int64))
-        return found + nbytes_of("|u1", tokens) if self.masked else found
+        nbytes = compute_file_size(self.dtype, tokens) + compute_file_size("<u4", np.array(shards.documents, np.int64))
+        return nbytes + compute_file_size("|u1", tokens) if self.masked else nbytes
 
     def _open_cached(self, name: str, nbytes: int, xxh3: str) -> BinaryIO:
         return self.cache.open(name, nbytes, xxh3, lambda path: self.remote.fetch(name, nbytes, path))
@@ -108,10 +110,16 @@ class RemoteTokens(StoreTokens):
                 self._recent = [*self._recent[-OPEN:], shard]
             entry = self.manifest.shards[shard]
             try:
-                self._open_cached(file_of(shard), nbytes_of(self.dtype, entry.tokens), entry.xxh3).close()
-                self._open_cached(ends_of(shard), nbytes_of("<u4", entry.documents), entry.ends_xxh3).close()
+                self._open_cached(
+                    name_tokens_file(shard), compute_file_size(self.dtype, entry.tokens), entry.xxh3
+                ).close()
+                self._open_cached(
+                    name_ends_file(shard), compute_file_size("<u4", entry.documents), entry.ends_xxh3
+                ).close()
                 if entry.loss_xxh3 is not None:
-                    self._open_cached(loss_of(shard), nbytes_of("|u1", entry.tokens), entry.loss_xxh3).close()
+                    self._open_cached(
+                        name_loss_file(shard), compute_file_size("|u1", entry.tokens), entry.loss_xxh3
+                    ).close()
             except (UserError, OSError):
                 with self._changing:
                     self._recent = [one for one in self._recent if one != shard]
@@ -123,8 +131,8 @@ def _locate_folder(cache: FileCache, url: str) -> Path:
 
 
 def _copy(remote: Remote, folder: Path, name: str, optional: bool = False) -> bool:
-    """Whether there is such a file, now in `folder`, too; `optional` as of `Remote.small`."""
-    if (content := remote.small(name, optional)) is None:
+    """Whether there is such a file, now in `folder`, too; `optional` as of `Remote.read_small_file`."""
+    if (content := remote.read_small_file(name, optional)) is None:
         (folder / name).unlink(missing_ok=True)
         return False
     write_whole(folder / name, content, durable=False)
