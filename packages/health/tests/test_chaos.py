@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangline.run.events import read_events
+from gangline_health.chaos.check import ChaosCheck
 from gangline_health.chaos.plan import ANYWHERE, KINDS, FaultsDone, parse, plan
 from gangline_testkit import HealthCheckSuite
 from gangline_testkit.real_runs import RealRuns
@@ -36,6 +37,12 @@ def test_a_plan_is_a_function_of_its_seed():
 def test_what_is_no_fault_is_refused(words):
     with pytest.raises(ValueError, match="is no fault"):
         parse(words)
+
+
+def test_every_kind_of_fault_has_a_method():
+    """`benchmarks/chaos.py` alone does some of them."""
+    methods = {name.removeprefix("_inject_").replace("_", "-") for name in vars(ChaosCheck) if "_inject_" in name}
+    assert methods == set(KINDS)
 
 
 def test_each_fault_is_done_once_whoever_comes_first(tmp_path):
