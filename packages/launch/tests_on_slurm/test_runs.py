@@ -123,7 +123,7 @@ def test_notice_urgent_work_and_an_excluded_node_start_one_run_again(slurm, runs
 
 def test_what_is_planted_is_found_and_named_and_a_requeued_job_knows_of_it(slurm, runs, undisturbed):
     """health=on beside the agents of a job: a rank that stands still, one that raises, and the end of all of them."""
-    from gangline_health.ledger.report import ledger
+    from gangline_health.ledger.report import build_ledger
 
     faults = "health.chaos.at=[stop@5:1,exception@9:0,kill-all@13:1]"
     printed = runs.finish(runs.start("run.dir=out", *DDP, "health=[on,chaos]", faults))
@@ -137,7 +137,7 @@ def test_what_is_planted_is_found_and_named_and_a_requeued_job_knows_of_it(slurm
     assert third["evidence"] == "rank 0 failed first: RuntimeError: health=chaos: an exception on purpose"
     assert (first["after"], requeued["after"], requeued["config"]) == ("", "killed", first["config"])
     assert [line["then"] for line in requeues(out)] == ["requeue", "end"]
-    of = ledger(out)
+    of = build_ledger(out)
     assert sum(of.seconds.values()) == pytest.approx(of.wall_seconds, abs=1e-6)
     assert [fault.kind for fault in of.faults] == ["rank", "rank", "killed"]
     assert of.faults[-1].named == "everything was killed, and nobody was left to say why"

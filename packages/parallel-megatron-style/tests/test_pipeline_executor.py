@@ -189,7 +189,7 @@ def test_forwards_that_take_turns_with_backwards_have_the_bits_of_one_process(wo
 def noting(case: Case):
     made = executor(case)
     made.step(case.microbatches)
-    return "".join(made.notes), made.schedule(case.microbatches), rank.index
+    return "".join(made.notes), made.get_schedule(case.microbatches), rank.index
 
 
 def test_each_goes_on_while_the_other_waits():
@@ -264,7 +264,7 @@ def held(case: Case):
     made.stage.forward = counted
     made.step(case.microbatches)
     assert not any(ref() is not None for ref in outputs), "activations outlive the step"
-    return most, count_peak_activations(made.schedule(case.microbatches))[rank.index]
+    return most, count_peak_activations(made.get_schedule(case.microbatches))[rank.index]
 
 
 @EACH
@@ -326,7 +326,7 @@ def test_times_are_recorded_beside_the_actions():
 
 
 def scheduled(case: Case):
-    return executor(case).schedule(case.microbatches)
+    return executor(case).get_schedule(case.microbatches)
 
 
 def unused(case: Case):
@@ -334,7 +334,7 @@ def unused(case: Case):
     made.stage.forward = lambda chunk, microbatch, hidden: (
         torch.ones(2, 3, DIM, requires_grad=True).sum() if hidden is not None else data(microbatch, case)[0] * 1.0
     )
-    made.stage.empty = lambda microbatch: torch.empty_like(data(microbatch, case)[0])
+    made.stage.allocate_hidden = lambda microbatch: torch.empty_like(data(microbatch, case)[0])
     made.step(1)
 
 
@@ -346,16 +346,16 @@ def test_a_stage_that_ignores_its_input_is_named():
 def failing(case: Case):
     """A step that fails between I and W, on every rank; the next one must not find what it put off."""
     made = executor(case)
-    weights = made.stage.weights
+    weights = made.stage.compute_weight_grads
 
     def fail(chunk, microbatch):
         raise ArithmeticError
 
-    made.stage.weights = fail
+    made.stage.compute_weight_grads = fail
     with pytest.raises(ArithmeticError):
         made.step(1)
     left = len(made.stage.deferred)
-    made.stage.weights = weights
+    made.stage.compute_weight_grads = weights
     for part in made.stage.parts.values():
         part.zero_grad()
     made.step(1)

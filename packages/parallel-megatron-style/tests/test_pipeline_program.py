@@ -92,7 +92,7 @@ class Rendezvous:
 def test_no_deadlock_without_buffers(schedule, times, latency):
     steps = build_programs(schedule, ActionTimes(*times), latency)
     ran = [[tuple(filter(None, step)) for step in order if isinstance(step, RunAction)] for order in steps]
-    assert ran == [list(schedule.turns(rank)) for rank in range(schedule.ranks)]
+    assert ran == [list(schedule.iterate_turns(rank)) for rank in range(schedule.ranks)]
     assert [tuple(action for turn in turns for action in turn) for turns in ran] == list(schedule.actions)
     Rendezvous(schedule, steps).carry_out()
 

@@ -6,11 +6,10 @@ Worked out once for all arrays of one shape and one cut: a model has thousands o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 from gangline.mesh import Mesh
-from gangline.shard import Box, Layout, Places, find_primary_replica
+from gangline.shard import Box, Division, Layout, Places, find_primary_replica
 
 
 class BoxOwners:
@@ -64,10 +63,16 @@ class BoxOwners:
 
 
 @lru_cache(maxsize=1024)
-def _make_box_owners(mesh: Mesh, layout: Layout) -> BoxOwners:
-    return BoxOwners(mesh, layout)
+def _make_box_owners(
+    mesh: Mesh,
+    shape: tuple[int, ...],
+    divisions: tuple[Division, ...],
+    at: tuple[tuple[str, int], ...],
+    differs: tuple[str, ...],
+) -> BoxOwners:
+    return BoxOwners(mesh, Layout(shape, divisions=divisions, at=at, differs=differs))
 
 
 def get_box_owners(mesh: Mesh, layout: Layout) -> BoxOwners:
     """Those of an array, the same object for every array of its shape and cut."""
-    return _make_box_owners(mesh, replace(layout, dtype="", turn=0))
+    return _make_box_owners(mesh, layout.shape, layout.divisions, layout.at, layout.differs)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from threading import local
 from typing import Any, final
 
-from gangline.shard import Box, Registry
+from gangline.shard import Box, Layout, Registry
 from gangline_ckpt_zarr.format import checksum as sums, claims, cuts
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import TRAILER
 from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun, RankFile, lay_out
 from gangline_ckpt_zarr.format.nodes import FORMAT, build_array_node, encode_root
-from gangline_ckpt_zarr.format.owners import get_box_owners
+from gangline_ckpt_zarr.format.owners import BoxOwners, get_box_owners
 
 _seen = local()
 
@@ -26,9 +27,15 @@ class PackedFiles(CheckpointFiles):
         return lay_out(self._iterate_boxes(rank))
 
     def _iterate_boxes(self, rank: int) -> Iterator[tuple[str, str, tuple[int, ...], Box]]:
-        for name, layout in self.registry.layouts.items():
-            for box in get_box_owners(self.registry.mesh, layout).list_written(rank, layout.turn):
+        for name, layout, owners in self._arrays:
+            for box in owners.list_written(rank, layout.turn):
                 yield name, layout.dtype, self.chunk(name), box
+
+    @cached_property
+    def _arrays(self) -> list[tuple[str, Layout, BoxOwners]]:
+        """The name, layout and owners of each array: looked up once for all ranks that are planned."""
+        mesh = self.registry.mesh
+        return [(name, layout, get_box_owners(mesh, layout)) for name, layout in self.registry.layouts.items()]
 
 
 @final
