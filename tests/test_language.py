@@ -1,0 +1,105 @@
+"""Docstrings are sentences: those of functions begin with a verb, and none opens with a relative clause."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from test_verbs import KNOWN, PACKAGES, ROOT
+
+SHORT = 30  # characters of a comment that may be half a sentence
+OPENINGS = re.compile(r"(what|who|whom|whose|whoever|of|those|whether|nobody|nothing|the same|theirs|as above)\b", re.I)
+WORDS = re.compile(
+    r"\b(anew|dear|dearer|dearest|learnt|mend|mends|mended|spoilt|unlearnt)\b|\bcomes? to nothing\b"
+    r"|\bpass(es|ed)? over\b|\b(be|is|are) had\b|, for (it|the|a|they|this) ",
+    re.I,
+)
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def list_docstrings(path: Path) -> Iterator[tuple[int, Documented, str]]:
+    """Yield (line, node, docstring) of whatever in a file has one."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, Documented) and (text := ast.get_docstring(node)):
+            yield node.body[0].lineno, node, text
+
+
+def list_comments(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of every comment, those on following lines by themselves as one."""
+    last, text, begun = 0, "", 0
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line, own = token.start[0], token.line.lstrip().startswith("#")
+        if own and line == last + 1:
+            text += " " + token.string.lstrip("# ")
+        else:
+            if text:
+                yield begun, text
+            begun, text = line, token.string.lstrip("# ")
+        last = line if own else 0
+    if text:
+        yield begun, text
+
+
+def is_property(node: Documented) -> bool:
+    """Return whether a docstring may be a noun phrase, as one of a value may."""
+    marks = [ast.unparse(mark) for mark in getattr(node, "decorator_list", [])]
+    return any("property" in mark or "fixture" in mark for mark in marks)
+
+
+def find_fragments(files: Iterable[Path]) -> list[str]:
+    """Return the docstrings of functions that do not begin with a verb, and what opens with a relative clause."""
+    lines = []
+    for path in sorted(files):
+        for line, node, text in list_docstrings(path):
+            first = re.match(r"[A-Za-z]*", text)
+            verb = first is not None and first[0].lower() in KNOWN
+            function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property(node)
+            if OPENINGS.match(text) or (function and not verb):
+                lines.append(f"{path}:{line} {text.splitlines()[0]}")
+        for line, text in list_comments(path):
+            if len(text) > SHORT and OPENINGS.match(text):
+                lines.append(f"{path}:{line} {text}")
+    return lines
+
+
+def find_words(files: Iterable[Path]) -> list[str]:
+    """Return the docstrings and comments with a word that has a plain one."""
+    lines = []
+    for path in sorted(files):
+        texts = [(line, text) for line, _, text in list_docstrings(path)] + list(list_comments(path))
+        lines += [f"{path}:{line} {found[0]}" for line, text in texts if (found := WORDS.search(text))]
+    return lines
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_are_sentences(package: str) -> None:
+    assert find_fragments((ROOT / "packages" / package / "src").rglob("*.py")) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_use_plain_words(package: str) -> None:
+    assert find_words((ROOT / "packages" / package / "src").rglob("*.py")) == []
+
+
+def test_fragments_and_words_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        '"""Rows of a table."""\n\n\n'
+        'def read():\n    """Return the rows."""\n\n\n'
+        'def write():\n    """The same."""\n\n\n'
+        'def close():\n    """Close what is open, for it may change."""  # Of the rows that were read before\n\n\n'
+        'class Row:\n    """What a table has."""\n\n    @property\n    def size(self):\n        """Number of cells."""\n'
+        "        # the length that a row has when\n        # nobody passes over a cell\n"
+    )
+    assert [line.partition(" ")[2] for line in find_fragments(tmp_path.glob("*.py"))] == [
+        "The same.",
+        "What a table has.",
+        "Of the rows that were read before",
+    ]
+    assert [line.split()[-1] for line in find_words(tmp_path.glob("*.py"))] == ["it", "over"]
