@@ -55,7 +55,7 @@ def test_every_chunk_of_every_file_is_looked_at_and_named(made, capsys):
     place, meta = made
     draw = random.Random(0)
     for rank in range(meta.registry.mesh.world):
-        path = place / meta.path(rank)
+        path = place / meta.get_file_path(rank)
         for run in meta.files.get_rank_file(rank).runs:
             for number in range(run.count):
                 content = bytearray(path.read_bytes())
@@ -72,7 +72,7 @@ def test_every_chunk_of_every_file_is_looked_at_and_named(made, capsys):
 def test_padding_is_not_data(made, capsys):
     place, meta = made
     for rank in range(meta.registry.mesh.world):
-        file, path = meta.files.get_rank_file(rank), place / meta.path(rank)
+        file, path = meta.files.get_rank_file(rank), place / meta.get_file_path(rank)
         content = bytearray(b"\xff" * file.size)
         for run in file.runs:
             for start in range(run.base, run.end, run.stride):
@@ -83,7 +83,7 @@ def test_padding_is_not_data(made, capsys):
 
 def test_a_missing_file_is_named_with_all_that_lay_in_it(made, capsys):
     place, meta = made
-    (place / meta.path(1)).unlink()
+    (place / meta.get_file_path(1)).unlink()
     code, out = verified(place, capsys)
     assert code == 1
     for run in meta.files.get_rank_file(1).runs:
@@ -93,7 +93,7 @@ def test_a_missing_file_is_named_with_all_that_lay_in_it(made, capsys):
 
 def test_a_short_file_is_bad_from_where_it_ends(made, capsys):
     place, meta = made
-    path, file = place / meta.path(0), meta.files.get_rank_file(0)
+    path, file = place / meta.get_file_path(0), meta.files.get_rank_file(0)
     last = file.runs[-1]
     with path.open("r+b") as opened:
         opened.truncate(last.base + 1)

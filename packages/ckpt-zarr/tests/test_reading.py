@@ -43,7 +43,7 @@ class Memory:
         self.content, self.local = content, local
         self.readers: set[int] = set()
 
-    def reading(self, path: str):
+    def open_reader(self, path: str):
         return nullcontext(lambda ranges: self.read_into(path, ranges))
 
     def read_into(self, path: str, ranges) -> None:
