@@ -137,7 +137,7 @@ def test_a_run_goes_on_with_the_store_and_its_plans_of_sequences_grow_too(two, d
     def source(*words: str):
         words = ("model.vocab_size=256", "batch.sequence_length=32", f"data={data}", *stores, *words)
         run = build_small_run(*words, f"data.packing={packing}")
-        return getattr(build, data)(run.data, run, "train")
+        return getattr(build, f"build_{data}")(run.data, run, "train")
 
     def samples(source, count: int) -> list[bytes]:
         return [source.sample(i)["tokens"].tobytes() for i in range(count)]

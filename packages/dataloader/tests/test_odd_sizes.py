@@ -53,7 +53,7 @@ def test_any_width_and_any_start_have_the_bytes_of_one_process(stores, weights, 
     run = build_small_run(*words)
 
     def source():
-        return getattr(build, "tokens" if weights is None else "mix")(run.data, run, "train")
+        return getattr(build, "build_tokens" if weights is None else "build_mix")(run.data, run, "train")
 
     whole = steps(source(), 1, SIZE, 0, 12)
     for width, micro in ((1, 1), (2, 4), (3, 8), (4, 6), (8, 3)):

@@ -44,13 +44,13 @@ def source(store: Path, split: str, *words: str, data: str = "tokens"):
     if data == "mix":
         stores = [f"data.sources.one={store}", "data.weights={one: 1}"]
     run = build_small_run("model.vocab_size=256", "batch.sequence_length=16", f"data={data}", *stores, *words)
-    return getattr(build, data)(run.data, run, split)
+    return getattr(build, f"build_{data}")(run.data, run, split)
 
 
 def rows_of(source, epochs: int = 1) -> set[int]:
     """The rows of the store that it gives."""
     (part,) = source.parts
-    return set(source.rows(np.arange(epochs * part.count)).row.tolist())
+    return set(source.locate_samples(np.arange(epochs * part.count)).row.tolist())
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
@@ -125,7 +125,7 @@ def test_whole_store_as_validation_set_has_all_windows(store, tmp_path, data, pa
     named = f"{named}, packing: {packing}, validation_fraction: 1"
     run = settled(store, f"validate.sets.more={{{named}}}", data=data)
     check(run)
-    whole = getattr(build, data)(build_validation_sets(run)["more"], run, "validation")
+    whole = getattr(build, f"build_{data}")(build_validation_sets(run)["more"], run, "validation")
     folders = [path, *([path / VALIDATION] if share != "0" else []), *([store] if data == "mix" else [])]
     assert [each.folder for each in whole.stores] == folders
     rows = [
@@ -134,7 +134,7 @@ def test_whole_store_as_validation_set_has_all_windows(store, tmp_path, data, pa
     ]
     assert all(rows)
     assert whole.count_samples() == sum(rows)
-    place = whole.rows(np.arange(whole.count_samples()))
+    place = whole.locate_samples(np.arange(whole.count_samples()))
     shown = set(zip(place.source.tolist(), place.row.tolist(), strict=True))
     assert shown == {(number, row) for number, count in enumerate(rows) for row in range(count)}
     assert all(whole.sample(i)["tokens"].shape == (17,) for i in range(whole.count_samples()))

@@ -48,7 +48,7 @@ class Memory(Sharded):
 
 
 def source_of(stores, order, documents=True):
-    parts = [SplitRows(str(k), store, np.array([0]), np.array([store.rows(T)])) for k, store in enumerate(stores)]
+    parts = [SplitRows(str(k), store, np.array([0]), np.array([store.count_rows(T)])) for k, store in enumerate(stores)]
     identity = ("here",)
     kind = GrowingWindowSource if len(stores) == 1 else MixedWindowSource
     return kind(parts, order, None, sequence_length=T, documents=documents, identity=identity, samples=None)
@@ -183,12 +183,12 @@ def test_what_a_thread_still_looks_up_of_the_order_before_is_not_kept():
     reading = threading.Thread(target=source.sample, args=(0,))
     reading.start()
     asked.wait(60)
-    after = SingleOrder(Ingredient("0", source.stores[0].rows(T)), 8, "train")
+    after = SingleOrder(Ingredient("0", source.stores[0].count_rows(T)), 8, "train")
     source.change_order(after)
     going.set()
     reading.join(60)
     wanted = after(np.arange(8)).row
-    assert [source.row_of(i)[1] for i in range(8)] == wanted.tolist() != before(np.arange(8)).row.tolist()
+    assert [source.locate_sample(i)[1] for i in range(8)] == wanted.tolist() != before(np.arange(8)).row.tolist()
 
 
 def test_a_step_that_cannot_be_read_is_raised_when_it_is_taken_and_ever_after():
