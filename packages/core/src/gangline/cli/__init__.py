@@ -1,4 +1,4 @@
-"""The two commands: `train`, and `gangline <verb>`. Nothing here imports torch or Hydra at its top."""
+"""The commands `train` and `gangline <verb>`. No module here imports torch or Hydra at import time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXIT_INTERRUPTED = 130
 
 
 def run_guarded(program: str, body: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
-    """Run a command's body; a user's mistake becomes one message and its exit code, a bug keeps its traceback."""
+    """Run a command's body and return its exit code; print a UserError as one message, keep a bug's traceback."""
     with escape_streams():
         return _run_guarded(program, body, argv)
 
@@ -30,18 +30,18 @@ def _run_guarded(program: str, body: Callable[[Sequence[str]], int], argv: Seque
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader has gone (| head): nothing more to say, and nothing to flush at exit
+    except BrokenPipeError:  # the reader is gone (| head): the flush at exit must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_INTERRUPTED
 
 
 def make_notes(program: str) -> Callable[[str], None]:
-    """What prints a note of a command: on stderr, beside what was asked for."""
+    """Return a function that prints a note of the command `program` on stderr, apart from its output on stdout."""
     return lambda text: print(f"{program}: note: {escape_controls(text)}", file=sys.stderr, flush=True)
 
 
 def open_console() -> Console:
-    """A console for tables: as wide as the terminal, and wide enough for any line where there is none."""
+    """Return a console for tables, as wide as the terminal, or 200 columns if the output is not a terminal."""
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -14,9 +14,9 @@ from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
 
 FLAGS = ("--help", "--cfg", "--multirun", "--completion", "--version")
-WORDS = {bool: ("true", "false"), types.NoneType: ("null",)}  # type -> the values that it has beside choices
+WORDS = {bool: ("true", "false"), types.NoneType: ("null",)}  # type -> the values to offer next to its choices
 
-# bash splits words at "=": the word is taken from the line, and what lies before its last "=" is cut from the answers.
+# bash splits words at "=": take the word from the line, and remove the text up to its last "=" from each answer.
 _BASH = r"""
 _gangline_train() {
     local line="${COMP_LINE:0:COMP_POINT}" word prefix=""
@@ -54,14 +54,14 @@ _HOW = {
 
 
 def read_script(shell: str) -> str:
-    """What a shell has to run once. Raises UserError for a shell that is not known."""
+    """Return the completion script of a shell, to be run once. Raises UserError for an unknown shell."""
     if shell not in _SCRIPTS:
         raise UserError(f"no completion for the shell {shell!r}.", f"Shells: {', '.join(_SCRIPTS)}.")
     return f"{_HOW[shell]}\n{_SCRIPTS[shell]}"
 
 
 def list_candidates(words: Sequence[str]) -> list[str]:
-    """Whole words that the last of `words` may become, given those before it."""
+    """Return the complete words that the last of `words` may become, given the words before it."""
     *before, current = words or [""]
     if current.startswith("-"):
         return [flag for flag in FLAGS if flag.startswith(current)]
@@ -72,7 +72,7 @@ def list_candidates(words: Sequence[str]) -> list[str]:
 
 
 def _iterate_keys(before: Sequence[str], current: str) -> Iterator[str]:
-    """Groups and layers, and the next step of every option's path."""
+    """Yield groups and layers, and the path of every option up to the first dot after `current`."""
     yield from (f"{group}=" for group in installed().list_groups())
     yield from ("recipe=", "from=", "weights=", "resume=")
     for path in list_options(before).options:
@@ -99,7 +99,7 @@ def _list_values(before: Sequence[str], key: str, value: str) -> list[str]:
 
 
 def _run_dirs(value: str) -> list[str]:
-    """Run directories, and folders on the way to them."""
+    """Return the run directories in the folder that `value` begins with, and its other folders, which end in "/"."""
     folder = Path(value) if value.endswith("/") else Path(value).parent
     inside = sorted(folder.glob("*/")) if folder.is_dir() else []
     return [str(path) if (path / "config.yaml").exists() else f"{path}/" for path in inside]

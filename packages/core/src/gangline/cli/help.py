@@ -1,4 +1,4 @@
-"""`train --help`: answered from what is installed, without composing anything. Imports neither torch nor Hydra."""
+"""The page of `train --help`, made from the installed parts without composing. Imports neither torch nor Hydra."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Examples
 
 
 def render_help(words: Sequence[str] = ()) -> str:
-    """The page. The words may choose parts, whose options are then shown; UserError for a part that is not here."""
+    """Return the help page, with options of the parts that `words` choose. Raises UserError for a missing part."""
     choices = parse_choices(words)
     for group, names in choices.items():
         for name in names:
@@ -103,7 +103,7 @@ def _format_options(options: Iterable[Option]) -> str:
 
 
 def _format_choices(hint: Any) -> str:
-    """The values of a type that has few, where no comment says more."""
+    """Return the values of an enum type as text, "" for any other type."""
     return describe(hint) if isinstance(hint, type) and issubclass(hint, Enum) else ""
 
 

@@ -1,4 +1,4 @@
-"""`gangline <verb>`: everything but training. The verbs come from the plugins' commands hook, core's own among them."""
+"""`gangline <verb>`: all commands except training. Plugins, core's own included, offer them by a hook."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline.plugin.registry import installed, load
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The entry point of the `gangline` command."""
+    """Run the command `gangline` and return its exit code. This is its entry point."""
     words = sys.argv[1:] if argv is None else argv
     program = f"gangline {words[0]}" if words and words[0] in installed().get_commands() else "gangline"
     return run_guarded(program, _run_verb, words)

@@ -1,4 +1,4 @@
-"""`train -m parallel=single,ddp`: one run after the other, each in a directory of its own, and a table at the end."""
+"""`train -m parallel=single,ddp`: several runs, each in its own directory, and a table of their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gangline.run.directory import RunDirectory, make_fresh
 
 @dataclass
 class FinishedRun:
-    """One run of several, and how it ended."""
+    """One finished run of a multirun, with its exit code."""
 
     number: int
     words: list[str]
@@ -29,7 +29,7 @@ class FinishedRun:
 
 
 def run_all(words: Sequence[str]) -> int:
-    """Every combination; all are composed and checked before the first starts. The exit code of the first failure."""
+    """Run every combination after composing and checking all; return the exit code of the first failure, else 0."""
     combinations = sweep(words)
     runs = [compose_one(combination) for combination in combinations]
     for run in runs:
@@ -43,14 +43,14 @@ def run_all(words: Sequence[str]) -> int:
         print(f"train: run {number + 1} of {len(runs)}: {' '.join(varied)}", file=sys.stderr)
         code = _launch_one(run, ["train", *combination])
         finished_runs.append(FinishedRun(number, varied, str(run.job.dir), code))
-        if code >= EXIT_INTERRUPTED - 2:  # 128 + n: a signal is for all of them
+        if code >= EXIT_INTERRUPTED - 2:  # 128 + n: a signal ends the multirun
             break
     _print_table(finished_runs)
     return next((one.code for one in finished_runs if one.code), 0)
 
 
 def _launch_together(runs: list[Run], combinations: list[list[str]], words: Sequence[str]) -> int:
-    """All are written before their launcher takes them; a sweep that it refuses leaves no directory."""
+    """Write all run directories, then launch them together; delete the directories if the launcher refuses."""
     directories: list[RunDirectory] = []
     try:
         for run, combination in zip(runs, combinations, strict=True):
@@ -79,7 +79,7 @@ def _launch_one(run: Run, command: list[str]) -> int:
 
 
 def _give_directories(runs: list[Run]) -> None:
-    """Sub directories of the one directory that the runs share; a directory of their own stays."""
+    """Give each run a subdirectory of the directory that all share, unless each run has its own directory."""
     paths = {run.job.dir for run in runs}
     if len(paths) == len(runs) and len(runs) > 1:
         return
@@ -104,7 +104,7 @@ def _print_table(done: list[FinishedRun]) -> None:
 
 
 def _read_last(metrics: Path) -> tuple[str, str, str]:
-    """Step and loss of a run's last record, and its last validation loss, as text."""
+    """Return step and loss of a run's last record, and its last validation loss, as text."""
     try:
         records = read_records(metrics, make_notes("train"))
     except OSError:

@@ -1,4 +1,4 @@
-"""`gangline plugins`: every part, who supplies it, what failed and why, and what could be installed."""
+"""`gangline plugins`: tables of installed parts with their package, of failed plugins, and of parts to install."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gangline.plugin.discovery import find_version
 from gangline.plugin.registry import OFF, Installed, installed
 
 WIDTH = 200  # columns of a table that is not written to a terminal
-NARROWEST = 20  # columns of a summary
+NARROWEST = 20  # minimum columns of a summary
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the tables; exit code 2 where two packages claim one name, for then no run can start.
+    """Print the tables and return 0, or 2 if names of packages clash, because then no run can start.
 
     Raises UserError for a group that does not exist.
     """

@@ -1,4 +1,4 @@
-"""Output of commands on a terminal: control characters of files are escaped, and every locale can show it."""
+"""Terminal output of commands: control characters, and characters missing in the encoding, are escaped."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-# Colors and moves of the cursor, which tables and progress bars need, stay. The title, the clipboard, the direction of
-# text and everything else that a terminal obeys is escaped.
+# Keep colors and cursor movement, which tables and progress bars need. Escape the title, the clipboard, the text
+# direction and everything else that a terminal obeys.
 _STEERS = re.compile(
     r"\x1b(?!\[[\d;?]*[mAGHJKhl])|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 )
 
 
 class TerminalStream:
-    """A text stream to a terminal. Sequences that steer the terminal are written as escapes."""
+    """A text stream to a terminal that escapes control sequences, except colors and cursor movement."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text; its length."""
+        """Write text with control sequences escaped; return its length before that."""
         self._stream.write(_STEERS.sub(lambda found: repr(found[0])[1:-1], text))
         return len(text)
 
@@ -37,7 +37,7 @@ class TerminalStream:
 
 @contextmanager
 def escape_streams() -> Iterator[None]:
-    """Until the end stdout and stderr escape what steers a terminal, and letters that their encoding lacks."""
+    """Escape control sequences and characters missing in the encoding, on stdout and stderr within the block."""
     before = sys.stdout, sys.stderr
     for stream in before:
         if hasattr(stream, "reconfigure") and (stream.encoding or "").lower().replace("-", "") != "utf8":
@@ -52,7 +52,7 @@ def escape_streams() -> Iterator[None]:
 
 
 def format_quantity(number: float) -> str:
-    """12345 -> 12.3 k"""
+    """Return a number with three significant digits and a metric prefix: 12345 -> "12.3 k"."""
     for unit in ("", "k", "M", "G", "T"):
         if abs(number) < 1000 or unit == "T":
             return f"{number:.3g} {unit}" if unit else f"{number:.3g}"

@@ -1,7 +1,7 @@
-"""`train`: compose a run, check it, write its directory, launch it.
+"""The command `train`: compose a run, check it, write its directory, launch it.
 
-Every rank imports this module again (it is the main module of the process that forks them), so its top imports neither
-torch nor Hydra; nor does `train --help` further down.
+Every rank imports this module again (it is the main module of the process that forks them), so it imports neither torch
+nor Hydra at import time; `train --help` never does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CommandLine:
-    """A command line, taken apart: flags of `train` itself, and words that describe the run."""
+    """A parsed command line: flags of `train` itself, and overrides that describe the run."""
 
     help: bool = False
     version: bool = False
@@ -36,13 +36,13 @@ class CommandLine:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The entry point of the `train` command."""
+    """Run the command `train` and return its exit code. This is its entry point."""
     with ignore_early_requests():
         return run_guarded("train", _train, sys.argv[1:] if argv is None else argv)
 
 
 def read(argv: Sequence[str]) -> CommandLine:
-    """Take a command line apart. Raises UserError for a flag that does not exist."""
+    """Parse a command line. Raises UserError for an unknown flag, and for text that the locale cannot decode."""
     line, rest = CommandLine(), list(argv)
     for word in rest:
         if any("\udc80" <= sign <= "\udcff" for sign in word):
@@ -72,7 +72,7 @@ def read(argv: Sequence[str]) -> CommandLine:
             _refuse_flag(word, rest)
         elif word.startswith("resume="):
             path = word.removeprefix("resume=")
-            quoted = len(path) > 1 and path[0] == path[-1] and path[0] in "'\""  # as values of options may be
+            quoted = len(path) > 1 and path[0] == path[-1] and path[0] in "'\""  # as around values of options
             line.resume = path[1:-1] if quoted else path
         else:
             line.words.append(word)
@@ -130,7 +130,7 @@ def _train(argv: Sequence[str]) -> int:
 
 
 def _show(line: CommandLine) -> int:
-    """`--cfg job`: the run as config.yaml would hold it."""
+    """Print the run as config.yaml would store it (`--cfg job`); return 0."""
     import yaml
 
     from gangline.config.compose import compose, compose_one
@@ -148,7 +148,7 @@ def _show(line: CommandLine) -> int:
 
 
 def _make_rank(agent: str) -> Callable[[Callable[[], RunDirectory]], NoReturn]:
-    """What trains as a rank that an agent has started: capability `rank` of the launcher that a run has by default."""
+    """Return the function that trains as a rank of an agent's job: capability `rank` of the default launcher."""
     from gangline.config.defaults import build_default_part
     from gangline.plugin import registry
 
@@ -165,7 +165,7 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
     from gangline.launch.detected import detect
     from gangline.plugin.registry import installed
 
-    installed().refuse_clashes()  # before the launcher is looked for
+    installed().refuse_clashes()  # before the launcher is looked up
     job = detect()
     if job is not None:
         restore_handlers()
@@ -177,7 +177,7 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
 
     ready = get_preparation()
     if ready and _seems_local(line):
-        ready.start()  # loads torch meanwhile
+        ready.start()  # loads torch while the run is composed
     try:
         if line.multirun:
             _refuse_resume(line)
@@ -191,7 +191,7 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
         else:
             directory.lock()
         requeue.remember(key, directory.path)
-    except BaseException:  # a mistake, or asked to stop
+    except BaseException:  # a user's mistake, or a request to stop
         if ready:
             ready.stop()
         raise
@@ -201,7 +201,7 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
 
 
 def _seems_local(line: CommandLine) -> bool:
-    """Whether it looks so, before the run is composed: a recipe or the run that goes on may say otherwise."""
+    """Return whether ranks will probably run here, by the overrides alone: a recipe or resume may set otherwise."""
     from gangline.config.schema import LaunchConfig
     from gangline.plugin.registry import installed
 
@@ -211,13 +211,13 @@ def _seems_local(line: CommandLine) -> bool:
 
 
 def _refuse_resume(line: CommandLine) -> None:
-    """A run that goes on is one run."""
+    """Raise UserError for a resume in a multirun, because a resume continues one run."""
     if line.resume is not None:
         raise UserError("resume= goes on with one run; -m starts several.", "Leave out -m, or start afresh with from=.")
 
 
 def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> RunDirectory:
-    """Compose, check, write: the directory of the run to launch, locked."""
+    """Compose and check the run, write its directory and return it: locked, unless nodes share a resumed run."""
     from gangline import api
     from gangline.config.compose import compose_one
 

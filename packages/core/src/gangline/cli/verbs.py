@@ -1,4 +1,4 @@
-"""A command with verbs of its own, such as `gangline data prepare`: its page, and the verb that is meant."""
+"""Commands with several verbs, such as `gangline data prepare`: their help page and the call of a verb."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def run_verb(
 ) -> int:
     """Run the verb that the arguments begin with and return its exit code; print the page of all verbs for --help.
 
-    verbs: each with a line about it. runs: the function of each verb, or the package that has a module of each, with a
-    function `run`: `burn_in` of the verb burn-in, `import_` of the verb import. It is imported when it is asked for.
-    more: a paragraph below the verbs. Raises UserError for a verb that does not exist.
+    verbs: verb -> one line of help. runs: the function of each verb, or a package that has one module per verb with a
+    function `run` (`burn_in` for the verb burn-in, `import_` for import), imported when called. more: a paragraph below
+    the verbs. Raises UserError for an unknown verb.
     """
     if not argv or argv[0] in HELP:
         print(_render_page(command, verbs, more))

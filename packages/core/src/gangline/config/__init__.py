@@ -1,7 +1,7 @@
-"""From the command line to typed dataclasses: what every part's `config.py` imports. Torch-free.
+"""Config dataclasses: the names that every part's `config.py` imports to declare its options. Torch-free.
 
-The bases of the groups' configurations and the ranges of their options, what a check may ask of a run and offer in its
-message, and runs made without a command line.
+These are the base class of each group's options, types with ranges, `Run` and its sections, the data that methods of a
+configuration return, and helpers for messages.
 """
 
 from gangline.config.answers import (

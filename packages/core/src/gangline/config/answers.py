@@ -1,4 +1,4 @@
-"""What a part's configuration answers where it is asked for more than its options, as data. Torch-free."""
+"""Data that methods of a part's configuration return: sidecars, bounds of layouts, sizes of numbers. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Sidecar:
-    """A process that stands beside the ranks of each machine; its output is in logs/sidecar-<name>-<node>.log.
+    """A process that runs next to the ranks of each machine; its output is in logs/sidecar-<name>-<node>.log.
 
-    `target` is called as ``target(run_dir, *args)`` in a fresh interpreter and runs until SIGTERM, which it also gets
-    where its owner was killed; `args` must survive JSON. Where one machine plays several nodes, each has its own.
+    `target` is called as ``target(run_dir, *args)`` in a new interpreter and runs until SIGTERM, which it also gets if
+    its owner was killed; `args` must survive JSON. If one machine plays several nodes, each node has its own sidecar.
     """
 
     name: str
     target: str  # "package.module:function"
     args: tuple = ()
-    outlives: float = 10.0  # seconds from the SIGTERM for a killed owner to SIGKILL
+    outlives: float = 10.0  # seconds from SIGTERM to SIGKILL if the owner was killed
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutBounds:
-    """Lower bounds on the cost of a layout, found without its order of actions and without looking at each rank.
+    """Lower bounds on the cost of a layout, computed without its pipeline schedule and without visiting each rank.
 
     idle             share of a step in which ranks wait for each other
     bytes            memory of the rank that needs most
+    microbatches     number of microbatches of a step on a data-parallel rank
     stages           number of pipeline stages
-    splits_backward  whether the stage before waits for a part of the backward pass only
+    splits_backward  whether the previous stage waits only for the input gradients of a backward pass
     work             computation of one microbatch, summed over one rank of each pipeline rank; None: unknown
     transfers        transfers that `work` waits for
-    beside           transfers of a step on an average rank, which computation may hide
+    beside           transfers of a step on an average rank that computation may hide
     """
 
     idle: float = 0.0
@@ -49,8 +50,8 @@ class LayoutBounds:
 
 @dataclass(frozen=True, kw_only=True)
 class ItemSizes:
-    """Bytes of one number: activations and the weights they meet; master weights and optimizer state; gradients as
-    they accumulate; gradients between ranks.
+    """Bytes per number: `compute` for activations and the weights they are multiplied with, `master` for master weights
+    and optimizer state, `gradient` for accumulated gradients, `wire` for gradients sent between ranks.
     """
 
     compute: int

@@ -1,4 +1,4 @@
-"""All that can be refused before anything is started or torch imported: in one message. Torch-free."""
+"""Checks of a run before a process starts or torch is imported; one message lists all problems. Torch-free."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from gangline.model.pretrained import Pretrained, find_pretrained
 from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
 
-SHORT, LONG = 1, 1 << 30  # rows, in tokens: shorter and longer than any that a part may have
-DEVICES = r"cpu|cuda(:\d+)?"  # torch names of devices that gangline computes on
+SHORT, LONG = 1, 1 << 30  # sequence lengths in tokens, outside of any limit that a part may set
+DEVICES = r"cpu|cuda(:\d+)?"  # torch names of the supported devices
 
 
 def check(run: Run) -> None:
-    """Raises UserError that lists everything found."""
+    """Raise UserError with all problems of the run; if it has none, with the launcher's reasons to refuse it."""
     if problems := find_problems(run) or run.launch.find_refusals(run):
         raise UserError.of(problems)
 
 
 def find_problems(run: Run) -> list[Problem]:
-    """Values without meaning; where there are none, parts that refuse; else model edits, layout, batch."""
+    """Return the problems of the first stage that has any: option ranges; parts; model edits, layout and batch."""
     problems = find_meaningless(run) or _catch_refusal(lambda: _open_reader(run))
     if not problems:
         problems += [*_check_device(run), *_check_unread(run), *_check_needs(run)]
@@ -53,18 +53,18 @@ def find_problems(run: Run) -> list[Problem]:
 
 
 def _check_pretrained(run: Run) -> list[Problem]:
-    """Whether the directory that the model names, if it names one, holds this model."""
+    """Return the problems of the directory of pretrained weights that the model names; [] if it names none."""
     reader = _open_reader(run)
     return reader.find_problems(run) if reader else []
 
 
 def _open_reader(run: Run) -> Pretrained | None:
-    """What reads the weights that the model begins with. Raises UserError where nothing does."""
+    """Return the reader of the model's pretrained weights, None if it has none. Raises UserError if no reader fits."""
     return None if run.model.get_weights_directory() is None else find_pretrained(run.model)
 
 
 def find_part_problems(run: Run, parts: Collection[PartConfig]) -> list[Problem]:
-    """Return the problems that these parts find in their options, without those that depend on the row length."""
+    """Return the problems that `parts` find in their options at every sequence length."""
 
     def find_at(length: int) -> list[Problem]:
         measured = replace(run, batch=replace(run.batch, sequence_length=length))
@@ -76,7 +76,7 @@ def find_part_problems(run: Run, parts: Collection[PartConfig]) -> list[Problem]
 
 
 def _check_variables(run: Run) -> Iterator[Problem]:
-    """Two parts that want one variable of the ranks' environment to be different, and the user has not said which."""
+    """Yield a problem for each environment variable that two parts set differently and the user has not set."""
     settings: dict[str, tuple[str, str]] = {}
     for place, config in run.iterate_parts():
         for name, value in config.get_environment(run).items():
@@ -90,22 +90,22 @@ def _check_variables(run: Run) -> Iterator[Problem]:
 
 
 def count_ranks(run: Run) -> int:
-    """How many ranks the run will have: as many as the job has that started this process, else as many as we start."""
+    """Return the number of ranks of the run: of the job that started this process, else as the launcher counts."""
     job = detect()
     return job.world if job else run.launch.count_ranks(run)
 
 
 def find_meaningless(run: Run) -> list[Problem]:
-    """Values outside of the ranges that the fields of sections and parts state (`gangline.config.ranges`)."""
+    """Return a problem for each option value outside the range that its field states (`gangline.config.ranges`)."""
     places = [*run.iterate_sections(), *run.iterate_parts()]
     places += [(f"{VALIDATION_SETS}.{name}", config) for name, config in read_sets(run)[0].items()]
     return [problem for place, config in places for problem in _find_meaningless(config, place)]
 
 
 def _find_meaningless(config: Any, path: str, defaults: Any = None) -> Iterator[Problem]:
-    """Yield a problem of each value that its field does not allow.
+    """Yield a problem for each value that its field does not allow.
 
-    defaults: of the config that holds `config`; they go before its class's own.
+    defaults: values that the config around `config` gives it by default; they override those of its class.
     """
     cls: Any = type(config)
     own, defaults = get_defaults(cls), defaults if isinstance(defaults, dict) else {}
@@ -125,7 +125,7 @@ def _find_meaningless(config: Any, path: str, defaults: Any = None) -> Iterator[
 
 
 def _check_device(run: Run) -> Iterator[Problem]:
-    """A device by torch's name for it, on this machine where ranks run here."""
+    """Yield a problem if `run.device` is not a torch device, or is missing here although the ranks run here."""
     device = run.job.device
     if device is None:
         return
@@ -147,7 +147,7 @@ def _check_device(run: Run) -> Iterator[Problem]:
 
 
 def _check_unread(run: Run) -> Iterator[Problem]:
-    """Choices in groups of plugins' own that no part of this run reads."""
+    """Yield a problem for each choice in a plugin's own group that no part of this run reads (`Part.reads`)."""
     reading = {group for _, config in _iterate_configs(run) for group in installed().find_part(config).part.reads}
     for group in sorted(set(run.extra) - reading):
         name = installed().find_part(run.extra[group]).part.name
@@ -160,7 +160,7 @@ def _check_unread(run: Run) -> Iterator[Problem]:
 
 
 def _check_needs(run: Run) -> Iterator[Problem]:
-    """Parts without others that they are to be used with (`Part.needs`)."""
+    """Yield a problem for each part that a part of the run requires and the run lacks (`Part.needs`)."""
     choices: dict[str, list[str]] = {}
     for place, config in run.iterate_parts():
         choices.setdefault(place.partition(".")[0], []).append(installed().find_part(config).part.name)
@@ -180,7 +180,7 @@ def _check_needs(run: Run) -> Iterator[Problem]:
 
 
 def _check_gradients(run: Run) -> Iterator[Problem]:
-    """A reduction of gradients that the strategy would not call, or that keeps inf of a step that is skipped."""
+    """Yield a problem for a gradient reduction that the strategy ignores, or that stores inf of skipped steps."""
     parts = (run.gradients, run.parallel, run.precision)
     reduction, strategy, precision = (installed().find_part(config).part.name for config in parts)
     if run.precision.finds_scale and run.gradients.count_kept(LONG, 2, scatters=False):
@@ -202,7 +202,7 @@ def _check_gradients(run: Run) -> Iterator[Problem]:
 
 
 def _iterate_configs(run: Run) -> Iterator[tuple[str, PartConfig]]:
-    """("callback.ema", its configuration) of every part, also of parts within parts ("callback.ema/part")."""
+    """Yield (path, configuration) of every part: "callback.ema", and "callback.ema/part" for a part inside it."""
     return _iterate_opened(run.iterate_parts())
 
 
@@ -214,7 +214,7 @@ def _iterate_opened(parts: Iterable[tuple[str, PartConfig]]) -> Iterator[tuple[s
 
 
 def find_layout_problems(run: Run) -> list[Problem]:
-    """Axes that multiply to the world, a batch that divides over the data ranks."""
+    """Return problems of the layout: the axes must multiply to the number of ranks, and the batch must divide."""
     world = count_ranks(run)
     name = installed().find_part(run.parallel).part.name
     job = detect()
@@ -234,7 +234,7 @@ def find_layout_problems(run: Run) -> list[Problem]:
 
 
 def _check_batch(run: Run, width: int) -> list[Problem]:
-    """global_size = micro_size x accumulation x width, exactly."""
+    """Return a problem unless global_size = micro_size x accumulation x width with an integer accumulation."""
     size, micro_size = run.batch.global_size, run.batch.micro_size
     if size % width:
         near = sorted({max(width, size // width * width), -(-size // width) * width})

@@ -1,4 +1,4 @@
-"""The options of the run that a command line names, for help and completion: nothing is refused. No Hydra."""
+"""Parts and options that a command line names, for help and completion; refuses nothing. Imports no Hydra."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gangline.plugin.registry import Offer, installed
 
 
 def parse_choices(words: Sequence[str]) -> dict[str, list[str]]:
-    """The parts that the words name, by group."""
+    """Return the names of the parts that the arguments choose, by group."""
     groups = set(installed().list_groups())
     pairs = [(key.lstrip("+"), value) for key, _, value in (word.partition("=") for word in words)]
     return {group: [name for name in value.strip("[]").split(",") if name] for group, value in pairs if group in groups}
 
 
 def list_options(words: Sequence[str]) -> KnownOptions:
-    """The options of the run that the words name, defaults where they are silent."""
+    """Return the options of the run that the arguments describe, with default parts in all other groups."""
     overrides = parse_choices(words)
     choices = {
         group: [name] if isinstance(name, str) else list(name) for group, name in get_default_choices().items()

@@ -1,7 +1,7 @@
-"""From words to runs: Hydra composes the chosen parts, a recipe and the settings; typed dataclasses come out.
+"""Composition of runs from overrides: Hydra merges the chosen parts, a recipe and settings into typed dataclasses.
 
-Hydra is a thin skin. Its grammar reads the words, its store holds the options of each part, it merges and resolves
-interpolations. Which parts exist is asked of the registry alone: no `_target_`, no search path, no `instantiate`.
+Hydra only parses the overrides, stores the options of each part, merges, and resolves interpolations. The registry
+alone decides which parts exist: no `_target_`, no search path, no `instantiate`.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ _ROOT = "gangline"
 _REFERENCE, _HIDDEN = "${oc.env:", "\0{oc.env:"
 _ENVIRONMENT, _SHOWN = re.compile(r"\$\{\s*oc\.env\s*:"), re.compile(re.escape(_HIDDEN))
 _WHY = "That file may be somebody else's, so only the command line may set this."
-# Hydra below 1.4 wants to be told its version_base, 1.4 warns of being told; 1.4 wants to know that a node is replaced.
+# Hydra below 1.4 requires `version_base`, and 1.4 warns about it; 1.4 requires `replace` to replace a node.
 _OLD = tuple(int(number) for number in hydra.__version__.split(".")[:2]) < (1, 4)
 _INITIALIZE: dict[str, Any] = {"version_base": None} if _OLD else {}
 _STORE: dict[str, Any] = {} if _OLD else {"replace": True}
 
 
 def compose(words: Sequence[str]) -> list[Run]:
-    """The run that the words describe, or several where a word names several values (`parallel=single,ddp`).
+    """Return the run that the overrides describe, or several if one has several values (`parallel=single,ddp`).
 
-    `recipe=<name>` and `from=<run directory>` are layers below the other words. Raises UserError.
+    `recipe=<name>` and `from=<run directory>` are layers below the other overrides. Raises UserError.
     """
     return [compose_one(combination) for combination in sweep(words)]
 
 
 def compose_over(layer: Mapping[str, Any], words: Sequence[str], source: str = "", why: str = "") -> Run:
-    """One run: `layer` is a run as plain data (`gangline.config.serial.to_dict`), the words change it.
+    """Return the run `layer`, plain data (`gangline.config.serial.to_dict`), with the overrides `words`.
 
-    source: where the layer comes from, for messages. why: the reason that it may not set what runs code; "": it may.
+    source: origin of the layer, for messages. why: reason that it may not set what runs code; "": it may.
     """
     return _run(read_request(words, [layer]), source, why)
 
 
 def compose_one(words: Sequence[str]) -> Run:
-    """The run that the words describe. Raises UserError, also for a word that names several values.
+    """Return the run that the overrides describe. Raises UserError, also for an override with several values.
 
     `weights=` is short for `run.weights=`.
     """
-    installed().refuse_clashes()  # before a recipe is looked for: a package that is left out may hold it
+    installed().refuse_clashes()  # first, because a package that a clash leaves out may have the recipe
     layers, rest, files = [], [], []
     for word in words:
         key, _, value = word.partition("=")
@@ -82,14 +82,14 @@ def compose_one(words: Sequence[str]) -> Run:
 
 
 def read_earlier(path: str) -> dict[str, Any]:
-    """The configuration of an earlier run, for a fresh directory."""
+    """Return the configuration of an earlier run for a new run, without its directory and `run.weights`."""
     content = RunDirectory.open(path).read_content()
     content["run"] = {**content.get("run", {}), "dir": None, "weights": None}
     return content
 
 
 def _run(asked: Asked, source: str, why: str) -> Run:
-    """The run; a file that is not trusted (`why`) may set what runs as a program only as the command line sets it."""
+    """Return the run; refuse values of untrusted files (`why`) that run code, unless the command line repeats them."""
     content = _compose(asked)
     options = KnownOptions(asked.offers).options if why else {}
     if why and (suspected := find_suspects(content, options)):
@@ -100,7 +100,7 @@ def _run(asked: Asked, source: str, why: str) -> Run:
 
 
 def _compose(asked: Asked) -> dict[str, Any]:
-    """Every value, as plain data. Raises UserError."""
+    """Return every value as plain data. Raises UserError if Hydra cannot compose them."""
     _store(asked)
     try:
         with hydra.initialize(config_path=None, **_INITIALIZE), _hide_environment():
@@ -119,7 +119,7 @@ def _explain(error: BaseException) -> str:
 
 
 def _store(asked: Asked) -> None:
-    """Put what Hydra is to merge into its store: the sections, each chosen part's options, then the layers."""
+    """Put the sections, each chosen part's options and then the layers into Hydra's store, to be merged."""
     store = ConfigStore.instance()
     order: list[Any] = ["_self_"]
     for place, offer in asked.offers.items():
@@ -140,14 +140,14 @@ def _store(asked: Asked) -> None:
 
 
 def _resolve(config: Any) -> dict[str, Any]:
-    """Interpolations filled in, but references to the environment as written: `serial` looks those up."""
+    """Return plain data with interpolations resolved, except environment variables, which `serial` looks up."""
     hidden = _respell(OmegaConf.to_container(config, resolve=False), _ENVIRONMENT, _HIDDEN)
     return _respell(OmegaConf.to_container(OmegaConf.create(hidden), resolve=True), _SHOWN, _REFERENCE)
 
 
 @contextmanager
 def _hide_environment() -> Iterator[None]:
-    """Until the end OmegaConf reads no variable: the value of an odd reference would be written down."""
+    """Keep OmegaConf from reading environment variables in the block: it would write secrets of odd references."""
     OmegaConf.register_new_resolver("oc.env", _refuse_odd_spelling, replace=True)
     try:
         yield
@@ -160,7 +160,7 @@ def _refuse_odd_spelling(*words: Any) -> str:
 
 
 def _respell(value: Any, old: re.Pattern[str], new: str) -> Any:
-    """The same data with what matches `old` written as `new` in every string."""
+    """Return the data with each match of `old` in a string replaced by `new`."""
     if isinstance(value, dict):
         return {str(key): _respell(item, old, new) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What a run is made of where the user says nothing, and a run built in plain Python. Imports no Hydra."""
+"""Default parts of a run, and runs built in plain Python. Imports no Hydra."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gangline.plugin.registry import OFF, installed
 
 
 def get_default_choices() -> dict[str, str | list[str]]:
-    """The part of each group of core, or the list of them, that a run has where nobody chooses.
+    """Return the default part of each core group, or the default parts of a list group.
 
-    Installed parts say so (`Part.default`); of a group where none does it is what the catalogue knows, to be installed.
+    These are installed parts with `Part.default`; for a group without any, the catalogue's, which must be installed.
     """
     choices: dict[str, str | list[str]] = {}
     for group in GROUPS:
@@ -27,21 +27,19 @@ def get_default_choices() -> dict[str, str | list[str]]:
 
 
 def build_default_part(group: str) -> PartConfig:
-    """The configuration of the part of a group that a run has where nobody chooses. Raises UserError where it is not
-    installed.
-    """
+    """Return the options of the default part of a group. Raises UserError if that part is not installed."""
     return _build_config(group, str(get_default_choices()[group]))
 
 
 def find_default_suppliers() -> set[str]:
-    """The distributions whose parts a run is made of where nothing is chosen."""
+    """Return the distributions that supply the installed default parts."""
     pairs = [(group, name) for group, choice in get_default_choices().items() for name in _as_list(choice)]
     offers = [installed().get_offers(group).get(name) for group, name in pairs]
     return {offer.distribution for offer in offers if offer is not None}
 
 
 def build_default_run(**given: Any) -> Run:
-    """A whole run, where `given` names only what differs from the defaults.
+    """Return a complete run in which `given` replaces some of the defaults.
 
     A section takes its dataclass or a dict: ``run=RunSection(steps=3)``, ``batch={"global_size": 4}``. A group takes
     the name of a part or its configuration: ``model="tiny"``, ``optimizer=Adamw(learning_rate=1e-3)``; `track`,

@@ -1,4 +1,4 @@
-"""Weights of an edited model as external tools take them: merged, or the added ones apart. Torch-free."""
+"""Export of the weights of a model edit to external tools: merged, or as a separate adapter. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 class EditedWeights(ABC):  # noqa: B024  # each of its methods has a default
-    """For an edit without such weights; an edit that wraps modules overrides these."""
+    """Methods that export the weights of an edit; the defaults suit an edit that wraps no modules."""
 
     def merge(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """Return the full parameter `name` with what this edit wraps around it added; `weight` if it wraps nothing.
+        """Return `weight`, the full parameter `name`, merged with the weights that this edit wraps around it, if any.
 
-        stored: all parameters of the checkpoint by name, read when asked for. None: they cannot be merged. Of several
-        edits that wrap one node the innermost is asked first.
+        Returns None if they cannot be merged. If several edits wrap one node, the innermost is called first.
+        stored: all parameters of the checkpoint by name, read on access.
         """
         return None
 
     def extract_adapter(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter | None:
-        """Return what this edit wraps around the weights, to write it alone; None if it cannot be written.
+        """Return the weights that this edit adds, to export them alone; None if they cannot be exported.
 
-        shapes: of all parameters, by name. `plan.names` has the external names of the wrapped parameters.
+        shapes: shapes of all parameters, by name. `plan.names` has the external names of the wrapped parameters.
         """
         return None

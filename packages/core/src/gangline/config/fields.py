@@ -1,4 +1,4 @@
-"""What a configuration class has: its options with their types, defaults and comments. Torch-free."""
+"""Options of a configuration class, with their types, defaults and comments. Torch-free."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class Option:
 
     path: str
     hint: Any
-    default: Any  # plain; REQUIRED where there is none
+    default: Any  # plain value; REQUIRED if there is none
     owner: type  # the dataclass whose field it is
-    stated: Any  # the hint with its range, see `gangline.config.ranges`
+    stated: Any  # the hint with its range (`gangline.config.ranges`)
 
     @property
     def comment(self) -> str:
-        """What its source says of it; read only when it is asked for, which no run does."""
+        """Comment behind the field in its source; read from the file on access, which no run does."""
         return read_comments(self.owner).get(self.path.rpartition(".")[2], "")
 
     @property
     def choices(self) -> list[str]:
-        """Its values, where they can be listed."""
+        """Values of the option as a user types them, if its type has few; else []."""
         return list_choices(self.stated)
 
     @property
     def help(self) -> str:
-        """The comment, and the values that have a meaning."""
+        """Help text: the comment, and the choices or the range of the value."""
         alternatives = (
             [] if all(word in self.comment for word in self.choices) else [f"one of {', '.join(self.choices)}"]
         )
@@ -52,10 +52,10 @@ class Option:
 
 @cache
 def resolve_hints(cls: type) -> dict[str, Any]:
-    """Field name -> resolved type. Raises UserError where a type is not importable at run time."""
+    """Return field name -> resolved type. Raises UserError if a type is not importable at run time."""
     try:
         return get_type_hints(cls)
-    except Exception as error:  # whatever the names in annotations of a plugin raise
+    except Exception as error:  # annotations of a plugin may raise anything
         hints = {name: hint for base in cls.__mro__ for name, hint in vars(base).get("__annotations__", {}).items()}
         fits = (name for name, hint in hints.items() if str(getattr(error, "name", "")) in str(hint))
         module, option = cls.__module__, next(fits, "")
@@ -67,7 +67,7 @@ def resolve_hints(cls: type) -> dict[str, Any]:
 
 
 def resolve_hints_with_ranges(cls: type) -> dict[str, Any]:
-    """As `resolve_hints`, with the ranges. A field with another default only keeps the range of the class above."""
+    """Return field name -> type with range. A field that changes only the default keeps its base class's range."""
     return _resolve_hints_with_ranges(cls)
 
 
@@ -75,7 +75,7 @@ def resolve_hints_with_ranges(cls: type) -> dict[str, Any]:
 def _resolve_hints_with_ranges(cls: type) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     bare: dict[str, Any] = {}
-    resolve_hints(cls)  # says what cannot be imported
+    resolve_hints(cls)  # raises UserError for a type that cannot be imported
     for base in reversed(cls.__mro__):
         full, stripped = get_type_hints(base, include_extras=True), get_type_hints(base)
         for name in vars(base).get("__annotations__", {}):
@@ -85,7 +85,7 @@ def _resolve_hints_with_ranges(cls: type) -> dict[str, Any]:
 
 
 def get_defaults(cls: type) -> dict[str, Any]:
-    """The plain default of every option of a configuration class."""
+    """Return the plain default of every option of a configuration class; REQUIRED for an option without one."""
     defaults: dict[str, Any] = {}
     for item in fields(cls):
         if item.init:
@@ -97,16 +97,16 @@ def get_defaults(cls: type) -> dict[str, Any]:
 
 
 def get_opened_defaults(cls: type, name: str, chosen: type) -> dict[str, Any]:
-    """The defaults of a field of `cls` that a part's class fills: those that `cls` gives it, if it is of that class."""
+    """Return the defaults of a field filled by `chosen`: of the field's default if of this class, else the class's."""
     factory = next(item.default_factory for item in fields(cls) if item.name == name)
     own = None if factory is MISSING else factory()
     return to_plain(own) if type(own) is chosen else get_defaults(chosen)
 
 
 def iterate_options(cls: type, prefix: str, opened: Mapping[str, type] | None = None) -> Iterator[Option]:
-    """The options of a class, nested dataclasses opened up; `opened` says which class fills a field.
+    """Yield the options of a class and its nested dataclasses; `opened` maps a field to the class that fills it.
 
-    Defaults are those of a `cls()`: what it gives a nested dataclass goes before that class's own.
+    Defaults are those of `cls()`: its values for a nested dataclass override the defaults of the nested class.
     """
     return _iterate_options(cls, prefix, opened or {}, get_defaults(cls))
 
@@ -137,7 +137,7 @@ def _is_container(hint: Any) -> bool:
 
 @cache
 def read_comments(cls: type) -> dict[str, str]:
-    """The comment behind each field, from the source; bases first. Empty where there is no source."""
+    """Return field name -> comment behind the field in the source, base classes first; {} without source."""
     field_comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not is_dataclass(base):

@@ -1,4 +1,4 @@
-"""Options that define a run, and those that may change when it continues. Imports neither torch nor Hydra."""
+"""Options that define a run, and options that may change on a resume. Imports neither torch nor Hydra."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gangline.config.schema import Run
 from gangline.config.serial import to_dict
 from gangline.plugin.hooks import LISTS
 
-# A run is its seed, data, model, optimizer and global batch. How many ranks carry it, along which axes, in which
-# precision, who watches it and how long it goes on are not part of that. Nor is where the data lies: every checkpoint
-# holds its fingerprint.
+# Seed, data, model, optimizer and global batch define a run. The number of ranks, their axes, the precision, trackers,
+# health checks and the number of steps do not. Neither does the path of the data: every checkpoint stores the data's
+# fingerprint.
 MAY_CHANGE = (
     "run.steps",
     "run.device",
@@ -39,7 +39,7 @@ MAY_CHANGE = (
     "checkpoint.keep_last",
     "checkpoint.frozen",
 )
-_CARRIES = ("run", "validate", "checkpoint")  # sections that say how a run is carried out; of these the seed defines it
+_CARRIES = ("run", "validate", "checkpoint")  # sections that do not define a run, except run.seed
 
 
 def free_options(run: Run) -> list[str]:
@@ -49,27 +49,27 @@ def free_options(run: Run) -> list[str]:
 
 
 def is_within(option: str, places: Iterable[str]) -> bool:
-    """Whether an option is one of `places` or lies below one of them."""
+    """Return whether an option is in `places`, or is below an option or group in `places`."""
     return any(option == place or option.startswith((f"{place}.", f"{place}/")) for place in places)
 
 
 def find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return option -> [value before, value now] for two runs as plain data; None stands for a missing option.
 
-    A group's choice has the group's own name.
+    The choice of a group has the group's name as its key.
     """
     old, new = _flatten(before), _flatten(now)
     return {key: [old.get(key), new.get(key)] for key in {**old, **new} if old.get(key, ...) != new.get(key, ...)}
 
 
 def find_redefined(stored: Mapping[str, Any], run: Run) -> dict[str, list[Any]]:
-    """Return option -> [value stored in a checkpoint, value now], for those options that define the run.
+    """Return option -> [value stored in a checkpoint, value now], for changed options that define the run.
 
-    Left out: names of files, whose content is compared, and options that another release lacks.
+    Excludes paths of files, whose content is compared instead, and options that only one of the two releases has.
     """
     files = [f"{place}.{name}" for place, config in run.iterate_parts() for name in config.file_options]
     exemptions = [*free_options(run), *files, *_CARRIES]
-    now = json.loads(json.dumps(to_dict(run)))  # as a checkpoint has it
+    now = json.loads(json.dumps(to_dict(run)))  # in the form that a checkpoint stores
     both = find_changes(stored, now)
     common_paths = {*_flatten(stored)} & {*_flatten(now)}
     return {
@@ -78,7 +78,7 @@ def find_redefined(stored: Mapping[str, Any], run: Run) -> dict[str, list[Any]]:
 
 
 def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every value by its path; a group's choice under the group's own name."""
+    """Return path -> value; the choice of a group has the group's name as its path."""
     leaves: dict[str, Any] = {}
     for key, value in content.items():
         path = f"{prefix}{key}"

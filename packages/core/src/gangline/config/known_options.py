@@ -1,4 +1,4 @@
-"""Which options a run has, given its parts: to refuse an unknown key and suggest the one that was meant. Torch-free."""
+"""Options of a run with given parts: unknown keys are refused, and known ones suggested. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 
-LAYERS = ("recipe", "from", "weights", "resume")  # words that are read before everything else
+LAYERS = ("recipe", "from", "weights", "resume")  # keys that are read before all overrides
 
 
 class KnownOptions:
-    """Every option of one run, by the path that a user types."""
+    """All options of one run, by the path that a user types."""
 
     def __init__(self, offers: Mapping[str, Offer]) -> None:
         self._offers = offers
@@ -40,12 +40,12 @@ class KnownOptions:
                 yield from iterate_options(offer.part.config, place, inner_classes)
 
     def _is_opened(self, place: str) -> bool:
-        """Whether a place is a group that another part opens: its options come with that part's."""
+        """Return whether a place is a group inside another part, whose options include its options."""
         parent = place.rpartition(".")[0]
         return parent in self._offers
 
     def format_setting(self, override: Override) -> str:
-        """A setting as Hydra takes it, "++key=value". Raises UserError where there is no such key."""
+        """Return a setting as a Hydra override, "++key=value". Raises UserError if there is no such key."""
         path, text = override.key_or_group, override.get_value_string()
         option = self.options.get(path) or self._find_mapping_above(path)
         if option is None:
@@ -54,11 +54,11 @@ class KnownOptions:
             raise self._explain_unknown(path, text)
         value = override.value()
         if _is_text(option.hint) and isinstance(value, bool | int | float) and path == option.path:
-            text = f'"{text}"'  # a name that looks like a number is a name
+            text = f'"{text}"'  # text that looks like a number stays text
         return f"++{path}={text}"
 
     def _find_mapping_above(self, path: str) -> Option | None:
-        """The option whose keys are free (a mapping) and that `path` is inside of."""
+        """Return the option that `path` is inside of if it is a mapping with free keys, else None."""
         while "." in path:
             path = path.rpartition(".")[0]
             option = self.options.get(path)
@@ -71,7 +71,7 @@ class KnownOptions:
         raise UserError(f"{path} is a section; set one of its options.", f"Options: {', '.join(inner)}.")
 
     def _explain_unknown(self, path: str, text: str) -> UserError:
-        """Why a key cannot be set, in the terms of what the user may have meant."""
+        """Return the error for an unknown key, with suggestions of what the user may have meant."""
         what = f"there is no option {path}."
         head, _, rest = path.partition(".")
         groups = installed().list_groups()
@@ -151,7 +151,7 @@ class KnownOptions:
 
 
 def _list_parts(group: str) -> list[str]:
-    """Parts of a group, installed or not."""
+    """Return the names of the parts of a group, installed or not."""
     return list(dict.fromkeys([*installed().get_offers(group), *catalogue.list_names(group)]))
 
 
@@ -161,7 +161,7 @@ def _add_member(group: str, name: str) -> list[str]:
 
 
 def _explain_install(*lines: str) -> list[str]:
-    """Return how to install the parts that the lines name as group=part, of those that are not installed."""
+    """Return how to install the missing parts among the parts that the lines name as group=part."""
     pairs = dict.fromkeys(pair for line in lines for pair in re.findall(r"(\w+)=(\w+)", line))
     absent = [
         pair for pair in pairs if catalogue.find_supplier(*pair) and pair[1] not in installed().get_offers(pair[0])

@@ -1,4 +1,4 @@
-"""Paths of files in a configuration: relative ones are meant from where the run was started. Torch-free."""
+"""Paths of files in a configuration: relative paths are relative to the start directory. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gangline.plugin.registry import installed
 
 
 def resolve_paths(run: Run) -> dict[str, Any]:
-    """The run as plain data, every relative path of a file (`PartConfig.file_options`) written in full, patterns too.
+    """Return the run as plain data with absolute file paths and glob patterns (`PartConfig.file_options`).
 
-    References to the environment stay as they are written: each start looks them up anew.
+    References to environment variables stay as written: each start looks them up again.
     """
     content = to_dict(run)
     _resolve_options(("weights",), content["run"], "run", run.references)

@@ -1,7 +1,7 @@
-"""Read the words of a command line and refuse what cannot be, before Hydra sees them.
+"""Parser of command-line overrides; it refuses unknown groups, parts and options before Hydra sees them.
 
-Hydra's own messages speak of search paths and advise `+` where a group is missing, which would pass in silence. So
-every word is compared with what is installed and what the catalogue knows, and Hydra gets only what exists.
+Hydra's own messages mention search paths and advise `+` if a group is missing, which would be accepted and ignored. So
+every override is compared with the installed parts and the catalogue, and Hydra gets only names that exist.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _PIECES = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[][(){},:]|[^][
 
 @dataclass
 class Asked:
-    """One run as it was asked for: the final choice in every group, and what to set."""
+    """One requested run: the final choice in every group, and the values to set."""
 
     choices: dict[str, Choice]
-    offers: dict[str, Offer]  # by the place of their options: "model", "track.jsonl", "lora", "lora.site"
-    layers: list[dict[str, Any]] = field(default_factory=list)  # values of a recipe or an earlier run, weakest first
-    values: list[str] = field(default_factory=list)  # "++key=value", for Hydra
+    offers: dict[str, Offer]  # by path of their options: "model", "track.jsonl", "lora", "lora.site"
+    layers: list[dict[str, Any]] = field(default_factory=list)  # values of recipes and earlier runs; later layers win
+    values: list[str] = field(default_factory=list)  # overrides for Hydra: "++key=value"
 
 
 def parse(word: str) -> Override:
-    """One word by Hydra's grammar. A value with characters that the grammar keeps for itself is taken as text.
+    """Parse one override by Hydra's grammar; a value with characters that the grammar reserves is read as text.
 
-    Raises UserError for what is no key=value and for an unclosed bracket or quote.
+    Raises UserError for text that is not key=value, an unclosed bracket or quote, and a key that is given twice.
     """
     key, sign, value = (piece.strip() for piece in word.partition("="))
     if not _KEY.fullmatch(key) or not (sign or key.startswith("~")):
@@ -68,7 +68,7 @@ def parse(word: str) -> Override:
 
 
 def _explain_no_key(key: str, sign: str, value: str) -> list[str]:
-    """What to do about a word that does not begin with the name of an option."""
+    """Return lines on how to fix an argument that does not begin with the name of an option."""
     together = "Write an option without spaces around =, as in  run.steps=10"
     if not key:
         return [together]
@@ -79,9 +79,9 @@ def _explain_no_key(key: str, sign: str, value: str) -> list[str]:
 
 
 def find_unclosed(text: str) -> str:
-    """The quote or bracket that is opened in a text and not closed, as it would close; "" where all are."""
+    """Return the closing quote or bracket that is missing at the end of a text; "" if all are closed."""
     open_now: list[str] = []
-    for sign in re.sub(r"\\.", "", text):  # what a backslash escapes opens and closes nothing
+    for sign in re.sub(r"\\.", "", text):  # an escaped character opens and closes nothing
         if open_now and open_now[-1] in "\"'":
             if sign == open_now[-1]:
                 open_now.pop()
@@ -95,7 +95,7 @@ def find_unclosed(text: str) -> str:
 
 
 def find_doubled_key(text: str) -> str:
-    """A key that a value such as "{a: 1, b: {c: 2}}" gives twice between the same brackets; "" where none is."""
+    """Return a key that one mapping in a value such as "{a: 1, b: {c: 2}}" has twice; "" if there is none."""
     open_now: list[set[str] | None] = []  # the keys of each open bracket; None: not a mapping
     key: list[str] | None = None  # pieces of the key that is being read
     before = ""
@@ -122,7 +122,7 @@ def find_doubled_key(text: str) -> str:
 
 
 def sweep(words: Sequence[str]) -> list[list[str]]:
-    """The runs of a multirun: every combination of the words that name several values. Raises UserError."""
+    """Return the overrides of each run of a multirun: every combination of several values. Raises UserError."""
     spread = []
     for word in words:
         override = parse(word)
@@ -137,7 +137,7 @@ def sweep(words: Sequence[str]) -> list[list[str]]:
 
 
 def read_request(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ()) -> Asked:
-    """What one run asks for. Raises UserError: every unknown group, part, key in one message."""
+    """Return the run that the overrides request. Raises UserError that lists every unknown group, part and key."""
     installed().refuse_clashes()
     overrides = [parse(word) for word in words]
     for override in overrides:
@@ -163,7 +163,7 @@ def read_request(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ())
 
 
 def _is_missing(path: str, missing: Iterable[str]) -> bool:
-    """Whether an option belongs to a part that cannot be had: nothing more can be said of it."""
+    """Return whether an option belongs to a part that is not available, so that it cannot be checked."""
     return any(path.startswith(f"{place}.") for place in missing)
 
 
@@ -184,7 +184,7 @@ def _refuse_grammar(override: Override) -> None:
 def _choose(
     picks: Iterable[Override], layers: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Choice], list[dict[str, Any]]]:
-    """The final choice in every group; and the layers without what belonged to parts that were replaced."""
+    """Return the final choice in every group, and the layers without the options of replaced parts."""
     choices: dict[str, Choice] = dict(get_default_choices())
     before: list[dict[str, Choice]] = []
     for layer in layers:
@@ -202,7 +202,7 @@ def _choose(
 
 
 def _replace(choices: dict[str, Choice], new: Mapping[str, Choice]) -> None:
-    """Later choices win; choices inside a part that is replaced are dropped with it."""
+    """Update `choices` by `new`, and delete the choices inside each part that is replaced."""
     for group, choice in new.items():
         if choices.get(group) != choice:
             for inner in [name for name in choices if name.startswith(f"{group}/")]:
@@ -212,11 +212,11 @@ def _replace(choices: dict[str, Choice], new: Mapping[str, Choice]) -> None:
 
 
 def _parse_choice(group: str, value: Any, override: Override | None = None) -> Choice:
-    """A choice as a name, or as a list of names where the group is a list; true and false mean on and off."""
+    """Return a choice as a name, or as a list of names for a list group; true and false mean on and off."""
     word = override.input_line if override else f"{group}={value}"
     if group in LISTS:
         names = value if isinstance(value, list) else [] if value in (None, False, OFF, "") else [value]
-        names = ["on" if name is True else name for name in names]  # as YAML reads health: [on]
+        names = ["on" if name is True else name for name in names]  # YAML reads health: [on] as [True]
         if not any(isinstance(name, list | dict | bool) or name is None for name in names):
             return list(dict.fromkeys(str(name) for name in names))
         raise UserError(f"{word}: expected names, as in {group}=[a,b].", installed().list_choices(group))
@@ -228,11 +228,11 @@ def _parse_choice(group: str, value: Any, override: Override | None = None) -> C
         )
     if value == "":
         raise UserError(f"{group}= names no part.", installed().list_choices(group))
-    return override.get_value_string() if override and not isinstance(value, str) else str(value)  # nan is a name here
+    return override.get_value_string() if override and not isinstance(value, str) else str(value)  # nan stays a name
 
 
 def _keep_chosen(layer: Mapping[str, Any], own: Mapping[str, Choice], final: Mapping[str, Choice]) -> dict[str, Any]:
-    """A layer's values, less those of parts that the final choice replaces."""
+    """Return the values of a layer without the options of parts that the final choice replaces."""
     kept_layer: dict[str, Any] = {}
     for key, value in layer.items():
         if key == "parts":
@@ -247,9 +247,9 @@ def _keep_chosen(layer: Mapping[str, Any], own: Mapping[str, Choice], final: Map
 
 
 def _find_offers(choices: dict[str, Choice], missing: dict[str, UserError]) -> dict[str, Offer]:
-    """The part behind every choice, by the place of its options; fills in the groups that chosen parts open.
+    """Return the part of every choice by the path of its options; add default choices inside chosen parts.
 
-    Why a choice cannot be had goes into `missing`, by the same places.
+    `missing` receives the error of each choice that is not available, by path of its options.
     """
     offers: dict[str, Offer] = {}
     inner_groups: set[str] = set()

@@ -1,8 +1,8 @@
-"""Refuse a file that runs a program or reads the environment: such options are set on the command line. Torch-free.
+"""Refusal of files that run a program or read the environment: only the command line may do so. Torch-free.
 
-A recipe and the configuration of another run are files that somebody else may have written. The command line alone
-must set the same programs and the same references to the environment: a name, a path, a log or a URL shows the value
-of such a reference to others.
+Others may have written a recipe or the configuration of another run. The command line must repeat each program and
+each reference to an environment variable in it, because a name, a path, a log or a URL would show the value of the
+variable to others.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from gangline.errors import Problem, UserError, escape_controls
 def find_suspects(
     content: Mapping[str, Any], options: Mapping[str, Option], typed: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Option -> value of a composed run, where the value runs as a program or reads the environment.
+    """Return option -> value of a composed run, for values that run as a program or read the environment.
 
-    typed: the run that the command line alone composes; what it has is left out.
+    typed: the run that the command line alone composes; options with an equal value there are left out.
     """
     own = dict(_iterate_values(typed or {}, options))
     values = {path: value for path, value in _iterate_values(content, options) if path not in own or own[path] != value}
@@ -40,9 +40,9 @@ def find_suspects(
 
 
 def refuse_suspects(suspects: Mapping[str, Any], options: Mapping[str, Option], source: str, why: str) -> None:
-    """Raise UserError that lists what `suspects` holds, each with the override to type.
+    """Raise UserError that lists each option in `suspects` with the override to type.
 
-    source: the words that name the files. why: the reason that these files are not trusted.
+    source: arguments that name the files. why: reason that these files are not trusted.
     """
     problems = []
     for path, value in suspects.items():
@@ -63,7 +63,7 @@ def refuse_suspects(suspects: Mapping[str, Any], options: Mapping[str, Option], 
 
 
 def explain_distrust(run_dir: str | Path) -> str:
-    """The reason that others may have written the config.yaml of a run directory; "" where only this user could."""
+    """Return why others may have written the config.yaml of a run directory; "" if only this user could."""
     for path in (Path(run_dir), Path(run_dir) / "config.yaml"):
         try:
             status = path.stat()
@@ -77,7 +77,7 @@ def explain_distrust(run_dir: str | Path) -> str:
 
 
 def _is_private(group: int) -> bool:
-    """Whether a group is this user's own, as many systems make one for each user: same name, no other member."""
+    """Return whether a group is this user's private group, as many systems have: equal name, no other member."""
     try:
         user, group_entry = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
     except KeyError:
@@ -88,7 +88,7 @@ def _is_private(group: int) -> bool:
 def _iterate_values(
     content: Mapping[str, Any], options: Mapping[str, Option], prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """(path, value) of every option, and of every key inside an option that is a mapping."""
+    """Yield (path, value) of every option, and of every key inside a mapping unless it runs code as a whole."""
     for key, value in content.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and not (path in options and runs_code(options[path].stated)):

@@ -1,4 +1,4 @@
-"""Whether batch.ramp can be: stages that grow, each possible on the layout. Torch-free."""
+"""Checks of batch.ramp: its stages must grow, and each must fit the layout. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLE = "batch.ramp={4: 8000, 8: 24000} batch.global_size=16"
 
 
 def find_ramp_problems(run: Run, width: int) -> list[Problem]:
-    """Of the stages before the full batch, over `width` data-parallel ranks."""
+    """Return the problems of the stages before the full batch, over `width` data-parallel ranks."""
     batch = run.batch
     if not batch.ramp:
         return []
@@ -33,7 +33,7 @@ def find_ramp_problems(run: Run, width: int) -> list[Problem]:
 
 
 def _check_stage(run: Run, size: int, micro_size: int, width: int) -> list[Problem]:
-    """What is wrong with steps of `size` alone: the arithmetic, then what the strategy says of a run of that batch."""
+    """Return the problems of a stage of `size` sequences: divisibility, else what the strategy's check adds."""
     whole = micro_size * width
     if size % whole:
         near = sorted({max(whole, size // whole * whole), -(-size // whole) * whole})

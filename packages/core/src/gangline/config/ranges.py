@@ -1,4 +1,4 @@
-"""What values an option may have, stated beside its type with `annotated-types`. Torch-free.
+"""Ranges of option values, stated in the type with `annotated-types`. Torch-free.
 
     from annotated_types import Ge, Lt
 
@@ -6,10 +6,10 @@
 
     steps: PositiveInt = 300  # optimizer steps
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.95  # decay of the mean gradient
-    order: Literal["once", "again"] = "once"  # whether samples come back
+    order: Literal["once", "again"] = "once"  # whether samples repeat
 
-The check of a run, `--help`, completion, the JSON Schema and the page of the options read them from there. A number is
-finite unless it is `IsNotNan`. What depends on other options is a matter of the part's own `check`, which comes after
+The check of a run, `--help`, completion, the JSON Schema and docs/options.md read them from there. A number must be
+finite unless its type is `IsNotNan`. Conditions on several options belong into the part's own `check`, which runs after
 these.
 """
 
@@ -41,7 +41,7 @@ from gangline.config.values import list_alternatives
 
 @dataclass(frozen=True)
 class OneOf(BaseMetadata):
-    """One of some words that are known when the module is imported; Literal where they can be written down."""
+    """Marks an option as one of words that are known at import; if the source can list them, use Literal."""
 
     words: Collection[str]
 
@@ -54,7 +54,7 @@ def _is_nothing(value: Any) -> bool:
 class RunsCode:
     """Marks an option whose value runs as a program: ``setup: Annotated[list[str], RunsCode()]``.
 
-    Only the command line may set it: see `gangline.config.programs`. `data` says which values are data after all, such
+    Only the command line may set it: see `gangline.config.programs`. `data` returns whether a value is only data, such
     as a URL in place of a command.
     """
 
@@ -79,12 +79,12 @@ _BOUNDS: dict[type, tuple[Callable[[Any, Any], bool], str]] = {
     MaxLen: (lambda value, length: len(value) <= length, "at most {} long"),
     OneOf: (lambda value, words: value in words, "one of {}"),
 }
-_PREDICATES = ((str.isprintable, "printable text in one line"), (math.isfinite, ""))  # a number is finite anyway
+_PREDICATES = ((str.isprintable, "printable text in one line"), (math.isfinite, ""))  # numbers are always finite
 _OR_INFINITE = get_args(IsNotNan[float])[1]
 
 
 def list_conditions(hint: Any) -> list[Any]:
-    """Return the conditions that a type states beside it, `Interval` and `Len` as their bounds."""
+    """Return the conditions in an `Annotated` type, with `Interval` and `Len` as their bounds; else []."""
     return list(_ungroup(get_args(hint)[1:])) if get_origin(hint) is Annotated else []
 
 
@@ -108,10 +108,10 @@ def _fits(condition: Any, value: Any) -> bool:
 
 
 def explain_wrong(hint: Any, value: Any) -> str | None:
-    """What a value has to be and is not, as in "must be at least 1"; None where it has a meaning.
+    """Return the condition that a value violates, such as "must be at least 1"; None if the value is allowed.
 
-    hint: a type with its metadata (`gangline.config.fields.resolve_hints_with_ranges`). The value must be of its
-    type.
+    hint: a type with its metadata (`gangline.config.fields.resolve_hints_with_ranges`). The value must already have
+    this type.
     """
     if value is None:
         return None
@@ -153,7 +153,7 @@ def is_of(hint: Any, value: Any) -> bool:
 
 
 def _explain_wrong_inside(kind: Any, args: tuple[Any, ...], value: Collection[Any] | Mapping[Any, Any]) -> str | None:
-    """As `explain_wrong`, of what a list or a mapping holds."""
+    """Return the condition that an item of a list or mapping violates, as `explain_wrong` does; else None."""
     items = list(value.values() if isinstance(value, Mapping) else value)
     if kind is tuple and Ellipsis not in args:
         if len(items) != len(args):
@@ -166,18 +166,18 @@ def _explain_wrong_inside(kind: Any, args: tuple[Any, ...], value: Collection[An
 
 
 def format_range(hint: Any) -> str:
-    """The range of a type, as in "at least 1", or "" where it states none."""
+    """Return the range of a type as text, such as "at least 1"; "" if it has none."""
     kind, args = get_origin(hint), get_args(hint)
     if kind is Annotated:
         return _show(list_conditions(hint)) or format_range(args[0])
     if kind is Literal:
-        return ""  # the type itself says it
+        return ""  # `list_choices` has its values
     texts = list(dict.fromkeys(filter(None, map(format_range, args))))
     return f"each {texts[0]}" if texts and kind in (list, tuple, set, frozenset) else " or ".join(texts)
 
 
 def list_choices(hint: Any) -> list[str]:
-    """The words of a type that has few, as a user types them."""
+    """Return the values of a type that has few (Literal, Enum, `OneOf`), as a user types them; else []."""
     kind, args = get_origin(hint), get_args(hint)
     if kind is Annotated:
         return [
@@ -191,13 +191,13 @@ def list_choices(hint: Any) -> list[str]:
 
 
 def runs_code(hint: Any, value: Any = None) -> bool:
-    """Whether an option of this type runs its value as a program; with a value, whether it runs this one."""
+    """Return whether an option of this type runs its value as a program; with a value, whether it runs that one."""
     markers = [item for item in get_args(hint) if isinstance(item, RunsCode)] if get_origin(hint) is Annotated else []
     return any(value is None or (bool(value) and not marker.data(value)) for marker in markers)
 
 
 def states_all(hint: Any) -> bool:
-    """Whether every number in a type has a range."""
+    """Return whether every number in a type has a range."""
     if get_origin(hint) is Annotated:
         return bool(list_conditions(hint)) or states_all(get_args(hint)[0])
     if get_origin(hint) is Literal:
@@ -229,11 +229,11 @@ def _is_infinite(value: Any) -> bool:
 
 
 def find_divisors(number: int) -> list[int]:
-    """All divisors of a positive number, ascending: what a size that must divide it may be."""
+    """Return all divisors of a positive number in ascending order."""
     low = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
     return sorted({*low, *(number // value for value in low)})
 
 
 def list_divisors(number: int) -> str:
-    """`find_divisors` as a message names them: "1, 2, 4"."""
+    """Return the divisors of a number as text for a message: "1, 2, 4"."""
     return ", ".join(map(str, find_divisors(number)))

@@ -1,7 +1,7 @@
-"""Recipes: whole runs by name, from YAML. A recipe is a config.yaml with most of it left out.
+"""Recipes: named configurations of complete runs in YAML. A recipe is a config.yaml with most options left out.
 
-They are looked for in ./configs of the working directory, then in the folder ``conf/recipe`` of every plugin's package
-and of gangline itself. The first of a name counts.
+They are searched in ./configs of the working directory, then in the folder ``conf/recipe`` of every plugin's package
+and of gangline itself. The first recipe with a name is used.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gangline.errors import UserError, escape_controls
 from gangline.plugin.registry import installed
 
 LOCAL = Path("configs")
-LARGEST = 1 << 20  # bytes: OmegaConf reads some 250 kB a second
+LARGEST = 1 << 20  # maximum size in bytes: OmegaConf reads about 250 kB per second
 
 
 def find_recipes() -> dict[str, Path]:
-    """Every recipe that can be named here."""
+    """Return the path of every recipe that is found from the working directory, by name."""
     tops = [module.__name__.partition(".")[0] for module in installed().list_modules()] + ["gangline"]
     roots = [Path(root) for top in tops for root in getattr(sys.modules.get(top), "__path__", ())]
     recipes: dict[str, Path] = {}
@@ -34,8 +34,8 @@ def find_recipes() -> dict[str, Path]:
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """What a recipe says; `name` may also be the path of a YAML file. Raises UserError."""
-    from omegaconf import OmegaConf  # its reader knows that 1e-4 is a number, PyYAML's does not
+    """Return the content of a recipe; `name` may also be the path of a YAML file. Raises UserError."""
+    from omegaconf import OmegaConf  # reads 1e-4 as a number; PyYAML reads it as text
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
@@ -58,7 +58,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def read_summary(path: Path) -> str:
-    """A recipe's first line, where it is a comment."""
+    """Return the first line of a recipe if it is a comment, else ""."""
     first = path.read_text(errors="replace", encoding="utf-8").partition("\n")[0]
     return escape_controls(first.lstrip("# ").strip()) if first.startswith("#") else ""
 

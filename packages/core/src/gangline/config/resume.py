@@ -1,4 +1,4 @@
-"""The run that `train resume=` continues, with what the command line changes."""
+"""Configuration of the run that `train resume=` continues, with the changes of the command line."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gangline.run.ending import read_ending
 
 
 def continue_run(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tuple[Run, dict[str, Any]]:
-    """The run of `content` with the words on top, and what they changed: path -> [before, now].
+    """Return the run of `content` with the overrides `words`, and their changes: path -> [before, now].
 
-    Raises UserError where they would make it another run, and where others may have written a program into it.
+    Raises UserError if they would make it a different run, and if others may have written a program into `content`.
     """
     run = compose_over(content, words, f"resume={path}", explain_distrust(path))
     changes = find_changes(resolve_paths(from_dict(content)), resolve_paths(run))
@@ -30,7 +30,7 @@ def continue_run(path: str, content: Mapping[str, Any], words: Sequence[str]) ->
     other = [key for key in changes if not is_within(key, free)]
     if other:
         differences = ", ".join(f"{key} ({changes[key][0]} -> {changes[key][1]})" for key in other)
-        remade = ("model", *run.edits)  # other arrays, of which another run holds none
+        remade = ("model", *run.edits)  # the checkpoints of the run have other arrays
         new_weights = any(key == "optimizer" or key.partition(".")[0] in remade for key in other)
         branch = f"train {shlex.join([f'from={path}', f'weights={path}', *words])}"
         raise UserError(
@@ -44,7 +44,7 @@ def continue_run(path: str, content: Mapping[str, Any], words: Sequence[str]) ->
 
 
 def refuse_ended(run: Run, directory: str | Path) -> None:
-    """Raise UserError for a finished run without steps to add, where its checkpoints lie in the run directory."""
+    """Raise UserError for a finished run to which `run.steps` adds no step, if its checkpoints are in `directory`."""
     ending = read_ending(directory)
     folder = Path(directory, "checkpoints")
     if ending is None or ending.reason != "done" or not folder.is_dir():

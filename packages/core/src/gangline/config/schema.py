@@ -1,7 +1,7 @@
-"""A whole run as typed dataclasses: what Hydra fills, what Python can fill without Hydra, what a worker reads.
+"""A complete run as typed dataclasses, filled by Hydra or in plain Python and read by every rank. Torch-free.
 
-Each group has a base that the configurations of its parts derive from; `Run` holds one of each. What the build of a
-part gets and returns is in `gangline.plugin.hooks.HOOKS`. Torch-free.
+Each group has a base class for the configurations of its parts; `Run` has one of each group. Arguments and result of
+each part's build function are in `gangline.plugin.hooks.HOOKS`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PartConfig:
         return []
 
     def get_environment(self, run: Run) -> dict[str, str]:
-        """Return environment variables to set on every rank before torch connects it; those the user has set stay.
+        """Return environment variables to set on every rank before torch connects it, unless the user has set them.
 
         Two parts of a run that set one variable to different values are refused.
         """
@@ -78,7 +78,7 @@ class PartConfig:
 class ModelConfig(PartConfig):
     """Options of a model. The tree consists of config nodes; the plan is a `gangline.plan.Plan`. Torch-free."""
 
-    vocab_size: PositiveInt = 256  # different tokens that the data may have
+    vocab_size: PositiveInt = 256  # vocabulary size: number of different tokens
 
     def get_weights_directory(self) -> str | None:
         """Return the directory of pretrained weights that the run starts from, or None for initialized weights."""
@@ -116,7 +116,7 @@ class EditConfig(PartConfig, EditedWeights):
         """
 
     def iterate_layouts(self, run: Run, world: int) -> Iterator[EditConfig]:
-        """Yield these options, and others that change which ranks hold what, not what the model computes."""
+        """Yield these options, and variants that change the sharding over ranks but not the computed result."""
         yield self
 
 
@@ -124,7 +124,7 @@ class EditConfig(PartConfig, EditedWeights):
 class ParallelConfig(PartConfig):
     """Options of a strategy. The job is a `gangline.runtime.Job` and contains the run."""
 
-    reduces: ClassVar[bool] = False  # sums gradients with `job.reduction`; if not, only a plain sum may be chosen
+    reduces: ClassVar[bool] = False  # whether it sums gradients with `job.reduction`; else `gradients` must be plain
 
     def count_ranks(self, gpus: int) -> int:
         """Return how many processes to start if the user set no number."""
@@ -141,17 +141,17 @@ class ParallelConfig(PartConfig):
     def explain(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
     ) -> Explained | None:
-        """Return what this layout holds, sends and computes in a step, as data; None: the strategy does not say.
+        """Return the memory, traffic and computation of a step in this layout; None if the strategy has no estimate.
 
         The run must pass `check`. model: the run's model (`compose_model`), if the caller has it.
-        topology: the network; None: as the part's own options say, else 8 GPUs a node.
+        topology: the network; None: that of the part's own options, else 8 GPUs per node.
         """
         return None
 
     def compute_bounds(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None = None
     ) -> LayoutBounds | None:
-        """Return lower bounds on the cost of `run` if it had these options; None: there is no such layout.
+        """Return lower bounds on the cost of `run` with these options; None if there is no such layout.
 
         model, topology: as in `explain`. Options whose stages do the same work must return the same `work` object, so
         that a planner prices it once.
@@ -167,7 +167,7 @@ class ParallelConfig(PartConfig):
 class GradientsConfig(PartConfig, GradientSizes):
     """Options of how gradients are summed over data-parallel ranks."""
 
-    plain: ClassVar[bool] = False  # the sum that `Comm.all_reduce` gives: strategies may use other collectives for it
+    plain: ClassVar[bool] = False  # whether it is the sum of `Comm.all_reduce`; strategies may use other collectives
 
 
 @dataclass
@@ -177,11 +177,11 @@ class PrecisionConfig(PartConfig):
     finds_scale: ClassVar[bool] = False  # whether it finds a loss scale: steps that overflow are skipped
 
     def get_sizes(self) -> ItemSizes:
-        """Return the bytes of its numbers, to plan memory and traffic."""
+        """Return the bytes per number of this precision, to plan memory and traffic."""
         return ItemSizes(compute=2, master=4, gradient=4, wire=4)
 
     def get_product_format(self) -> str:
-        """Return the format in which the matmuls of blocks are computed, as a cluster file names its peaks."""
+        """Return the number format of the matmuls of blocks, by its name in a cluster file, such as "bf16"."""
         return "bf16"
 
 
@@ -189,8 +189,8 @@ class PrecisionConfig(PartConfig):
 class OptimizerConfig(PartConfig, StateSizes):
     """Options of an optimizer."""
 
-    learning_rate: NonNegativeFloat = 3e-3  # at its highest; the schedule multiplies it with a factor up to 1
-    clip_norm: PositiveFloat | None = 1.0  # global gradient norm; null for none
+    learning_rate: NonNegativeFloat = 3e-3  # peak learning rate; the schedule multiplies it by a factor up to 1
+    clip_norm: PositiveFloat | None = 1.0  # gradient clipping: maximum global gradient norm; null: no clipping
 
     def count_states(self, matrix: bool) -> float:
         return 2
@@ -200,10 +200,10 @@ class OptimizerConfig(PartConfig, StateSizes):
 class ScheduleConfig(PartConfig):
     """Options of a learning-rate schedule."""
 
-    warmup_steps: NonNegativeInt | None = None  # steps to climb to the full rate; null: a twentieth of the run
+    warmup_steps: NonNegativeInt | None = None  # warmup steps to the peak learning rate; null: 1/20 of run.steps
 
     def count_warmup_steps(self, run: Run) -> int:
-        """`warmup_steps` with its default filled in."""
+        """Return `warmup_steps`, or its default if it is None."""
         return run.steps // 20 if self.warmup_steps is None else self.warmup_steps
 
 
@@ -211,9 +211,9 @@ class ScheduleConfig(PartConfig):
 class CheckpointConfig(PartConfig):
     """Options of a checkpointer. The store is the key-value store of the job."""
 
-    every: PositiveInt | Literal["auto"] | None = None  # steps, or "auto" where the part can; null: only at the end
-    at_end: bool = True  # save after the last step
-    frozen: bool = True  # save what is not trained, too; false: it is found again where it came from (model.weights)
+    every: PositiveInt | Literal["auto"] | None = None  # steps between checkpoints; auto if supported; null: at end
+    at_end: bool = True  # final checkpoint after the last step
+    frozen: bool = True  # frozen weights in checkpoints; false: they are drawn or loaded from model.weights again
 
 
 @dataclass
@@ -222,7 +222,7 @@ class DataConfig(PartConfig):
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    path: str | list[str] | None = None  # where the data lies; null: what the source brings itself
+    path: str | list[str] | None = None  # data path or list of paths; null: the source's own data
 
     def build_codec(self, run: Run) -> Codec | None:
         """Return the tokenizer, without reading the data; None: ask the source. Raises UserError."""
@@ -260,13 +260,13 @@ class TrackConfig(PartConfig):
 class LaunchConfig(PartConfig):
     """Options of a launcher. It gets a run directory and starts the processes."""
 
-    shares: ClassVar[bool] = False  # whether commands on several nodes are one job, and hold its run directory together
+    shares: ClassVar[bool] = False  # whether commands on several nodes are one job and share its run directory
     here: ClassVar[bool] = True  # whether ranks run on the machine of the command; else a scheduler starts them
     at_once: ClassVar[bool] = False  # whether the launcher takes the runs of a sweep together, by `launch_all`
 
-    processes: PositiveInt | None = None  # null: all GPUs; without a GPU what the strategy asks for
-    timeout_seconds: PositiveFloat = 1800.0  # a transfer between ranks that takes longer ends the run
-    signal_seconds: PositiveFloat | None = None  # from a scheduler's signal to its SIGKILL, which bounds the last save
+    processes: PositiveInt | None = None  # number of ranks; null: as the strategy requests, usually one per GPU
+    timeout_seconds: PositiveFloat = 1800.0  # collective timeout in seconds: a longer transfer ends the run
+    signal_seconds: PositiveFloat | None = None  # seconds from a scheduler's signal to SIGKILL; null: no limit
 
     def count_ranks(self, run: Run) -> int:
         """Return the number of ranks on all nodes: what the user set, else what the strategy requests."""
@@ -279,7 +279,7 @@ class LaunchConfig(PartConfig):
         return 1
 
     def find_refusals(self, run: Run) -> list[Problem]:
-        """Return why the ranks cannot be started. Called for a run that passes all other checks."""
+        """Return the problems that prevent a start of the ranks. Called for a run that passes all other checks."""
         return []
 
     def get_seconds_to_stop(self) -> float | None:
@@ -315,8 +315,8 @@ class Run:
     health: dict[str, HealthConfig] = field(default_factory=dict)
     callback: dict[str, CallbackConfig] = field(default_factory=dict)
     edits: dict[str, EditConfig] = field(default_factory=dict)  # group -> the chosen edit; absent: off
-    extra: dict[str, PartConfig] = field(default_factory=dict)  # groups that plugins added beside core's
-    references: dict[str, str] = field(default_factory=dict)  # path -> "${oc.env:NAME}", written in place of its value
+    extra: dict[str, PartConfig] = field(default_factory=dict)  # groups that plugins add to core's groups
+    references: dict[str, str] = field(default_factory=dict)  # path -> "${oc.env:NAME}", written instead of its value
 
     @property
     def seed(self) -> int:

@@ -1,6 +1,6 @@
-"""What is said of a run beside its parts: `run`, `batch` and `validate`. Torch-free.
+"""Sections of a run next to its parts: `run`, `batch` and `validate`. Torch-free.
 
-The names here are what users type (``batch.global_size=64``), so they stay.
+Users type the names of these fields (``batch.global_size=64``), so do not rename them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gangline.config.ranges import NonNegativeInt, PositiveInt
 
 
 class Recompute(Enum):
-    """Which activations are computed again in the backward pass instead of kept."""
+    """Activation checkpointing: which activations the backward pass recomputes instead of storing them."""
 
     none = "none"
     selective = "selective"
@@ -24,45 +24,45 @@ class Recompute(Enum):
 
 @dataclass
 class RunSection:
-    """The run itself."""
+    """Options of the run itself: directory, seed, length, device, activation checkpointing."""
 
-    name: Annotated[str, Predicate(str.isprintable)] = "run"  # for people: it ends the directory's name
-    dir: str | None = None  # null: runs/<date>-<time>-<name>
-    seed: IsFinite[int] = 0  # weights, the order of data and every other draw follow from it
+    name: Annotated[str, Predicate(str.isprintable)] = "run"  # name of the run, at the end of its directory's name
+    dir: str | None = None  # run directory; null: runs/<date>-<time>-<name>
+    seed: IsFinite[int] = 0  # random seed of initial weights, data order and all other random numbers
     steps: PositiveInt = 300  # optimizer steps
-    deterministic: bool = False  # sums over ranks in rank order, deterministic kernels: slower, reproducible to the bit
-    device: str | None = None  # null: a GPU where there is one
+    deterministic: bool = False  # deterministic kernels, sums in rank order: bitwise reproducible, slower
+    device: str | None = None  # torch device, such as cpu or cuda:1; null: a GPU if there is one
     recompute: Recompute = Recompute.none  # activation (gradient) checkpointing: none, selective (attention), full
-    recompute_every: PositiveInt = 1  # of every n blocks one is recomputed
-    loss_chunk: PositiveInt | None = None  # tokens that the loss has logits of at a time, computed twice; null: all
-    compile: bool = False  # torch.compile, block by block
-    sample: NonNegativeInt = 200  # tokens to write from the finished model; 0: none
-    save_on_signal: bool = True  # SIGTERM or Ctrl-C: save a checkpoint at the step boundary, then end
-    weights: str | None = None  # run directory, or checkpoint in one, to begin with: its weights and optimizer state
+    recompute_every: PositiveInt = 1  # block interval of activation checkpointing: one of every n blocks is recomputed
+    loss_chunk: PositiveInt | None = None  # tokens per chunk of logits in the loss, recomputed in backward; null: all
+    compile: bool = False  # torch.compile of each block
+    sample: NonNegativeInt = 200  # sample text at the end of the run, in tokens; 0: none
+    save_on_signal: bool = True  # checkpoint on SIGTERM or Ctrl-C, before the run ends at the step boundary
+    weights: str | None = None  # run directory or checkpoint with initial weights and optimizer state; null: none
 
 
 @dataclass
 class BatchSection:
-    """How much data a step sees. global_size = micro_size x accumulation x data-parallel width."""
+    """Batch sizes of a step. global_size = micro_size x accumulation x data-parallel width."""
 
-    global_size: PositiveInt = 16  # sequences a step, over all ranks
-    ramp: dict[PositiveInt, PositiveInt] = field(default_factory=dict)  # smaller ones, each until a sample: {4: 8000}
+    global_size: PositiveInt = 16  # global batch size: sequences per step over all ranks
+    ramp: dict[PositiveInt, PositiveInt] = field(default_factory=dict)  # batch size ramp {size: end sample}: {4: 8000}
     micro_size: PositiveInt | None = (
-        None  # sequences per forward pass of a rank; null: its whole share, or less with a pipeline; gradient
-        # accumulation is global_size / (micro_size x data-parallel ranks)
+        None  # microbatch size: sequences per forward pass of a rank; null: its full share, or less with a pipeline
+        # (gradient accumulation is global_size / (micro_size x data-parallel ranks))
     )
-    sequence_length: PositiveInt = 128  # tokens
+    sequence_length: PositiveInt = 128  # context length: tokens per sequence
 
     def list_sizes(self) -> list[int]:
-        """The global batches of the run, in the order in which they come."""
+        """Return the global batch sizes of the run in the order in which they are used."""
         return [size for size, _ in self._list_stages()] + [self.global_size]
 
     def get_size(self, cursor: int) -> int:
-        """Sequences of the step that begins at sample `cursor`: a function of it alone."""
+        """Return the number of sequences in the step that begins at sample `cursor`, which alone determines it."""
         return next((size for size, until in self._list_stages() if cursor < until), self.global_size)
 
     def compute_cursor(self, steps: int) -> int:
-        """The first sample behind so many steps, where none is passed over."""
+        """Return the number of the first sample after `steps` steps, if no sample is skipped."""
         cursor, rest = 0, steps
         for size, until in self._list_stages():
             stage_steps = min(rest, -(-max(0, until - cursor) // size))
@@ -75,14 +75,14 @@ class BatchSection:
 
 @dataclass
 class ValidateSection:
-    """Loss on held-out data: the run's own, and further sets, each the run's data part with other options.
+    """Validation loss on the run's held-out data and on further sets, each the run's data part with other options.
 
-    null takes a set away: from a recipe's, or when a run goes on.
+    null removes a set of a recipe, or of a run that is resumed.
     """
 
-    every: PositiveInt | None = 100  # steps; null: never
-    samples: PositiveInt = 64  # sequences of each set, rounded up to whole microbatches
-    sets: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # more sets by name: {code: {path: src}}
+    every: PositiveInt | None = 100  # validation interval in steps; null: no validation
+    samples: PositiveInt = 64  # validation sequences per set, rounded up to full microbatches
+    sets: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # extra sets by name: {code: {path: src}}
 
 
 SECTIONS = {"run": RunSection, "batch": BatchSection, "validate": ValidateSection}

@@ -1,13 +1,13 @@
-"""A run as plain data and back: what config.yaml holds, what a worker reads. Imports neither torch nor Hydra.
+"""Conversion of a run to plain data and back: config.yaml, which ranks read. Imports neither torch nor Hydra.
 
-Beside the values stands `parts`, which says what was chosen in each group:
+Next to the values, `parts` has the choice in each group:
 
     parts: {model: tiny, track: [console, jsonl], ...}
     model: {vocab_size: 256, ...}
     track: {jsonl: {...}}
 
 A value may refer to the environment, ``${oc.env:NAME}`` or ``${oc.env:NAME,default}``, as in OmegaConf. Each start
-looks it up anew; what is written down is the reference and never the value, so that no secret lands in a file.
+looks it up again; files contain the reference and never the value, so that no secret is written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(?:,([^}]*))?\}
 
 
 def to_dict(run: Run) -> dict[str, Any]:
-    """Plain and complete: dicts, lists, strings, numbers, booleans and None."""
+    """Return the complete run as dicts, lists, strings, numbers, booleans and None."""
     parts: dict[str, Any] = {}
     content: dict[str, Any] = {"parts": parts}
     content.update({name: to_plain(section) for name, section in run.iterate_sections()})
@@ -61,7 +61,7 @@ def _convert_part(group: str, config: PartConfig, parts: dict[str, Any]) -> tupl
 
 
 def from_dict(content: Mapping[str, Any]) -> Run:
-    """The typed run. Raises UserError, which lists every key that does not exist and every value that does not fit."""
+    """Return the typed run. Raises UserError that lists every unknown key and every value that does not fit."""
     content = dict(content)
     references: dict[str, str] = {}
     values = _expand({key: item for key, item in content.items() if key != "parts"}, "", references)
@@ -101,7 +101,7 @@ def from_dict(content: Mapping[str, Any]) -> Run:
 def _configure(
     group: str, name: str, values: Any, chosen: dict[str, Any], problems: list[Problem], path: str = ""
 ) -> PartConfig | None:
-    """The configuration of one part; what it opens is taken out of `chosen`."""
+    """Return the configuration of one part, None if it has problems; remove choices inside it from `chosen`."""
     offer = installed().find(group, name)
     inner_classes = {}
     for field, default in offer.part.opens.items():
@@ -118,10 +118,10 @@ def fill(
     opened: Mapping[str, type] | None = None,
     offer: Offer | None = None,
 ) -> Any:
-    """A dataclass from plain values, defaults where they are silent; None where something did not fit.
+    """Return a dataclass filled from plain values and defaults; None if values do not fit, explained in `problems`.
 
-    path: where the values stand, for messages. opened: the classes of fields that other parts fill. offer: whose
-    options they are, where they are a part's.
+    path: path of the values, for messages. opened: classes of the fields that other parts fill. offer: the part that
+    has the options, if any.
     """
     if isinstance(values, cls):
         return values
@@ -148,7 +148,7 @@ def fill(
             if key in opened:
                 options, stands = {} if options is None else options, get_opened_defaults(cls, key, inner)
             if isinstance(options, Mapping) and isinstance(stands, Mapping):
-                options = {**stands, **options}  # the field's own default, which need not be that of its class
+                options = {**stands, **options}  # the field's own default may differ from that of its class
             arguments[key] = fill(inner, options, where, problems)
         elif key in values:
             try:
@@ -166,7 +166,7 @@ def fill(
 
 
 def _expand(value: Any, path: str, references: dict[str, str]) -> Any:
-    """References to the environment replaced by what it holds; remembers where they stood."""
+    """Return a value with environment references replaced; store each reference by its path in `references`."""
     if isinstance(value, Mapping):
         return {key: _expand(item, f"{path}.{key}".lstrip("."), references) for key, item in value.items()}
     if not isinstance(value, str) or not ENVIRONMENT.search(value):

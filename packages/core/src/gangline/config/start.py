@@ -1,4 +1,4 @@
-"""Where a run that begins with another run's weights finds them (`run.weights`), and what is refused. Torch-free."""
+"""Start of a run from another run's weights and optimizer state (`run.weights`), with its checks. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gangline.run.directory import RunDirectory
 
 
 def start_of(run: Run) -> tuple[RunDirectory, CheckpointId | None] | None:
-    """Return (run directory, checkpoint) that `run.weights` names; None for the checkpoint: the newest.
+    """Return (run directory, checkpoint) that `run.weights` names; checkpoint None means the newest.
 
-    RUN_DIR, RUN_DIR/step-00000020 and RUN_DIR/checkpoints/step-00000020 are understood. None if the run begins with
-    weights of its own. Raises UserError if there is no such run.
+    The option may be RUN_DIR, RUN_DIR/step-00000020 or RUN_DIR/checkpoints/step-00000020. Returns None if it is unset.
+    Raises UserError if there is no such run.
     """
     if run.job.weights is None:
         return None
@@ -27,10 +27,10 @@ def start_of(run: Run) -> tuple[RunDirectory, CheckpointId | None] | None:
 
 
 def find_start_problems(run: Run) -> list[Problem]:
-    """Return why a new run cannot begin with the weights and optimizer state that it names."""
+    """Return why a new run cannot start from `run.weights`, such as another optimizer; [] for a resumed run."""
     directory = run.job.dir
     if run.job.weights is None or (directory is not None and RunDirectory(directory).config.exists()):
-        return []  # a run that is resumed has begun
+        return []  # a resumed run loads its own checkpoint
     try:
         start = start_of(run)
         assert start is not None

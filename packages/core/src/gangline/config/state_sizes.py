@@ -1,4 +1,4 @@
-"""What an optimizer's configuration says of its state, for who plans memory and transfers. Torch-free."""
+"""Bytes of an optimizer's state, computed from its options to plan memory and transfers. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from math import prod
 
 
 class StateSizes(ABC):
-    """Of an optimizer that keeps some numbers of each weight, wherever that is; others say more."""
+    """Sizes of an optimizer's state; the defaults suit one that stores a fixed number of values per weight."""
 
     @abstractmethod
     def count_states(self, matrix: bool) -> float:
-        """About how many numbers of a master's size are kept of each weight, for who compares layouts in a hurry.
+        """Return roughly how many values of a master weight's size the state has per weight, to compare layouts fast.
 
-        matrix: of a block's matrices, else of all others.
+        matrix: whether the weight belongs to a matrix of a block.
         """
 
     def state_bytes(self, shape: Sequence[int], part: Sequence[int], *, matrix: bool, master: int) -> int:
-        """Bytes kept of a parameter of `shape` by a rank that has a box of shape `part` of it.
+        """Return the bytes of state on a rank that has a shard of shape `part` of a parameter of shape `shape`.
 
-        matrix: as of `count_states`; master: bytes of a master weight.
+        matrix: as in `count_states`; master: bytes of a master weight.
         """
         return int(self.count_states(matrix)) * prod(part) * master
 
     def count_matrix_bytes(self, shape: Sequence[int], *, master: int) -> int:
-        """Bytes kept beside it by the one rank that maps a matrix of a block (`Runtime.find_matrix_owners`)."""
+        """Return the extra bytes of state on the one rank that maps a block's matrix (`Runtime.find_matrix_owners`)."""
         return 0
 
     def count_row_block(self, shape: Sequence[int]) -> int:
-        """Neighbours of a row of a parameter, counted from its first, that no cut along rows may part; 1: any may."""
+        """Return the block size along the last dim, from index 0, that sharding must not split; 1: no constraint."""
         return 1
 
     def maps_matrices(self) -> bool:
-        """Whether a step gathers the matrices of the blocks and hands out what comes of them (`map_matrices`)."""
+        """Return whether a step gathers the matrices of blocks and shards the results (`Runtime.map_matrices`)."""
         return False

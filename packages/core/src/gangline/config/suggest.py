@@ -1,4 +1,4 @@
-"""Did you mean?"""
+"""Suggestions ("Did you mean ...?") for unknown words, by spelling and by names in other frameworks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from gangline.plugin import catalogue
 
-# What others call an option that every run has: ours -> their words, in the part of the path behind the last dot.
+# Option that every run has -> its names in other frameworks, compared with a path's part after the last dot.
 SYNONYMS = {
     "run.steps": "epochs num_epochs max_steps num_steps train_steps total_steps max_iters iters",
     "run.seed": "random_seed rng_seed",
@@ -24,7 +24,7 @@ SYNONYMS = {
     "data.path": "dataset data_path data_dir corpus files",
     "launch.processes": "nproc nproc_per_node num_processes world_size gpus ngpus num_gpus",
 }
-# Words of other frameworks that no option answers alone -> what to type.
+# Words of other frameworks for which no option alone is the answer -> what to type.
 ANSWERS = {
     "gradient_checkpointing activation_checkpointing checkpoint_activations recompute_activations": (
         "run.recompute=full  (activation checkpointing; selective: attention only)"
@@ -39,12 +39,12 @@ _OURS = {theirs: ours for ours, words in (SYNONYMS | catalogue.SYNONYMS).items()
 
 
 def suggest_near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """A question that names what comes closest to `word`, or "" where nothing is near."""
+    """Return "Did you mean X?" with the entry of `known` that is closest to `word`; "" if none is close."""
     close = difflib.get_close_matches(word, list(known), 1, cutoff)
     return f"Did you mean {close[0]}?" if close else ""
 
 
-# What others have a switch for and a run has a part for: their word -> our group.
+# Group of parts -> names of products, for each of which other frameworks have a switch.
 ELSEWHERE = {"track": "wandb mlflow comet neptune aim clearml"}
 _GROUP = {theirs: ours for ours, words in ELSEWHERE.items() for theirs in words.split()}
 
@@ -52,7 +52,7 @@ _GROUP = {theirs: ours for ours, words in ELSEWHERE.items() for theirs in words.
 def answer(word: str, value: str, words: Mapping[str, str]) -> str:
     """Return what to type for a word of another framework, or "".
 
-    value: what the user gave for the word. words: those of installed parts (`Installed.get_words`).
+    value: the user's value for the word. words: words of installed parts (`Installed.get_words`).
     """
     name = _get_name(word)
     template = _ANSWER.get(name) or next((advice for theirs, advice in words.items() if name in theirs.split()), "")
@@ -61,7 +61,7 @@ def answer(word: str, value: str, words: Mapping[str, str]) -> str:
 
 
 def explain_foreign(word: str, choices: Collection[str]) -> list[str]:
-    """Lines for a word that names a product for which a group has no part; [] for any other."""
+    """Return lines for a word that names a product for which a group has no part; [] for any other word."""
     name = word.rpartition(".")[2].lower()
     if (group := _GROUP.get(name)) is None or name in choices:
         return []
@@ -72,14 +72,14 @@ def explain_foreign(word: str, choices: Collection[str]) -> list[str]:
 
 
 def find_options(word: str, known: Collection[str], synonyms: Mapping[str, str]) -> list[str]:
-    """The options among `known` that go by the last word of a path, here or elsewhere (`Installed.get_synonyms`)."""
+    """Return options in `known` with the last name of `word`, else with it as synonym (`Installed.get_synonyms`)."""
     name = word.replace("-", "_")
     own = [path for path in known if path == name or path.rpartition(".")[2] == name.rpartition(".")[2]]
     return own or _find_synonyms(name, known, synonyms)
 
 
 def suggest_synonym(path: str, known: Collection[str], synonyms: Mapping[str, str]) -> str:
-    """A question that names the option among `known` that others call by the last word of `path`, or ""."""
+    """Return "Did you mean X?" with the options in `known` that have the last name of `path` as synonym; else ""."""
     ours = _find_synonyms(path, known, synonyms)
     return f"Did you mean {' or '.join(ours)}?" if ours else ""
 
@@ -91,5 +91,5 @@ def _find_synonyms(word: str, known: Collection[str], synonyms: Mapping[str, str
 
 
 def _get_name(path: str) -> str:
-    """Return the last word of a path, as a name of Python has it."""
+    """Return the last name of a dotted path in lower case, with underscores instead of dashes."""
     return path.rpartition(".")[2].lower().replace("-", "_")

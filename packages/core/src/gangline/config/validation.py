@@ -1,4 +1,4 @@
-"""Validation sets: each is named, and has the run's own data part with other options. Torch-free."""
+"""Validation sets: named sets of held-out data, each the run's data part with other options. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gangline.config.values import to_plain
 from gangline.errors import Problem, UserError
 from gangline.plugin.registry import installed
 
-_NAME = re.compile(r"\w[\w-]*")  # without dots and slashes: a name is a step of a path, and of a curve's tag
+_NAME = re.compile(r"\w[\w-]*")  # no dots or slashes: a name is part of an option's path and of a curve's tag
 PATH = "validate.sets"
 
 
 def build_validation_sets(run: Run) -> dict[str, DataConfig]:
-    """The data of every set, by name. Raises UserError, which lists all that does not fit."""
+    """Return the data options of every validation set, by name. Raises UserError with all problems."""
     sets, problems = read_sets(run)
     if problems:
         raise UserError.of(problems)
@@ -26,7 +26,7 @@ def build_validation_sets(run: Run) -> dict[str, DataConfig]:
 
 
 def read_sets(run: Run) -> tuple[dict[str, DataConfig], list[Problem]]:
-    """(the valid sets by name, the problems of the others); a set that is null does not exist."""
+    """Return (valid sets by name, problems of the other sets); a set that is null does not exist."""
     sets: dict[str, DataConfig] = {}
     problems: list[Problem] = []
     offer = installed().find_part(run.data)
@@ -44,7 +44,7 @@ def read_sets(run: Run) -> tuple[dict[str, DataConfig], list[Problem]]:
 
 
 def check_sets(run: Run) -> list[Problem]:
-    """What can be refused before anything is read: unknown options, values that do not fit, and what the part says."""
+    """Return problems of the sets before data is read: unknown options, wrong values, problems of the data part."""
     sets, problems = read_sets(run)
     for name, config in sets.items():
         part_problems = check_part(f"{PATH}.{name}", config, run)
@@ -66,7 +66,7 @@ def check_part(place: str, config: PartConfig, run: Run) -> list[Problem]:
 
 
 def _override(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain options of a configuration with some replaced; those that are dataclasses option by option."""
+    """Return the plain options of a configuration, overridden by `options`; nested dataclasses option by option."""
     merged = to_plain(config)
     for name, value in options.items():
         inner = getattr(config, name, None)

@@ -1,6 +1,6 @@
-"""Typed values from plain ones and back: what YAML and the command line say, as a dataclass wants it. Torch-free.
+"""Conversion of option values: from plain values of YAML and the command line to types, and back. Torch-free.
 
-All that does not fit is collected, so that a user sees every mistake at once.
+`convert` raises Misfit; `gangline.config.serial.fill` collects these, so that a user sees every mistake at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 _WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 
 _BARE = re.compile(r"(?!(?i:null|true|false|on|off|yes|no|nan|inf)$)(\.{0,2}/|[A-Za-z_])[\w./@%+-]*")  # text in a list
-_WORDS_ONLY = re.compile(rf"{_BARE.pattern}(:[\w./@%+:-]+| +[\w./@%+-]+)*")  # text on its own
+_WORDS_ONLY = re.compile(rf"{_BARE.pattern}(:[\w./@%+:-]+| +[\w./@%+-]+)*")  # text outside a list
 _REFERENCE = re.compile(r"\$\{oc\.env:\w+\}")
 
 _NOUNS = {
@@ -30,11 +30,11 @@ _NOUNS = {
 
 
 class Misfit(ValueError):
-    """A value that its option cannot take; the message says what it can take."""
+    """Error for a value that an option cannot have; the message says which values it can have."""
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses, enums, paths and tuples as dicts, strings and lists: what YAML and JSON can hold."""
+    """Convert dataclasses, enums, paths and tuples to dicts, strings and lists, which YAML and JSON can store."""
     if is_dataclass(value) and not isinstance(value, type):
         return {item.name: to_plain(getattr(value, item.name)) for item in fields(value) if item.init}
     if isinstance(value, Enum):
@@ -49,7 +49,7 @@ def to_plain(value: Any) -> Any:
 
 
 def spell(value: Any) -> str:
-    """A value as a user types it."""
+    """Return a value as a user types it, such as "null" or "[1,2]"."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(spell, value))}]"
     if isinstance(value, bool):
@@ -58,12 +58,12 @@ def spell(value: Any) -> str:
 
 
 def override(path: str, value: Any) -> str:
-    """The override that sets `path` to `value`, by Hydra's grammar; a shell needs `shlex.quote` around it."""
+    """Return the override that sets `path` to `value`, in Hydra's grammar; a shell needs `shlex.quote` around it."""
     return f"{path}={_format_hydra(value, inside=False)}"
 
 
 def _format_hydra(value: Any, inside: bool) -> str:
-    """A value in Hydra's grammar. Text is quoted where it would be read as something else."""
+    """Return a value in Hydra's grammar, with quotes around text that Hydra would read as something else."""
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{key}: {_format_hydra(item, inside=True)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
@@ -75,18 +75,18 @@ def _format_hydra(value: Any, inside: bool) -> str:
 
 
 def quote(text: str) -> str:
-    """Text in the double quotes of Hydra's grammar, where a backslash escapes only in front of a quote."""
+    """Return text in the double quotes of Hydra's grammar, where a backslash escapes only before a quote."""
     escaped = re.sub(r'(\\+)(?="|\Z)', r"\1\1", text).replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def list_alternatives(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a union; of any other type, that type alone."""
+    """Return the types of a union; for any other type, a tuple of that type alone."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def describe(hint: Any) -> str:
-    """A type in a user's words."""
+    """Return a type in a user's words, such as "a number or null"."""
     if hint is None or hint is type(None):
         return "null"
     origin, args = get_origin(hint), get_args(hint)
@@ -106,13 +106,13 @@ def describe(hint: Any) -> str:
 
 
 def _convert_several(hint: Any) -> str:
-    """A type in a user's words where there are many of it."""
+    """Return a type in a user's words, in the plural: "numbers"."""
     one = describe(hint)
     return f"{one.removeprefix('a ')}s" if one in (_NOUNS[int], _NOUNS[float], _NOUNS[dict]) else one
 
 
 def convert(hint: Any, value: Any) -> Any:
-    """`value` as `hint` wants it; raises Misfit. Numbers and booleans may be spelled as text, as on a command line."""
+    """Convert `value` to type `hint`. Raises Misfit. Numbers and booleans may be text, as on a command line."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any or isinstance(hint, TypeVar):
         return value
@@ -162,7 +162,7 @@ def _convert_scalar(cls: type, value: Any, hint: Any) -> Any:
         raise Misfit(_explain_expected(hint, value)) from None
     if cls is float:
         return number
-    if cls is int and number.is_integer():  # 1e3 is a whole number
+    if cls is int and number.is_integer():  # 1e3 is an integer
         return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
     raise Misfit(_explain_expected(hint, value))
 
@@ -177,7 +177,7 @@ def _convert_sequence(cls: type, args: tuple[Any, ...], value: list[Any], hint: 
 
 
 def _convert_union(args: tuple[Any, ...], value: Any, hint: Any) -> Any:
-    """The member that the value already is, else the first that can take it."""
+    """Convert a value to the member of a union that it already is, else to the first that accepts it."""
     exact = [arg for arg in args if type(value) is (get_origin(arg) or arg)]
     for arg in [*exact, *(arg for arg in args if arg not in exact)]:
         try:
@@ -188,7 +188,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, hint: Any) -> Any:
 
 
 def _convert_one_of(spelled: Mapping[str, Any], value: Any, hint: Any) -> Any:
-    """One of some words; a boolean that YAML made of on, off, yes or no is taken back."""
+    """Return the member that a value spells; true and false also spell on, off, yes and no, as YAML reads these."""
     words = [str(value)] if not isinstance(value, bool) else [word for word, what in _WORDS.items() if what is value]
     for word in words:
         if word in spelled:

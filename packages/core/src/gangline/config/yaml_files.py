@@ -1,4 +1,4 @@
-"""Read YAML that somebody else may have written, with bounded work: no aliases, no deep nesting. Torch-free."""
+"""Safe reader of YAML that others may have written, with bounded work: no aliases, no deep nesting. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 import yaml
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
-DEEPEST = 64  # levels of lists and mappings
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if PyYAML has it
+DEEPEST = 64  # maximum nesting of lists and mappings
 
 
 class PlainDumper(yaml.SafeDumper):
-    """Writes a value that comes twice out twice, so that `load_yaml` reads it back."""
+    """YAML dumper that repeats a shared value instead of writing an alias, so that `load_yaml` can read it."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def load_yaml(text: str) -> Any:
-    """The one document of a text. Raises yaml.YAMLError, also for what `check_yaml` refuses."""
+    """Return the single document of a YAML text. Raises yaml.YAMLError, also for what `check_yaml` refuses."""
     check_yaml(text)
     try:
         return yaml.load(text, LOADER)
@@ -27,9 +27,9 @@ def load_yaml(text: str) -> Any:
 
 
 def check_yaml(text: str) -> None:
-    """Raise yaml.YAMLError for an alias, and for more than `DEEPEST` levels.
+    """Raise yaml.YAMLError for an alias, and for nesting deeper than `DEEPEST`.
 
-    A few nested aliases stand for a billion values, and deep nesting overflows the stack of every reader.
+    A few nested aliases can expand to a billion values, and deep nesting overflows the stack of every reader.
     """
     depth = 0
     for event in yaml.parse(text, LOADER):

@@ -1,1 +1,1 @@
-"""From a run directory to running processes: what a launcher imports. Torch-free."""
+"""The launcher contract, and helpers of launchers: jobs, signals, logs, process guards, addresses. Torch-free."""

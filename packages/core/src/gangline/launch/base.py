@@ -1,7 +1,7 @@
-"""The launcher contract: a run directory in, processes out.
+"""The launcher contract: a launcher starts the processes of a run directory and waits for their end.
 
 The configuration of any part may name processes that must run before the ranks start (`PartConfig.list_sidecars`), and
-modules that a server of forked ranks imports once (`PartConfig.preload`).
+modules that the server that forks the ranks imports once (`PartConfig.preload`).
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ if TYPE_CHECKING:
 
 
 class Preparation(ABC):
-    """What a launcher makes ready while a run is still composed: capability `preparation`, a class without arguments.
+    """Work that a launcher does while a run is being composed: capability `preparation`, a class without arguments.
 
-    Core calls that of the default launcher alone, and only if ranks start on this machine.
+    Core uses only the preparation of the default launcher, and only if the ranks will probably start on this machine.
     """
 
     @abstractmethod
     def start(self) -> None:
-        """Begin, and return at once."""
+        """Start the work in the background and return at once."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End what was begun, if anything was: no ranks will be started here."""
+        """Stop the work, if it was started: no ranks will start here."""
 
 
 def get_preparation() -> Preparation | None:
-    """Return the preparation of the default launcher; None: it has none."""
+    """Return the preparation of the default launcher, or None if it has none."""
     make = registry.load_capability(build_default_part("launch"), "preparation")
     preparation: Preparation | None = None if make is None else make()
     return preparation
 
 
 class Launcher(ABC):
-    """Starts the workers of a run, keeps watch and owns their end."""
+    """Starts the ranks of a run, watches them and ends them."""
 
     @abstractmethod
     def launch(self, directory: RunDirectory) -> int:
-        """Run to the end; the exit code of the run. Leaves no process behind, whatever happens.
+        """Run the ranks to their end and return the run's exit code. Leaves no process behind, whatever happens.
 
         Each rank is a process with the variables of torchrun that calls `gangline.train.rank.train_rank`.
 
-        The directory is held by this process, and its lock is the launcher's from now on: one whose ranks run elsewhere
-        (`LaunchConfig.here`) hands it over (`RunDirectory.hand_over`) as soon as a job may have it. If it raises
-        UserError before that, core deletes a directory that is new; afterwards the directory is kept.
+        This process holds the directory's lock, and the launcher owns the lock from now on. A launcher whose ranks run
+        elsewhere (`LaunchConfig.here`) calls `RunDirectory.hand_over` as soon as a job may have the directory. On a
+        UserError before that, core deletes a new directory; afterwards it keeps the directory.
         """
 
     def launch_all(self, directories: Sequence[RunDirectory]) -> list[int]:
-        """The runs of a sweep together; the exit code of each. Asked for where `LaunchConfig.at_once` says so.
+        """Run the runs of a sweep together and return the exit code of each. Called if `LaunchConfig.at_once` is true.
 
-        All have the same options of the launcher. Raises NotImplementedError where runs go one after the other.
+        All runs have equal launcher options. Raises NotImplementedError if the launcher takes one run at a time.
         """
         raise NotImplementedError(f"{type(self).__name__} takes one run after the other")

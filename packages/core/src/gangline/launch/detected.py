@@ -1,4 +1,4 @@
-"""Whether torchrun or Slurm started this process as one rank of a job. Torch-free."""
+"""Detection of torchrun or Slurm: whether this process is one rank of a job that either started. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DetectedJob:
-    """This process's place among the ranks that an agent started."""
+    """The job of ranks that an agent started, and the rank of this process in it."""
 
     agent: str  # "torchrun" or "slurm"
-    key: str  # the same for every start of one job, and for no other job
+    key: str  # equal for every start of one job, different for other jobs
     rank: int
     world: int
     local_rank: int
     local_world: int
     address: str
     port: int
-    restarts: int  # how often the agent or the scheduler has started this job again
+    restarts: int  # number of restarts of this job by the agent or the scheduler
 
     def get_environment(self) -> dict[str, str]:
-        """What torchrun would have set."""
+        """Return the environment variables that torchrun would set."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world),
@@ -36,7 +36,7 @@ class DetectedJob:
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> DetectedJob | None:
-    """The job that this process is a rank of, or None where `train` was simply typed.
+    """Return the job that this process is a rank of, or None if `train` was started by hand.
 
     A single task (`srun` of one, an interactive shell, a batch script) is not a rank: it may start processes itself.
     """
@@ -49,7 +49,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> DetectedJob | None:
 
 def _detect_torchrun(environ: Mapping[str, str]) -> DetectedJob:
     run_id = environ["TORCHELASTIC_RUN_ID"]
-    if run_id == "none":  # torchrun was given no --rdzv-id; its own process is then what the starts have in common
+    if run_id == "none":  # torchrun without --rdzv-id: its process is common to all starts
         run_id = f"{socket.gethostname()}-{os.getppid()}"
     return DetectedJob(
         agent="torchrun",
@@ -82,12 +82,12 @@ def _detect_slurm(environ: Mapping[str, str]) -> DetectedJob:
 
 
 def parse_first_host(hosts: str) -> str:
-    """The first of Slurm's host list: "gpu[003-007,9],login1" -> "gpu003"."""
+    """Return the first host of Slurm's host list: "gpu[003-007,9],login1" -> "gpu003"."""
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", re.split(r",(?![^\[]*\])", hosts)[0])
 
 
 def parse_tasks_per_node(counts: str) -> list[int]:
-    """Slurm's short form, written out: "4(x2),3" -> [4, 4, 3]."""
+    """Return the number of tasks on each node from Slurm's short form: "4(x2),3" -> [4, 4, 3]."""
     tasks = []
     for part in counts.split(","):
         count, _, times = part.rstrip(")").partition("(x")

@@ -1,4 +1,4 @@
-"""How many accelerators this machine has, without touching one. Torch-free."""
+"""Number of GPUs on this machine, counted without touching one. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def count_gpus(device: str | None = None, environ: Mapping[str, str] = os.environ, devices: str = "/dev") -> int:
-    """Return how many GPUs the processes of a run may take; none for a run on the CPU.
+    """Return how many GPUs the processes of a run may use; 0 for a run on the CPU.
 
-    Counts device files instead of asking a driver: nothing here may touch a GPU.
+    It counts device files instead of calling a driver, because this process must not touch a GPU.
     """
     if device is not None and device.split(":")[0] == "cpu":
         return 0

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from gangline.errors import PeerFailed
 
-# What gloo and NCCL say when the other end is gone. gloo raises plain RuntimeErrors.
+# Error messages of gloo and NCCL when a peer is gone. gloo raises plain RuntimeErrors.
 _LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL")
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
 class RestartWanted(Exception):
-    """A verdict asks for new workers: the launcher starts them again, from the latest checkpoint.
+    """A verdict requests new ranks: the launcher restarts them from the latest checkpoint.
 
-    requeue: where it cannot, a scheduler is to do so.
+    requeue: whether a scheduler should restart the job if the launcher cannot.
     """
 
     def __init__(self, what: str, requeue: bool = False) -> None:
@@ -21,7 +21,7 @@ class RestartWanted(Exception):
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an error, or what it was raised from, only says that another rank is gone or has failed."""
+    """Return whether an error, or an error that caused it, only reports that another rank is gone or failed."""
     cause: BaseException | None = error
     ids: set[int] = set()
     while cause is not None and id(cause) not in ids:  # an error may be its own cause

@@ -1,4 +1,4 @@
-"""A process that ends when another one has ended, however that happened."""
+"""Guard that ends this process when another process has ended for any reason, and checks of other processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 
 def die_with(pid: int, grace_seconds: float = 0.0) -> None:
-    """Kill this process as soon as the process `pid` is gone; 0 is a parent that a container hides, and is not watched.
+    """Kill this process as soon as process `pid` is gone; 0 is a parent that a container hides, and is not watched.
 
-    `grace_seconds`: so long before the kill it gets a SIGTERM, to clean up. A parent-death signal would not do: the
-    parent of a rank is the fork server, which the ranks themselves keep alive.
+    grace_seconds: time to clean up, from a SIGTERM to the kill; 0: no SIGTERM. A parent-death signal does not suffice,
+    because the parent of a rank is the fork server, which the ranks themselves keep alive.
     """
     if pid:
         threading.Thread(target=_wait_and_die, args=(pid, grace_seconds), daemon=True, name="guard").start()
@@ -30,7 +30,7 @@ def _wait_and_die(pid: int, grace_seconds: float) -> None:
 
 
 def wait_for_end(pid: int, seconds: float | None = None) -> bool:
-    """Whether `pid`, which need not be a child, has ended within `seconds`; also while nobody has reaped it."""
+    """Wait at most `seconds` (None: forever) and return whether `pid`, child or not, has ended, reaped or not."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -50,7 +50,7 @@ def _poll(pid: int, deadline: float) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process; one that has ended but was not asked for its exit code counts as alive."""
+    """Return whether a process exists; an ended process whose exit code was not read yet counts as alive."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -61,7 +61,7 @@ def is_alive(pid: int) -> bool:
 
 
 def read_birth(pid: int) -> int | None:
-    """When a process began, in ticks since boot: with its id it names it; None where it is gone or a zombie."""
+    """Return the start of a process in ticks since boot, unique with its id; None if it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -70,7 +70,7 @@ def read_birth(pid: int) -> int | None:
 
 
 def read_namespace() -> int:
-    """The number of the namespace that process ids are of; 0 where there is no such thing."""
+    """Return the number of this process's PID namespace; 0 if the system has none."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -78,6 +78,6 @@ def read_namespace() -> int:
 
 
 def send(pid: int, signum: int) -> None:
-    """Signal a process that may be gone."""
+    """Send a signal to a process that may be gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)

@@ -1,7 +1,7 @@
-"""The name and the address at which other nodes reach this one. Torch-free.
+"""Name and address at which other nodes reach this one. Torch-free.
 
-gloo takes the address that the machine's own name stands for; where that is a loopback address, as in Debian's
-/etc/hosts, or none, it listens where no other machine can reach it. The route to another node says better.
+gloo listens on the address that the machine's own name resolves to. If that is a loopback address, as in Debian's
+/etc/hosts, or missing, other machines cannot reach it. The route to another node gives the right address.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
-NAME = "GANGLINE_NODE"  # the variable that names this node, by an address at which the others reach it
+NAME = "GANGLINE_NODE"  # environment variable: name or address at which other nodes reach this node
 LOOPBACK = "127.0.0.1"
 _ANY_PORT = 9  # nothing is sent
-_ASKED = 3  # hosts: a name that no name service knows may take seconds
+_ASKED = 3  # maximum hosts to try: a lookup of an unknown name may take seconds
 
 
 def name_of_this_node() -> str:
-    """How the other nodes of the job reach this one: what GANGLINE_NODE says, else the machine's own name."""
+    """Return the name by which other nodes of the job reach this one: GANGLINE_NODE, else the machine's name."""
     return os.environ.get(NAME) or os.uname().nodename
 
 
 def address_towards(hosts: Sequence[str]) -> str:
-    """Address from which this machine sends to the first of `hosts` that it has a route to, or ""."""
+    """Return the address from which this machine sends to the first host with a route; "" if there is none."""
     for host in hosts[:_ASKED]:
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, _ANY_PORT))
@@ -33,10 +33,10 @@ def address_towards(hosts: Sequence[str]) -> str:
 
 
 def find_listening_address(name: str, others: Sequence[str] = ()) -> str:
-    """Address of this machine to listen at, for clients that connect to `name`; "" means all interfaces.
+    """Return the address to listen on, for clients that connect to `name`; "" means all interfaces.
 
-    A loopback address stays one. Any other name must stand for exactly one address, and that for this machine. Where
-    it does not (on Debian the machine's own name stands for 127.0.1.1), the route to the hosts `others` decides.
+    A loopback address is returned unchanged. Any other name must resolve to exactly one address, of this machine. If it
+    does not (on Debian the machine's own name resolves to 127.0.1.1), the route to the hosts `others` decides.
     """
     if name == "localhost":
         return LOOPBACK
@@ -58,7 +58,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _is_local(address: str) -> bool:
-    """Whether `address` belongs to an interface of this machine."""
+    """Return whether `address` belongs to an interface of this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:

@@ -1,4 +1,4 @@
-"""Logs of ranks, and streams that outlive the readers of a command. Torch-free."""
+"""Paths of rank logs, and output streams that survive the end of their reader. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-_READER_GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
+_READER_GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a closed terminal
 
 
 def log_path(logs: Path, rank: int) -> Path:
-    """The log of a rank."""
+    """Return the path of a rank's log."""
     return logs / f"rank-{rank:05d}.log"
 
 
@@ -30,7 +30,7 @@ def outlive_readers() -> Iterator[None]:
     finally:
         for stream in streams:
             if stream is not None:
-                stream.flush()  # at the exit of Python it would fail
+                stream.flush()  # a flush at the exit of Python would fail
         sys.stdout, sys.stderr = before
 
 
@@ -38,7 +38,7 @@ class OutlivingStream(ABC):
     """A text stream that outlives its reader: output to a closed pipe or terminal is discarded."""
 
     def __init__(self, stream: TextIO) -> None:
-        # only one of two notices that the reader is gone
+        # if nested, only one of the two streams would notice that the reader is gone
         self._stream: TextIO = stream._stream if isinstance(stream, DetachableStream) else stream
 
     @abstractmethod
@@ -65,7 +65,7 @@ class OutlivingStream(ABC):
             self._detach(error)
 
     def _detach(self, error: OSError) -> None:
-        """Send what is buffered, and all further output, to /dev/null."""
+        """Send the buffered text and all further output to /dev/null."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -75,7 +75,7 @@ class OutlivingStream(ABC):
 
 
 class DetachableStream(OutlivingStream):
-    """A stream that passes on its text as it is."""
+    """A stream that survives the end of its reader and does not change its text."""
 
     def write(self, text: str) -> int:
         return self._pass_on(text)

@@ -1,4 +1,4 @@
-"""A job that the scheduler or the agent starts again goes on in the run directory that it began with. Torch-free.
+"""Requeue: a job that the scheduler or the agent restarts continues in its first run directory. Torch-free.
 
 directory = requeue.find_earlier(*requeue.identify_job()) or ...      # else compose and write a new one
 requeue.remember(requeue.identify_job()[0], directory.path)
@@ -18,20 +18,20 @@ from gangline.run.directory import RunDirectory
 from gangline.run.files import refuse_others
 from gangline.storage.files import read_regular, write_whole
 
-NOTES = Path("runs", f".jobs-{os.geteuid()}")  # of this user; a file for each job and command line: its run directory
+NOTES = Path("runs", f".jobs-{os.geteuid()}")  # of this user: a file with the run directory per job and command line
 
 
 def identify_job(environ: Mapping[str, str] = os.environ) -> tuple[str | None, int]:
-    """What names the job that a lone `train` is in (None: no scheduler started it), and how often it was requeued."""
+    """Return (key of the job of a `train` that is no rank, None without a scheduler; number of its requeues)."""
     if "SLURM_JOB_ID" not in environ:
         return None, 0
     return f"slurm-{environ['SLURM_JOB_ID']}", int(environ.get("SLURM_RESTART_COUNT", "0"))
 
 
 def find_earlier(key: str | None, restarts: int) -> RunDirectory | None:
-    """The run directory of an earlier start of this job with this command line, where there was one.
+    """Return the run directory of an earlier start of this job with this command line, or None.
 
-    Raises UserError where another user made the note that says so, or its folder.
+    Raises UserError if another user owns the note with that directory's path, or the folder of the note.
     """
     if key is None:
         return None
@@ -39,25 +39,25 @@ def find_earlier(key: str | None, restarts: int) -> RunDirectory | None:
         refuse_others(path)
     try:
         return RunDirectory.open(read_regular(_note(key)).decode()) if restarts else None
-    except (OSError, UnicodeDecodeError, UserError):  # it came to no whole run directory
+    except (OSError, UnicodeDecodeError, UserError):  # there is no complete run directory
         return None
 
 
 def remember(key: str | None, run_dir: str | Path) -> None:
-    """Write down where this job's run lies; without a place to write, a requeue starts a new run."""
+    """Store the path of this job's run directory in a note; if that fails, a requeue starts a new run."""
     if key is not None:
         with contextlib.suppress(OSError):
             NOTES.parent.mkdir(exist_ok=True)
             NOTES.mkdir(mode=0o700, exist_ok=True)
             refuse_others(NOTES)
-            write_whole(_note(key), str(Path(run_dir).resolve()))  # in place of a link, which it does not follow
+            write_whole(_note(key), str(Path(run_dir).resolve()))  # replaces a link without following it
 
 
 def forget(key: str) -> None:
-    """The run of this job is taken away: what comes next is another."""
+    """Delete the note of this job after its run was deleted, so that the next start is a new run."""
     with contextlib.suppress(OSError):
         _note(key).unlink()
-        NOTES.rmdir()  # unless it holds those of other jobs
+        NOTES.rmdir()  # fails if it has notes of other jobs
         NOTES.parent.rmdir()
 
 

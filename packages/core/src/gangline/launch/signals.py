@@ -1,6 +1,6 @@
-"""Signals in a rank: the first asks the loop to stop at the step boundary, a second one ends the process. Torch-free.
+"""Signals in a rank: the first requests a stop at the step boundary, a second one ends the process. Torch-free.
 
-A thread reads what arrived, so that this works also while the main thread sits in a collective.
+A thread reads the signals, so that this also works while the main thread waits in a collective.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 
-SAME_REQUEST_SECONDS = 1.0  # a scheduler may say it twice at once: to a process, and to its whole group
+SAME_REQUEST_SECONDS = 1.0  # a scheduler may signal twice at once: a process, and its process group
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
-# The table of every real-time signal of this program, which a rank takes for one thing alone.
+# All real-time signals of this program are listed here; each has one meaning in a rank.
 _REAL_TIME = getattr(signal, "SIGRTMIN", None)
 STACKS = None if _REAL_TIME is None else _REAL_TIME + 5  # a rank writes the stacks of its threads into its log
-ANSWER = None if _REAL_TIME is None else _REAL_TIME + 11  # a rank answers what `answer_signal` registered for it
+ANSWER = None if _REAL_TIME is None else _REAL_TIME + 11  # a rank calls what `answer_signal` registered for it
 
-# How a launcher hands a request on: SIGRTMIN + 6 to SIGRTMIN + 10. Ctrl-C, and a scheduler that signals whole groups,
-# reach the ranks directly, too; a separate signal identifies the request that was handed on, however late it comes.
+# A launcher forwards a request as SIGRTMIN + 6 to SIGRTMIN + 10. Ctrl-C, and a scheduler that signals process groups,
+# also reach the ranks directly; a separate signal identifies the forwarded request, however late it arrives.
 HandedOn = IntEnum(  # type: ignore[misc]
     "HandedOn", {asked.name: asked if _REAL_TIME is None else _REAL_TIME + 6 + i for i, asked in enumerate(STOP)}
 )
@@ -35,16 +35,16 @@ _watched = False
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals of STOP that this process takes: not those that it was started to ignore, as by nohup.
+    """Return the signals of STOP that this process handles: all that it was not started to ignore, as by nohup.
 
-    A shell has background jobs of a script ignore SIGINT, too. Call it before a handler is set.
+    A shell also starts the background jobs of a script with SIGINT ignored. Call this before a handler is set.
     """
     ignored = [one for one in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) == signal.SIG_IGN]
     return tuple(one for one in STOP if one not in ignored)
 
 
 def ignore_notices() -> None:
-    """Ignore a scheduler's notices from here on: until a launcher takes them there is nothing to save."""
+    """Ignore a scheduler's notices from now on: before a launcher handles them there is nothing to save."""
     for signum in NOTICES:
         if signal.getsignal(signum) == signal.SIG_DFL:
             signal.signal(signum, signal.SIG_IGN)
@@ -64,7 +64,7 @@ def ignore_early_requests() -> Iterator[None]:
 
 
 def restore_handlers() -> None:
-    """Take back those handlers: Python runs none while a rank waits for others in torch."""
+    """Restore the default of SIGTERM and SIGHUP: Python runs no handler while a rank waits for others in torch."""
     for signum in _ENDS:
         if signal.getsignal(signum) is _end:
             signal.signal(signum, signal.SIG_DFL)
@@ -79,19 +79,19 @@ def _end(signum: int, frame: object) -> None:
 
 
 def stop_requested() -> str | None:
-    """The name of the signal that asked this rank to stop, or None. The ranks have to agree on it before they act."""
+    """Return the name of the signal that asked this rank to stop, or None. Ranks must agree on it before they act."""
     return _requested
 
 
 def is_watched() -> bool:
-    """Whether the local launcher watches over this rank: it kills a rank that has not stopped in time."""
+    """Return whether the local launcher watches this rank: it kills a rank that does not stop in time."""
     return _watched
 
 
 def answer_signal(signum: int, call: Callable[[], None]) -> None:
-    """Have a rank call that in a thread of its own whenever this signal comes, whatever its main thread is busy with.
+    """Call `call` in a new thread each time this signal arrives, even if the main thread is busy.
 
-    In the main thread. Raises ValueError for a signal that has another meaning in a rank.
+    Register it in the main thread. Raises ValueError for a signal that has another meaning in a rank.
     """
     if signum in (*STOP, *HandedOn):
         raise ValueError(f"{name_of(signum)} asks a rank to stop")
@@ -99,39 +99,39 @@ def answer_signal(signum: int, call: Callable[[], None]) -> None:
         raise ValueError(f"{name_of(signum)} asks a rank for the stacks of its threads")
     _answers[signum] = call
     signal.signal(signum, _ignore)
-    signal.siginterrupt(signum, False)  # transfers under way go on
+    signal.siginterrupt(signum, False)  # interrupted transfers continue
 
 
 def hand_on(signum: int) -> HandedOn:
-    """The signal that hands on the request which came as this one."""
+    """Return the signal that forwards the request of signal `signum`, itself forwarded or not."""
     return HandedOn[find_asker(signum).name]
 
 
 def find_asker(signum: int) -> signal.Signals:
-    """The signal that asked, where this one may have been handed on."""
+    """Return the original signal of the request of signal `signum`, which may be a forwarded one."""
     return signal.Signals(signum) if signum in STOP else signal.Signals[HandedOn(signum).name]
 
 
 def name_of(signum: int) -> str:
-    """SIGKILL; of a real-time signal, which has no name, "signal 41"."""
+    """Return the name of a signal, such as "SIGKILL"; "signal 41" for a real-time signal, which has no name."""
     return signal.Signals(signum).name if signum in list(signal.Signals) else f"signal {signum}"
 
 
 def exit_code(ended: int) -> int:
-    """The exit code of a command whose process ended so: 128 + n where signal n, -n here, ended it."""
+    """Return the exit code of a command whose process ended with `ended`: 128 + n if that is -n, for signal n."""
     if ended >= 0:
         return ended
     return 128 + (find_asker(-ended) if -ended in list(HandedOn) else -ended)
 
 
 class Requests:
-    """Tells a request that reaches a process by two ways from one that is made twice."""
+    """Distinguishes a request that arrives twice, directly and forwarded, from a request that is repeated."""
 
     def __init__(self) -> None:
-        self._first: dict[bool, float] = {}  # by whether it was handed on
+        self._first: dict[bool, float] = {}  # time of the first request, by whether it was forwarded
 
     def take(self, signum: int) -> int:
-        """1 for the first request, 2 for one that is made again, 0 for one that is known already."""
+        """Return 1 for the first request, 2 for a repeated request, 0 for a copy of a known request."""
         handed_on, now = signum not in STOP, time.monotonic()
         new, before = not self._first, self._first.setdefault(handed_on, now)
         if new:
@@ -140,9 +140,9 @@ class Requests:
 
 
 def install(by_agent: bool) -> None:
-    """Take signals from now on; call it in the main thread.
+    """Install the handlers and the thread that take requests from now on; call it in the main thread.
 
-    `by_agent` says that the local launcher watches over this rank: it kills a rank that does not stop in time.
+    by_agent: whether the local launcher watches this rank and kills it if it does not stop in time.
     """
     global _requested, _watched
     _requested, _watched = None, by_agent
@@ -155,7 +155,7 @@ def install(by_agent: bool) -> None:
 
 
 def _ignore(signum: int, frame: object) -> None:
-    """Nothing is left to do: the wake-up pipe has told the thread already."""
+    """Ignore the signal, because the thread reads it from the wake-up pipe."""
 
 
 def _watch(arrived: int) -> None:

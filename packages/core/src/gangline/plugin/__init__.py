@@ -1,4 +1,4 @@
-"""What plugins are to core: the hooks they implement, the parts they offer, and how those are found.
+"""Plugins: the hooks that they implement, the parts that they offer, and their discovery.
 
-Torch-free. `hooks` is the table of contents, `parts` has `Part`, `registry` answers what is installed.
+Torch-free. `hooks` has the table of hooks, `parts` has `Part`, `registry` answers what is installed.
 """

@@ -1,4 +1,4 @@
-"""Core's own plugin: its verbs. Registered as any other plugin is."""
+"""Core's own plugin: it offers core's verbs, and is registered as any other plugin."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who supplies what, installed or not: so that a wish that cannot be met here still gets an answer.
+"""Catalogue of parts and the packages that supply them, installed or not, so that errors say what to install.
 
-`catalogue.json` beside this file is written by docs/reference.py from what the packages of the repository offer.
+docs/reference.py writes `catalogue.json`, next to this file, from the parts of the packages in the repository.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from importlib.util import find_spec
 from pathlib import Path
 
 DATA = Path(__file__).with_suffix(".json")
-TREE = Path(__file__).resolve().parents[4]  # of core's own source: where its siblings lie
+TREE = Path(__file__).resolve().parents[4]  # directory of the packages in a source tree
 
 
 @dataclass(frozen=True)
 class KnownPart:
-    """One part that some distribution is known to supply."""
+    """One part that a distribution is known to supply."""
 
     group: str
     name: str
     distribution: str
     summary: str
-    edit: bool = False  # a model edit: its group has `off` even where nothing supplies the group
-    default: bool = False  # as of `Part`
+    edit: bool = False  # a model edit: its group has `off` even if no installed part has this group
+    default: bool = False  # as in `Part`
 
 
 _CONTENT = json.loads(DATA.read_text(encoding="utf-8"))
 ENTRIES = tuple(KnownPart(**entry) for entry in _CONTENT["parts"])
-VERBS: dict[str, str] = _CONTENT["verbs"]  # verbs of `gangline` -> the distribution that they come with
-WORDS: dict[str, str] = _CONTENT["words"]  # words of other frameworks that a part answers, as `Part.words` has them
-SYNONYMS: dict[str, str] = _CONTENT["synonyms"]  # path of an option -> what other frameworks call it
+VERBS: dict[str, str] = _CONTENT["verbs"]  # verb of `gangline` -> the distribution that supplies it
+WORDS: dict[str, str] = _CONTENT["words"]  # words of other frameworks -> what to type (`Part.words`)
+SYNONYMS: dict[str, str] = _CONTENT["synonyms"]  # path of an option -> its names in other frameworks
 
 
 def get(distribution: str) -> str:
-    """The command that installs a distribution: from beside core where its source lies there, else by name."""
+    """Return the command that installs a distribution: from its source next to core if there is one, else by name."""
     sibling = TREE / distribution.removeprefix("gangline-")
     return f"pip install -e {sibling}" if (sibling / "pyproject.toml").is_file() else f"pip install {distribution}"
 
 
 def explain_missing(error: ModuleNotFoundError) -> list[str]:
-    """Of a known package that could not be imported, what it is and what to type; [] for a module of anything else."""
+    """Return lines on a known package that is not installed: its name, what to type; [] for any other module."""
     package = (error.name or "").partition(".")[0]
     distribution = package.replace("_", "-")
     distributions = {*(entry.distribution for entry in ENTRIES), *VERBS.values()}
@@ -50,13 +50,13 @@ def explain_missing(error: ModuleNotFoundError) -> list[str]:
 
 
 def find_supplier(group: str, name: str) -> str | None:
-    """The distribution that is known to supply `group=name`, or None."""
+    """Return the distribution that is known to supply `group=name`, or None."""
     part = next((entry for entry in ENTRIES if entry.group == group and entry.name == name), None)
     return part.distribution if part else None
 
 
 def find_suppliers(group: str) -> dict[str, str]:
-    """Distributions known to supply parts of `group` -> the parts, as words."""
+    """Return distribution -> names of the parts of `group` that it is known to supply, as text."""
     parts: dict[str, list[str]] = {}
     for entry in ENTRIES:
         if entry.group == group:
@@ -65,20 +65,20 @@ def find_suppliers(group: str) -> dict[str, str]:
 
 
 def list_groups() -> list[str]:
-    """Every group that the catalogue knows."""
+    """Return every group in the catalogue."""
     return list(dict.fromkeys(entry.group for entry in ENTRIES))
 
 
 def edit_groups() -> set[str]:
-    """The groups of model edits among them."""
+    """Return the groups of model edits in the catalogue."""
     return {entry.group for entry in ENTRIES if entry.edit}
 
 
 def list_defaults(group: str) -> list[str]:
-    """What a run has of `group` where nobody chooses."""
+    """Return the default parts of `group` in the catalogue."""
     return [entry.name for entry in ENTRIES if entry.group == group and entry.default]
 
 
 def list_names(group: str) -> list[str]:
-    """The parts of `group` known by name."""
+    """Return the names of the parts of `group` in the catalogue."""
     return [entry.name for entry in ENTRIES if entry.group == group]

@@ -1,7 +1,7 @@
-"""Find the plugins of this environment and check what they offer. Torch-free.
+"""Discovery of the plugins in this environment, and checks of their parts. Torch-free.
 
-Core loads the entry points itself, because pluggy passes over a second plugin of the same name in silence and lets
-one broken import end everything. Here nothing raises: what is wrong is kept, and told where it matters.
+Core loads the entry points itself, because pluggy silently skips a second plugin of the same name and stops at one
+broken import. Errors of plugins do not raise here: they are stored, and reported when they matter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gangline.plugin.hooks import (
 )
 from gangline.plugin.parts import Part
 
-VARIABLE = "GANGLINE_PLUGINS"  # names of plugins or distributions, comma-separated; "" for core alone
+VARIABLE = "GANGLINE_PLUGINS"  # plugins or distributions to load, comma-separated; "": core alone
 
 _CONTRACT = re.compile(r"gangline\.v(\d+)")
 _GROUP = re.compile(r"[a-z][a-z0-9_]*(/[a-z][a-z0-9_]*)*")
@@ -45,13 +45,13 @@ _RESERVED |= {"edits", "extra", "references", "hydra"}
 
 @dataclass(frozen=True)
 class Offer:
-    """A part that is installed, and who supplies it."""
+    """An installed part, with its group and the distribution that supplies it."""
 
     part: Part
     group: str
     distribution: str
     version: str
-    viewed: bool = False  # offered in a group that shows the parts of another: see `Part.views`
+    viewed: bool = False  # offered in a group that shows the parts of another one (`Part.views`)
 
     @property
     def supplier(self) -> str:
@@ -60,7 +60,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class BrokenPlugin:
-    """A plugin that is there but cannot be used: whose, why, and the command that mends it."""
+    """A plugin that is installed but unusable: its package, the reason, and the command that fixes it."""
 
     plugin: str
     distribution: str
@@ -76,22 +76,22 @@ class BrokenPlugin:
 
 @dataclass
 class Found:
-    """All that discovery came upon."""
+    """Everything that the discovery of plugins found."""
 
     offers: dict[str, dict[str, Offer]] = field(default_factory=dict)
     commands: dict[str, Command] = field(default_factory=dict)
     kinds: dict[str, Kind] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)  # verb -> distribution
     failures: list[BrokenPlugin] = field(default_factory=list)
-    clashes: list[tuple[str, str]] = field(default_factory=list)  # why no run can start, and how to mend it
+    clashes: list[tuple[str, str]] = field(default_factory=list)  # (why no run can start, how to fix it)
     clashing: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # (group, name) -> the clash
-    unbuilt: dict[tuple[str, str], BrokenPlugin] = field(default_factory=dict)  # (group, name) of what nobody builds
-    modules: list[ModuleType] = field(default_factory=list)  # the entry modules that were loaded
-    left_out: dict[str, str] = field(default_factory=dict)  # distribution -> plugin, by GANGLINE_PLUGINS
+    unbuilt: dict[tuple[str, str], BrokenPlugin] = field(default_factory=dict)  # (group, name) of unused parts
+    modules: list[ModuleType] = field(default_factory=list)  # entry modules of the loaded plugins
+    left_out: dict[str, str] = field(default_factory=dict)  # distribution -> plugin that GANGLINE_PLUGINS excludes
 
 
 def discover(environ: Mapping[str, str]) -> Found:
-    """Core's own parts, then those of every plugin that GANGLINE_PLUGINS does not leave out."""
+    """Return what core and every plugin that GANGLINE_PLUGINS does not exclude offer, with clashes and failures."""
     from gangline.plugin import builtin
 
     discovery, manager = Found(), pluggy.PluginManager(PROJECT)
@@ -102,7 +102,7 @@ def discover(environ: Mapping[str, str]) -> Found:
     every = entry_points()
     ours = [entry for entry in every.select(group=ENTRY_POINTS) if normalise_name(get_owner(entry)) != DISTRIBUTION]
     suppliers = {entry.distribution for entry in catalogue.ENTRIES}
-    ours.sort(key=lambda entry: normalise_name(get_owner(entry)) not in suppliers)  # who comes late is told of a clash
+    ours.sort(key=lambda entry: normalise_name(get_owner(entry)) not in suppliers)  # a later plugin is the one refused
     by_name: dict[str, list[EntryPoint]] = {}
     selection = _read_wanted(environ)
     for entry in ours:
@@ -140,7 +140,7 @@ def discover(environ: Mapping[str, str]) -> Found:
 
 
 def find_version(dist: str) -> str | None:
-    """The installed version of a distribution, or None; nothing is imported."""
+    """Return the installed version of a distribution, or None if it is not installed, without importing it."""
     try:
         return distribution(dist).version
     except PackageNotFoundError:
@@ -148,12 +148,12 @@ def find_version(dist: str) -> str | None:
 
 
 def normalise_name(name: str) -> str:
-    """A distribution's name as package indexes compare it."""
+    """Return a distribution's name in the normalised form that package indexes compare."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def get_owner(entry: EntryPoint) -> str:
-    """The distribution that an entry point comes from."""
+    """Return the distribution that an entry point comes from."""
     return _get_identity(entry)[0]
 
 
@@ -164,7 +164,7 @@ def _get_identity(entry: EntryPoint) -> tuple[str, str]:
 
 @cache
 def _name_and_version(dist: Distribution) -> tuple[str, str]:
-    """Read the metadata once: each reading parses it."""
+    """Return name and version of a distribution, cached because each read parses its metadata."""
     metadata = dist.metadata
     return metadata["Name"], metadata["Version"]
 
@@ -175,7 +175,7 @@ def _read_wanted(environ: Mapping[str, str]) -> set[str] | None:
 
 
 def _load(found: Found, manager: pluggy.PluginManager, entry: EntryPoint) -> None:
-    """Import one plugin and take what it offers; what it raises becomes a failure that names it."""
+    """Import one plugin and add what it offers; an error becomes a failure that names the plugin."""
     name, version = _get_identity(entry)
     try:
         module = entry.load()
@@ -200,9 +200,9 @@ def _load(found: Found, manager: pluggy.PluginManager, entry: EntryPoint) -> Non
 def _collect(
     manager: pluggy.PluginManager, module: ModuleType, plugin: str, dist: str, version: str
 ) -> list[Offer | Command | Kind]:
-    """Register a module and ask each of its hooks, every descriptor checked."""
+    """Add a module to pluggy and return what its hooks offer. Raises TypeError or ValueError for an invalid part."""
     manager.register(module, name=plugin)
-    manager.check_pending()  # an unknown hook would otherwise pass in silence
+    manager.check_pending()  # an unknown hook would otherwise be ignored
     for name in sorted(BY_NAME.keys() & set(dir(module))):
         if callable(function := getattr(module, name)) and not hasattr(function, f"{PROJECT}_impl"):
             mend = "write @hookimpl above it, with  from gangline import hookimpl"
@@ -244,7 +244,7 @@ def _add(found: Found, dist: str, version: str, offered: Iterable[Offer | Comman
 
 
 def _refuse_two_defaults(found: Found) -> None:
-    """Two parts that both say that a run has them: which is meant nobody can say. Lists have any number."""
+    """Add a clash for each group in which two parts are the default. A list group may have any number."""
     for group, offers in found.offers.items():
         usual = [offer for offer in offers.values() if offer.part.default]
         if group not in LISTS and len(usual) > 1:
@@ -253,11 +253,11 @@ def _refuse_two_defaults(found: Found) -> None:
 
 
 def _fill_views(found: Found) -> None:
-    """Offer the parts of one group in another, but for those that open groups of their own.
+    """Add the parts of one group to another (`Part.views`), except parts that open groups of their own.
 
     Two parts that fill one field from different groups are a clash: each would have the choices of both.
     """
-    views: dict[str, tuple[str, str]] = {}  # place -> the group that fills it, and the part that says so
+    views: dict[str, tuple[str, str]] = {}  # place -> (group that fills it, part with this view)
     for offer in [offer for offers in list(found.offers.values()) for offer in offers.values()]:
         for inner, group in offer.part.views.items():
             place = f"{offer.group}/{inner}"
@@ -279,7 +279,7 @@ def _explain_clash(what: str, *who: str) -> tuple[str, str]:
 
 
 def _refuse_same_name(found: Found, name: str, entries: list[EntryPoint], others: list[str]) -> None:
-    """Several packages registered one plugin name: none of them is loaded, for nobody can say which was meant."""
+    """Add a clash for packages that registered one plugin name; none is loaded, because the choice is ambiguous."""
     packages = [" ".join(_get_identity(entry)).strip() for entry in entries]
     packages = sorted([*packages, f"{PROJECT} itself"] if name == PROJECT else packages)
     count = "two" if len(packages) == 2 else len(packages)
@@ -293,7 +293,7 @@ def _refuse_same_name(found: Found, name: str, entries: list[EntryPoint], others
 
 
 def _refuse_other_contract(found: Found, entry: EntryPoint, version: int) -> None:
-    """A plugin for an older or a newer gangline: named without importing it."""
+    """Add a failure for a plugin of an older or newer contract version, without importing it."""
     own_version = int(ENTRY_POINTS.removeprefix("gangline.v"))
     why = f"speaks plugin contract v{version}; this gangline speaks v{own_version}"
     mend = f"pip install --upgrade {DISTRIBUTION if version > own_version else get_owner(entry)}"
@@ -301,7 +301,7 @@ def _refuse_other_contract(found: Found, entry: EntryPoint, version: int) -> Non
 
 
 def _group(hook: Hook, part: Part) -> str:
-    """Return the group of a part that this hook returned. Raises ValueError or TypeError for a part out of place."""
+    """Return the group of a part that this hook returned. Raises ValueError or TypeError if the part is invalid."""
     group = hook.group if part.group is None else part.group
     if group is None:
         raise ValueError(f"part {part.name!r} of {hook.name} names no group")
@@ -332,7 +332,7 @@ def _group(hook: Hook, part: Part) -> str:
 
 
 def _explain_unbuilt(found: Found, offer: Offer) -> tuple[str, str] | None:
-    """Why choosing the part would change nothing, and what mends it; None: core or another part builds it."""
+    """Return (why choosing the part has no effect, how to fix it); None if core or another part builds it."""
     group = offer.group
     outer, nested, field = group.rpartition("/")
     if nested:
@@ -355,7 +355,7 @@ def _explain_unbuilt(found: Found, offer: Offer) -> tuple[str, str] | None:
 
 
 def _check_classes(before: Found, offered: Iterable[Offer | Command | Kind]) -> None:
-    """A configuration tells its part by its class, so no two parts may share one."""
+    """Raise ValueError if two parts share a configuration class, because the class identifies the part."""
     class_offers = {offer.part.config: offer for offers in before.offers.values() for offer in offers.values()}
     for offer in [thing for thing in offered if isinstance(thing, Offer)]:
         other = class_offers.setdefault(offer.part.config, offer)
@@ -365,7 +365,7 @@ def _check_classes(before: Found, offered: Iterable[Offer | Command | Kind]) -> 
 
 
 def _mend(dist: Distribution | None, name: str, error: BaseException) -> str:
-    """What to try after a failed import; names the plugin's own requirement where a module is missing."""
+    """Return what to try after a failed import; names the plugin's requirement if its module is missing."""
     missing = (getattr(error, "name", None) or "").partition(".")[0]
     for requirement in (dist.requires or ()) if dist and missing else ():
         text = requirement.partition(";")[0].strip()

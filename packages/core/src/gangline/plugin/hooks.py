@@ -32,7 +32,7 @@ from gangline.config.schema import (
 from gangline.plugin.parts import Part
 
 PROJECT = "gangline"
-DISTRIBUTION = "gangline-core"  # that this module comes with
+DISTRIBUTION = "gangline-core"  # distribution that contains this module
 ENTRY_POINTS = "gangline.v1"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -53,7 +53,7 @@ class Kind:
     """A kind of plugin: what `gangline new-plugin NAME --kind KIND` writes, and the suite that tests such parts."""
 
     name: str  # what the author types after --kind
-    group: str  # of the parts: "track", or "outer/field"; "" where the plugin opens a group of its own or adds a verb
+    group: str  # group of its parts: "track", or "outer/field"; "": the plugin opens its own group or adds a verb
     suite: str  # "package.module:Class", a suite of the conformance kit or one that derives from it
     example: str  # complete plugin: the files of "package.module", the text "module:NAME", or the spec "module:hook"
     summary: str
@@ -61,16 +61,16 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class Hook:
-    """A row of the table: what the parts of a hook are, who chooses them, and what their authors implement."""
+    """A row of the table of hooks: the parts of a hook, how they are chosen, and what their authors implement."""
 
-    name: str  # of the function in a plugin
+    name: str  # name of the function in a plugin
     topic: str  # module of gangline.plugin.specs with the specification
     yields: type = Part
-    group: str | None = None  # of all its parts; None: each part names its group
-    chosen: Literal["one", "any", "by command"] | None = None  # parts of the group in a run, or those a command builds
-    options: type[PartConfig] = PartConfig  # base of the options of a part
-    arguments: str = ""  # of the function that a part names in `build`
-    returns: str = ""  # result of that function, where it is not an instance of `contract`
+    group: str | None = None  # group of all its parts; None: each part names its group
+    chosen: Literal["one", "any", "by command"] | None = None  # parts of the group in a run, or built by a command
+    options: type[PartConfig] = PartConfig  # base class of the options of a part
+    arguments: str = ""  # arguments of the function that a part names in `build`
+    returns: str = ""  # result of that function, if it is not an instance of `contract`
     contract: str = ""  # class that an author implements, "package.module.Class"
 
     @property

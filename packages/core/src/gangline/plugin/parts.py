@@ -1,7 +1,7 @@
-"""What a plugin offers: a `Part`.
+"""The descriptor with which a plugin offers a part of a run: `Part`. Torch-free.
 
-Torch-free. A part says what exists; the user's configuration says what is chosen and with which
-values; `build` names the code, imported only when the part is chosen.
+A part describes what exists; the user's configuration chooses parts and sets their values. `build` names the code,
+which is imported only when the part is chosen.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _BUILD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 class Part:
     """One choice in one group.
 
-    Each part has a config class of its own (subclass one to offer other defaults), so that a config object alone tells
-    which part it configures. Raises ValueError or TypeError where a field is not what its comment says.
+    Each part has its own config class (subclass one to offer other defaults), so that a config object identifies its
+    part. Raises ValueError or TypeError if a field is not as its comment requires.
     """
 
-    name: str  # what the user types after "="
-    config: type  # a dataclass; its defaults are the option's defaults
+    name: str  # name that the user types after "="
+    config: type  # dataclass of the options, with their defaults
     build: str  # "package.module:name", imported only when chosen
     summary: str  # one line in `gangline plugins`
-    group: str | None = None  # where the hook has no group of its own: gangline_model_edits, gangline_parts
+    group: str | None = None  # its group, if the hook has none: gangline_model_edits, gangline_parts
     opens: Mapping[str, str] = field(default_factory=dict)  # nested groups: field of the config -> default choice
-    views: Mapping[str, str] = field(default_factory=dict)  # field that it opens -> group of its choices
+    views: Mapping[str, str] = field(default_factory=dict)  # opened field -> group whose parts are its choices
     needs: tuple[str, ...] = ()  # "group=name" of parts that a run with this one must have
     reads: tuple[str, ...] = ()  # groups opened by plugins whose part this one builds: `run.extra[group]`
-    capabilities: Mapping[str, str] = field(default_factory=dict)  # what else others may ask of it -> "module:name"
-    words: Mapping[str, str] = field(default_factory=dict)  # of other frameworks -> what to type; {n}: their number
-    synonyms: Mapping[str, str] = field(default_factory=dict)  # option -> what other frameworks call it, in words
-    default: bool = False  # whether a group of core has it by default; a list has all its defaults, in their order
-    layout_dependent: str = ""  # in what way results with this part depend on the layout; "": they do not
+    capabilities: Mapping[str, str] = field(default_factory=dict)  # other functions by name -> "module:name"
+    words: Mapping[str, str] = field(default_factory=dict)  # words of other frameworks -> what to type; {n}: the number
+    synonyms: Mapping[str, str] = field(default_factory=dict)  # option -> its names in other frameworks, as words
+    default: bool = False  # whether a core group has it by default; a list group has all its defaults, in order
+    layout_dependent: str = ""  # how results with this part depend on the layout; "": they do not
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

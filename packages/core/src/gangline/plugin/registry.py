@@ -1,7 +1,7 @@
-"""What is installed, what a choice means, and why it cannot be had. Torch-free.
+"""Registry of the installed parts: finds the part of a choice, or explains why it is not available. Torch-free.
 
-pluggy answers what exists, configuration answers what is chosen. There is no way from a configuration to code but
-through the parts listed here: the registry is the allow-list.
+Plugins define what exists, configuration defines what is chosen. A configuration can run only code of the parts listed
+here: the registry is the allow-list.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from gangline.plugin import catalogue
 from gangline.plugin.discovery import VARIABLE, BrokenPlugin, Found, Offer, discover, find_version, normalise_name
 from gangline.plugin.hooks import BY_GROUP, GROUPS, LISTS, Command, Kind
 
-OFF = "off"  # the choice that every group beside core's own has without anyone supplying it
+OFF = "off"  # choice without a part, in every group outside of core's own
 SEE = "(gangline plugins  lists who offers what)"
 
 
 class Installed:
-    """Everything that the plugins of this environment offer; made once, by `installed()`."""
+    """Everything that the plugins of this environment offer; created once, by `installed()`."""
 
     def __init__(self, found: Found) -> None:
         self._found = found
 
     @property
     def failures(self) -> list[BrokenPlugin]:
-        """Plugins and parts that are there and cannot be used, each with its cause."""
+        """Plugins and parts that are installed but unusable, each with its cause."""
         return [*self._found.failures, *self._found.unbuilt.values()]
 
     @property
     def clashes(self) -> list[tuple[str, str]]:
-        """Names that two packages claim, or that GANGLINE_PLUGINS has of no package, and how to mend it."""
+        """(Clash, fix) for each name that two packages claim, or that only GANGLINE_PLUGINS has."""
         return self._found.clashes
 
     def get_offers(self, group: str) -> dict[str, Offer]:
-        """The installed parts of a group, by name."""
+        """Return the installed parts of a group, by name."""
         return dict(self._found.offers.get(group, {}))
 
     def list_offers(self) -> list[Offer]:
-        """The installed parts of all groups."""
+        """Return the installed parts of all groups."""
         return [offer for offers in self._found.offers.values() for offer in offers.values()]
 
     def get_words(self) -> dict[str, str]:
-        """Words of other frameworks that an installed part answers -> what to type (`Part.words`)."""
+        """Return words of other frameworks -> what to type, from the installed parts (`Part.words`)."""
         return {theirs: advice for offer in self.list_offers() for theirs, advice in offer.part.words.items()}
 
     def get_synonyms(self) -> dict[str, str]:
-        """Paths of options of installed parts -> what other frameworks call them (`Part.synonyms`)."""
+        """Return option path -> its names in other frameworks, from the installed parts (`Part.synonyms`)."""
         return {
             f"{offer.group.replace('/', '.')}.{f'{offer.part.name}.' if offer.group in LISTS else ''}{option}": theirs
             for offer in self.list_offers()
@@ -63,45 +63,45 @@ class Installed:
         }
 
     def list_groups(self) -> list[str]:
-        """Every group: core's in their order, then the ones that plugins and the catalogue add."""
+        """Return every group: core's in their order, then the groups that plugins and the catalogue add."""
         return list(dict.fromkeys([*GROUPS, *sorted(self._found.offers), *catalogue.list_groups()]))
 
     def edit_groups(self) -> set[str]:
-        """The groups of model edits, of installed plugins and of the catalogue."""
+        """Return the groups of model edits, of installed plugins and of the catalogue."""
         edits = (offer for offer in self.list_offers() if issubclass(offer.part.config, EditConfig))
         return {offer.group for offer in edits if not offer.viewed} | catalogue.edit_groups()
 
     def list_readers(self, group: str) -> list[str]:
-        """The parts, as a user types them, that build the choice of a group of a plugin's own."""
+        """Return the parts, as a user types them, that build the choice in a plugin's own group (`Part.reads`)."""
         every = self.list_offers()
         return sorted(f"{offer.group}={offer.part.name}" for offer in every if group in offer.part.reads)
 
     def find_choices(self, group: str) -> list[str]:
-        """What a user may type after ``group=`` here."""
+        """Return the names that a user may type after ``group=`` in this environment."""
         names = sorted(self.get_offers(group))
         chosen = group in BY_GROUP or "/" in group
         return names if chosen else [OFF, *(name for name in names if name != OFF)]
 
     def get_commands(self) -> dict[str, Command]:
-        """The verbs of `gangline`."""
+        """Return the verbs of `gangline`, by name."""
         return dict(self._found.commands)
 
     def list_verbs(self, distribution: str) -> list[str]:
-        """The verbs of `gangline` that a distribution supplies."""
+        """Return the verbs of `gangline` that a distribution supplies."""
         return [
             verb for verb, owner in self._found.owners.items() if normalise_name(owner) == normalise_name(distribution)
         ]
 
     def get_kinds(self) -> dict[str, Kind]:
-        """What `gangline new-plugin` can start from."""
+        """Return the kinds of plugins that `gangline new-plugin` can write, by name."""
         return dict(self._found.kinds)
 
     def list_modules(self) -> list[ModuleType]:
-        """The entry modules of the plugins that were loaded."""
+        """Return the entry modules of the loaded plugins."""
         return list(self._found.modules)
 
     def find_part(self, config: PartConfig) -> Offer:
-        """The part whose class of options is exactly this configuration's. Raises UserError where there is none."""
+        """Return the part whose options class is exactly that of `config`. Raises UserError if there is none."""
         for offer in self.list_offers():
             if offer.part.config is type(config):
                 return offer
@@ -113,24 +113,24 @@ class Installed:
         )
 
     def get_capability(self, config: type, name: str) -> str:
-        """The "module:name" of a capability of the part with this class of options, or of one that it derives from."""
+        """Return the "module:name" of a capability, of the part with these options or of the nearest base; "": none."""
         capabilities = {offer.part.config: offer.part.capabilities for offer in self.list_offers()}
         return next((capabilities[cls][name] for cls in config.__mro__ if name in capabilities.get(cls, ())), "")
 
     def refuse_clashes(self) -> None:
-        """Raise UserError for names that two packages claim, or that GANGLINE_PLUGINS has of no package."""
+        """Raise UserError for names that two packages claim, or that only GANGLINE_PLUGINS has."""
         if self.clashes:
             raise UserError(*(line for clash in self.clashes for line in clash))
 
     def refuse_unknown_group(self, group: str, choice: str = "") -> None:
-        """Raise UserError where there is no such group. choice: what was typed behind its name."""
+        """Raise UserError if there is no such group. choice: the text typed after its name, such as "=adamw"."""
         if group not in self.list_groups():
             close = difflib.get_close_matches(group, self.list_groups(), 1, 0.6)
             hint = f"Did you mean {close[0]}{choice}?" if close else ""
             raise UserError(f"there is no group {group!r}.", hint, f"Groups: {', '.join(self.list_groups())}.", SEE)
 
     def find(self, group: str, name: str) -> Offer:
-        """The part `group=name`. Raises UserError: why it is not here, the command that mends it, the choices."""
+        """Return the part `group=name`. Raises UserError: why it is missing, the command that fixes it, the choices."""
         self.refuse_unknown_group(group, f"={name}")
         if (clash := self._found.clashing.get((group, name))) is not None:
             raise UserError(*clash)
@@ -157,7 +157,7 @@ class Installed:
         return [f"{supplier} {version} is installed but does not offer it:  pip install --upgrade {supplier}"]
 
     def _suggest_names(self, group: str, name: str) -> list[str]:
-        """What an unknown name may have meant: a slip, a plugin that failed, or one that is not installed."""
+        """Return lines on an unknown name: the nearest name, plugins that failed, or plugins to install."""
         if lines := self._explain_files(group, name) or explain_foreign(name, self.find_choices("track")):
             return lines
         close = difflib.get_close_matches(name, [*self.find_choices(group), *catalogue.list_names(group)], 1, 0.5)
@@ -168,7 +168,7 @@ class Installed:
         return lines if guess else [*lines, *self.list_missing_suppliers(group)]
 
     def _explain_files(self, group: str, name: str) -> list[str]:
-        """Lines for a name that is a path: of text, or of weights."""
+        """Return lines for a name that is a path of text files or of weights; [] for any other name."""
         if group == "data" and ("/" in name or "*" in name or Path(name).exists()):
             return [f"To read files:  {shlex.quote(f'data.path={name}')}"]
         if group == "model" and "/" in name:
@@ -178,32 +178,32 @@ class Installed:
         return []
 
     def list_missing_suppliers(self, group: str) -> list[str]:
-        """Lines that say who would offer more for a group, and is not installed."""
+        """Return lines on distributions that are not installed and offer further parts of a group."""
         others = catalogue.find_suppliers(group).items()
         return [f"{dist} offers {what}:  {catalogue.get(dist)}" for dist, what in others if not find_version(dist)]
 
     def list_choices(self, group: str) -> str:
-        """The line that ends every message about a choice."""
+        """Return the line with the installed choices of a group, which ends every message about a choice."""
         return f"Installed choices for {group}: {', '.join(self.find_choices(group)) or 'none'}.   {SEE}"
 
 
 @cache
 def installed() -> Installed:
-    """What this environment offers. Never raises for a plugin's fault: see `Installed.failures` and `clashes`."""
+    """Return what this environment offers. Errors of plugins do not raise: see `Installed.failures` and `clashes`."""
     return Installed(discover(os.environ))
 
 
 def load(spec: str) -> Any:
-    """The object that "package.module:name" names."""
+    """Import and return the object that "package.module:name" names."""
     module, _, name = spec.partition(":")
     return getattr(import_module(module), name)
 
 
 def load_capability(config: PartConfig, name: str) -> Any:
-    """What the part of this configuration has for a capability, imported now; None where it has none of that name.
+    """Import and return a capability of the part with this configuration; None if the part has none of that name.
 
-    A part whose options derive from those of another has the other's capabilities, where it does not name its own.
-    Raises UserError where the package that supplies it is missing.
+    A part whose options class derives from that of another part inherits its capabilities, unless it names its own.
+    Raises UserError if the package that supplies the capability is missing.
     """
     offer = installed().find_part(config)
     if not (spec := installed().get_capability(type(config), name)):
@@ -217,7 +217,7 @@ def load_capability(config: PartConfig, name: str) -> Any:
 
 
 def build(config: PartConfig, *args: Any, **kwargs: Any) -> Any:
-    """Import the part's build and call it, its own configuration first. Raises UserError where a package is missing."""
+    """Import the part's build function and return its result. Raises UserError if a package is missing."""
     offer = installed().find_part(config)
     part = offer.part
     try:

@@ -1,4 +1,4 @@
-"""Hooks of how a run is laid out over ranks, and of the number formats that it computes with."""
+"""Hooks of parallel strategies, gradient reductions and precisions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def gangline_gradient_reductions() -> Iterable[Part]:
         @dataclass
         class Halves(GradientsConfig):
             def count_sent(self, size, ranks, scatters, itemsize):
-                return 2 * size * (ranks - 1)  # to each other rank all of the bucket
+                return 2 * size * (ranks - 1)  # the complete bucket, to each other rank
 
 
         def build(config, run):
@@ -100,7 +100,7 @@ def gangline_precisions() -> Iterable[Part]:
 
     ::
 
-        # gangline_coarse.py: float32, but what is multiplied is rounded to bfloat16 first. train precision=coarse
+        # gangline_coarse.py: float32, with inputs of matmuls rounded to bfloat16. train precision=coarse
         from dataclasses import dataclass
 
         from gangline import Part, hookimpl
@@ -109,7 +109,7 @@ def gangline_precisions() -> Iterable[Part]:
 
         @dataclass
         class Coarse(PrecisionConfig):
-            weights_too: bool = True  # round the weights as well as what comes in
+            weights_too: bool = True  # rounding of the weights as well as of the inputs
 
 
         def build(config, run):

@@ -1,4 +1,4 @@
-"""Hooks of how processes are started, and of what failures cost."""
+"""Hooks of launchers, and of simulators of failures."""
 
 from __future__ import annotations
 

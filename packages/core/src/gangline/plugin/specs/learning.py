@@ -1,4 +1,4 @@
-"""Hooks of how the weights are updated."""
+"""Hooks of optimizers and learning-rate schedules."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def gangline_model_edits() -> Iterable[Part]:
 
         @dataclass
         class Narrow(EditConfig):
-            by: PositiveInt = 2  # how many times narrower
+            by: PositiveInt = 2  # factor that divides the width
 
 
         def edit(tree, plan, options):

@@ -1,4 +1,4 @@
-"""Hooks of parts that follow a run step by step."""
+"""Hooks of trackers, health checks and callbacks, which follow a run step by step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def gangline_health_checks() -> Iterable[Part]:
 
         @dataclass
         class Ceiling(HealthConfig):
-            above: float = 8.0  # nats
+            above: float = 8.0  # highest loss without a warning, in nats
 
 
         class CeilingCheck(HealthCheck):

@@ -1,4 +1,4 @@
-"""Hooks of what a plugin adds beside core's groups: groups of its own, commands, kinds of plugins."""
+"""Hooks with which a plugin adds its own groups, commands and kinds of plugins."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gangline_parts() -> Iterable[Part]:
 
         @dataclass
         class Greeting(PartConfig):
-            words: str = "hello"  # before the name of the run
+            words: str = "hello"  # text before the name of the run
 
 
         def plain(config, run):  # the contract of the group: build(config, run) returns a function of a name

@@ -1,4 +1,4 @@
-"""Hooks of what a run reads and what it stores."""
+"""Hooks of checkpointers and data sources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gangline_checkpointers() -> Iterable[Part]:
 
         @dataclass
         class Elsewhere(TorchCheckpoint):
-            folder: str = "/tmp"  # a directory for each run is made in it
+            folder: str = "/tmp"  # parent folder of the runs' checkpoint directories
 
 
         def build(config, run, store):
@@ -61,7 +61,7 @@ def gangline_data_sources() -> Iterable[Part]:
 
         @dataclass
         class Counting(DataConfig):
-            stride: PositiveInt = 1  # from one number to the next
+            stride: PositiveInt = 1  # difference between neighbouring tokens
 
 
         class CountingSource(DataSource):
