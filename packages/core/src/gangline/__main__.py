@@ -1,4 +1,4 @@
-"""`python -m gangline` is the command `gangline`."""
+"""Entry point of `python -m gangline`, which runs the command `gangline`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A run from plain Python, with no Hydra: the command `train` does the same with what it composed.
+"""Python API to train a run without Hydra; the command `train` calls these functions, too.
 
 from gangline import api
 from gangline.config.defaults import default_run
@@ -21,7 +21,7 @@ from gangline.run.directory import RunDirectory
 
 
 class RunFailed(RuntimeError):
-    """The run ended early; `exit_code` says how, the logs in `directory` say why."""
+    """Error of a run that ended early: `exit_code` says how, the logs in `directory` say why."""
 
     def __init__(self, directory: RunDirectory, exit_code: int) -> None:
         self.directory, self.exit_code = directory, exit_code
@@ -31,7 +31,7 @@ class RunFailed(RuntimeError):
 def train(run: Run) -> RunDirectory:
     """Check the run, write its directory, start its processes and wait for the end.
 
-    Raises UserError where it cannot be started and RunFailed where it does not end well.
+    Raises UserError if the run cannot start, and RunFailed if its exit code is not 0.
     """
     directory = prepare(run, sys.argv)
     try:
@@ -44,15 +44,15 @@ def train(run: Run) -> RunDirectory:
 
 
 def prepare(run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
-    """Everything before the launch: the run is checked, its directory written and locked. Torch-free."""
+    """Check the run, then return its directory, written and locked, as all commands do before a launch. Torch-free."""
     check(run)
     return (RunDirectory.meet if run.launch.shares else RunDirectory.create)(run, argv, job)
 
 
 def launch_all(directories: Sequence[RunDirectory]) -> list[int]:
-    """The runs of a sweep at once, by a launcher that takes them together; the exit code of each.
+    """Launch the runs of a sweep with one launcher that takes them together; return the exit code of each.
 
-    Raises UserError where their options of the launcher differ.
+    Raises UserError if their launcher options differ.
     """
     runs = [directory.run() for directory in directories]
     if any(run.launch != runs[0].launch for run in runs):
@@ -65,10 +65,10 @@ def launch_all(directories: Sequence[RunDirectory]) -> list[int]:
 
 
 def launch(directory: RunDirectory) -> int:
-    """Start the processes of the run in a directory and wait for them; gives the exit code.
+    """Start the processes of the run in a directory, wait for them and return the exit code.
 
-    A new directory whose run is refused before its first step is taken away again; one of a run that was to go on
-    keeps the configuration that it had.
+    If the launch refuses the run before its first step, a new directory is deleted, and the directory of a resumed run
+    gets its former configuration back.
     """
     run = directory.run()
     if not run.launch.here and (ready := get_preparation()):

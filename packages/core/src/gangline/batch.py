@@ -1,4 +1,4 @@
-"""The batch: what every stage of a model may look at."""
+"""The batch: tokens, targets and further tensors of one microbatch, which every stage of a model may read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Batch:
                                ascending, the end of every row included); None: unknown
     extra      further tensors (B, ...) by name, from the data source: every rank has all of each
     step       the step that this batch belongs to: with sample and position the key of every random draw
-    cache      where modules store what they need of earlier tokens while a text is written; None: all tokens are here
+    cache      where modules store what they need of earlier tokens while a text is generated; None: all tokens are here
     valid      number of targets that count, if the host knows it for a batch on a device; None: sum loss_mask
     rows       if the tokens of a row are sharded over ranks: (the batch with all tokens, the function that takes this
                rank's part of a (B, T) tensor); None: all tokens are here
@@ -63,9 +63,9 @@ class Batch:
         return (targets, counts) if own is None else (own(targets), own(counts))
 
     def to(self, device: torch.device | str) -> Batch:
-        """Return the same batch on `device`; a copy from pinned memory does not block.
+        """Return the batch with its tensors on `device`; a copy from pinned memory does not block.
 
-        Targets that count are counted first (`valid`): later the host would have to wait for the device.
+        Sets `valid` before a copy from the CPU to a device: counting there would make the host wait.
         """
         arguments = {}
         for item in fields(self):

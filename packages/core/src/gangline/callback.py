@@ -1,4 +1,4 @@
-"""Callbacks act while a run lives, on every rank: averages of weights, evaluation, profiles, outer optimizers.
+"""Callbacks run at fixed points of a step, on every rank: averages of weights, evaluation, profiles, outer optimizers.
 
 A callback is layout-invariant: its results are the same under every layout. Its arrays are sharded as the weights are
 and saved in the checkpoint, and any layout loads them. Health checks (`gangline.health`) derive from it.
@@ -26,7 +26,7 @@ Metrics = Mapping[str, "float | list[float]"]
 
 
 class Callback(ABC):  # noqa: B024  # each of its methods does nothing by default
-    """Methods that core calls on every rank, in this order; each does nothing unless it is overridden.
+    """Base of callbacks: core calls these methods on every rank, in this order; each does nothing by default.
 
     attach                                  once, after the optimizer is built and before a checkpoint is restored
     begin                                   before the first step of this start
@@ -50,9 +50,9 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
     def attach(
         self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device
     ) -> None:
-        """Store what it needs of the built parts, and allocate its arrays, so that a load can fill them.
+        """Store the built parts that the callback needs, and allocate its arrays, so that a load can fill them.
 
-        store: the job's key-value store, for threads of its own; None in a run of one process.
+        store: the job's key-value store, for the callback's own threads; None in a run of one process.
         """
 
     def shards(self) -> Iterable[Shard]:
@@ -60,10 +60,10 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         return ()
 
     def fill_first_values(self, shards: Sequence[Shard], weights: Sequence[Shard]) -> None:
-        """Fill the arrays that no checkpoint fills: all in a new run, those that the checkpoint lacks on a resume.
+        """Fill the arrays that no checkpoint fills: all in a new run, those missing from the checkpoint on a resume.
 
         weights: this rank's `model/...` arrays as they are now. Unless overridden, an array `<place>/.../<parameter>`
-        takes the values of that parameter, and others stay as they are.
+        takes the values of that parameter, and other arrays do not change.
         """
         start_from_weights(shards, weights)
 
@@ -77,33 +77,33 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         return names
 
     def state(self) -> dict[str, Any]:
-        """Return JSON for the checkpoint; equal on all ranks."""
+        """Return the callback's state as JSON for the checkpoint; it must be equal on all ranks."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned.
+        """Restore the state that `state` returned.
 
-        If the checkpoint has no state of this callback, core passes what `state` returned right after `attach`.
+        If the checkpoint has no state of this callback, core passes the result of `state` right after `attach`.
         """
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
-        """Called before the first step of this start. step: number of steps done; weights and arrays are restored."""
+        """Act before the first step of this start. step: number of steps done; weights and arrays are restored."""
 
     def before_step(self, step: int) -> None:
-        """Called before each step. step: its number, counted from 1 as in the record."""
+        """Act before each step. step: its number, counted from 1 as in the record."""
 
     def before_clip(self, parameters: Sequence[ShardedParam]) -> None:
         """Read or change the gradients of a step, before their norm is measured and clipped.
 
         parameters: `Runtime.parameters()`; each piece's `.grad` is the gradient of the global batch, and not finite in
-        a step that is left out. A change has to be equal on all ranks that hold the same box, and the same whatever the
+        a skipped step. A change must be equal on all ranks that hold the same box, and equal in every
         layout. The `grad_norm` of the record is that of the changed gradients.
         """
 
     def after_step(self, record: StepRecord, applied: bool) -> Metrics | None:
-        """Called after each step, before a save or rollback. Returned metrics are in its record as `<name>/<metric>`.
+        """Act after each step, before a save or rollback. Returned metrics are in its record as `<name>/<metric>`.
 
         applied: whether the optimizer stepped; False if the step was skipped. Metrics are numbers or lists of numbers
         and must be equal on all ranks: if not, the run ends with an error that names the callback. Each `.grad` is
@@ -111,10 +111,10 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         """
 
     def before_validation(self, step: int) -> None:
-        """Called before held-out samples are evaluated."""
+        """Act before held-out samples are evaluated."""
 
     def list_validated_weights(self) -> Sequence[str]:
-        """Return the names of its own sets of weights that are validated next to the run's weights.
+        """Return the names of the callback's own sets of weights to be validated next to the run's weights.
 
         Name "0.999" means the arrays `<place>/0.999/<parameter>`, one for every trained parameter. Called at each
         validation; the result must be equal on all ranks. The loss is in the record's `validation_losses` as
@@ -123,19 +123,19 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         return ()
 
     def after_validation(self, record: StepRecord) -> Metrics | None:
-        """Called when the record has its validation losses. Metrics as in `after_step`."""
+        """Act when the record has its validation losses. Metrics as in `after_step`."""
 
     def before_save(self, step: int) -> None:
-        """Called before the arrays are saved."""
+        """Act before the arrays are saved."""
 
     def after_save(self, id: CheckpointId) -> None:
-        """Called when the save is staged: arrays may change again. The save may still fail."""
+        """Act when the save is staged: arrays may change again. The save may still fail."""
 
     def end(self, why: str) -> None:
-        """Called at the end, after the last save. why: "done", a signal's name, or what a verdict suggested."""
+        """Act at the end, after the last save. why: "done", a signal's name, or the action that a verdict suggested."""
 
     def on_error(self, error: BaseException) -> None:
-        """Called when this error ends the run on this rank. No collectives: the other ranks may be dead."""
+        """Act when this error ends the run on this rank. No collectives: the other ranks may be dead."""
 
 
 def allocate_like(runtime: Runtime, prefix: str, dtype: torch.dtype | None = None) -> tuple[Registry, list[Shard]]:
@@ -159,7 +159,7 @@ def allocate_like(runtime: Runtime, prefix: str, dtype: torch.dtype | None = Non
 
 
 def start_from_weights(shards: Iterable[Shard], weights: Iterable[Shard]) -> None:
-    """Give each array whose name ends with a parameter's the values of that parameter, where it has the same box."""
+    """Copy the values of a parameter into each array whose name ends with its name, if both have the same box."""
     import torch
 
     tensors = {(parse_parameter(weight.name), weight.box): weight.local for weight in weights}

@@ -1,6 +1,6 @@
-"""Counter-based random numbers: a function of their key alone, so that no layout can change them.
+"""Counter-based random numbers: each is a function of its key alone, so that no layout can change it.
 
-Two generators: `draw_uniforms` hashes integer tensors on whatever device they lie (dropout, jitter), and `fill` draws
+Two generators: `draw_uniforms` hashes integer tensors on their device (dropout, jitter), and `fill` draws
 weights in fixed blocks of rows, on the CPU, from Philox (Salmon et al., SC 2011) keyed by (seed, name, block).
 """
 
@@ -14,33 +14,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ALONE = 1 << 20  # fewer numbers are drawn by one thread
-BLOCK_ROWS = 64  # weights are drawn this many rows at a time, whatever part of them is wanted
+ALONE = 1 << 20  # smaller arrays are drawn by one thread
+BLOCK_ROWS = 64  # weights are drawn in blocks of this many rows, even if fewer rows are needed
 _GOLDEN, _MIX1, _MIX2 = (
     c - (1 << 64) if c >= 1 << 63 else c for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
 
 
 def make_key(*parts: object) -> int:
-    """A signed 64-bit key of any printable parts."""
+    """Return a signed 64-bit key: a hash of the text of all parts."""
     digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64 (torch's is arithmetic)."""
+    """Return the logical right shift of int64 (torch's is arithmetic)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def mix_bits(x: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014, fig. 15), on wrapping int64."""
+    """Return SplitMix64's finaliser of x (Steele, Lea, Flood, OOPSLA 2014, fig. 15), on wrapping int64."""
     x = (x ^ _shift(x, 30)) * _MIX1
     x = (x ^ _shift(x, 27)) * _MIX2
     return x ^ _shift(x, 31)
 
 
 def draw_uniforms(seed: int, step: int, *coordinates: Tensor | str) -> Tensor:
-    """Uniforms in [0, 1), float32 with 24 random bits, of the broadcast shape of the int64 tensors in `coordinates`."""
+    """Return float32 uniforms in [0, 1) of 24 random bits, in the broadcast shape of the int64 `coordinates`."""
     site = [part for part in coordinates if isinstance(part, str)]
     state: Tensor | int = make_key(seed, step, *site)
     for part in coordinates:
@@ -62,9 +62,9 @@ def fill(
 ) -> None:
     """Fill `out`, the box at `offset` of the global array `name` of `shape`, with its initial values.
 
-    Rows run along the last dim, leading dims flattened; an array of one dim is one row. Every caller that wants
-    a row draws the same block of rows, so any cut sees the same numbers, and none draws the whole. Drawn in float32,
-    whatever the dtype of `out`; a constant is not drawn. Raises ValueError for a distribution that does not exist.
+    Rows run along the last dim, leading dims flattened; an array of one dim is one row. A row is always drawn with its
+    complete block of rows, so every shard gets the same numbers without drawing the complete array. Drawn in float32,
+    whatever the dtype of `out`; a constant is not drawn. Raises ValueError for an unknown distribution.
     """
     if distribution == "constant":
         out.detach().fill_(scale)
@@ -89,7 +89,7 @@ def fill(
         else:
             numbers = generator.random((count, width), dtype=np.float32) * 2 - 1
         numbers *= np.float32(scale)
-        with torch.inference_mode(flat.is_inference()):  # each thread has a mode of its own
+        with torch.inference_mode(flat.is_inference()):  # inference mode is set for each thread
             flat[start:stop] = torch.from_numpy(numbers[rows[start:stop] - first, columns])
 
     arguments = blocks.tolist(), starts.tolist(), [*starts[1:].tolist(), len(rows)]
@@ -98,19 +98,19 @@ def fill(
         for each in zip(*arguments, strict=True):
             draw(*each)
     else:
-        # numpy lets other threads run while it draws. One thread for each: torch would copy with as many again.
+        # numpy releases the GIL while it draws. One torch thread per worker: each copy would start its own threads.
         thread_count = torch.get_num_threads()
         try:
             with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
                 list(pool.map(draw, *arguments))
         finally:
-            torch.set_num_threads(thread_count)  # threads that begin later have what was set last
-    if flat.data_ptr() != out.data_ptr():  # the box could not be seen as a matrix: what was filled is a copy
+            torch.set_num_threads(thread_count)  # later threads start with the last value set
+    if flat.data_ptr() != out.data_ptr():  # the box has no view as a matrix: `flat` is a copy
         out.detach().copy_(flat.view(out.shape))
 
 
 def _number_rows(offset: tuple[int, ...], local: tuple[int, ...], lead: tuple[int, ...]) -> np.ndarray:
-    """Global numbers, ascending, of the rows of a box: its leading dims flattened as those of the whole are."""
+    """Return the global numbers of a box's rows, ascending, with leading dims flattened as in the full array."""
     rows = np.zeros(1, np.int64)
     for start, length, whole in zip(offset, local, lead, strict=True):
         rows = (rows[:, None] * whole + np.arange(start, start + length)).reshape(-1)

@@ -1,4 +1,4 @@
-"""What a user sees when something they asked for cannot be had.
+"""Errors that a user sees: user mistakes, problems of a configuration and damaged checkpoints.
 
 A user's mistake is a `UserError`: one message, exit code 2, no traceback. Everything else is a
 bug and keeps its traceback.
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EXIT_USER_ERROR = 2
-RAISED = (Exception, SystemExit)  # by the code of others: a library that ends the process raises, too
+RAISED = (Exception, SystemExit)  # third-party code may raise these: a library may end the process with SystemExit
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that cannot work, found before anything is started.
+    """One problem of a run, found before anything is started.
 
-    A part's ``check(run)`` returns these; all of them are shown at once.
+    ``check(run)`` of a part returns these; all of a run's problems are shown at once.
     """
 
-    what: str  # what is wrong, in the user's own words: "batch.micro_size=3 does not divide 8."
+    what: str  # the problem, in the user's own words: "batch.micro_size=3 does not divide 8."
     why: str = ""  # the reason
-    mend: str = ""  # the command or setting that makes it work
+    mend: str = ""  # the command or setting that fixes it
 
     def format_details(self) -> list[str]:
         """Return the lines below `what`."""
@@ -32,7 +32,7 @@ class Problem:
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: `what`, then indented lines: why, the command, the choices."""
+    """A mistake that the user can fix: `what`, then indented lines: why, the command, the choices."""
 
     exit_code = EXIT_USER_ERROR
 
@@ -46,7 +46,7 @@ class UserError(Exception):
 
     @classmethod
     def of(cls, problems: Iterable[Problem]) -> UserError:
-        """One error that shows every problem found, numbered where there are several."""
+        """Return one error that shows all problems, numbered if there are several."""
         problem_list = list(problems)
         if len(problem_list) == 1:
             return cls(problem_list[0].what, *problem_list[0].format_details())
@@ -56,12 +56,12 @@ class UserError(Exception):
         return cls(f"{len(problem_list)} things cannot work:", *lines)
 
     def to_problem(self) -> Problem:
-        """The same as one problem among others."""
+        """Return the error as a problem, to be shown with others."""
         return Problem(self.what, "\n".join(self.details))
 
 
 def escape_controls(text: str) -> str:
-    """The text with its control characters escaped, line breaks excepted: text of a file may not steer a terminal."""
+    """Escape control characters except line breaks and tabs: text of a file must not control a terminal."""
     return "".join(repr(sign)[1:-1] if _is_control(sign) else sign for sign in text)
 
 
@@ -70,10 +70,10 @@ def _is_control(sign: str) -> bool:
 
 
 class BadCheckpoint(Exception):
-    """Stored bytes are missing or are not what was written.
+    """Error of stored bytes that are missing or differ from the bytes that were written.
 
     `array` is the global array's name, `box` the damaged part as ((start, stop), ...) per
-    dim or None for all of it, `file` where it lies.
+    dim or None for the complete array, `file` the path of the bytes.
     """
 
     def __init__(self, array: str, box: tuple[tuple[int, int], ...] | None, file: str | Path, why: str = "") -> None:
@@ -82,9 +82,9 @@ class BadCheckpoint(Exception):
         super().__init__(f"{array}{where} in {file} is damaged" + (f": {why}" if why else ""))
 
     def __reduce__(self) -> tuple:
-        """Ranks tell each other what is damaged, so this has to survive a pickle."""
+        """Return the form for pickle: ranks send each other this error."""
         return BadCheckpoint, (self.array, self.box, self.file, self.why)
 
 
 class PeerFailed(RuntimeError):
-    """Another rank failed and said why: its own error is the one to be shown."""
+    """Error of a rank whose peer failed and reported why: the peer's own error is shown instead."""

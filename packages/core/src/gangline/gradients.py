@@ -1,7 +1,7 @@
-"""How gradients are summed over data-parallel ranks: the contract of the parts of the group `gradients`.
+"""Gradient reduction over data-parallel ranks: the contract of the parts of the group `gradients`.
 
-A strategy packs the gradients of several parameters into one flat buffer, a bucket. While the backward pass goes on it
-calls `reduce` or `reduce_scatter` with each complete bucket, and waits for what these return before the norm of the
+A strategy packs the gradients of several parameters into one flat buffer, a bucket. During the backward pass it
+calls `reduce` or `reduce_scatter` with each complete bucket, and waits for the returned sums before the norm of the
 gradients is measured. Torch-free at import.
 """
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GradientSlot:
-    """One parameter in a bucket, or those of its rows that are in it.
+    """One parameter in a bucket, or the rows of one parameter that are in the bucket.
 
-    name    of the parameter, the same in every layout: "blocks.0.attention.query.weight"
+    name    of the parameter, equal in every layout: "blocks.0.attention.query.weight"
     offset  of its first element in the bucket
     shape   (rows, columns) of a parameter of two dims or more, leading dims flattened; (size,) of a parameter of one
             dim, and of a piece that is not made of complete rows. Under tp the rows are those of this rank's shard
@@ -36,23 +36,23 @@ class GradientSlot:
 
     @classmethod
     def of(cls, name: str, offset: int, shape: Sequence[int]) -> GradientSlot:
-        """A complete parameter of this shape."""
+        """Return the slot of a complete parameter of this shape."""
         return cls(name, offset, (prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (prod(shape),))
 
     @property
     def size(self) -> int:
-        """Elements of the slot."""
+        """Number of elements of the slot."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """What is known of a bucket before the first step: the same in all steps, and on all ranks that sum it."""
+    """Layout of a bucket, fixed before the first step: equal in all steps, and on all ranks that sum the bucket."""
 
-    size: int  # elements; those that no slot has are filling, and are zero
+    size: int  # number of elements; those outside all slots are padding, and are zero
     slots: tuple[GradientSlot, ...]  # the parameters in it, at least one, in order of offset
-    ranks: int  # how many ranks sum it
-    scatters: bool = False  # it is summed by `reduce_scatter`, else by `reduce`
+    ranks: int  # number of ranks that sum the bucket
+    scatters: bool = False  # whether `reduce_scatter` sums the bucket instead of `reduce`
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +63,12 @@ class Bucket:
     flat    (size,) this rank's gradients, in the dtype in which the precision sums them. They may be overwritten. They
             still carry the loss scale of `precision=fp16`, and are inf or nan in a step that overflows: the sum must
             then have inf or nan too, or the step is not skipped
-    kept    the arrays that `GradientReduction.get_array_shapes` named, to be changed in place: in the dtype and on the
-            device of `flat`, zero before the first step and where a checkpoint has none for this layout
+    kept    the arrays named by `GradientReduction.get_array_shapes`, to be changed in place: in the dtype and on the
+            device of `flat`, zero before the first step and if a checkpoint has none for this layout
     step    number of the step, from 0: one less than in the step's record. It continues on a resume, so a warm-up is
             `step < n`
-    again   how often the bucket was summed in this step before: 0, but a strategy that cannot keep all gradients
-            (zero=2 and 3) sums it after each microbatch, each time when the sum before has arrived
+    again   number of earlier sums of the bucket in this step: 0, but a strategy that cannot keep all gradients
+            (zero=2 and 3) sums it after each microbatch, when the previous sum has arrived
     """
 
     layout: BucketLayout
@@ -78,27 +78,26 @@ class Bucket:
     again: int = 0
 
     def view(self, slot: GradientSlot) -> torch.Tensor:
-        """The gradient of one slot, of its shape: a view of `flat`."""
+        """Return the gradient of one slot, in the slot's shape: a view of `flat`."""
         return self.flat[slot.offset : slot.offset + slot.size].view(slot.shape)
 
 
 class GradientReduction(ABC):
-    """Sums buckets of gradients over data-parallel ranks. `build(config, run)` makes one on every rank.
+    """Contract of a gradient reduction, which sums buckets over data-parallel ranks. `build(config, run)` makes it.
 
     Every rank of a `comm` calls the methods for the same buckets in the same order, from the thread that runs the
-    step and without autograd. What they return must have the same bits on all ranks of the `comm`, or the weights of
-    the replicas diverge. Whatever is remembered from step to step is in the bucket's kept arrays, so that a resumed run
-    in the same layout continues to the bit. Random numbers are a function of the run's seed, of `bucket.step` and
-    `bucket.again`, of the slots' names and, where ranks draw different ones, of `comm.index`: of a hash of these, as
-    the seed of a `torch.Generator`.
+    step and without autograd. The sums must have the same bits on all ranks of the `comm`, or the weights of the
+    replicas diverge. State between steps is in the bucket's kept arrays, so that a run resumed in the same layout
+    continues bit for bit. Random numbers come from a `torch.Generator` whose seed is a hash of the run's seed, of
+    `bucket.step` and `bucket.again`, of the slots' names and, if ranks draw different numbers, of `comm.index`.
 
-    name  of the part, "<distribution>/<part>": set by core, which wraps what `build` returns
+    name  of the part, "<distribution>/<part>": set by core, which wraps the result of `build`
     """
 
     name: str = ""
 
     def get_array_shapes(self, layout: BucketLayout) -> Mapping[str, tuple[int, ...]]:
-        """Return name -> shape of what this rank keeps of a bucket between steps: an error, a basis.
+        """Return name -> shape of each array that this rank keeps for a bucket between steps: an error, a basis.
 
         A pure function of the layout: it is called for buckets of other ranks too. Names consist of letters, digits
         and ``_.-``. The arrays are saved with the run as `local/gradients/...`, under the names of the part and of the
@@ -112,17 +111,17 @@ class GradientReduction(ABC):
         """Start to sum a bucket over the ranks of `comm`, in place of `comm.start_all_reduce(bucket.flat)`.
 
         Returns the (size,) sum as a `Pending`, in the dtype of `bucket.flat` and perhaps in its memory. It may start
-        collectives of its own, which run in the background while the backward pass goes on; what is to follow them goes
+        collectives of its own, which run in the background while the backward pass goes on; work that follows them goes
         into a `gangline.comm.ordered.Later`, and may be a collective too: ranks wait for buckets in the same order.
         `comm` has more than one rank. The sum is not divided by the number of ranks.
         """
 
     def reduce_scatter(self, bucket: Bucket, comm: Comm) -> Pending[torch.Tensor]:
-        """Start to sum a bucket of `n = comm.size` equal ranges, of which this rank wants number `comm.index` alone.
+        """Start to sum a bucket of `n = comm.size` equal ranges, of which this rank needs only number `comm.index`.
 
-        Returns this rank's (size / n,) of the sum. Called in place of `reduce` by strategies that shard the optimizer
-        state (ZeRO). By default it is that range of what `reduce` returns: right, but on the wire twice as much as
-        needed.
+        Returns this rank's range of the sum, (size / n,). Called in place of `reduce` by strategies that shard the
+        optimizer state (ZeRO). By default it takes that range of the sum that `reduce` returns: correct, but it
+        communicates twice as much as needed.
         """
         from gangline.comm.ordered import Later
 
@@ -132,13 +131,13 @@ class GradientReduction(ABC):
 
 
 class CheckedReduction(GradientReduction):
-    """The reduction of a part, whose arrays and sums are checked: what is wrong is said with the part's name."""
+    """Wrapper of a part's reduction that checks its arrays and sums; errors name the part."""
 
     def __init__(self, name: str, inner: GradientReduction) -> None:
         self.name, self.inner = name, inner
 
     def get_array_shapes(self, layout: BucketLayout) -> Mapping[str, tuple[int, ...]]:
-        """Return what the part returns. Raises ValueError for a name or a shape that none is."""
+        """Return the array shapes of the part. Raises ValueError for an invalid name or shape."""
         shapes = {name: tuple(shape) for name, shape in self.inner.get_array_shapes(layout).items()}
         for name, shape in shapes.items():
             if not re.fullmatch(r"\w[\w.-]*", name) or not all(type(size) is int and size >= 0 for size in shape):

@@ -1,4 +1,4 @@
-"""Health checks observe a run and return verdicts; orders say what is done about them.
+"""Health checks: they observe a run and return verdicts; orders are the actions that follow.
 
 Verdicts are gathered from all ranks, and one order is made from them. A check that has a playbook answers with an order
 (`respond`); if no check answers a verdict, core does what the verdict suggests.
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Action(IntEnum):
     """The action that a verdict suggests or an order takes, mildest first; of several, the strongest is taken.
 
-    NOTE       write it down
-    WARN       tell the user
+    NOTE       record it
+    WARN       warn the user
     SKIP       skip the update of this step, and continue
     ROLL_BACK  return to a checkpoint and skip samples
     RESTART    start the workers again from a checkpoint
@@ -45,12 +45,12 @@ class Action(IntEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """One finding."""
+    """One fault or event that a health check found."""
 
-    kind: str  # a short machine-readable word: "not-finite", "loss-spike"
+    kind: str  # short machine-readable word: "not-finite", "loss-spike"
     where: str  # "rank 3", "blocks.7", "step 120"
     confidence: float  # 0 to 1
-    evidence: str  # what was seen, with numbers
+    evidence: str  # observed values, with numbers
     suggestion: Action
     overrides: tuple[str, ...] = ()  # kinds whose suggestion this one replaces ("not-finite": skip instead of stop)
     details: dict[str, Any] = field(default_factory=dict)
@@ -196,7 +196,7 @@ class HealthCheck(Callback, ABC):
 
 @contextmanager
 def run_within(part: str) -> Iterator[None]:
-    """Attribute an exception or a hang inside this block to one part of the check that core has called.
+    """Mark the block as one part of the check that core has called: its exceptions and hangs are that part's.
 
     The next starts of the job ask the check to do without it (`HealthCheck.leave_out`).
     """
@@ -234,7 +234,7 @@ def decide_order(verdicts: Iterable[Verdict], answered: Iterable[str] = ()) -> O
     """Return the order that core takes by itself: the strongest suggestion left after overrides and answers."""
     entries, answered = list(verdicts), set(answered)
     overridden = answered.union(*(verdict.overrides for verdict in entries))
-    own = [verdict for verdict in entries if verdict.kind in verdict.overrides]  # puts its word in the place of others'
+    own = [verdict for verdict in entries if verdict.kind in verdict.overrides]  # replace others of their kind
     open_verdicts = [v for v in entries if v.kind not in overridden or (v in own and v.kind not in answered)]
     action = max((verdict.suggestion for verdict in open_verdicts), default=Action.NOTE)
     return Order(

@@ -1,4 +1,4 @@
-"""The mesh: which ranks are together along which axis. Torch-free, and the same for 1 rank and for 16,384."""
+"""The mesh: coordinates and groups of ranks along each axis. Torch-free, and the same for 1 rank and for 16,384."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Coordinate = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Axis sizes in order, slowest tier first; rank = the row-major index of its coordinate."""
+    """Axis sizes of a mesh in order, slowest network tier first; rank = the row-major index of its coordinate."""
 
     sizes: tuple[tuple[str, int], ...]
 
@@ -64,21 +64,21 @@ class Mesh:
         return rank
 
     def index(self, coordinate: Coordinate, axes: Sequence[str]) -> int:
-        """The joint index of a coordinate along `axes`, the first of them slowest."""
+        """Return the joint index of a coordinate along `axes`, with the first axis slowest."""
         joint = 0
         for axis in axes:
             joint = joint * self.size(axis) + coordinate.get(axis, 0)
         return joint
 
     def coordinate_along(self, axes: Sequence[str], joint: int) -> dict[str, int]:
-        """The coordinates along `axes` whose joint index is `joint`."""
+        """Return the coordinates along `axes` whose joint index is `joint`."""
         coordinate = {}
         for axis in reversed(axes):
             joint, coordinate[axis] = divmod(joint, self.size(axis))
         return coordinate
 
     def iterate_along(self, coordinate: Coordinate, axes: Sequence[str]) -> Iterator[dict[str, int]]:
-        """The coordinates that agree with `coordinate` off `axes`, in order of their joint index."""
+        """Yield the coordinates that differ from `coordinate` along `axes` only, in order of their joint index."""
         for point in product(*(range(self.size(axis)) for axis in axes)):
             yield {**coordinate, **dict(zip(axes, point, strict=True))}
 

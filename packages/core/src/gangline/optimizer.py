@@ -1,4 +1,4 @@
-"""The optimizer contract."""
+"""The optimizer: contract of the parts of the group `optimizer`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 
 class Optimizer(ABC):
-    """Steps the pieces of a runtime's parameters from their `.grad`.
+    """Contract of an optimizer, which updates the pieces of a runtime's parameters from their `.grad`.
 
-    State is allocated when the optimizer is built, so that a load has something to fill, and is named
+    State is allocated when the optimizer is built, so that a load can fill it, and is named
     ``optimizer/<state>/<parameter>`` with the boxes of its parameter unless the optimizer registers others.
     """
 
-    registry: Registry  # of the `optimizer/...` arrays, whole and the same on every rank
+    registry: Registry  # all `optimizer/...` arrays, equal on every rank
 
     @abstractmethod
     def step(self, learning_rate: float) -> None:
-        """One update. Not called for a step that is not finite."""
+        """Update the weights once. Not called for a step that is not finite."""
 
     @abstractmethod
     def shards(self) -> Iterable[Shard]:
-        """The `optimizer/...` arrays that this rank holds."""
+        """Return the `optimizer/...` arrays that this rank holds."""
 
     def select_filled(self, state: Mapping[str, Any]) -> Iterable[Shard]:
         """Return the shards that a load from a checkpoint with this `state` fills.
@@ -44,8 +44,8 @@ class Optimizer(ABC):
         return ()
 
     def state(self) -> dict[str, Any]:
-        """Counters, as JSON, equal on all ranks."""
+        """Return the optimizer's counters as JSON, equal on all ranks."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the counters that `state` returned."""

@@ -1,4 +1,4 @@
-"""How a model may be sharded: torch-free data, next to the model's configuration.
+"""Plan of a model: how it may be sharded, as torch-free data next to the model's configuration.
 
 A strategy reads only the plan of a model; a model knows nothing of ranks. `Cut.colwise` and `rowwise` mean what
 colwise and rowwise mean in transformers' `base_model_tp_plan`.
@@ -78,8 +78,8 @@ class Cut:
     """Parameters matching `pattern` may be sharded along tensor dim `dim` by mesh (or fold) axis `axis`.
 
     `unit`: rows that stay together (the width of a head). `Plan.get_cuts` says which rule counts. A pattern of a module
-    covers all parameters in it, also those that an edit adds there. Raises ValueError for a negative dim, a unit below
-    1, and one dim cut by every axis.
+    covers all parameters in it, also ones that an edit adds. Raises ValueError for a negative dim, a unit below
+    1, and one dim sharded by every axis.
     """
 
     pattern: str
@@ -95,17 +95,17 @@ class Cut:
 
     @classmethod
     def colwise(cls, pattern: str, unit: int = 1) -> Cut:
-        """Y = X Wᵀ with W (out, in) cut along its outputs."""
+        """Return the rule of Y = X Wᵀ with W (out, in) sharded along its outputs."""
         return cls(pattern, 0, "tp", unit)
 
     @classmethod
     def rowwise(cls, pattern: str, unit: int = 1) -> Cut:
-        """Y = X Wᵀ with W (out, in) cut along its inputs: partial sums to be added."""
+        """Return the rule of Y = X Wᵀ with W (out, in) sharded along its inputs: partial sums to be added."""
         return cls(pattern, 1, "tp", unit)
 
     @classmethod
     def whole(cls, pattern: str, axis: str = EVERY_AXIS) -> Cut:
-        """Return a rule that keeps parameters whole along `axis`, or along every axis, whatever a later rule says."""
+        """Return a rule that leaves parameters unsharded along `axis`, or every axis, whatever later rules say."""
         return cls(pattern, NO_DIM, axis)
 
 
@@ -118,22 +118,22 @@ class Fold:
     out_of: tuple[str, ...]
 
     def list_ranks(self, mesh: Mesh, rank: int) -> list[int]:
-        """The ranks of the fold that `rank` is in, in order; itself alone where the mesh has none of the fold's axes.
+        """Return the ranks of the fold of `rank`, in order; only `rank` itself if the mesh has none of the fold's axes.
 
-        The ranks along those axes, in mesh order, are dealt out in runs of `size`: neighbours on the fastest axes make
-        a fold. Raises ValueError where they do not divide by it.
+        The ranks along those axes, in mesh order, are split into runs of `size`: neighbours on the fastest axes make
+        a fold. Raises ValueError if `size` does not divide their number.
         """
         joint, together = self._place(mesh, rank)
         first = joint - joint % self.size
         return self._list_ranks_at(mesh, rank, range(first, min(first + self.size, together)))
 
     def list_rest_ranks(self, mesh: Mesh, rank: int) -> list[int]:
-        """The ranks with the same place in their folds as `rank`, in order. Raises ValueError like `list_ranks`."""
+        """Return the ranks at the position of `rank` in their folds, in order. Raises ValueError like `list_ranks`."""
         joint, together = self._place(mesh, rank)
         return self._list_ranks_at(mesh, rank, range(joint % self.size, together, self.size))
 
     def _place(self, mesh: Mesh, rank: int) -> tuple[int, int]:
-        """(the joint index of `rank` along the fold's axes, how many ranks are along them)."""
+        """Return (joint index of `rank` along the fold's axes, number of ranks along them)."""
         axes = self._list_axes(mesh)
         together = mesh.size(*axes)
         if together > 1 and together % self.size:
@@ -152,7 +152,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Init:
-    """How parameters matching `pattern` are drawn; the first match counts.
+    """Rule for the initial values of parameters matching `pattern`; the first match counts.
 
     distribution: "normal" (std `scale`), "uniform" (in ±`scale`), "constant" (all `scale`).
     """
@@ -172,7 +172,7 @@ class Name:
     parameters share (queries, keys and values in one matrix); columns if transposed. None: it is the full tensor.
     every: with n, the parameter is the rows first, first + n, ...; the rows between belong to n - 1 other parameters.
     dim: the dim of the parameter that `rows` counts along.
-    optional: files may lack the external tensor; the parameter is then drawn.
+    optional: files may lack the external tensor; the parameter is then initialized.
     unread: files may hold the external tensor although the model has no such parameter: only this "tensor" (a mask), or
     the complete "layer" after the last block that holds it.
     """
@@ -194,15 +194,15 @@ class Name:
 
 @dataclass(frozen=True)
 class LowBit:
-    """Frozen parameters matching `pattern` are stored in fewer bits, whatever the precision.
+    """Rule: frozen parameters matching `pattern` are stored in fewer bits, whatever the precision.
 
-    bfloat16  in the place of the precision's master weights
+    bfloat16  in place of the precision's master weights
     int8      a matrix W (out, in) of a linear is stored as codes, next to `scales` (out, in / block), float32, one for
               each `block` neighbours of a row. The module multiplies with codes and scales as they are
     codes     "package.module:function", called with (shard, plan, fill): fills the shard of codes or scales; `fill`
-              fills a shard with the weight as it is
+              fills a shard with the weight before quantisation
 
-    Raises ValueError for int8 without `block` or `codes`, and for bfloat16 with one of them.
+    Raises ValueError for int8 without `block` or `codes`, and for bfloat16 with either.
     """
 
     pattern: str
@@ -217,14 +217,14 @@ class LowBit:
 
 @dataclass(frozen=True)
 class Seam:
-    """A place where a strategy may step in: the modules matching `pattern` call their attribute `name`.
+    """A call that a strategy may replace: the modules matching `pattern` call their attribute `name`.
 
     Calls are fixed:
       attention(q, k, v, document, position) -> out     q (B, H, T, C), k and v (B, K, T, C), after rotation
       loss(hidden, weight, targets, loss_mask) -> sum   hidden (B, T, D), weight (V, D), targets and loss_mask (B, T)
 
-    The node there says what the call computes (`Node.get_seams`), and a function or module that is put there says it in
-    its attribute `computes`. A strategy that puts its own call there must compute exactly that, or refuse.
+    The node there says what the call computes (`Node.get_seams`), and a function or module that replaces it says so in
+    its attribute `computes`. A strategy that replaces the call must compute exactly that, or refuse.
     """
 
     name: Literal["attention", "loss"]
@@ -233,12 +233,12 @@ class Seam:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole plan of one model."""
+    """Rules of one model: its stages, and how its parameters are sharded, initialized, named and trained."""
 
     embed: str  # the module (batch) -> hidden
     blocks: str  # the ModuleList of (hidden, batch) -> hidden
     head: str  # the module (hidden, batch) -> loss sum
-    layers: int  # how many blocks
+    layers: int  # number of blocks
     cuts: tuple[Cut, ...] = ()
     inits: tuple[Init, ...] = ()
     names: tuple[Name, ...] = ()
@@ -246,25 +246,25 @@ class Plan:
     seams: tuple[Seam, ...] = ()
     folds: tuple[Fold, ...] = ()
     master_dtype: tuple[str, ...] = ()  # modules whose parameters are always computed in the master dtype (a router)
-    partial_grad: tuple[str, ...] = ()  # not cut by `tp`, on activations that are: gradients are summed over tp
+    partial_grad: tuple[str, ...] = ()  # replicated over tp, inputs sharded: gradients are summed over tp
     frozen: tuple[str, ...] = ()  # parameters that are not trained: saved, with neither gradient nor moments
     low_bit: tuple[LowBit, ...] = ()  # frozen parameters that are stored in fewer bits
-    trained: tuple[str, ...] = ()  # exceptions from `frozen`: of all that match the most specific pattern decides
+    trained: tuple[str, ...] = ()  # exceptions from `frozen`; the most specific pattern decides
     head_blocks: tuple[str, ...] = ()  # further blocks, inside the head: they emit under their own path, as `blocks` do
     facts: dict[str, int] = field(default_factory=dict)  # sizes a layout must divide: heads, kv_heads, vocab_size, ...
 
     def init(self, name: str) -> Init:
-        """Return how the parameter `name` is drawn. Raises LookupError if no rule matches it."""
+        """Return the initialization rule of the parameter `name`. Raises LookupError if no rule matches it."""
         for rule in self.inits:
             if matches(rule.pattern, name):
                 return rule
         raise LookupError(f"the plan has no Init for parameter {name!r}")
 
     def get_cuts(self, name: str, dims: int) -> dict[str, Cut]:
-        """Return axis -> how it cuts the parameter `name` of `dims` dims; an axis that is missing does not cut it.
+        """Return axis -> rule that shards the parameter `name` of `dims` dims; a missing axis does not shard it.
 
-        For each axis the first rule that matches decides, and no later one, also where it says `Cut.whole` or where the
-        parameter lacks its dim (the bias of a rowwise layer). A tied parameter is cut as the one it is stored under.
+        For each axis only the first matching rule counts, even if it is `Cut.whole` or the parameter lacks its dim (the
+        bias of a rowwise layer). A tied parameter is sharded like the one it is stored under.
         """
         name, cuts = self.get_owner(name), dict[str, Cut]()
         for cut in self.cuts:
@@ -275,10 +275,10 @@ class Plan:
         return {axis: cut for axis, cut in cuts.items() if cut.dim < dims}
 
     def is_frozen(self, name: str) -> bool:
-        """Return whether the parameter `name` is not trained; a tied one as the one it is stored under.
+        """Return whether the parameter `name` is not trained; a tied parameter follows the one it is stored under.
 
-        Of all patterns of `frozen` and `trained` that match, the most specific decides: the one of most components, of
-        these the one with fewest stars. Where one of each kind is as specific, it is trained.
+        Of all patterns of `frozen` and `trained` that match, the most specific decides: most components, then fewest
+        stars. If one of each kind is equally specific, the parameter is trained.
         """
         name = self.get_owner(name)
         frozen_specificity, trained_specificity = (
@@ -290,21 +290,21 @@ class Plan:
         )
 
     def find_low_bit(self, name: str) -> LowBit | None:
-        """Return how the parameter `name`, or the weight whose scales it is, is stored; None: as the precision says."""
+        """Return the storage rule of the parameter `name`, or of the weight whose scales it holds; None: no rule."""
         name = self.get_owner(name)
         if self.is_scales(name):
             name = f"{name.removesuffix(SCALES)}.weight"
         return next((rule for rule in self.low_bit if matches(rule.pattern, name)), None)
 
     def is_scales(self, name: str) -> bool:
-        """Whether the parameter `name` is the scales of codes."""
+        """Return whether the parameter `name` holds the scales of codes."""
         if not self.low_bit or not name.endswith(SCALES):
             return False
         weight = f"{name.removesuffix(SCALES)}.weight"
         return any(rule.dtype == "int8" and matches(rule.pattern, weight) for rule in self.low_bit)
 
     def get_dtype(self, name: str) -> str | None:
-        """Return the dtype that the parameter `name` is stored in, whatever the precision; None: of master weights."""
+        """Return the dtype that the parameter `name` is stored in, if not that of master weights; else None."""
         rule = self.find_low_bit(name)
         return None if rule is None else "float32" if self.is_scales(self.get_owner(name)) else rule.dtype
 
@@ -316,14 +316,14 @@ class Plan:
         )
 
     def get_emit_path(self, path: str) -> str:
-        """Return the path under which the module at `path` emits: that of the block around it; "" outside of blocks."""
+        """Return the path under which the module at `path` emits: that of its block; "" outside of blocks."""
         for pattern in (f"{self.blocks}.*", *self.head_blocks):
             if matches(pattern, path):
                 return ".".join(path.split(".")[: pattern.count(".") + 1])
         return ""
 
     def list_blocks_in_head(self, paths: Iterable[str]) -> list[str]:
-        """Return those of `paths` of modules (or nodes) that are blocks inside the head, in order."""
+        """Return the paths of modules (or nodes) in `paths` that are blocks inside the head, in order."""
         return [path for path in paths if any(names(pattern, path) for pattern in self.head_blocks)]
 
     def get_owner(self, name: str) -> str:

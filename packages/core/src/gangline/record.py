@@ -1,4 +1,4 @@
-"""The step record: all that is said about one step. Trackers, health checks and the progress line read it alone."""
+"""The step record: loss, times and verdicts of a step, the only input of trackers, health checks and progress line."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from gangline.storage.files import open_regular
 
 @dataclass
 class StepRecord:
-    """One applied or skipped step. Seconds are wall time on global rank 0 unless said otherwise."""
+    """Record of one applied or skipped step. Seconds are wall time on global rank 0 unless said otherwise."""
 
-    step: int  # counts from 1: the number of steps done
+    step: int  # number of the step, from 1: the number of steps done
     attempt: int
     loss: float  # mean over the global count of valid tokens, in nats
-    grad_norm: float  # global, before clipping
+    grad_norm: float  # global gradient norm before clipping, over all ranks
     learning_rate: float
     tokens: int  # valid tokens of this step, all ranks
     tokens_per_second: float
     mfu: float | None  # model FLOPs per second over the peak of all devices
     step_seconds: float
-    # By phase: data, forward_backward, optimizer, validate; checkpoint is of the save between the step before and this.
+    # By phase: data, forward_backward, optimizer, validate; checkpoint: the save between the previous step and this.
     seconds: dict[str, float] = field(default_factory=dict)
-    first_sample: int = 0  # of the step's global batch: it read the samples from there on
-    # Where each rank's time went since the ranks agreed on the step before: by phase (`pulse.layout.ROWS`) a list
-    # by rank. Every phase is without the waits for other ranks in it, which are "collective".
+    first_sample: int = 0  # number of the first sample of the step's global batch
+    # Seconds of each rank since the sync of the previous step: phase (`pulse.layout.ROWS`) -> list by rank. Phases
+    # exclude their waits for other ranks, which are in "collective".
     rank_phases: dict[str, list[float]] | None = None
-    # Of each rank's own tokens, in nats: null of one that computes no loss. They come from different samples.
+    # Loss of each rank's own tokens, in nats; null for a rank that computes none. The ranks' samples differ.
     rank_losses: list[float | None] | None = None
-    # Over each rank's own work, without its waits for others: an even share of the arithmetic over the peak of one
-    # device. The slowest rank's is the smallest.
+    # MFU of each rank while it works, without waits for others: its even share of the arithmetic over the peak of
+    # one device. The slowest rank has the smallest.
     rank_mfu: list[float] | None = None
     rank_seconds: dict[str, float] | None = None  # min, median, max of step_seconds over the ranks
     memory_bytes: int = 0  # peak of this rank: device memory on a GPU, resident set on a CPU
-    finite: bool = True  # false: the optimizer left everything as it was
-    skipped: str = ""  # why the optimizer did not step
-    validation_loss: float | None = None  # on the held-out part of the run's own data, in the steps that had one
-    validation_losses: dict[str, float] = field(default_factory=dict)  # by name, of what else was validated
+    finite: bool = True  # false: the optimizer changed nothing
+    skipped: str = ""  # why the optimizer skipped the step
+    validation_loss: float | None = None  # on the held-out part of the run's own data, in steps with a validation
+    validation_losses: dict[str, float] = field(default_factory=dict)  # of further validation sets and weights, by name
     metrics: dict[str, float | list[float]] = field(default_factory=dict)
     verdicts: list[dict] = field(default_factory=list)
-    checkpoint: str | None = None  # the id of the checkpoint whose save begins after this step
-    saved: str | None = None  # the id of the checkpoint that has become whole since the step before
-    saving: float | None = None  # of the save under way, the share that is written; None: there is none
-    failed_save: str | None = None  # why the newest save that has ended came to nothing, if it did
-    notes: list[str] = field(default_factory=list)  # what people were told since the step before
+    checkpoint: str | None = None  # id of the checkpoint whose save begins after this step
+    saved: str | None = None  # id of the checkpoint completed since the previous step
+    saving: float | None = None  # written share of the save under way, 0 to 1; None: no save
+    failed_save: str | None = None  # why the last save that ended failed; None: it succeeded
+    notes: list[str] = field(default_factory=list)  # notices to the user since the previous step
     time: float = 0.0  # seconds since the epoch at the step's end, on global rank 0
-    monotonic: float = 0.0  # the same moment on the clock of its machine, as in events.jsonl
-    generation: int = 1  # which start of the ranks it is of, see gangline.run.generation
+    monotonic: float = 0.0  # the step's end on the clock of its machine, as in events.jsonl
+    generation: int = 1  # number of the start of the ranks, see gangline.run.generation
 
     def to_json(self) -> str:
-        """One line, floats in full precision. Not finite: a string ("nan"), for JSON has no such number."""
+        """Return the record as a line of JSON, with full precision, floats that are not finite as strings ("nan")."""
         return json.dumps(to_plain(asdict(self)), allow_nan=False)
 
 
 def list_numbers(record: StepRecord) -> dict[str, float | list[float]]:
-    """The curves of one record by tag."""
+    """Return the points of one record on its curves, by tag."""
     numbers: dict[str, float | list[float]] = {
         "loss": record.loss,
         "grad_norm": record.grad_norm,
@@ -83,7 +83,7 @@ def list_numbers(record: StepRecord) -> dict[str, float | list[float]]:
 
 
 def record_of(line: str | bytes) -> dict[str, Any] | None:
-    """The record that a line of a metrics.jsonl holds; None: it holds none."""
+    """Return the record in a line of a metrics.jsonl; None if it holds none."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -92,14 +92,14 @@ def record_of(line: str | bytes) -> dict[str, Any] | None:
 
 
 def keep_newest(lines: Iterable[dict[str, Any] | None]) -> tuple[list[dict[str, Any]], int]:
-    """(Of what the lines of a metrics.jsonl hold each step's newest record, in order; how many lines are missed.)
+    """Return (the newest record of each step of a metrics.jsonl, in order; the number of missed lines).
 
-    The file is append-only. A step that comes again (the run went back, or was killed and went on) begins anew from
-    there: what the file says before of that step and later ones no longer counts. A line without a record (None) is
-    missed, unless the step behind it comes again: so one that a kill tore is not.
+    The file is append-only. If a step comes again (the run rolled back, or was killed and resumed), earlier lines of
+    that step and of later steps no longer count. A line without a record (None) is missed, unless the step after it
+    comes again, as after a line that a kill tore.
     """
     records: dict[int, dict[str, Any]] = {}
-    gaps: list[int] = []  # of each, the step before it
+    gaps: list[int] = []  # step before each missed line
     for record in lines:
         last = next(reversed(records), 0)
         if record is None:
@@ -114,21 +114,21 @@ def keep_newest(lines: Iterable[dict[str, Any] | None]) -> tuple[list[dict[str, 
 
 
 def read_records(path: str | Path, report: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
-    """`keep_newest` of a file. `report` is told of lines that are missed."""
+    """Return the newest record of each step in a file, in order. `report` gets a notice if lines are missed."""
     records, gap_count = keep_newest(_iterate_lines(path))
     _tell(path, gap_count, report)
     return records
 
 
 def read_every_record(path: str | Path, report: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
-    """The same with every record, also of steps that came again, as they were written."""
+    """Return every record of a file as written, also of steps that came again. `report` as in `read_records`."""
     lines = [*_iterate_lines(path)]
     _tell(path, keep_newest(lines)[1], report)
     return [record for record in lines if record is not None]
 
 
 def _iterate_lines(path: str | Path) -> Iterator[dict[str, Any] | None]:
-    """The record that each line of a file holds. A last one without an end may be one that a living run is writing."""
+    """Yield each line's record, None if it has none; skip a torn last line, which a live run may be writing."""
     with open_regular(path) as file:
         for line in file:
             record = record_of(line)
@@ -142,13 +142,13 @@ def _tell(path: str | Path, missed: int, told: Callable[[str], object]) -> None:
 
 
 def describe_missing(path: str | Path, lines: int) -> str:
-    """What a notice says of lines of a metrics.jsonl that are missed."""
+    """Return the notice about lines of a metrics.jsonl that hold no record."""
     holds = "line of it holds" if lines == 1 else "lines of it hold"
     return f"{path} is damaged: {lines} {holds} no record of a step, and those steps are missing."
 
 
 def to_plain(value: object) -> object:
-    """The same as JSON has it: floats that are not finite as strings."""
+    """Return the value as JSON has it, with floats that are not finite as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The runtime: a model as a strategy laid it over the mesh, able to run one step."""
+"""The runtime: contract of a model that a strategy has sharded over the mesh: steps, validation and generation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class ParamShard:
-    """One box of a parameter on this rank: a leaf tensor with its `.grad`, and the shard that says which box it is."""
+    """One box of a parameter on this rank: a leaf tensor with its `.grad`, and the shard with its offset."""
 
     tensor: torch.Tensor
     shard: Shard
@@ -75,10 +75,10 @@ class ShardedParam:
 
 @dataclass(eq=False)
 class Job:
-    """What a strategy builds a runtime from: a run laid out over ranks, as one rank sees it (not a job of a cluster).
+    """Input of a strategy that builds a runtime: a run laid out over ranks, as one rank sees it (not a cluster job).
 
     comms    process groups of this rank, with the device that it computes on
-    finish   called with each block and its path when the block is cut: recomputation and compilation wrap it
+    finish   called with each block and its path when the block is sharded: recomputation and compilation wrap it
     """
 
     composed: Composed
@@ -97,14 +97,14 @@ class Job:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The modules of the whole model on the meta device: shapes, and no memory."""
+        """Modules of the complete model on the meta device: shapes without memory."""
         from gangline.model.build import build_model
 
         return build_model(self.composed.tree, self.composed.plan)
 
     @cached_property
     def reduction(self) -> GradientReduction:
-        """How the run sums gradients over data-parallel ranks; for strategies with `ParallelConfig.reduces`."""
+        """Reduction that sums gradients over data-parallel ranks; for strategies with `ParallelConfig.reduces`."""
         from gangline.gradients import CheckedReduction
         from gangline.plugin.registry import build, installed
 
@@ -114,12 +114,12 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How each token is drawn from softmax(logits / temperature), and when a text ends.
+    """Options of text generation: how each token is drawn from softmax(logits / temperature), and when a text ends.
 
     tokens       maximum number of tokens written after each prompt
     temperature  0 takes the likeliest token
     top_k        draw from this number of likeliest tokens; None: from all
-    top_p        draw from the likeliest that together have this probability (nucleus; arXiv 1904.09751, section 3.1)
+    top_p        draw from likeliest tokens that together have this probability (nucleus; arXiv 1904.09751, section 3.1)
     seed         a token is a function of (seed, number of the prompt, tokens written before it) and the probabilities
     ends         tokens that end a text; they are not part of it
 
@@ -144,22 +144,22 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Written:
-    """The tokens after one prompt, and why there are no more: an end token came, a stop string, or enough of them."""
+    """Tokens generated after one prompt, and why the text ended: an end token, a stop string, or its maximum length."""
 
     tokens: list[int]
     why: Why
 
 
 class Runtime(ABC):
-    """Runs a step on the whole mesh. Every method is called by all ranks, in the same order.
+    """Contract of a runtime, which runs steps on the complete mesh. All ranks call every method, in the same order.
 
     The optimizer writes `ParamShard.tensor` in place. `step`, `evaluate`, `score` and `generate` first refresh the
     copies that the modules compute with.
     """
 
-    registry: Registry  # of the `model/...` arrays, whole and the same on every rank
-    rank: int  # this rank's own, global number
-    data_coordinate: tuple[int, int]  # (index, width): which share of the global batch this rank reads
+    registry: Registry  # all `model/...` arrays, equal on every rank
+    rank: int  # global number of this rank
+    data_coordinate: tuple[int, int]  # (index, width): share of the global batch that this rank reads
     # Axes along which replicas hold different weights, gradients and optimizer state between synchronisations. Pass the
     # same axes to `Registry.of(..., differs)`: the first rank along them is then primary, so a checkpoint holds its
     # values. `evaluate`, `score` and `generate` have to use these values too, on all ranks.
@@ -189,13 +189,13 @@ class Runtime(ABC):
         samples whose `loss_mask` is empty, which score 0. The shares are joined in order of `data_coordinate`. Valid
         targets are summed, in evaluation mode, without gradients. losses_per_sample: with 1
         the result is (n,); with more the model returns (losses_per_sample,) for a sample, and the result is
-        (n, losses_per_sample). Raises ValueError, on all ranks, where the shares differ in length.
+        (n, losses_per_sample). Raises ValueError, on all ranks, if the shares differ in length.
         """
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
     ) -> list[Written]:
-        """Return the tokens after each prompt (of at least one token): the same on all ranks and in any layout.
+        """Return the tokens after each prompt (of at least one token): equal on all ranks and in any layout.
 
         All ranks pass the same prompts. stop: returns whether a text of these tokens is done, equal on all ranks.
         Raises UserError, on all ranks, if this strategy cannot generate.

@@ -1,4 +1,4 @@
-"""The contract of learning-rate schedules. Torch-free."""
+"""Learning-rate schedules: their contract. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Shards and their registry: the one currency between strategies, optimizers and checkpointers.
+"""Shards and their registry: the state of a run as strategies, optimizers and checkpointers exchange it.
 
-A run's state is a set of named global arrays. A `Shard` is the part of one that a rank holds. The `Registry` has, for
+A run's state is a set of named global arrays. A `Shard` is the part of one that a rank holds. The `Registry` knows, for
 every array, which rank holds which box. It is a pure function of plan and mesh, equal on every rank, and its size grows
 with arrays and boundaries, not with ranks times arrays: a checkpointer plans from it without communication.
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     import torch
 
 ITEMSIZE = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
-MODEL = "model"  # what names of the model's arrays begin with
+MODEL = "model"  # start of the names of the model's arrays
 
 
 def name_model_array(parameter: str) -> str:
-    """The array that a parameter or buffer of the model is kept as."""
+    """Return the name of the array that holds a parameter or buffer of the model."""
     return f"{MODEL}/{parameter}"
 
 
 def parse_parameter(array: str) -> str:
-    """The inverse of `name_model_array`: the model's own name of the array."""
+    """Return the model's own name of an array: the inverse of `name_model_array`."""
     return array.removeprefix(f"{MODEL}/")
 
 
 def is_of_model(array: str) -> bool:
-    """Whether it is an array of the model, and not of the optimizer or of a callback."""
+    """Return whether an array belongs to the model, and not to the optimizer or a callback."""
     return array.startswith(f"{MODEL}/")
 
 
@@ -46,7 +46,7 @@ def name_dtype(dtype: torch.dtype) -> str:
 
 
 def get_itemsize(dtype: str) -> int:
-    """Bytes of one element; one byte where the name is not listed (bool, uint8, float8)."""
+    """Return the bytes of one element; 1 for a name that is not listed (bool, uint8, float8)."""
     return ITEMSIZE.get(dtype, 1)
 
 
@@ -63,7 +63,7 @@ class Box:
 
     @property
     def limits(self) -> tuple[tuple[int, int], ...]:
-        """(start, stop) along each dim."""
+        """Limits (start, stop) of the box along each dim."""
         return tuple((start, start + length) for start, length in zip(self.offset, self.shape, strict=True))
 
     @property
@@ -71,7 +71,7 @@ class Box:
         return tuple(slice(start, stop) for start, stop in self.limits)
 
     def intersect(self, other: Box) -> Box | None:
-        """The part both have, in global coordinates."""
+        """Return the part that both boxes have, in global coordinates; None if they do not overlap."""
         start = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
         stop = tuple(
             min(a + n, b + m) for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape, strict=True)
@@ -81,7 +81,7 @@ class Box:
         return Box(start, tuple(b - a for a, b in zip(start, stop, strict=True)))
 
     def slice_within(self, outer: Box) -> tuple[slice, ...]:
-        """Where this box lies in a tensor that holds `outer`."""
+        """Return the slices of this box in a tensor that holds `outer`."""
         return tuple(
             slice(start - base, start - base + length)
             for start, base, length in zip(self.offset, outer.offset, self.shape, strict=True)
@@ -90,10 +90,10 @@ class Box:
 
 @dataclass
 class Shard:
-    """This rank holds the box at `offset` of the global array `name`.
+    """One box of a global array on this rank: at `offset` of the array `name`.
 
-    `local` is a writable view, valid until the next step. `primary` is true on exactly one holder of each
-    box: the one that writes it. Padding never shows.
+    `local` is a writable view without padding, valid until the next step. `primary` is true on exactly one
+    holder of each box: the one that writes it.
     """
 
     name: str
@@ -110,15 +110,15 @@ class Shard:
 
 @dataclass(frozen=True)
 class Division:
-    """One way an array is cut: parts along `dim` (or over rows), picked by the joint coordinate along `axes`.
+    """One way an array is sharded: parts along `dim` (or over rows), chosen by the joint coordinate along `axes`.
 
-    bounds  where parts begin and end: one entry more than there are parts; equal neighbours make an empty part
+    bounds  start and end of the parts: one entry more than there are parts; equal neighbours make an empty part
     every   the rank with joint coordinate i holds part (i // every) % parts. With 2 key-value heads, tp=4 and every=2:
-            parts 0, 0, 1, 1. What lies on a fold has every=1 over the axes of the fold, and over the ranks beside it
+            parts 0, 0, 1, 1. Sharding over a fold has every=1 on its axes, and over the ranks across folds
             every = the fold's size. Ranks that hold the same part are replicas
-    rows    bounds count rows of what the earlier divisions left, leading dims flattened (a row runs along the last
+    rows    bounds count rows of the part that earlier divisions left, leading dims flattened (a row runs along the last
             dim); such a part of a stacked array is a few boxes. `bounds` may then depend on the part that the earlier
-            divisions gave: there is one tuple for each of those, in joint order
+            divisions gave: one tuple for each such part, in joint order
     Two divisions of an array have the same axes, or none in common. Example: an array (4, 6), split in halves over tp=4
     and each half by rows over dp_shard=2 (ZeRO), has Division(("tp",), ((0, 2, 4),), every=2) and
     Division(("dp_shard",), ((0, 1, 2),), rows=True). The ranks at dp_shard=1 and tp=2 or 3 hold parts (1, 1), the
@@ -138,11 +138,11 @@ class Division:
 
 @dataclass(frozen=True)
 class Layout:
-    """How one global array lies over the mesh.
+    """Placement of one global array on the mesh.
 
-    `at` fixes coordinates (a pipeline stage: {"pp": 2}); axes that neither `at` nor a division
-    names hold replicas, of which number `turn` (plus the box's number) is primary. `differs` names those of these axes
-    along which replicas hold other values between synchronisations: the first rank along them is primary.
+    `at` fixes coordinates (a pipeline stage: {"pp": 2}). Axes that neither `at` nor a division names hold replicas, of
+    which number `turn` (plus the box's number) is primary. `differs` names the replica axes along which replicas hold
+    other values between synchronisations: the first rank along them is primary.
     """
 
     shape: tuple[int, ...]
@@ -161,7 +161,7 @@ class Layout:
         return tuple(axis for division in self.divisions for axis in division.axes)
 
     def list_boundaries(self) -> tuple[tuple[int, ...], ...]:
-        """Every boundary along each dim, both ends included."""
+        """Return all boundaries along each dim, both ends included."""
         boundaries = [{0, length} for length in self.shape]
         for division in self.divisions:
             if not division.rows:
@@ -173,7 +173,7 @@ class Layout:
         return tuple(tuple(sorted(dim)) for dim in boundaries)
 
     def list_boxes(self, parts: Sequence[int]) -> list[Box]:
-        """The boxes of the holder of these parts, one part for each division."""
+        """Return the boxes of the holder of these parts, one part for each division."""
         boxes, earlier = [Box((0,) * len(self.shape), self.shape)], 0
         for division, part in zip(self.divisions, parts, strict=True):
             bounds = division.bounds[earlier] if len(division.bounds) > 1 else division.bounds[0]
@@ -188,14 +188,14 @@ class Layout:
         return boxes
 
     def iterate_boxes(self) -> Iterator[tuple[tuple[int, ...], Box]]:
-        """Every box of the array with the parts of its holders, in order."""
+        """Yield every box of the array, in order, as (parts of its holders, box)."""
         for parts in product(*(range(division.parts) for division in self.divisions)):
             for box in self.list_boxes(parts):
                 yield parts, box
 
 
 def _cut_along(box: Box, dim: int, start: int, stop: int) -> Box | None:
-    """The part of `box` between `start` and `stop` (global coordinates) along `dim`."""
+    """Return the part of `box` between `start` and `stop` (global coordinates) along `dim`; None if it is empty."""
     slab = Box(
         box.offset[:dim] + (start,) + box.offset[dim + 1 :], box.shape[:dim] + (stop - start,) + box.shape[dim + 1 :]
     )
@@ -203,7 +203,7 @@ def _cut_along(box: Box, dim: int, start: int, stop: int) -> Box | None:
 
 
 def _take_rows(boxes: list[Box], start: int, stop: int) -> list[Box]:
-    """Rows `start` to `stop` of `boxes`, numbered through all of them; rows past the last are padding."""
+    """Return rows `start` to `stop` of `boxes`, numbered across all boxes; rows past the last are padding."""
     row_boxes: list[Box] = []
     for box in boxes:
         rows = prod(box.shape[:-1])
@@ -214,7 +214,7 @@ def _take_rows(boxes: list[Box], start: int, stop: int) -> list[Box]:
 
 
 def _cut_rows(box: Box, start: int, stop: int) -> list[Box]:
-    """Rows `start` to `stop` > `start` of `box`, its leading dims flattened, as the fewest boxes in order."""
+    """Return rows `start` to `stop` > `start` of `box`, with leading dims flattened, as the fewest boxes in order."""
     if len(box.shape) <= 1:
         return [box]
     if len(box.shape) == 2:
@@ -245,7 +245,7 @@ def _lead(box: Box, index: int, inner: Box) -> Box:
 
 
 class Places:
-    """Which part of an array, and which replica of it, a place on the mesh holds.
+    """Map between a coordinate on the mesh and the part of an array, and replica of that part, that it holds.
 
     Along each tuple of axes that divisions use, the joint coordinate is a mixed-radix number. A division reads one of
     its digits; the other digits, and the axes that no division names, count replicas. In the example of `Division`:
@@ -256,7 +256,7 @@ class Places:
         self.mesh, self.layout = mesh, layout
         fixed = dict(layout.at)
         free = [axis for axis in mesh.axes if axis not in layout.cut_axes and axis not in fixed]
-        self.free = tuple(sorted(free, key=lambda axis: axis not in layout.differs))  # the first replicas come first
+        self.free = tuple(sorted(free, key=lambda axis: axis not in layout.differs))  # replicas that write come first
         self.digits: dict[tuple[str, ...], list[tuple[int, int, int]]] = {}  # axes -> (every, parts, division)
         for number, division in enumerate(layout.divisions):
             self.digits.setdefault(division.axes, []).append((division.every, division.parts, number))
@@ -268,7 +268,7 @@ class Places:
 
     @property
     def key(self) -> tuple:
-        """Equal for arrays whose replicas lie on the same ranks."""
+        """Key that is equal for arrays whose replicas are on the same ranks."""
         return (
             self.layout.at,
             self.free,
@@ -277,7 +277,7 @@ class Places:
         )
 
     def of(self, coordinate: Coordinate) -> tuple[tuple[int, ...], int]:
-        """(the part for each division, the number of the replica)."""
+        """Return (the part for each division, the number of the replica) at a coordinate."""
         parts = [0] * len(self.layout.divisions)
         replica = self.mesh.index(coordinate, self.free)
         for axes, digits in self.digits.items():
@@ -293,7 +293,7 @@ class Places:
         return tuple(parts), replica
 
     def coordinate(self, parts: Sequence[int], replica: int) -> dict[str, int]:
-        """The inverse of `of`: the coordinate of the place that holds these parts as that replica."""
+        """Return the coordinate that holds these parts as that replica: the inverse of `of`."""
         coordinate = dict(self.layout.at)
         for axes, digits in reversed(self.digits.items()):
             size = self.mesh.size(*axes)
@@ -309,20 +309,20 @@ class Places:
 
 
 def find_primary_replica(layout: Layout, parts: Sequence[int], writers: int) -> int:
-    """The number of the replica that writes a part: spread over the first `Places.writers`."""
+    """Return the number of the replica that writes a part: spread over the first `Places.writers`."""
     return (layout.turn + sum(parts)) % writers
 
 
 @dataclass(frozen=True)
 class Registry:
-    """Every global array of the run, on whatever stage, and who holds which box of it."""
+    """All global arrays of the run, on every stage, with the ranks that hold each box."""
 
     mesh: Mesh
     layouts: dict[str, Layout] = field(default_factory=dict)
 
     @classmethod
     def of(cls, mesh: Mesh, layouts: Mapping[str, Layout], differs: Iterable[str] = ()) -> Registry:
-        """A registry whose primaries are spread so that the replicas of an array write equal bytes.
+        """Return a registry whose primaries are spread so that the replicas of an array write equal bytes.
 
         differs: the axes of `Layout.differs`, for all arrays.
         """
@@ -348,14 +348,14 @@ class Registry:
         return iter(self.layouts)
 
     def __or__(self, other: Registry) -> Registry:
-        """The arrays of both; one that is in both must have the same layout in both."""
+        """Return the arrays of both registries. Raises ValueError if an array has two layouts."""
         clash = [name for name in other if name in self and self[name] != other[name]]
         if clash:
             raise ValueError(f"two layouts for the same arrays: {', '.join(clash)}")
         return Registry(self.mesh, {**self.layouts, **other.layouts})
 
     def add_like(self, prefix: str, names: Iterable[str], dtype: str | None = None) -> Registry:
-        """Arrays `prefix/<rest>` with the boxes of `model/<rest>`, for each of `names` (given as ``model/<rest>``)."""
+        """Return arrays `prefix/<rest>` with the boxes of `model/<rest>`, for each of `names` (as ``model/<rest>``)."""
         layouts = {}
         for name in names:
             layout = self[name]
@@ -363,11 +363,11 @@ class Registry:
         return Registry(self.mesh, layouts)
 
     def list_boxes(self, name: str) -> list[Box]:
-        """All primary boxes of an array, in order: they tile it."""
+        """Return all primary boxes of an array, in order: they tile it."""
         return [box for _, box in self[name].iterate_boxes()]
 
     def list_rank_boxes(self, name: str, rank: int) -> list[tuple[Box, bool]]:
-        """The boxes of `name` that a rank holds, each with whether it is their primary."""
+        """Return (box, whether this rank is its primary) for each box of `name` that a rank holds."""
         layout, coordinate = self[name], self.mesh.coordinate(rank)
         if any(coordinate[axis] != index for axis, index in layout.at):
             return []
@@ -377,7 +377,7 @@ class Registry:
         return [(box, primary) for box in layout.list_boxes(parts)]
 
     def find_holders(self, name: str, box: Box) -> list[int]:
-        """The global ranks that hold all of a primary box, the primary first. Raises LookupError for any other box."""
+        """Return the global ranks that hold a primary box, the primary first. Raises LookupError for any other box."""
         layout = self[name]
         parts = next((parts for parts, candidate in layout.iterate_boxes() if candidate == box), None)
         if parts is None:
@@ -385,7 +385,7 @@ class Registry:
         return self._find_holders(layout, Places(self.mesh, layout), parts)
 
     def iterate_held(self, name: str) -> Iterator[tuple[Box, list[int]]]:
-        """Every primary box of an array with its holders, as `boxes` and `find_holders` say them."""
+        """Yield every primary box of an array with the ranks that hold it, the primary first."""
         layout = self[name]
         places = Places(self.mesh, layout)
         return ((box, self._find_holders(layout, places, parts)) for parts, box in layout.iterate_boxes())

@@ -1,4 +1,4 @@
-"""The tracker contract: where the step records go. On global rank 0 alone."""
+"""Trackers: the contract of writers of step records. They run on global rank 0 only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Start:
 
     name: str
     directory: str
-    first_step: int  # the step before the first that will be run: 0, or the one resumed from
+    first_step: int  # number of the last step before this start: 0, or the step resumed from
     last_step: int
     attempt: int
     parameters: int
@@ -25,10 +25,10 @@ class Start:
 
 
 class Tracker(ABC):
-    """Writes records somewhere. An exception of a tracker ends neither the run nor the other trackers."""
+    """Contract of a writer of step records. An exception of a tracker ends neither the run nor the other trackers."""
 
     def begin(self, start: Start) -> None:
-        """Called before the first step. After a resume, records past `start.first_step` are of an abandoned branch."""
+        """Act before the first step. After a resume, records past `start.first_step` are of an abandoned branch."""
 
     @abstractmethod
     def record(self, record: StepRecord) -> None:
@@ -41,4 +41,4 @@ class Tracker(ABC):
         """Begin to send what is left, without waiting. Called before any tracker's `end`: all send in parallel."""
 
     def end(self, summary: dict[str, Any]) -> None:
-        """Called after the last step, also when the run ends early; `summary` says how it ended."""
+        """Act after the last step, also when the run ends early; `summary` says how it ended."""

@@ -1,4 +1,4 @@
-"""What a checkpointer imports: its contract, the arrays that it keeps, and which checkpoints may go.
+"""Checkpoints: the contract of a checkpointer, the arrays that it stores, and which checkpoints may be deleted.
 
 Torch is loaded with the first name that needs it.
 """

@@ -1,6 +1,6 @@
-"""Fingerprints of named arrays that no layout changes.
+"""Fingerprints of named arrays, equal in every layout.
 
-The fingerprint of an array is a sum modulo 2**64 of hashes, one of each number and its place: ranks add up their sums.
+The fingerprint of an array is a sum modulo 2**64 of hashes of each number and its place: ranks add up their sums.
 """
 
 from __future__ import annotations

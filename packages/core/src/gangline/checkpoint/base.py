@@ -1,4 +1,4 @@
-"""The checkpointer contract: save and load named global arrays and one JSON document."""
+"""Checkpointers: the contract to save and load named global arrays and one JSON document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SaveFailed(Exception):
-    """A save failed: the disk is full, the store is gone. What was saved before is untouched.
+    """Error of a save: the disk is full, the store is gone. Earlier checkpoints are untouched.
 
     Raised on every rank, by `Checkpointer.save` or by the futures of its handle.
     """
@@ -29,11 +29,11 @@ class SaveFailed(Exception):
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """Options of one save. What the checkpoint stores beside its arrays, such as the attempt, is in the document."""
+    """Options of one save. What a checkpoint stores next to its arrays, such as the attempt, is in the document."""
 
     step: int
     last: bool = False  # the run's last save, for the most durable tier; a tier that has it already is not an error
-    deadline_seconds: float | None = None  # until the process is killed; None: no deadline
+    deadline_seconds: float | None = None  # seconds until the process is killed; None: unlimited
     tiers: tuple[str, ...] = ()  # the checkpointer's own names of the tiers to write; (): all
     record_waits: bool = False  # every step is saved: the record of this one is reported once its save is visible
 
@@ -54,20 +54,20 @@ class SaveHandle:
 
     visible  done when the checkpoint can be found and restored: its first tier is durable, and another save may begin
     settled  done when every tier is written and nothing is left to do; never before `visible`
-    Each holds None or a SaveFailed. An error before the checkpoint is visible is in both, one of a later tier in
+    Each holds None or a SaveFailed. An error before the checkpoint is visible is in both, an error of a later tier in
     `settled` alone. Ranks get the same outcome, at different times: a decision that all ranks must make alike waits
     until a future is done on every rank.
     """
 
     id: CheckpointId
-    blocked_seconds: float = 0.0  # how long the step was held up
+    blocked_seconds: float = 0.0  # time that the save blocked the step
     visible: Future[None] = field(default_factory=Future)
     settled: Future[None] = field(default_factory=Future)
     measure: Callable[[], float] | None = None  # share of this rank's bytes that is written, all tiers together
 
     @property
     def state(self) -> SaveState:
-        """Return the state of the save. Never raises."""
+        """State of the save. Never raises."""
         if self.error:
             return SaveState.FAILED
         if self.settled.done():
@@ -76,7 +76,7 @@ class SaveHandle:
 
     @property
     def error(self) -> SaveFailed | None:
-        """Return why the save failed, None as long as it has not. An error of another type counts as a SaveFailed."""
+        """Error of the save, None if it has not failed. An error of another type counts as a SaveFailed."""
         for future in (self.visible, self.settled):
             error = None if not future.done() else CancelledError() if future.cancelled() else future.exception()
             if error is not None:
@@ -86,7 +86,7 @@ class SaveHandle:
 
     @property
     def progress(self) -> float:
-        """Return the share of this rank's bytes that is written."""
+        """Share of this rank's bytes that is written, 0 to 1."""
         return float(self.settled.done()) if self.measure is None else self.measure()
 
     def finish(self, error: SaveFailed | None = None) -> SaveHandle:
@@ -95,16 +95,16 @@ class SaveHandle:
             self.visible.set_result(None)
             self.settled.set_result(None)
         else:
-            self.settled.set_exception(error)  # first: who sees the error in `visible` finds it in both
+            self.settled.set_exception(error)  # first: code that sees the error in `visible` finds it in both
             self.visible.set_exception(error)
         return self
 
 
 class Checkpointer(ABC):
-    """Saves and loads checkpoints. A save becomes visible all at once; a visible checkpoint is complete, and is never
+    """Contract of a checkpointer. A save becomes visible at once; a visible checkpoint is complete, and is never
     overwritten.
 
-    `save` and `load` are called by all ranks. Reading (`list`, `document`) needs no process group.
+    `save` and `load` are called by all ranks. Reading (`list`, `read_document`) needs no process group.
     Construction may use collectives; `build(config, run, store)` gets the job's key-value store, or None in a tool that
     opens a finished run.
     """
@@ -172,7 +172,7 @@ class Checkpointer(ABC):
     @property
     @abstractmethod
     def run_dir(self) -> str:
-        """Return the run directory whose attempts decide which checkpoint is the latest."""
+        """Run directory whose attempts decide which checkpoint is the latest."""
 
     def close(self) -> None:
         """Wait for the saves under way, and free all resources."""

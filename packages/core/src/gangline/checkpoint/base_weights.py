@@ -1,7 +1,7 @@
 """Base weights: the parameters that a plan freezes, which checkpoints may leave out (`checkpoint.frozen=false`).
 
 They are a function of the run: drawn by its seed, or read from `model.weights`. A checkpoint without them records their
-fingerprint, which no layout changes. Whoever opens it draws them again; other weights in their place are refused.
+fingerprint, which no layout changes. A reader draws them again, and refuses other weights in their place.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from gangline.plan import Plan
 
 Shapes = Mapping[str, tuple[int, ...]]
-Read = Callable[[Shapes], Iterator[tuple[str, "torch.Tensor"]]]  # each until the next: they may share memory
-Record = Mapping[str, Any]  # what a checkpoint's document says of the weights that it leaves out: `Document.base`
+Read = Callable[[Shapes], Iterator[tuple[str, "torch.Tensor"]]]  # a tensor is valid until the next is read
+Record = Mapping[str, Any]  # entry of a checkpoint's document on weights that it leaves out
 
 
 class BaseWeights:
-    """The base weights of a run: one object for all that saves leave out and that a restore draws again.
+    """Base weights of a run: one object for all weights that saves leave out and a restore draws again.
 
-    arrays    name and shape of each, in order of name. Buffers are no base weights: they are always saved
-    left_out  names of those that saves leave out; empty before `leave_out`
-    record    what the documents of those saves say of them
+    arrays    name and shape of each, in order of name. Buffers are not base weights: they are always saved
+    left_out  names of the base weights that saves leave out; empty before `leave_out`
+    record    entry on them in the documents of these saves
     """
 
     def __init__(self, run: Run, tree: Node, plan: Plan, comms: Comms | None = None) -> None:
@@ -84,10 +84,10 @@ class BaseWeights:
         return {name: shape for name, shape in self.arrays.items() if name not in stored}
 
     def fill(self, shards: Sequence[Shard], stored: Collection[str], record: Record, checkpoint: str) -> list[Shard]:
-        """Draw the base weights that a checkpoint leaves out; returns the shards that are left to load from it.
+        """Draw the base weights that a checkpoint leaves out; return the shards that are left to load from it.
 
-        Called by all ranks. Weights that the run has left out itself are there already. checkpoint: its name in errors.
-        Raises UserError if the weights cannot be drawn, or differ from those that the checkpoint was trained on.
+        Called by all ranks. Weights that the run itself left out are already set. checkpoint: its name in errors.
+        Raises UserError if the weights cannot be drawn, or differ from the ones that the checkpoint was trained on.
         """
         missing = self.find_missing(stored)
         if missing and record.get("fingerprint") != self.record.get("fingerprint", ""):
@@ -101,8 +101,8 @@ class BaseWeights:
     ) -> tuple[Shapes, Read, Callable[[], None]]:
         """Return (arrays, read, check) of a checkpoint, with the base weights that it leaves out.
 
-        One array is drawn at a time: together they may be larger than the memory. check: called after all reads, draws
-        those that were not read; raises UserError as `fill` does.
+        Arrays are drawn one at a time, because all may not fit into memory. check: called after all reads, draws
+        the arrays that were not read; raises UserError as `fill` does.
         """
         missing = self.find_missing(arrays)
         if not missing:
@@ -135,7 +135,7 @@ class BaseWeights:
         return {**arrays, **missing}, read_all, check
 
     def _draw(self, shards: Sequence[Shard], failed: str, remedy: str) -> Sequence[Shard]:
-        """Fill shards with the first weights of the run. Raises UserError, which begins with `failed`."""
+        """Fill shards with the initial weights of the run. Raises UserError, which begins with `failed`."""
         from gangline.model.first_weights import draw_weights
 
         try:
@@ -152,7 +152,7 @@ def _refuse_silent(missing: Iterable[str], record: Record, checkpoint: str) -> N
 
 
 def _explain_unreadable(record: Record, checkpoint: str) -> tuple[str, str]:
-    """Return the beginning and the end of an error where the base weights of a checkpoint cannot be drawn."""
+    """Return the beginning and the end of an error for base weights of a checkpoint that cannot be drawn."""
     return f"{checkpoint} holds what is trained alone, and its base cannot be read", _format_origin(record)
 
 

@@ -1,4 +1,4 @@
-"""The training state's document: all that is not an array. The same on every rank; one small JSON file."""
+"""Document of a checkpoint: all training state that is not an array. Equal on every rank; one small JSON file."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ VERSION = 1
 
 @dataclass
 class Document:
-    """What a checkpoint says beside its arrays.
+    """State that a checkpoint stores next to its arrays.
 
     The arrays are ``model/...`` (master weights and persistent buffers), ``optimizer/<state>/...`` and, of one
     layout only, ``local/...``.
     """
 
-    step: int  # steps done
+    step: int  # number of steps done
     attempt: int
     cursor: int  # the next global sample number
-    seed: int  # with `step` and the cursor all that random draws depend on
-    tokens: int = 0  # valid tokens seen so far
+    seed: int  # seed of all random draws, together with `step` and the cursor
+    tokens: int = 0  # valid tokens trained on
     version: int = VERSION
     parts: dict[str, Any] = field(default_factory=dict)  # group -> {"part", "distribution", "version"}
     states: dict[str, Any] = field(default_factory=dict)  # "optimizer", "precision", "data", "health.nan" -> state()
-    data: str = ""  # the source's fingerprint
-    model: str = ""  # a fingerprint of the model's arrays: names and shapes
-    base: dict[str, Any] = field(default_factory=dict)  # of what is not trained and not among the arrays, if anything
-    mesh: dict[str, int] = field(default_factory=dict)  # the layout that wrote it, for people; no reader needs it
+    data: str = ""  # fingerprint of the data source
+    model: str = ""  # fingerprint of the model's arrays: names and shapes
+    base: dict[str, Any] = field(default_factory=dict)  # record of frozen weights that are not among the arrays
+    mesh: dict[str, int] = field(default_factory=dict)  # layout that wrote the checkpoint, for people only
     config: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class Document:
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Document:
-        """From stored JSON; fields of a newer writer are passed over. Raises ValueError where one has no meaning."""
+        """Return the document from stored JSON; skip fields of newer writers. Raises ValueError for invalid ones."""
         fields = {key: value for key, value in content.items() if key in cls.__dataclass_fields__}
         for name in ("step", "attempt", "cursor", "seed"):
             if type(fields.get(name)) is not int:

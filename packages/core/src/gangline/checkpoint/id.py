@@ -1,4 +1,4 @@
-"""The name of a checkpoint: the step after which it was saved, and the attempt that saved it. Torch-free."""
+"""Id of a checkpoint: the step after which it was saved, and the attempt that saved it. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ID = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
 @dataclass(frozen=True, order=True)
 class CheckpointId:
-    """``step-00000012``, and ``step-00000012.2`` in the second attempt."""
+    """Id of a checkpoint: ``step-00000012``, and ``step-00000012.2`` in the second attempt."""
 
     step: int
     attempt: int = 1
@@ -20,7 +20,7 @@ class CheckpointId:
 
     @classmethod
     def parse(cls, text: str) -> CheckpointId | None:
-        """The id that `text` spells, or None. Each has one spelling: step-000000012 is nobody's name."""
+        """Return the id that `text` spells, or None. Each id has one spelling: step-000000012 is invalid."""
         match = _ID.fullmatch(text)
         id = None if match is None else cls(int(match[1]), int(match[2] or 1))
         return id if str(id) == text else None

@@ -1,4 +1,4 @@
-"""Which checkpoints may go: one rule for every checkpointer and every tool. Torch-free."""
+"""Retention: which checkpoints may be deleted, one rule for every checkpointer and every tool. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from gangline.checkpoint.id import CheckpointId
 from gangline.run import attempts
 
-Lacks = Callable[[CheckpointId], str]  # why a checkpoint cannot be whole; "" where it is
+Lacks = Callable[[CheckpointId], str]  # why a checkpoint is incomplete; "" if it is complete
 
 
 def find_superfluous(
@@ -18,11 +18,11 @@ def find_superfluous(
     others: Collection[CheckpointId] = (),
     keep_every: int | None = None,
 ) -> list[CheckpointId]:
-    """What is neither of the newest `keep_last` that led to where the run stands nor of every `keep_every` steps.
+    """Return the checkpoints to delete: all but the newest `keep_last`, each `keep_every` steps, and `others`.
 
-    Nor one of `others`. `ids`: all, oldest first. Whole is what was looked at, not what has a name: one that `lacks`
-    finds something wrong with counts for nothing. It stays where it is newer than what is kept, for another place may
-    have what it lacks. Where nothing good is found nothing goes: what a run would resume from is never deleted.
+    Only checkpoints that led to the run's current state are kept. ids: all, oldest first. Only checkpoints in which
+    `lacks` finds no fault count for `keep_last`. Faulty ones that are newer than these stay, because another tier may
+    have the missing bytes. Without a good checkpoint all stay: the one that a run would resume from is never deleted.
     """
     branch = attempts.branch(run_dir, ids) or [*reversed(ids)]  # all are abandoned: one is better than none
     kept_ids, good = {*others}, 0
@@ -35,12 +35,12 @@ def find_superfluous(
         return []
     if keep_every is not None:
         kept_ids |= {id for id in branch if id.step % keep_every == 0}
-    number = attempts.read_current(run_dir)  # of an attempt that is not written down nobody knows that it was abandoned
+    number = attempts.read_current(run_dir)  # an attempt that is not written yet may not be abandoned
     return [id for id in ids if id not in kept_ids and id.attempt <= number]
 
 
 def _is_whole(id: CheckpointId, lacks: Lacks) -> bool:
-    """A store that does not answer has said nothing good."""
+    """Return whether a checkpoint is complete; False if its store does not answer."""
     try:
         return not lacks(id)
     except OSError:

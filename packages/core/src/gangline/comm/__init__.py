@@ -1,4 +1,4 @@
-"""Ranks talking to ranks: the `Comm` contract, its transports, and collectives that autograd knows.
+"""Communication between ranks: the `Comm` contract, its transports, and collectives for autograd.
 
 Torch is loaded with the first name that needs it.
 """

@@ -1,6 +1,6 @@
-"""Communication along one mesh or fold axis: the one place where ranks exchange tensors.
+"""Communication along one mesh or fold axis: the only place where ranks exchange tensors.
 
-What counts, records, orders or delays traffic wraps a `Comm`; nothing else calls torch.distributed.
+Code that counts, records, orders or delays traffic wraps a `Comm`; no other code calls torch.distributed.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Pending(Protocol[T_co]):
-    """A collective under way."""
+    """Handle of a collective under way."""
 
     def wait(self) -> T_co:
-        """Block until it is done (on a GPU: make the current stream wait), and return the result."""
+        """Wait until the collective is done (on a GPU: make the current stream wait), and return the result."""
         ...
 
 
 class Comm(ABC):
-    """The ranks along one axis, and what they can do together.
+    """Contract of the ranks along one axis and their collectives.
 
     Every rank of the axis makes the same calls in the same order, from the thread that runs the step. Each collective
-    is a pair: `all_reduce` returns when its result may be used, `start_all_reduce` at once, with something to wait
-    for; until then its input must stay untouched. Tensors are contiguous. Those that are summed are of a dtype that
-    gloo and NCCL sum: floats of 16 bits and more, int8, uint8, int32 and int64; what is only moved may have any of
-    these and float8; integers wrap around. `Reduction` is "sum", "max" or "min", of which the latter two may drop nan.
+    is a pair: `all_reduce` returns when its result may be used, `start_all_reduce` at once, with a handle to wait
+    for; until then its input must stay untouched. Tensors are contiguous. Tensors to be summed are of a dtype that gloo
+    and NCCL sum: floats of 16 bits and more, int8, uint8, int32 and int64; tensors that are only moved may have any of
+    these dtypes and float8; integers wrap around. `Reduction` is "sum", "max" or "min"; "max" and "min" may drop nan.
     "n" below is `size`.
 
     Both methods of a pair call the method with an underscore, which a transport or a wrapper defines. background:
@@ -46,7 +46,7 @@ class Comm(ABC):
 
     axis: str  # "tp", "dp_replicate+dp_shard", the name of a fold, "world"
     size: int
-    index: int  # of this rank along the axis
+    index: int  # index of this rank along the axis
     ranks: tuple[int, ...]  # the global ranks, by index
 
     def all_reduce(self, x: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
@@ -54,36 +54,36 @@ class Comm(ABC):
         return self._all_reduce(x, op, background=False).wait()
 
     def start_all_reduce(self, x: torch.Tensor, op: Reduction = "sum") -> Pending[torch.Tensor]:
-        """Start `all_reduce`."""
+        """Start `all_reduce`; return its handle."""
         return self._all_reduce(x, op, background=True)
 
     @abstractmethod
     def _all_reduce(self, x: torch.Tensor, op: Reduction, background: bool) -> Pending[torch.Tensor]:
-        """Start the collective of the two methods above."""
+        """Start an all-reduce, for `all_reduce` and `start_all_reduce`."""
 
     def all_gather(self, x: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         """Gather (s, ...) of each rank as (n·s, ...) on all, by index. into: memory for the result; it may hold `x`."""
         return self._all_gather(x, into, background=False).wait()
 
     def start_all_gather(self, x: torch.Tensor, into: torch.Tensor | None = None) -> Pending[torch.Tensor]:
-        """Start `all_gather`."""
+        """Start `all_gather`; return its handle."""
         return self._all_gather(x, into, background=True)
 
     @abstractmethod
     def _all_gather(self, x: torch.Tensor, into: torch.Tensor | None, background: bool) -> Pending[torch.Tensor]:
-        """Start the collective of the two methods above."""
+        """Start an all-gather, for `all_gather` and `start_all_gather`."""
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
         """Sum (n·s, ...) over the ranks and return this rank's (s, ...) of the sum."""
         return self._reduce_scatter(x, background=False).wait()
 
     def start_reduce_scatter(self, x: torch.Tensor) -> Pending[torch.Tensor]:
-        """Start `reduce_scatter`."""
+        """Start `reduce_scatter`; return its handle."""
         return self._reduce_scatter(x, background=True)
 
     @abstractmethod
     def _reduce_scatter(self, x: torch.Tensor, background: bool) -> Pending[torch.Tensor]:
-        """Start the collective of the two methods above."""
+        """Start a reduce-scatter, for `reduce_scatter` and `start_reduce_scatter`."""
 
     def all_to_all(self, x: torch.Tensor, in_splits: Splits = None, out_splits: Splits = None) -> torch.Tensor:
         """Send `in_splits[i]` rows of dim 0 to peer i, and receive `out_splits[i]` rows from it; None: even splits."""
@@ -92,41 +92,41 @@ class Comm(ABC):
     def start_all_to_all(
         self, x: torch.Tensor, in_splits: Splits = None, out_splits: Splits = None
     ) -> Pending[torch.Tensor]:
-        """Start `all_to_all`."""
+        """Start `all_to_all`; return its handle."""
         return self._all_to_all(x, in_splits, out_splits, background=True)
 
     @abstractmethod
     def _all_to_all(
         self, x: torch.Tensor, in_splits: Splits, out_splits: Splits, background: bool
     ) -> Pending[torch.Tensor]:
-        """Start the collective of the two methods above."""
+        """Start an all-to-all, for `all_to_all` and `start_all_to_all`."""
 
     def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
         """Write `x` of the rank with index `source` into `x` of every rank, and return it. Any dtype."""
         return self._broadcast(x, source, background=False).wait()
 
     def start_broadcast(self, x: torch.Tensor, source: int) -> Pending[torch.Tensor]:
-        """Start `broadcast`."""
+        """Start `broadcast`; return its handle."""
         return self._broadcast(x, source, background=True)
 
     @abstractmethod
     def _broadcast(self, x: torch.Tensor, source: int, background: bool) -> Pending[torch.Tensor]:
-        """Start the collective of the two methods above."""
+        """Start a broadcast, for `broadcast` and `start_broadcast`."""
 
     def exchange(self, sends: Transfers, recvs: Transfers) -> Sequence[torch.Tensor]:
-        """Run one batch of point-to-point transfers, (tensor, peer index); return the tensors that were received into.
+        """Run one batch of point-to-point transfers, (tensor, peer index); return the received tensors.
 
         It is one batch because a send next to a receive deadlocks on NCCL, though not on gloo.
         """
         return self._exchange(sends, recvs, background=False).wait()
 
     def start_exchange(self, sends: Transfers, recvs: Transfers) -> Pending[Sequence[torch.Tensor]]:
-        """Start `exchange`."""
+        """Start `exchange`; return its handle."""
         return self._exchange(sends, recvs, background=True)
 
     @abstractmethod
     def _exchange(self, sends: Transfers, recvs: Transfers, background: bool) -> Pending[Sequence[torch.Tensor]]:
-        """Start the collective of the two methods above."""
+        """Start a batch of transfers, for `exchange` and `start_exchange`."""
 
     @abstractmethod
     def barrier(self) -> None:
@@ -134,7 +134,7 @@ class Comm(ABC):
 
 
 class Store(Protocol):
-    """The job's key-value store, for threads, writers and checks. Values are bytes."""
+    """Contract of the job's key-value store, for threads, writers and checks. Values are bytes."""
 
     def set(self, key: str, value: str | bytes) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -143,14 +143,14 @@ class Store(Protocol):
 
 
 class Comms(ABC):
-    """All axes of one rank's mesh. A process group is made on first use, so an unused axis costs nothing.
+    """Contract of the axes of one rank's mesh. A process group is made on first use, so an unused axis costs nothing.
 
     Ranks may use different axes, in different orders: making a group does not wait for other ranks.
     """
 
     store: Store
-    rank: int  # global
-    device: torch.device  # where this rank computes, and of the tensors that ranks exchange
+    rank: int  # global number
+    device: torch.device  # device that this rank computes on, and of the tensors that ranks exchange
 
     @abstractmethod
     def get_comm(self, *axes: str) -> Comm:
@@ -166,8 +166,8 @@ class Comms(ABC):
 
     @property
     def world(self) -> Comm:
-        """Return all ranks as one axis."""
+        """All ranks as one axis."""
         return self.get_comm(*AXES)
 
     def close(self) -> None:
-        """Leave the job; no rank may communicate after it."""
+        """Leave the job; this rank must not communicate after it."""

@@ -1,4 +1,4 @@
-"""Which ranks make up an axis, several axes together, or a fold: arithmetic on the mesh, no communication."""
+"""Groups of ranks that form an axis, several axes together, or a fold: arithmetic on the mesh, no communication."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gangline.plan import Fold
 
 
 class MeshComms(Comms):
-    """Comms of one rank of a mesh: a subclass says how a list of ranks becomes a Comm. Each is made once."""
+    """Comms of one rank of a mesh; a subclass makes a Comm from a list of ranks. Each is made once."""
 
     def __init__(self, mesh: Mesh, rank: int) -> None:
         self.mesh, self.rank = mesh, rank
@@ -19,7 +19,7 @@ class MeshComms(Comms):
 
     @abstractmethod
     def connect(self, axis: str, ranks: Sequence[int]) -> Comm:
-        """A Comm over these global ranks, which this rank is one of."""
+        """Return a Comm over these global ranks, which include this rank."""
 
     def _get_comm(self, axis: str, ranks: Sequence[int]) -> Comm:
         key = (axis, tuple(ranks))

@@ -1,4 +1,4 @@
-"""The key-value store of a job: rank 0 serves it, and listens at one address only."""
+"""Key-value store of a job: rank 0 serves it, and listens at one address only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.distributed import TCPStore
 
 from gangline.launch.network import find_listening_address
 
-ADDRESS = "GANGLINE_STORE_ADDRESS"  # where rank 0 listens, set by its agent or by the user; "0.0.0.0": everywhere
+ADDRESS = "GANGLINE_STORE_ADDRESS"  # address of rank 0, set by its agent or by the user; "0.0.0.0": everywhere
 _BACKLOG = 16384  # ranks that connect at once
 _ANYWHERE = ("", "0.0.0.0", "::")
 
-_served: WeakValueDictionary[int, TCPStore] = WeakValueDictionary()  # by port
+_served: WeakValueDictionary[int, TCPStore] = WeakValueDictionary()  # stores served by this process, by port
 
 
 def open_job_store(timeout: timedelta, waits: bool = True, environ: Mapping[str, str] = os.environ) -> TCPStore:
@@ -24,7 +24,7 @@ def open_job_store(timeout: timedelta, waits: bool = True, environ: Mapping[str,
 
     Rank 0 serves it, unless torchrun's agent does. It listens where the other ranks reach it: at the loopback
     interface if MASTER_ADDR is a loopback address, else at the address that MASTER_ADDR stands for on this machine, at
-    all interfaces only where that is not known. The store has no authentication. A second call in one process
+    all interfaces only if that is not known. The store has no authentication. A second call in one process
     shares the server of the first.
 
     timeout: for each wait for a key. waits: rank 0 returns when all ranks have connected.
@@ -50,6 +50,6 @@ def open_job_store(timeout: timedelta, waits: bool = True, environ: Mapping[str,
 
 
 def _listen(address: str, port: int) -> int:
-    """A file descriptor that listens at `address`; the store closes it."""
+    """Return a file descriptor that listens at `address`; the store closes it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=_BACKLOG).detach()

@@ -1,10 +1,10 @@
-"""Process groups under names of our own, so that ranks may ask for them in any order.
+"""Process groups named by their ranks, so that ranks may request them in any order.
 
-torch names a group by its ranks and by how many groups the process has made before; under that name its members find
-each other. Members that have made different groups before would wait under different names for ever. gloo, besides,
-connects all members while the group is made, so that ranks that ask in a circle (0 for {0, 1}, 1 for {1, 2}, 2 for
-{0, 2} first) wait for each other. Here a group has its name from its ranks alone, and gloo connects two of them when
-they first exchange something.
+torch names a group by its ranks and by the number of groups that the process made before; its members find each
+other by that name. Members that made different groups before would wait under different names for ever. gloo also
+connects all members while the group is made, so that ranks that request groups in a circle (0 for {0, 1}, 1 for
+{1, 2}, 2 for {0, 2} first) wait for each other. Here the name of a group follows from its ranks alone, and gloo
+connects two members when they first exchange data.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch.distributed import ProcessGroup, distributed_c10d
 
 
 def make_group(ranks: Sequence[int], timeout: timedelta | None, description: str) -> ProcessGroup:
-    """The group of these global ranks, its ranks in this order; made where this process has none of that name yet.
+    """Return the group of these global ranks, in this order; make it if this process has no group of that name yet.
 
-    Called by members alone, and waits for none of them. timeout: None for torch's default. description: for torch's own
-    logs. `torch.distributed.new_group` takes no name, hence the calls of what it is made of.
+    Called by members only, without waiting for other members. timeout: None for torch's default. description: for
+    torch's own logs. `torch.distributed.new_group` takes no name, so this calls the functions that it is made of.
     """
     name = name_of(ranks)
     world = distributed_c10d._world
@@ -47,6 +47,6 @@ def make_group(ranks: Sequence[int], timeout: timedelta | None, description: str
 
 
 def name_of(ranks: Sequence[int]) -> str:
-    """Short however many there are: 16,384 ranks are named in 40 letters."""
+    """Return the name of a group, short for any number of ranks: 16,384 ranks are named in 40 letters."""
     digest = hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()
     return f"gangline-{digest[:31]}"

@@ -1,4 +1,4 @@
-"""Gathering what is no tensor."""
+"""Collectives of JSON values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gangline.comm.base import Comm
 
 
 def gather_json(comm: Comm, device: torch.device, value: object) -> list:
-    """The JSON value of every rank of the axis, in order of index. Two small all-gathers."""
+    """Return the JSON value of every rank of the axis, in order of index. Two small all-gathers."""
     if comm.size == 1:
         return [value]
     content = json.dumps(value).encode()

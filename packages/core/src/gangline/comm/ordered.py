@@ -1,8 +1,8 @@
 """Sums in rank order: the same bits as one process that adds the ranks' parts one after another.
 
-Backends add in whatever order their algorithm likes (gloo's ring starts at another rank for each part of the
-buffer), so the bits of a sum depend on the layout. Here every rank gets a slice of what the others hold (all-to-all),
-adds it up in rank order, and hands the result round (all-gather). No order is left to the backend.
+Backends add in the order of their algorithm (gloo's ring starts at another rank for each part of the buffer), so the
+bits of a sum depend on the layout. Here every rank gets a slice of each other rank's part (all-to-all), adds the
+slices in rank order, and sends the result to all (all-gather). No order is left to the backend.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from gangline.comm.base import Comm, Pending, Reduction
 from gangline.comm.purpose import get_purpose, mark_traffic
 from gangline.comm.wrap import Wrapped
 
-SMALL = 16384  # bytes up to which sending the whole to every peer beats a second collective
+SMALL = 16384  # bytes up to which sending the full tensor to every peer beats a second collective
 
 
 class Later:
-    """`Later(pending, then)`: a `Pending` with something left to compute once the transfer is done.
+    """Pending result with a function `then` left to compute once the transfer is done.
 
-    `then` is called with the result of `pending` by whoever waits. It may itself use a collective, which is for what
-    the first was for, so ranks wait in the order in which they began.
+    `wait` calls `then` with the result of `pending`. It may itself use a collective, which has the purpose of the first
+    one, so ranks wait in the order in which they began.
     """
 
     def __init__(self, pending: Pending[Tensor], then: Callable[[Tensor], Tensor]) -> None:
         self.pending, self.then, self.purpose = pending, then, get_purpose()
 
     def wait(self) -> Tensor:
-        """What `then` returns."""
+        """Return the result of `then`."""
         with mark_traffic(self.purpose):
             return self.then(self.pending.wait())
 
 
 def sum_rows(parts: Tensor) -> Tensor:
-    """(n, ...) -> (...): row 0 plus row 1 plus ..., one after another (`Tensor.sum` promises no order)."""
+    """Return row 0 plus row 1 plus ..., one after another: (n, ...) -> (...) (`Tensor.sum` promises no order)."""
     if len(parts) == 1:
         return parts[0]
     total = parts[0] + parts[1]
@@ -46,7 +46,7 @@ def sum_rows(parts: Tensor) -> Tensor:
 
 
 def reduce_scatter_in_order(comm: Comm, x: Tensor, background: bool = False) -> Pending[Tensor]:
-    """(n·s, ...) on each rank -> this rank's (s, ...) of the sum, added in rank order. One all-to-all."""
+    """Start to sum (n·s, ...) over the ranks in rank order; returns this rank's (s, ...) of the sum. One all-to-all."""
     own = (x.shape[0] // comm.size, *x.shape[1:])
     return Later(comm._all_to_all(x, None, None, background), lambda parts: sum_rows(parts.view(comm.size, *own)))
 

@@ -1,4 +1,4 @@
-"""What a rank waits for, in its pulse: group, sequence number and operation of each collective."""
+"""Collectives in a rank's pulse: group, sequence number and operation of each, and which one the rank waits for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBER = {name: number for number, name in enumerate(OPERATIONS)}
 
 
 class Noted(Generic[T]):
-    """A collective under way; who waits for it is in the pulse while it waits."""
+    """Handle of a collective under way, whose wait is recorded in the pulse."""
 
     def __init__(self, inner: Pending[T], pulse: Pulse, row: int) -> None:
         self.inner, self.pulse, self.row = inner, pulse, row
@@ -31,7 +31,7 @@ class Noted(Generic[T]):
 
 
 def unwrap_pulse(comm: Comm) -> Comm:
-    """The same collectives, of which its pulse says nothing."""
+    """Return the same ranks as a `Comm` whose collectives are not recorded in the pulse."""
     inner_comm = comm
     while isinstance(inner_comm, Wrapped):
         inner_comm, wrapped = inner_comm.inner, inner_comm
@@ -41,7 +41,7 @@ def unwrap_pulse(comm: Comm) -> Comm:
 
 
 class Pulsed(Wrapped):
-    """Writes each collective into a pulse. One that raises leaves the pulse as it was: there the rank was lost."""
+    """Wrapper that records each collective in a pulse. One that raises stays under way: the rank was lost there."""
 
     def __init__(self, inner: Comm, pulse: Pulse) -> None:
         super().__init__(inner)
@@ -53,7 +53,7 @@ class Pulsed(Wrapped):
         pulse = self.pulse
         row = pulse.begin(self.group, _NUMBER[name], size, peers)
         before = pulse.wait(row)
-        if background:  # the start may take its time, too
+        if background:  # the start may take time, too
             pending = call()
             pulse.finish(row, before, finished=False)
             return Noted(pending, pulse, row)
@@ -89,7 +89,7 @@ class Pulsed(Wrapped):
 
 
 def encode_peers(peers: Iterable[int]) -> int:
-    """One bit for each; `UNKNOWN_PEERS` where one is too far along the axis to have a bit."""
+    """Return a mask with one bit for each peer; `UNKNOWN_PEERS` if one is too far along the axis for a bit."""
     mask = 0
     for peer in peers:
         if peer >= MOST_PEERS:

@@ -3,8 +3,8 @@
     with mark_traffic("gradients"):
         pending = reduction.reduce(bucket, comm)
 
-A mark is of the thread and of what it calls, so it also holds for collectives that a part starts which knows no marks:
-a reduction of gradients sends nothing but gradients.
+A mark holds for the thread and all that it calls, so it includes collectives of a part that does not set marks: a
+reduction of gradients sends only gradients.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def mark_traffic(purpose: Purpose) -> Iterator[None]:
     """Mark the collectives that are started in this block, or in a function that is decorated with it.
 
     gradients  sums of gradients, over whatever axis
-    weights    weights that are gathered for a forward or backward pass, or copied to where they are used too
+    weights    weights that are gathered for a forward or backward pass, or copied to where they are used as well
     tokens     numbers of valid tokens
-    loss       sums of losses, and what modules emitted with them
+    loss       sums of losses, and values that modules emitted
     norm       the norm of the gradients
-    other      everything else: activations, what ranks agree on, checkpoints
+    other      everything else: activations, the sync of ranks, checkpoints
     """
     before = _PURPOSE.set(purpose)
     try:
@@ -38,7 +38,7 @@ def mark_traffic(purpose: Purpose) -> Iterator[None]:
 
 
 def get_purpose() -> Purpose:
-    """What a collective that is started now is for."""
+    """Return the purpose of a collective that is started now."""
     return _PURPOSE.get()
 
 

@@ -1,4 +1,4 @@
-"""An axis of size 1: nothing crosses it, so every call is local and touches no process group."""
+"""Communication on an axis of size 1: every call is local and uses no process group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Done(Generic[T]):
-    """A `Pending` that has nothing to wait for."""
+    """`Pending` result that is already there."""
 
     result: T
 
@@ -24,7 +24,7 @@ class Done(Generic[T]):
 
 
 class Solo(Comm):
-    """The one rank of an axis. Results may share memory with the input."""
+    """Comm of an axis with one rank. Results may share memory with the input."""
 
     size = 1
     index = 0

@@ -1,4 +1,4 @@
-"""Comm over torch.distributed: gloo between CPUs, NCCL between GPUs."""
+"""Transport of `Comm` over torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from gangline.mesh import Mesh
 from gangline.pulse.write import Pulse
 from gangline.run.generation import read_generation
 
-# torch 2.13 renames these two and warns of the old names
+# torch 2.13 renames these two and warns about the old names
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 T = TypeVar("T")
-DEFAULT = timedelta(minutes=10)  # to join the job, where the caller names no limit
+DEFAULT = timedelta(minutes=10)  # to join the job, if the caller names no limit
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
 class Works(Generic[T]):
-    """Transfers under way, and what to make of them. A transfer that was waited for already is None."""
+    """Transfers under way, and the function of their result. None: a transfer that is already done."""
 
     def __init__(self, works: Sequence[dist.Work | None], result: Callable[[], T]) -> None:
         self.works, self.result = works, result
@@ -45,14 +45,14 @@ class Works(Generic[T]):
 
 
 def _view_as_wire(x: Tensor) -> Tensor:
-    """`x` as it is sent: gloo knows no float8, so those go as bytes."""
+    """Return `x` as it is sent: gloo does not support float8, so such tensors are sent as bytes."""
     if x.device.type == "cpu" and x.dtype.is_floating_point and x.dtype.itemsize == 1:
         return x.view(torch.uint8)
     return x
 
 
 class TorchComm(Comm):
-    """The ranks of one process group."""
+    """Comm of one process group."""
 
     def __init__(self, axis: str, ranks: Sequence[int], rank: int, group: dist.ProcessGroup | None) -> None:
         self.axis, self.ranks, self.group = axis, tuple(ranks), group
@@ -68,7 +68,7 @@ class TorchComm(Comm):
         return Works([work], lambda: out)
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
-        if x.device.type == "cpu":  # gloo's own sends the whole buffer to every rank; measured 1.4 to 3 times slower
+        if x.device.type == "cpu":  # gloo sends the full buffer to every rank; measured 1.4 to 3 times slower
             return reduce_scatter_in_order(self, x, background)
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
         work = _reduce_scatter(out, x, group=self.group, async_op=background)
@@ -88,7 +88,7 @@ class TorchComm(Comm):
         return Works([work], lambda: out)
 
     def _broadcast(self, x: Tensor, source: int, background: bool) -> Pending[Tensor]:
-        # as bytes: neither gloo nor NCCL knows every dtype that tokens are stored in
+        # as bytes: neither gloo nor NCCL supports every dtype that tokens are stored in
         work = dist.broadcast(x.view(-1).view(torch.uint8), self.ranks[source], group=self.group, async_op=background)
         return Works([work], lambda: x)
 
@@ -104,13 +104,13 @@ class TorchComm(Comm):
         return Works(works, lambda: [into for into, _ in recvs])
 
     def barrier(self) -> None:
-        dist.all_reduce(torch.zeros(1), group=self.group)  # on the CPU, whatever the group has beside gloo
+        dist.all_reduce(torch.zeros(1), group=self.group)  # on the CPU, whatever backends the group has next to gloo
 
 
 class TorchComms(MeshComms):
-    """Groups of torch.distributed, made by their members alone when first asked for; equal ranks share one.
+    """Comms of torch.distributed groups, made by their members on first use; equal lists of ranks share a group.
 
-    Ranks may ask in whatever order: asking does not wait for other ranks (`gangline.comm.named`).
+    Ranks may request groups in any order: a request does not wait for other ranks (`gangline.comm.named`).
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class TorchComms(MeshComms):
     ) -> None:
         super().__init__(mesh, rank)
         self.device, self._timeout, self._owns = device, timeout, owns
-        self.store: Store = store  # type: ignore[assignment]  # its stubs forget that values may be bytes
+        self.store: Store = store  # the stubs do not allow values of bytes
         everyone = tuple(range(mesh.world))
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: None}  # None: the default group
 
@@ -152,12 +152,12 @@ def connect(
 ) -> Comms:
     """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, as torchrun sets them).
 
-    A mesh of one rank needs no environment and no process group. Where the caller has a process group already, that
-    one is used, and left alone by `close()`.
-    timeout: how long (a number: seconds) a collective may take before it fails; None: torch's default.
-    deterministic: every sum over ranks is taken in rank order.
-    pulse: where each collective is written down, for who watches this rank.
-    Raises ValueError where the job has another number of ranks than the mesh.
+    A mesh of one rank needs no environment and no process group. If the caller has a process group already, that one is
+    used, and not destroyed by `close()`.
+    timeout: time limit of a collective (a number: seconds) before it fails; None: torch's default.
+    deterministic: add every sum over ranks in rank order.
+    pulse: records each collective, for watchers of this rank.
+    Raises ValueError if the job has another number of ranks than the mesh.
     """
     device = torch.device(device)
     limit = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout

@@ -1,4 +1,4 @@
-"""Wrapping a Comm: whatever counts, records, orders or delays traffic derives from `Wrapped`."""
+"""Wrappers of a Comm: code that counts, records, orders or delays traffic derives from `Wrapped`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline.plan import Fold
 
 
 class Wrapped(Comm, ABC):
-    """Passes every call on to `inner`; override what should be different, once for both of a pair (see `Comm`)."""
+    """Wrapper that passes every call to `inner`; override a method once for both of a pair (see `Comm`)."""
 
     def __init__(self, inner: Comm) -> None:
         self.inner = inner
@@ -41,7 +41,7 @@ class Wrapped(Comm, ABC):
 
 
 class WrappedComms(Comms):
-    """The axes of `inner`, each in a wrapper; an axis of size 1 stays as it is."""
+    """Comms with each axis of `inner` in a wrapper; an axis of size 1 is not wrapped."""
 
     def __init__(self, inner: Comms, wrap: Callable[[Comm], Comm]) -> None:
         self.inner, self.wrap = inner, wrap

@@ -1,1 +1,1 @@
-"""What a run reads: what a data source imports. Torch-free but for the readers of whole batches."""
+"""Data of a run: contracts and helpers that a data source imports. Torch-free except for the readers of batches."""

@@ -1,4 +1,4 @@
-"""The data contract: sample i of the run. Torch-free; samples are numpy arrays."""
+"""Data sources: the contract, sample i of the run. Torch-free; samples are numpy arrays."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class FirstModel:
 
 
 class DataSource(ABC):
-    """Returns sample i, a pure function of (seed, split, i): no state, rank or worker. Core maps the cursor to i and
-    splits the batch.
+    """Contract of a data source: sample i is a pure function of (seed, split, i), of no state, rank or worker. Core
+    maps the cursor to i and splits the batch.
 
     A source that knows its length continues past it: `sample(i)` for i >= `count_samples()` is of the next epoch.
 
@@ -70,9 +70,9 @@ class DataSource(ABC):
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
         """Return whether a run whose source had this `fingerprint` may continue with this one from sample `cursor` on.
 
-        state: what `state(cursor)` of the run's source returned. Called on all ranks before anything is read, for a
+        state: result of `state(cursor)` of the run's source. Called on all ranks before anything is read, for a
         resume and for each rollback. After True for another fingerprint than its own (a corpus grew, a mixture changes
-        from a later sample on) the run reads this source's samples from `cursor` on. The source restores what it needs
+        from a later sample on) the run reads this source's samples from `cursor` on. The source restores itself
         from `state`; its own `fingerprint` and `state` must include that, for the next resume.
         """
         return fingerprint == self.compute_fingerprint()
@@ -111,5 +111,5 @@ class DataSource(ABC):
         return None
 
     def encode(self, text: str) -> list[int] | None:
-        """Text as tokens, or None where there is no text."""
+        """Return the text as tokens; None if the data is not text."""
         return None

@@ -1,4 +1,4 @@
-"""From what a reader hands over to what a model looks at, on the device: widened, positions and documents derived.
+"""Expansion of a reader's batch on the device: tokens are widened, positions and documents derived.
 
 B sequences, T tokens
 """
@@ -15,9 +15,9 @@ from gangline.model.document_ends import tell_ends
 
 
 def expand(stored: StoredBatch, step: int, device: torch.device) -> Batch:
-    """The microbatch on `device`, in memory of its own. From pinned memory the copies do not block.
+    """Return the microbatch on `device`, in new memory. From pinned memory the copies do not block.
 
-    Tokens travel as they are stored. How many targets count the host knows before the mask leaves it.
+    Tokens are copied as they are stored. The host counts valid targets before the mask leaves it.
     """
     tokens = stored.tokens.to(device, non_blocking=True).to(torch.int64, copy=True)
     B, T = tokens.shape[0], tokens.shape[1] - 1
@@ -58,7 +58,7 @@ def expand(stored: StoredBatch, step: int, device: torch.device) -> Batch:
 
 
 def count(stored: StoredBatch) -> int:
-    """How many targets of the microbatch count."""
+    """Return the number of targets of the microbatch that count in the loss."""
     B, T = stored.tokens.shape[0], stored.tokens.shape[1] - 1
     rows = B if stored.counted is None else stored.counted
     if stored.loss_mask is not None:
@@ -67,26 +67,26 @@ def count(stored: StoredBatch) -> int:
 
 
 def _derive(ends: Tensor, B: int, T: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(documents counted from 0 in each row, positions counted from 0 in each document), both (B, T) on the device.
+    """Return (documents from 0 in each row, positions from 0 in each document), both (B, T) on the device.
 
-    The host knows how long each document is, so nobody waits for the device.
+    The host knows the length of each document, so it does not wait for the device.
     """
     starts = torch.cat((ends.new_zeros(1), ends[:-1]))
     row = starts.div(T, rounding_mode="floor")
-    number = torch.arange(len(ends)) - torch.searchsorted(row, row)  # less those of the rows before
+    number = torch.arange(len(ends)) - torch.searchsorted(row, row)  # minus those of earlier rows
     few = torch.stack((number, starts)).to(torch.int64)
     number, starts = _find_repeated(few, ends - starts, B * T, device)
     return number.view(B, T), (torch.arange(B * T, device=device) - starts).view(B, T)
 
 
 def _find_repeated(x: Tensor, counts: Tensor, total: int, device: torch.device) -> Tensor:
-    """(k, n) -> (k, total) on the device: column j `counts[j]` times."""
-    if device.type == "cpu":  # torch's own gathers by index there, which is many times slower
+    """Return x (k, n) as (k, total) on the device: column j `counts[j]` times."""
+    if device.type == "cpu":  # torch's own gathers by index on the CPU, which is many times slower
         return torch.from_numpy(np.repeat(x.numpy(), counts.numpy(), axis=1))
     return x.to(device).repeat_interleave(counts.to(device), dim=1, output_size=total)
 
 
 def _add_rows(ends: Tensor, B: int, T: int) -> Tensor:
-    """(n,) int32: the ends of documents of the batch, where every row ends one."""
+    """Return the ends of the batch's documents, with the end of every row, ascending: (n,) int32."""
     rows = torch.arange(1, B + 1, dtype=torch.int32) * T
     return torch.cat((ends, rows)).unique()

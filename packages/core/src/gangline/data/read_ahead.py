@@ -1,4 +1,4 @@
-"""Work done ahead of need, in daemon threads: what readers of batches are made of."""
+"""Prefetching in daemon threads, from which readers of batches are made."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from functools import partial
 from typing import Generic, NoReturn, TypeVar
 
 T = TypeVar("T")
-PATIENCE = 5.0  # seconds that a close waits for a thread which is in the middle of something
+PATIENCE = 5.0  # seconds that `close` waits for a thread in the middle of its work
 
 
 class ReadAhead(Generic[T]):
-    """`make(n, slot)` for n = 0, 1, 2, ..., called in threads and taken in order.
+    """Results of `make(n, slot)` for n = 0, 1, 2, ..., computed ahead in threads and taken in order.
 
-    A slot (0 to slots - 1) names memory to use anew: what was made in it is no longer looked at. What `take` gave last
-    keeps its slot until the next `take`, so up to slots - 1 results are made ahead. Nobody else may use that memory: a
-    thread that hangs in `make` writes there even after `close`.
+    A slot (0 to slots - 1) names memory to reuse: its former result is no longer read. The last result of `take`
+    keeps its slot until the next `take`, so up to slots - 1 results are made ahead. No other code may use that memory:
+    a thread that hangs in `make` writes there even after `close`.
 
-    prepare  called first in each thread; what it raises arrives as if `make` had raised it
+    prepare  called first in each thread; `take` raises its error as if `make` had raised it
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ReadAhead(Generic[T]):
             thread.start()
 
     def take(self) -> T:
-        """The next one. Raises what `make` raised, from then on every time; RuntimeError after `close`."""
+        """Return the next result. Raises the error of `make`, then again on every call; RuntimeError after `close`."""
         with self._changed:
             if self._closed:
                 raise RuntimeError("this reader is closed")
@@ -55,7 +55,7 @@ class ReadAhead(Generic[T]):
             return outcome
 
     def close(self) -> None:
-        """End the threads; those that hang in `make` for longer than `PATIENCE` are left to die with the process."""
+        """End the threads; a thread that hangs in `make` for longer than `PATIENCE` dies with the process."""
         with self._changed:
             self._closed = True
             self._made.clear()

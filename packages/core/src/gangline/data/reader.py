@@ -1,4 +1,4 @@
-"""The reader contract: whole batches of one rank, ahead of need. Torch is only named here."""
+"""Batch readers: the contract, complete batches of one rank, prefetched. Torch is imported for types only."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ReadPlace:
     """The rank that a reader reads for: its share of every global batch, its microbatches, and its device.
 
     The step that begins at sample c reads samples [c, c + global_size); the rank at `index` of `width` reads the
-    `index`-th of `width` equal runs of them, in microbatches of `micro_size`, so that a run has the same batches on
-    every layout. Raises ValueError where that does not divide.
+    `index`-th of `width` equal runs of these, in microbatches of `micro_size`, so that a run has the same batches on
+    every layout. Raises ValueError if that does not divide.
     """
 
     index: int
@@ -27,7 +27,7 @@ class ReadPlace:
     global_size: int
     micro_size: int
     device: torch.device
-    comms: Comms | None = None  # for a reader whose ranks have to agree on something; None: a rank by itself
+    comms: Comms | None = None  # for a reader whose ranks communicate; None: a single rank
 
     def __post_init__(self) -> None:
         if self.share * self.width != self.global_size or self.share % self.micro_size:
@@ -38,20 +38,20 @@ class ReadPlace:
 
     @property
     def share(self) -> int:
-        """Samples of a step that this rank reads."""
+        """Number of samples of a step that this rank reads."""
         return self.global_size // self.width
 
     @property
     def microbatches(self) -> int:
-        """Microbatches in a step of this rank."""
+        """Number of microbatches in a step of this rank."""
         return self.share // self.micro_size
 
     def find_first(self, cursor: int) -> int:
-        """The first sample that this rank reads of the batch that begins at `cursor`."""
+        """Return the first sample that this rank reads of the batch that begins at `cursor`."""
         return cursor + self.index * self.share
 
     def iterate_held_out(self, count: int, length: int | None) -> Iterator[tuple[list[int], int]]:
-        """Yield (samples, how many of them count) of this rank's microbatches over the first `count` samples, or all.
+        """Yield (samples, number that counts) for this rank's microbatches over the first `count` samples, or all.
 
         Every layout has the same samples, and every rank as many microbatches: the rest is padded with rows that do not
         count.
@@ -90,7 +90,7 @@ class StoredBatch:
 
 
 class BatchReader(ABC):
-    """Reads this rank's microbatches, step after step. Bytes and order must be those of `DataSource.sample`.
+    """Contract of a reader of this rank's microbatches. Bytes and order must be those of `DataSource.sample`.
 
     A reader prefetches, so that a step does not wait. An error of the prefetch is raised by the `take` that would have
     returned the data.

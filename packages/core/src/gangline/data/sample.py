@@ -1,4 +1,4 @@
-"""One sequence, as a source gives it: numpy arrays by name. Torch-free."""
+"""Sample: one sequence, as a source returns it: numpy arrays by name. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 class Sample(TypedDict):
-    """One sequence.
+    """One sequence, as arrays by name.
 
     tokens     (T+1,) any integer dtype: inputs [:-1] and targets [1:]
     loss_mask  (T,) bool, which targets count; absent: all
     document   (T,) integers, number of the document within the sequence; absent: one document
     position   (T,) integers, of the token within its document; absent: 0 to T-1
-    filled     () integer: only the first so many of the T inputs are of documents, the others are padding; absent: all
+    filled     () integer: number of the T inputs that are of documents, the rest is padding; absent: all
 
     Further arrays of a source, of one shape in all samples of a batch, are stacked into `Batch.extra`, which moves with
     the batch and is never sharded.
@@ -29,7 +29,7 @@ class Sample(TypedDict):
 
 
 class GivesSamples(Protocol):
-    """The methods of a source that core's own reader calls: see `gangline.data.base.DataSource`."""
+    """Methods of a source that core's own reader calls: see `gangline.data.base.DataSource`."""
 
     threads: ClassVar[int]
 

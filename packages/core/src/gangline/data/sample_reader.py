@@ -1,4 +1,4 @@
-"""Core's own reader: `DataSource.sample` called ahead of need, its samples stacked into memory that is kept.
+"""Core's own batch reader: it prefetches `DataSource.sample` and stacks the samples into reused memory.
 
 B sequences of a microbatch, T tokens
 """
@@ -15,15 +15,15 @@ from gangline.data.read_ahead import ReadAhead
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
 from gangline.data.sample import GivesSamples, Sample
 
-AHEAD = 2  # steps
+AHEAD = 2  # prefetched steps
 _KNOWN = ("tokens", "loss_mask", "document", "position", "filled")
 _STORED = (np.uint8, np.uint16, np.uint32, np.int8, np.int16, np.int32, np.int64)
 
 
 class KeptMemory:
-    """Host tensors by name, allocated when first asked for, and again only where shape or dtype change.
+    """Host tensors by name, allocated on first use, and again only if shape or dtype change.
 
-    Of a GPU's reader they are pinned, so that a copy to the device runs beside what the host does.
+    For a GPU they are pinned, so that a copy to the device runs while the host works.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,7 +31,7 @@ class KeptMemory:
         self._kept: dict[Hashable, torch.Tensor] = {}
 
     def __call__(self, name: Hashable, shape: Sequence[int], dtype: np.dtype) -> tuple[torch.Tensor, np.ndarray]:
-        """(tensor, the same memory as an array) of that shape and dtype, with whatever it held before."""
+        """Return (tensor, array of the same memory) of that shape and dtype, with its former content."""
         torch_dtype = _get_torch_dtype(dtype)
         tensor = self._kept.get(name)
         if tensor is None or tensor.shape != tuple(shape) or tensor.dtype != torch_dtype:
@@ -40,32 +40,32 @@ class KeptMemory:
 
 
 class SampleReader(BatchReader):
-    """`sample` of a source in `DataSource.threads` threads, `AHEAD` steps ahead of the one that trains."""
+    """Reader that calls a source's `sample` in `DataSource.threads` threads, `AHEAD` steps ahead of training."""
 
     def __init__(self, source: GivesSamples, place: ReadPlace) -> None:
         self.source, self.place = source, place
-        self._memory = KeptMemory(place.device)  # of held-out batches
+        self._memory = KeptMemory(place.device)  # for held-out batches
         self._ahead: ReadAhead[list[StoredBatch]] | None = None
         self._closed = False
 
     def begin(self, cursor: int, step: int) -> None:
-        """Start reading ahead, from another place if it had begun. Raises RuntimeError once closed."""
+        """Start to prefetch from this cursor, and stop an earlier prefetch. Raises RuntimeError if closed."""
         if self._closed:
             raise RuntimeError("this reader is closed")
         if self._ahead is not None:
             self._ahead.close()
-        # A thread that was too slow to end with `close` goes on writing into its own.
+        # A thread that was too slow to end with `close` continues to write into its own memory.
         make = partial(self._read, cursor, KeptMemory(self.place.device))
         self._ahead = ReadAhead(make, AHEAD + 1, self.source.threads, partial(use_device, self.place.device))
 
     def take(self) -> list[StoredBatch]:
-        """Raises RuntimeError once closed, and before `begin`."""
+        """Return the microbatches of the next step. Raises RuntimeError if closed, and before `begin`."""
         if self._ahead is None:
             raise RuntimeError("this reader is closed" if self._closed else "`begin` comes before `take`")
         return self._ahead.take()
 
     def read_held_out(self, count: int) -> Iterator[StoredBatch]:
-        """Raises RuntimeError once closed."""
+        """Yield this rank's share of the first `count` samples. Raises RuntimeError if closed."""
         if self._closed:
             raise RuntimeError("this reader is closed")
         for numbers, valid_samples in self.place.iterate_held_out(count, self.source.count_samples()):
@@ -91,7 +91,7 @@ class SampleReader(BatchReader):
 
 
 def use_device(device: torch.device) -> None:
-    """Called first in a thread that pins memory: CUDA would else open a context on the first GPU as well."""
+    """Set the CUDA device of a thread that pins memory: CUDA would else open a context on the first GPU as well."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
@@ -99,7 +99,7 @@ def use_device(device: torch.device) -> None:
 def stack_samples(
     samples: Sequence[Sample], numbers: Sequence[int], memory: KeptMemory, slot: Hashable = 0
 ) -> StoredBatch:
-    """Samples as a microbatch, in the memory of that slot. Raises ValueError where their fields do not fit."""
+    """Stack samples into a microbatch, in the memory of that slot. Raises ValueError if their fields do not fit."""
     dtype = np.result_type(*{sample["tokens"].dtype for sample in samples})
     dtype = dtype if dtype in _STORED else np.dtype(np.int64)
     B, T = len(samples), len(samples[0]["tokens"]) - 1
@@ -122,10 +122,10 @@ def stack_samples(
 
 
 def _set_documents(stored: StoredBatch, samples: Sequence[Sample], T: int, apart: bool) -> None:
-    """Where documents end; and documents and positions as they are where `expand` would derive others."""
+    """Set the ends of documents, and documents and positions only if `expand` would derive others."""
     places, alone = np.arange(T), np.zeros(T, np.int64)
     document = np.stack([sample.get("document", alone) for sample in samples])
-    # a source may know documents in some samples alone: it says positions there, or they are those of the sequence
+    # a source may know documents in some samples only: it gives positions there, or they are those of the sequence
     position = np.stack([sample.get("position", places) for sample in samples])
     begins = np.zeros(document.shape, bool)
     np.not_equal(document[:, 1:], document[:, :-1], out=begins[:, 1:])

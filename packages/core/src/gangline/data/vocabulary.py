@@ -1,4 +1,4 @@
-"""A data source's vocabulary: text to tokens and back, and whether the model knows as many tokens. Torch-free."""
+"""Vocabulary of a data source: text to tokens and back, and a check of the model's vocabulary size. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from gangline.errors import Problem
 
 
 class Codec(Protocol):
-    """One vocabulary. Every data source has this, and its configuration may give one without reading data."""
+    """Contract of a vocabulary. Every data source has one; its configuration may return one without reading data."""
 
     def encode(self, text: str) -> list[int] | None:
-        """The tokens of a text; None: the data is not text."""
+        """Return the tokens of a text; None if the data is not text."""
         ...
 
     def decode(self, tokens: list[int]) -> str | None:
-        """Tokens as text; None: the data is not text."""
+        """Return tokens as text; None if the data is not text."""
         ...
 
 
 class RendersChats(Protocol):
-    """What writes a conversation as text, as the data of a run has it."""
+    """Contract of a chat template, which renders a conversation as text like the data of a run."""
 
     name: str
-    source: str  # its text
+    source: str  # text of the template
 
     def render(self, messages: list[dict[str, Any]], prompt: bool = False) -> str:
-        """The conversation as text; `prompt`: up to where the assistant's next answer begins."""
+        """Return the conversation as text; `prompt`: up to the start of the assistant's next answer."""
         ...
 
 
 def find_vocabulary_problems(known: int, needed: int, owner: str, why: str) -> list[Problem]:
-    """Whether the data has more tokens (`needed`) than `model.vocab_size=known`.
+    """Return a problem if the data has more tokens (`needed`) than `model.vocab_size=known`.
 
-    owner: the option that they come from, as the user typed it; why: how many it has.
+    owner: the option with these tokens, as the user typed it; why: how many it has.
     """
     if not needed > known > 0:
         return []

@@ -1,7 +1,7 @@
-"""What a layout holds and does, as data without torch: what strategies explain, and planners read.
+"""Explanations of a layout, as data without torch: strategies write them, planners read them.
 
-explained    Explained, and what it is made of
+explained    Explained, and its parts
 topology     links inside a node, inside a rack, and beyond
-work         what a node and all nodes in it compute on a rank
+work         work of a stage on a rank: matmuls and saved bytes
 reliability  failures of a long run in closed forms
 """

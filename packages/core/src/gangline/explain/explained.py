@@ -1,4 +1,4 @@
-"""What a layout holds, sends and computes in a step. Torch-free data: a strategy fills it, a planner reads it."""
+"""Explanation of a layout: memory, traffic and work of a step. Torch-free: a strategy fills it, a planner reads it."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ class RankExplained:
 
     @property
     def memory(self) -> int:
-        """Return the bytes of all kinds."""
+        """Bytes of memory of all kinds."""
         return sum(self.bytes.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """A layout as numbers.
+    """Explanation of a layout in numbers.
 
     ranks   one rank of each pipeline rank
     work    work of each model stage, for one microbatch
@@ -110,15 +110,15 @@ class Explained:
 
     @property
     def fullest(self) -> int:
-        """Return the pipeline rank that needs most memory."""
+        """Pipeline rank that needs most memory."""
         return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].memory)
 
     @property
     def busiest(self) -> int:
-        """Return the pipeline rank that sends most bytes."""
+        """Pipeline rank that sends most bytes."""
         return max(range(len(self.ranks)), key=lambda rank: sum(sent.bytes for sent in self.ranks[rank].transfers))
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Return the paths of nodes whose products or activations are unknown; of equal blocks the first."""
+        """Return the paths of nodes whose matmuls or activations are unknown; of equal blocks the first."""
         return tuple(dict.fromkeys(path for stage in self.work for path in stage.unknown))

@@ -1,4 +1,4 @@
-"""Failures of a long run in closed forms, and what a simulator of them is given and gives. Torch-free.
+"""Reliability of a long run in closed forms, and the contract of simulators of failures. Torch-free.
 
 Faults come independently, with the same mean time between them all along (a Poisson process). The optimal interval is
 Young's (CACM 17, 1974) with Daly's first correction (FGCS 22, 2006, eq. 37); the expected time of a stretch between two
@@ -18,11 +18,11 @@ DAY = 86400.0
 
 @dataclass(frozen=True)
 class Reliability:
-    """A run as a whole; seconds throughout.
+    """Fault rate of a run and its costs, in seconds.
 
     mtbf_seconds      mean time between faults of the run, not of a node
-    save_seconds      that a save holds training up
-    recovery_seconds  from a fault until steps are done again: detection, restart, restore
+    save_seconds      time that a save blocks training
+    recovery_seconds  time from a fault to the next step: detection, restart, restore
     """
 
     mtbf_seconds: float
@@ -31,13 +31,13 @@ class Reliability:
 
     @classmethod
     def of_nodes(cls, nodes: int, faults_per_node_day: float, save_seconds: float, recovery: float) -> Reliability:
-        """Any fault of any node interrupts the run."""
+        """Return the reliability of a run that any fault of any node interrupts."""
         return cls(DAY / (nodes * faults_per_node_day), save_seconds, recovery)
 
     def compute_young_daly(self) -> float:
-        """Seconds of training between two saves that lose the least; at least a save's own length.
+        """Return the seconds of training between two saves that lose the least; at least a save's own length.
 
-        Where a save takes longer than twice the time between faults there is no optimum, and it is that time.
+        If a save takes at least twice the mean time between faults there is no optimum; returns that mean time.
         """
         if self.save_seconds >= 2 * self.mtbf_seconds:
             return self.mtbf_seconds
@@ -45,7 +45,7 @@ class Reliability:
         return max(interval, self.save_seconds, 1e-9)
 
     def compute_ettr(self, every: float) -> float:
-        """Expected share of the time in steps that stand, saving after each `every` seconds of training."""
+        """Return the expected share of time in steps that are not lost, saving each `every` seconds of training."""
         stretch = (every + self.save_seconds) / self.mtbf_seconds
         whole = self.mtbf_seconds * math.exp(self.recovery_seconds / self.mtbf_seconds) * math.expm1(stretch)
         return every / whole
@@ -53,13 +53,13 @@ class Reliability:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedJob:
-    """A job on `nodes` nodes, with spares that take the place of one that failed until it is repaired."""
+    """Job on `nodes` nodes, with spares that replace a failed node until it is repaired."""
 
     nodes: int
     days: float
-    faults_per_node_day: float = 6.5e-3  # of Meta's RSC-1 (arXiv 2410.21680)
+    faults_per_node_day: float = 6.5e-3  # rate of Meta's RSC-1 (arXiv 2410.21680)
     save_seconds: float = 10.0
-    checkpoint_seconds: float | None = None  # training between two saves; None: as Young and Daly say
+    checkpoint_seconds: float | None = None  # training between two saves; None: optimum of Young and Daly
     detection_seconds: float = 10.0
     restart_seconds: float = 120.0
     spares: int = 8
@@ -79,7 +79,7 @@ class SimulatedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedTime:
-    """Where the time of a simulated job went; `seconds` by kind sums up to `wall_seconds`."""
+    """Time of a simulated job; `seconds` by kind sums up to `wall_seconds`."""
 
     wall_seconds: float
     seconds: dict[str, float] = field(default_factory=dict)
@@ -92,15 +92,15 @@ class SimulatedTime:
 
 
 class FailureSimulator(ABC):
-    """Something that plays the course of a job."""
+    """Contract of a simulator, which plays the course of a job: faults, saves, spares, repairs."""
 
     @abstractmethod
     def simulate(self, job: SimulatedJob) -> SimulatedTime:
-        """One course of the job: a function of `job` alone, its seed included."""
+        """Simulate one course of the job: a function of `job` alone, its seed included."""
 
 
 def build_simulator(name: str) -> FailureSimulator:
-    """The simulator of that name, with its defaults. Raises UserError where it is not installed, with the choices."""
+    """Build the simulator of that name, with its defaults. Raises UserError, with the choices, if there is none."""
     from gangline.plugin import registry
 
     return registry.build(registry.installed().find(GROUP, name).part.config())

@@ -1,4 +1,4 @@
-"""The network as tiers: links inside a node, inside a rack, inside a datacentre, and the fibre between these."""
+"""Network topology as tiers: links inside a node, a rack and a datacentre, and the fibre between datacentres."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from gangline.mesh import Mesh
 Tier = Literal["self", "node", "rack", "cluster", "fibre"]
 
 
-ALL = 1 << 62  # more ranks than there are
+ALL = 1 << 62  # more ranks than any run has
 
 
 @dataclass
 class Topology:
-    """How ranks are connected; neighbouring ranks share a node. The defaults are 8 H100s with NVLink and one 400 Gb/s
+    """Network between ranks; neighbouring ranks share a node. The defaults are 8 H100s with NVLink and one 400 Gb/s
     link each.
     """
 
-    gpus_per_node: PositiveInt = 8  # ranks that share a node
-    nodes_per_rack: PositiveInt = 4  # nodes behind one switch
-    nodes_per_datacentre: PositiveInt | None = None  # nodes between which no fibre lies; null: all
-    node_bandwidth: PositiveFloat = 450.0  # GB/s that a rank sends inside its node
-    rack_bandwidth: PositiveFloat = 50.0  # GB/s that a rank sends to another node of its rack
-    cluster_bandwidth: PositiveFloat = 50.0  # GB/s that a rank sends beyond its rack
-    fibre_bandwidth: PositiveFloat = 5.0  # GB/s that a rank sends to another datacentre, where there are several
+    gpus_per_node: PositiveInt = 8  # number of GPUs per node
+    nodes_per_rack: PositiveInt = 4  # number of nodes per rack, behind one switch
+    nodes_per_datacentre: PositiveInt | None = None  # number of nodes per datacentre; null: all
+    node_bandwidth: PositiveFloat = 450.0  # bandwidth of a GPU inside its node (NVLink), in GB/s sent
+    rack_bandwidth: PositiveFloat = 50.0  # bandwidth of a GPU to other nodes of its rack, in GB/s sent
+    cluster_bandwidth: PositiveFloat = 50.0  # bandwidth of a GPU beyond its rack, in GB/s sent
+    fibre_bandwidth: PositiveFloat = 5.0  # bandwidth of a GPU to another datacentre over fibre, in GB/s sent
 
     @property
     def domains(self) -> tuple[tuple[Tier, int], ...]:
-        """(tier, how many neighbouring ranks it connects), the fastest first; what connects all has 2^62 of them."""
+        """Tiers as (tier, number of neighbouring ranks it connects), the fastest first; 2^62 if it connects all."""
         nodes = self.nodes_per_datacentre
         return (
             ("node", self.gpus_per_node),
@@ -42,19 +42,19 @@ class Topology:
         )
 
     def find_tier_of(self, ranks: Sequence[int]) -> Tier:
-        """The slowest links between any two of `ranks`."""
+        """Return the slowest tier between any two of `ranks`."""
         if len(set(ranks)) < 2:
             return "self"
         return next((tier for tier, size in self.domains if len({rank // size for rank in ranks}) == 1), "fibre")
 
     def find_tier(self, mesh: Mesh, *axes: str) -> Tier:
-        """The slowest links that any group along `axes` uses: groups that straddle two nodes count as such."""
+        """Return the slowest tier that any group along `axes` uses: a group across nodes uses links between them."""
         if mesh.size(*axes) == 1:
             return "self"
         return _find_tier(self.domains, mesh, axes)
 
     def find_slowest(self, groups: Iterable[Sequence[int]]) -> Tier:
-        """The slowest links that any of these groups of ranks uses."""
+        """Return the slowest tier that any of these groups of ranks uses."""
         order: list[Tier] = ["self", "node", "rack", "cluster", "fibre"]
         slowest, last = 0, order.index("fibre" if self.nodes_per_datacentre else "cluster")
         for ranks in groups:
@@ -64,7 +64,7 @@ class Topology:
         return order[slowest]
 
     def get_bandwidth(self, tier: Tier) -> float:
-        """Bytes a second that a rank sends over a tier."""
+        """Return the bytes per second that a rank sends over a tier."""
         bandwidths = {"node": self.node_bandwidth, "rack": self.rack_bandwidth, "cluster": self.cluster_bandwidth}
         bandwidths["fibre"] = self.fibre_bandwidth
         return bandwidths[tier] * 1e9 if tier in bandwidths else float("inf")
@@ -72,8 +72,8 @@ class Topology:
 
 @lru_cache(maxsize=4096)
 def _find_tier(domains: tuple[tuple[Tier, int], ...], mesh: Mesh, axes: tuple[str, ...]) -> Tier:
-    """A group begins at the sum of steps along the other axes and ends `reach` ranks behind: where it begins within
-    each domain is all that matters, and these are few places even where the groups are thousands.
+    """Return the slowest tier of groups along `axes`. A group begins at the sum of steps along the other axes and ends
+    `reach` ranks later: only its start within each domain counts, and these are few even for thousands of groups.
     """
     every = lcm(*(size for _, size in domains if size != ALL))
     step, reach, starts = 1, 0, {0}

@@ -1,4 +1,4 @@
-"""The work of one microbatch on one stage: its products, and the bytes that its forward pass saves. Torch-free."""
+"""Work of one microbatch on one stage: its matmuls, and the bytes that its forward pass saves. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class StageWork:
     kept       bytes that the forward pass writes and saves, before recomputation drops any
     kept_again bytes of `kept` that the backward pass writes again
     modules    number of modules that a forward pass calls; modules_again: that the backward pass calls again
-    unknown    paths of nodes whose products or activations are unknown
-    unknown_flops  operations of a forward pass of these nodes, as `Node.flops` counts them
+    unknown    paths of nodes whose matmuls or activations are unknown
+    unknown_flops  operations of a forward pass of these nodes, as `Node.count_flops` counts them
     """
 
     forward: Mapping[Product, int] = field(default_factory=Counter)
@@ -52,7 +52,7 @@ class StageWork:
         return StageWork(forward, weights, again, unknown=tuple(unknown), **sums)
 
     def recompute(self, attention_only: bool = False) -> StageWork:
-        """The same, computed again in the backward pass: all of it, or attention alone."""
+        """Return the work with the forward pass recomputed in the backward pass: all of it, or attention alone."""
         if attention_only:
             again: dict[Product, int] = {
                 product: times for product, times in self.forward.items() if isinstance(product, AttentionProduct)
@@ -61,7 +61,7 @@ class StageWork:
         return replace(self, again=self.forward, kept_again=self.kept, modules_again=self.modules)
 
     def add_recomputed(self, part: StageWork) -> StageWork:
-        """The same, where a part of it is computed again as `part.recompute` has it."""
+        """Return the work with a part of it recomputed, as `part.recompute` returned that part."""
         again = Counter[Product](self.again)
         again.update(part.again)
         return replace(
@@ -73,5 +73,5 @@ class StageWork:
 
     @cached_property
     def flops(self) -> int:
-        """Of a forward pass, as MFU counts them."""
+        """Operations of a forward pass, as MFU counts them."""
         return sum(product.flops * times for product, times in self.forward.items()) + self.unknown_flops

@@ -1,7 +1,7 @@
-"""What a model is made of, as torch-free data and as modules; the models themselves are parts.
+"""Models as torch-free data and as modules; the models themselves are parts.
 
-tree       config nodes, each naming the module it builds; linear_nodes: those that a strategy cuts by itself
-calls      what the calls at a model's seams compute; contracts: what a module may have
-compose    model, then its edits; build: the modules on the meta device; init: their first weights; buffers: each once
-flops      what a token costs
+tree       config nodes, each naming the module it builds; linear_nodes: layers that a strategy shards by itself
+calls      what seams of a model compute; contracts: optional methods of modules
+compose    model, then its edits; build: modules on the meta device; init: initial weights; buffers: each once
+flops      operations per token
 """

@@ -1,4 +1,4 @@
-"""The files of an adapter: names of its tensors, and further files. Torch-free."""
+"""Files of an adapter: names of its tensors, and further files. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The buffers of a model, each once, whatever number of modules have registered it."""
+"""Buffers of a model, each once, however many modules have registered it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gangline.plan import Plan
 
 @dataclass(frozen=True)
 class Buffer:
-    """One buffer. names: all under which modules have it. kept: the one it is saved under, None if it is not state."""
+    """One buffer. names: its names in all modules. kept: the name it is saved under; None: it is not state."""
 
     tensor: Tensor
     names: tuple[str, ...]
@@ -21,7 +21,7 @@ class Buffer:
 
 
 def iterate_buffers(model: nn.Module) -> Iterator[Buffer]:
-    """The buffers in the order of the modules; a persistent one is kept under the first of its persistent names."""
+    """Yield the buffers in the order of the modules; a persistent one is kept under its first persistent name."""
     names: dict[int, list[str]] = {}
     tensors: dict[int, Tensor] = {}
     for name, tensor in model.named_buffers(remove_duplicate=False):
@@ -33,7 +33,7 @@ def iterate_buffers(model: nn.Module) -> Iterator[Buffer]:
 
 
 def list_filled_buffers(model: nn.Module) -> list[Buffer]:
-    """The same. Raises ValueError for one on the meta device that no checkpoint and no first values fill."""
+    """Return the buffers. Raises ValueError for one on the meta device that neither checkpoint nor init fills."""
     buffers = list(iterate_buffers(model))
     for buffer in buffers:
         if buffer.tensor.is_meta and buffer.kept is None:
@@ -45,9 +45,9 @@ def list_filled_buffers(model: nn.Module) -> list[Buffer]:
 
 
 def iterate_listeners(module: nn.Module, path: str, plan: Plan) -> Iterator[tuple[str, StepListener]]:
-    """The modules in `module` (which lies at `path`) that have an `after_step`, with their paths.
+    """Yield (path, module) of the modules in `module`, which is at `path`, that have an `after_step`.
 
-    One whose buffers are all frozen is not: it would move what the plan says stays as it is.
+    Skips a module whose buffers are all frozen: `after_step` would change them.
     """
     for inner, one in module.named_modules(prefix=path):
         state = [f"{inner}.{name}" if inner else name for name, _ in one.named_buffers()]
@@ -56,7 +56,7 @@ def iterate_listeners(module: nn.Module, path: str, plan: Plan) -> Iterator[tupl
 
 
 def put(model: nn.Module, buffer: Buffer, tensor: Tensor) -> None:
-    """Let all modules that have the buffer have `tensor` instead."""
+    """Replace the buffer by `tensor` in all modules that have it."""
     for name in buffer.names:
         path, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(path), attribute, tensor)

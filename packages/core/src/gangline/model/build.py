@@ -1,4 +1,4 @@
-"""From a tree of config nodes to modules: first without memory, then with it."""
+"""Modules built from a tree of config nodes: first without memory, then with it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gangline.plugin.registry import load
 
 
 class Wrapper(nn.Module, ABC):
-    """The base of what a `WrapNode` names. Its class is put in front of the class of the module that is wrapped.
+    """Base of the class that a `WrapNode` names. The class is put in front of the class of the wrapped module.
 
-    So that module keeps its parameters under their names and stays what it was (a `Linear` that a strategy cuts), and
-    `forward` calls `super().forward(...)`. One wraps the other in the same way.
+    So the wrapped module keeps its parameter names and stays an instance of its class (a `Linear` that a strategy
+    shards), and `forward` calls `super().forward(...)`. A wrapper wraps another wrapper in the same way.
     """
 
     def wrap(self, node: Any) -> None:
-        """Called once in the place of a constructor, on the module that is there: build what is beside it."""
+        """Build what the wrapper adds to the wrapped module. Called once, instead of a constructor."""
 
 
 def construct(node: Node) -> Any:
-    """The module that a node names, built from it on the meta device: shapes, and no memory."""
+    """Build the module of a node on the meta device: shapes without memory."""
     with torch.device("meta"):
         if not isinstance(node, WrapNode):
             return load(node.module)(node)
@@ -44,9 +44,9 @@ def _put_in_front(wrapper: type[Wrapper], inner: type[nn.Module]) -> type[nn.Mod
 
 
 def build_model(tree: Node, plan: Plan) -> Any:
-    """The whole model on the meta device, as a strategy takes it: what the plan freezes requires no gradient.
+    """Build the complete model on the meta device, as a strategy takes it: frozen parameters require no gradient.
 
-    Raises UserError for parameters that no node says: nothing would cut, count or plan them.
+    Raises UserError for parameters that no node declares: they would not be sharded, counted or planned.
     """
     model = construct(tree)
     _refuse_unsaid(model, tree, plan)
@@ -57,12 +57,12 @@ def build_model(tree: Node, plan: Plan) -> Any:
 
 
 def _refuse_unsaid(model: nn.Module, tree: Node, plan: Plan) -> None:
-    """Parameters that no node says, or not in this shape. One may have further names beside that of a node."""
+    """Raise UserError for parameters that no node declares in this shape. A declared one may have further names."""
     node_shapes, tied, nodes = get_parameter_shapes(tree), dict(plan.tied), map_paths(tree)
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
-    unsaid: dict[str, dict[str, tuple[int, ...]]] = {}  # by the path of the node around them
+    unsaid: dict[str, dict[str, tuple[int, ...]]] = {}  # by the path of their node
     for parameter, aliases in names.items():
         shape = tuple(parameter.shape)
         if not any(node_shapes.get(name) == shape or name in tied for name in aliases):
@@ -82,7 +82,7 @@ def _refuse_unsaid(model: nn.Module, tree: Node, plan: Plan) -> None:
 
 
 def tie(model: nn.Module, plan: Plan) -> None:
-    """Make each tied name the very parameter it is kept under, where this model has both."""
+    """Replace each tied parameter by the one it is stored under, if this model has both."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for alias, owner in plan.tied:
         if alias in parameters and owner in parameters:
@@ -93,7 +93,7 @@ def tie(model: nn.Module, plan: Plan) -> None:
 def materialise(
     model: nn.Module, plan: Plan, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """Give a whole model uninitialised memory on `device`, floating-point parameters in `dtype`, ties kept."""
+    """Return the complete model with uninitialised memory on `device`, floats in `dtype`, ties kept."""
     buffers = list(iterate_buffers(model))
     if dtype is not None:
         model.to(dtype)

@@ -1,7 +1,7 @@
-"""What the modules of a model keep of a text's tokens while the next ones are written.
+"""Decoding cache: the state of earlier tokens that modules store while a text is generated.
 
-The first pass through the model is of all prompts, each further one of one token a row. A module that looks at earlier
-tokens keeps what it needs of them in `Batch.cache`, as whatever it likes. Its node says so
+The first forward pass takes all prompts, each further one takes one token a row. A module that reads earlier tokens
+stores what it needs in `Batch.cache`, in any form. Its node declares it
 (`gangline.model.tree.Node.get_decoding`).
 """
 
@@ -16,21 +16,21 @@ State = TypeVar("State")
 
 
 class Cache:
-    """What the modules of one model keep while one batch of texts is written. length: tokens of a row at its end."""
+    """State of the modules of one model while one batch of texts is generated. length: tokens of a row at its end."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         self._states: dict[nn.Module, object] = {}
 
     def get(self, module: nn.Module, make: Callable[[int], State]) -> State:
-        """What `module` keeps; on the first call what `make(length)` gives."""
+        """Return the state that `module` stores; the first call creates it by `make(length)`."""
         if module not in self._states:
             self._states[module] = make(self.length)
         return self._states[module]  # type: ignore[return-value]
 
 
 class Carried:
-    """What a module that goes from token to token hands on to the next one: None before the first."""
+    """State that a module passes from token to token: None before the first token."""
 
     def __init__(self, length: int) -> None:
         self.tensor: Tensor | None = None

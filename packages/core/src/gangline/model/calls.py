@@ -1,18 +1,18 @@
-"""What the calls at a model's seams compute, as data of its nodes. Torch-free.
+"""Calls at a model's seams: what they compute, as data of its nodes. Torch-free.
 
-A strategy that puts its own call into a seam (`gangline.plan.Seam`) computes just this, or refuses.
+A strategy that replaces the call at a seam (`gangline.plan.Seam`) computes exactly this, or refuses.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-LOSS_CHUNK = 1 << 25  # logits that a loss has in float32 at a time: 128 MiB, however large the vocabulary
+LOSS_CHUNK = 1 << 25  # logits that a loss has in float32 at a time: 128 MiB, for any size of the vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCall:
-    """What `attention(q, k, v, document, position) -> out` computes, for each head, over the keys that a query sees.
+    """Computation of `attention(q, k, v, document, position) -> out`, for each head, over the keys that a query sees.
 
         s = scale · q kᵀ      z = soft_cap · tanh(s / soft_cap)      out = exp(z) v / (exp(sink) + Σ exp(z))
 
@@ -21,14 +21,14 @@ class AttentionCall:
     causal    query i sees key j only where j <= i
     window    and only where position i - window < position j; a query sees itself and window - 1 keys before it
     scale     of the scores; None: 1 / sqrt(width of a head)
-    soft_cap  bounds the scores (Gemma 2, arXiv 2408.00118, section 2); None: they are not bounded
-    sinks     the name of a parameter of the module, a number per head, which joins the sum below the line only (Xiao et
+    soft_cap  bounds the scores (Gemma 2, arXiv 2408.00118, section 2); None: no bound
+    sinks     the name of a parameter of the module, a number per head, which joins the denominator only (Xiao et
               al., arXiv 2309.17453); it extends the call: `attention(q, k, v, document, position, sinks_H)`
-    other     what else it computes, in words ("softplus in place of exp"); None: nothing else. A strategy that would
-              put its own call there refuses
+    other     further computation, in words ("softplus in place of exp"); None: no more. A strategy that would
+              replace the call refuses
 
-    Whoever declares a call says with it that nothing but the sinks is kept for each head, so that the call may be given
-    some of the heads. A subclass may add fields of what it computes: it says the same, and counts as `other`.
+    A declared call must have no parameter per head except the sinks, so that a strategy may pass it a subset of the
+    heads. A subclass may add fields of what it computes: this holds for it too, and it counts as `other`.
 
     Raises ValueError for a window without a key or without causality, and for a soft cap that is not positive.
     """
@@ -48,22 +48,22 @@ class AttentionCall:
 
     @property
     def beyond(self) -> str:
-        """What is computed beyond the formula above, in words; empty where nothing is."""
+        """Computation beyond the formula above, in words; empty if there is none."""
         return self.other or ("" if type(self) is AttentionCall else type(self).__name__)
 
     def __str__(self) -> str:
-        """What differs from plain causal attention, in the words of the fields."""
+        """Return the fields that differ from plain causal attention."""
         return _describe_changes(self) or "plain causal attention"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossCall:
-    """What `loss(hidden, weight, targets, loss_mask) -> sum` computes: cross-entropy of the logits hidden · weightᵀ.
+    """Computation of `loss(hidden, weight, targets, loss_mask) -> sum`: cross-entropy of the logits hidden · weightᵀ.
 
     z         weight of log²Z, Z the sum of a token's exp(logits) (PaLM, arXiv 2204.02311, section 5): a term that joins
-              the gradients by `forward_context.emit_loss` under the name "z_loss", and not the sum that is
-              returned
-    soft_cap  bounds the logits to cap · tanh(logits / cap) (Gemma 2, arXiv 2408.00118, section 2); None: they are not
+              the gradients by `forward_context.emit_loss` under the name "z_loss", and not the returned
+              sum
+    soft_cap  bounds the logits to cap · tanh(logits / cap) (Gemma 2, arXiv 2408.00118, section 2); None: no bound
 
     Raises ValueError for a negative weight, and for a soft cap that is not positive.
     """
@@ -85,7 +85,7 @@ Call = AttentionCall | LossCall
 
 
 def call_of(function: object) -> Call | None:
-    """What a function at a seam says of itself (`computes`); None: *unknown*, for it says nothing."""
+    """Return the call that a function at a seam declares (`computes`); None, for *unknown*, if it declares none."""
     own = getattr(function, "computes", None)
     return own if isinstance(own, Call) else None
 

@@ -1,4 +1,4 @@
-"""The model of a run: its part's tree and plan, then the edits the user switched on. Torch-free."""
+"""Composition of a run's model: its part's tree and plan, then the edits the user switched on. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline.plugin.registry import build, installed, load
 
 @dataclass(frozen=True)
 class Composed:
-    """A run and its model, composed once and passed on: the tree after every edit, and how it may be cut and named."""
+    """A run and its model, composed once and passed on: the tree after every edit, and its plan."""
 
     run: Run
     tree: Node
@@ -27,10 +27,10 @@ class Composed:
 
 
 def compose_model(run: Run) -> tuple[Node, Plan]:
-    """The tree and the plan, edited: first by what replaces, then by what wraps, each in order of group name.
+    """Return the tree and the plan after all edits: first edits that replace, then edits that wrap, by group name.
 
-    Raises UserError where two edits claim one node, or one claims a node inside another's, and neither wraps; where two
-    that wrap one node give it parts of one name; and where nothing is left to train.
+    Raises UserError if two edits claim one node, or nodes inside each other, and neither wraps; if two edits that wrap
+    one node add parts of one name; and if no parameter is left to train.
     """
     tree, plan = build(run.model, run)
     if run.job.loss_chunk is not None:
@@ -57,7 +57,7 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
 
 
 def _chunk_losses(tree: Node, plan: Plan, chunk: int) -> tuple[Node, Plan]:
-    """The loss in chunks of so many tokens, of nodes that can; what an edit puts there later stays as it is."""
+    """Compute losses in chunks of `chunk` tokens in all nodes that can; nodes that edits add later do not change."""
     for path, node in iterate_nodes(tree):
         if (new_node := node.chunk_loss(chunk)) is not node:
             tree = replace_node(tree, path, new_node)
@@ -66,7 +66,7 @@ def _chunk_losses(tree: Node, plan: Plan, chunk: int) -> tuple[Node, Plan]:
 
 
 def _check_names(tree: Node, group: str) -> None:
-    """Whether parts of one module have names of their own; only what wraps can add one that is there already."""
+    """Raise UserError if two parts of a module have one name; only an edit that wraps can add an existing name."""
     names: set[str] = set()
     for path, node in iterate_nodes(tree):
         own = [*node.get_shapes(), *(name for name, _ in iterate_children(node) if name)]

@@ -1,6 +1,6 @@
 """Optional methods and attributes of a model's modules, and their callers.
 
-bind(axis)             called once by the strategy if a parameter of the module is cut along an axis or a fold
+bind(axis)             called once by the strategy if a parameter of the module is sharded along an axis or a fold
 multiply_by(precision) called once by the strategy, before the first matmul of a module that is not a `Linear`
 after_step(totals)     called by the runtime after each step that the optimizer has taken
 attention, loss        functions at a seam of the plan, which a strategy may replace by its own
@@ -50,9 +50,9 @@ class StepListener(Protocol):
 
 
 def bind_linear(linear: nn.Module, path: str, comm: Comm, bound: set[str]) -> None:
-    """Give a cut linear the ranks of `comm` where what wraps it is `Bindable`, unless its path is in `bound`.
+    """Pass `comm` to a sharded linear if its wrapper is `Bindable`, unless its path is in `bound`.
 
-    A strategy cuts a linear by itself; an adapter around it may want to know which part of the features is here.
+    A strategy shards a linear by itself; an adapter around it may need to know which part of the features is here.
     """
     if isinstance(linear, Bindable) and path not in bound:
         bound.add(path)
@@ -60,9 +60,9 @@ def bind_linear(linear: nn.Module, path: str, comm: Comm, bound: set[str]) -> No
 
 
 def bind_around(model: nn.Module, name: str, axis: str, comm: Comm, bound: set[str]) -> None:
-    """Give the nearest `Bindable` around the parameter `name` the ranks of `comm`, unless its path is in `bound`.
+    """Pass `comm` to the nearest `Bindable` around the parameter `name`, unless its path is in `bound`.
 
-    Its path is then in `bound`. axis: what `name` is cut along, for the message. Raises TypeError where there is none.
+    Adds the path to `bound`. axis: the axis that shards `name`, for the message. Raises TypeError without a `Bindable`.
     """
     path = name
     while path:
@@ -77,7 +77,7 @@ def bind_around(model: nn.Module, name: str, axis: str, comm: Comm, bound: set[s
 
 
 def get_seam_function(module: nn.Module, seam: str) -> Callable[..., Any] | None:
-    """The function that `module` has at the seam of that name; None: it has none.
+    """Return the function that `module` has at the seam of that name; None if it has none.
 
     A block has none: its attribute `attention` is the layer.
     """
@@ -86,9 +86,9 @@ def get_seam_function(module: nn.Module, seam: str) -> Callable[..., Any] | None
 
 
 def get_seam_module(module: nn.Module, seam: str) -> nn.Module | None:
-    """The module that `module` has at the seam of that name, in a function's place; None: it has none.
+    """Return the module that `module` has at the seam of that name, in place of a function; None if it has none.
 
-    A layer that has the seam in it is not what lies there.
+    A layer that has the seam inside it does not count.
     """
     attribute = getattr(module, seam, None)
     if not isinstance(attribute, nn.Module) or any(hasattr(inside, seam) for inside in attribute.modules()):

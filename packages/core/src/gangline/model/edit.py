@@ -1,4 +1,4 @@
-"""The contract of model edits. Torch-free."""
+"""Model edits: their contract. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first weights of a run, or of a part of it: drawn, or those that others trained."""
+"""Initial weights of a run, or of a part of it: drawn or pretrained."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gangline.shard import Shard, parse_parameter
 
 
 def check_pretrained_names(run: Run, tree: Node, plan: Plan) -> None:
-    """Raise UserError where the directory that the model begins with holds a tensor of another model."""
+    """Raise UserError if the directory of the model's pretrained weights holds a tensor of another model."""
     if (directory := run.model.get_weights_directory()) is None:
         return
-    shards = list_shards(construct(tree), plan)  # of the whole model, not of this rank
+    shards = list_shards(construct(tree), plan)  # of the complete model, not of this rank
     shapes = {parse_parameter(shard.name): shard.global_shape for shard in shards}
     find_pretrained(run.model).check_names(directory, plan, shapes)
 
 
 def draw_weights(run: Run, shards: Iterable[Shard], plan: Plan) -> None:
-    """The first weights: by (seed, name), or of the directory that the model names; then the edits'."""
+    """Fill shards with initial weights: by (seed, name), or from the model's directory; then those of the edits."""
     directory, shards = run.model.get_weights_directory(), list(shards)
     if directory is None:
         initialise(shards, plan, run.seed)

@@ -1,11 +1,11 @@
-"""What module code may call without knowing of ranks, stages or recomputation.
+"""Functions that module code may call without knowing of ranks, stages or recomputation.
 
-In a bare module all of these change nothing: `emit_loss` gives `hidden` back, `emit_metric` is silent,
+In a bare module they change nothing: `emit_loss` returns `hidden`, `emit_metric` does nothing,
 `sum_over_sequence` and `gather_heads` are the identity, `draw` is keyed by (seed 0, step 0, sample = row number),
 `return_weight_gradient` computes at once and `give_way` does nothing.
 
-A strategy opens a `frame` around each microbatch's forward *and* around its backward pass. What is emitted is
-kept by (microbatch, path, name), so a recomputed forward overwrites its own value and each token counts once.
+A strategy opens a `frame` around each microbatch's forward *and* around its backward pass. Emitted values are
+stored by (microbatch, path, name), so a recomputed forward overwrites its own value and each token counts once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STEP = (NUMBER["forward_backward"], _FORWARD, _BACKWARD)
 
 @dataclass
 class Collected:
-    """All that the modules emitted during one step on this rank, by (microbatch, path, name)."""
+    """Losses and metrics that modules emitted during one step on this rank, by (microbatch, path, name)."""
 
     losses: dict[tuple[int, str, str], Tensor] = field(default_factory=dict)
     metrics: dict[tuple[int, str, str], tuple[Tensor, MetricReduce]] = field(default_factory=dict)
@@ -39,15 +39,15 @@ class Collected:
 
 @dataclass
 class Frame:
-    """The surroundings of one microbatch.
+    """Context of one microbatch, which the functions of this module read.
 
     sample, document, position  the key of random draws, shaped like the hidden state's leading dims (B, T)
-    inner                       the same three of all tokens, where modules between cut products see more of them
-    loss_mask                   (B, T) which tokens have a target that counts; None: nobody says
-    padding                     (B, T) which tokens only fill their row up; None: none does
+    inner                       these three for all tokens, if modules between sharded matmuls see more tokens
+    loss_mask                   (B, T) which tokens have a target that counts; None: all
+    padding                     (B, T) which tokens are padding; None: no padding
     coefficient                 d(objective)/d(term): loss scale / global token count, read in the backward pass
     over_sequence               differentiable sum over the ranks that hold the rest of the same sequences
-    for_all_heads               of `gather_heads`, where heads are cut
+    for_all_heads               function behind `gather_heads`, if heads are sharded
     """
 
     microbatch: int = 0
@@ -65,8 +65,8 @@ class Frame:
     for_all_heads: Callable[[Tensor], Tensor] | None = None
 
 
-# Plain globals, not context variables: on a GPU the backward pass, and so a recomputed forward, runs in a thread of
-# autograd's own, which would see none. A rank runs one step at a time.
+# Globals, not context variables: on a GPU autograd runs the backward pass, and so a recomputed forward, in a
+# thread that would not see context variables. A rank runs one step at a time.
 _frame: Frame | None = None
 _path: str = ""
 _give_way: Callable[[], None] | None = None
@@ -74,9 +74,9 @@ _give_way: Callable[[], None] | None = None
 
 @contextmanager
 def frame(surroundings: Frame) -> Iterator[Frame]:
-    """Within, what modules emit, draw and sum over the sequence is of this microbatch.
+    """Run the block as part of this microbatch: its emitted values, random draws and sums over the sequence.
 
-    For who watches, a step is in its forward pass here; what is validated stays what it is.
+    The pulse shows a step as in its forward pass; in a validation the phase does not change.
     """
     global _frame
     before, _frame = _frame, surroundings
@@ -94,7 +94,7 @@ def frame(surroundings: Frame) -> Iterator[Frame]:
 
 @contextmanager
 def backward() -> Iterator[None]:
-    """Within, this rank runs a backward pass: for who watches it, and who compares its times with those of others."""
+    """Mark the block as a backward pass in the pulse, for the watchdog and for the comparison of ranks' times."""
     pulse = current_pulse()
     phase = pulse.enter(_BACKWARD)
     try:
@@ -105,7 +105,7 @@ def backward() -> Iterator[None]:
 
 @contextmanager
 def emit_under(path: str) -> Iterator[None]:
-    """Everything inside is emitted under `path` ("blocks.3")."""
+    """Emit everything in the block under `path` ("blocks.3")."""
     global _path
     before, _path = _path, path
     try:
@@ -116,7 +116,7 @@ def emit_under(path: str) -> Iterator[None]:
 
 @contextmanager
 def take_turns(give_way: Callable[[], None]) -> Iterator[None]:
-    """Modules inside that wait for a transfer call `give_way` first, so that something else can run meanwhile."""
+    """Make modules in the block call `give_way` before they wait for a transfer, so that other work runs meanwhile."""
     global _give_way
     before, _give_way = _give_way, give_way
     try:
@@ -126,7 +126,7 @@ def take_turns(give_way: Callable[[], None]) -> Iterator[None]:
 
 
 def swap(surroundings: tuple[Frame | None, str] = (None, "")) -> tuple[Frame | None, str]:
-    """Set (frame, path) and return the former: for a strategy that has two microbatches under way."""
+    """Set (frame, path) and return the former pair, for a strategy that has two microbatches under way."""
     global _frame, _path
     former_surroundings = _frame, _path
     _frame, _path = surroundings
@@ -134,7 +134,7 @@ def swap(surroundings: tuple[Frame | None, str] = (None, "")) -> tuple[Frame | N
 
 
 class _AddTerm(torch.autograd.Function):
-    """hidden -> hidden; in the backward pass the term gets the objective's derivative, whatever reaches `hidden`."""
+    """Identity of `hidden`; its backward pass gives the term the objective's derivative, whatever reaches `hidden`."""
 
     @staticmethod
     def forward(ctx, hidden: Tensor, term: Tensor, surroundings: Frame) -> Tensor:
@@ -146,17 +146,17 @@ class _AddTerm(torch.autograd.Function):
         return grad_hidden, torch.full_like(ctx.like, ctx.surroundings.coefficient), None
 
 
-@untraced  # torch.compile would take the coefficient of the forward pass for a constant
+@untraced  # torch.compile would treat the coefficient of the forward pass as a constant
 def _add_term(hidden: Tensor, term: Tensor, frame: Frame) -> Tensor:
     output: Tensor = _AddTerm.apply(hidden, term, frame)
     return output
 
 
 def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
-    """Add `term` to the objective and give `hidden` back.
+    """Add `term` to the objective and return `hidden`.
 
     term: 0-d, a sum over this rank's own tokens that count (`loss_mask`); divided, as the loss is, by the step's
-    global count of them. It reaches the objective through the backward pass of the returned `hidden`, so use that.
+    global token count. It reaches the objective through the backward pass of the returned `hidden`, so use that.
     """
     current = _frame
     if current is None:
@@ -167,7 +167,7 @@ def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
 
 
 def get_loss_mask(like: Tensor) -> Tensor:
-    """(B, T) bool: which tokens of `like` (B, T, D), hidden as a block is given it, have a target that counts."""
+    """Return which tokens of `like` (B, T, D), the input of a block, have a target that counts: (B, T) bool."""
     current = _frame
     if current is None or current.loss_mask is None:
         return torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)
@@ -175,15 +175,15 @@ def get_loss_mask(like: Tensor) -> Tensor:
 
 
 def get_padding() -> Tensor | None:
-    """(B, T) bool: which tokens of the hidden state that a block is given only fill their row up; None: none does."""
+    """Return which tokens of a block's input are padding: (B, T) bool; None if none is."""
     return None if _frame is None else _frame.padding
 
 
 def emit_metric(name: str, value: Tensor, reduce: MetricReduce = "sum") -> None:
-    """Report a number or a vector under the block's path; reduced over microbatches and ranks by `reduce`.
+    """Report a number or a vector under the block's path; it is reduced over microbatches and ranks by `reduce`.
 
-    A "sum" is of values that are sums over this rank's own tokens, a "mean" of values that are means over them: so both
-    come out the same however the tokens are spread.
+    Use "sum" for sums over this rank's own tokens, and "mean" for means over its own tokens: so both
+    are equal however the tokens are spread.
     """
     current = _frame
     if current is not None and current.collected is not None:
@@ -191,29 +191,29 @@ def emit_metric(name: str, value: Tensor, reduce: MetricReduce = "sum") -> None:
 
 
 def sum_over_sequence(x: Tensor) -> Tensor:
-    """Differentiable sum over the ranks that hold the rest of the same sequences.
+    """Return the differentiable sum of `x` over the ranks that hold the rest of the same sequences.
 
-    x: of the tokens of the hidden state that a block is given; between products that are cut a rank has more of them.
+    x: values of the tokens of a block's input; between sharded matmuls a rank has more tokens.
     """
     current = _frame
     return x if current is None or current.over_sequence is None else current.over_sequence(x)
 
 
 def gather_heads(x_BtF: Tensor) -> Tensor:
-    """What each head reads and no product that is cut has made, such as a key that heads share: (B, T, F).
+    """Return the values (B, T, F) that every head reads and no sharded matmul computed, such as a key that heads share.
 
-    x: of the t tokens of the hidden state that a block is given; T: those that a product sees whose rows are cut. The
-    gradient is summed over the ranks that hold the other heads.
+    x: values of the t tokens of a block's input; T: the tokens that a colwise matmul sees. The gradient is summed over
+    the ranks that hold the other heads.
     """
     current = _frame
     return x_BtF if current is None or current.for_all_heads is None else current.for_all_heads(x_BtF)
 
 
 def draw(like: Tensor, site: str, first_feature: int = 0) -> Tensor:
-    """Uniforms in [0, 1), float32, shaped like `like` (B, T, F).
+    """Return uniforms in [0, 1), float32, shaped like `like` (B, T, F).
 
-    Keyed by (seed, step, sample, position in its document, feature, site): the same under any cut, stage or
-    recomputation. Where features are cut, `first_feature` is the global number of the first.
+    Keyed by (seed, step, sample, position in its document, feature, site): equal under any sharding, stage or
+    recomputation. If features are sharded, `first_feature` is the global number of the first.
     """
     current = _frame or Frame()
     B, T, F = like.shape
@@ -232,11 +232,11 @@ def draw(like: Tensor, site: str, first_feature: int = 0) -> Tensor:
 
 
 def return_weight_gradient(weight: Tensor, compute: Callable[[], Tensor]) -> Tensor | None:
-    """What an autograd Function's backward returns for a parameter: `compute()`, or None where that comes later.
+    """Return a parameter's gradient for an autograd Function's backward: `compute()`, or None if that runs later.
 
-    A zero-bubble pipeline (arXiv 2401.10241) computes the gradients of weights while its rank would wait. So whatever
-    `compute` needs must not be changed after the backward pass, and `weight` is the parameter itself, kept in `ctx` and
-    not as a saved tensor: a recomputed forward pass hands back other tensors than it was given.
+    A zero-bubble pipeline (arXiv 2401.10241) computes the gradients of weights while its rank would wait. So the inputs
+    of `compute` must not change after the backward pass, and `weight` is the parameter itself, stored in `ctx` and not
+    as a saved tensor: a recomputed forward pass returns other tensors than it was given.
     """
     if not is_deferring():
         return compute()
@@ -245,9 +245,9 @@ def return_weight_gradient(weight: Tensor, compute: Callable[[], Tensor]) -> Ten
 
 
 def give_way() -> None:
-    """Called between a transfer's begin and the wait for it: what else the rank has to do can go on meanwhile.
+    """Run other work of this rank between the start of a transfer and the wait for it.
 
-    All ranks that take part in the transfer call it at the same place of the same microbatch.
+    All ranks that take part in the transfer call it at the same point of the same microbatch.
     """
     if _give_way is not None:
         _give_way()

@@ -1,4 +1,4 @@
-"""The first weights: a function of (seed, parameter name), whatever the layout."""
+"""Initial weights: a function of (seed, parameter name), whatever the layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gangline.shard import Shard, name_model_array, parse_parameter
 def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
     """Fill the `model/...` shards of this rank in place, each with its box of the global array.
 
-    Raises LookupError for an array about which the plan has no `Init`.
+    Raises LookupError for an array without an `Init` in the plan.
     """
 
     def draw(shard: Shard) -> None:
@@ -40,7 +40,7 @@ def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
 
 
 def fill_as_kept(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
-    """Fill a `model/...` shard with what the plan keeps of its weight; `fill` fills one with the weight as it is.
+    """Fill a `model/...` shard with the stored form of its weight; `fill` fills a shard with the weight as it is.
 
     Raises what `LowBit.codes` of the plan's rule raises.
     """
@@ -56,14 +56,14 @@ def fill_as_kept(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> Non
 def make_whole_model(
     tree: Node, plan: Plan, *, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """A model in one piece with its first weights, for use without a strategy."""
+    """Return a complete model with its initial weights, for use without a strategy."""
     model = materialise(build_model(tree, plan), plan, device=device, dtype=dtype)
     initialise(list_shards(model, plan), plan, seed)
     return model
 
 
 def list_shards(model: nn.Module, plan: Plan) -> list[Shard]:
-    """The parameters and persistent buffers of a model in one piece, as the `model/...` shards of its only holder."""
+    """Return the parameters and persistent buffers of an unsharded model, as `model/...` shards of its only holder."""
     again = {name for buffer in iterate_buffers(model) for name in buffer.names if name != buffer.kept}
     return [
         Shard(name_model_array(name), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)

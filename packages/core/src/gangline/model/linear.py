@@ -1,6 +1,6 @@
-"""The two layers that a strategy cuts by itself: `Linear` and `Embedding`.
+"""`Linear` and `Embedding`: the two layers that a strategy shards by itself.
 
-Neither draws its weights (the plan's `Init` says how, by name) and neither reads its sizes again after construction:
+Neither initializes its weights (the plan's `Init` does, by name) and neither reads its sizes after construction:
 a rank may hold a part of the rows or columns.
 """
 
@@ -17,9 +17,9 @@ from gangline.model.linear_nodes import EmbeddingNode, LinearNode
 
 
 class Linear(nn.Module):
-    """x (..., in) -> x Wᵀ + b (..., out), with W (out, in).
+    """Linear layer: x (..., in) -> x Wᵀ + b (..., out), with W (out, in).
 
-    `product` multiplies: a strategy puts the precision's `linear` there, or its own around it.
+    `product` computes the matmul: a strategy sets it to the precision's `linear`, or to a function around it.
     """
 
     product: Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -32,7 +32,7 @@ class Linear(nn.Module):
 
     @property
     def matrix(self) -> Tensor:
-        """What is multiplied with: W, or where a wrapper keeps it in another way what stands for it."""
+        """Matrix of the matmul: W, or its stand-in if a wrapper stores W in another form."""
         return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,9 +40,9 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """tokens (B, T) of the batch -> scale · their rows of W (V, D): (B, T, D).
+    """Embedding layer: tokens (B, T) of the batch -> scale · their rows of W (V, D): (B, T, D).
 
-    `lookup` finds them: a strategy that holds some of the rows puts its own there.
+    `lookup` reads the rows: a strategy that holds some of the rows replaces it.
     """
 
     lookup: Callable[[Tensor, Tensor], Tensor]

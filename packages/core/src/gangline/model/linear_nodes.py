@@ -1,4 +1,4 @@
-"""The nodes of `gangline.model.linear`, whose modules a strategy cuts by itself. Torch-free."""
+"""Nodes of `gangline.model.linear`, whose modules a strategy shards by itself. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gangline.model.tree import Decoding, Node, Shape
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingNode(Node):
-    """A vector for each token, times `scale`."""
+    """Embedding: a vector for each token, times `scale`."""
 
     module: ClassVar[str] = "gangline.model.linear:Embedding"
     vocab_size: int
@@ -27,7 +27,7 @@ class EmbeddingNode(Node):
         return "tokenwise"
 
     def count_flops(self, sequence_length: int) -> int:
-        """None: a row is looked up, nothing is multiplied."""
+        """Return 0: a row is looked up, without a matmul."""
         return 0
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
@@ -36,7 +36,7 @@ class EmbeddingNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class LinearNode(Node):
-    """x (..., in) -> x Wᵀ + b (..., out). Below a node that knows its sizes (`fit_linears`) they may be left out."""
+    """Linear layer: x (..., in) -> x Wᵀ + b (..., out). A parent that knows the sizes may set them (`fit_linears`)."""
 
     module: ClassVar[str] = "gangline.model.linear:Linear"
     in_features: int = 0
@@ -51,22 +51,22 @@ class LinearNode(Node):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Nothing of its own: the module around it counts its input, for it knows who else reads that."""
+        """Return 0: the module around the linear counts its input, because it knows which other modules read it."""
         return 0
 
     def count_rows(self, sizes: LocalSizes) -> int:
-        """How many rows it multiplies of a microbatch on one rank, those that a product that tp cuts has beside."""
+        """Return the rows that it multiplies of a microbatch on a rank, without extra rows of tp-sharded matmuls."""
         return sizes.tokens
 
 
-LINEAR = LinearNode()  # of the size that the node around it says
+LINEAR = LinearNode()  # the node around it sets its sizes
 
 
 def fit_linears(node: Node, sizes: Mapping[str, tuple[int, int]]) -> None:
-    """Give the plain linears below `node` their sizes: name of the field -> (in_features, out_features).
+    """Set the sizes of the plain linears below `node`: name of the field -> (in_features, out_features).
 
-    For `__post_init__` of a node whose own fields say how wide its products are: so `replace(node, hidden=...)` changes
-    them too. What an edit has put there instead of a `LinearNode` stays as it is.
+    For `__post_init__` of a node whose own fields determine the widths, so that `replace(node, hidden=...)` changes
+    them too. A node that an edit has put in place of a `LinearNode` does not change.
     """
     for name, (in_features, out_features) in sizes.items():
         child = getattr(node, name)

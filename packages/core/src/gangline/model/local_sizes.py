@@ -1,4 +1,4 @@
-"""Sizes on one rank, from which a node computes the cost of its module, and the traffic of a module. Torch-free."""
+"""Sizes on one rank, from which a node computes the cost of its module, and the communication volume. Torch-free."""
 
 from __future__ import annotations
 

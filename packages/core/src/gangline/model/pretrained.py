@@ -1,4 +1,4 @@
-"""The contract of readers of pretrained weights: capability `pretrained` of a model's part. Torch-free."""
+"""Pretrained weights: the contract of readers, capability `pretrained` of a model's part. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CAPABILITY = "pretrained"
 
 
 class Pretrained(ABC):
-    """Reads the directory that a model names (`ModelConfig.get_weights_directory`). Takes no arguments; torch-free."""
+    """Reader of the directory that a model names (`ModelConfig.get_weights_directory`). No arguments; torch-free."""
 
     @abstractmethod
     def find_problems(self, run: Run) -> list[Problem]:
@@ -26,7 +26,7 @@ class Pretrained(ABC):
 
     @abstractmethod
     def check_names(self, directory: str, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Compare the names of the tensors there with those of the model.
+        """Compare the names of the directory's tensors with those of the model.
 
         shapes: of all parameters and persistent buffers of the model. Raises UserError for a tensor the model lacks.
         """

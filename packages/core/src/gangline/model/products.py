@@ -1,4 +1,4 @@
-"""What modules multiply, as shapes: the work of a forward pass in a form that can be given a time. Torch-free."""
+"""Matmuls and attention of modules as shapes: the work of a forward pass, to be converted to time. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixProduct:
-    """(rows x inner) times (inner x columns), forward, of one microbatch on one rank.
+    """Matmul (rows x inner) times (inner x columns), forward, of one microbatch on one rank.
 
-    weight    the name of the parameter of the node that it is multiplied with
-    block     whether it is in a block: what a precision computes in fewer bits
-    matrices  the rows are apart in so many runs of equal length, each with a matrix of its own; 1: one matrix for all
+    weight    name of the node's parameter that is multiplied
+    block     whether it is in a block: a precision computes these matmuls in fewer bits
+    matrices  number of equal runs that the rows are split into, each with its own matrix; 1: one matrix for all
     """
 
     rows: int
@@ -29,7 +29,7 @@ class MatrixProduct:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionProduct:
-    """Queries with keys, and their weights with values: `sequences` of each `heads` heads, forward.
+    """Attention, forward: queries with keys, and their weights with values, in `sequences` of each `heads` heads.
 
     queries and keys are those of one sequence on one rank; under a window no query has more than `window` keys.
     """
@@ -55,7 +55,7 @@ class AttentionProduct:
         causal: bool = True,
         window: int | None = None,
     ) -> AttentionProduct:
-        """Of so many tokens: whole sequences of that length, or a part of one, whose keys are all there."""
+        """Return the attention of `tokens` tokens: complete sequences, or a part of one whose keys are all there."""
         return cls(
             sequences=max(1, tokens // sequence_length),
             queries=min(tokens, sequence_length),
@@ -69,12 +69,12 @@ class AttentionProduct:
 
     @property
     def flops(self) -> int:
-        """Without a discount for causality, as MFU is counted (`gangline.model.flops`)."""
+        """Operations without a discount for causality, as MFU counts them (`gangline.model.flops`)."""
         return 4 * self.sequences * self.queries * min(self.keys, self.window or self.keys) * self.heads * self.head_dim
 
     @property
     def visible(self) -> float:
-        """The share of `count_flops` that a kernel computes which passes over what causality hides, 0 to 1."""
+        """Share of `flops` that a kernel computes if it skips keys hidden by causality, 0 to 1."""
         keys = min(self.keys, self.window or self.keys)
         return (self.keys + 1) / (2 * self.keys) if self.causal and keys == self.keys else 1.0
 
@@ -83,7 +83,7 @@ Product = MatrixProduct | AttentionProduct
 
 
 def list_products(shapes: Mapping[str, tuple[int, ...]], tokens: int) -> tuple[MatrixProduct, ...]:
-    """Each matrix of these shapes (out, in) multiplied once by every token; of more than two dims nothing is known."""
+    """Return the matmul of each matrix (out, in) in `shapes` with every token; other shapes are left out."""
     return tuple(
         MatrixProduct(rows=tokens, inner=shape[1], columns=shape[0], weight=name)
         for name, shape in shapes.items()

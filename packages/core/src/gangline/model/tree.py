@@ -1,4 +1,4 @@
-"""What a model is made of: a tree of frozen config nodes, and the ways through it. Torch-free.
+"""Tree of frozen config nodes that describes a model, and functions to iterate over it. Torch-free.
 
 Each node names the module that it builds, so a node of a plugin needs no entry in a table. The path of a node in the
 tree ("blocks.3.feed_forward") is the name of its module in the model. A model edit replaces nodes.
@@ -39,7 +39,7 @@ class Node(ABC):
         return sum(2 * prod(shape) for shape in self.get_shapes().values() if len(shape) > 1)
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
-        """Return the products of a forward pass of `sizes.tokens` tokens as shapes, children left out and nothing cut.
+        """Return the matmuls of a forward pass of `sizes.tokens` tokens as shapes, unsharded, children left out.
 
         Their operations must sum to `count_flops`, within 1 %; if they do not, or on None, planning counts the node as
         unknown.
@@ -55,7 +55,7 @@ class Node(ABC):
         return None
 
     def list_volumes(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
-        """Return what this module sends over folds, children left out; nothing where a fold has one rank in `sizes`.
+        """Return the traffic of this module over folds, children left out; nothing for a fold of one rank in `sizes`.
 
         For a module on a fold (`gangline.plan.Fold`) that communicates through the Comm that `bind` gave it: only its
         node knows what it sends. Leave out the gradients that the strategy sends for it.
@@ -63,7 +63,7 @@ class Node(ABC):
         return ()
 
     def get_seams(self) -> Mapping[str, Call]:
-        """Return what the module's calls at seams of the plan compute, by seam: {"attention": AttentionCall(...)}.
+        """Return the computation of the module's calls at seams, by seam: {"attention": AttentionCall(...)}.
 
         Not inherited by a subclass that sets another `module`: override it there, if need be with
         `return super().get_seams()`, or the calls of its module are unknown.
@@ -106,7 +106,7 @@ class WrapNode(Node):
 
 
 def iterate_children(node: Node) -> Iterator[tuple[str, Node]]:
-    """Return the child nodes with their path from `node`: "attention", "blocks.0"; "" for the wrapped node."""
+    """Iterate over the child nodes with their path from `node`: "attention", "blocks.0"; "" for the wrapped node."""
     children = node.__dict__.get("_children")
     if children is None:  # nodes do not change, and closed forms ask for these thousands of times
         children = tuple(_iterate_children(node))

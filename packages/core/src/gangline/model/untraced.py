@@ -1,4 +1,4 @@
-"""Functions that stay out of compiled graphs, where a run compiles: elsewhere torch.compile is not loaded."""
+"""Functions that torch.compile leaves out of its graphs; it is loaded only in a run that compiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _compiles = False
 
 
 class Untraced(Generic[P, R]):
-    """A function that torch.compile is kept out of from the first `keep_out` on; `is_out`: whether that was."""
+    """A function that torch.compile leaves out after the first `keep_out`; `is_out`: whether that was called."""
 
     def __init__(self, function: Callable[P, R]) -> None:
         self._function, self.is_out, self.__doc__ = function, False, function.__doc__
@@ -27,7 +27,7 @@ class Untraced(Generic[P, R]):
         return self._function(*args, **kwargs)
 
     def keep_out(self) -> None:
-        """Compiled code calls it as it is."""
+        """Keep torch.compile out of the function: compiled code calls it uncompiled."""
         if not self.is_out:
             self._function, self.is_out = torch.compiler.disable(self._function), True
 
@@ -36,7 +36,7 @@ untraced = Untraced  # as a decorator
 
 
 def keep_out() -> None:
-    """Keep torch.compile out of all such functions, also those that are made later."""
+    """Keep torch.compile out of all such functions, also of functions that are defined later."""
     global _compiles
     _compiles = True
     for function in _every:

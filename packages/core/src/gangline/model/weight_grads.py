@@ -1,11 +1,11 @@
-"""Gradients of weights that are computed outside of autograd's own accumulation: at once, or deferred.
+"""Weight gradients computed outside of autograd's own accumulation: at once, or deferred.
 
-A module that computes dW while something else travels, and a zero-bubble pipeline (arXiv 2401.10241), which computes it
-while its rank would wait, cannot return it to autograd. A strategy that defers opens `defer_gradients` around a
-backward pass and runs what it was given later, in the same order.
+A module that computes dW during a transfer, and a zero-bubble pipeline (arXiv 2401.10241), which computes it while its
+rank would wait, cannot return it to autograd. A strategy that defers opens `defer_gradients` around a backward pass
+and runs the closures that it was given later, in the same order.
 
-Where closures are kept is one value of the module, no context variable: autograd runs the backward pass of a GPU in a
-thread of its own, to which a context variable does not travel.
+The receiver of closures is a global, not a context variable: on a GPU autograd runs the backward pass in a thread of
+its own, which does not see context variables.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _keep: Callable[[Closure], None] | None = None
 
 @contextmanager
 def defer_gradients(keep: Callable[[Closure], None]) -> Iterator[None]:
-    """Weight gradients of the backward pass inside are deferred: `keep` is given what computes each of them.
+    """Defer the weight gradients of a backward pass in the block: `keep` gets a closure that computes each one.
 
-    Raises RuntimeError inside another one.
+    Raises RuntimeError if nested.
     """
     global _keep
     if _keep is not None:
@@ -38,12 +38,12 @@ def defer_gradients(keep: Callable[[Closure], None]) -> Iterator[None]:
 
 
 def is_deferring() -> bool:
-    """Whether weight gradients of the backward pass under way come later."""
+    """Return whether weight gradients of the current backward pass are deferred."""
     return _keep is not None
 
 
 def defer(closure: Closure) -> None:
-    """Run `closure` now, or give it to whoever is deferring."""
+    """Run `closure` now, or pass it to the current `defer_gradients`."""
     if _keep is None:
         closure()
     else:
@@ -52,8 +52,8 @@ def defer(closure: Closure) -> None:
 
 @torch.no_grad()
 def accumulate_grad(weight: Tensor, gradient: Tensor) -> None:
-    """Add `gradient` to `weight.grad` as autograd would, in the weight's `grad_dtype`, and call what waits for it."""
-    assert isinstance(weight, nn.Parameter)  # not what a recomputed forward pass was handed instead
+    """Add `gradient` to `weight.grad` as autograd would, in the weight's `grad_dtype`, and call the weight's hook."""
+    assert isinstance(weight, nn.Parameter)  # not a tensor that a recomputed forward pass got instead
     dtype = weight.grad_dtype or weight.dtype
     if weight.grad is None:
         weight.grad = gradient.to(dtype)
@@ -65,11 +65,11 @@ def accumulate_grad(weight: Tensor, gradient: Tensor) -> None:
 
 
 def call_when_accumulated(parameter: nn.Parameter, call: Callable[[Tensor], None]) -> None:
-    """Have `call(parameter)` called after each gradient that is added to it, by autograd or by `accumulate_grad`."""
+    """Call `call(parameter)` after each gradient that is added to it, by autograd or by `accumulate_grad`."""
 
     def notify(weight: Tensor) -> None:
-        if weight.grad is not None:  # else autograd passed without one: it is deferred
+        if weight.grad is not None:  # None: the gradient is deferred
             call(weight)
 
     parameter.register_post_accumulate_grad_hook(notify)
-    parameter._accumulated = notify  # type: ignore[attr-defined]  # kept there: both are collected together
+    parameter._accumulated = notify  # so both are collected together

@@ -1,1 +1,1 @@
-"""The pulse of a rank: where it is, in shared memory of its machine, for whoever watches from outside. Torch-free."""
+"""Pulse of a rank: its phase and collectives in shared memory of its machine, for watchers outside. Torch-free."""

@@ -1,6 +1,6 @@
-"""Where pulses lie: files in shared memory, named by the launcher, the run and the rank.
+"""Files of pulses in shared memory, named by the launcher, the run and the rank.
 
-One of a killed rank stays to be read; those of a dead launcher are removed by whoever starts next. Torch-free.
+The pulse of a killed rank remains readable; the next start removes pulses of dead launchers. Torch-free.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OURS = re.compile(r"gangline-pulse-(?P<space>\d+)-(?P<pid>\d+)-(?P<born>\d+)-(?
 
 
 def find_path(run_dir: str | Path, rank: int, owner: int) -> Path | None:
-    """Of a rank whose launcher is the process `owner`; None where there is no shared memory, or no such process."""
+    """Return the path of the pulse of a rank of launcher process `owner`; None without shared memory or process."""
     start = read_birth(owner)
     if start is None or not ROOT.is_dir():
         return None
@@ -33,7 +33,7 @@ def list_pulses(run_dir: str | Path) -> list[Path]:
 
 
 def sweep() -> None:
-    """Remove the pulses of launchers that are dead; of others nothing."""
+    """Remove the pulses of dead launchers, and no others."""
     for match, file in _list_files():
         if not _is_alive(match):
             file.unlink(missing_ok=True)
@@ -59,7 +59,7 @@ def _list_files() -> list[tuple[re.Match[str], Path]]:
     with contextlib.suppress(OSError):
         for entry in os.scandir(ROOT):
             match = _OURS.fullmatch(entry.name)
-            # What lives among other process ids than ours cannot be seen from here.
+            # A launcher in another pid namespace cannot be seen from here.
             if match is None or int(match["space"]) != read_namespace():
                 continue
             with contextlib.suppress(OSError):  # removed meanwhile

@@ -1,4 +1,4 @@
-"""The writer of a pulse: a rank says where it is, in some hundred nanoseconds a time."""
+"""Writer of a pulse: a rank writes its phase and collectives, in some hundred nanoseconds each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline.launch.guard import read_birth
 from gangline.pulse import layout, memory
 from gangline.pulse.layout import BEAT, GROUPS, HISTOGRAMS, NUMBER, PHASE, PHASES, RECORD, ROW, SINCE, SPENT, UNDER
 
-WARM_UP = 3  # steps of a start that say nothing of how long a phase takes
+WARM_UP = 3  # first steps of a start, left out of the histograms
 _COLLECTIVE, _BETWEEN = NUMBER["collective"], NUMBER["between"]
 _ROW_OF = [layout.ROWS.index(name if name in layout.ROWS else "other") for name in PHASES]
 
@@ -22,7 +22,7 @@ _ROW_OF = [layout.ROWS.index(name if name in layout.ROWS else "other") for name 
 class Pulse:
     """Words that the rank writes and others read (`gangline.pulse.layout`). One thread at a time writes.
 
-    Without a file it is memory of this process alone, which nobody sees: a rank that is not watched does the same.
+    Without a file it is private memory of this process: a rank without a watcher runs the same code.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Pulse:
         words[PHASE], words[SINCE] = self._phase, self._since
         words[layout.PID], words[layout.BORN] = os.getpid(), read_birth(os.getpid()) or 0
         words[layout.RANK], words[layout.WORLD], words[layout.GENERATION] = rank, world, generation
-        words[layout.VERSION] = layout.MAGIC  # last: what has it may be read, and says whose it is
+        words[layout.VERSION] = layout.MAGIC  # last: readers trust no pulse without it
 
     @classmethod
     def open(cls, run_dir: str | Path, rank: int, world: int, generation: int, owner: int) -> Pulse:
-        """In shared memory, for the watchers of a run; in memory of its own where there is none, or no room.
+        """Open the pulse in shared memory, for the watchers of a run; in private memory if there is none, or no room.
 
-        owner: the process that starts and watches the ranks of this machine, with which the pulse goes.
+        owner: the process that starts and watches the ranks of this machine; the pulse is removed with it.
         """
         file = memory.find_path(run_dir, rank, owner)
         buffer = None if file is None else _map_file(file)
@@ -54,16 +54,16 @@ class Pulse:
 
     @property
     def number(self) -> int:
-        """The number of the phase that the rank is in."""
+        """Number of the phase that the rank is in."""
         return self._phase
 
     @property
     def generation(self) -> int:
-        """Which start of the run's ranks this one is of."""
+        """Number of the start of the run's ranks."""
         return int(self._words[layout.GENERATION])
 
     def enter(self, phase: int) -> int:
-        """From now on the rank is in that phase (its number); gives the number of the one before."""
+        """Enter the phase of this number; return the number of the phase before."""
         now, before, words = monotonic_ns(), self._phase, self._words
         duration, place = now - self._since, SPENT + 2 * before
         self._beat += 2
@@ -80,7 +80,7 @@ class Pulse:
 
     @contextmanager
     def enter_phase(self, name: str) -> Iterator[None]:
-        """Within, the rank is in that phase; one that has no number is no news."""
+        """Enter the phase of this name for the block; a name that is not in `PHASES` changes nothing."""
         number = NUMBER.get(name)
         before = self._phase if number is None else self.enter(number)
         try:
@@ -90,7 +90,7 @@ class Pulse:
                 self.enter(before)
 
     def step(self, number: int) -> None:
-        """The step of this number begins."""
+        """Record that the step of this number begins."""
         if self._first is None:
             self._first = number
         self._warm = not 0 <= number - self._first < WARM_UP
@@ -98,14 +98,14 @@ class Pulse:
         self.enter(_BETWEEN)
 
     def call(self, member: str) -> str:
-        """From now on that callback or health check has the word, "" for none; gives the one before."""
+        """Record the callback or health check that core calls now, "" for none; return the previous one."""
         before, self._member = self._member, member
         text = member.encode()[: layout.MEMBER_BYTES].ljust(layout.MEMBER_BYTES, b"\0")
         self._words.cast("B")[8 * layout.MEMBER : 8 * layout.WORDS] = text
         return before
 
     def take_rows(self) -> list[float]:
-        """Seconds in each of `ROWS` since the last call; what a phase that is under way has had so far is in it."""
+        """Return the seconds in each of `ROWS` since the last call, including the phase under way."""
         self.enter(self._phase)
         durations = self._words[SPENT : SPENT + 2 * len(PHASES) : 2].tolist()
         seconds = [0.0] * len(layout.ROWS)
@@ -117,7 +117,7 @@ class Pulse:
     # --- collectives -------------------------------------------------------------------------------------------------
 
     def group(self, axis: str, ranks: Sequence[int]) -> int:
-        """The number of a process group; the last one is of all that are too many to be told apart."""
+        """Return the number of a process group; groups beyond the limit share the last number."""
         key = axis, tuple(ranks)
         if key not in self._groups:
             number = self._groups[key] = min(len(self._groups), layout.MOST_GROUPS - 1)
@@ -130,11 +130,11 @@ class Pulse:
         return self._groups[key]
 
     def begin(self, group: int, operation: int, size: int, peers: int = 0) -> int:
-        """A collective begins, or a transfer between some: gives its row. `peers`: bits of whom it waits for."""
+        """Begin a collective, or a transfer between some ranks; return its row. `peers`: bits of awaited ranks."""
         number, words = self._row, self._words
         self._row = number + 1
         sequence = words[GROUPS + group]
-        if not peers:  # a transfer between two is in no order with what all do
+        if not peers:  # a transfer between two is outside the order of collectives
             sequence += 1
             words[GROUPS + group] = sequence
         place = RECORD + layout.ROW_WORDS * (number % layout.RECORDS)
@@ -148,14 +148,14 @@ class Pulse:
         return number
 
     def wait(self, row: int) -> int:
-        """The rank waits in the collective of that row; gives the phase to go back to."""
+        """Enter the wait in the collective of that row; return the phase to go back to."""
         words = self._words
         words[ROW] = row + 1
         words[UNDER] = self._phase
         return self.enter(_COLLECTIVE)
 
     def finish(self, row: int, phase: int, finished: bool = True) -> None:
-        """It waits no more, and is in `phase` again."""
+        """Leave the wait for `phase`. finished: whether the collective is done, so that its row gets the time."""
         self.enter(phase)
         self._words[ROW] = 0
         if finished and self._row - row <= layout.RECORDS:
@@ -163,14 +163,14 @@ class Pulse:
 
 
 def _map_file(file: Path) -> mmap.mmap | None:
-    """A file of shared memory, filled with zeros; None where there is no room for it."""
+    """Create a file of shared memory, filled with zeros, and map it; return None if there is no room for it."""
     size = 8 * layout.WORDS
-    fresh = file.with_name(f"{file.name}.new")  # no reader sees the half of it
+    fresh = file.with_name(f"{file.name}.new")  # no reader sees a partial file
     with contextlib.suppress(OSError):
         fresh.unlink(missing_ok=True)
         handle = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.posix_fallocate(handle, 0, size)  # without it a write to a full one would be the end of the process
+            os.posix_fallocate(handle, 0, size)  # else a write to a full file system would kill the process
             buffer = mmap.mmap(handle, size)
             fresh.rename(file)
         except OSError:
@@ -183,7 +183,7 @@ def _map_file(file: Path) -> mmap.mmap | None:
 
 
 def _format_ranks(ranks: Sequence[int]) -> str:
-    """ "0:8:2" for 0, 2, 4, 6: first, behind the last, distance; others one by one, as many as one line may have."""
+    """Return ranks as text: "0:8:2" (first, past the last, step) for 0, 2, 4, 6; else a list, "0,..." if it is long."""
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     if list(ranks) == list(range(ranks[0], ranks[-1] + 1, step) if step > 0 else ()):
         return f"{ranks[0]}:{ranks[-1] + 1}:{step}"
@@ -195,11 +195,11 @@ _current = Pulse()
 
 
 def get_current() -> Pulse:
-    """The pulse of this process."""
+    """Return the pulse of this process."""
     return _current
 
 
 def use(pulse: Pulse) -> None:
-    """Make it the pulse of this process, from which `forward_context.frame`, the loop and Comm take it."""
+    """Set the pulse of this process, which `forward_context.frame`, the loop and Comm read."""
     global _current
     _current = pulse

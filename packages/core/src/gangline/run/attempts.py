@@ -1,10 +1,10 @@
-"""attempts.jsonl: each start of a run and each return to an older checkpoint. It decides which a run goes on from.
+"""attempts.jsonl: each start of a run and each return to an older checkpoint. It decides where a run resumes.
 
-An order that changes the course without going back (a restart, a stop, a cut of the learning rate, an exclusion) is a
-line as well, so that what really happened can be counted, also after a rollback. A run that is resumed goes on in its
-attempt. Going back (a rollback, a fall-back to an older checkpoint) begins
-attempt n+1: first its line here, then the load. Each line ends with a checksum ("sum") of its other fields, and a run
-does not start over a damaged line (`refuse_damage`).
+An order that changes the course without a return (a restart, a stop, a lower learning rate, an exclusion) is a line
+as well, so that all events can be counted, also after a rollback. A run that is resumed continues in its attempt.
+A return (a rollback, a fall-back to an older checkpoint) begins attempt n+1: first its line here, then the load.
+Each line ends with a checksum ("sum") of its other fields, and a run does not start over a damaged line
+(`refuse_damage`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gangline.errors import UserError
 from gangline.storage.files import LINES_BYTES, open_own, read_regular
 
 FILE = "attempts.jsonl"
-SKIPPED_IN = "passed over in "  # begins `why` of a line that a run has from the one whose weights it began with
+SKIPPED_IN = "passed over in "  # begins `why` of a line copied from the run whose weights began this one
 _RETURNS = ("roll_back", "restart")
 _GOES_ON = ("note", "warn", "skip")
 _CHECKSUM = re.compile(rb'"sum": "[0-9a-f]{8}"')
@@ -35,27 +35,27 @@ _CUT = re.compile(rb'"sum": "[0-9a-f]{8}"\Z')  # a line whose last character was
 
 @dataclass(frozen=True)
 class Attempt:
-    """One line: attempt number, the checkpoint it goes on from, samples passed over from there, and why."""
+    """One line: attempt number, the checkpoint that it continues from, samples skipped from there, and why."""
 
     attempt: int
     start: str | None  # checkpoint id, or None for the beginning
     skipped: int = 0
     why: str = "start"
     time: str = ""
-    skipped_from: int = 0  # the first sample passed over
-    order: str = ""  # the action that was ordered ("roll_back", "restart", "stop", ...); "" where the run was started
-    kinds: tuple[str, ...] = ()  # of the verdicts that were answered
+    skipped_from: int = 0  # the first skipped sample
+    order: str = ""  # ordered action ("roll_back", "restart", "stop", ...); "" for a start of the run
+    kinds: tuple[str, ...] = ()  # kinds of the verdicts that the order answers
     step: int = 0  # steps done at that time
-    rate: float = 1.0  # the learning rate's factor in the `rate_steps` steps after step `rate_from`
+    rate: float = 1.0  # factor of the learning rate in the `rate_steps` steps after step `rate_from`
     rate_from: int = 0
     rate_steps: int = 0
-    exclude: tuple[str, ...] = ()  # hosts that are to have no part in the next start
-    data: str = ""  # where the data is not what it was in the attempt before: from which sample on, and what it is now
-    instead: int = 0  # the attempt whose checkpoint could not be loaded: this line replaces that one's
+    exclude: tuple[str, ...] = ()  # hosts to leave out of the next start
+    data: str = ""  # if the data differs from the attempt before: from which sample on, and the new data
+    instead: int = 0  # attempt whose checkpoint could not be loaded: this line replaces that one's
 
 
 def read(run_dir: str | Path) -> list[Attempt]:
-    """The valid lines that no later one replaces, oldest first; a torn or foreign line does not count."""
+    """Return the valid lines that no later one replaces, oldest first; torn and invalid lines do not count."""
     lines = []
     for line in _split(_read_content(run_dir))[0]:
         with suppress(ValueError, TypeError, RecursionError):
@@ -64,7 +64,7 @@ def read(run_dir: str | Path) -> list[Attempt]:
 
 
 def refuse_damage(run_dir: str | Path) -> None:
-    """Raise UserError where a complete line is damaged; a torn one, of which nothing was done yet, is left out."""
+    """Raise UserError if a complete line is damaged; a torn one, on which no action followed yet, is left out."""
     path = Path(run_dir) / FILE
     for number, text in enumerate(_split(_read_content(run_dir))[0], 1):
         if not _is_complete(text):
@@ -88,7 +88,7 @@ def _read_content(run_dir: str | Path) -> bytes:
 
 
 def _split(content: bytes) -> tuple[list[bytes], bytes]:
-    """Return the lines of a file, and what a kill left of the line that was being written.
+    """Return the lines of a file, and the torn line that a kill left.
 
     A last line that has its checksum or its closing brace is complete, or damaged.
     """
@@ -99,12 +99,12 @@ def _split(content: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _is_complete(line: bytes) -> bool:
-    """Whether a line was written completely; it may be damaged since."""
+    """Return whether a line was written completely; it may be damaged since."""
     return bool(_CHECKSUM.search(line)) or line.endswith(b"}")
 
 
 def _parse(text: bytes) -> Attempt:
-    """Raise ValueError, TypeError or RecursionError for a line that is damaged or was changed after it was written."""
+    """Parse a line. Raises ValueError, TypeError or RecursionError if it was damaged or changed after the write."""
     content = json.loads(text)
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")
@@ -139,7 +139,7 @@ def _explain_contradiction(line: Attempt) -> str:
 
 
 def parse_time(line: Attempt) -> float | None:
-    """Return the time of a line in seconds since the epoch, or None where it has none that is valid."""
+    """Return the time of a line in seconds since the epoch, or None if it has no valid time."""
     try:
         time = datetime.fromisoformat(line.time)
     except ValueError:
@@ -148,14 +148,14 @@ def parse_time(line: Attempt) -> float | None:
 
 
 def list_standing(lines: Iterable[Attempt]) -> list[Attempt]:
-    """The lines that no later one replaces: an order counts once, however many checkpoints it had to try."""
+    """Return the lines that no later one replaces: an order counts once, however many checkpoints it had to try."""
     line_list = list(lines)
     replaced = {line.instead for line in line_list if line.instead}
     return [line for line in line_list if line.attempt not in replaced or line.attempt == line.instead]
 
 
 def _makes_sense(line: Attempt) -> bool:
-    """Whether each field has the type that it is written with."""
+    """Return whether each field has the type that it is written with."""
     numbers = (line.attempt, line.skipped, line.skipped_from, line.step, line.rate_from, line.rate_steps, line.instead)
     texts, lists = (line.why, line.time, line.order, line.start or "", line.data), (line.kinds, line.exclude)
     return (
@@ -167,12 +167,12 @@ def _makes_sense(line: Attempt) -> bool:
 
 
 def append(run_dir: str | Path, attempt: Attempt) -> None:
-    """Write one line and make it durable."""
+    """Append one line and make it durable."""
     path = Path(run_dir) / FILE
     before = _read_content(run_dir)
     content = before.removesuffix(_split(before)[1])
     end = "" if not content or content.endswith(b"\n") else "}\n" if _CUT.search(content) else "\n"  # of the last line
-    stated = json.loads(json.dumps(_select_stated(attempt)))  # as the reader has it
+    stated = json.loads(json.dumps(_select_stated(attempt)))  # in the types that a reader gets
     line = json.dumps({**stated, "sum": _compute_checksum(stated)}) + "\n"
     with open_own(path, "a") as file:
         if content != before:
@@ -183,26 +183,26 @@ def append(run_dir: str | Path, attempt: Attempt) -> None:
 
 
 def _select_stated(attempt: Attempt) -> dict[str, Any]:
-    """The first five fields always, and the others where they differ from their defaults."""
+    """Return the first five fields, and each other field that differs from its default."""
     usual = {field.name: field.default for field in fields(Attempt)[5:]}
     return {key: value for key, value in asdict(attempt).items() if key not in usual or value != usual[key]}
 
 
 def read_current(run_dir: str | Path) -> int:
-    """The number of the attempt under way; 1 where none is written yet."""
+    """Return the number of the attempt under way; 1 if none is written yet."""
     return find_newest(read(run_dir))
 
 
 def find_newest(lines: Iterable[Attempt]) -> int:
-    """The number of the newest attempt; 1 where there is no line."""
+    """Return the number of the newest attempt; 1 if there is no line."""
     return max((line.attempt for line in lines), default=1)
 
 
 def iterate_happened(lines: Iterable[Attempt], attempt: int, step: int) -> Iterator[Attempt]:
-    """What had happened when these steps were done: all, but for what a run that was killed is about to do once more.
+    """Yield the lines that had happened before `step` of `attempt`: all but orders that a killed run will repeat.
 
-    That is, of this attempt, orders of this and later steps by which the run went on. A return, a restart and a stop
-    are no such orders: they count, also where steps come again.
+    These are orders at this or a later step of this attempt after which the run continued. A return, a restart and
+    a stop always count, even if steps come again.
     """
     for line in lines:
         if not (line.order in _GOES_ON and line.attempt == attempt and line.step >= step):
@@ -210,14 +210,14 @@ def iterate_happened(lines: Iterable[Attempt], attempt: int, step: int) -> Itera
 
 
 def stamp(seconds: float) -> str:
-    """Seconds since the epoch as a line's time."""
+    """Return seconds since the epoch as the time of a line."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def find_next_cursor(lines: Iterable[Attempt], cursor: int, size_at: Callable[[int], int]) -> int:
-    """Where the next batch of `size_at(cursor)` samples begins: at `cursor`, or behind samples once passed over.
+    """Return the start of the next batch of `size_at(cursor)` samples: `cursor`, or the end of skipped samples.
 
-    That holds in every later attempt and after every restart: a batch has none of them.
+    A batch has no samples that were ever skipped, in every later attempt and after every restart.
     """
     ranges = sorted((line.skipped_from, line.skipped_from + line.skipped) for line in lines if line.skipped)
     for first, end in ranges:
@@ -229,7 +229,7 @@ def find_next_cursor(lines: Iterable[Attempt], cursor: int, size_at: Callable[[i
 def find_skipped_beyond(lines: Iterable[Attempt], id: CheckpointId, cursor: int) -> Attempt | None:
     """Return a line that skips samples beyond the cursor of a checkpoint that it led to: it was changed since.
 
-    The first step after such a line reads what comes behind the skipped samples.
+    The first step after such a line reads the samples after the skipped ones.
     """
     line_list, at = list(lines), id
     while line := next((line for line in line_list if line.attempt == at.attempt), None):
@@ -243,14 +243,14 @@ def find_skipped_beyond(lines: Iterable[Attempt], id: CheckpointId, cursor: int)
 
 
 def compute_rate(lines: Iterable[Attempt], step: int) -> float:
-    """What the learning rate of a step, counted from 1, is multiplied by: the product of all cuts that cover it."""
+    """Return the factor of the learning rate of a step, counted from 1: the product of all lines that cover it."""
     return math.prod(line.rate for line in lines if line.rate_from < step <= line.rate_from + line.rate_steps)
 
 
 def branch(run_dir: str | Path, ids: Iterable[CheckpointId]) -> list[CheckpointId]:
-    """The checkpoints that led to where the run stands, newest first: none of an abandoned branch.
+    """Return the checkpoints that led to the run's current state, newest first: none of an abandoned branch.
 
-    Those of the current attempt, then those of the attempt it went back to, up to where it did, and so on.
+    Those of the current attempt, then those of the attempt that it returned to, up to where it returned, and so on.
     """
     sorted_ids, lines = sorted(ids, reverse=True), read(run_dir)
     number, last = max((line.attempt for line in lines), default=1), math.inf
@@ -265,5 +265,5 @@ def branch(run_dir: str | Path, ids: Iterable[CheckpointId]) -> list[CheckpointI
 
 
 def find_latest(run_dir: str | Path, ids: Iterable[CheckpointId]) -> CheckpointId | None:
-    """The newest checkpoint of the current attempt, else the one that the attempt started from."""
+    """Return the newest checkpoint of the current attempt, else the one that the attempt started from."""
     return next(iter(branch(run_dir, ids)), None)

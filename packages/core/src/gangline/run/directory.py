@@ -1,7 +1,7 @@
-"""A run directory: written once and whole before anything is launched, read by every worker.
+"""Run directory: written completely before the launch, read by every worker.
 
-``config.yaml`` is written last and ends with YAML's end marker, so a directory without it, or with one that is cut
-short, is half-written and never mistaken for a run. Torch-free.
+``config.yaml`` is written last and ends with YAML's end marker, so a directory without it, or with a truncated one,
+is half-written and never mistaken for a run. Torch-free.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from gangline.run.lock import RunLock, explain_unwritable
 from gangline.run.redaction import refuse_secrets
 from gangline.storage.files import read_regular, write_whole
 
-END = "..."  # YAML's end-of-document marker: the last line of a whole config.yaml
+END = "..."  # YAML's end-of-document marker: the last line of a complete config.yaml
 
 
 class RunDirectory:
-    """One run's directory; see the class methods `create` and `open`."""
+    """Directory of one run; see the class methods `create` and `open`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._lock = RunLock(self.path)
-        self._made: list[Path] = []  # by `create`: the directory and those above it that were not there
-        self._replaced: dict[Path, str] = {}  # by `rewrite`: what stood in the files before
+        self._made: list[Path] = []  # by `create`: the directory and its parents that did not exist
+        self._replaced: dict[Path, str] = {}  # by `rewrite`: the former content of the files
         self._begun = 0
         self._handed_over = False
 
@@ -57,9 +57,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
-        """A new directory for `run`, locked; `job` names the job, so that its restart is recognised.
+        """Create a directory for `run`, locked; `job` names the job, so that its restart is recognised.
 
-        Raises UserError where it cannot be written, already holds a run, or another `train` is at it.
+        Raises UserError if it cannot be written, already holds a run, or another `train` uses it.
         """
         refuse_secrets(to_dict(run))
         directory = cls(run.job.dir or make_fresh(run.job.name))
@@ -85,9 +85,9 @@ class RunDirectory:
         return directory
 
     def discard(self) -> bool:
-        """Take away what `create` made, unless ranks were about to train: a refused run leaves no directory.
+        """Delete the directory that `create` made, unless ranks were about to train: a refused run leaves no directory.
 
-        Gives whether it did.
+        Returns whether it did.
         """
         if self._handed_over:
             return False
@@ -95,7 +95,7 @@ class RunDirectory:
             return False
         self.unlock()
         shutil.rmtree(self.path, ignore_errors=True)
-        for parent in self._made[1:]:  # runs/, where it was made for this one and holds no other
+        for parent in self._made[1:]:  # runs/, if it was made for this run and holds no other
             try:
                 parent.rmdir()
             except OSError:
@@ -104,7 +104,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """An existing run's directory. Raises UserError where it is missing or half-written."""
+        """Open the directory of an existing run. Raises UserError if it is missing or half-written."""
         directory = cls(path)
         if not directory.path.is_dir():
             raise UserError(f"there is no run directory {directory.path}.", _list_siblings(directory.path))
@@ -118,17 +118,17 @@ class RunDirectory:
         return directory
 
     def run(self) -> Run:
-        """The run that config.yaml describes; `run.dir` is where the directory lies now."""
+        """Return the run that config.yaml describes; `run.dir` is the current path of the directory."""
         run = from_dict(self._read_content())
         run.job.dir = str(self.path)
         return run
 
     def read_content(self) -> dict[str, Any]:
-        """What config.yaml holds, as it stands: references to the environment, and `run.dir` as the user left it."""
+        """Return the content of config.yaml as written: references to the environment, and the user's `run.dir`."""
         return self._read_content()
 
     def rewrite(self, run: Run, argv: Sequence[str] = (), changed: dict[str, Any] | None = None) -> None:
-        """Put a resumed run's changed configuration in place of the old one, and note the new start."""
+        """Replace the configuration of a resumed run by the changed one, and add the new start to provenance.json."""
         refuse_secrets(to_dict(run))
         run_dir = self._read_content().get("run", {}).get("dir")
         self._replaced = {path: read_regular(path).decode() for path in (self.parts, self.config) if path.exists()}
@@ -136,7 +136,7 @@ class RunDirectory:
         self._write(run, argv, None, changed or {}, run_dir)
 
     def put_back(self) -> None:
-        """Undo `rewrite` where nothing has begun since: what the ranks refused is not what the run goes on with."""
+        """Restore the files before `rewrite`, unless the run has begun since: a refused configuration must not stay."""
         if self._handed_over:
             return
         if self._replaced and self._count_start_bytes() == self._begun and not self._lock.is_held_by_others():
@@ -144,38 +144,38 @@ class RunDirectory:
                 write_whole(path, text)
 
     def _count_start_bytes(self) -> int:
-        """Bytes of attempts.jsonl, which has one more line as soon as ranks have taken up the run."""
+        """Return the bytes of attempts.jsonl, which gets one more line as soon as ranks have resumed the run."""
         return self.attempts.stat().st_size if self.attempts.exists() else 0
 
     # --- holding it --------------------------------------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Hold the directory for as long as this process lives. Raises UserError where another process holds it."""
+        """Lock the directory as long as this process lives. Raises UserError if another process holds it."""
         self._lock.take()
 
     def share(self, waits: bool = True) -> str:
-        """Hold the directory together with the other nodes of one job; gives the job's name. See `RunLock.share`."""
+        """Share the directory with the other nodes of one job; return the job's name. See `RunLock.share`."""
         return self._lock.share(waits)
 
     def end_job(self) -> None:
-        """Nodes that come now wait for another job of the run: the nodes of this one meet no more."""
+        """End the job for nodes that come now: they wait for another job of the run."""
         self._lock.end_job()
 
     def unlock(self) -> None:
-        """Let go of the directory."""
+        """Unlock the directory."""
         self._lock.release()
 
     def hand_over(self) -> None:
-        """A job elsewhere has the directory: it is let go of, and no error here takes it away or changes it back."""
+        """Unlock the directory for a job elsewhere: errors here no longer delete it or restore its configuration."""
         self._handed_over = True
         self.unlock()
 
     def take_back(self) -> None:
-        """That job is known to be over: `discard` and `put_back` do again what they say."""
+        """Take the directory back when that job is over: `discard` and `put_back` work again."""
         self._handed_over = False
 
     def go_on(self, run: Run, argv: Sequence[str] = (), changed: dict[str, Any] | None = None) -> None:
-        """`share`, with `rewrite` by the job's first node. Raises UserError where a later one wants another run."""
+        """Share the directory; a job's first node does `rewrite`. Raises UserError if a later node has another run."""
 
         def enter(first: bool) -> None:
             if first:
@@ -192,9 +192,9 @@ class RunDirectory:
 
     @classmethod
     def meet(cls, run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
-        """As `create`, held with `share`; the same run that another node or an earlier start has begun is joined.
+        """Create the directory as `create`, held with `share`, or join the run there of another node or earlier start.
 
-        Raises UserError where the directory cannot be written or holds another run.
+        Raises UserError if the directory cannot be written or holds another run.
         """
         directory = cls(run.job.dir or make_fresh(run.job.name))
         refuse_secrets(to_dict(run))
@@ -220,18 +220,18 @@ class RunDirectory:
     # --- what is written down ----------------------------------------------------------------------------------------
 
     def add_provenance(self, key: str, value: Any) -> None:
-        """Note one more fact about where this run came from, such as a fingerprint of its data."""
+        """Write one more fact about the origin of this run, such as a fingerprint of its data."""
         self._write_json(self.provenance, {**self.read_provenance(), key: value})
 
     def read_provenance(self) -> dict[str, Any]:
-        """All such facts; `starts` is a list with an entry for each time the run was started."""
+        """Return all such facts; `starts` is a list with an entry for each start of the run."""
         try:
             return json.loads(read_regular(self.provenance))
-        except (FileNotFoundError, ValueError):  # a kill may have torn it
+        except (FileNotFoundError, ValueError):  # a kill may have torn the file
             return {}
 
     def list_changed_parts(self) -> list[str]:
-        """Lines that say which parts were of another version when the run began."""
+        """Return lines that name the parts whose version has changed since the run began."""
         try:
             before = _flatten(json.loads(read_regular(self.parts)))
         except (FileNotFoundError, ValueError):
@@ -244,7 +244,7 @@ class RunDirectory:
         ]
 
     def _read_typed(self) -> dict[str, Any]:
-        """Return `content` with each value in its option's type: a person may have written `nodes: 1` for "1"."""
+        """Return the configuration with each value in its option's type: a user may have written `nodes: 1` for "1"."""
         return resolve_paths(from_dict(self._read_content()))
 
     def _read_content(self) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class RunDirectory:
 
 
 def find_part_versions(run: Run) -> dict[str, Any]:
-    """group -> {"part", "distribution", "version"}; a list of those where a run has any number of parts."""
+    """Return group -> {"part", "distribution", "version"}; a list of these for a group with any number of parts."""
 
     def describe_part(config: Any) -> dict[str, str]:
         offer = installed().find_part(config)
@@ -309,9 +309,9 @@ def find_part_versions(run: Run) -> dict[str, Any]:
 
 
 def holds_checkpoint(run: Run) -> bool:
-    """Whether the weights come from a checkpoint: of the run's directory, or of `run.weights`.
+    """Return whether the weights come from a checkpoint: of the run's directory, or of `run.weights`.
 
-    A checkpoint of the run that is kept elsewhere is not seen.
+    A checkpoint of the run in another place is not seen.
     """
     if run.job.weights is not None:
         return True
@@ -322,7 +322,7 @@ def holds_checkpoint(run: Run) -> bool:
 
 
 def make_fresh(name: str) -> Path:
-    """runs/<date>-<time>-<name>, counted on where a run of this second has it already."""
+    """Return runs/<date>-<time>-<name>, with a number added if a run of this second has that name already."""
     stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}"
     path, count = stem, 1
     while path.exists():
@@ -340,7 +340,7 @@ def _flatten(parts: dict[str, Any]) -> dict[str, str]:
 
 
 def _list_siblings(path: Path) -> str:
-    """Return a line that names the newest runs next to a directory that is none, or those in runs/."""
+    """Return a line that names the newest runs next to a path that is not a run directory, or in runs/."""
     for folder in (path.parent, Path("runs")):
         try:
             runs = [entry for entry in folder.iterdir() if (entry / "config.yaml").exists()]
@@ -353,7 +353,7 @@ def _list_siblings(path: Path) -> str:
 
 
 def _explain_difference(there: dict[str, Any], mine: dict[str, Any]) -> str:
-    """The first option in which two configurations differ, wherever they lie; "" where none does."""
+    """Return the first option in which two configurations differ, apart from `run.dir`; "" if none does."""
     flat = [dict(_iterate_leaves(load_yaml(yaml.dump(content, Dumper=PlainDumper)))) for content in (there, mine)]
     for name in flat[0].keys() | flat[1].keys():
         values = [content.get(name) for content in flat]

@@ -1,7 +1,7 @@
-"""How a run's job ended: decided in one place, and written to ending.json for schedulers and tools. Torch-free.
+"""Ending of a run's job: decided in one place, and written to ending.json for schedulers and tools. Torch-free.
 
-Replaced whole at each end, removed at each start: where it is missing, the job lives or was killed. Between two starts
-of an elastic job it says how the ranks of the first one ended.
+The file is replaced at each end and removed at each start: if it is missing, the job lives or was killed. Between two
+starts of an elastic job it says how the ranks of the first one ended.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gangline.storage.files import read_regular, write_whole
 FILE = "ending.json"
 VERSION = 1
 EXIT_FAILURE = 1
-EXIT_STOPPED = 3  # a verdict ended the run; the message says which
-EXIT_REQUEUE = 75  # saved, and to be started again: EX_TEMPFAIL of sysexits.h
+EXIT_STOPPED = 3  # a verdict ended the run; the message has its kind
+EXIT_REQUEUE = 75  # saved, and to be requeued: EX_TEMPFAIL of sysexits.h
 PREEMPTING = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # signals that a scheduler sends; a person presses Ctrl-C
 
-FAILURES = {"user": "mistake", "restart": "restart"}  # kind of a rank's failure -> reason; else "bug"
+FAILURES = {"user": "mistake", "restart": "restart"}  # failure of a rank -> reason; else "bug"
 RANK_CODES = {EXIT_USER_ERROR: "mistake", EXIT_STOPPED: "verdict", EXIT_REQUEUE: "preempted"}  # of "ended"; else "bug"
 JOB_CODES = {0: "done", EXIT_USER_ERROR: "mistake", EXIT_STOPPED: "verdict"}  # of "lost"; else "killed"
 EXCLUDES = ("restart", "verdict")  # reasons by which an order ends the job
@@ -29,16 +29,16 @@ EXCLUDES = ("restart", "verdict")  # reasons by which an order ends the job
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnding:
-    """How the job of a run ended.
+    """Ending of the job of a run.
 
-    generation  the start of the ranks that was the last, see `gangline.run.generation`
+    generation  number of the last start of the ranks, see `gangline.run.generation`
     reason      "done", "bug" (a rank failed), "mistake" (the user's), "verdict" (a stop), "restart" (a verdict asks for
                 new workers, and no restart is left), "preempted" (a signal, and saved), "signal" (and not saved),
                 "killed" (a rank or node was lost and could not be started again)
-    exclude     names of nodes that are to have no part in the next start
+    exclude     names of nodes to leave out of the next start
     requeue     whether the same command, given again, may get further: as it is (75), or after a failure, as on other
                 machines (1)
-    exit_code   of the command
+    exit_code   exit code of the command
     evidence    in words
     """
 
@@ -62,13 +62,13 @@ def decide_ending(
     exit_code: int = EXIT_FAILURE,
     exclude: tuple[str, ...] = (),
 ) -> RunEnding:
-    """Return how a job ended: done, else by a signal, else by the failure of a rank.
+    """Return the ending of a job: done, else by a signal, else by the failure of a rank.
 
     signal     name of the signal that asked the ranks to end; saved: a checkpoint holds all their steps
-    failure    kind of the failure: "user", "bug", "restart", "ended", or "lost" (no rank lived to say why)
+    failure    kind of the failure: "user", "bug", "restart", "ended", or "lost" (no rank could report it)
     exit_code  of the rank that failed; for "lost" of the job, as far as it is known
-    evidence   in words; without it the facts above say it
-    exclude    nodes that the newest order excludes; kept where an order ends the job
+    evidence   in words; "": a summary of the other arguments
+    exclude    nodes that the newest order excludes; kept if an order ends the job
     """
     if done:
         reason, exit_code, summary = "done", 0, "every rank is done"
@@ -94,7 +94,7 @@ def decide_ending(
 
 
 def write_ending(run_dir: str | Path, ending: RunEnding) -> None:
-    """Put it in the place of an earlier one. A full disk hides no error that ended the run: it is then missing."""
+    """Write the ending over an earlier one. A full disk hides no error that ended the run: the file is then missing."""
     try:
         write_whole(Path(run_dir) / FILE, json.dumps(asdict(ending), indent=2) + "\n")
     except OSError:
@@ -102,7 +102,7 @@ def write_ending(run_dir: str | Path, ending: RunEnding) -> None:
 
 
 def read_ending(run_dir: str | Path) -> RunEnding | None:
-    """How the newest job of a run ended; None where it lives, was killed, or has never ended."""
+    """Return the ending of the newest job of a run; None if it lives, was killed, or has never ended."""
     try:
         content = json.loads(read_regular(Path(run_dir) / FILE))
         fields = {key: content[key] for key in content if key in RunEnding.__dataclass_fields__}
@@ -113,5 +113,5 @@ def read_ending(run_dir: str | Path) -> RunEnding | None:
 
 
 def clear_ending(run_dir: str | Path) -> None:
-    """At each start."""
+    """Delete the ending, at each start."""
     (Path(run_dir) / FILE).unlink(missing_ok=True)

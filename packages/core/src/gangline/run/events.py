@@ -1,4 +1,4 @@
-"""events.jsonl: what happened in a run beside its steps, in that order. Append-only, never rolled back.
+"""events.jsonl: all events of a run except its steps, in order. Append-only, never rolled back.
 
 A line is one JSON object. Each has
 
@@ -6,36 +6,36 @@ A line is one JSON object. Each has
     time        UTC, ISO 8601, to a millisecond
     monotonic   seconds on the clock of the machine `host`: for durations between lines of one host
     host        the machine that wrote the line
-    by          "rank" (global rank 0) or "launcher" (whoever starts the ranks: with several nodes the first one's)
-    generation  which start of the ranks, counted from 1 over the whole life of the run directory
+    by          "rank" (global rank 0) or "launcher" (the process that starts the ranks, on the first node)
+    generation  number of the start of the ranks, from 1 over the whole life of the run directory
 
 and rank 0's lines, once the run is built, `attempt` and `step` (steps done).
 
-By the launcher; torchrun and Slurm write none of these, and there rank 0 writes `launch`:
+By the launcher (torchrun and Slurm write none of these; there rank 0 writes `launch`):
 
     launch     ranks are about to start: nodes (their names, by rank), processes (ranks that train), spares (ranks that
                wait), why ("start", "rank": one failed or was sent SIGTERM, "node": one was lost, "joined": one came,
-               "order": a verdict asked for new workers), evidence, found (when it was seen that the start before had
-               ended, as `time` and as `found_monotonic`; null where there was none in this job), futile (starts since a
-               new step was done, those of jobs that failed before among them),
-               member (in whose code a rank failed, where that is known: "health/mine"), after (of a job's first start,
-               why "start": how the newest start of the job before it ended, a `reason` of ending.json; "killed" where
-               nobody was left to say; "" of a new run, and where the configuration has changed since; evidence and
+               "order": a verdict asked for new workers), evidence, found (when the end of the start before was
+               detected, as `time` and as `found_monotonic`; null for the first of a job), futile (starts since a
+               new step was done, including those of earlier jobs that failed),
+               member (in whose code a rank failed, if that is known: "health/mine"), after (for a job's first start,
+               why "start": how the newest start of the job before it ended, a `reason` of ending.json; "killed" if
+               no rank could report it; "" for a new run, and if the configuration has changed since; evidence and
                member are then of that start), config (names the configuration)
     exit       the job is over: reason, exit_code, requeue, evidence, as in ending.json
 
 By rank 0:
 
-    start      processes, mesh, nodes (the name of each rank's), checks (what names the code of each health check: one
-               that failed is asked again where that has changed)
-    weights    the run begins with those of another one: run, checkpoint, step, sample (the next one)
+    start      processes, mesh, nodes (name of each rank's node), checks (identity of the code of each health check: one
+               that failed is used again if that has changed)
+    weights    the run begins with the weights of another run: run, checkpoint, step, sample (the next one)
     phase      phase (build, restore, validate, save, recovery), at ("begin" or "end"; then also seconds)
     verdict    kind, where, confidence, evidence, suggestion
     order      action, kinds, before_step, else_before, skip, rate, rate_steps, exclude, why
     end        the loop has ended: why ("done", a signal's name, "stop", "restart", "error"), evidence
 
 A start that was killed has no `end`, and a job that was killed no `exit`. Steps are in metrics.jsonl, each with the
-`time` (seconds since the epoch) and `monotonic` of its end, and its `generation`. So a second of the job lies in a
+`time` (seconds since the epoch) and `monotonic` of its end, and its `generation`. So a second of the job is in a
 phase, in a step (`step_seconds`, and its `seconds` of checkpoint, validate and callback), between a launch and its
 start, or between the last step of a start and the `found` of the next.
 """
@@ -60,17 +60,17 @@ FILE = "events.jsonl"
 
 
 class Events:
-    """Appends to the file of a run; without a directory (every rank but the first) it writes nothing."""
+    """Writer that appends to the file of a run; without a directory (every rank but the first) it writes nothing."""
 
     def __init__(self, run_dir: str | Path | None, generation: int = 0, by: str = "rank") -> None:
         self._file: IO[bytes] | None = None
         self.generation = generation
         self._about = {"host": os.uname().nodename, "by": by, "generation": generation}
-        self._begin = b""  # of the next line: where a torn one could not be ended
-        self.trouble = ""  # why a line could not be written, until somebody has told it
+        self._begin = b""  # line break before the next line, if a torn line could not be ended
+        self.trouble = ""  # why a line could not be written, until it is reported
         if run_dir is not None:
             self._run_dir = Path(run_dir)
-            with suppress(FileNotFoundError):  # another node was refused, and took the directory away
+            with suppress(FileNotFoundError):  # another node was refused, and deleted the directory
                 self._file = open_own(Path(run_dir) / FILE, "ab+", buffering=0)
                 try:
                     end_line(self._file)
@@ -78,7 +78,7 @@ class Events:
                     self._begin = b"\n"
 
     def write(self, event: str, **content: Any) -> None:
-        """One line, at once."""
+        """Write one line, at once."""
         if self._file is None:
             return
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -90,12 +90,12 @@ class Events:
                 self._begin = b""
         except Fenced:  # a newer start writes now
             return
-        except OSError as error:  # a full disk ends no run, and hides no error that ends it
+        except OSError as error:  # a full disk must neither end the run nor hide an error that ends it
             self.trouble = f"{FILE} lacks a line: {error.strerror or error}"
 
     @contextmanager
     def enter_phase(self, name: str, **content: Any) -> Iterator[None]:
-        """A line where a phase begins and one where it ends, also by an error; within, it is in the rank's pulse."""
+        """Enter a phase of the rank's pulse for the block, with a line at its start and its end, also on an error."""
         start = time.monotonic()
         self.write("phase", phase=name, at="begin", **content)
         try:
@@ -106,7 +106,7 @@ class Events:
 
     @contextmanager
     def record_error(self) -> Iterator[None]:
-        """An error that leaves this block is the run's end on this rank."""
+        """Write an "end" line if an error leaves the block, which ends the run on this rank."""
         try:
             yield
         except BaseException as error:
@@ -114,14 +114,14 @@ class Events:
             raise
 
     def close(self) -> None:
-        """No line follows."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def read_events(run_dir: str | Path) -> list[dict[str, Any]]:
-    """Every whole line, oldest first; what a kill tore is left out."""
+    """Return every complete line, oldest first; torn lines are left out."""
     path = Path(run_dir) / FILE
     events = []
     for line in read_regular(path, LINES_BYTES).splitlines() if path.exists() else ():
@@ -133,7 +133,7 @@ def read_events(run_dir: str | Path) -> list[dict[str, Any]]:
 
 
 def end_line(file: IO[bytes]) -> None:
-    """A line that a kill tore at the end of an append-only file stays a line of its own: what follows begins anew."""
+    """End a torn last line of an append-only file with a line break, so that the next line is not appended to it."""
     if file.seek(0, 2):
         file.seek(-1, 2)
         if file.read(1) != b"\n":

@@ -1,9 +1,9 @@
-"""A generation: which start of its ranks a run is in, counted from 1 over the whole life of the run directory.
+"""Generation: number of the start of a run's ranks, from 1 over the whole life of the run directory.
 
-Whoever starts the ranks counts (`advance`), and every member of the start is told the same number at the rendezvous; an
-agent's own count of restarts is no such number, for members come and go. What writes into the run directory does so
-within `hold`: a rank of an older generation, of a node that was cut off, writes nothing any more. Ranks never write the
-file of the generation, so one that was stopped within `hold` cannot wind it back. Torch-free.
+The process that starts the ranks counts (`advance`), and every member of the start gets the same number at the
+rendezvous; an agent's own count of restarts differs, because members come and go. Code that writes into the run
+directory does so within `hold`: a rank of an older generation, on a node that was cut off, can no longer write. Ranks
+never write the file of the generation, so one that was stopped within `hold` cannot wind it back. Torch-free.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from gangline.storage.files import LINES_BYTES, lock_handle, open_handle, open_l
 
 VARIABLE = "GANGLINE_GENERATION"
 FILE = ".generation"
-STEP = ".step"  # the most steps that were done: written by ranks
+STEP = ".step"  # largest number of steps done: written by ranks
 _EVENTS = "events.jsonl"
-HELD_SECONDS = 5.0  # so long a new start waits for who writes; a rank that was stopped meanwhile loses its turn
+HELD_SECONDS = 5.0  # time that a new start waits for writers; a rank that was stopped meanwhile loses its turn
 
 
 class Fenced(Exception):
-    """A newer start of the run has begun: this rank may write nothing more."""
+    """Error of a rank after a newer start of the run has begun: this rank may write no more."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What the run directory keeps of its starts.
+    """Counts of a run's starts, stored in the run directory.
 
-    generation  the newest
-    step        the most steps that were ever done
-    best        the same when the newest generation began
+    generation  number of the newest
+    step        largest number of steps ever done
+    best        `step` when the newest generation began
     futile      starts in a row, after a failure or an order, before which no new step was done; also over jobs
     restarts    starts after a failure or an order in this job
-    ordered     those of them that were ordered
+    ordered     starts after an order in this job
     """
 
     generation: int = 0
@@ -49,22 +49,22 @@ class Progress:
 
     @property
     def futile_restarts(self) -> int:
-        """Return the number of consecutive restarts of this job without a new step, if this is the next start."""
+        """Number of consecutive restarts of this job without a new step, if this is the next start."""
         return max(0, min(self.futile, self.restarts - 1))  # the first start of a job is not a restart
 
     @property
     def failed(self) -> int:
-        """Of `restarts` those after a failure."""
+        """Number of restarts after a failure."""
         return self.restarts - self.ordered
 
 
 def read_generation(environ: Mapping[str, str] = os.environ) -> int:
-    """Of this rank; where an agent that is not ours started it, its count of restarts is all there is."""
+    """Return the generation of this rank; under another agent than gangline's, its count of restarts plus 1."""
     return int(environ.get(VARIABLE) or int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1)
 
 
 def read_progress(run_dir: str | Path) -> Progress:
-    """What is kept; of a run that never began, zeros."""
+    """Return the stored counts; zeros for a run that never began."""
     path = Path(run_dir) / FILE
     return _add_steps(run_dir, read_regular(path)) if path.exists() else Progress()
 
@@ -72,8 +72,8 @@ def read_progress(run_dir: str | Path) -> Progress:
 def advance(
     run_dir: str | Path, counts: bool = False, first: bool = False, failed: bool = False, ordered: bool = False
 ) -> Progress:
-    """Begin a generation. `counts`: it follows a failure or an order, `ordered`: the latter; `first`: it is the first
-    of a job, and `failed` the one before it, so that what was futile there counts on.
+    """Begin a generation. `counts`: it follows a failure or an order, `ordered`: an order; `first`: it is the first
+    of a job; `failed`: the job before it failed, so its futile starts count.
     """
     with _lock(run_dir, seconds=HELD_SECONDS) as handle:
         now = _add_steps(run_dir, os.pread(handle, 4096, 0))
@@ -88,9 +88,9 @@ def advance(
 
 @contextmanager
 def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
-    """Within, no newer generation begins; raises Fenced where one has. `step`: so many steps are done.
+    """Hold off newer generations during the block. Raises Fenced if one has begun. `step`: number of steps done.
 
-    Without a launcher that counts generations nothing is checked.
+    Without a launcher that counts generations there is no check.
     """
     if VARIABLE not in os.environ or not (Path(run_dir) / FILE).exists():
         yield
@@ -108,7 +108,7 @@ def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
 def _lock(run_dir: str | Path, *, shared: bool = False, seconds: float | None = None) -> Iterator[int]:
     handle = open_lock(Path(run_dir) / FILE)
     try:
-        with suppress(OSError):  # the time is over; or no locks here, and who uses the run directory has been told
+        with suppress(OSError):  # the time is over, or there are no locks here, which the user has been told
             lock_handle(handle, shared=shared, seconds=seconds)
         yield handle
     finally:
@@ -121,7 +121,7 @@ def _add_steps(run_dir: str | Path, content: bytes) -> Progress:
 
 
 def _recover(run_dir: str | Path, content: bytes) -> Progress:
-    """Of what a kill or a crash of the machine tore, the generation that events.jsonl has: none is given twice."""
+    """Return the stored counts; of a torn file, the generation in events.jsonl, so that no number is used twice."""
     try:
         return Progress(**json.loads(content))
     except (ValueError, TypeError):
@@ -137,7 +137,7 @@ def _find_told(events: Path) -> int:
 
 
 def read_most_steps(run_dir: str | Path) -> int:
-    """The most steps of a run that were ever done; 0 where that is not known."""
+    """Return the largest number of steps of a run ever done; 0 if that is not known."""
     try:
         return int(read_regular(Path(run_dir) / STEP))
     except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""Who holds a run directory: one `train` by itself, or the nodes of one job together. Torch-free."""
+"""Lock of a run directory: one `train` holds it alone, or the nodes of one job share it. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from gangline.errors import UserError
 from gangline.run.files import refuse_planted
 from gangline.storage.files import lock_handle, open_lock
 
-OVER_SECONDS = 60.0  # how long a node that comes to a job that is over waits for its last nodes to go
+OVER_SECONDS = 60.0  # time that a new node waits for the last nodes of a job that is over
 _OVER = " over"
 MEETING = ".meeting"  # a folder in which nodes of one job meet
 
 
 class RunLock:
-    """The file `.lock` of a run directory, locked exclusively by one process, or shared by those of a job."""
+    """Lock on the file `.lock` of a run directory: exclusive to one process, or shared by the nodes of a job."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path  # of the directory
+        self.path = path  # path of the run directory
         self._handle: int | None = None
-        self._job = ""  # of those that `share` it
+        self._job = ""  # name of the job that shares it
 
     def take(self) -> None:
-        """Hold the directory for as long as this process lives. Raises UserError where another process holds it."""
+        """Lock the directory as long as this process lives. Raises UserError if another process holds it."""
         if self._handle is not None:
             return
         try:
@@ -50,11 +50,11 @@ class RunLock:
         self._handle = handle
 
     def share(self, waits: bool = True, entered: Callable[[bool], None] = lambda first: None) -> str:
-        """Hold the directory together with the other nodes of one job; gives the job's name.
+        """Share the directory with the other nodes of one job; return the job's name.
 
-        Who comes first, when nobody else holds it, names the job; `entered` is told whether that is this node, while no
-        other one enters. A job that is over is not joined: with `waits` its last nodes have `OVER_SECONDS` to go.
-        Raises UserError where a `train` holds it that shares nothing, and where the file system has no locks.
+        The first node, when the directory is free, names the job; `entered` gets whether that is this node, while no
+        other node can enter. A job that is over is not joined: with `waits` its nodes have `OVER_SECONDS` to leave.
+        Raises UserError if a `train` holds it that does not share, and if the file system has no locks.
         """
         deadline = time.monotonic() + OVER_SECONDS
         try:
@@ -87,12 +87,12 @@ class RunLock:
         return self._job
 
     def end_job(self) -> None:
-        """Nodes that come now wait for another job of the run: the nodes of this one meet no more."""
+        """End the job for nodes that come now: they wait for another job of the run."""
         if self._handle is not None and self._job:
             os.pwrite(self._handle, f"job {self._job}{_OVER}\n".encode(), 0)
 
     def is_held_by_others(self) -> bool:
-        """Whether other nodes of the job hold the directory. Asked at the end: the lock may be lost by it."""
+        """Return whether other nodes of the job hold the directory. Call it at the end: the lock may be lost by it."""
         try:
             if self._handle is not None and self._job:
                 lock_handle(self._handle, seconds=0)
@@ -101,14 +101,14 @@ class RunLock:
         return False
 
     def release(self) -> None:
-        """Let go of the directory."""
+        """Release the directory."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle, self._job = None, ""
 
     @contextlib.contextmanager
     def enter_alone(self) -> Iterator[None]:
-        """One node at a time makes the directory or joins the job. Raises UserError."""
+        """Enter the directory as the only node that creates it or joins the job, during the block. Raises UserError."""
         try:
             (self.path / MEETING).mkdir(exist_ok=True)
             handle = open_lock(self.path / MEETING / "entry")
@@ -139,7 +139,7 @@ class RunLock:
 
 
 def explain_unwritable(path: Path, error: OSError) -> UserError:
-    """What to say where a directory cannot be made or written."""
+    """Return the error for a directory that cannot be created or written."""
     return UserError(
         f"cannot write the run directory {path}: {error.strerror or error}.",
         "Choose a directory that you may write to and that has room:  train run.dir=...",
@@ -155,6 +155,6 @@ def _explain_in_use(path: Path, holder: str) -> UserError:
 
 @cache
 def _say_unlocked(file_system: int) -> None:
-    """Note once for each file system that it has no locks; the run goes on without."""
+    """Print a note, once for each file system, that it has no locks; the run continues without."""
     note = "train: note: the file system of the run directory knows no locks; see to it that one train alone uses it."
     print(note, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Where a run came from: code, versions, machine and command. Never a value of the environment, never a secret."""
+"""Provenance of a run: code, versions, machine and command. Never a value of the environment, never a secret."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline.run.redaction import redact
 
 
 def describe(argv: Sequence[str], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """One start of a run: when, how, with which code and on what machine."""
+    """Return the facts of one start of a run: when, how, with which code and on what machine."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": [redact(word) for word in argv],
@@ -31,9 +31,9 @@ def describe(argv: Sequence[str], changed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_git(folder: Path) -> dict[str, Any] | None:
-    """{"commit", "dirty"} of the work tree that `folder` lies in, or None where there is none (or no git).
+    """Return {"commit", "dirty"} of the work tree around `folder`, or None if there is none (or no git).
 
-    Commands that the configuration of that work tree names are not run: whoever made an archive chose them.
+    Commands in the configuration of that work tree are not run: the author of an archive may have chosen them.
     """
     try:
         commit = _ask(folder, "rev-parse", "HEAD")
@@ -44,9 +44,9 @@ def read_git(folder: Path) -> dict[str, Any] | None:
 
 
 def identify_source(module: str) -> str:
-    """Names what the package of a module is made of: other letters where a line of its Python differs.
+    """Return a hash of the Python files of a module's package, which changes with any line in them.
 
-    Nothing is imported; "" where it is not found or cannot be read.
+    Imports no code of it; "" if the package is not found or cannot be read.
     """
     digest = blake2b(digest_size=8)
     try:
@@ -64,7 +64,7 @@ def identify_source(module: str) -> str:
 
 
 def _ask(folder: Path, *words: str, without: Sequence[str] = ()) -> str:
-    """Return what git prints; `without` are options that are empty for it."""
+    """Return the output of git; `without` are options that are set to empty."""
     settings = {"GIT_CONFIG_COUNT": str(len(without)), "GIT_OPTIONAL_LOCKS": "0", "GIT_ALLOW_PROTOCOL": "none"}
     for number, name in enumerate(without):
         settings |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": ""}
@@ -79,13 +79,13 @@ def _list_filters(folder: Path) -> list[str]:
     try:
         words = ("config", "--show-scope", "--null", "--name-only", "--get-regexp", r"^filter\.")
         scopes_and_names = _ask(folder, *words).split("\0")
-    except subprocess.CalledProcessError:  # there are none
+    except subprocess.CalledProcessError:  # the tree has no filters
         return []
     pairs = zip(scopes_and_names[::2], scopes_and_names[1::2], strict=False)
     return [name for scope, name in pairs if scope not in ("system", "global")]
 
 
 def _find_versions() -> dict[str, str]:
-    """Of the packages that compute, from their metadata, so that nothing is imported."""
+    """Return the versions of the packages that compute, from their metadata, without an import."""
     versions = {name: find_version(name) for name in ("gangline-core", "torch", "numpy", "hydra-core", "omegaconf")}
     return {name: version for name, version in versions.items() if version}

@@ -1,4 +1,4 @@
-"""Keep secrets out of the run directory: refuse options that hold one, hide those of a command line. Torch-free."""
+"""Redaction of secrets in the run directory: options with secrets are refused, command lines hide them. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _NAMES = (
     r"credentials?)"
 )
 _SECRET = re.compile(rf"(^|[_.-]){_NAMES}$", re.IGNORECASE)
-_MAYBE = re.compile(r"([_.-](key|auth)|^auth)$", re.IGNORECASE)  # sort_key is none: its value has to look like one
+_MAYBE = re.compile(r"([_.-](key|auth)|^auth)$", re.IGNORECASE)  # its value has to look like one, too: not sort_key
 _RANDOM = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w+/=-]{16,}")
-# Texts that hold a secret, whatever their option is called; the group `secret` is what is hidden.
+# Texts that hold a secret under any option; the group `secret` is hidden.
 _FORMS = [
     re.compile(r"\w+://[^/\s:@]*:(?P<secret>[^/\s@]*[^/\s@\0][^/\s@]*)@"),  # user:password@host
     re.compile(r"\w+://(?P<secret>(?=[^/\s@]*\d)[^/\s:@\0]{16,})@"),  # token@host
     re.compile(rf"[?&;]([\w-]*[_-])?({_NAMES}|key|sig|signature)=(?P<secret>[^&\s\0$'\"]+)", re.IGNORECASE),
     re.compile(r"\b(?P<secret>hf_\w{16,}|AKIA[0-9A-Z]{16}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,})"),
     re.compile(r"\b(?P<secret>sk-((proj|ant|live|test)-)?\w{16,}|xox[abprs]-[\w-]{10,}|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]+)"),
-    re.compile(  # a line of shell; the path of a file and another variable are none
+    re.compile(  # a line of shell; paths of files and other variables do not count
         r"\b([A-Z0-9_]*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)|password|passwd|passphrase|api_?key)="
         r"(?P<secret>[\"']?[^\s\"'$`\0/~.][^\s\"']*)"
     ),
@@ -40,14 +40,14 @@ _IN_LIST = (
 
 
 def looks_secret(key: str) -> bool:
-    """Whether an option's name says that its value is secret (api_key, token, password)."""
+    """Return whether the name of an option marks its value as secret (api_key, token, password)."""
     return _SECRET.search(key) is not None
 
 
 def refuse_secrets(content: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise UserError where a configuration that is about to be written down holds a secret as it is.
+    """Raise UserError if a configuration that is about to be written holds a secret in plain text.
 
-    That is text under an option whose name looks so, and text that looks so itself, such as a password in a URL;
+    That is text under an option with a secret name, and text that looks like a secret, such as a password in a URL;
     references to the environment are written as such.
     """
     for key, value in content.items():
@@ -72,14 +72,14 @@ def _explain_refusal(path: str, *mend: str) -> UserError:
 
 
 def _is_exposed(path: str, value: Any) -> bool:
-    """Whether a value is text that is secret, by the name of its option or by itself."""
+    """Return whether a value is text that is secret, by the name of its option or by itself."""
     return isinstance(value, str) and (
         _is_named_secret(path, value) or next(_iterate_secrets(value, _FORMS), None) is not None
     )
 
 
 def _is_named_secret(option: str, text: str) -> bool:
-    """Whether an option's name says that its text is secret; a reference to the environment is none."""
+    """Return whether the name of an option marks its text as secret; a reference to the environment is not a secret."""
     literal = ENVIRONMENT.sub(lambda found: (found[2] or "").strip(), text)
     if _MAYBE.search(option) and not looks_secret(option):
         return _RANDOM.fullmatch(literal) is not None
@@ -87,7 +87,7 @@ def _is_named_secret(option: str, text: str) -> bool:
 
 
 def redact(word: str) -> str:
-    """A command-line word without what may be secret: the value of a key that looks so, a password within a URL."""
+    """Return a command-line argument without secrets: values of options with a secret name, passwords in URLs."""
     key, _, value = word.partition("=")
     if _is_named_secret(key.strip("+~'\" "), value.strip("'\"")):
         return f"{key}={HIDDEN}"
@@ -97,7 +97,7 @@ def redact(word: str) -> str:
 
 
 def _iterate_secrets(text: str, forms: Sequence[re.Pattern[str]]) -> Iterator[tuple[int, int]]:
-    """(start, stop) of each secret in a text; references to the environment are none."""
+    """Yield (start, stop) of each secret in a text; references to the environment do not count."""
     masked = ENVIRONMENT.sub(lambda found: "\0" * len(found[0]), text)
     for form in forms:
         yield from (match.span("secret") for match in form.finditer(masked))

@@ -1,1 +1,1 @@
-"""Files and stores: opened, locked and replaced with care; called again where a failure may pass."""
+"""Storage: files that are opened, locked and replaced safely, and retries of failures that may pass."""

@@ -1,4 +1,4 @@
-"""Open, lock and replace files: a link is never written through, a pipe never waited for, no content half written.
+"""Files: open, lock and replace them without following links, waiting for pipes or leaving content half written.
 
 Torch-free.
 """
@@ -23,9 +23,9 @@ from gangline.errors import UserError
 DOCUMENT_BYTES = 1 << 28  # maximum size of a file that holds one document, such as config.yaml
 LINES_BYTES = 1 << 30  # maximum size of a file that grows while the run lives, such as events.jsonl
 STREAM_BYTES = 1 << 33  # maximum size of a file that is read line by line, such as metrics.jsonl
-LOOK_SECONDS = 0.01  # between two tries to take a lock
+LOOK_SECONDS = 0.01  # seconds between two tries to take a lock
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # NFS locks exclusively only what is open for writing
-# What fsync says of a directory where the file system cannot sync directories.
+# errno of fsync on a directory if the file system cannot sync directories.
 _NO_SYNC = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.EBADF}
 _KINDS = {
     stat.S_IFIFO: "named pipe",
@@ -39,7 +39,7 @@ _KINDS = {
 def open_own(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
     """Open a file of a run directory for writing.
 
-    Raises OSError where a symbolic link is in its place, and UserError for a pipe or device, as `open_handle` does.
+    Raises OSError if a symbolic link is in its place, and UserError for a pipe or device, as `open_handle` does.
     """
     encoding = None if "b" in mode else "utf-8"
     return open(path, mode, buffering, encoding, opener=lambda name, flags: open_handle(name, flags | os.O_NOFOLLOW))
@@ -48,7 +48,7 @@ def open_own(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
 def open_regular(path: str | Path, limit: int = STREAM_BYTES) -> BinaryIO:
     """Open a file of a run directory for reading, in binary.
 
-    Raises UserError for a pipe, a device, and a file of more than `limit` bytes; OSError where it cannot be opened.
+    Raises UserError for a pipe, a device, and a file of more than `limit` bytes; OSError if it cannot be opened.
     """
     return cast(
         BinaryIO, open(path, "rb", opener=lambda name, flags: _check_size(limit, name, open_handle(name, flags)))
@@ -65,7 +65,7 @@ def open_handle(path: str | Path, flags: int, mode: int = 0o666) -> int:
     """Return the handle of a regular file, opened with these flags of `os.open`.
 
     Raises UserError at once for all else, such as a named pipe, for which opening or reading it would wait for ever.
-    Raises OSError where it cannot be opened.
+    Raises OSError if it cannot be opened.
     """
     try:
         handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
@@ -82,9 +82,9 @@ def open_handle(path: str | Path, flags: int, mode: int = 0o666) -> int:
 
 
 def open_lock(path: str | Path, mode: int = 0o644) -> int:
-    """Return the handle of a file to lock, created where it is missing.
+    """Return the handle of a file to lock, created if it is missing.
 
-    Raises OSError where a symbolic link is in its place, and what `open_handle` raises.
+    Raises OSError if a symbolic link is in its place, and what `open_handle` raises.
     """
     return open_handle(path, _LOCK_FLAGS, mode)
 
@@ -95,7 +95,7 @@ def lock_handle(handle: int, *, shared: bool = False, seconds: float | None = No
     shared   with other shared holders; a lock that the handle holds already is converted
     seconds  how long to wait for other holders; None: without limit
 
-    Raises BlockingIOError where others still hold it, and another OSError where the file system has no locks.
+    Raises BlockingIOError if others still hold it, and another OSError if the file system has no locks.
     """
     how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     if seconds is None:
@@ -116,7 +116,7 @@ def lock_handle(handle: int, *, shared: bool = False, seconds: float | None = No
 def lock_file(
     path: str | Path, *, seconds: float | None = None, required: bool = True, mode: int = 0o644
 ) -> Iterator[None]:
-    """Hold the exclusive lock of a file, created where it is missing.
+    """Hold the exclusive lock of a file, created if it is missing.
 
     seconds   how long to wait for other holders; None: without limit
     required  False: continue without the lock on a file system that has no locks
@@ -129,7 +129,7 @@ def lock_file(
 
 @contextmanager
 def lock_folder(path: str | Path, *, seconds: float | None = None, required: bool = True) -> Iterator[None]:
-    """Hold the exclusive lock of a folder, as `lock_file`. Raises OSError where a symbolic link is in its place."""
+    """Hold the exclusive lock of a folder, as `lock_file`. Raises OSError if a symbolic link is in its place."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with _hold_lock(handle, seconds, required):
         yield
@@ -137,7 +137,7 @@ def lock_folder(path: str | Path, *, seconds: float | None = None, required: boo
 
 @contextmanager
 def _hold_lock(handle: int, seconds: float | None, required: bool) -> Iterator[None]:
-    """Lock a handle, and close it in the end."""
+    """Hold the lock of a handle in the block, then close the handle."""
     try:
         try:
             lock_handle(handle, seconds=seconds)
@@ -153,13 +153,13 @@ def _hold_lock(handle: int, seconds: float | None, required: bool) -> Iterator[N
 def open_replacement(
     path: Path, *, mode: int = 0o666, durable: bool = True, replace: bool = True, temporary: str = ""
 ) -> Iterator[BinaryIO]:
-    """Open a new file beside `path` that takes its name when the context ends, and is deleted on an error.
+    """Open a new file next to `path` that takes its name when the context ends, and is deleted on an error.
 
     A reader sees the old content or the new, complete. A symbolic link at `path` is replaced, not followed.
 
     mode       permissions of the new file, less the umask
     durable    wait until the content and then the name are on the disk
-    replace    False: raise FileExistsError where `path` exists
+    replace    False: raise FileExistsError if `path` exists
     temporary  name of the file until then; a file of that name is deleted. Empty: a unique name
     """
     # A pid would not make it unique: nodes share the folder, and containers have equal pids and names.
@@ -201,7 +201,7 @@ def write_whole(
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Make the names in a folder durable, where its file system supports that. Raises OSError."""
+    """Make the names in a folder durable, if its file system supports that. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -217,7 +217,7 @@ def _link(new: Path, path: Path) -> None:
     try:
         os.link(new, path)
     except FileExistsError as error:
-        if new.stat().st_nlink != 2:  # NFS asks again when an answer is lost, and then finds its own link
+        if new.stat().st_nlink != 2:  # NFS repeats a request whose answer is lost, and then finds its own link
             raise FileExistsError(error.errno, error.strerror, str(path)) from None
 
 

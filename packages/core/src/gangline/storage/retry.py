@@ -1,4 +1,4 @@
-"""Call again what failed for a reason that may pass: exponential back-off with jitter, until a deadline.
+"""Retries of calls that failed for a reason that may pass: exponential back-off with jitter, until a deadline.
 
 Exponential Backoff And Jitter, AWS Architecture Blog, 2015. Torch-free.
 """
@@ -12,16 +12,16 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-FIRST_SECONDS = 0.1  # before the second try; doubled before each further one
+FIRST_SECONDS = 0.1  # seconds before the second try; doubled before each further try
 LONGEST_SECONDS = 20.0
 PERMANENT = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 _MAY_PASS = {408, 409, 425, 429}  # 409: another conditional put is under way at this moment
-# By name, for the drivers that have them may not be installed; botocore's ConnectionError is not Python's.
+# By name, because the drivers that define them may be missing; botocore's ConnectionError is not Python's.
 _CONNECTION = {"ConnectionError", "HTTPClientError", "IncompleteReadError", "ResponseParserError", "TransportError"}
 
 
 class RetryTimeout(TimeoutError):
-    """No call succeeded before the deadline. `__cause__` is the error of the last call."""
+    """Error after the deadline: no call succeeded. `__cause__` is the error of the last call."""
 
 
 def may_pass(error: BaseException) -> bool:
@@ -47,9 +47,9 @@ def retry(
     retryable: Callable[[BaseException], bool] = may_pass,
     report: Callable[[BaseException], None] = lambda error: None,
 ) -> T:
-    """Return what `act(seconds_left)` returns, called until it succeeds.
+    """Return the result of `act(seconds_left)`, called until it succeeds.
 
-    retryable  whether an error may pass; any other one is raised at once
+    retryable  whether an error may pass; any other error is raised at once
     report     called with each error before the next try
 
     Raises RetryTimeout when the next try would begin after `seconds`.

@@ -1,1 +1,1 @@
-"""What each rank does: build, loop, end."""
+"""Training on one rank: build, loop, end."""

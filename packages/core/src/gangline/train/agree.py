@@ -1,4 +1,4 @@
-"""What ranks agree on at every step boundary: one small all-gather; a second one only where a rank has verdicts."""
+"""Sync of ranks at every step boundary: one small all-gather, and a second one only if a rank has verdicts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 
 @dataclass(frozen=True)
 class Gathered:
-    """The same on every rank."""
+    """Result of a sync, equal on every rank."""
 
     rank_seconds: dict[str, float] | None  # min, median, max; None on one rank
-    rank_phases: dict[str, list[float]] | None  # by phase and rank, to a microsecond; None where no rank said it
-    rank_losses: list[float | None] | None  # nats a token by rank; None on one rank, or of one that computes no loss
+    rank_phases: dict[str, list[float]] | None  # by phase and rank, to a microsecond; None if ranks pass no phases
+    rank_losses: list[float | None] | None  # nats per token by rank, None for a rank without a loss; None on one rank
     signal: str  # the stop signal that some rank got, or ""
     verdicts: list[Verdict]  # of all ranks, in rank order
-    due: bool  # whether some rank wants a checkpoint
+    due: bool  # whether some rank requests a checkpoint
     now: float  # seconds since the epoch, on rank 0
     metrics_alike: bool = True  # whether callbacks returned the same metrics on all ranks
 
@@ -46,15 +46,15 @@ def agree(
     own_loss: float | None = None,
     metrics: float = 0.0,
 ) -> Gathered:
-    """Gather seconds of the step and of its phases, losses, stop signals, verdicts and wishes for a checkpoint.
+    """Gather seconds of the step and of its phases, losses, stop signals, verdicts and requests for a checkpoint.
 
-    own_phases: seconds of this rank, of each of `gangline.pulse.layout.ROWS`. own_loss: nats a token, of this rank.
-    metrics: the `gangline.train.emitted.hash_metrics` of what callbacks returned here.
+    own_phases: seconds of this rank in each of `gangline.pulse.layout.ROWS`. own_loss: this rank's nats per token.
+    metrics: `gangline.train.emitted.hash_metrics` of the callbacks' metrics on this rank.
     """
     if world.size == 1:
         return Gathered(None, group_by_phase([own_phases]), None, signal or "", verdicts, due, time.time())
     number = _SIGNALS.index(signal) if signal in _SIGNALS else 0
-    none = -1.0 if own_loss is None else 0.0  # NaN is a loss, too
+    none = -1.0 if own_loss is None else 0.0  # NaN is a valid loss
     row = [
         seconds,
         float(number),
@@ -78,14 +78,14 @@ def agree(
 
 
 def check_all_true(world: Comm, device: torch.device, mine: bool) -> bool:
-    """Whether it is true of every rank. No pulse beats: who asks again and again stands still to those who watch."""
+    """Return whether `mine` is true on all ranks. The pulse does not beat: a watcher sees a polling rank as idle."""
     if world.size == 1:
         return mine
     return bool(unwrap_pulse(world).all_gather(torch.tensor([float(mine)], device=device)).all())
 
 
 def group_by_phase(rows: Sequence[Sequence[float]]) -> dict[str, list[float]] | None:
-    """From a row of seconds for each rank to a list by rank for each phase."""
+    """Return phase -> list of seconds by rank, from a row of seconds for each rank; None for empty rows."""
     if not rows[0]:
         return None
     columns = zip(*rows, strict=True)
@@ -93,7 +93,7 @@ def group_by_phase(rows: Sequence[Sequence[float]]) -> dict[str, list[float]] | 
 
 
 def compute_rank_mfu(mfu: float | None, step_seconds: float, gathered: Gathered) -> list[float] | None:
-    """By rank: the MFU that the step would have if it took as long as this rank worked; None where that is unknown.
+    """Return by rank the MFU of a step that takes as long as this rank worked; None if it is unknown.
 
     Never below `mfu`: a validation before the step has its forward passes in the same rows, but not in the step's time.
     """
@@ -105,7 +105,7 @@ def compute_rank_mfu(mfu: float | None, step_seconds: float, gathered: Gathered)
 
 
 def gather_verdicts(world: Comm, device: torch.device, verdicts: list[Verdict]) -> tuple[list[Verdict], float]:
-    """(the verdicts of all ranks, in rank order, seconds since the epoch on rank 0)."""
+    """Return (the verdicts of all ranks, in rank order; seconds since the epoch on rank 0)."""
     if world.size == 1:
         return verdicts, time.time()
     own_row = torch.tensor([[float(len(verdicts)), time.time()]], dtype=torch.float64, device=device)
@@ -114,7 +114,7 @@ def gather_verdicts(world: Comm, device: torch.device, verdicts: list[Verdict]) 
 
 
 def check_same_data(world: Comm, device: torch.device, sources: dict[str, DataSource]) -> None:
-    """Raises UserError where ranks opened different data under one name, as while a corpus is being extended."""
+    """Raise UserError if ranks opened different data under one name, for example while a corpus is being extended."""
     if world.size == 1:
         return
     everyone = gather_json(world, device, {name: source.compute_fingerprint() for name, source in sources.items()})

@@ -1,7 +1,7 @@
-"""From the data cursor to microbatches: which samples a rank reads, and who reads them.
+"""Batches of a rank: from the data cursor to microbatches on the device, read by this rank or by a peer.
 
 A step reads samples [cursor, cursor + its global batch), whatever the layout; the rank at `index` of `width` takes a
-contiguous share of them, in microbatches of `micro_size`.
+contiguous share of these, in microbatches of `micro_size`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from gangline.train.peers import hand_over
 class Batches:
     """This rank's share of every global batch, from the source's reader to the device.
 
-    peers: all ranks with this share, where the first of them reads for all (`DataSource.shared`); None: each for itself
+    peers: all ranks with this share, if the first one reads for all (`DataSource.shared`); None: each for itself
     """
 
     def __init__(self, source: DataSource, place: ReadPlace, peers: Comm | None = None) -> None:
         self.source, self.place = source, place
         self._peers = None if peers is None or peers.size == 1 else peers
         self._reader = source.open_reader(place) if self._peers is None or self._peers.index == 0 else None
-        self._next: tuple[int, int] | None = None  # (cursor, step) that the reader gives if it is not begun anew
+        self._next: tuple[int, int] | None = None  # (cursor, step) that the reader returns without `begin`
         self._copied: torch.cuda.Event | None = None
 
     def take(self, cursor: int, step: int, size: int | None = None) -> list[Batch]:
-        """The microbatches of the step (counted from 0) that reads from sample `cursor` on; size: its global batch,
-        where that is not the place's.
+        """Return the microbatches of the step (from 0) that reads from sample `cursor` on; size: its global batch, if
+        that differs from the place's.
         """
         self._wait_for_copies()
         if size is not None and size != self.place.global_size:
@@ -46,9 +46,9 @@ class Batches:
         return batches
 
     def read_held_out(self, count: int) -> list[Batch]:
-        """This rank's share of the first `count` samples, or of all if there are fewer, filled up with empty rows.
+        """Return this rank's share of the first `count` samples, or of all if there are fewer, padded with empty rows.
 
-        The same samples under every layout, and the same number of microbatches on every rank.
+        Samples are equal under every layout, and the number of microbatches is equal on every rank.
         """
         batches: list[Batch] = []
         iterators: list[Iterator[StoredBatch]] = []
@@ -72,7 +72,7 @@ class Batches:
             self._reader.close()
 
     def _hand_over(self, read: Callable[[BatchReader], Sequence[StoredBatch]]) -> Sequence[StoredBatch]:
-        """What this rank's reader gives, or that of the peer which reads for it."""
+        """Return the batches of this rank's reader, or of the peer that reads for it."""
         if self._peers is None:
             assert self._reader is not None
             return read(self._reader)
@@ -85,13 +85,13 @@ class Batches:
     def _read(self, reader: BatchReader, cursor: int, step: int) -> Sequence[StoredBatch]:
         if self._next != (cursor, step):
             reader.begin(cursor, step)
-        self._next = None  # an error leaves the reader somewhere
+        self._next = None  # after an error the reader's position is unknown
         stored_batches = reader.take()
         self._next = cursor + self.place.global_size, step + 1
         return stored_batches
 
     def _resize(self, size: int) -> None:
-        """Steps from here on are of another global batch: a reader reads ahead batches of one size."""
+        """Change the global batch of the next steps, with a new reader: a reader prefetches batches of one size."""
         self.place = replace(self.place, global_size=size)
         self._next = None
         if self._reader is not None:
@@ -99,7 +99,7 @@ class Batches:
             self._reader = self.source.open_reader(self.place)
 
     def _wait_for_copies(self) -> None:
-        """The reader fills its memory again: what a GPU copies from it must have left."""
+        """Wait until the GPU has copied the last batches, because the reader reuses their memory."""
         if self._copied is not None:
             self._copied.synchronize()
             self._copied = None

@@ -1,4 +1,4 @@
-"""The first start of a run that begins with another run's weights and optimizer state (`run.weights`)."""
+"""Start of a run with another run's weights and optimizer state (`run.weights`)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from gangline.run.directory import RunDirectory
 from gangline.train.restore import begin, check_data, load, read_document
 from gangline.train.session import Session
 
-FACT = "weights"  # of provenance.json
+FACT = "weights"  # key in provenance.json
 
 
 def find_parent(directory: RunDirectory) -> Path | None:
-    """Return the directory of the run with whose weights this one began."""
+    """Return the directory of the run whose weights this one began with; None if there is none."""
     facts = directory.read_provenance().get(FACT)
     return Path(facts["run"]) if facts else None
 
 
 def begin_with_weights(s: Session) -> bool:
-    """Fill a run that has no checkpoint of its own as a resume of the other run would; False if it is not to be so.
+    """Fill a run that has no checkpoint from the run in `run.weights`, as a resume would; return whether it did.
 
-    The checkpoint is chosen once, in the first start, and written to provenance.json. Steps and the place in the data
-    continue; other data, or a seed that orders it otherwise, is read from its first sample. Raises UserError if the
+    The checkpoint is chosen once, in the first start, and written to provenance.json. Steps and the data cursor
+    continue; other data, or data in another order by its seed, is read from its first sample. Raises UserError if the
     checkpoint does not fit.
     """
     start = start_of(s.run) if s.checkpointer.find_latest() is None else None
@@ -71,7 +71,7 @@ def _explain_read_errors(s: Session, directory: RunDirectory) -> Iterator[None]:
 
 
 def _choose(s: Session, directory: RunDirectory, wanted: CheckpointId | None) -> CheckpointId:
-    """The checkpoint of an earlier start, else the one that is named, else the newest; the same on all ranks."""
+    """Return the checkpoint of an earlier start, else the named one, else the newest; equal on all ranks."""
     earlier = s.directory.read_provenance().get(FACT, {}).get("checkpoint")
     checkpoint = earlier or wanted or s.checkpointer.find_latest()
     name = gather_json(s.comms.world, s.device, None if checkpoint is None else str(checkpoint))[0]
@@ -86,7 +86,7 @@ def _choose(s: Session, directory: RunDirectory, wanted: CheckpointId | None) ->
 
 
 def _continues(s: Session, id: CheckpointId) -> bool:
-    """Whether the run reads on in the data of the checkpoint; also True if that cannot be read, which `load` says."""
+    """Return whether the run continues in the checkpoint's data; True if that cannot be read, which `load` reports."""
     try:
         document = read_document(s.checkpointer, id)
         check_data(s, id, document)
@@ -98,7 +98,7 @@ def _continues(s: Session, id: CheckpointId) -> bool:
 
 
 def _record(s: Session, directory: RunDirectory, id: CheckpointId, continues: bool) -> None:
-    """Write down where the run began, and which samples the other one had passed over."""
+    """Record where the run began, and which samples the other run had skipped."""
     facts = {"run": str(directory.path.resolve()), "checkpoint": str(id), "step": s.step, "sample": s.cursor}
     data = f"the data continues at sample {s.cursor}" if continues else "other data, read from its first sample"
     s.notes.append(f"begins with weights and optimizer state of {directory.path}, checkpoint {id}; {data}")

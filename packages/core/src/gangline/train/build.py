@@ -1,4 +1,4 @@
-"""From a configuration to a session, in one order: model, strategy, weights, optimizer, data, restore."""
+"""Session of a run, built from its configuration in one order: model, strategy, weights, optimizer, data, restore."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LARGE = 100e6  # parameters: building such a model takes seconds
 
 
 def choose_device(run: Run) -> torch.device:
-    """The device this rank computes on: what the run names, else its GPU, else the CPU."""
+    """Return this rank's device, and make it current: the device that the run names, else its GPU, else the CPU."""
     name = run.job.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda":
@@ -53,27 +53,27 @@ def choose_device(run: Run) -> torch.device:
 
 
 def choose_micro_size(run: Run, width: int, mesh: Mesh) -> int:
-    """Sequences in one microbatch; where the run leaves it open, as the strategy likes it."""
+    """Return the number of sequences in one microbatch; the strategy chooses it if the run leaves it unset."""
     share = run.batch.global_size // width
     return run.batch.micro_size or share // run.parallel.count_microbatches(share, mesh)
 
 
 def build_source(run: Run, split: str) -> DataSource:
-    """The run's data for one split."""
+    """Build the run's data source for one split."""
     return registry.build(run.data, run, split)
 
 
 def build_peers(source: DataSource, place: ReadPlace, mesh: Mesh, comms: Comms) -> Comm | None:
-    """The ranks that have this rank's share of the batch, where one of them reads for all; None: each for itself."""
+    """Return the ranks with this rank's share of the batch, if one of these reads for all; None: each for itself."""
     if not source.shared or place.width != mesh.size(*DATA_AXES):
         return None
     return comms.get_comm(*(axis for axis in AXES if axis not in DATA_AXES))
 
 
 def build_held_out_sources(run: Run) -> dict[str, DataSource]:
-    """What the run validates on: the held-out part of its own data under "", then the sets by name.
+    """Build the validation sources: the held-out part of the run's own data under "", then the sets by name.
 
-    Raises UserError, which names the set, for one that cannot be built, or has other tokens than the run's own data.
+    Raises UserError, which names the set, for a set that cannot be built, or has other tokens than the run's own data.
     """
     if not run.validate.every:
         return {}
@@ -118,7 +118,7 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
 
 
 def check_replicas(s: Session) -> None:
-    """Raise UserError for an array of which a checkpoint would mix replicas that differ (`Runtime.differs`)."""
+    """Raise UserError if a checkpoint would mix replicas that differ (`Runtime.differs`); ValueError for other axes."""
     if unknown := set(s.runtime.differs).difference(s.mesh.axes):
         raise ValueError(f"{type(s.runtime).__name__}.differs names {sorted(unknown)}: the axes are {s.mesh.axes}")
     for name, layout in s.registry.layouts.items() if s.runtime.differs else ():
@@ -134,7 +134,7 @@ def check_replicas(s: Session) -> None:
 
 
 def announce(composed: Composed, directory: RunDirectory, ranks: int) -> None:
-    """Print what is built, for a model that takes seconds: the trackers begin after the build."""
+    """Print the model, size and ranks of a build that takes seconds: the trackers begin after the build."""
     count = count_parameters(composed.tree)
     if count >= LARGE:
         name = registry.installed().find_part(composed.run.model).part.name
@@ -150,7 +150,7 @@ def leave_out_base(s: Session) -> None:
 
 
 def list_sources(session: Session) -> dict[str, DataSource]:
-    """What the run reads: train, validation, and the sets that it validates on, by name."""
+    """Return the data sources of the run by name: train, validation, and the validation sets."""
     held_out = {name: batches.source for name, batches in session.validation_sets.items()}
     if session.validation is not None:
         held_out["validation"] = session.validation.source
@@ -158,7 +158,7 @@ def list_sources(session: Session) -> dict[str, DataSource]:
 
 
 def list_notices(run: Run, mesh: Mesh) -> list[str]:
-    """Warnings about choices that work and are probably not wanted."""
+    """Return warnings about choices that work but are probably not wanted."""
     notices = [note for _, config in run.iterate_parts() for note in config.list_notices(run)]
     if not run.gradients.plain and mesh.size(*DATA_AXES, "cp") == 1:
         name = registry.installed().find_part(run.gradients).part.name
@@ -167,7 +167,7 @@ def list_notices(run: Run, mesh: Mesh) -> list[str]:
 
 
 def assemble(composed: Composed, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
-    """Every part, built; nothing is restored, and callbacks know nothing of the others yet."""
+    """Build every part; nothing is restored yet, and callbacks are not attached."""
     run, tree, plan = composed.run, composed.tree, composed.plan
     precision: Precision = registry.build(run.precision, run)
     finish = make_finish(run.job.recompute, run.job.compile, run.job.recompute_every, plan.seams)

@@ -1,4 +1,4 @@
-"""Core's side of callbacks and health checks: one way to call them, and to say whose mistake an exception is."""
+"""Callbacks and health checks from core's side: one way to call them, and to attribute their exceptions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from gangline.train.emitted import Emitted, read_metrics
 from gangline.train.session import Session
 
 T = TypeVar("T")
-GOES_ON = ("bug", "killed", "preempted", "restart")  # how a job ends that is to be started again
+GOES_ON = ("bug", "killed", "preempted", "restart")  # endings of a job after which it is started again
 
 
 def attach(s: Session) -> None:
-    """Give every callback and check its place and what the run is made of.
+    """Attach every callback and check to the built parts, and give it its place.
 
     Raises ValueError for an array whose name does not begin with that place.
     """
@@ -57,9 +57,9 @@ def attach(s: Session) -> None:
 
 
 def _leave_out_blamed(s: Session) -> None:
-    """A check in whose code a start of this job failed, or stood still, has no part in the next ones.
+    """Leave out each check in whose code an earlier start of this job failed or hung.
 
-    Where it has parts, it is only the one that had the word, unless on some rank it cannot do without that one alone.
+    Only the part of the check that ran is left out, unless the check cannot do without it on some rank.
     """
     if not s.health:
         return
@@ -76,7 +76,7 @@ def _leave_out_blamed(s: Session) -> None:
 
 
 def _explain_absence(s: Session, name: str, part: Sequence[str]) -> str | None:
-    """None where the check leaves that part of it out on this rank; else what there is to say of that, if anything."""
+    """Return None if the check leaves out that part on this rank; else a reason for the message, or ""."""
     if not part:
         return ""
     place = f"health/{name}"
@@ -88,13 +88,13 @@ def _explain_absence(s: Session, name: str, part: Sequence[str]) -> str | None:
 
 
 def find_blamed(run_dir: str | Path) -> dict[str, str]:
-    """The checks in whose code ranks of this job failed, and what was said of that.
+    """Return the place of each check in whose code ranks of this job failed -> the evidence.
 
-    Also of an earlier job of the run that was to be started again: only who ends or changes a run has a new word, and
-    a check whose code is not what it was then.
+    Counts earlier jobs of the run that ended in one of `GOES_ON`. A start after another ending clears all failures, and
+    a change of a check's code clears that check.
     """
     failures: dict[str, tuple[str, str | None]] = {}
-    code: dict[str, str] = {}  # of the checks of a start, the newest one's at last
+    code: dict[str, str] = {}  # code of the checks in the newest start so far
     for line in read_events(run_dir):
         if line.get("event") == "start":
             code = line.get("checks", {})
@@ -108,13 +108,13 @@ def find_blamed(run_dir: str | Path) -> dict[str, str]:
 
 
 def identify_code(run: Run) -> dict[str, str]:
-    """Each check of a run -> what names the code of its package: see `identify_source`."""
+    """Return each check of a run -> the identity of its package's code: see `identify_source`."""
     parts = {name: installed().find_part(config).part for name, config in run.health.items()}
     return {name: identify_source(part.build.partition(":")[0]) for name, part in parts.items()}
 
 
 def _leave_out(s: Session, failed: dict[str, str]) -> None:
-    """A check that could not be attached on one rank has no part in the run on any: all have the same arrays."""
+    """Leave out, on all ranks, a check that could not be attached on one rank: all ranks must have the same arrays."""
     for rank, other in enumerate(gather_json(s.comms.world, s.device, failed)):
         for place, why in other.items():
             name = place.partition("/")[2]
@@ -123,7 +123,7 @@ def _leave_out(s: Session, failed: dict[str, str]) -> None:
 
 
 def call_each(s: Session, event: str, *arguments: object) -> dict[str, float | list[float]]:
-    """Call `event` of every callback and then of every check, as they were chosen; their metrics under their names."""
+    """Call `event` of every callback, then of every check, in the order chosen; return metrics by `<name>/<metric>`."""
     all_metrics: dict[str, float | list[float]] = {}
     for place, member in s.members.items():
         metrics = call_member(s, place, _call_for_metrics, place, getattr(member, event), *arguments)
@@ -137,16 +137,16 @@ def _call_for_metrics(place: str, call: Callable[..., object], *arguments: objec
 
 
 def call_before_clip(s: Session) -> None:
-    """Show the gradients of the step to every callback that asks for them, and have their norm measured again."""
+    """Pass the gradients of the step to callbacks that override `before_clip`, then discard the measured norm."""
     if any(type(member).before_clip is not Callback.before_clip for member in s.members.values()):
         call_each(s, "before_clip", s.runtime.parameters())
         s.runtime.remeasure()
 
 
 def call_member(s: Session, place: str, call: Callable[..., T], *arguments: object) -> T | None:
-    """What a method of a callback or a check gives.
+    """Return the result of a method of a callback or a check.
 
-    What a check raises is a note, ends nothing and gives None; what a callback raises ends the run, with its name.
+    An exception of a check becomes a note, and the result None; an exception of a callback ends the run, with its name.
     """
     try:
         with _mark_calls(place):
@@ -161,41 +161,41 @@ def call_member(s: Session, place: str, call: Callable[..., T], *arguments: obje
 
 
 def _explain_failure(s: Session, place: str, error: BaseException) -> str:
-    """What a check raised, in words. What a callback raised is raised again, with its name."""
+    """Return an exception of a check in words. Raises an exception of a callback again, with the callback's name."""
     if isinstance(s.members[place], HealthCheck):
         return f"{format_choice(place)} failed: {type(error).__name__}: {error}"
     raise _add_name(place, error)
 
 
 def _add_name(place: str, error: BaseException) -> BaseException:
-    """The error, such that it says who raised it."""
+    """Return the error with the name of the callback or check that raised it."""
     if isinstance(error, UserError):
         return UserError(f"{format_choice(place)}: {error.what}", *error.details)
     error.add_note(f"raised by {format_choice(place)}")
     part = vars(error).get("raised_in", "")
-    vars(error)["raised_by"] = f"{place}/{part}" if part else place  # for whoever starts the ranks again
+    vars(error)["raised_by"] = f"{place}/{part}" if part else place  # for the code that restarts the ranks
     return error
 
 
 def call_together(s: Session, place: str, call: Callable[..., T], *arguments: object) -> T:
-    """What a method gives that all ranks call together, with collectives in it.
+    """Return the result of a method that all ranks call together, with collectives in it.
 
-    What it raises ends the run, with its name, also where a check did: on a rank that went on alone the next
-    collective would be taken for the one that the others are still in.
+    Raises its exception with the member's name, even for a check: the next collective of a rank that continued alone
+    would be mixed up with the collective that the others are still in.
     """
     try:
         with _mark_calls(place):
             return call(*arguments)
     except RAISED as error:
         with_name = _add_name(place, error)
-        if with_name is error:  # it must not become its own cause
+        if with_name is error:  # an error must not become its own cause
             raise
         raise with_name from error
 
 
 @contextmanager
 def _mark_calls(place: str) -> Iterator[None]:
-    """Within, the pulse says whose code runs: who watches can name a callback or a check that never returns."""
+    """Record in the pulse whose code the block runs: a watcher can then name a callback or check that never returns."""
     pulse = get_current()
     before = pulse.call(place)
     try:
@@ -205,14 +205,14 @@ def _mark_calls(place: str) -> Iterator[None]:
 
 
 def take_failures(s: Session) -> list[Verdict]:
-    """What checks raised on this rank, which only another one can tell people; each once."""
+    """Return verdicts on exceptions of checks on this rank, each once: another rank reports them to the user."""
     new = [why for why, reported in s.untold.items() if not reported]
     s.untold |= dict.fromkeys(new, True)
     return [Verdict("check-failed", f"rank {s.comms.rank}", 1.0, why, Action.WARN) for why in new]
 
 
 def tell_of_error(s: Session, error: BaseException) -> None:
-    """Every callback and check may let go of what it holds; what that raises must not hide the first error."""
+    """Call `on_error` of every callback and check, to free resources; their errors must not hide the first."""
     for place, member in s.members.items():
         try:
             member.on_error(error)
@@ -221,12 +221,12 @@ def tell_of_error(s: Session, error: BaseException) -> None:
 
 
 def format_choice(place: str) -> str:
-    """ "callback/ema" as a user chose it."""
+    """Return "callback/ema" as a user chose it: "callback=ema"."""
     return place.replace("/", "=", 1)
 
 
 def iterate_lent_weights(s: Session) -> Iterator[tuple[str, AbstractContextManager[None]]]:
-    """("ema/0.999", the context in which the run's weights are those), for all weights that callbacks lend.
+    """Yield ("ema/0.999", the context in which the run has these weights) for all weights that callbacks lend.
 
     Raises ValueError for a name of `Callback.list_validated_weights` that has no arrays.
     """
@@ -243,9 +243,9 @@ def iterate_lent_weights(s: Session) -> Iterator[tuple[str, AbstractContextManag
 
 @contextmanager
 def lend_weights(runtime: Runtime, prefix: str, shards: list[Shard]) -> Iterator[None]:
-    """Within, every `model/<name>` for which there is `<prefix><name>` holds its values, on all ranks.
+    """Set every `model/<name>` that has a `<prefix><name>` to its values during the block, on all ranks.
 
-    Where the dtypes are equal the two swap in place, so that no third copy is needed.
+    If the dtypes are equal the two swap in place, so that no third copy is needed.
     """
     theirs = {(shard.name.removeprefix(prefix), shard.box): shard.local for shard in shards}
     pairs = [

@@ -1,4 +1,4 @@
-"""`run.deterministic` on a GPU: kernels that give the same bits every time."""
+"""Deterministic kernels for `run.deterministic` on a GPU: the same bits in every run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def use_deterministic_kernels(device: torch.device) -> None:
-    """Make every operation on `device` repeatable to the bit, or raise where it has no such kernel.
+    """Make every operation on `device` repeatable to the bit; an operation without such a kernel then raises.
 
     Called before the first operation: cuBLAS reads its workspace setting when it starts. CPU kernels are repeatable
     as they are.

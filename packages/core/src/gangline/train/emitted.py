@@ -1,4 +1,4 @@
-"""Metrics that callbacks and health checks return: numbers, and the same on every rank."""
+"""Metrics that callbacks and health checks return: numbers, equal on every rank."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Emitted = dict[str, float | list[float]]
 
 
 def read_metrics(choice: str, metrics: object) -> Emitted:
-    """Return what `after_step` or `after_validation` of a member gave as plain numbers.
+    """Return the metrics that `after_step` or `after_validation` of a member returned, as plain numbers.
 
-    choice: the member as a user chose it, "callback=ema". Raises TypeError where it gave something else.
+    choice: the member as a user chose it, "callback=ema". Raises TypeError for anything else.
     """
     if metrics is None:
         return {}
@@ -49,13 +49,13 @@ def _describe_type(value: float | list[float]) -> str | list[str]:
 
 
 def match_metrics(s: Session, metrics: Emitted) -> bool:
-    """Return whether all ranks have the same metrics, by an all-gather: a step has `agree` compare their digests."""
+    """Return whether all ranks have the same metrics, by an all-gather; in a step `agree` compares their hashes."""
     own_hash = torch.tensor([hash_metrics(metrics)], dtype=torch.float64, device=s.device)
     return s.comms.world.all_gather(own_hash).unique().numel() == 1
 
 
 def refuse_unlike(s: Session, metrics: Emitted) -> None:
-    """Raise ValueError on every rank, naming the member and its values; for metrics whose hashes differ."""
+    """Raise ValueError on every rank, naming the member and its values; called if the metrics' hashes differ."""
     everyone = gather_json(s.comms.world, s.device, {name: _describe_type(value) for name, value in metrics.items()})
     for name in dict.fromkeys(name for one in everyone for name in one):
         values = [one.get(name, "nothing") for one in everyone]

@@ -1,4 +1,4 @@
-"""What data sources may ask of the model before they are read: the likelihood of samples."""
+"""Initial model for data sources: the likelihood of samples, before the sources are read."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gangline.train.begin_with_weights import find_parent
 from gangline.train.build import list_sources
 from gangline.train.session import Session
 
-SECONDS = 10.0  # between lines that say how far a source is
+SECONDS = 10.0  # seconds between progress lines of a source
 
 
 class _StopAskedError(Exception):
-    """By the signal of this name, while a source asked."""
+    """Error that ends `begin` of a source: a rank got the stop signal of this name."""
 
 
 def introduce(s: Session) -> str | None:
-    """Let each source of the run ask. Called on all ranks; the name of a signal that ended it, the same on all."""
+    """Begin each source with the initial model; return the name of a signal that stopped it. Equal on all ranks."""
     last_time = time.monotonic()
 
     def score(samples: Sequence[Sample], losses_per_sample: int = 1) -> np.ndarray:
@@ -55,9 +55,9 @@ def introduce(s: Session) -> str | None:
 def score_samples(
     runtime: Runtime, samples: Sequence[Sample], device: torch.device, losses_per_sample: int = 1
 ) -> np.ndarray:
-    """(n,) float64: the log-likelihood of each sample, which all ranks give alike. Each rank computes its share.
+    """Return the log-likelihood of each sample, (n,) float64. All ranks pass the same samples, and compute a share.
 
-    losses_per_sample: as `Runtime.score` has it.
+    losses_per_sample: as in `Runtime.score`.
     """
     index, width = runtime.data_coordinate
     share = -(-len(samples) // width)
@@ -65,6 +65,6 @@ def score_samples(
     for number in range(index * share, (index + 1) * share):
         sample = samples[min(number, len(samples) - 1)]
         batch = stack_samples([sample], [number], KeptMemory(device))
-        batch.counted = None if number < len(samples) else 0  # fills the share up
+        batch.counted = None if number < len(samples) else 0  # pads the share
         batches.append(expand(batch, 0, device))
     return runtime.score(batches, losses_per_sample).numpy()[: len(samples)]

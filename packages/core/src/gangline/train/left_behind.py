@@ -1,4 +1,4 @@
-"""What the summary of a run names: its figure, who shows its curves, and the command that continues it."""
+"""Summary of a run: its figure, the commands that show its curves, and the command that continues it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline.train.session import Session
 
 
 def list_left_behind(s: Session, why: str) -> dict[str, str]:
-    """Return the figure and the commands of a run that ends because of `why`; "" for each that it lacks."""
+    """Return the figure and the commands of a run that ends because of `why`; "" for each that is missing."""
     directory = s.directory.path
     ended = why == "done" or why in signal.Signals.__members__
     more = f" run.steps={2 * s.step}" if why == "done" else ""
@@ -24,9 +24,9 @@ def list_left_behind(s: Session, why: str) -> dict[str, str]:
 
 
 def draw_figure(s: Session) -> str:
-    """Let a tracker draw the run (capability `figure`), on global rank 0, and return the path of the figure, or "".
+    """Draw the run with a tracker (capability `figure`), on global rank 0, and return the path of the figure, or "".
 
-    A failure is printed and ends no run.
+    A failure is printed and does not end the run.
     """
     if s.comms.rank != 0 or s.step == 0:
         return ""
@@ -41,6 +41,6 @@ def draw_figure(s: Session) -> str:
 
 
 def _list_curves(run: Run, directory: str) -> str:
-    """The commands of others that show what the run's trackers wrote (capability `curves`), each after a comma."""
+    """Return third-party commands that show the trackers' files (capability `curves`), each after a comma."""
     capabilities = [(config, registry.load_capability(config, "curves")) for config in run.track.values()]
     return "".join(f", {shows(config, directory)}" for config, shows in capabilities if shows)

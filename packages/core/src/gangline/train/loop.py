@@ -24,7 +24,7 @@ from gangline.train.validate import validate
 
 
 def run_steps(s: Session) -> Ending:
-    """Run steps until the run is done, a signal came, or an order ends it."""
+    """Run steps until the run is done, a signal came, or an order ends it; return how it ended."""
     order, agreement = verdicts.before_run(s)
     announce(s, agreement)
     if ending := carry_out(s, order, agreement):
@@ -48,14 +48,14 @@ def run_steps(s: Session) -> Ending:
         own_verdicts = verdicts.after_step(s, record)
         own = record.step_seconds - clock.seconds.get("agree", 0.0)  # without the wait for slower ranks
         due, ahead = request is not None, Clock()
-        with ahead("agree"):  # on a GPU also the wait for the optimizer: it counts to the step that comes
+        with ahead("agree"):  # on a GPU also the wait for the optimizer: it counts to the next step
             rows, same = clock.pulse.take_rows(), hash_metrics(emitted)
             status = agree(s.comms.world, s.device, own, stop_requested(), own_verdicts, due, rows, own_loss, same)
         if not status.metrics_alike:
             refuse_unlike(s, emitted)
         record.rank_seconds, record.rank_phases = status.rank_seconds, status.rank_phases
         record.rank_losses = status.rank_losses
-        if record.step > first_step + 1:  # the rows of a start's first step have what was before it
+        if record.step > first_step + 1:  # the rows of a start's first step include the time before it
             record.rank_mfu = compute_rank_mfu(record.mfu, record.step_seconds, status)
         order, agreement = verdicts.judge(s, [*before, *status.verdicts], status.now, record)
         record.verdicts = [verdict.to_dict() for verdict in agreement.verdicts]
@@ -69,7 +69,7 @@ def run_steps(s: Session) -> Ending:
             record.checkpoint = str(CheckpointId(s.step, s.attempt))
         record.saving, record.failed_save = s.settling[-1].progress if s.settling else None, s.failed_save
         record.saved, s.fresh = s.fresh, None
-        if saves or not stays:  # what was begun before has to be over
+        if saves or not stays:  # an earlier save has to be over
             with ahead("checkpoint"):
                 settle(s)
         # Before the save: a kill in between must not leave a checkpoint of a step that no tracker has seen.
@@ -88,9 +88,9 @@ def run_steps(s: Session) -> Ending:
 
 
 def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verdict, ...]]:
-    """One step: read, forward and backward, clip, update; this rank's own loss; what checks found before the update.
+    """Run one step; return (its record, this rank's own loss or None, verdicts of checks before the update).
 
-    Where the step is not finite, or an order leaves it out, nothing is updated.
+    If the step is not finite, or an order skips it, the weights are not updated.
     """
     s.cursor = attempts.find_next_cursor(s.history, s.cursor, s.run.batch.get_size)
     size = s.run.batch.get_size(s.cursor)
@@ -143,6 +143,6 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verd
 
 
 def summarise_metrics(s: Session, metrics: dict[str, float | list[float]]) -> dict[str, float | list[float]]:
-    """What modules emitted, and what the edits that put them there make of it."""
+    """Return the metrics that modules emitted, and metrics that the run's edits derive from these."""
     more = [options.summarise(metrics) for options in s.run.edits.values()]
     return {name: value for metric_set in (metrics, *more) for name, value in metric_set.items()}

@@ -1,4 +1,4 @@
-"""Carrying out an order: on all ranks, at the same step boundary; a line in attempts.jsonl where the course changes."""
+"""Orders: carried out on all ranks at the same step boundary, with a line in attempts.jsonl if the course changes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gangline.train.verdicts import STORE_LOST
 
 @dataclass(frozen=True)
 class Ending:
-    """How the loop ended: why is "done", a signal's name, "stop", "restart" or "error"; evidence says more.
+    """End of the loop: why is "done", a signal's name, "stop", "restart" or "error"; evidence has details.
 
-    requeue: the same command, given again, is what mends it.
-    kinds: of the verdicts that end it. first: the step from which on they do not trust the state, where they say so.
+    requeue: whether the same command, given again, fixes it.
+    kinds: of the verdicts that end it. first: first step whose state they do not trust; None: they do not say.
     """
 
     why: str
@@ -29,7 +29,7 @@ class Ending:
 
 
 def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
-    """Do what was decided; gives how the run ends, where it does."""
+    """Carry out the order; return how the run ends, None if it continues."""
     if order.action > Action.NOTE or order.changes_course:
         s.record_event("order", **{**asdict(order), "action": order.action.name.lower()})
     if not order.changes_course:
@@ -52,7 +52,7 @@ def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
         exclude=resolve_nodes(s, order.exclude),
     )
     if order.action < Action.ROLL_BACK:
-        if not any(_is_same(line, earlier) for earlier in s.history):  # the run was started again from before it
+        if not any(_is_same(line, earlier) for earlier in s.history):  # else it is from before a restart
             begin(s, line)
         return None
     if order.action is Action.ROLL_BACK:
@@ -69,7 +69,7 @@ def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
 
 
 def resolve_nodes(s: Session, names: Iterable[str]) -> tuple[str, ...]:
-    """Names of nodes; of ranks ("rank 3") their nodes."""
+    """Return the names of nodes, with each rank ("rank 3") replaced by its node."""
     ranks = {f"rank {rank}": node for rank, node in enumerate(s.nodes)}
     return tuple(dict.fromkeys(ranks.get(name, name) for name in names))
 
@@ -79,7 +79,7 @@ def _is_same(line: Attempt, earlier: Attempt) -> bool:
 
 
 def announce(s: Session, agreed: Agreed) -> None:
-    """What was found, for people and for events.jsonl."""
+    """Report the verdicts to the user and in events.jsonl."""
     for verdict in agreed.verdicts:
         s.reporter.note(f"{verdict.suggestion.name.lower()}: {verdict}")
         s.record_event("verdict", **verdict.to_dict())

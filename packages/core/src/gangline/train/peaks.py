@@ -1,4 +1,4 @@
-"""The peak that MFU is measured against: published dense rates of known GPUs, a measured one on a CPU."""
+"""Peak FLOP/s that MFU is measured against: published dense peaks of known GPUs, a measured one on a CPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import torch
 
-# Dense TFLOP/s of one device, from the vendors' data sheets (without sparsity), by what multiplies.
+# Dense TFLOP/s of one device, from the vendors' data sheets (without sparsity), by the kind of matmul.
 KINDS = ("16 bits", "TF32", "float32", "float64")
 GPU_TFLOPS = {
     "H200": (989.0, 494.0, 67.0, 67.0),
@@ -23,7 +23,7 @@ GPU_TFLOPS = {
 
 
 def get_kind(dtype: torch.dtype) -> str:
-    """Which of `KINDS` multiplies matrices of this dtype on a GPU: float32 is TF32 only where torch is told so."""
+    """Return the entry of `KINDS` for matmuls of this dtype on a GPU: float32 is TF32 only if torch is set to it."""
     if dtype is torch.float64:
         return "float64"
     if dtype is torch.float32:
@@ -32,7 +32,7 @@ def get_kind(dtype: torch.dtype) -> str:
 
 
 def find_peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float | None, str]:
-    """(FLOP/s of one device at `dtype`, where the number is from). None for a GPU that is not in the table."""
+    """Return (FLOP/s of one device at `dtype`, source of the number); None for a GPU that is not in the table."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         kind = get_kind(dtype)
@@ -46,11 +46,11 @@ def find_peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float | N
 
 
 def _measure(dtype: torch.dtype, sizes: tuple[int, ...] = (256, 512), seconds: float = 0.06) -> float:
-    """The fastest of all matmuls of one thread that fit in `seconds` a size, times the threads of this process.
+    """Return the FLOP/s of the fastest single-thread matmul in `seconds` per size, times the threads of this process.
 
-    On a busy machine the slower ones measure its other work. A small one needs one core for a third of a millisecond,
-    which it gets almost anywhere; all threads at once may not get theirs in the whole time, and then the model would
-    seem to do more than the machine can.
+    On a busy machine slower matmuls measure its other work. A small matmul needs one core for a third of a millisecond,
+    which it gets almost anywhere; all threads at once may not get their cores in the whole time, and the model would
+    then seem to do more than the machine can.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -61,7 +61,7 @@ def _measure(dtype: torch.dtype, sizes: tuple[int, ...] = (256, 512), seconds: f
 
 
 def _compute_best(dtype: torch.dtype, size: int, seconds: float) -> float:
-    """FLOP/s of the fastest."""
+    """Return the FLOP/s of the fastest matmul."""
     a = b = torch.ones(size, size, dtype=dtype)
     best, end = float("inf"), time.perf_counter() + seconds
     while (start := time.perf_counter()) < end:

@@ -1,8 +1,8 @@
-"""Handing a rank's batches to its peers: those that hold the same samples, cut along tensor, context or pipeline.
+"""Broadcast of a rank's batches to its peers: the ranks with the same samples, along tensor, context or pipeline.
 
-Measured on a busy machine of two cores (benchmarks/peers.py: 4 ranks over gloo, tokens in memory, 2 bytes each): where
-each rank reads ahead for itself a step waits 0.6, 1.0 and 1.1 ms for 1, 16 and 64 sequences of 2048 tokens, for the
-broadcast 8.9, 6.4 and 13.6 ms, for then the ranks wait for each other. So each reads, unless its source says `shared`.
+Measured on a busy machine of two cores (benchmarks/peers.py: 4 ranks over gloo, tokens in memory, 2 bytes each): if
+each rank prefetches for itself a step waits 0.6, 1.0 and 1.1 ms for 1, 16 and 64 sequences of 2048 tokens; with the
+broadcast 8.9, 6.4 and 13.6 ms, because ranks wait for each other. So each rank reads, unless its source is `shared`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gangline.errors import PeerFailed
 from gangline.shard import name_dtype
 
 _FIELDS = ("tokens", "sample", "ends", "loss_mask", "document", "position", "filled")
-_ALIGNED = 8  # bytes, so that every piece can be looked at in its own dtype
+_ALIGNED = 8  # bytes, so that every piece can be viewed in its own dtype
 
 
 def hand_over(batches: Sequence[StoredBatch] | Exception | None, peers: Comm) -> list[StoredBatch]:
-    """What the first of the peers read, on all of them, by two broadcasts between hosts.
+    """Return the batches that the first peer read, on all peers, by two broadcasts between hosts.
 
-    batches: of the first peer, or what its reader raised: it raises that, its peers PeerFailed. The others pass None.
+    batches: of the first peer, or its reader's error: it raises that, its peers PeerFailed. The others pass None.
     """
     content = b"" if batches is None else _pack(batches)
     size = torch.tensor([len(content)], dtype=torch.int64)
@@ -42,7 +42,7 @@ def hand_over(batches: Sequence[StoredBatch] | Exception | None, peers: Comm) ->
 
 
 def _pack(batches: Sequence[StoredBatch] | Exception) -> bytearray:
-    """A line of JSON, its length before it, and behind it every tensor's bytes."""
+    """Return the batches as bytes: the length of a line of JSON, the line, and every tensor's bytes."""
     if isinstance(batches, Exception):
         return _add_head({"error": f"{type(batches).__name__}: {batches}"}, ())
     tensors = [tensor for batch in batches for tensor in _to_tensors(batch).values()]

@@ -1,4 +1,4 @@
-"""One rank from a run directory to its end."""
+"""Life of one rank: from a run directory to its exit code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from gangline.train.session import Session
 from gangline.train.unreported import flush, recover
 from gangline.train.verdicts import cut_off
 
-# Errors of a save onto a store that may not be written, in the words of the system.
+# Errors of a save to a read-only store, in the words of the system.
 NOT_WRITABLE = tuple(map(os.strerror, (errno.EROFS, errno.EACCES, errno.EPERM)))
 
 # Kinds of verdict on how a run trains, which a lower learning rate may avoid.
@@ -50,7 +50,7 @@ LOWER_RATE_HELPS = ("not-finite", "loss-spike", "gradient-spike", "divergence")
 
 
 def train_rank(run_dir: str) -> int:
-    """Train the run that lies in `run_dir`; gives the exit code. Called on every rank."""
+    """Train the run in `run_dir`; return the exit code. Called on every rank."""
     directory = RunDirectory.open(run_dir)
     run = directory.run()
     set_environment(run)
@@ -61,10 +61,10 @@ def train_rank(run_dir: str) -> int:
     comms = join_ranks(run, mesh, device)
     session = build(run, directory, mesh, comms, device)
     code = train(session)
-    comms.close()  # not after a failure: it would wait for work of peers that never comes, before anybody is told
+    comms.close()  # not after a failure: it would wait for dead peers before the error is reported
     shows = comms.rank == 0 and code == 0 and bool(session.saved) and run.job.sample
     show = registry.load_capability(run.data, "sample") if shows else None
-    del session, comms  # the sample loads the whole model onto the same device
+    del session, comms  # the sample loads the complete model onto the same device
     if show:
         gc.collect()
         if device.type == "cuda":
@@ -74,14 +74,14 @@ def train_rank(run_dir: str) -> int:
 
 
 def set_environment(run: Run) -> None:
-    """What the parts of a run want to find in the environment, unless the user has set it."""
+    """Set the environment variables that the parts of a run need, unless the user has set them."""
     for _, config in run.iterate_parts():
         for name, value in config.get_environment(run).items():
             os.environ.setdefault(name, value)
 
 
 def join_ranks(run: Run, mesh: Mesh, device: torch.device) -> Comms:
-    """This rank among the others, in whatever the parts of the run wrap around it."""
+    """Connect this rank to the others; return the communicators, wrapped by the parts of the run."""
     limit = run.launch.timeout_seconds
     comms = connect(mesh, device=device, deterministic=run.deterministic, timeout=limit, pulse=get_current())
     for _, config in run.iterate_parts():
@@ -90,7 +90,7 @@ def join_ranks(run: Run, mesh: Mesh, device: torch.device) -> Comms:
 
 
 def train(s: Session) -> int:
-    """Loop, final checkpoint, summary."""
+    """Run the loop, the final checkpoint and the summary; return the exit code."""
     began, first = time.time(), s.step
     if s.comms.rank == 0:
         s.directory.add_provenance("data", describe_provenance(s.source, s.cursor))
@@ -111,7 +111,7 @@ def train(s: Session) -> int:
             with s.events.record_error():
                 ending = run_loop(s, first)
         except BaseException as error:
-            with suppress(Exception):  # what is not whole yet the next start hands over, or does again
+            with suppress(Exception):  # the next start reports or repeats what is incomplete
                 flush(s)
             tell_of_error(s, error)
             raise
@@ -123,8 +123,8 @@ def train(s: Session) -> int:
             ending = restart
         s.checkpointer.close()
         tell(s)
-        if s.comms.rank == 0 and ending.why != "restart" and not describe_unsaved(s, ending):  # else the launcher's
-            with hold(s.directory.path):  # first of all: ranks that have ended let the launcher end this one soon
+        if s.comms.rank == 0 and ending.why != "restart" and not describe_unsaved(s, ending):  # else the launcher
+            with hold(s.directory.path):  # first: once other ranks have ended, the launcher soon ends this one
                 write_ending(s.directory.path, make_ending(s, ending))
     s.reporter.end(summarise(s, ending, time.time() - began, s.step - first))
     s.record_event("end", why=ending.why, evidence=ending.evidence)
@@ -134,20 +134,20 @@ def train(s: Session) -> int:
 
 @contextmanager
 def report_errors(s: Session, began: float, first: int) -> Iterator[None]:
-    """An error that leaves this block ends the trackers: they send what they still hold, as long as they may wait."""
+    """End the trackers if an error leaves the block: they send what is left, within their deadlines."""
     try:
         yield
     except BaseException as error:
         ending = Ending("error", format_evidence(error, s))
         try:
             s.reporter.end(summarise(s, ending, time.time() - began, s.step - first))
-        except BaseException as another:  # it must not hide the first one
+        except BaseException as another:  # it must not hide the first error
             error.add_note(f"the trackers could not be told of it: {type(another).__name__}: {another}")
         raise
 
 
 def format_evidence(error: BaseException, s: Session) -> str:
-    """Return an error in one line. What a transport library prints of a lost peer stays in the log."""
+    """Return an error in one line. A transport library's message about a lost peer stays in the log."""
     if is_lost_peer(error) and not isinstance(error, PeerFailed):
         return f"lost the connection to another rank (details: {log_path(s.directory.path / 'logs', s.comms.rank)})"
     lines = str(error).strip().splitlines()
@@ -155,7 +155,7 @@ def format_evidence(error: BaseException, s: Session) -> str:
 
 
 def make_ending(s: Session, ending: Ending) -> RunEnding:
-    """Return how a run ended that was done, stopped by a verdict or asked to end by a signal."""
+    """Return the ending of a run that was done, stopped by a verdict or asked to end by a signal."""
     number = read_generation()
     if ending.why == "done":
         return decide_ending(number, f"step {s.step} is done", done=True)
@@ -170,18 +170,18 @@ def make_ending(s: Session, ending: Ending) -> RunEnding:
 
 
 def find_lost_save(s: Session) -> Ending | None:
-    """New workers save what these could not, where the last save failed for the job's store was lost; on all ranks."""
+    """Return a restart, on all ranks, if the last save failed because the store was lost: new workers can save."""
     own_verdicts = [cut_off(s)] if s.failed_save and s.cut_off else []
     verdicts, _ = gather_verdicts(s.comms.world, s.device, own_verdicts)
     return Ending("restart", "; ".join(map(str, verdicts)), requeue=True) if verdicts else None
 
 
 def run_loop(s: Session, first: int) -> Ending:
-    """The loop, the last checkpoint, and a word to every callback."""
+    """Run the loop, save the last checkpoint and call `end` of every callback; return how the run ends."""
     ending = run_steps(s)
     settle(s, every_tier=True)
     flush(s)
-    get_current().enter(NUMBER["end"])  # what comes takes as long as the last save does
+    get_current().enter(NUMBER["end"])  # the rest takes as long as the last save
     keeps = s.run.checkpoint.at_end and s.checkpointer.keeps
     if ending.why == "done" and keeps and (s.step > first or is_fleeting(s)):
         save_at_end(s)
@@ -190,27 +190,27 @@ def run_loop(s: Session, first: int) -> Ending:
 
 
 def describe_provenance(source: DataSource, cursor: int = 0) -> dict[str, Any]:
-    """What the run directory keeps of a data source: enough for its `continues` to say what the run read."""
+    """Return the facts of a data source for provenance.json, from which its `continues` tells what the run read."""
     about = {"fingerprint": source.compute_fingerprint(), "is": source.describe()}
     state = source.state(cursor)
     return about | ({"cursor": cursor, "state": state} if state else {})
 
 
 def save_at_end(s: Session) -> None:
-    """Save the last checkpoint, unless the last step did, in every tier."""
+    """Save the last checkpoint in every tier, unless the last step did."""
     failed = s.newest is not None and s.newest.state is SaveState.FAILED
     if failed or s.saved != str(CheckpointId(s.step, s.attempt)) or is_fleeting(s):
         save(s, SaveRequest(s.step, last=True))
 
 
 def is_fleeting(s: Session) -> bool:
-    """Whether the newest checkpoint is gone when the job ends."""
+    """Return whether the newest checkpoint is lost when the job ends."""
     id = CheckpointId.parse(s.saved) if s.saved else None
     return id is not None and not s.checkpointer.is_lasting(id)
 
 
 def summarise(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
-    """The summary that trackers get at the end."""
+    """Return the summary that trackers get at the end."""
     return {
         "why": ending.why,
         "evidence": ending.evidence,
@@ -227,11 +227,11 @@ def summarise(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
 
 
 def exit_code(s: Session, ending: Ending) -> int:
-    """0 done, 3 stopped by a verdict, 75 saved and to be requeued, 128 + n by signal n without that.
+    """Return 0 if done, 3 if stopped by a verdict, 75 if saved and to be requeued, else 128 + n by signal n.
 
-    New workers that are asked for are started by the launcher; where it has no restart left, 3, or 75 where that mends.
+    Raises RestartWanted if new workers are needed: without restarts left the launcher exits by 3, or 75 if that helps.
 
-    Raises where the last checkpoint could not be kept.
+    Raises UserError if the last checkpoint could not be saved, or the run directory is gone.
     """
     if ending.why == "restart":
         raise RestartWanted(ending.evidence, requeue=ending.requeue)
@@ -250,20 +250,20 @@ def exit_code(s: Session, ending: Ending) -> int:
 
 
 def explain_remedy(why: str) -> str:
-    """Return what to do about a save that failed for that reason."""
+    """Return the advice for a save that failed for this reason."""
     if why.startswith(NOT_FINITE):
         return "Continue from there"
     return "Make it writable, then go on" if any(word in why for word in NOT_WRITABLE) else "Make room, then go on"
 
 
 def describe_unsaved(s: Session, ending: Ending) -> str:
-    """Return why the newest state is not saved, or "": a stop for weights that are not finite wants no save."""
+    """Return why the newest state is not saved, or "": a stop for weights that are not finite needs no save."""
     why = s.failed_save or ""
     return "" if ending.why == "stop" and why.startswith(NOT_FINITE) else why
 
 
 def list_advice(s: Session, ending: Ending) -> list[str]:
-    """Return commands that lead on from a stop: only those that its verdicts leave some hope for."""
+    """Return commands that continue after a stop: only commands that its verdicts do not rule out."""
     directory, rate = shlex.quote(str(s.directory.path)), s.run.optimizer.learning_rate
     lines = []
     if any(kind in LOWER_RATE_HELPS for kind in ending.kinds):

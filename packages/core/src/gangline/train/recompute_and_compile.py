@@ -1,4 +1,4 @@
-"""What core does to each block once a strategy has cut it: recomputation, then compilation.
+"""Recomputation and compilation of each block, after a strategy has sharded it.
 
 Both replace `forward` on the instance, so parameter names stay and a strategy's own hooks stay outside the compiled
 call (a hook that resizes storage inside it breaks the graph).
@@ -21,11 +21,11 @@ from gangline.runtime import Finish
 
 
 def make_finish(recompute: Recompute, compile: bool, every: int = 1, seams: Sequence[Seam] = ()) -> Finish:
-    """A function (block, path) that finishes a block in place; what the block emits goes under `path`.
+    """Return a function (block, path) that finishes a block in place; values that the block emits go under `path`.
 
-    Of the blocks, those whose number (the last in the path) divides by `every` are recomputed: in full, or (selective)
-    what their attention seams, named by `seams`, keep between queries, keys and values and the output (Korthikanti et
-    al., arXiv 2205.05198, section 5).
+    Only blocks whose number (the last in the path) divides by `every` are recomputed: in full, or (selective) only what
+    their attention seams, named by `seams`, keep between queries, keys and values and the output (Korthikanti et al.,
+    arXiv 2205.05198, section 5).
     """
 
     if compile:
@@ -35,7 +35,7 @@ def make_finish(recompute: Recompute, compile: bool, every: int = 1, seams: Sequ
         chosen = parse_block_number(path) % every == 0
         if chosen and recompute is Recompute.selective:
             _recompute_attention(block, path, seams)
-        # The path must be known while the forward is recomputed, so it is set innermost; outside what is compiled.
+        # The path must be set while the forward is recomputed, so it is set innermost; but outside of compiled code.
         forward = block.forward if compile else _locate(block.forward, path)
         if chosen and recompute is Recompute.full:
             forward = _recompute(forward)

@@ -1,4 +1,4 @@
-"""The reporter: times the phases of a step, makes its record, and hands it to the trackers."""
+"""Reporter: it times the phases of a step, makes its record, and passes it to the trackers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from gangline.record import StepRecord
 from gangline.track import Start, Tracker
 from gangline.train.peaks import find_peak_flops
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk: it passes
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errno of a full disk, which may pass
 
 
 class Clock:
-    """Seconds by phase of the step under way, seen by a profiler by name, and from outside in the pulse."""
+    """Clock of the step under way: seconds by phase, shown to a profiler by name, and to watchers in the pulse."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -39,7 +39,7 @@ class Clock:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
-        # a range costs microseconds also where nobody looks, so only a profiler gets one
+        # a range costs microseconds even without a profiler, so only a profiler gets one
         profiler_range = record_function(phase) if profiler._is_profiler_enabled else nullcontext()
         try:
             with profiler_range, self.pulse.enter_phase(phase):
@@ -49,7 +49,7 @@ class Clock:
 
 
 class Reporter:
-    """Speaks to the trackers, on global rank 0; elsewhere it only makes records for the health checks.
+    """Reporter to the trackers, on global rank 0; on other ranks it only makes records for the health checks.
 
     MFU = FLOPs per token of the model x tokens per second / (peak of one device x devices).
     """
@@ -66,8 +66,8 @@ class Reporter:
         self.trackers, self.describe = trackers, describe
         self.flops, self.parameters, self.peak, self.measured = flops, parameters, peak, measured
         self.failed: set[str] = set()
-        self.full: set[str] = set()  # trackers whose disk is full, and of which people have been told
-        self.noted: list[str] = []  # since the last record
+        self.full: set[str] = set()  # trackers whose disk is full, after a note to the user
+        self.noted: list[str] = []  # notes since the last record
 
     @classmethod
     def build(
@@ -109,11 +109,11 @@ class Reporter:
         self._call_each("note", text)
 
     def end(self, summary: dict) -> None:
-        self._call_each("start_end", summary)  # what several wait for goes on at once, and their deadlines with it
+        self._call_each("start_end", summary)  # trackers send in parallel, so their deadlines overlap
         self._call_each("end", summary)
 
     def compute_mfu(self, tokens_per_second: float) -> float | None:
-        """The share of the peak; a peak that was measured is at least what the run reaches."""
+        """Return the MFU; None without a peak. A measured peak is raised to what the run reaches."""
         if self.peak is None:
             return None
         achieved = self.flops * tokens_per_second
@@ -129,7 +129,7 @@ class Reporter:
                 getattr(tracker, call)(argument)
                 if call == "record":
                     self.full.discard(name)
-            except Exception as error:  # a tracker may be anybody's, and must not end a run
+            except Exception as error:  # a tracker may be third-party code, and must not end a run
                 if call == "record" and isinstance(error, OSError) and error.errno in FULL:
                     if name not in self.full:
                         self.full.add(name)
@@ -142,7 +142,7 @@ class Reporter:
 
 
 def measure_peak_memory(device: torch.device) -> int:
-    """Peak bytes of this rank: device memory on a GPU, resident set on a CPU."""
+    """Return the peak memory of this rank in bytes: device memory on a GPU, resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run (`capture`), and how a run goes on from one (`restore`)."""
+"""Checkpoint of a run: its document (`capture`), and the resume from it (`restore`)."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from gangline.train.session import Session
 
 LOCAL = "local/"  # arrays of one layout
 OPTIMIZER = "optimizer/"
-MEMBERS = ("callback/", "health/")  # may change when a run goes on
+MEMBERS = ("callback/", "health/")  # may change on a resume
 OPTIONAL = (LOCAL, *MEMBERS)  # arrays that a checkpoint may lack, or hold beyond those of the run
 
 
 def compute_fingerprint(registry: Registry) -> str:
-    """A short hash of the model's array names and shapes."""
+    """Return a short hash of the model's array names and shapes."""
     lines = sorted(f"{name} {registry[name].shape}" for name in registry if is_of_model(name))
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
 
 def capture(session: Session) -> Document:
-    """All that a checkpoint says beside its arrays."""
+    """Return the document of a checkpoint: all that it stores next to its arrays."""
     states = {
         "optimizer": session.optimizer.state(),
         "precision": session.precision.state(),
@@ -66,10 +66,10 @@ def capture(session: Session) -> Document:
 
 
 def restore(session: Session) -> None:
-    """Go on from the newest good checkpoint of the run, or begin.
+    """Resume from the newest good checkpoint of the run, or begin.
 
-    A damaged checkpoint is passed over for the one before it, which starts a new attempt. Raises UserError where what
-    is stored belongs to another model or another data order, and where every checkpoint is damaged.
+    A damaged checkpoint is skipped for the one before it, which starts a new attempt. Raises UserError if the
+    checkpoint is of another model or data order, if all are damaged, and if attempts.jsonl does not fit them.
     """
     attempts.refuse_damage(session.directory.path)
     session.history = attempts.read(session.directory.path)
@@ -118,14 +118,14 @@ def restore(session: Session) -> None:
 
 
 def list_common(session: Session) -> list[CheckpointId]:
-    """The checkpoints that every rank sees: all ranks try the same ones, in the same order."""
+    """Return the checkpoints that every rank sees: all ranks try them in the same order."""
     own_ids = session.checkpointer.list()
     everyone = gather_json(session.comms.world, session.device, [str(id) for id in own_ids])
     return [id for id in own_ids if all(str(id) in other for other in everyone)]
 
 
 def begin(session: Session, line: Attempt) -> None:
-    """Add a line to attempts.jsonl: on disk before any rank goes on, and in every rank's history."""
+    """Add a line to attempts.jsonl, on disk before any rank continues, and to every rank's history."""
     clock = torch.zeros(1, dtype=torch.float64, device=session.device)
     if session.comms.rank == 0:
         clock += time.time()
@@ -139,7 +139,7 @@ def begin(session: Session, line: Attempt) -> None:
 
 
 def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data: bool = True) -> str | None:
-    """Fill the session from one checkpoint on all ranks; gives what is damaged, or None. Raises UserError.
+    """Load one checkpoint into the session on all ranks; return its damage, or None. Raises UserError if it is unfit.
 
     same_run: refuse a checkpoint of other settings. same_data: refuse a checkpoint of other data.
     """
@@ -159,7 +159,7 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
             shards = [shard for shard in shards if not shard.name.startswith(OPTIMIZER)]
     except BadCheckpoint as error:
         bad = f"checkpoint {id}: {error}"
-    if damage := agree_on_damage(session, id, bad):  # before the load, which is for all ranks or for none
+    if damage := agree_on_damage(session, id, bad):  # before the load, which all ranks do or none
         return damage
     _check_leftover(session, id, stored_shapes, shards)
     shards = session.base.fill(shards, stored_shapes, document.base, f"checkpoint {id}")
@@ -175,7 +175,7 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
     session.precision.load_state(document.states.get("precision", {}))
     for place, member in session.members.items():
         state = document.states.get(place.replace("/", ".", 1))
-        if state is None:  # it may have counted steps that this checkpoint does not know
+        if state is None:  # it may have counted steps that this checkpoint lacks
             state = deepcopy(session.first_states.get(place))
         if state is not None:
             call_member(session, place, member.load_state, state)
@@ -184,7 +184,7 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
 
 
 def read_document(checkpointer: Checkpointer, id: CheckpointId) -> Document:
-    """What a checkpoint says beside its arrays. Raises BadCheckpoint, also where it is of another checkpoint."""
+    """Return the document of a checkpoint. Raises BadCheckpoint, also if it is of another checkpoint."""
     try:
         document = Document.of(checkpointer.read_document(id))
         if CheckpointId(document.step, document.attempt) != id:
@@ -195,7 +195,7 @@ def read_document(checkpointer: Checkpointer, id: CheckpointId) -> Document:
 
 
 def _fill_first_values(session: Session, fresh: set[str]) -> None:
-    """Arrays of callbacks and checks that no checkpoint fills; called on all ranks, also where one holds none."""
+    """Fill arrays of callbacks and checks that no checkpoint fills; called on all ranks, also on those without any."""
     weights = list(session.runtime.shards())
     for place, member in session.members.items():
         if any(name in fresh for name in member.registry or ()):
@@ -204,21 +204,21 @@ def _fill_first_values(session: Session, fresh: set[str]) -> None:
 
 
 def holds_weights_alone(session: Session, id: CheckpointId) -> bool:
-    """Whether a run begins with this checkpoint, made of weights that others trained."""
+    """Return whether a checkpoint is the start of a run from pretrained weights, without optimizer state."""
     return id.step == 0 and not any(name.startswith(OPTIMIZER) for name in session.checkpointer.read_shapes(id))
 
 
 def agree_on_damage(session: Session, id: CheckpointId, bad: str) -> str:
-    """Damage that any rank has met, the same answer on all ranks; "" where there is none."""
+    """Return the damage that any rank has found; "" on all ranks if there is none."""
     flag = torch.tensor([float(bool(bad))], dtype=torch.float64, device=session.device)
     session.comms.world.all_reduce(flag, op="max")
     return bad or (f"checkpoint {id} is damaged (seen by another rank)" if float(flag) else "")
 
 
 def _select_wanted(session: Session, id: CheckpointId, document: Document) -> tuple[list[Shard], set[str]]:
-    """(the shards to fill, the names of those that may come and go and are not stored).
+    """Return (the shards to fill, the names of optional arrays that are not stored).
 
-    Of the latter those of a layout that did not write the checkpoint are zeroed here.
+    Sets the `local/...` arrays that are not stored, or that another layout stored, to zero.
     """
     stored_shapes, registry = session.checkpointer.read_shapes(id), session.registry
     fresh = {name for name in registry if name.startswith(OPTIONAL) and stored_shapes.get(name) != registry[name].shape}
@@ -237,7 +237,7 @@ def _select_wanted(session: Session, id: CheckpointId, document: Document) -> tu
 
 
 def _list_places(names: Iterable[str]) -> list[str]:
-    """The callbacks and checks that these arrays are of: "callback/ema"."""
+    """Return the callbacks and checks that own these arrays: "callback/ema"."""
     return sorted({"/".join(name.split("/")[:2]) for name in names if name.startswith(MEMBERS)})
 
 
@@ -301,7 +301,7 @@ def _explain_afresh(session: Session) -> str:
 
 
 def check_data(session: Session, id: CheckpointId, document: Document) -> None:
-    """Note where the data is not what the checkpoint was made with; raises UserError if it does not continue it."""
+    """Add a note if the data differs from the checkpoint's; raise UserError if it does not continue it."""
     session.other_data = ""
     if not document.data or document.data == session.source.compute_fingerprint():
         return
@@ -313,6 +313,6 @@ def check_data(session: Session, id: CheckpointId, document: Document) -> None:
             _explain_afresh(session),
         )
     now = session.source.compute_fingerprint()
-    if now != document.data:  # a source that took up the run's past may have its fingerprint again
+    if now != document.data:  # a source that restored the run's past may have its fingerprint again
         session.other_data = f"from sample {document.cursor} on: fingerprint {document.data} before, {now} now"
         session.notes.append(f"the data is not what it was {session.other_data} ({session.source.describe()})")

@@ -1,4 +1,4 @@
-"""Going back to a checkpoint: which one an order leads to, which samples are passed over then, and the return."""
+"""Rollback to a checkpoint: the checkpoint that an order leads to, the samples that it skips, and the return."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline.train.session import Session
 
 
 def roll_back(session: Session, order: Order, line: Attempt) -> bool:
-    """Return to the newest good checkpoint that the order allows; False where there is none."""
+    """Roll back to the newest good checkpoint that the order allows; return False if there is none."""
     failed_attempt = 0
     for checkpoint, start_line in return_points(session, order, line):
         session.attempt = start_line.attempt
@@ -31,7 +31,7 @@ def roll_back(session: Session, order: Order, line: Attempt) -> bool:
 
 
 def return_points(session: Session, order: Order, line: Attempt) -> Iterator[tuple[CheckpointId, Attempt]]:
-    """(checkpoint, `line` as the one that begins an attempt there), newest first, of all that the order allows."""
+    """Yield (checkpoint, `line` as the start of an attempt there), newest first, for all that the order allows."""
     read = session.cursor
     for checkpoint in list_allowed(order, attempts.branch(session.directory.path, list_common(session))):
         cursor, bad = _read_cursor(session, checkpoint)
@@ -45,7 +45,7 @@ def return_points(session: Session, order: Order, line: Attempt) -> Iterator[tup
 
 
 def list_allowed(order: Order, known: list[CheckpointId]) -> list[CheckpointId]:
-    """Of these, newest first, those that an order leads to, the best first."""
+    """Return the checkpoints that an order allows, the best first. known: all checkpoints, newest first."""
     if order.before_step is None:
         return known
     earlier_ids = [id for id in known if id.step < order.before_step]
@@ -54,7 +54,7 @@ def list_allowed(order: Order, known: list[CheckpointId]) -> list[CheckpointId]:
 
 
 def _read_cursor(session: Session, id: CheckpointId) -> tuple[int, str]:
-    """(the cursor that a checkpoint holds, why one cannot go back to it)."""
+    """Return (the cursor of a checkpoint, the reason against a return to it, or "")."""
     try:
         if holds_weights_alone(session, id):
             return 0, "nothing says how the optimizer began"

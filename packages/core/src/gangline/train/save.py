@@ -1,4 +1,4 @@
-"""Checkpoints from the loop's side: a save begins when the one before is visible; one that fails ends no run."""
+"""Saves of checkpoints in the loop: one begins when the previous one is visible; a failed one does not end the run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gangline.train.restore import capture
 from gangline.train.session import Session
 
 NOT_FINITE = "the weights are not finite"
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01  # seconds between two looks at a save
-_PATIENCE = 60.0  # seconds after which people are told that a save is waited for; doubled each time
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01  # seconds between two polls of a save
+_PATIENCE = 60.0  # seconds of waiting for a save until it is reported; doubled each time
 
 
 def make_request(s: Session, request: SaveRequest | None, stops: bool) -> SaveRequest:
-    """What this rank asks of a save that all ranks begin now; `request`: what its checkpointer asked for.
+    """Return this rank's request for a save that all ranks begin now; `request`: that of its checkpointer.
 
     `stops`: a signal ends the run; a rank is killed when its launcher or the scheduler has waited long enough.
     """
@@ -36,7 +36,7 @@ def make_request(s: Session, request: SaveRequest | None, stops: bool) -> SaveRe
 
 
 def find_lost_directory(s: Session) -> UserError | None:
-    """Return the error of a run whose directory was deleted while it trains, None where it is there."""
+    """Return the error of a run whose directory was deleted while it trains, None if it is there."""
     if s.directory.config.exists():
         return None
     return UserError(
@@ -47,7 +47,7 @@ def find_lost_directory(s: Session) -> UserError | None:
 
 
 def save(s: Session, request: SaveRequest) -> None:
-    """Begin a checkpoint; one that fails leaves a note. The one before must be visible on all ranks: see `settle`.
+    """Begin a checkpoint; a failure leaves a note. The previous one must be visible on all ranks: see `settle`.
 
     Raises TypeError for a checkpointer that returns no handle.
     """
@@ -75,10 +75,10 @@ def save(s: Session, request: SaveRequest) -> None:
 
 
 def find_nonfinite_weights(s: Session) -> str:
-    """Return the rank and the name of trained weights with a NaN or an infinity, or "": the same on every rank."""
+    """Return the rank and the name of trained weights with a NaN or an infinity, or ""; equal on every rank."""
     trained_names = {piece.shard.name for parameter in s.runtime.parameters() for piece in parameter.pieces}
     shards = [shard for shard in s.runtime.shards() if shard.name in trained_names and shard.local.numel()]
-    # A NaN is its own least and largest value; to read both takes a tenth of the time of an infinity norm.
+    # A NaN is its own minimum and maximum; reading both takes a tenth of the time of an infinity norm.
     ends = [torch.stack(torch.aminmax(shard.local.detach())).to(s.device) for shard in shards]
     finite = torch.stack(ends).isfinite().all(1) if ends else torch.ones(1, device=s.device)
     flag = (~finite.bool()).any().to(torch.float64).reshape(1)
@@ -93,7 +93,7 @@ def find_nonfinite_weights(s: Session) -> str:
 def settle(s: Session, every_tier: bool = False) -> None:
     """Wait, with all other ranks, until the newest save is visible; every_tier: until every save is settled.
 
-    A rank waits for words of others there, and no store says that one of them is lost: a collective does, it fails.
+    It polls by a collective, which fails if a rank is lost: the store, through which ranks wait, does not report that.
     """
     saves = [*s.settling] if every_tier else [save for save in [s.newest] if save is not None]
     pause, began, patience = _SHORTEST_PAUSE, time.monotonic(), _PATIENCE
@@ -108,17 +108,17 @@ def settle(s: Session, every_tier: bool = False) -> None:
         time.sleep(pause)
         pause = min(1.2 * pause, _LONGEST_PAUSE)
     poll(s)
-    if every_tier and s.newest is not None:  # ranks may have seen the ends of two saves in another order
+    if every_tier and s.newest is not None:  # ranks may have seen two saves end in different orders
         s.failed_save = explain_failure(s.newest)
 
 
 def is_over(save: SaveHandle, every_tier: bool) -> bool:
-    """Return whether a save has failed, or is visible; every_tier: or is settled."""
+    """Return whether a save has failed, or is visible; every_tier: whether it has failed, or is settled."""
     return save.error is not None or (save.settled if every_tier else save.visible).done()
 
 
 def poll(s: Session) -> None:
-    """Record what has come of the saves under way."""
+    """Record the outcome of the saves under way."""
     visible = s.newest is not None and s.newest.visible.done() and not has_error(s.newest.visible)
     if s.newest is not None and visible and s.saved != str(s.newest.id):
         s.saved = s.fresh = str(s.newest.id)
@@ -135,12 +135,12 @@ def has_error(future: Future[None]) -> bool:
 
 
 def explain_failure(save: SaveHandle) -> str | None:
-    """Return why a save failed, None where it has not."""
+    """Return why a save failed, None if it has not."""
     return None if save.error is None else save.error.why
 
 
 def tell(s: Session) -> None:
-    """Pass on what people should know."""
+    """Report all pending notes to the user."""
     trouble, s.events.trouble = s.events.trouble, ""
     for note in (*s.notes, *s.checkpointer.take_notices(), *filter(None, [trouble])):
         s.reporter.note(note)
@@ -148,19 +148,19 @@ def tell(s: Session) -> None:
 
 
 def explain_cut_off(s: Session) -> str:
-    """Why this rank will never reach the job's store again, or "". torch's client connects once, and never anew."""
+    """Return why this rank can never reach the job's store again, or "": torch's client connects only once."""
     try:
         if s.comms.store is not None:
             s.comms.store.check(["gangline/reached"])
     except dist.DistError as error:
         return str(error).partition("\n")[0]
-    except ConnectionError:  # of another store: it may be back
+    except ConnectionError:  # of another store: it may come back
         pass
     return ""
 
 
 def give_up(s: Session, error: SaveFailed) -> None:
-    """Report a failed save, once, and train on; the end of the run looks at it again."""
+    """Report a failed save, once, and continue; the end of the run looks at it again."""
     s.failed_save = error.why
     s.cut_off = s.cut_off or explain_cut_off(s)
     goes_on = ", and training goes on" if s.step < s.run.steps else ""

@@ -1,4 +1,4 @@
-"""Everything one rank holds while it trains."""
+"""Session: all that one rank holds while it trains."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gangline.train.report import Reporter
 
 @dataclass
 class Session:
-    """The parts of the run, built, and where it stands."""
+    """The parts of the run, built, and its progress on this rank."""
 
     composed: Composed
     base: BaseWeights
@@ -47,7 +47,7 @@ class Session:
     source: DataSource
     batches: Batches
     validation: Batches | None
-    validation_sets: dict[str, Batches]  # beside it, by name
+    validation_sets: dict[str, Batches]  # further validation sets, by name
     checkpointer: Checkpointer
     callbacks: dict[str, Callback]
     health: dict[str, HealthCheck]
@@ -55,21 +55,21 @@ class Session:
 
     step: int = 0  # steps done
     cursor: int = 0  # the next global sample number
-    tokens: int = 0  # valid tokens seen
+    tokens: int = 0  # valid tokens trained on
     attempt: int = 1
-    saved: str | None = None  # the newest whole checkpoint
-    fresh: str | None = None  # the checkpoint that has become whole since the last record
-    other_data: str = ""  # what attempts.jsonl says of data that is not what the checkpoint was made with
+    saved: str | None = None  # the newest complete checkpoint
+    fresh: str | None = None  # the checkpoint completed since the last record
+    other_data: str = ""  # line for attempts.jsonl if the data differs from the checkpoint's
     newest: SaveHandle | None = None  # the newest save of this attempt
     settling: list[SaveHandle] = field(default_factory=list)  # saves that are under way, oldest first
-    unreported: StepRecord | None = None  # of rank 0: waits until the newest save is visible
-    failed_save: str | None = None  # why the newest save that has ended failed
-    bad_weights: str = ""  # where the newest save found weights that are not finite, until a verdict reports it
-    cut_off: str = ""  # why this rank has lost the job's store for good, and with it every later save
-    first_states: dict[str, dict[str, Any]] = field(default_factory=dict)  # of callbacks and checks, as built
-    untold: dict[str, bool] = field(default_factory=dict)  # what checks raised on this rank -> whether rank 0 knows
+    unreported: StepRecord | None = None  # on rank 0: record that waits until the newest save is visible
+    failed_save: str | None = None  # why the last save that ended failed
+    bad_weights: str = ""  # nonfinite weights that the newest save found, until a verdict reports them
+    cut_off: str = ""  # why this rank has lost the job's store for good, and with it all later saves
+    first_states: dict[str, dict[str, Any]] = field(default_factory=dict)  # states of callbacks and checks, as built
+    untold: dict[str, bool] = field(default_factory=dict)  # errors of checks on this rank -> whether they are reported
     notes: list[str] = field(default_factory=list)
-    nodes: list[str] = field(default_factory=list)  # the name of each rank's
+    nodes: list[str] = field(default_factory=list)  # name of each rank's node
     history: list[Attempt] = field(default_factory=list)  # the lines of attempts.jsonl
     events: Events = field(default_factory=lambda: Events(None))
 
@@ -78,28 +78,28 @@ class Session:
         return self.composed.run
 
     def record_event(self, name: str, **content: Any) -> None:
-        """A line in events.jsonl."""
+        """Write a line to events.jsonl."""
         self.events.write(name, attempt=self.attempt, step=self.step, **content)
 
     def enter_phase(self, name: str) -> AbstractContextManager[None]:
-        """Within: a phase that is no step, with a line in events.jsonl at its begin and its end."""
+        """Enter a phase that is not a step for the block, with lines in events.jsonl at its start and its end."""
         return self.events.enter_phase(name, attempt=self.attempt, step=self.step)
 
     @property
     def members(self) -> dict[str, Callback]:
-        """The callbacks and then the health checks, as they were chosen: "callback/ema" -> the part."""
+        """Callbacks and then health checks, as they were chosen: "callback/ema" -> the part."""
         members: dict[str, Callback] = {f"callback/{name}": part for name, part in self.callbacks.items()}
         return members | {f"health/{name}": part for name, part in self.health.items()}
 
     def close_readers(self) -> None:
-        """End the threads that read ahead."""
+        """End the threads that prefetch."""
         for batches in (self.batches, self.validation, *self.validation_sets.values()):
             if batches is not None:
                 batches.close()
 
     @property
     def registry(self) -> Registry:
-        """Every array of the run's state."""
+        """All arrays of the run's state."""
         registry = self.runtime.registry | self.optimizer.registry | self.runtime.local()[0]
         for member in self.members.values():
             registry = registry if member.registry is None else registry | member.registry
@@ -107,11 +107,11 @@ class Session:
 
     @property
     def saved_registry(self) -> Registry:
-        """Those of them that a checkpoint holds."""
+        """All arrays of the run's state that a checkpoint stores."""
         every = self.registry
         return Registry(every.mesh, {name: every[name] for name in every if name not in self.base.left_out})
 
     def shards(self) -> list[Shard]:
-        """Every array of the run's state that this rank holds."""
+        """Return the shards of the run's state that this rank holds."""
         theirs = [shard for member in self.members.values() for shard in member.shards()]
         return [*self.runtime.shards(), *self.optimizer.shards(), *self.runtime.local()[1], *theirs]

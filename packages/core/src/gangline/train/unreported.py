@@ -1,9 +1,9 @@
-"""Records that wait for a checkpoint: where every step is kept, no step that people were told of is ever done again.
+"""Step records that wait for a checkpoint: if every step is saved, a step that was reported is never repeated.
 
-A save goes on beside the next step. Until it is whole a kill takes the run back to the step before, so the record of a
-step whose save promises to keep it (`SaveRequest.record_waits`) is handed to the trackers only then. It lies in the run
-directory meanwhile: a kill in between may leave a whole checkpoint of a step that no tracker has seen, and the next
-start hands the record over.
+A save runs next to the following step. Until it is complete a kill takes the run back to the step before, so the
+record of a step whose save promises to keep it (`SaveRequest.record_waits`) goes to the trackers only then. It is in
+the run directory meanwhile: a kill in between may leave a complete checkpoint of a step that no tracker has seen, and
+the next start passes the record on.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gangline.run.generation import hold
 from gangline.storage.files import open_handle, read_regular
 from gangline.train.session import Session
 
-FILE = ".unreported"  # its first line: the record that waits, or nothing
+FILE = ".unreported"  # its first line: the record that waits, or empty
 
 
 def report(s: Session, record: StepRecord, waits: bool) -> None:
-    """Hand a step's record to the trackers, on rank 0; `waits`: once the save that begins now is visible.
+    """Pass a step's record to the trackers, on rank 0; `waits`: not before the save that begins now is visible.
 
-    One record waits at a time: another save begins once the one before is visible.
+    One record waits at a time: another save begins once the previous one is visible.
     """
     _release(s)
     if waits and s.comms.rank == 0:
@@ -38,7 +38,7 @@ def report(s: Session, record: StepRecord, waits: bool) -> None:
 
 
 def flush(s: Session) -> None:
-    """Hand over the record that waits, if its checkpoint is visible or its save has failed."""
+    """Pass on the record that waits, if its checkpoint is visible or its save has failed."""
     if s.newest is not None and s.newest.visible.done():
         _release(s)
 
@@ -51,7 +51,7 @@ def _release(s: Session) -> None:
 
 
 def recover(s: Session) -> None:
-    """Hand over what an earlier start could not: the record of the step that the run goes on from."""
+    """Pass on the record that an earlier start could not: that of the step that the run resumes from."""
     path = s.directory.path / FILE
     if s.comms.rank != 0 or not path.exists():
         return
@@ -71,7 +71,7 @@ def _hand_over(s: Session, record: StepRecord) -> None:
 
 
 def _write(path: Path, line: str) -> None:
-    """In one call, over what is there: a kill leaves the old line or the new one."""
+    """Write the line in one call over the old content: a kill leaves the old line or the new one."""
     handle = open_handle(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         os.pwrite(handle, f"{line}\n".encode(), 0)
@@ -80,7 +80,7 @@ def _write(path: Path, line: str) -> None:
 
 
 def _read(path: Path) -> StepRecord | None:
-    """None also where the machine went down in the middle of a line."""
+    """Return the record in the file; None also if the machine went down in the middle of a line."""
     with contextlib.suppress(ValueError, TypeError):
         return StepRecord(**json.loads(read_regular(path).partition(b"\n")[0]))
     return None

@@ -1,4 +1,4 @@
-"""Losses on held-out samples: of the run's own weights, and of those that callbacks lend."""
+"""Validation: losses on held-out samples of the run's own weights, and of weights that callbacks lend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gangline.train.session import Session
 
 
 def validate(s: Session, record: StepRecord) -> None:
-    """Put every loss into the record: of lent weights under the names of callback and weights, "ema/0.999"."""
+    """Write every loss into the record; those of lent weights under the names of callback and weights, "ema/0.999"."""
     call_each(s, "before_validation", s.step)
     record.validation_loss, record.validation_losses = compute_losses(s)
     for name, context in iterate_lent_weights(s):
@@ -25,7 +25,7 @@ def validate(s: Session, record: StepRecord) -> None:
 
 
 def compute_losses(s: Session) -> tuple[float, dict[str, float]]:
-    """(on the held-out part of the run's data, on the validation sets by name), with the weights as they are now."""
+    """Return (loss on the held-out part of the run's data, losses on the sets by name), with the current weights."""
     assert s.validation is not None
     return compute_loss(s, s.validation), {
         name: compute_loss(s, held_out) for name, held_out in s.validation_sets.items()
@@ -33,6 +33,6 @@ def compute_losses(s: Session) -> tuple[float, dict[str, float]]:
 
 
 def compute_loss(s: Session, held_out: Batches) -> float:
-    """Mean loss over held-out samples."""
+    """Return the mean loss over held-out samples."""
     loss_sum, tokens = s.runtime.evaluate(held_out.read_held_out(s.run.validate.samples))
     return loss_sum / max(tokens, 1)

@@ -1,4 +1,4 @@
-"""Health checks in the loop: what they find on every rank, agreed, and the one order that is made of it."""
+"""Verdicts of health checks in the loop: gathered from every rank, and the one order that they lead to."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gangline.train.callbacks import call_member, call_together, take_failures
 from gangline.train.session import Session
 
 STORE_LOST = "store-lost"
-LASTING = 1000  # steps in a row that a finding counts as which no later step ends
+LASTING = 1000  # number of steps in a row for a verdict that no later step ends
 
 Said = TypeVar("Said", bound=Verdict | Order | None)
 
 
 def before_run(s: Session) -> tuple[Order, Agreed]:
-    """What is found before the first step, on all ranks."""
+    """Return the order and the verdicts before the first step, equal on all ranks."""
     own_verdicts = [
         _as_json(verdict)
         for name, check in s.health.items()
@@ -33,7 +33,7 @@ def before_run(s: Session) -> tuple[Order, Agreed]:
 
 
 def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple[Verdict, ...]]:
-    """(why the update is left out, or "", what was found): between clip and update, on all ranks."""
+    """Return (why the update is skipped, or ""; the verdicts), between clip and update, on all ranks."""
     asking = {name: check for name, check in s.health.items() if asks_before_update(check)}
     if not asking:
         return "", ()
@@ -44,7 +44,7 @@ def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple
 
 
 def after_step(s: Session, record: StepRecord) -> list[Verdict]:
-    """What this rank's checks find in the step just done, and core itself."""
+    """Return the verdicts of this rank's checks, and of core itself, on the step just done."""
     own_verdicts = [] if record.finite or s.run.precision.finds_scale else [make_not_finite(record)]
     if s.bad_weights:
         own_verdicts.append(take_bad_weights(s))
@@ -58,11 +58,11 @@ def after_step(s: Session, record: StepRecord) -> list[Verdict]:
 
 
 def judge(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecord | None) -> tuple[Order, Agreed]:
-    """(the order, what it was made of): every rank makes it, and rank 0's is taken, so that none goes its own way."""
-    findings = tuple({json.dumps(v.to_dict()): v for v in verdicts}.values())  # all ranks find what global numbers say
+    """Return (the order, its input): every rank computes it and takes rank 0's, so that all ranks do the same."""
+    findings = tuple({json.dumps(v.to_dict()): v for v in verdicts}.values())  # all ranks judge the same global numbers
     if not findings:
         return Order(Action.NOTE, ()), Agreed((), (), now)
-    coming = s.step + 1 if record is None else record.step  # the step that is judged, or about to come
+    coming = s.step + 1 if record is None else record.step  # the step that is judged, or the next one
     agreement = Agreed(findings, tuple(attempts.iterate_happened(s.history, s.attempt, coming)), now)
     responses = [
         call_member(s, f"health/{name}", lambda check=check: _as_json(check.respond(agreement, record)))
@@ -73,23 +73,23 @@ def judge(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecor
 
 
 def ask(s: Session, name: str, call: Callable[..., Iterable[Verdict]], *arguments: object) -> list[Verdict]:
-    """A check's verdicts; what it raises is named, and what it said before that counts for nothing."""
+    """Return a check's verdicts; if it raises, the error is noted and its verdicts before that are dropped."""
     return call_member(s, f"health/{name}", lambda: [_as_json(verdict) for verdict in call(*arguments)]) or []
 
 
 def _as_json(said: Said) -> Said:
-    """The same. Raises TypeError or ValueError where it is no JSON, for it has to reach the other ranks as JSON."""
+    """Return the value unchanged. Raises TypeError or ValueError if it cannot be sent to other ranks as JSON."""
     json.dumps(None if said is None else said.to_dict() if isinstance(said, Verdict) else asdict(said))
     return said
 
 
 def asks_before_update(check: HealthCheck) -> bool:
-    """Whether a check has a word between clip and update: only then does a step wait for the gather."""
+    """Return whether a check overrides `before_update`: only then does a step wait for the gather."""
     return type(check).before_update is not HealthCheck.before_update
 
 
 def cut_off(s: Session) -> Verdict:
-    """Core's own verdict: training could go on, and everything from here on would be lost with the ranks."""
+    """Return core's verdict on a lost store: training could continue, but all of it would be lost with the ranks."""
     why = f"the job's store is lost for good ({s.cut_off}), and without it nothing can be saved"
     newest = f"{s.saved} is the newest checkpoint" if s.saved else "there is no checkpoint"
     return Verdict(STORE_LOST, f"rank {s.comms.rank}", 1.0, f"{why}; {newest}", Action.RESTART)
@@ -104,6 +104,6 @@ def take_bad_weights(s: Session) -> Verdict:
 
 
 def make_not_finite(record: StepRecord) -> Verdict:
-    """Core's own verdict; a health check may override it, or answer it with an order."""
+    """Return core's verdict on a step that is not finite; a health check may override it, or answer with an order."""
     evidence = f"loss {record.loss}, gradient norm {record.grad_norm}; the weights were left as they were"
     return Verdict("not-finite", f"step {record.step}", 1.0, evidence, Action.STOP)
