@@ -1,1 +1,1 @@
-"""The parts that a run is made of where nothing else is chosen."""
+"""Default parts of a run: models, optimizers, data, checkpoints, trackers and launchers."""

@@ -1,4 +1,4 @@
-"""Advice that leads on: of the changes that may mend a run, those with which it has fewer problems. Torch-free."""
+"""Advice for a run with problems: changes of options that leave it with fewer problems. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gangline.errors import UserError
 _asking: ContextVar[bool] = ContextVar("asking", default=False)
 
 
-MOST_TRIED = 24  # a try checks the whole run, some 50 ms: what is not found among the nearest is not advised
+MOST_TRIED = 24  # candidates at most: each try checks the whole run, about 50 ms
 
 
 def find_accepted(run: Run, candidates: Iterable[Mapping[str, Any]], most: int = 4) -> list[str]:
-    """The first `most` changes that a run would take, each as the words that a user types.
+    """Return the first `most` changes that leave the run with fewer problems, each as overrides that a user can type.
 
-    A change is path -> value. One is taken that has none but the run's own problems, and not all of them; while one is
-    tried, the advice of its own problems is left out.
+    A change maps paths to values. It is accepted if its problems are a proper subset of the run's own. Only the first
+    MOST_TRIED candidates are tried. The check of a candidate computes no advice of its own: nested calls return [].
     """
     if _asking.get():
         return []
@@ -39,7 +39,7 @@ def find_accepted(run: Run, candidates: Iterable[Mapping[str, Any]], most: int =
 
 
 def suggest_nearest(run: Run, candidates: Iterable[Mapping[str, Any]], most: int = 4) -> str:
-    """The same as a line of advice, or ""."""
+    """Return the changes of `find_accepted` as one line of advice, or "" if no change is accepted."""
     return "; or ".join(find_accepted(run, candidates, most))
 
 

@@ -1,17 +1,18 @@
 """Figures by matplotlib, the extra `pictures`: one style, and the same bytes for the same data.
 
-    @style()
-    def loss(steps, losses):
-        figure, (axes,) = subplots("Loss of runs/a", "steps 1 to 20", heights=[3])
+    @use_style()
+    def draw_loss(steps, losses):
+        figure, (axes,) = make_subplots("Loss of runs/a", "steps 1 to 20", heights=[3])
         axes.plot(steps, losses, label="training")
         axes.set(xlabel="step", ylabel="loss (nats)")
-        legend(axes)
+        add_legend(axes)
         return figure
 
-    write_figure(loss(steps, losses), "loss.svg")
+    write_figure(draw_loss(steps, losses), "loss.svg")
 
-Dark letters on white: a figure reads the same on a light page, on a dark one and in print. PALETTE is of Okabe and Ito
-("Color Universal Design", 2008). matplotlib is imported when a figure is drawn, without pyplot and without a window.
+Dark letters on white: a figure reads the same on a light page, on a dark one and in print. PALETTE is by Okabe and Ito
+("Color Universal Design", 2008). matplotlib is imported only when a figure is drawn, without pyplot and without a
+window.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 INK, PALE = "#1a1a1a", "#d9d9d9"  # letters and axes; grid lines, and data without a value
 PALETTE = ("#56b4e9", "#009e73", "#e69f00", "#f0e442", "#cc79a7", "#0072b2", "#d55e00")
 WIDTH = 8.75  # inches, 840 pixels of a browser
-ROOM = 8.0  # inches for titles and legends, until `render` knows what they take
+ROOM = 8.0  # inches for titles and legends, until `render` measures them
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("axes.titlesize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 9),
@@ -47,23 +48,23 @@ STYLE: dict[Any, Any] = {
     "axes.prop_cycle": f"cycler('linestyle', ['-', '--', ':']) * cycler('color', {[*PALETTE[5:], *PALETTE[:5]]})",
     "axes.titlelocation": "left",
     "figure.constrained_layout.h_pad": 0.08,  # inches
-    "figure.constrained_layout.hspace": 0.0,  # of the height of the figure, which `render` does not know at first
+    "figure.constrained_layout.hspace": 0.0,  # a share of the figure's height, which is unknown until `render`
     "figure.titlesize": 12,
     "figure.titleweight": "bold",
     "grid.color": PALE,
     "savefig.dpi": 144,
-    "svg.fonttype": "none",  # letters stay letters
+    "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "gangline",
 }
 
 
 @contextmanager
 def use_style() -> Iterator[None]:
-    """Draw in the style of the project, whatever the user's matplotlibrc says; also a decorator.
+    """Draw in the style of the project, overriding the user's matplotlibrc; also a decorator.
 
-    Raises UserError where matplotlib is not installed.
+    Raises UserError if matplotlib is not installed.
     """
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that it cannot write its caches to
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if its cache folder is read-only
     try:
         import matplotlib
     except ImportError as error:
@@ -78,7 +79,7 @@ def use_style() -> Iterator[None]:
 def make_subplots(
     title: str, about: str = "", heights: Sequence[float] = (3.5,), width: float = WIDTH, sharex: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure and a plot for each height, from top to bottom. Lengths are inches."""
+    """Return a figure and a plot for each height, from top to bottom. Lengths are in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure((width, sum(heights) + ROOM + len(heights)), layout="constrained")
@@ -89,7 +90,7 @@ def make_subplots(
 
 
 def add_legend(axes: Axes, below: int = 0, **options: Any) -> None:
-    """Add a legend where it covers no data: right of the plot, or below all plots in so many columns.
+    """Add a legend outside the data: right of the plot, or below all plots in `below` columns.
 
     An entry takes 0.19 inches of the height of the plot.
     """
@@ -100,7 +101,7 @@ def add_legend(axes: Axes, below: int = 0, **options: Any) -> None:
 
 
 def use_integer_ticks(*axes: Axis) -> None:
-    """Let an axis have ticks at integers alone: steps, ranks, layers."""
+    """Place ticks only at integers, for axes of steps, ranks or layers."""
     for axis in axes:
         locator: Any = axis.get_major_locator()
         locator.set_params(integer=True)
@@ -118,14 +119,14 @@ def add_bars(axes: Axes, seconds: Mapping[str, float], colours: Sequence[str]) -
 
 
 def add_tip(artist: Artist, text: str) -> None:
-    """Let a browser show a text under the pointer at a mark within a plot."""
+    """Add a text that a browser shows when the pointer is at a mark of a plot."""
     artist.set_gid(f"tip:{text}")
-    artist.set_in_layout(False)  # the layout would measure each mark
+    artist.set_in_layout(False)  # saves the layout from measuring each mark
 
 
 @use_style()
 def render(figure: Figure, ending: str) -> bytes:
-    """Return the content of an .svg or .png file. The plots get the heights that `make_subplots` was given."""
+    """Return the content of an .svg or .png file. The plots get the heights passed to `make_subplots`."""
     layout: Any = figure.get_layout_engine()
     layout.execute(figure)
     grid: Any = figure.axes[0].get_gridspec()
@@ -141,7 +142,7 @@ def render(figure: Figure, ending: str) -> bytes:
 
 
 def write_figure(figure: Figure, path: str | Path, flag: str = "--svg", endings: Sequence[str] = (".svg",)) -> None:
-    """Write a file in the format of its ending, whole or not at all.
+    """Write a figure to a file atomically, in the format of its ending.
 
     Raises UserError, which names the flag, for another ending and for a file that cannot be written.
     """

@@ -1,6 +1,6 @@
-"""`gangline schema`: the JSON Schema of a configuration, for editors: every section, group, part and option here.
+"""JSON Schema of a configuration, for editors: `gangline schema`, with every section, group, installed part and option.
 
-It holds for config.yaml and for recipes, which leave most out, so it requires nothing. Torch-free.
+It describes config.yaml and recipes, which leave most options out, so it requires no option. Torch-free.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gangline.plugin.registry import OFF, installed
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
 _KEYWORDS = {Ge: "minimum", Gt: "exclusiveMinimum", Le: "maximum", Lt: "exclusiveMaximum", MultipleOf: "multipleOf"}
-_REFERENCE = {"type": "string", "pattern": r"\$\{"}  # to another option or to the environment
+_REFERENCE = {"type": "string", "pattern": r"\$\{"}  # interpolation of another option or an environment variable
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,10 +77,10 @@ def run_schema(note: Callable[[str], None] = lambda text: None) -> dict[str, Any
 
 
 def _iterate_rules(group: str, offers: Mapping[str, Offer]) -> Iterator[dict[str, Any]]:
-    """Yield the rules that a group has the options of the chosen part, and what that part opens those of its default.
+    """Yield the rules that a group has the options of its chosen part, and a group opened by it those of its default.
 
     The default part needs no choice. A recipe may leave the choice of a plugin's group to the command line: the group
-    then has the options of any of its parts.
+    then accepts the options of any of its parts.
     """
     for name, offer in offers.items():
         choice = {group: {"enum": _list_switches([name])}}
@@ -103,7 +103,7 @@ def _iterate_rules(group: str, offers: Mapping[str, Offer]) -> Iterator[dict[str
 def _make_rule(
     place: str, parts: Mapping[str, Any], then: Mapping[str, Any], needed: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the rule that `then` holds at a place if the choices fit `parts` and those of `needed` are stated."""
+    """Return the rule that `then` holds at a place if the choices match `parts` and `needed` groups have a choice."""
     part_schema: dict[str, Any] = {"properties": parts}
     condition: dict[str, Any] = {"properties": {"parts": part_schema}}
     if needed:
@@ -132,7 +132,7 @@ def _make_sections(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _make_object(found: Iterable[Option], prefix: str) -> dict[str, Any]:
-    """Return the schema of options, those of nested dataclasses in objects of their own."""
+    """Return the schema of options; nested dataclasses become nested objects."""
     schema = _make_sections({})
     for option in found:
         *way, last = option.path.removeprefix(f"{prefix}.").split(".")
@@ -150,7 +150,7 @@ def _make_option(option: Option) -> dict[str, Any]:
 
 
 def _is_json(default: Any) -> bool:
-    """Return whether JSON can hold a default: it has no infinity, and no values of other types."""
+    """Return whether JSON can represent a default: no infinity, no value of another type, and not REQUIRED."""
     try:
         json.dumps(default, allow_nan=False)
     except (TypeError, ValueError):
@@ -159,7 +159,7 @@ def _is_json(default: Any) -> bool:
 
 
 def _join_branches(branches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the schema of a value that fits one of the branches."""
+    """Return the schema of a value that matches one of the branches."""
     plain = any(branch == {"type": "string"} or not branch for branch in branches)
     schemas = [branch for branch in branches if branch is not _REFERENCE or not plain]
     return dict(schemas[0]) if len(schemas) == 1 else {"anyOf": schemas}

@@ -1,4 +1,4 @@
-"""The hooks of the package: each folder keeps its configurations and a tuple `PARTS` in `config.py`."""
+"""Plugin hooks of this package: each folder has its configurations and a tuple `PARTS` in `config.py`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Callbacks: averages of the weights, profiles."""
+"""Callbacks: exponential moving averages of the weights, torch.profiler traces."""

@@ -22,10 +22,10 @@ Decay = Annotated[float, Gt(0), Lt(1)]
 
 @dataclass
 class Ema(CallbackConfig):
-    """Averages of the weights, of whichever optimizer: `callback/ema/<decay>/<parameter>`, from the first step on."""
+    """EMA of the weights with any optimizer, as arrays `callback/ema/<decay>/<parameter>`, from the first step on."""
 
-    decays: list[Decay] = field(default_factory=lambda: [0.999])  # an average for each; it spans 1/(1-decay) steps
-    validate: bool = True  # validate each average beside the run's own weights
+    decays: list[Decay] = field(default_factory=lambda: [0.999])  # EMA decay of each average, which spans 1/(1-d) steps
+    validate: bool = True  # validation of each average, next to the run's own weights
 
     def count_copies(self, run: Run) -> int:
         return len(self.decays)
@@ -44,11 +44,11 @@ class Ema(CallbackConfig):
 class Profile(CallbackConfig):
     """torch.profiler traces of chosen steps, `RUN_DIR/profile/`, for Perfetto, chrome://tracing and TensorBoard."""
 
-    steps: list[PositiveInt] = field(default_factory=lambda: [10])  # as in the record, from 1; neighbours share a file
-    ranks: list[NonNegativeInt] = field(default_factory=lambda: [0])  # global ranks that write one
-    memory: bool = True  # memory of each operator; on a GPU also a snapshot of all blocks, for pytorch.org/memory_viz
-    shapes: bool = False  # of the inputs of each operator
-    stacks: bool = False  # the lines of Python that called each operator
+    steps: list[PositiveInt] = field(default_factory=lambda: [10])  # steps to trace, from 1; neighbours share a file
+    ranks: list[NonNegativeInt] = field(default_factory=lambda: [0])  # global ranks that write a trace
+    memory: bool = True  # memory of each operator; on a GPU also a memory snapshot, for pytorch.org/memory_viz
+    shapes: bool = False  # input shapes of each operator
+    stacks: bool = False  # Python stack trace of each operator
 
     def check(self, run: Run) -> list[Problem]:
         return list(self._find_problems(run))
@@ -64,7 +64,7 @@ class Profile(CallbackConfig):
         try:
             world = count_ranks(run)
         except UserError:
-            return  # who lays out the run says so
+            return  # the check of the layout reports it
         absent = [rank for rank in self.ranks if rank >= world]
         if absent:
             yield Problem(f"callback.profile.ranks: the run has ranks 0 to {world - 1}, and no rank {absent[0]}.")

@@ -1,4 +1,4 @@
-"""Traces of chosen steps by torch.profiler, and on a GPU snapshots of its memory: files for the stock viewers."""
+"""Traces of chosen steps by torch.profiler, and GPU memory snapshots, as files for the stock viewers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from gangline.record import StepRecord
 from gangline.runtime import Runtime
 from gangline_basics.callback.config import Profile
 
-BLOCKS = 100_000  # events that a memory snapshot remembers
+BLOCKS = 100_000  # maximum number of events in a memory snapshot
 
 
 class ProfileCallback(Callback):
-    """Writes a file for each row of neighbouring steps; the step before a row warms the profiler up.
+    """Callback that writes a trace file for each row of consecutive steps; the step before a row warms the profiler up.
 
-    Where a run goes on inside a row, or leaves it early, the file is of the steps that were taken, as its name says.
-    In every other step it looks up two numbers. The loop's phases and each step (`ProfilerStep#10`, as TensorBoard
-    wants it) are ranges of the trace.
+    If a run starts inside a row or leaves it early, the file covers the steps that were run, as its name says.
+    In every other step the callback costs two look-ups. The loop's phases and each step (`ProfilerStep#10`, the name
+    that TensorBoard needs) are ranges of the trace.
     """
 
     def __init__(self, config: Profile, run: Run) -> None:
         self.config = config
         self.directory = Path(str(run.job.dir)) / "profile"
-        self._last: dict[int, int] = {}  # each chosen step -> the last of its row
+        self._last: dict[int, int] = {}  # chosen step -> last step of its row
         self._tracer: profile | None = None
-        self._steps: tuple[int, int] = (0, 0)  # that are recorded: the first, and the newest
-        self._next = 0  # the step that comes, unless the run goes back
+        self._steps: tuple[int, int] = (0, 0)  # first and newest recorded step
+        self._next = 0  # expected next step, unless the run goes back
         self._recording = False
         self._range: record_function | None = None
 
@@ -70,7 +70,7 @@ class ProfileCallback(Callback):
         self._close()
 
     def _prepare(self) -> None:
-        """Start the machinery without recording: its first step would show its own cost."""
+        """Start the profiler without recording, because its first step would show the cost of starting it."""
         config = self.config
         self._tracer = profile(record_shapes=config.shapes, profile_memory=config.memory, with_stack=config.stacks)
         self._tracer.prepare_trace()
@@ -85,13 +85,13 @@ class ProfileCallback(Callback):
         self._recording, self._steps = True, (first, first)
 
     def _close(self) -> None:
-        """Write what was recorded, and let go of the profiler."""
+        """Write the recorded trace, and drop the profiler."""
         self._end_range()
         tracer, self._tracer = self._tracer, None
         if tracer is None:
             return
         if not self._recording:
-            tracer.start_trace()  # there is no other way out of a preparation
+            tracer.start_trace()  # a prepared trace can only be ended by starting it
             tracer.stop_trace()
             return
         self._recording = False
@@ -113,14 +113,14 @@ class ProfileCallback(Callback):
 
     @property
     def _name(self) -> str:
-        """TensorBoard takes what stands before ".pt.trace.json" for the name of a worker."""
+        """Name of the files without ending: TensorBoard shows the text before ".pt.trace.json" as name of a worker."""
         first, last = self._steps
         steps = f"step-{first:08d}" if first == last else f"steps-{first:08d}-{last:08d}"
         return f"{steps}.rank-{self.rank:05d}"
 
 
 def iterate_rows(steps: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each row of neighbouring numbers."""
+    """Yield (first, last) of each row of consecutive numbers, in ascending order."""
     numbers = sorted(set(steps))
     starts = [step for step in numbers if step - 1 not in numbers]
     ends = [step for step in numbers if step + 1 not in numbers]

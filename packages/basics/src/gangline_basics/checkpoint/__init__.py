@@ -1,1 +1,1 @@
-"""Checkpoints in the files of torch.distributed.checkpoint."""
+"""Checkpoints in the format of torch.distributed.checkpoint."""

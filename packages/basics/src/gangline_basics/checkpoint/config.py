@@ -1,4 +1,4 @@
-"""The built-in checkpointers' configurations. Torch-free."""
+"""Configurations of the built-in checkpointers. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class TorchCheckpoint(CheckpointConfig):
-    """Checkpoints in the files of torch.distributed.checkpoint, with checksums, made visible by one rename."""
+    """Checkpoints in the format of torch.distributed.checkpoint, with checksums and an atomic commit by one rename."""
 
-    keep_last: PositiveInt | None = None  # the newest so many stay (with 1 there is none to fall back on); null: all
+    keep_last: PositiveInt | None = None  # number of newest checkpoints to keep (1: no fallback); null: keep all
 
     def check(self, run: Run) -> list[Problem]:
         if self.every != "auto":
@@ -31,9 +31,9 @@ class TorchCheckpoint(CheckpointConfig):
 
 @dataclass
 class Off(CheckpointConfig):
-    """Nothing is kept; an interrupted run starts again."""
+    """No checkpoints: an interrupted run restarts from step 0."""
 
-    at_end: bool = False  # nothing is kept at the end either
+    at_end: bool = False  # final checkpoint, after the last step; checkpoint=off stores none
 
 
 PARTS = (

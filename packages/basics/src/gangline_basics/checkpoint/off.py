@@ -1,4 +1,4 @@
-"""No checkpoints."""
+"""Checkpointer that stores nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHY = "checkpoint=off keeps none"
 
 
 class NoCheckpointer(Checkpointer):
-    """Keeps nothing, so it has nothing to give back."""
+    """Checkpointer that stores nothing, so it has nothing to load."""
 
     keeps = False
 
@@ -33,25 +33,25 @@ class NoCheckpointer(Checkpointer):
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
     ) -> SaveHandle:
-        """Raises SaveFailed: nothing is kept."""
+        """Raise SaveFailed, because this checkpointer stores nothing."""
         raise SaveFailed(CheckpointId(request.step, document.get("attempt", 1)), WHY)
 
     def list(self):
         return []
 
     def read_document(self, id: CheckpointId) -> dict[str, Any]:
-        """Raises UserError: nothing is kept."""
+        """Raise UserError, because this checkpointer stores nothing."""
         raise UserError(f"there is no checkpoint {id}.", WHY)
 
     def read_shapes(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
-        """Raises UserError: nothing is kept."""
+        """Raise UserError, because this checkpointer stores nothing."""
         raise UserError(f"there is no checkpoint {id}.", WHY)
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
-        """Raises UserError: nothing is kept."""
+        """Raise UserError, because this checkpointer stores nothing."""
         raise UserError(f"there is no checkpoint {id}.", WHY)
 
 
 def build(config: Off, run: Run, store: Store | None) -> NoCheckpointer:
-    """A checkpointer for runs that are not worth keeping."""
+    """Return a checkpointer that stores nothing."""
     return NoCheckpointer(run.job.dir or "")

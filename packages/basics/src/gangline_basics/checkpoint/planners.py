@@ -1,8 +1,7 @@
-"""Shards in torch.distributed.checkpoint's words: what a rank writes, and what it reads from where.
+"""Planners of torch.distributed.checkpoint for shards: which boxes a rank writes, and which stored boxes it reads.
 
-DCP knows a tensor as a list of chunks (offset, sizes) of a global shape. That is what a `Shard` is, so shards go
-in and out through the planner interface, without DTensor, and whatever
-boxes were stored fill whatever boxes are asked for.
+DCP describes a tensor as a list of chunks (offset, sizes) of a global shape. A `Shard` holds the same facts, so shards
+pass through the planner interface without DTensor, and any stored boxes fill any requested boxes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from gangline.shard import Registry, Shard
 
 
 class ShardSavePlanner(SavePlanner):
-    """Writes this rank's primary boxes; rank 0 sees that together they make up every array of the registry."""
+    """Planner that writes this rank's primary boxes; rank 0 checks that the boxes of all ranks tile every array."""
 
     def __init__(self, shards: Iterable[Shard], registry: Registry) -> None:
         self.local = {
@@ -46,13 +45,16 @@ class ShardSavePlanner(SavePlanner):
         self.registry = registry
 
     def set_up_planner(self, state_dict, storage_meta=None, is_coordinator=False) -> None:
-        """The shards are known already."""
+        """Ignore the state dict: the shards were passed to `__init__`."""
 
     def create_local_plan(self) -> SavePlan:
         return SavePlan([_write_item(index, shard) for index, shard in self.local.items()])
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Raises ValueError for shards that the registry does not know, or that do not tile their array."""
+        """Return all plans and the table of chunks.
+
+        Raises ValueError for shards that the registry does not list, or that do not tile their array.
+        """
         plans, metadata = create_default_global_save_plan(all_plans)
         arrays = get_arrays(metadata)
         for name in self.registry:
@@ -63,7 +65,7 @@ class ShardSavePlanner(SavePlanner):
         strangers = [name for name in arrays if name not in self.registry]
         if strangers:
             raise ValueError(f"shards of arrays that the registry does not know: {', '.join(strangers[:3])}")
-        # DCP's own tools (dcp_to_torch_save) ask for the path of each name in a nested state dict.
+        # DCP's own tools (dcp_to_torch_save) need the path of each name in a nested state dict.
         paths = {name: (name,) for name in arrays}
         return plans, dataclasses.replace(metadata, state_dict_metadata={**arrays}, planner_data=paths)
 
@@ -75,7 +77,7 @@ class ShardSavePlanner(SavePlanner):
 
 
 def get_arrays(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
-    """The stored arrays by name."""
+    """Return the stored arrays by name."""
     entries = metadata.state_dict_metadata
     return {name: array for name, array in entries.items() if isinstance(array, TensorStorageMetadata)}
 
@@ -87,14 +89,14 @@ def _write_item(index: MetadataIndex, shard: Shard) -> WriteItem:
 
 
 def _check_tiling(name: str, shape: tuple[int, ...], stored: TensorStorageMetadata | None) -> None:
-    """Raises ValueError where the primary boxes leave out or double a part of the array."""
+    """Raise ValueError if the primary boxes omit or repeat a part of the array."""
     chunks = [] if stored is None else stored.chunks
     if sum(prod(chunk.sizes) for chunk in chunks) != prod(shape) or len({c.offsets for c in chunks}) != len(chunks):
         raise ValueError(f"the primary shards of {name} do not tile its shape {shape}: {chunks}")
 
 
 class ShardLoadPlanner(LoadPlanner):
-    """Fills the given shards in place."""
+    """Planner that fills the given shards in place."""
 
     def __init__(self, shards: Iterable[Shard], directory: Path) -> None:
         self.local: dict[str, list[Shard]] = defaultdict(list)
@@ -108,7 +110,7 @@ class ShardLoadPlanner(LoadPlanner):
         self.stored = get_arrays(metadata)
 
     def create_local_plan(self) -> LoadPlan:
-        """Raises UserError where the checkpoint lacks an array, or holds it in another shape."""
+        """Return the reads. Raises UserError for a missing array, other shape or dtype, BadCheckpoint for a gap."""
         missing = [name for name in self.local if name not in self.stored]
         if missing:
             raise UserError(
@@ -144,7 +146,7 @@ class ShardLoadPlanner(LoadPlanner):
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Never called: arrays are all that is stored; the rest is in the document."""
+        """Ignore the call: only arrays are stored as tensors of DCP; everything else is in the document."""
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         index = read_item.dest_index
@@ -153,4 +155,4 @@ class ShardLoadPlanner(LoadPlanner):
         return self.local[index.fqn][index.index].local.detach()[tuple(slice(a, a + n) for a, n in place)]
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """The tensor is a view of the shard: there is nothing left to do."""
+        """Ignore the call, because the tensor is a view of the shard."""

@@ -1,12 +1,12 @@
-"""Files of torch.distributed.checkpoint, with what it lacks: checksums, and a commit that is all or nothing.
+"""Files of torch.distributed.checkpoint, with two additions: checksums, and an atomic commit.
 
 A checkpoint is written into `.tmp-<id>`, every file is flushed to the disk, and rank 0 renames the directory when all
-ranks are done. What is found under its own name is therefore whole, and DCP's own reader reads it.
+ranks have finished. A directory under its final name is therefore complete, and DCP's own reader can read it.
 
-    .metadata         DCP's table of chunks, a pickle: read by an unpickler that knows its classes alone
-    __<rank>_0.distcp  one file a rank, one record a box (a torch.save of it)
-    document.json     all that is not an array
-    checksums.json    CRC-32 of each file and record; a directory without it is no checkpoint
+    .metadata         DCP's table of chunks, a pickle: read by an unpickler that accepts only the classes of the table
+    __<rank>_0.distcp  one file per rank, one record per box (the output of torch.save)
+    document.json     everything that is not an array
+    checksums.json    CRC-32 of each file and record; a directory without this file is not a checkpoint
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from gangline.storage.files import open_regular, read_regular, sync_folder, writ
 from gangline_basics.checkpoint.planners import get_arrays
 
 METADATA, DOCUMENT, CHECKSUMS = ".metadata", "document.json", "checksums.json"
-TEMPORARY, CONDEMNED = ".tmp-", ".old-"  # prefixes of what is being written, and of what is being deleted
+TEMPORARY, CONDEMNED = ".tmp-", ".old-"  # prefixes of directories being written, and being deleted
 TABLE_BYTES = 1 << 32  # maximum size of .metadata, document.json and checksums.json
 _RECORDS = re.compile(r"__\d+_\d+\.distcp")
 
 
 @dataclass(frozen=True)
 class CheckedWrite(WriteResult):
-    """What became of one box, and the CRC-32 of its record."""
+    """Result of writing one box, with the CRC-32 of its record."""
 
     checksum: int = 0
 
 
 class DcpWriter(FileSystemWriter):
-    """Writes one checkpoint; the coordinator's `finish` makes it visible."""
+    """Writer of one checkpoint; the coordinator's `finish` makes the checkpoint visible."""
 
     def __init__(self, final: Path, document: dict[str, Any]) -> None:
         self.final, self.document = final, document
@@ -60,7 +60,7 @@ class DcpWriter(FileSystemWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Rank 0, before any rank writes. Raises FileExistsError where the checkpoint is there already."""
+        """Create the temporary directory on rank 0, before any rank writes. Raises FileExistsError for a duplicate."""
         if self.final.exists():
             raise FileExistsError(f"{self.final} is there already, and a checkpoint is never overwritten")
         clear_leftovers(self.final.parent)
@@ -68,7 +68,7 @@ class DcpWriter(FileSystemWriter):
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future:
-        """This rank's file, with checksums. Raises the OSError that torch hides behind a RuntimeError."""
+        """Write this rank's file, with checksums. Raises the OSError that torch hides behind a RuntimeError."""
         try:
             results = super().write_data(plan, planner).value() if plan.items else []
         except RuntimeError as error:
@@ -84,7 +84,7 @@ class DcpWriter(FileSystemWriter):
         return StorageMeta(save_id=self.save_id)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Rank 0, when all ranks have written and flushed their files."""
+        """Write the tables and rename the directory, on rank 0, after all ranks have written and flushed a file."""
         super().finish(metadata, results)
         path = Path(self.path)
         records: dict[str, list] = {}
@@ -102,21 +102,21 @@ class DcpWriter(FileSystemWriter):
 
 
 def _find_os_error(error: BaseException | None) -> OSError | None:
-    """The OSError behind an error: of a write that fails, torch's zip writer says only that its position is off."""
+    """Return the OSError behind an error, or None: torch's zip writer reports a failed write as a wrong position."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
 
 
 def clear_leftovers(directory: Path) -> None:
-    """Delete what dead saves and unfinished deletions left behind."""
+    """Delete the directories of dead saves and unfinished deletions."""
     for prefix in (TEMPORARY, CONDEMNED):
         for path in directory.glob(prefix + "*"):
             rmtree(path, ignore_errors=True)
 
 
 def _add_checksums(directory: Path, results: list[WriteResult]) -> list[CheckedWrite]:
-    """Read back what was written (from the page cache) and add each record's CRC-32."""
+    """Return the writes with each record's CRC-32, read back from the files (from the page cache)."""
     writes = []
     for result in results:
         place = result.storage_data
@@ -130,7 +130,7 @@ def _add_checksums(directory: Path, results: list[WriteResult]) -> list[CheckedW
 
 
 class ChecksumFile:
-    """checksums.json of one checkpoint. Raises BadCheckpoint where it cannot be read."""
+    """Content of one checkpoint's checksums.json. Raises BadCheckpoint if the file cannot be read."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -158,7 +158,7 @@ class ChecksumFile:
             raise BadCheckpoint("every array", None, path, _format_first_line(error)) from error
 
     def read(self, name: str) -> bytes:
-        """A whole file. Raises BadCheckpoint where it is not what was written."""
+        """Return the content of a file. Raises BadCheckpoint if it is unreadable or its checksum differs."""
         path = self.directory / name
         try:
             content = read_regular(path, TABLE_BYTES)
@@ -169,7 +169,7 @@ class ChecksumFile:
         return content
 
     def read_document(self) -> dict[str, Any]:
-        """The document, which must be of the checkpoint that the directory's name says. Raises BadCheckpoint."""
+        """Return the document. Raises BadCheckpoint if it is damaged or names another checkpoint than the directory."""
         try:
             document = json.loads(self.read(DOCUMENT))
             says = CheckpointId(document["step"], document["attempt"])
@@ -185,7 +185,7 @@ def _format_first_line(error: Exception) -> str:
 
 
 def explain_missing_files(directory: Path) -> str:
-    """Why a checkpoint cannot be whole, "" where it can: its tables, and whether its files are as long as they say."""
+    """Return why a checkpoint is incomplete, or "" if its tables are sound and its files as long as the tables say."""
     try:
         checksums = ChecksumFile(directory)
         checksums.read_document()
@@ -204,7 +204,7 @@ def explain_missing_files(directory: Path) -> str:
     return ""
 
 
-_TABLE = {  # every class and function that DCP's table of chunks is made of, by its module
+_TABLE = {  # every class and function in the pickle of DCP's table of chunks, by module
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
@@ -222,11 +222,11 @@ _TABLE = {  # every class and function that DCP's table of chunks is made of, by
 
 
 class _TableUnpickler(pickle._Unpickler):
-    """Reads DCP's table of chunks and nothing else: a pickle that names anything beyond `_TABLE` is refused unread.
+    """Unpickler of DCP's table of chunks. It refuses a pickle at the first name beyond `_TABLE`.
 
-    State is set on instances of its dataclasses alone: set on a class, a function or a member of an enumeration, it
-    would change what this process does with every other checkpoint. Only the unpickler in Python can check that: it
-    reads the table of 20,000 chunks in about 2 s, the one in C in 0.5 s.
+    State is set only on instances of the table's dataclasses: if set on a class, a function or a member of an
+    enumeration, it would change how this process treats every other checkpoint. Only the unpickler in Python can check
+    that: it reads the table of 20,000 chunks in about 2 s, the one in C in 0.5 s.
     """
 
     stack: list[Any]
@@ -256,13 +256,13 @@ def _unpickle(content: bytes, path: Path) -> Metadata:
             numbers = (place.offset, place.length)
             if type(place.relative_path) is not str or any(type(n) is not int or n < 0 for n in numbers):
                 raise pickle.UnpicklingError(f"it holds the place {place!r}")
-    except Exception as error:  # a pickle fails in any way there is
+    except Exception as error:  # a broken pickle can raise any exception
         raise BadCheckpoint("every array", None, path, f"{type(error).__name__}: {error}") from error
     return table
 
 
 class DcpReader(FileSystemReader):
-    """Reads one checkpoint, each record once and no byte unchecked."""
+    """Reader of one checkpoint: it reads each record once and verifies every byte."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -271,7 +271,10 @@ class DcpReader(FileSystemReader):
         self._table: Metadata | None = None
 
     def read_metadata(self) -> Metadata:
-        """The table of chunks, read once. DCP looks elsewhere when this raises, so damage is kept for the next call."""
+        """Return the table of chunks, read once.
+
+        DCP tries other places if this raises, so the error is stored and `set_up_storage_reader` raises it.
+        """
         try:
             if self._table is None:
                 self.checksums = ChecksumFile(self.directory)
@@ -284,7 +287,7 @@ class DcpReader(FileSystemReader):
         return replace(self._table, storage_meta=StorageMeta(load_id=self.load_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Raises BadCheckpoint for damage that `read_metadata` has met."""
+        """Prepare to read. Raises BadCheckpoint for damage that `read_metadata` found."""
         if self.damage is not None:
             raise self.damage
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
@@ -306,7 +309,7 @@ class DcpReader(FileSystemReader):
         return future
 
     def _record(self, item: ReadItem) -> torch.Tensor:
-        """The stored box that an item reads from. Raises BadCheckpoint."""
+        """Return the stored box that an item reads from. Raises BadCheckpoint."""
         place = self.storage_data[item.storage_index]
         path = self.directory / place.relative_path
         checksum = self.checksums.records.get((place.relative_path, place.offset, place.length))

@@ -1,7 +1,7 @@
-"""`checkpoint=torch`: checkpoints on torch.distributed.checkpoint.
+"""`checkpoint=torch`: checkpoints by torch.distributed.checkpoint.
 
-Where the registry is of one rank no process group is touched. Otherwise torch.distributed's default one is used: by it
-DCP gathers the plans on rank 0 and tells every rank what went wrong on any. A save is done when `save` returns.
+With a registry of one rank, no process group is used. Otherwise DCP uses torch.distributed's default process group to
+gather the plans on rank 0 and to report an error of any rank on all ranks. A save has finished when `save` returns.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 class DcpCheckpointer(Checkpointer):
-    """Keeps checkpoints as directories `checkpoints/<id>` of a run directory."""
+    """Checkpointer that stores checkpoints as directories `checkpoints/<id>` of a run directory."""
 
     def __init__(self, run_dir: str, keep_last: int | None = None) -> None:
         self._run_dir, self.keep_last = run_dir, keep_last
         self.directory = Path(run_dir) / "checkpoints"
         self._trusted: set[CheckpointId] = set()
-        self._reader: DcpReader | None = None  # of the newest checkpoint that was asked for, until it is loaded
+        self._reader: DcpReader | None = None  # reader of the last requested checkpoint, until it is loaded
 
     @property
     def run_dir(self) -> str:
@@ -53,9 +53,9 @@ class DcpCheckpointer(Checkpointer):
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
     ) -> SaveHandle:
-        """Written when it returns.
+        """Write a checkpoint; it is durable when this returns.
 
-        Raises SaveFailed where the disk is full or gone, FileExistsError where the checkpoint is there.
+        Raises SaveFailed if the disk is full or unavailable, FileExistsError if the checkpoint exists.
         """
         start, id = time.perf_counter(), CheckpointId(request.step, document["attempt"])
         writer = DcpWriter(self.directory / str(id), document)
@@ -80,7 +80,7 @@ class DcpCheckpointer(Checkpointer):
         return ChecksumFile(self._make_path(id)).read_document()
 
     def read_shapes(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
-        """From DCP's own table. Raises BadCheckpoint."""
+        """Return the shape of each stored array, from DCP's own table. Raises BadCheckpoint."""
         reader = self._get_reader(id)
         arrays = get_arrays(reader.read_metadata())
         if reader.damage is not None:
@@ -92,7 +92,7 @@ class DcpCheckpointer(Checkpointer):
         _call(dcp.load, registry, storage_reader=reader, planner=ShardLoadPlanner(shards, reader.directory))
 
     def _get_reader(self, id: CheckpointId) -> DcpReader:
-        """Return a reader that may have the table of chunks already: reading it takes seconds for each 10,000."""
+        """Return a reader, reused for its table of chunks: reading a table takes seconds for each 10,000 chunks."""
         path = self._make_path(id)
         if self._reader is None or self._reader.directory != path:
             self._reader = DcpReader(path)
@@ -106,7 +106,7 @@ class DcpCheckpointer(Checkpointer):
         return path
 
     def _delete_old(self, saved: CheckpointId) -> None:
-        """After a save is durable: keep the newest `keep_last` that led here. Those of abandoned branches go too."""
+        """Delete all but the newest `keep_last` checkpoints that led to a durable save, also on abandoned branches."""
         if self.keep_last is None:
             return
         self._trusted.add(saved)
@@ -114,13 +114,13 @@ class DcpCheckpointer(Checkpointer):
         for path in (self.directory / str(id) for id in ids):
             condemned = path.with_name(CONDEMNED + path.name)
             try:
-                path.rename(condemned)  # gone for readers at once, whatever happens while the files are deleted
-            except OSError as error:  # what was saved is safe: no reason to end a run
+                path.rename(condemned)  # invisible to readers at once, even if the deletion is interrupted
+            except OSError as error:  # the new checkpoint is safe, so the run continues
                 warnings.warn(f"{path} could not be deleted: {error.strerror}", stacklevel=2)
             rmtree(condemned, ignore_errors=True)
 
     def _explain_damage(self, id: CheckpointId) -> str:
-        """Why a checkpoint counts for nothing; what this run saw become whole is trusted."""
+        """Return why a checkpoint is damaged, or ""; a checkpoint that this run has saved or verified is trusted."""
         if id not in self._trusted:
             if why := explain_missing_files(self.directory / str(id)):
                 return why
@@ -129,7 +129,7 @@ class DcpCheckpointer(Checkpointer):
 
 
 def build(config: TorchCheckpoint, run: Run, store: Store | None) -> DcpCheckpointer:
-    """Checkpoints of the run in its directory."""
+    """Return a checkpointer of the run's directory."""
     assert run.job.dir is not None, "a run has its directory before it has a checkpointer"
     return DcpCheckpointer(run.job.dir, config.keep_last)
 
@@ -139,7 +139,7 @@ def _coordinates(registry: Registry) -> bool:
 
 
 def _call(function: Callable, registry: Registry, **arguments: Any) -> None:
-    """Call into DCP; what went wrong on any rank is raised on all, as itself."""
+    """Call into DCP; an error of any rank is raised on all ranks, as the original exception."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -1,4 +1,4 @@
-"""Which arrays of a checkpoint are read as a model's weights: the run's own, or others kept beside them."""
+"""Choice of the arrays of a checkpoint that are read as a model's weights: the run's own, or others such as an EMA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gangline.shard import MODEL, name_model_array
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
-    """The option `--weights` of commands that read a model."""
+    """Add the option `--weights` of commands that read a model."""
     parser.add_argument(
         "--weights",
         default=MODEL,
@@ -20,12 +20,12 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
 
 
 def find_weights_under(prefix: str, stored: Collection[str], names: Iterable[str]) -> dict[str, str]:
-    """The array that each of the model's `names` (without "model/") is read from.
+    """Return the array from which each of the model's `names` (without "model/") is read.
 
-    prefix: "model", or what other weights are kept under, such as "callback/ema/0.999". What is never trained, frozen
-    parameters and buffers, has no array there and is read from the model's own. Raises UserError where there is nothing
-    under the prefix, and where it lacks a parameter that an optimizer trained: under its name, or matrix by matrix of a
-    stack (`name.0`).
+    prefix: "model", or the prefix of other weights, such as "callback/ema/0.999". Parameters and buffers that are never
+    trained have no array under such a prefix and are read from the model's own. Raises UserError if the checkpoint
+    holds no weights under the prefix, or if these lack a parameter that an optimizer trained, under its name or matrix
+    by matrix of a stack (`name.0`).
     """
     prefix, names = prefix.strip("/"), list(names)
     arrays = {name: f"{prefix}/{name}" for name in names if f"{prefix}/{name}" in stored}
@@ -47,7 +47,7 @@ def find_weights_under(prefix: str, stored: Collection[str], names: Iterable[str
 
 
 def list_prefixes(stored: Iterable[str], names: Iterable[str]) -> list[str]:
-    """What weights beside the model's own are kept under, by callbacks and health checks."""
+    """Return the prefixes of weights other than the model's own, stored by callbacks and health checks."""
     known_names = set(names)
     parted = (name.rpartition("/") for name in stored if name.startswith(("callback/", "health/")))
     return sorted({place for place, _, name in parted if name in known_names})

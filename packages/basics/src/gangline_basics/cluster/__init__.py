@@ -1,1 +1,1 @@
-"""Machines as data: their network, and the versioned file that says what they compute, send, draw and cost."""
+"""Clusters as data: the network, and the versioned file of compute, bandwidth, power and cost of a machine."""

@@ -1,4 +1,4 @@
-"""The cluster file: what a machine computes, sends, draws, costs and loses, each number with its source. Torch-free.
+"""Cluster file: compute, bandwidth, power, cost and failures of a machine, each number with its source. Torch-free.
 
 YAML of this version, read from `cluster=NAME` (shipped here) or `cluster=FILE`:
 
@@ -8,9 +8,9 @@ YAML of this version, read from `cluster=NAME` (shipped here) or `cluster=FILE`:
     numbers:
       peak.bf16: {value: 989.4e12, source: "NVIDIA H100 datasheet, SXM5, dense"}
 
-`NUMBERS` lists every name with its unit and whether a file may leave it out. What is left out is not invented: a price
-that no file names makes no sum of money. A file that says nothing of links inside a rack has those of `link.cluster`
-there; one with `nodes_per_datacentre` says what the fibre between datacentres is (`link.fibre`).
+`NUMBERS` lists every name with its unit and whether a file must have it. A missing number is never guessed: without a
+price, no cost is reported. Links inside a rack default to `link.cluster`. A file with `nodes_per_datacentre` must
+describe the fibre between datacentres (`link.fibre`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLACES = ("version", "about", "network", "numbers")
 NETWORK = ("gpus_per_node", "nodes_per_rack", "nodes_per_datacentre")
 SHIPPED = Path(__file__).parent / "shipped"
 
-# what a machine may have none of; of everything else it has more
+# names of numbers that may be 0; all others must be positive
 MAY_BE_ZERO = {"overlap.share", "jitter.sigma", "host.seconds", "module.seconds", "matmul.half", "attention.half"}
 MAY_BE_ZERO |= {"link.rack.latency", "link.fibre.latency"}
 MAY_BE_ZERO |= {"link.node.latency", "link.cluster.latency", "elementwise.passes", "elementwise.passes_apart"}
@@ -48,7 +48,7 @@ MAY_BE_ZERO |= {
     "restart.seconds",
 }
 
-# name -> (what it is and its unit, whether every file must have it)
+# name -> (description with unit, whether every file must have it)
 NUMBERS: dict[str, tuple[str, bool]] = {
     "memory.bytes": ("memory of one accelerator, bytes", True),
     "memory.bandwidth": ("bytes a second that its memory moves, by the datasheet", True),
@@ -114,7 +114,7 @@ NUMBERS: dict[str, tuple[str, bool]] = {
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number and where it is from."""
+    """A number and its source."""
 
     value: float
     source: str
@@ -122,7 +122,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A machine; `cluster["peak.bf16"]` is a number, `cluster.get` one that may be missing."""
+    """A cluster: `cluster["peak.bf16"]` returns a number, `cluster.get` a number or None."""
 
     name: str
     about: str
@@ -130,7 +130,7 @@ class Cluster:
     numbers: Mapping[str, Quantity]
 
     def __getitem__(self, name: str) -> float:
-        """Raises UserError where the file does not say."""
+        """Return a number. Raises UserError if the file lacks it."""
         if name not in self.numbers:
             what, _ = NUMBERS[name]
             raise UserError(
@@ -145,17 +145,17 @@ class Cluster:
         return None if quantity is None else quantity.value
 
     def replace_numbers(self, numbers: Mapping[str, Quantity]) -> Cluster:
-        """A copy where these replace its own."""
+        """Return a copy in which the given numbers replace the cluster's own."""
         return replace(self, numbers={**self.numbers, **numbers})
 
 
 def list_shipped() -> list[str]:
-    """Names of the cluster files that come along."""
+    """Return the names of the shipped cluster files, sorted."""
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
 def load_cluster(name: str) -> Cluster:
-    """A shipped cluster by its name, or a file by its path (.yaml). Raises UserError."""
+    """Return a shipped cluster by its name, or a cluster file by its path (.yaml). Raises UserError."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else SHIPPED / f"{name}.yaml"
     if not path.is_file():
         raise UserError(
@@ -167,7 +167,7 @@ def load_cluster(name: str) -> Cluster:
 
 
 def save_cluster(cluster: Cluster, path: Path) -> None:
-    """Write it as a file that `load_cluster` reads, replaced as a whole."""
+    """Write a cluster as a file that `load_cluster` reads, atomically."""
     import yaml
 
     content = {
@@ -207,7 +207,7 @@ def _read(path: Path) -> Cluster:
 
 
 def _check_names(given: dict[str, Any], names: Sequence[str], place: str, path: Path) -> None:
-    """Raises UserError for a name that nobody would read."""
+    """Raise UserError for an unknown name."""
     for name in given:
         if name not in names:
             choices = ", ".join(f"{place}{choice}" for choice in names)
@@ -250,7 +250,7 @@ def _read_numbers(found: dict[str, Any], path: Path) -> dict[str, Quantity]:
 
 
 def explain_range(name: str, value: float) -> str:
-    """What a number must be where it is not; "" where it is."""
+    """Return the range that a number must be in, or "" if it is in range."""
     if name == "overlap.share" and not 0 <= value <= 1:
         return "between 0 and 1"
     if name == "node.alone" and value < 1:

@@ -1,4 +1,4 @@
-"""The nodes that a run was given, and their places in the network, as its newest start has them. Torch-free."""
+"""Nodes that the launcher gave a run, and their places in the network, from the run's newest start. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from gangline.explain.topology import Topology
 
 @dataclass(frozen=True)
 class GivenNodes:
-    """Nodes in the order of their ranks. places: from the top of the network, "spine.rack0.n1", or their names."""
+    """Nodes in the order of their ranks. places: paths from the top of the network, "spine.rack0.n1", or node names."""
 
     names: tuple[str, ...]
     places: tuple[str, ...]
-    processes: int  # that train
-    spares: int  # that wait
+    processes: int  # processes that train
+    spares: int  # spare processes that wait
 
     @property
     def ranks_of_node(self) -> int:
         return (self.processes + self.spares) // len(self.names)
 
     def build_topology(self, base: Topology | None = None) -> Topology:
-        """`base` with the nodes and racks of the ranks that train."""
+        """Return `base` with the nodes and racks of the ranks that train."""
         each = self.ranks_of_node
         training = self.places[: -(-self.processes // each)]
         return replace(base or Topology(), gpus_per_node=each, nodes_per_rack=count_nodes_per_rack(training))
 
 
 def read_nodes(run_dir: str | Path) -> GivenNodes | None:
-    """Of the newest start; None where no rank was started yet."""
+    """Return the nodes of a run's newest start, or None if no rank has been started yet."""
     from gangline.run.events import read_events
 
     launches = [line for line in read_events(run_dir) if line.get("event") == "launch"]
@@ -43,6 +43,6 @@ def read_nodes(run_dir: str | Path) -> GivenNodes | None:
 
 
 def count_nodes_per_rack(places: Sequence[str]) -> int:
-    """How many neighbours share the lowest switch; 1 where racks have different numbers, for then none can be said."""
+    """Return how many neighbours share the lowest switch, or 1 if racks have different numbers of nodes."""
     sizes = set(Counter(place.rpartition(".")[0] for place in places).values())
     return sizes.pop() if len(sizes) == 1 else 1

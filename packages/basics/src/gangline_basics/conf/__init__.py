@@ -1,1 +1,1 @@
-"""What ships as YAML."""
+"""Configurations shipped as YAML."""

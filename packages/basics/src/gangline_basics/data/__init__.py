@@ -1,1 +1,1 @@
-"""Text as data: bytes or a tokenizer, conversations by chat templates."""
+"""Text as data: bytes or a tokenizer, and conversations by chat templates."""

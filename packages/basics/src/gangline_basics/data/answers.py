@@ -1,9 +1,9 @@
-"""Which part of a conversation, as its template writes it, the assistant said.
+"""Assistant answers in a rendered conversation, for loss masking.
 
-A template that marks answers (`{% generation %}`) says so itself. Of another, where an answer begins and ends is found
-by rendering the conversation up to it: what is added is the answer. A template that writes earlier turns in another way
-once more follow has no such place for all answers of a conversation, and refuses it. An answer of `weight` 0 is not
-trained on.
+A template that marks answers (`{% generation %}`) gives their spans itself. For another template, the start and end of
+an answer are found by rendering the conversation up to and with it: the added text is the answer. A template that
+writes earlier turns differently once more turns follow has no such spans for all answers, and such a conversation is
+refused. An answer of `weight` 0 is not trained on.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from gangline_basics.data.chat import ChatTemplate, TemplateRefusal
 from gangline_basics.data.formats import has_half_character
 
 Messages = list[dict[str, Any]]
-ASSISTANT = "assistant"  # the role whose words are learnt
-REASONING = ("reasoning_content", "reasoning", "thinking")  # fields in which data sets keep what precedes an answer
+ASSISTANT = "assistant"  # the role whose messages are trained on
+REASONING = ("reasoning_content", "reasoning", "thinking")  # fields in which data sets store reasoning
 CHANGES = "the template writes earlier turns in another way once more follow"
-# Two answers that no template knows, and that begin otherwise: of digits, which no filter changes.
+# Two answers that occur in no template and have different first letters: of digits, which no filter changes.
 _OTHER = tuple(f"{first}{uuid4().int}" for first in (1, 2))
 HALF_CHARACTER = "it has half a character (of a surrogate pair)"
 
 
 class AnswerSpan(NamedTuple):
-    """[start, stop) of the letters that the assistant wrote. content_stop: where the text ends, before an end token."""
+    """[start, stop) of an answer's letters in the rendered text. content_stop: end of its text, before an end token."""
 
     start: int
     stop: int
@@ -35,17 +35,17 @@ class AnswerSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A conversation as text, and what of it the assistant said."""
+    """A conversation as text, and the spans of the assistant's answers in it."""
 
     text: str
     answers: tuple[AnswerSpan, ...]
 
 
 def render_chat(template: ChatTemplate, messages: Messages, first: int = 0) -> RenderedChat:
-    """The text, and what the assistant said in it from message `first` on, but for answers of weight 0.
+    """Return the rendered text and the spans of the answers from message `first` on, except answers of weight 0.
 
-    Raises TemplateRefusal where the template does not take it, or does not say where its answers are, and for text that
-    no tokenizer takes.
+    Raises TemplateRefusal if the template refuses the conversation or the spans of its answers cannot be found, and for
+    text that no tokenizer accepts.
     """
     chat = (_read_marks if template.marks else _find_answers)(template, messages, first)
     _check_calls(template, messages, chat.text)
@@ -56,28 +56,28 @@ def render_chat(template: ChatTemplate, messages: Messages, first: int = 0) -> R
 
 
 def is_trained_on(message: dict[str, Any]) -> bool:
-    """Whether a message is an answer that counts in the loss."""
+    """Return whether a message is an answer that contributes to the loss."""
     return message["role"] == ASSISTANT and message.get("weight", 1) != 0
 
 
 def _check_calls(template: ChatTemplate, messages: Messages, text: str) -> None:
-    """Raises TemplateRefusal where the text leaves out calls of tools: training would teach an answer without them."""
+    """Raise TemplateRefusal if the text leaves out tool calls: training would teach answers without them."""
     for number, message in enumerate(messages):
         if not message.get("tool_calls"):
             continue
         without = {name: value for name, value in message.items() if name != "tool_calls"}
         try:
             same = template.render([*messages[:number], without, *messages[number + 1 :]]) == text
-        except TemplateRefusal:  # it takes no message with neither words nor calls
+        except TemplateRefusal:  # the template refuses a message with neither text nor tool calls
             continue
         if same:
             raise TemplateRefusal("the template leaves out calls of tools")
 
 
 def _check_reasoning(template: ChatTemplate, messages: Messages, text: str, first: int) -> None:
-    """Raises TemplateRefusal where the text leaves out reasoning of an answer or call since the last user's message.
+    """Raise TemplateRefusal if the text leaves out reasoning of an answer or tool call since the last user message.
 
-    Templates leave out that of earlier turns on purpose. Reasoning is a text, or a list of parts with texts.
+    Templates leave out the reasoning of earlier turns on purpose. Reasoning is a text, or a list of parts with texts.
     """
     users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     for number in range(max(first, users[-1] if users else 0), len(messages)):
@@ -89,14 +89,14 @@ def _check_reasoning(template: ChatTemplate, messages: Messages, text: str, firs
                 without = {key: value for key, value in {**message, name: rest}.items() if key != name or value}
                 try:
                     same = template.render([*messages[:number], without, *messages[number + 1 :]]) == text
-                except TemplateRefusal:  # it takes no answer without reasoning
+                except TemplateRefusal:  # the template refuses an answer without reasoning
                     continue
                 if same:
                     raise TemplateRefusal(f"the template leaves out {name}")
 
 
 def _iterate_rests(reasoning: Any, text: str) -> Iterator[Any]:
-    """What is left of reasoning without each part of it that the text may lack."""
+    """Yield the reasoning without one of its parts, for each part with a text that the rendered `text` lacks."""
     parts = reasoning if isinstance(reasoning, list) else [reasoning]
     for number, part in enumerate(parts):
         if any(one.strip() not in text for one in _list_texts(part)):
@@ -104,7 +104,7 @@ def _iterate_rests(reasoning: Any, text: str) -> Iterator[Any]:
 
 
 def _list_texts(value: Any) -> list[str]:
-    """All texts in a part of reasoning, but for what kind of part it is."""
+    """Return all texts in a part of reasoning, except its `type`."""
     if isinstance(value, dict):
         return [text for name, one in value.items() if name != "type" for text in _list_texts(one)]
     if isinstance(value, list):
@@ -140,10 +140,10 @@ def _read_marks(template: ChatTemplate, messages: Messages, first: int) -> Rende
 
 
 def _render_before(template: ChatTemplate, messages: Messages) -> str:
-    """What the template writes before the last message, an answer.
+    """Return the text that the template writes before the last message, which is an answer.
 
-    Where it takes no conversation that ends there (as those that look at the first message take no empty one), that is
-    how the conversation begins whatever the answer says.
+    If the template refuses the conversation without that answer (some need a first message), this is the text that the
+    conversation begins with for any answer.
     """
     try:
         return template.render(messages[:-1], prompt=True)
@@ -156,10 +156,10 @@ def _render_before(template: ChatTemplate, messages: Messages) -> str:
 
 
 def _render_behind(template: ChatTemplate, messages: Messages) -> str | None:
-    """What the template writes behind an answer, the last message: an end token, and often a line's end.
+    """Return the text that the template writes after the last message, an answer: an end token, and often a newline.
 
-    None where it does not say. It is what stands behind a plain answer in its place, for behind its words the answer
-    may have calls of tools.
+    None if it cannot be found. It is taken from a plain answer in that place, because the answer itself may have tool
+    calls after its text.
     """
     word = _OTHER[0]
     for answer in ({"role": ASSISTANT}, messages[-1]):

@@ -1,8 +1,8 @@
-"""Conversations as text: a tokenizer's own chat template.
+"""Conversations as text by a tokenizer's chat template.
 
-A template is Jinja as transformers renders it: in a sandbox that changes nothing, with `messages`, the `tools` of a
-conversation or none, no `documents`, `add_generation_prompt`, the tokenizer's special tokens and `raise_exception`; it
-is not told the date, for another day would make other tokens of the same text.
+A template is Jinja as transformers renders it: in an immutable sandbox, with `messages`, the `tools` of a
+conversation or none, no `documents`, `add_generation_prompt`, the tokenizer's special tokens and `raise_exception`. It
+does not get the date, because another day would produce other tokens of the same text.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from uuid import uuid4
 from gangline.errors import UserError
 from gangline_basics.data.named_tokens import CONFIG, read_object, read_special_tokens
 
-Spans = tuple[tuple[int, int], ...]  # [start, stop) of letters
+Spans = tuple[tuple[int, int], ...]  # [start, stop) in letters
 
 
 class TemplateRefusal(Exception):
-    """What a template says of a conversation that it does not take."""
+    """Error of a template that refuses a conversation, with the reason."""
 
 
 class ChatTemplate:
-    """One template. special: names of special tokens, such as bos_token, and the words for them.
+    """A chat template. Raises UserError if the source is not a valid template.
 
-    marks: whether it marks the assistant's answers by `{% generation %}`. Raises UserError where it is none.
+    special  name of a special token, such as bos_token -> its text
+    marks    whether the template marks the assistant's answers by `{% generation %}`
     """
 
     def __init__(self, source: str, special: dict[str, str], name: str) -> None:
@@ -46,13 +47,13 @@ class ChatTemplate:
         environment.filters["tojson"] = _dump_json
         try:
             self._template = environment.from_string(source)
-        except Exception as error:  # what it computes is computed here, and too deep a nesting is a RecursionError
+        except Exception as error:  # compiling folds constants, and deep nesting raises RecursionError
             raise UserError(f"{name} is no chat template.", f"{type(error).__name__}: {error}") from error
         tag = environment.extensions[GenerationTag.identifier]
         self.marks = isinstance(tag, GenerationTag) and tag.seen
 
     def bind_tools(self, tools: list[Any] | None) -> ChatTemplate:
-        """The same of conversations whose prompts name these tools (None: none), objects or what tells of them."""
+        """Return the template for conversations whose prompts name these tools, given as objects (None: no tools)."""
         if not tools:
             return self
         template = copy(self)
@@ -60,14 +61,14 @@ class ChatTemplate:
         return template
 
     def render(self, messages: list[dict[str, Any]], prompt: bool = False) -> str:
-        """The conversation as text; `prompt`: up to where the assistant's next answer begins.
+        """Return the conversation as text; with `prompt`, up to where the assistant's next answer begins.
 
-        Raises TemplateRefusal where the template does not take it.
+        Raises TemplateRefusal if the template refuses the conversation.
         """
         return self._render(messages, prompt, {})
 
     def render_marked(self, messages: list[dict[str, Any]]) -> tuple[str, Spans]:
-        """The conversation as text, and where in it the answers are that the template marks. Raises TemplateRefusal."""
+        """Return the conversation as text, and the spans of answers that the template marks. Raises TemplateRefusal."""
         mark, text, spans = uuid4().hex, "", []
         for number, part in enumerate(self._render(messages, False, {self._mark: mark}).split(mark)):
             if number % 2:
@@ -83,7 +84,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=messages, tools=self._tools, documents=None, add_generation_prompt=prompt, **words
             )
-        except Exception as error:  # a template is a program of others: whatever it raises, it does not take this
+        except Exception as error:  # a template is a third-party program: any exception of it is a refusal
             known = isinstance(error, self._error)
             reason = str(error) if known else f"{type(error).__name__}: {error}"
             if "strftime_now" in reason:
@@ -106,9 +107,9 @@ def _dump_json(
 
 
 def read_template(tokenizer: str | None, template: str | None = None) -> ChatTemplate:
-    """The template in a file, or the one beside a tokenizer.json. Raises UserError where there is none.
+    """Return the template in a file, or the one next to a tokenizer.json. Raises UserError if there is none.
 
-    tokenizer: path of the tokenizer.json; None: text is bytes, and no template lies beside them.
+    tokenizer: path of the tokenizer.json; None: text is bytes, so only a template in a file is possible.
     """
     beside = None if tokenizer is None else Path(tokenizer).expanduser().parent
     special = {} if beside is None else read_special_tokens(beside)

@@ -1,4 +1,4 @@
-"""What a row that holds a conversation has to be: its messages, and the tools that they may call. Torch-free."""
+"""Format of a row with a conversation: its messages, and the tools that they may call. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ TOOLS = "tools"  # the field of a row
 
 
 def parse_messages(value: Any, where: str) -> list[dict[str, Any]]:
-    """A list of {role, content}, and of an answer `weight` 0 where it is not to be trained on.
+    """Return a list of {role, content}, where an answer with `weight` 0 is not trained on.
 
-    A call of tools may have no words. Raises UserError that names the row.
+    A message with tool calls may have no text. Raises UserError that names the row.
     """
     if not isinstance(value, list) or not value:
         raise UserError(f"{where} is no conversation: {value!r:.60}.", 'It is a list of {"role": ..., "content": ...}.')
@@ -36,9 +36,9 @@ def parse_messages(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def parse_tools(row: dict[str, Any], where: str) -> list[Any] | None:
-    """The tools that a row's conversation may call: its field `tools`, a list of objects, or either as JSON.
+    """Return the tools that a row's conversation may call: its field `tools`, a list of objects, or either as JSON.
 
-    None where it names none. Raises UserError that names the row.
+    None if the row names no tools. Raises UserError that names the row.
     """
     value = row.get(TOOLS)
     try:
@@ -56,7 +56,7 @@ def parse_tools(row: dict[str, Any], where: str) -> list[Any] | None:
 
 
 def drop_nulls(value: Any) -> Any:
-    """What a column of Parquet holds, without the fields of objects that it fills with null where others have them."""
+    """Return a Parquet value without the null fields of objects, which Parquet adds if other rows have these fields."""
     if isinstance(value, dict):
         return {name: drop_nulls(one) for name, one in value.items() if one is not None}
     return [drop_nulls(one) for one in value] if isinstance(value, list) else value

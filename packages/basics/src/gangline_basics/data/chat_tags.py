@@ -1,4 +1,4 @@
-"""Tags of chat templates beyond Jinja's own. Imported where templates are read, for it needs jinja2."""
+"""Tags of chat templates beyond Jinja's own. Imported only when a template is read, because it needs jinja2."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 
-MARK = "_answer_mark"  # the variable with a word to write before and behind each answer; without it none is written
+MARK = "_answer_mark"  # variable whose value is written before and after each answer; unset: nothing is written
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks answers for transformers. Its scope is that of a call block, as there.
+    """The tag `{% generation %}`, which marks answers in transformers. Its scope is that of a call block, as there.
 
-    seen: whether the template has one.
+    seen: whether the template has this tag.
     """
 
     tags = {"generation"}

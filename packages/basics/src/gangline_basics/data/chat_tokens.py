@@ -1,4 +1,4 @@
-"""A rendered conversation as tokens, and which of them are learnt. Torch-free.
+"""A rendered conversation as tokens, and the mask of the tokens that are trained on. Torch-free.
 
 n tokens of a conversation
 """
@@ -14,31 +14,31 @@ from gangline_basics.data.answers import RenderedChat
 from gangline_basics.data.chat import ChatTemplate
 from gangline_basics.data.codec import TextCodec, TokenizerCodec
 
-# The number of the rule below, for what is kept on a disk. 1: all that a template adds with an answer was learnt, the
-# line's end behind its end token too, and marks were passed over. 2: what stood behind an answer's words was searched
-# for its end, calls of tools too. 3: answers of weight 0 were trained on. 4: so were conversations of which the
-# template leaves out the last reasoning. 5: so were those of which it leaves out reasoning beside a call, or in parts.
+# Version of the loss mask below, for caches on a disk. 1: all text that a template adds with an answer was trained on,
+# with the newline after its end token, and marks were ignored. 2: the text after an answer's content was searched
+# for its end, with tool calls. 3: answers of weight 0 were trained on. 4: so were conversations of which the
+# template leaves out the last reasoning. 5: so were conversations without reasoning next to a call, or in parts.
 # 6: the rule below.
 LEARNT_RULE = 6
-NONE = -1  # no token's number
+NONE = -1  # not a token id
 
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """tokens (n,), learnt (n,) bool: those that the assistant said."""
+    """Tokens (n,) of a conversation, and a mask (n,) bool: True for the assistant's answers, which are trained on."""
 
     tokens: np.ndarray
     learnt: np.ndarray
 
 
 class ChatEncoder:
-    """Rendered conversations to tokens. Special tokens are those that the template wrote.
+    """Encoder of rendered conversations to tokens and loss masks. The special tokens are those that the template wrote.
 
-    A token is learnt where it holds a letter of an answer, as transformers has it (`return_assistant_tokens_mask`). An
-    answer that the template does not mark ends with the last special token of those that the template writes behind
-    each answer, or with the tokenizer's eos_token where that is one of them: what follows, such as a line's end or the
-    begin of the next turn, is written when no model is asked any more. Special are the tokenizer's added tokens, but
-    for those of white space, and those that the template has names for.
+    A token is trained on if it holds a letter of an answer, as in transformers (`return_assistant_tokens_mask`). An
+    answer that the template does not mark ends with the last special token that the template writes after each answer,
+    or with the tokenizer's eos_token if it is among these tokens. Text after that, such as a newline or the beginning
+    of the next turn, is written when the model is not generating. Special are the tokenizer's added tokens, except
+    white space, and the tokens that the template has names for.
     """
 
     def __init__(self, codec: TextCodec, template: ChatTemplate) -> None:
@@ -54,7 +54,7 @@ class ChatEncoder:
         ]
 
     def _mask_answers(self, chat: RenderedChat, ids: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """(n,) bool. places (n, 2): [start, stop) of the letters of each token."""
+        """Return the mask of tokens to train on, (n,) bool. places (n, 2): [start, stop) of each token's letters."""
         begins, ends = places.T
         special, mask = np.isin(ids, self._special), np.zeros(len(ids), bool)
         for start, stop, content_stop in chat.answers:
@@ -65,7 +65,7 @@ class ChatEncoder:
         return mask
 
     def _encode_places(self, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(tokens, their places) of each text."""
+        """Yield (tokens, their places) of each text: ids (n,), and [start, stop) of each token's letters (n, 2)."""
         if not isinstance(self.codec, TokenizerCodec):
             for text in texts:
                 of_bytes = np.frombuffer(text.encode(), np.uint8).astype(np.int64)

@@ -18,15 +18,15 @@ from gangline_basics.data.pieces import TextPieces
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# What tokenizers call the end of a text; a tokenizer.json does not say which of its tokens that is. The first names
-# mean nothing else, and come before the eos_token beside it, which may be the end of an answer (<|im_end|>).
+# Names of end-of-text tokens; a tokenizer.json does not say which of its tokens that is. The names END_OF_TEXT
+# mean only that, and come before the eos_token next to it, which may be the end of an answer (<|im_end|>).
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")
 ENDS = ("</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
-OPTIONS = ("data.tokenizer=", "data.separator=")  # how messages name them; the value follows
+OPTIONS = ("data.tokenizer=", "data.separator=")  # names in messages, before the value
 
 
 class TextCodec(ABC):
-    """One vocabulary."""
+    """Codec of one vocabulary: text to tokens and back."""
 
     vocab_size: int
     separator: int | None  # the token between files
@@ -35,18 +35,18 @@ class TextCodec(ABC):
 
     @abstractmethod
     def encode_file(self, content: bytes, name: str) -> np.ndarray:
-        """A file's tokens (n,), without the separator."""
+        """Return a file's tokens (n,), without the separator."""
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """A text's tokens."""
+        """Return a text's tokens."""
 
     @abstractmethod
     def decode(self, tokens: list[int]) -> str:
-        """Tokens as text; what has no text in this vocabulary is left out, and so are special tokens."""
+        """Return tokens as text, without special tokens and tokens outside the vocabulary."""
 
     def decode_special(self, tokens: list[int]) -> str:
-        """Tokens as text, special tokens by their names."""
+        """Return tokens as text, special tokens by their names."""
         return self.decode(tokens)
 
     def encode_special(self, text: str) -> tuple[list[int], list[int], list[int]]:
@@ -55,7 +55,7 @@ class TextCodec(ABC):
 
 
 class ByteCodec(TextCodec):
-    """One token for each byte. Raises UserError for a separator that is not one byte.
+    """Codec with one token for each byte. Raises UserError for a separator that is not one byte.
 
     options  names of the options of the tokenizer and the separator, as messages write them before the value
     """
@@ -84,15 +84,16 @@ class ByteCodec(TextCodec):
 
 
 class TokenizerCodec(TextCodec):
-    """A tokenizer.json, without the special tokens, truncation, padding and dropout of merges that it may have.
+    """Codec of a tokenizer.json; its special tokens, truncation, padding and merge dropout are switched off.
 
     pieces   splits a long text
-    options  as of ByteCodec
-    Raises UserError for a file that cannot be read, a separator that is no token, and text that is not UTF-8.
+    options  as for ByteCodec
+
+    Raises UserError for a file that cannot be read, a separator that is not a token, and text that is not UTF-8.
     """
 
     def __init__(self, path: str, separator: str | None, errors: str, options: tuple[str, str] = OPTIONS) -> None:
-        self.option = f"{options[0]}{path}"  # for messages
+        self.option = f"{options[0]}{path}"  # name and value in messages
         content = _read(path, self.option)
         self.tokenizer = _load_tokenizer(self.option, content)
         self.path, self.errors, self.pieces = path, errors, TextPieces(self.tokenizer, content)
@@ -106,7 +107,7 @@ class TokenizerCodec(TextCodec):
         self.separator = ids[0] if ids else None
 
     def encode_file(self, content: bytes, name: str) -> np.ndarray:
-        """Raises UserError where the file is not UTF-8 and `errors` is strict, or the vocabulary lacks a word."""
+        """Return a file's tokens (n,). Raises UserError for invalid UTF-8 if `errors` is strict, and unknown words."""
         try:
             text = content.decode(errors=self.errors)
         except UnicodeDecodeError as error:
@@ -147,10 +148,10 @@ class TokenizerCodec(TextCodec):
 
 
 def open_codec(tokenizer: str | None, separator: str | None, errors: str = "replace") -> TextCodec:
-    """The vocabulary of a tokenizer.json, or that of bytes where none is named.
+    """Return the codec of a tokenizer.json, or of bytes if `tokenizer` is None.
 
-    separator: the token between files, None for the vocabulary's own; errors: what becomes of text that is not UTF-8,
-    as `bytes.decode` takes it. Raises UserError where the vocabulary cannot be had.
+    separator: the token between files, None for the vocabulary's own. errors: handling of text that is not UTF-8, as
+    for `bytes.decode`. Raises UserError if the codec cannot be loaded.
     """
     return ByteCodec(separator) if tokenizer is None else TokenizerCodec(tokenizer, separator, errors)
 
@@ -178,15 +179,15 @@ def _load_tokenizer(option: str, content: bytes) -> Tokenizer:
             str(error).splitlines()[0],
             "It is the file that `Tokenizer.save` of the tokenizers package writes.",
         ) from error
-    # A tokenizer that has once cut or padded a batch is saved with both, and would go on to lose text or to make some.
+    # A tokenizer that has truncated or padded a batch is saved with both on, and would lose text or add padding.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if isinstance(tokenizer.model, BPE):
-        tokenizer.model.dropout = None  # else a text's tokens are drawn at random
+        tokenizer.model.dropout = None  # otherwise a text's tokens are random
     return tokenizer
 
 
 def _list_ends(path: str) -> tuple[str, ...]:
-    """Names that the end of a text may have, the likeliest first."""
+    """Return the possible names of the end-of-text token, the likeliest first."""
     eos_token = read_special_tokens(Path(path).expanduser().parent).get("eos_token")
     return (*END_OF_TEXT, *([] if eos_token is None else [eos_token]), *ENDS)

@@ -1,4 +1,4 @@
-"""The bytes of a file, decompressed as the ending of its name says. Torch-free."""
+"""Decompression of files by the ending of their name. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from typing import Any, BinaryIO, cast
 
 from gangline.errors import UserError
 
-_PIECE = 1 << 14  # compressed bytes at once: what they expand to is in memory where they are Zstandard
+_PIECE = 1 << 14  # compressed bytes read at once; for Zstandard their whole expansion is in memory
 _BUFFER = 1 << 18
 
 
 class _Streams(io.RawIOBase):
-    """The content of compressed streams, one after another. Raises EOFError where the last one is incomplete.
+    """Content of concatenated compressed streams. Raises EOFError if the last one is incomplete.
 
-    The readers of bz2 and lzma return what comes before a damaged stream as if the file ended there, and that of
-    zstandard what it has of an incomplete one.
+    The readers of bz2 and lzma end silently before a damaged stream, and the reader of zstandard inside an incomplete
+    one.
 
-    start: begins a stream. most: bytes that it may expand to at once, where it can be told so. padding: bytes of
-    which zeros between streams are a multiple.
+    start    creates the decompressor of a stream
+    most     maximum of bytes per decompress call, for decompressors that take it
+    padding  number of bytes of which zeros between streams must be a multiple; 0: no padding
     """
 
     def __init__(self, raw: BinaryIO, start: Callable[[], Any], most: tuple[int, ...] = (), padding: int = 0) -> None:
@@ -51,7 +52,7 @@ class _Streams(io.RawIOBase):
         return size
 
     def _read_more(self) -> bool:
-        """Whether there is input."""
+        """Read input if none is buffered, and return whether there is any."""
         self._input = self._input or self._raw.read(_PIECE)
         return bool(self._input)
 
@@ -61,7 +62,7 @@ class _Streams(io.RawIOBase):
             rest = self._input.lstrip(b"\0")
             zeros, self._input = zeros + len(self._input) - len(rest), rest
         if self._padding:
-            self._input = bytes(zeros % self._padding) + self._input  # begins no stream
+            self._input = bytes(zeros % self._padding) + self._input  # leftover zeros are not a valid stream
 
 
 def _open_zstd(raw: BinaryIO) -> _Streams:
@@ -80,12 +81,12 @@ _READERS: dict[str, Callable[[BinaryIO], Any]] = {
     ".xz": lambda raw: _add_buffer(_Streams(raw, lzma.LZMADecompressor, (_BUFFER,), padding=4)),
     ".zst": lambda raw: _add_buffer(_open_zstd(raw)),
 }
-COMPRESSED = tuple(_READERS)  # endings of names
+COMPRESSED = tuple(_READERS)  # name endings
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
 
 def find_compression(path: str) -> str:
-    """The ending that says how a file is compressed, "" for one that is not."""
+    """Return the name ending of the compression, or "" for an uncompressed file."""
     return next((ending for ending in COMPRESSED if path.lower().endswith(ending)), "")
 
 
@@ -93,10 +94,11 @@ def find_compression(path: str) -> str:
 def open_decompressed(
     path: str, *, ending: str | None = None, source: Callable[[], BinaryIO] | None = None, prefix: str = ""
 ) -> Iterator[BinaryIO]:
-    """The bytes of the file `path`, as a stream. Raises UserError where they cannot be read, also within.
+    """Open the file `path` as a stream of decompressed bytes. Raises UserError for read errors, also inside the block.
 
-    ending: how it is compressed, where not its name says so. source: opens it, where it is no file of this machine.
-    prefix: before the path in what is raised ("data.path: ").
+    ending  compression, None: by the name
+    source  opens the file, if it is not on this machine
+    prefix  text before the path in error messages ("data.path: ")
     """
     reader = _READERS.get(find_compression(path) if ending is None else ending, lambda raw: raw)
     try:
@@ -112,6 +114,6 @@ def open_decompressed(
     except OSError as error:
         raise UserError(f"{prefix}{path} cannot be read.", error.strerror or str(error)) from error
     except Exception as error:
-        if type(error).__module__.partition(".")[0] != "zstandard":  # which need not be installed
+        if type(error).__module__.partition(".")[0] != "zstandard":  # matched by name, because it may not be installed
             raise
         raise UserError(f"{prefix}{path} is damaged, or not what its name says.", str(error)) from error

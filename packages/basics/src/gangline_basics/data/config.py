@@ -1,4 +1,4 @@
-"""The built-in data source's configuration. Torch-free."""
+"""Configuration of the built-in data source. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,33 +16,31 @@ if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline_basics.data.codec import TextCodec
 
-HEADS = 100  # files of which a check reads the beginning
+HEADS = 100  # maximum number of files whose beginning a check reads
 
 
 @dataclass
 class TextConfig(DataConfig):
     """Text files, read into memory.
 
-    `path` is a file, a directory, a glob, or a list of these; null is the Python standard library's own source, which
+    `path` is a file, a directory, a glob, or a list of these; null is the source of the Python standard library, which
     every machine with Python has. Files are plain text or JSON lines (.jsonl, .ndjson), and may be compressed (.gz,
     .bz2, .xz, .zst).
     """
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "tokenizer")
 
-    path: str | list[str] | None = None  # a file, a directory, a glob or a list of these; null: Python's own source
-    tokenizer: str | None = None  # a tokenizer.json; null: one token for each byte, vocabulary 256
-    text_field: str = "text"  # of a .jsonl, each line of which is a document: the field with its text
-    binary: bool = False  # read what does not look like text, too
-    separator: str | None = (
-        None  # the token between files; null: the tokenizer's own end of text or eos_token, or byte 0
-    )
-    documents: bool = False  # each file, or line of a .jsonl, stands alone: no attention across, positions start anew
-    validation_fraction: Share = 0.02  # of the files (of one file: its end) is held out; 1, of a validation set: all
-    encoding_errors: Literal["replace", "ignore", "strict"] = "replace"  # of text that is not UTF-8, with a tokenizer
+    path: str | list[str] | None = None  # file, directory, glob or a list of these; null: Python's own source
+    tokenizer: str | None = None  # path of a tokenizer.json; null: one token for each byte, vocabulary 256
+    text_field: str = "text"  # field with the text of a document, in the lines of a .jsonl
+    binary: bool = False  # binary files allowed: read files that do not look like text
+    separator: str | None = None  # token between files; null: the tokenizer's own end of text or eos_token, or byte 0
+    documents: bool = False  # document masking: no attention across files or .jsonl lines, positions restart
+    validation_fraction: Share = 0.02  # share of files held out (of one file: its end); 1 for a validation set: all
+    encoding_errors: Literal["replace", "ignore", "strict"] = "replace"  # handling of invalid UTF-8, with a tokenizer
 
     def build_codec(self, run: Run) -> TextCodec:
-        """Text to tokens and back, without reading the data. Raises UserError."""
+        """Return the codec of text to tokens and back, without reading the data. Raises UserError."""
         from gangline_basics.data.codec import open_codec
 
         return open_codec(self.tokenizer, self.separator, self.encoding_errors)
@@ -61,7 +59,7 @@ class TextConfig(DataConfig):
         ]
 
     def check(self, run: Run) -> list[Problem]:
-        """Everything that names, sizes and beginnings of files can tell."""
+        """Return the problems that names, sizes and beginnings of files show."""
         from gangline_basics.data.compressed import find_compression
         from gangline_basics.data.corpus import list_corpus
         from gangline_basics.data.formats import check_head, is_lines
@@ -92,7 +90,7 @@ class TextConfig(DataConfig):
             return [*problems, error.to_problem()]
         stored = any(
             find_compression(file.path) or is_lines(file.path) for file in files
-        )  # their text has another size
+        )  # their text differs in size from the file
         size = sum(file.size for file in files)
         least_size = run.batch.sequence_length + 1
         if self.tokenizer is None and not stored and size < least_size:

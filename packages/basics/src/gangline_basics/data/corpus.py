@@ -1,4 +1,4 @@
-"""Which files a run reads, and which are held out. Torch-free; contents are read piece by piece, when asked for."""
+"""Choice of the files that a run reads and holds out. Torch-free; contents are read file by file, on demand."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from gangline.errors import UserError
 from gangline_basics.data import formats
 
-# Absent from some distributions of Python, or not part of it: the default corpus must not depend on them.
+# Missing in some distributions of Python, or not part of it: the default corpus must not depend on them.
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """One text file; `name` is its path below what all files have in common, with forward slashes."""
+    """A text file; `name` is its path relative to the common root of all files, with forward slashes."""
 
     path: str
     name: str
@@ -29,20 +29,20 @@ class TextFile:
 
 @dataclass(frozen=True)
 class FilePart:
-    """A file, or of the one that a split goes through the part before or after byte `cut`."""
+    """A file, or the part of a file before or after byte `cut`, if the split goes through it."""
 
     file: TextFile
     cut: int | None = None
     after: bool = False
 
     def read(self, field: str = "text", binary: bool = False) -> list[bytes]:
-        """The documents in it: all of a file of text, each line of a .jsonl, of which `field` is the text.
+        """Return the documents: the text of a plain file, or `field` of each line of a .jsonl.
 
-        binary: what does not look like text is read, too. Raises UserError where the file cannot be read.
+        binary: also read files that do not look like text. Raises UserError if the file cannot be read.
         """
         path = self.file.path
         content = formats.read(path)
-        cut = None if self.cut is None else self.cut * len(content) // self.file.size  # the size is of what is stored
+        cut = None if self.cut is None else self.cut * len(content) // self.file.size  # both are of stored bytes
         if formats.is_lines(path):
             lines, first = formats.read_lines(content, cut, self.after)
             return formats.read_documents(lines, path, field, first)
@@ -57,10 +57,9 @@ class FilePart:
 def list_corpus(
     path: str | list[str] | None, mend: str = "data.path=null takes the built-in corpus."
 ) -> list[TextFile]:
-    """Every file that `path` names, in order of name; files, directories and globs may be mixed.
+    """Return every file that `path` names, sorted by name; files, directories and globs may be mixed.
 
-    mend: what is said to who names nothing that there is.
-    Raises UserError for what is missing, empty or forbidden.
+    Raises UserError, with the caller's advice, for files that are missing, empty or not readable.
     """
     if path is None:
         root = sysconfig.get_path("stdlib")
@@ -75,7 +74,7 @@ def list_corpus(
 
 
 def _find_root(path: str) -> str:
-    """The folder that a path names files below: their names are from there, whatever files are in it."""
+    """Return the folder that the names of a path's files are relative to, independent of the files in it."""
     if os.path.isdir(path):
         return path
     while glob.has_magic(path) and not os.path.exists(path):
@@ -101,7 +100,7 @@ def _expand(path: str, mend: str) -> list[str]:
 
 
 def find_files(pattern: str) -> list[str]:
-    """Every file that a glob matches, without directories and links to nothing. Raises UserError as `check_regular`."""
+    """Return every file that a glob matches, without directories and broken links. Raises as `check_regular`."""
     paths = [file for file in glob.glob(pattern, recursive=True) if os.path.exists(file) and not os.path.isdir(file)]
     for file in paths:
         check_regular(file)
@@ -109,7 +108,7 @@ def find_files(pattern: str) -> list[str]:
 
 
 def check_regular(path: str) -> None:
-    """Raises UserError for a pipe, a socket and a device, without opening it; a link is followed."""
+    """Raise UserError for a pipe, a socket and a device, without opening it; a link is followed."""
     kind = os.stat(path).st_mode
     if not stat.S_ISREG(kind):
         name = "pipe" if stat.S_ISFIFO(kind) else "socket" if stat.S_ISSOCK(kind) else "device"
@@ -129,10 +128,10 @@ def _walk(root: str, skip: set[str], suffix: str = "") -> list[str]:
 
 
 def walk_files(root: str, skip: Set[str]) -> list[str]:
-    """Every regular file below a folder, without hidden ones and without folders of the names `skip`.
+    """Return every regular file below a folder, except hidden files and folders with a name in `skip`.
 
-    Raises UserError for a link that leads out of the folder or to nothing, for what is no regular file, and for a
-    folder that cannot be read. A folder that is a link is not entered: its files are read where they are.
+    Raises UserError for a link that leads out of the folder or is broken, an irregular file, and a folder that cannot
+    be read. A linked folder is not entered: its files are read under their real folder.
     """
     inside, paths, folders = os.path.realpath(root), [], [root]
     try:
@@ -180,10 +179,10 @@ def _list_files(paths: list[str], asked: str | list[str] | None, root: str | Non
 
 
 def split(files: list[TextFile], fraction: float, name: str) -> list[FilePart]:
-    """The pieces of one split ("train" or "validation"), the same on every machine with the same files.
+    """Return the parts of one split ("train" or "validation"), the same on every machine with the same files.
 
-    Whole files are held out, chosen by a hash of their names, so that a file stays on its side when others come or
-    go. Where there are too few files for that, the end of the text is held out instead.
+    Complete files are held out, chosen by a hash of their names, so that a file stays in its split when others are
+    added or removed. With too few files for that, the end of the text is held out instead.
     """
     held_out = {file for file in files if _hash_to_fraction(file.name) < fraction}
     if len(files) * fraction >= 1 and 0 < len(held_out) < len(files):
@@ -206,7 +205,7 @@ def _hash_to_fraction(name: str) -> float:
 
 
 def _find_line_end(content: bytes, at: int) -> int:
-    """The end of the line that byte `at` lies in; without lines, the next boundary of a UTF-8 character."""
+    """Return the end of the line that contains byte `at`, or without lines the next boundary of a UTF-8 character."""
     newline = content.find(b"\n", at)
     if 0 <= newline < len(content) - 1:
         return newline + 1

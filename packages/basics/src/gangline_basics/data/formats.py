@@ -1,4 +1,4 @@
-"""From a file to its documents: plain text, JSON lines, either of them compressed. Torch-free."""
+"""Documents of a file: plain text or JSON lines, optionally compressed. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 from gangline.errors import UserError
 from gangline_basics.data.compressed import COMPRESSED, find_compression, open_decompressed
 
-HEAD = 1 << 16  # bytes that are enough to tell text from other bytes
-NULS, INVALID = 1e-3, 0.3  # more of them than this is no text: prose in Latin-1 has up to 0.1 of invalid UTF-8
+HEAD = 1 << 16  # bytes that are enough to tell text from binary data
+NULS, INVALID = 1e-3, 0.3  # maximum shares in a text: prose in Latin-1 has up to 0.1 of invalid UTF-8
 LINES = (".jsonl", ".ndjson")
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 def is_lines(path: str) -> bool:
-    """Whether each line of a file is a JSON object, a document of its own."""
+    """Return whether each line of a file is a JSON object, a document of its own."""
     return path.lower().removesuffix(find_compression(path)).endswith(LINES)
 
 
 def read(path: str, limit: int = -1) -> bytes:
-    """The uncompressed bytes of a file, `limit` of them at most. Raises UserError where it cannot be read."""
+    """Return the uncompressed bytes of a file, at most `limit`. Raises UserError if the file cannot be read."""
     with open_decompressed(path, prefix="data.path: ") as file:
         return file.read(limit)
 
 
 def check_head(path: str, field: str, binary: bool) -> None:
-    """Raises UserError for a file whose beginning says that it cannot be read as text."""
+    """Raise UserError for a file whose beginning shows that it cannot be read as text."""
     head = read(path, HEAD)
     if is_lines(path):
         read_documents(head if len(head) < HEAD else head[: head.rfind(b"\n") + 1], path, field)
@@ -36,9 +36,9 @@ def check_head(path: str, field: str, binary: bool) -> None:
 
 
 def describe_binary(content: bytes) -> str:
-    """Count and kind of the bytes that no text has, in the beginning of a file; "" where it looks like text."""
+    """Return count and kind of the bytes at the beginning of a file that no text has, or "" if it looks like text."""
     head = content[:HEAD]
-    nuls, invalid = head.count(0), head[:-4].decode(errors="replace").count("�")  # its end may cut a character
+    nuls, invalid = head.count(0), head[:-4].decode(errors="replace").count("�")  # its end may split a character
     if nuls > NULS * len(head):
         return f"{nuls} NUL bytes"
     return f"{invalid} bytes that are not UTF-8" if invalid > INVALID * len(head) else ""
@@ -55,13 +55,13 @@ def encode_utf8(text: str) -> bytes:
 
 
 def replace_invalid(content: bytes) -> tuple[str, int]:
-    """Return bytes as text, with U+FFFD in the place of what is not UTF-8, and how many of those there are."""
+    """Return bytes as text, with U+FFFD in place of invalid UTF-8, and the number of these replacements."""
     text = content.decode(errors="replace")
     return text, text.count("\ufffd") - content.count("\ufffd".encode())
 
 
 def refuse_binary(content: bytes, path: str) -> None:
-    """Raises UserError for bytes that are no text."""
+    """Raise UserError for bytes that do not look like text."""
     if not (what := describe_binary(content)):
         return
     endings = ", ".join(COMPRESSED)
@@ -74,9 +74,9 @@ def refuse_binary(content: bytes, path: str) -> None:
 
 
 def read_documents(content: bytes, path: str, field: str, first: int = 1) -> list[bytes]:
-    """The text of each line, a JSON object, of which `field` holds it. first: the number of the first line.
+    """Return `field`, a text, of each line, a JSON object. first: the number of the first line.
 
-    Raises UserError that names the line, and the fields that are there.
+    Raises UserError that names the line, and the fields that it has.
     """
     documents = []
     for number, line in enumerate(content.split(b"\n"), first):
@@ -90,7 +90,7 @@ def read_documents(content: bytes, path: str, field: str, first: int = 1) -> lis
             raise UserError(f"data.path: line {number} of {path} is no JSON object.", 'Each has to be {"text": "..."}.')
         if not isinstance(record.get(field), str):
             raise _explain_no_text(record, number, path, field)
-        documents.append(encode_utf8(record[field]))  # `encoding_errors` decides of bytes that are not UTF-8
+        documents.append(encode_utf8(record[field]))  # `encoding_errors` handles the invalid UTF-8 of lone surrogates
     return documents
 
 
@@ -105,11 +105,11 @@ def _explain_no_text(record: dict[str, Any], number: int, path: str, field: str)
 
 
 def read_lines(content: bytes, cut: int | None, after: bool) -> tuple[bytes, int]:
-    """Whole lines of one side of byte `cut`, and the number of the first: a line is where it begins."""
+    """Return the complete lines that start before or after byte `cut`, and the number of the first line."""
     if cut is None:
         return content, 1
     at = content.rfind(b"\n", 0, cut) + 1
     at = at if at == cut else (content.find(b"\n", cut) + 1 or len(content))
-    if at >= len(content.rstrip()):  # the last line is the one to hold out
+    if at >= len(content.rstrip()):  # the last line is always held out
         at = content.rstrip().rfind(b"\n") + 1
     return (content[at:], content.count(b"\n", 0, at) + 1) if after else (content[:at], 1)

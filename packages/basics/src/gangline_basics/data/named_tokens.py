@@ -1,4 +1,4 @@
-"""The tokens that a tokenizer has names for, bos_token and the like, as the files beside it say. Torch-free."""
+"""Special tokens that a tokenizer names, such as bos_token, from the files next to it. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ GENERATION = "generation_config.json"
 
 
 def read_special_tokens(directory: Path) -> dict[str, str]:
-    """Name -> word: those of tokenizer_config.json, and those of special_tokens_map.json as transformers takes them.
+    """Return name -> text of the special tokens in tokenizer_config.json and special_tokens_map.json, as transformers.
 
-    A config that lists its added tokens says all; where it does not, the map is heard before it. Raises UserError for
+    A config that lists its added tokens is complete; otherwise the map overrides it. Raises UserError for
     a file that cannot be read.
     """
     return map_words(read_object(directory / CONFIG), read_object(directory / MAP))
 
 
 def map_words(config: dict[str, Any], map: dict[str, Any]) -> dict[str, str]:
-    """The same, from what the two files hold."""
+    """Return name -> text of the special tokens, given tokenizer_config.json and special_tokens_map.json."""
     entries = config if "added_tokens_decoder" in config else {**config, **map}
     words = {}
     for name, value in entries.items():
@@ -46,7 +46,7 @@ def read_generation_config(directory: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object of a file, empty where there is no such file. Raises UserError for what is none."""
+    """Return the JSON object of a file, {} if there is no such file. Raises UserError for other content."""
     try:
         content = json.loads(read_regular(path))
     except FileNotFoundError:

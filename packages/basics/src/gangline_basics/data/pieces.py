@@ -1,10 +1,10 @@
-"""Long texts in pieces whose tokens, one after another, are those of the whole text. Torch-free.
+"""Long texts in pieces whose concatenated tokens are those of the complete text. Torch-free.
 
 A tokenizer needs many times the memory of a text, so a long one is encoded piece by piece. A text may be split where
 
 - the pre-tokenizer splits it, if it adds nothing to the beginning of a text (byte-level BPE)
 - a single space becomes the beginning of a word (Metaspace; or "▁" put before a text, as of Llama 2), if no token holds
-  that sign behind another letter
+  that sign after another letter
 
 A text of any other tokenizer stays complete.
 """
@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PIECE = 1 << 18  # characters at least
-WINDOW = 512  # characters around a place that a pre-tokenizer looks at
-SHIFTS = 4  # a place is a border if the pre-tokenizer splits there, whichever of so many windows it looks at
+PIECE = 1 << 18  # minimum length in characters
+WINDOW = 512  # characters around a place that a pre-tokenizer is run on
+SHIFTS = 4  # number of windows: a place is a border if the pre-tokenizer splits there in all of them
 SIGN = "▁"
-FORMS = (None, "NFC", "NFD", "NFKC", "NFKD")  # normalizers that no ASCII character joins to the one before it
-LOCAL = {"Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}  # what a pre-tokenizer may be a sequence of
+FORMS = (None, "NFC", "NFD", "NFKC", "NFKD")  # normalizers that never merge an ASCII character with the one before
+LOCAL = {"Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}  # pre-tokenizers that see only nearby text
 
 
 class TextPieces:
-    """Splits texts for one tokenizer. content: its tokenizer.json."""
+    """Splitter of texts for one tokenizer. content: its tokenizer.json."""
 
     def __init__(self, tokenizer: Tokenizer, content: bytes) -> None:
         about = json.loads(content)
@@ -36,14 +36,14 @@ class TextPieces:
         self._normal = str if self._form is None else tokenizer.normalizer.normalize_str
         tokens = [token["content"] for token in about.get("added_tokens") or () if token["content"]]
         self._added = {*tokens, *map(self._normal, tokens)}
-        self._starts = {token[:2] for token in self._added}  # few, so that a window is searched fast
+        self._starts = {token[:2] for token in self._added}  # few, so the search of a window is fast
         self._longest = max(map(len, self._added), default=0)
         self._words, self._spaces, self._dropped = _splits_at_words(about), _splits_at_spaces(about), 0
         if _puts_sign_first(about):
-            self._spaces, self._dropped = True, 1  # the sign that is put before each piece stands for the space
+            self._spaces, self._dropped = True, 1  # the sign that is put before each piece replaces the space
 
     def __call__(self, text: str) -> list[str]:
-        """The pieces of a text, of at least `PIECE` characters but the last."""
+        """Return the pieces of a text, each of at least `PIECE` characters except the last."""
         pieces, start = [], 0
         while (place := self._find_border(text, start + PIECE)) is not None:
             pieces.append(text[start:place])
@@ -51,13 +51,13 @@ class TextPieces:
         return [*pieces, text[start:]] if text else []
 
     def _find_border(self, text: str, first: int) -> int | None:
-        """The first place from `first` on where the text may be split, if there is one before its end."""
+        """Return the first place from `first` on where the text may be split, or None."""
         if not (self._words or self._spaces):
             return None
         for start in range(first, len(text) - 2 * WINDOW, WINDOW):
-            reach = WINDOW + self._longest  # an added token takes white space around it along
+            reach = WINDOW + self._longest  # an added token may strip white space around it
             near = text[max(0, start - reach) : start + WINDOW + reach]
-            near += self._normal(near)  # an added token may be found in either
+            near += self._normal(near)  # an added token may match before or after normalization
             if any(one in near for one in self._starts) and any(token in near for token in self._added):
                 continue
             places = self._split_words(text, start) if self._words else self._split_spaces(text, start)
@@ -73,15 +73,15 @@ class TextPieces:
         yield from sorted(borders or ())
 
     def _find_word_borders(self, text: str, start: int, begin: int, end: int) -> set[int]:
-        """The places from `start` on where the pre-tokenizer splits the normal form of text[begin:end]."""
+        """Return the places from `start` on where the pre-tokenizer splits the normal form of text[begin:end]."""
         normal = self._normal(text[begin:end])
         firsts = {first for _, (first, _) in self._before.pre_tokenize_str(normal)}
         borders, last, at = set(), begin, 0
         for place in range(start, start + WINDOW):
-            if self._form is None or text[place].isascii():  # then both sides have normal forms of their own
+            if self._form is None or text[place].isascii():  # then both sides normalize independently
                 at += len(self._normal(text[last:place]))
                 last = place
-                # White space at the end of a piece would be split otherwise: patterns look at what follows it.
+                # White space at the end of a piece would be split differently: patterns look ahead of it.
                 if at in firsts and not normal[at - 1].isspace():
                     borders.add(place)
         return borders
@@ -95,7 +95,7 @@ class TextPieces:
 
 
 def _list_steps(part: dict[str, Any] | None, kinds: str) -> list[dict[str, Any]]:
-    """The parts of a sequence of normalizers or pre-tokenizers, or the one part."""
+    """Return the parts of a sequence of normalizers or pre-tokenizers, or the single part."""
     if part is None:
         return []
     return list(part[kinds]) if part["type"] == "Sequence" else [part]
@@ -125,7 +125,7 @@ def _puts_sign_first(about: dict[str, Any]) -> bool:
 
 
 def _begins_words(about: dict[str, Any]) -> bool:
-    """Whether no token holds the sign behind another letter."""
+    """Return whether no token holds the sign after another letter."""
     vocabulary = about["model"].get("vocab") or ()
     words = vocabulary if isinstance(vocabulary, dict) else [word for word, _ in vocabulary]
     return not any(SIGN in word.lstrip(SIGN) for word in words)

@@ -1,4 +1,4 @@
-"""Text in memory, cut into windows that are visited in a fresh random order each epoch.
+"""Text in memory, split into windows that are visited in a new random order each epoch.
 
 The order is a function of (seed, split, epoch) alone: windows sorted by the raw output of Philox (Salmon et al., SC
 2011), which, unlike a library's `shuffle`, is the same under every version of numpy.
@@ -24,16 +24,18 @@ if TYPE_CHECKING:
     from gangline_basics.data.config import TextConfig
 
 
-COUNTED = 1 << 16  # tokens that are counted at a time
+COUNTED = 1 << 16  # minimum number of tokens per bincount
 
 
 class TextSource(DataSource):
-    """Windows of T tokens out of one long row of them.
+    """Windows of T tokens of one long sequence.
 
     tokens  (N,) all files (of a .jsonl: lines) in order, each followed by the separator
-    starts  (files,) where each of them begins
+    starts  (files,) index of the first token of each file
+
     Window w reads tokens w·T to (w+1)·T inclusive, so that in an epoch each token but the first is a target once (the
-    last N-1 mod T never are). With `documents`, a target in another file than its input does not count.
+    last N-1 mod T never are). With `documents`, a target in another file than its input does not contribute to the
+    loss.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class TextSource(DataSource):
         self.tokens, self.starts, self.codec, self.called = tokens, starts, codec, called
         self.sequence_length, self.seed, self.split, self.documents = sequence_length, seed, split, documents
         self.windows = (len(tokens) - 1) // sequence_length
-        self.tokens.flags.writeable = False  # samples are views of it
+        self.tokens.flags.writeable = False  # samples are views of this array
         self._order = lru_cache(maxsize=2)(self._draw_order)
 
     def sample(self, i: int) -> Sample:
@@ -93,14 +95,14 @@ class TextSource(DataSource):
         )
 
     def compute_unigram_entropy(self) -> float:
-        """-Σ p log p of the tokens' frequencies, in nats: the loss of a model that only knows those."""
+        """Return -Σ p log p of the tokens' frequencies, in nats: the loss of a model that knows only these."""
         return self._entropy
 
     @cached_property
     def _entropy(self) -> float:
         counts = np.zeros(int(self.tokens.max()) + 1, np.int64)
         block = max(COUNTED, 8 * len(counts))
-        for start in range(0, len(self.tokens), block):  # bincount makes 8 bytes of each token
+        for start in range(0, len(self.tokens), block):  # bincount converts each token to 8 bytes
             counts += np.bincount(self.tokens[start : start + block], minlength=len(counts))
         p = counts[counts > 0] / len(self.tokens)
         return float(-(p * np.log(p)).sum())
@@ -121,7 +123,7 @@ class TextSource(DataSource):
 
 
 def build(config: TextConfig, run: Run, split_name: Split) -> TextSource:
-    """Read one split. Raises UserError where a file cannot be read or the text is shorter than one sequence."""
+    """Read one split. Raises UserError if a file cannot be read or the text is shorter than one sequence."""
     codec = config.build_codec(run)
     pieces = split(list_corpus(config.path), config.validation_fraction, split_name)
     end = np.asarray([] if codec.separator is None else [codec.separator], codec.dtype)

@@ -1,4 +1,4 @@
-"""What lies beside the weights for those who write text: tokenizer, chat template, generation config. Torch-free."""
+"""Files exported next to the weights for inference: tokenizer, chat template, generation config. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from gangline.errors import UserError
 from gangline_basics.data.named_tokens import CONFIG, GENERATION, MAP, map_words, read_generation_config
 
-# As transformers writes them; which there are depends on the tokenizer.
+# File names that transformers writes; a tokenizer has some of these.
 TOKENIZER = (
     "tokenizer.json",
     CONFIG,
@@ -25,12 +25,13 @@ TEMPLATE = "chat_template.jinja"
 
 
 def read_tokenizer_files(tokenizer: str | None, weights: str | None, template: str | None = None) -> dict[str, bytes]:
-    """Name -> content of the files that go with a model's weights.
+    """Return name -> content of the files that are exported with a model's weights.
 
-    tokenizer: a tokenizer.json, with whatever lies beside it; None: the data has none. weights: the directory that the
-    run began with, whose generation config goes on, with the tokenizer's end beside its own. template: a file with a
-    chat template in place of the tokenizer's.
-    Raises UserError where one cannot be read.
+    tokenizer  path of a tokenizer.json, read with the files next to it; None: the data has no tokenizer
+    weights    directory of the initial weights; its generation config is copied, with the tokenizer's eos_token added
+    template   file of a chat template that replaces the tokenizer's
+
+    Raises UserError if a file cannot be read.
     """
     contents: dict[str, bytes] = {}
     try:
@@ -46,13 +47,13 @@ def read_tokenizer_files(tokenizer: str | None, weights: str | None, template: s
             before = generation.get(name)
             ends = before if isinstance(before, list) else [] if before is None else [before]
             if name == "eos_token_id" and ends and token not in ends:
-                generation[name] = [*ends, token]  # a text ends where either says so
+                generation[name] = [*ends, token]  # either token ends a text
             generation.setdefault(name, token)
         if generation:
             contents[GENERATION] = (json.dumps(generation, indent=2) + "\n").encode()
     except (OSError, ValueError, RecursionError) as error:
         raise UserError("a file of the tokenizer cannot be read.", str(error)) from error
-    except (KeyError, TypeError, AttributeError) as error:  # JSON of another shape
+    except (KeyError, TypeError, AttributeError) as error:  # JSON of an unexpected structure
         raise UserError(
             f"a file beside {tokenizer or weights} is damaged.", f"{type(error).__name__}: {error}"
         ) from error
@@ -60,7 +61,7 @@ def read_tokenizer_files(tokenizer: str | None, weights: str | None, template: s
 
 
 def find_file(directory: Path, name: str) -> Path | None:
-    """Return the path of a file that is copied because it lies in a directory, or None where there is none.
+    """Return the path of a file in a directory, to be copied, or None if it is missing.
 
     Raises UserError for a symbolic link out of the directory, whose target may be private. A link inside one repository
     of the Hugging Face cache, from models--OWNER--NAME/snapshots to its blobs, is followed.
@@ -88,7 +89,7 @@ def _read_generation(directory: Path) -> dict[str, Any]:
 
 
 def _map_tokens(files: dict[str, bytes]) -> dict[str, Any]:
-    """The tokens that begin, end and fill up a text, in the words of a generation config."""
+    """Return the BOS, EOS and padding token ids, by their names in a generation config."""
     if "tokenizer.json" not in files:
         return {}
     config, map, tokenizer = (json.loads(files.get(name, b"{}")) for name in (CONFIG, MAP, "tokenizer.json"))

@@ -1,1 +1,1 @@
-"""Memory, transfers and work of strategies with the whole model on every rank; activations of modules. Torch-free."""
+"""Memory, transfers and work of strategies that replicate the model; activation memory of modules. Torch-free."""

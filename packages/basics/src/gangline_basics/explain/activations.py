@@ -1,10 +1,10 @@
-"""What the forward pass of one microbatch keeps for the backward pass, in bytes on one rank.
+"""Activation memory: bytes that the forward pass of one microbatch saves for the backward pass on one rank.
 
-After Korthikanti et al. (arXiv 2205.05198, section 4), adapted to this decoder: RMSNorm keeps its input and one number
-a row; a product keeps its input; fused attention keeps queries, keys, values, output and one number a row and head,
-never the scores; SwiGLU keeps both products, the gate's activation and what the last product reads. Under sequence
-parallelism the residual stream, the norms and the inputs of the first products are cut by tp, what lies between by its
-heads and features.
+After Korthikanti et al. (arXiv 2205.05198, section 4), adapted to this decoder: RMSNorm saves its input and one number
+per row; a matmul saves its input; fused attention saves queries, keys, values, output and one number per row and head,
+never the scores; SwiGLU saves both matmuls' outputs, the gate's activation and the input of the last matmul. Under
+sequence parallelism tp shards the residual stream, the norms and the inputs of the first matmuls along tokens, and the
+tensors between along heads and features.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from gangline_basics.model.rope_rates import Rope
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationSizes:
-    """What a rank's modules compute with.
+    """Sizes and facts for counting the saved bytes of a rank's modules.
 
-    local  the sizes that nodes are asked with
-    gpu    the kernels of a GPU. On a CPU a norm keeps its input and what it becomes in float32, and attention gives its
-           output in another order than the product behind it reads, which keeps a copy.
-    plan   what is frozen; a product keeps its input only for the gradient of its weight. None: nothing is.
+    local  sizes passed to the methods of nodes
+    gpu    use of a GPU's kernels. On a CPU a norm saves its input and the float32 copy of it, and attention returns
+           its output in another memory order than the next matmul reads, so the matmul saves a copy.
+    plan   tells frozen parameters; a matmul saves its input only for the gradient of its weight. None: none is frozen.
     """
 
     local: LocalSizes
     gpu: bool = True
     plan: Plan | None = None
-    ulysses: int = 1  # ranks among which Ulysses trades tokens for heads
+    ulysses: int = 1  # ranks among which Ulysses exchanges tokens for heads
 
     @property
     def tokens(self) -> int:
@@ -60,16 +60,16 @@ class ActivationSizes:
 
 
 def count_norm_bytes(sizes: ActivationSizes, rows: int, width: int, offset: float = 0.0) -> int:
-    """Kept by a norm over `rows` rows, its output not counted: the operator that reads it keeps it.
+    """Return the bytes that a norm over `rows` rows saves, except its output, which the operator that reads it saves.
 
-    With an `offset` the sum with the weight is kept as well.
+    With an `offset` the sum with the weight is saved as well.
     """
     itemsize = sizes.itemsize if sizes.gpu else 2 * sizes.master_itemsize
     return rows * (width * itemsize + sizes.master_itemsize) + (width * sizes.itemsize if offset else 0)
 
 
 def reads(node: Node, path: str, sizes: ActivationSizes, *names: str) -> bool:
-    """Whether one of these linears below the node at `path` keeps its input: it is trained, or something wraps it."""
+    """Return whether one of these linears below the node at `path` saves its input: it is trained, or it is wrapped."""
     return any(
         _is_wrapped(getattr(node, name)) or sizes.plan is None or not sizes.plan.is_frozen(f"{path}.{name}.weight")
         for name in names
@@ -77,18 +77,18 @@ def reads(node: Node, path: str, sizes: ActivationSizes, *names: str) -> bool:
 
 
 def _is_wrapped(node: Node) -> bool:
-    """Whether something wraps this linear that reads its input, too."""
+    """Return whether this linear is wrapped by a node that reads its input, too."""
     while isinstance(node, EightBitNode):
         node = node.inner
     return isinstance(node, WrapNode)
 
 
 def count_attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> int:
-    """x, then q, k, v after rotation, the output and its log-sum-exp; with q_norm and k_norm what these keep."""
+    """Count the bytes of x, of q, k, v after rotation, of the output and its log-sum-exp, and of q_norm and k_norm."""
     heads, key_heads = node.heads // sizes.tp, max(1, node.kv_heads // sizes.tp)
     nbytes = sizes.tokens * node.dim * sizes.itemsize if reads(node, path, sizes, "wq", "wk", "wv") else 0
     outputs = 2 if copies_output(node, sizes, heads) and reads(node, path, sizes, "wo") else 1
-    copies = sizes.ulysses // gcd(sizes.ulysses, key_heads)  # of key heads that its ranks do not divide
+    copies = sizes.ulysses // gcd(sizes.ulysses, key_heads)  # copies of key heads that its ranks do not divide
     nbytes += sizes.inner_tokens * ((1 + outputs) * heads + 2 * copies * key_heads) * node.head_dim * sizes.itemsize
     nbytes += sizes.inner_tokens * heads * sizes.master_itemsize
     for normed, own in ((node.q_norm, heads), (node.k_norm, key_heads)):
@@ -100,15 +100,17 @@ def count_attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> i
 
 
 def feed_forward(node: FeedForwardNode, sizes: ActivationSizes, path: str) -> int:
-    """x, then gate, up, the activated gate and their product; where products are bounded no activated gate."""
+    """Return the bytes of x, gate, up, the activated gate and their product; bounded gating saves no activated gate."""
     inner = 2 + node.gating.plain + reads(node, path, sizes, "w_down")
     stream = sizes.tokens * node.dim if reads(node, path, sizes, "w_gate", "w_up") else 0
     return (stream + inner * sizes.inner_tokens * (node.hidden // sizes.tp)) * sizes.itemsize
 
 
 def count_node(node: Node, sizes: ActivationSizes, path: str = "") -> int:
-    """Return the bytes that the node at `path` and all nodes in it save: as `activation_bytes` says, else as modules of
-    gangline-basics do. A node of an unknown kind is counted with the input and output of each of its matrices.
+    """Return the bytes that the node at `path` and all nodes in it save.
+
+    They are those of `count_activation_bytes`, or if it returns None, those of the modules of gangline-basics. A node
+    of an unknown kind is counted with the input and output of each of its matrices.
     """
     below = [(child, f"{path}.{name}" if name else path) for name, child in iterate_children(node)]
     own_bytes = node.count_activation_bytes(sizes.local)
@@ -128,8 +130,9 @@ def count_node(node: Node, sizes: ActivationSizes, path: str = "") -> int:
 
 
 def count_recomputed_attention(node: Node, sizes: ActivationSizes) -> int:
-    """What recomputing attention saves: the log-sum-exp, and where it is not the one that the next product keeps, the
-    output. Fused attention keeps no scores.
+    """Return the bytes that recomputing attention saves: the log-sum-exp, and the output if the next matmul copies it.
+
+    Fused attention saves no scores.
     """
     saving = 0
     if isinstance(node, AttentionNode):
@@ -140,15 +143,16 @@ def count_recomputed_attention(node: Node, sizes: ActivationSizes) -> int:
 
 
 def copies_output(node: AttentionNode, sizes: ActivationSizes, heads: int) -> bool:
-    """Whether the product behind attention keeps a copy of its output: in another order, or of other tokens.
+    """Return whether the matmul after attention saves a copy of its output: in another order, or of other tokens.
 
-    A CPU gives it in the order of the queries, and those that are not rotated lie as the product behind reads them.
+    A CPU returns the output in the memory order of the queries; without rotation that is the order that the matmul
+    reads.
     """
     return sizes.ulysses > 1 or (not sizes.gpu and heads > 1 and node.rope is not None)
 
 
 def count_angles(blocks: Iterable[Node], sizes: ActivationSizes) -> int:
-    """cos and sin of every position, which all blocks of a stage share that rotate alike."""
+    """Return the bytes of cos and sin of every position, shared by all blocks of a stage with the same rotation."""
     ropes = {
         (rope, rope.width or node.head_dim)  # type: ignore[attr-defined]
         for block in blocks
@@ -161,15 +165,18 @@ def count_angles(blocks: Iterable[Node], sizes: ActivationSizes) -> int:
 def count_head(
     plan: Plan, width: int, sizes: ActivationSizes, head: Node, blocks: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """The last norm's input and output; logits with their log-sum-exp; and what the loss's backward pass takes.
+    """Return the bytes of the head's "activations" and "logits".
 
-    What edits put beside the head may have heads of its own: their logits are there until the backward pass, too.
-    blocks: by the path of a block inside the head what it keeps, where that is not all that it makes (recomputation).
+    activations  the last norm's input and output, and the saved bytes of nodes that edits add next to the head
+    logits       logits with their log-sum-exp, and memory of the loss's backward pass; heads added by edits also keep
+                 their logits until the backward pass
+    blocks: saved bytes by the path of a block inside the head, if that is less than all its activations
+    (recomputation).
     """
     inside = list_beside_head(head, plan.head)
     more = sum(isinstance(node, HeadNode) for _, node in inside)
     vocabulary = -(-plan.facts.get("vocab_size", 0) // sizes.tp)
-    rows = min(sizes.inner_tokens, plan.facts.get("loss_chunk", sizes.inner_tokens))  # that have logits at a time
+    rows = min(sizes.inner_tokens, plan.facts.get("loss_chunk", sizes.inner_tokens))  # rows of logits at a time
     stream = count_norm_bytes(sizes, sizes.tokens, width) + sizes.tokens * width * sizes.itemsize
     logits = rows * vocabulary * sizes.itemsize
     loss_bytes = sizes.inner_tokens * (sizes.master_itemsize + 9)
@@ -185,7 +192,7 @@ def count_head(
 
 
 def count_further_loss(plan: Plan, sizes: ActivationSizes) -> int:
-    """What a loss beside that of the head keeps: its log-sum-exp, and its logits where it has all of them at once."""
+    """Return the bytes that a loss of an added head saves: its log-sum-exp, and its logits if these are not chunked."""
     vocabulary = -(-plan.facts.get("vocab_size", 0) // sizes.tp)
     loss_bytes = sizes.inner_tokens * (sizes.master_itemsize + 9)
     if plan.facts.get("loss_chunk", sizes.inner_tokens) < sizes.inner_tokens:
@@ -194,12 +201,12 @@ def count_further_loss(plan: Plan, sizes: ActivationSizes) -> int:
 
 
 def list_beside_head(head: Node, path: str) -> list[tuple[str, Node]]:
-    """All nodes that edits have put beside the head at `path`, with their paths."""
+    """Return all nodes that edits have added next to the head at `path`, with their paths."""
     return [pair for at, node in _list_beside(head, path) for pair in iterate_nodes(node, at)]
 
 
 def _list_beside(head: Node, path: str) -> list[tuple[str, Node]]:
-    """What lies beside the head where edits wrap it, with its path."""
+    """Return the top nodes that edits have added next to the head, with their paths."""
     children = list[tuple[str, Node]]()
     while isinstance(head, WrapNode):
         children += [(f"{path}.{name}", child) for name, child in iterate_children(head) if name]
@@ -208,7 +215,7 @@ def _list_beside(head: Node, path: str) -> list[tuple[str, Node]]:
 
 
 def _count_within_head(node: Node, sizes: ActivationSizes, path: str, blocks: Mapping[str, int]) -> int:
-    """As `count_node`; a lookup is counted by what is around it, of a head what its product reads: logits are apart."""
+    """Count bytes as `count_node` does, but nothing for an embedding, and for a head only the input of its matmul."""
     if path in blocks:
         return blocks[path]
     if isinstance(node, EmbeddingNode):

@@ -1,4 +1,4 @@
-"""Strategies that hold the whole model on every rank, explained: `single`, and `ddp` with its sum of gradients."""
+"""Cost of strategies that replicate the model on every rank: `single`, and `ddp` with its all-reduce of gradients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def explain_replicated(
     topology: Topology | None = None,
     bucket: int | None = None,
 ) -> Explained:
-    """bucket: bytes of gradients that are added over the ranks at a time; None: nothing is sent."""
+    """Return memory, transfers and work of a run that replicates the model on every rank.
+
+    bucket: bytes of gradients per all-reduce; None: nothing is sent.
+    """
     tree, plan = model or compose_model(run)
     topology = topology or Topology()
     nodes, width = map_paths(tree), run.precision.get_sizes()
@@ -123,7 +126,7 @@ def explain_replicated(
 
 
 def _count_matrices(run: Run, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """What the optimizer keeps of whole matrices, of the rank that has most of it."""
+    """Return the bytes of optimizer state for complete matrices, on the rank that has most."""
     if not run.optimizer.maps_matrices():
         return 0
     registry = Registry.of(mesh, {name_model_array(name): Layout(shape) for name, shape in shapes.items()})
@@ -134,7 +137,7 @@ def _count_matrices(run: Run, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]])
 def _count_part(
     run: Run, node: Node, path: str, plan: Plan, sizes: ActivationSizes, recomputed: bool
 ) -> tuple[StageWork, int, int]:
-    """(its work, bytes kept from its forward pass to its backward pass, bytes made again there)."""
+    """Return (work, bytes saved from the forward to the backward pass, bytes recomputed in the backward pass)."""
     node_bytes = count_node(node, sizes, path)
     work = replace(
         count_work(node, path, plan, sizes.local, sequence_length=run.batch.sequence_length), kept=node_bytes
@@ -151,7 +154,7 @@ def _count_part(
 
 
 def _step_flops(work: StageWork) -> int:
-    """Forward, the gradients of inputs and of weights, and what is computed again."""
+    """Return the FLOPs of the forward pass, the gradients of inputs and weights, and recomputation."""
     weights = sum(product.flops * times for product, times in work.weights.items())
     again = sum(product.flops * times for product, times in work.again.items())
     attention = sum(p.flops * times for p, times in work.forward.items() if isinstance(p, AttentionProduct))

@@ -1,4 +1,4 @@
-"""When each action of a step runs, given what it costs: as early as its rank, its order and what it needs allow."""
+"""Timeline of a training step: start and end of each action, as early as its rank, order and dependencies allow."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gangline.explain.explained import ActionKind, Explained, StepAction
 
 @dataclass(frozen=True)
 class ActionTimes:
-    """Time of each kind of action on one stage (one chunk of one rank), in any one unit.
+    """Time of each kind of action on one stage (one chunk of one rank), in any unit.
 
-    F: forward. I and W: the halves of a backward pass, into what came in and into the weights. B: the whole of it,
-    where it is not I and W.
+    F: forward. I and W: the halves of a backward pass, gradients of the inputs and of the weights. B: a full backward
+    pass, if it differs from I + W.
     """
 
     F: float = 1.0
@@ -34,24 +34,25 @@ class StepTimeline:
 
     @property
     def makespan(self) -> float:
-        """Until the last action ends."""
+        """Time at which the last action ends."""
         return max(spans[-1][2] for spans in self.spans)
 
     def compute_busy_time(self, rank: int) -> float:
-        """Time in which a rank computes."""
+        """Return the time in which a rank computes."""
         return sum(end - start for _, start, end in self.spans[rank])
 
     @property
     def bubble(self) -> float:
-        """The share of all ranks' time in which they wait for each other, 0 to 1."""
+        """Share of all ranks' time in which they wait for each other, 0 to 1."""
         return 1 - sum(map(self.compute_busy_time, range(len(self.spans)))) / (self.makespan * len(self.spans))
 
 
 def step_timeline(explained: Explained, times: Sequence[ActionTimes], latency: float = 0.0) -> StepTimeline:
-    """The step of `explained`, whose stages take `times` and whose ranks pass results on in `latency`.
+    """Return the timeline of a step of `explained`, with the `times` of its stages and a `latency` between ranks.
 
-    F of a stage needs F of the stage before; B (or I) needs that of the stage behind and its own F; W its own I. Two
-    actions of one turn begin when both can, one lying behind the other. Raises ValueError where ranks wait for ever.
+    F of a stage needs F of the previous stage; B (or I) needs that of the next stage and its own F; W needs its own I.
+    Two actions of one turn run one after another, and start when the dependencies of both are met. Raises ValueError
+    for a deadlock.
     """
     steps = _order(explained)
     seconds = {kind: [time.get_time(kind) for time in times] for kind in ("F", "B", "I", "W")}
@@ -72,15 +73,15 @@ def step_timeline(explained: Explained, times: Sequence[ActionTimes], latency: f
     return StepTimeline(tuple(map(tuple, spans)))
 
 
-# (rank, its turn, the steps of other ranks that it needs), in an order in which all can run
+# (rank, its turn, indices of the steps of other ranks that it needs), in an order in which all can run
 _Steps = list[tuple[int, tuple[StepAction, ...], tuple[int, ...]]]
-_KNOWN: dict[tuple[int, ...], tuple[object, _Steps]] = {}  # by the turns' identity, which it keeps alive
+_KNOWN: dict[tuple[int, ...], tuple[object, _Steps]] = {}  # by the ids of the turns, which the value keeps alive
 
 
 def _order(explained: Explained) -> _Steps:
-    """Once for all layouts that share the ranks' turns. Raises ValueError where ranks wait for ever.
+    """Return the order of the steps, cached by the turns of the ranks. Raises ValueError for a deadlock.
 
-    What a turn needs of its own rank is over when the turn's turn comes: no step says so.
+    Layouts with the same turns share an order. Dependencies within a rank are not listed: its turns run in order.
     """
     all_turns = [rank.turns for rank in explained.ranks]
     key = (*map(id, all_turns), len(explained.work))
@@ -92,7 +93,7 @@ def _order(explained: Explained) -> _Steps:
 
 
 def _order_turns(all_turns: Sequence[tuple[tuple[StepAction, ...], ...]], last: int) -> _Steps:
-    producers: dict[tuple[str, int, int], tuple[int, int]] = {}  # result -> its step, and the rank of that
+    producers: dict[tuple[str, int, int], tuple[int, int]] = {}  # result -> (step, rank)
     waiting: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     steps: _Steps = []
     at, ready = [0] * len(all_turns), list(range(len(all_turns)))

@@ -1,4 +1,4 @@
-"""The work of a node and of all nodes in it on one rank: their products after sharding."""
+"""Work of a node and of all nodes in it on one rank: its matmuls after sharding."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def count_work(
 ) -> StageWork:
     """Return the work of the node at `path` and of all nodes in it, without recomputation and saved bytes.
 
-    sizes: those of a rank. A product that tp cuts has all tokens between products (`inner_tokens`), any other those of
-    the residual stream. A node whose products do not come to the operations that it claims is unknown,
-    and one that has no child and says neither parameters nor what it keeps.
-    ulysses: cp trades tokens for heads, so that attention sees whole sequences; else a rank has its queries alone.
+    sizes: sizes of a rank. A matmul that tp shards reads the tokens of the inner layers (`inner_tokens`), any other
+    those of the residual stream. A node is reported as unknown if its matmuls do not sum to the FLOPs that it claims,
+    or if it has no child and declares neither FLOPs, parameters nor saved bytes.
+    ulysses: cp exchanges tokens for heads, so that attention sees complete sequences; otherwise a rank has only its
+    queries.
     """
     tp, cp = sizes.size("tp"), sizes.size("cp")
     sequences = max(1, sizes.inner_tokens * cp // sequence_length)
@@ -47,7 +48,7 @@ def count_work(
         for product in products:
             local: Product
             if isinstance(product, AttentionProduct):
-                trades = ulysses and product.heads % (tp * cp) == 0  # where heads do not divide, as much on average
+                trades = ulysses and product.heads % (tp * cp) == 0  # if heads do not divide, the average share
                 share = tp * cp if trades else tp
                 local = replace(
                     product,
@@ -65,7 +66,7 @@ def count_work(
 
 
 def _cut(product: MatrixProduct, name: str, node: Node, plan: Plan, sizes: LocalSizes, tokens: int) -> MatrixProduct:
-    """A product on one rank: its columns or its inner dim cut by tp, its matrices by what they lie on."""
+    """Return a matmul on one rank: tp shards its columns or inner dim, other axes its matrices."""
     shape = node.get_shapes()[product.weight]
     cuts = plan.get_cuts(name, len(shape))
     parallel = sizes.size("tp") > 1 and "tp" in cuts

@@ -1,1 +1,1 @@
-"""Reductions of gradients: the plain sum, and sums whose parts travel compressed."""
+"""Reductions of gradients: the plain sum, and compressed sums."""

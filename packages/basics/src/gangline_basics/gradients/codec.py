@@ -1,4 +1,4 @@
-"""How gradients are compressed for their way between ranks: numbers to bytes, and back."""
+"""Gradient compression: codecs from numbers to bytes and back."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from torch import Tensor
 
 from gangline_basics.gradients.config import CHUNK
 
-BITS = 8  # of a byte
+BITS = 8  # per byte
 
 
 class GradCodec(ABC):
-    """Rows of floating-point numbers as rows of bytes. Rows are whole chunks of `multiple` elements."""
+    """Codec of rows of floating-point numbers to rows of bytes. A row has a multiple of `multiple` elements."""
 
     multiple: int
-    feedback: bool  # what is lost is added to what is sent next
+    feedback: bool  # error feedback: the error is added to the next gradients
 
     @abstractmethod
     def encode(self, x_nm: Tensor) -> Tensor:
-        """(n, m) numbers -> (n, k) bytes, k the same for the same m."""
+        """Return (n, m) numbers as (n, k) bytes, where k depends only on m."""
 
     @abstractmethod
     def decode(self, bytes_nk: Tensor, dtype: torch.dtype) -> Tensor:
-        """(n, k) bytes -> (n, m) numbers: the same everywhere for the same bytes."""
+        """Return (n, k) bytes as (n, m) numbers, bitwise equal on every rank for the same bytes."""
 
 
 class Bfloat16(GradCodec):
-    """Rounded to bfloat16."""
+    """Codec that rounds to bfloat16."""
 
     multiple, feedback = 1, False
 
@@ -40,9 +40,9 @@ class Bfloat16(GradCodec):
 
 
 class Signs(GradCodec):
-    """Of each element its sign, and of each chunk of 256 the mean magnitude, in float32.
+    """Codec of the sign of each element, and the mean magnitude of each chunk of 256, in float32.
 
-    Tang et al., arXiv 2102.02888, section 3.1, where one scale serves the whole tensor.
+    Tang et al., arXiv 2102.02888, section 3.1, where one scale serves the complete tensor.
     """
 
     multiple, feedback = CHUNK, True

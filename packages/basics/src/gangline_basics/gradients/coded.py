@@ -1,11 +1,11 @@
-"""Sums over ranks whose parts travel compressed: 16 bits an element, or about one with error feedback.
+"""Compressed sums of gradients over ranks: 16 bits per element, or about one with error feedback.
 
 A rank encodes its gradients and sends each peer that peer's range; the owner of a range decodes all parts and adds them
-in rank order, in the dtype of the gradients, never in that of the wire. Where all ranks want the complete sum, owners
-encode their ranges of it and gather them. With error feedback (Tang et al., DoubleSqueeze, arXiv 1905.05957; 1-bit
-Adam, arXiv 2102.02888, algorithm 1) what encoding lost is added to what is encoded next: the worker's error of a rank's
-gradients, the server's of the sum that it owns. 1-bit Adam compresses Adam's momentum after its warm-up; here the
-gradient is compressed, so that any optimizer can follow.
+in rank order, in the dtype of the gradients, never in that of the wire. For an all-reduce, owners then encode the sums
+of their ranges and gather them. With error feedback (Tang et al., DoubleSqueeze, arXiv 1905.05957; 1-bit Adam, arXiv
+2102.02888, algorithm 1) the encoding error is added to the next input: the worker's error of a rank's gradients, and
+the server's error of the sum that it owns. 1-bit Adam compresses Adam's momentum after its warm-up; here the gradient
+is compressed, so that any optimizer can be used.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ WORKER, SERVER = "worker", "server"
 
 
 class CodedSum(GradientReduction):
-    """Sums what a codec encodes. Kept with error feedback, in whole chunks of the codec:
+    """Sum of gradients encoded by a codec. Error feedback stores two arrays, padded to full chunks of the codec.
 
-    worker  (n, m)  what encoding lost of this rank's gradients, one row for each owner of a range
-    server  (1, m)  what encoding lost of the sum that this rank owns
+    worker  (n, m)  encoding error of this rank's gradients, one row for each owner of a range
+    server  (1, m)  encoding error of the sum that this rank owns; only for all-reduce
     """
 
     def __init__(self, codec: GradCodec, start_step: int = 0) -> None:
@@ -70,7 +70,7 @@ class CodedSum(GradientReduction):
         return Later(arrived, lambda every: then(sum_rows(self.codec.decode(every, bucket.flat.dtype))))
 
     def _count_row(self, layout: BucketLayout) -> int:
-        """Elements of a rank's range, in whole chunks."""
+        """Return the number of elements of a rank's range, rounded up to full chunks."""
         return -(-layout.size // (layout.ranks * self.codec.multiple)) * self.codec.multiple
 
     def _encode(self, x_nm: Tensor, error: Tensor | None) -> Tensor:
@@ -83,10 +83,10 @@ class CodedSum(GradientReduction):
 
 
 def build_rounded(config: RoundedGradients, run: Run) -> CodedSum:
-    """The reduction `bf16`."""
+    """Return the reduction `bf16`."""
     return CodedSum(Bfloat16())
 
 
 def build_signs(config: SignGradients, run: Run) -> CodedSum:
-    """The reduction `onebit`."""
+    """Return the reduction `onebit`."""
     return CodedSum(Signs(), config.start_step)

@@ -15,14 +15,14 @@ CHUNK = 256  # gradients that share a scale under gradients=onebit
 
 @dataclass
 class SumGradients(GradientsConfig):
-    """Gradients are summed as they are."""
+    """Uncompressed sum of gradients over data-parallel ranks."""
 
     plain: ClassVar[bool] = True
 
 
 @dataclass
 class RoundedGradients(GradientsConfig):
-    """Gradients are rounded to bfloat16 on the wire, and added in the dtype of the precision."""
+    """Gradients rounded to bfloat16 on the wire, and added in the gradient dtype of the precision."""
 
     def count_sent(self, size: int, ranks: int, scatters: bool, itemsize: int) -> float:
         return count_ring_bytes(2 * size, ranks, scatters)
@@ -30,9 +30,9 @@ class RoundedGradients(GradientsConfig):
 
 @dataclass
 class SignGradients(GradientsConfig):
-    """The sign of each gradient and one scale for every 256 of them, with error feedback."""
+    """Gradients sent as signs with one scale for every 256 elements, with error feedback."""
 
-    start_step: NonNegativeInt = 100  # first step whose gradients are compressed; earlier ones are summed as they are
+    start_step: NonNegativeInt = 100  # first step with compressed gradients; earlier steps use the plain sum
 
     def count_sent(self, size: int, ranks: int, scatters: bool, itemsize: int) -> float:
         return count_ring_bytes(size * (1 + 32 / CHUNK) / 8, ranks, scatters)

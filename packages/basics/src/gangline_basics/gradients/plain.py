@@ -11,7 +11,7 @@ from gangline_basics.gradients.config import SumGradients
 
 
 class PlainSum(GradientReduction):
-    """Sums as `comm` does: one collective a bucket."""
+    """Uncompressed sum: one collective per bucket."""
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Pending[Tensor]:
         return comm.start_all_reduce(bucket.flat)
@@ -21,5 +21,5 @@ class PlainSum(GradientReduction):
 
 
 def build(config: SumGradients, run: Run) -> PlainSum:
-    """The reduction `sum`."""
+    """Return the reduction `sum`."""
     return PlainSum()

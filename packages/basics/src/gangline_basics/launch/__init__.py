@@ -1,1 +1,1 @@
-"""Launchers: processes on this machine, and agents on several nodes that meet in the run directory."""
+"""Launchers: processes on this machine, and elastic agents on several nodes that rendezvous in the run directory."""

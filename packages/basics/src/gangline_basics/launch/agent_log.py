@@ -1,4 +1,4 @@
-"""The log of an agent: torch's own messages, in a file of the run directory. Torch-free."""
+"""Log file of an elastic agent, with torch's own messages, in the run directory. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.mul
 
 
 class AgentLog(logging.FileHandler):
-    """Loses lines on a full disk or in a directory that was deleted, and nothing else."""
+    """Log handler that drops lines on a full disk or in a deleted directory, instead of failing."""
 
     def _open(self) -> Any:
         return open_own(Path(self.baseFilename), "a")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line where that is possible."""
+        """Write a line if the file can be written."""
         with suppress(OSError, UserError):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say nothing: torch's words and Python's traceback would bury what the ranks have said."""
+        """Ignore an error: torch's message and Python's traceback would bury the output of the ranks."""
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, ignoring an OSError."""
         with suppress(OSError):
             super().close()
 
 
 @contextmanager
 def divert_log(path: Path) -> Iterator[None]:
-    """The agent's own messages go to a file: what they say of a failure is mostly about its followers."""
+    """Divert the agent's own messages to a file: after a failure they are mostly about its consequences."""
     handler = AgentLog(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in LOGGERS]

@@ -1,7 +1,7 @@
-"""How the start before a job's first one ended: what the same command, given again, has to know. Torch-free.
+"""Ending of the start before a job's first one, needed when a command is run again. Torch-free.
 
-A scheduler that queues a job again, a loop around the command and a person who types it twice all begin a new job in
-the run directory of an earlier one. What failed there may fail again, so it is told in the first `launch` of the job.
+A scheduler that requeues a job, a loop around the command and a person who types it twice all begin a new job in
+the run directory of an earlier one. The failure there may recur, so the first `launch` event of the new job records it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from gangline.run.events import read_events
 from gangline.run.generation import read_progress
 from gangline_basics.launch import failures
 
-FAILED = ("bug", "killed")  # how a start ends that failed
+FAILED = ("bug", "killed")  # endings that count as failures
 
 
 @dataclass(frozen=True)
 class StartBefore:
-    """The newest start of an earlier job of the run, as it was asked for.
+    """The newest start of an earlier job of the run with this configuration.
 
-    after: how it ended, a `reason` of ending.json, "killed" where nobody was left to say so; "" where there was none,
-    or the configuration is not what it was. evidence, member: of one that failed, see `RankFailure`.
+    after             its ending: a `reason` of ending.json, "killed" if no process could write one, "" if there was no
+                      such start or the configuration has changed
+    evidence, member  of a failed start, see `RankFailure`
     """
 
     after: str = ""
     evidence: str = ""
     member: str = ""
-    counted: bool = False  # as a failure, by the launcher that started no ranks again
+    counted: bool = False  # counted as a failure by a launcher that then gave up restarting
 
     @property
     def failed(self) -> bool:
@@ -37,7 +38,7 @@ class StartBefore:
 
 
 def start_before(run_dir: Path) -> StartBefore:
-    """To be asked before a start clears away what the one before it has left."""
+    """Return the newest start of an earlier job. Call it before a start clears the files of the previous one."""
     launches = [line for line in read_events(run_dir) if line.get("event") == "launch"]
     if not launches or launches[-1].get("config") != identify_config(run_dir):
         return StartBefore()
@@ -54,11 +55,11 @@ def start_before(run_dir: Path) -> StartBefore:
 
 
 def identify_config(run_dir: Path) -> str:
-    """Names the configuration of a run: another one may mend what failed."""
+    """Return a hash of the configuration of a run, "" if there is none: a changed one may fix a failure."""
     path = run_dir / "config.yaml"
     return blake2b(path.read_bytes(), digest_size=8).hexdigest() if path.exists() else ""
 
 
 def _format_reason(ending: RunEnding) -> str:
-    missed = ending.reason == "killed" and ending.exit_code == EXIT_REQUEUE  # nodes did not come: no rank failed
+    missed = ending.reason == "killed" and ending.exit_code == EXIT_REQUEUE  # too few nodes joined: no rank failed
     return "preempted" if missed else ending.reason

@@ -14,15 +14,15 @@ from typing import Any
 
 from gangline.run.events import read_events
 
-SECONDS = 3.0  # limit of the search: a corpus may have millions of files, and a file system may have stopped answering
-NAMED = 3  # files in a message
+SECONDS = 3.0  # time limit: a corpus may have millions of files, and a file system may hang
+NAMED = 3  # maximum number of files in a message
 CACHE = "cache"  # option with a folder that many runs write to while they read from it
 
 
 def describe_changed_data(run_dir: Path) -> str:
-    """Return a line that names the data files that changed since the newest launch, or says that none did.
+    """Return a line that lists the data files that changed since the newest launch, or says that none did.
 
-    Empty where that is not known: the data is not in local files, or the search takes longer than SECONDS.
+    "" if that is unknown: the data is not in local files, or the search takes longer than SECONDS.
     """
     lines: list[str] = []
     stop = time.monotonic() + SECONDS
@@ -46,7 +46,7 @@ def _search(run_dir: Path, stop: float) -> str:
         with suppress(OSError):
             about = os.stat(path)
             looked += 1
-            if max(about.st_mtime, about.st_ctime) > since:  # the second cannot be set back
+            if max(about.st_mtime, about.st_ctime) > since:  # ctime cannot be set back
                 changed_files.append(f"{path} ({about.st_size} bytes now)")
     else:
         if looked and not changed_files:
@@ -56,7 +56,7 @@ def _search(run_dir: Path, stop: float) -> str:
 
 
 def _list_local_paths(run_dir: Path) -> list[str]:
-    """Files and folders that the options of the data and of the validation sets name."""
+    """Return the files and folders that the options of the data and of the validation sets name."""
     from gangline.config.validation import read_sets
     from gangline.run.directory import RunDirectory
 

@@ -1,4 +1,4 @@
-"""How a run's processes are started, as configuration. Torch-free."""
+"""Configuration of launchers, which start a run's processes. Torch-free."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 @dataclass
 class LocalLaunch(LaunchConfig):
-    """Processes on this machine, watched by torch.distributed's elastic agent."""
+    """Processes on this machine, monitored by torch.distributed's elastic agent."""
 
-    max_restarts: NonNegativeInt | None = 0  # how often ranks are started again after one failed; null: no limit
-    futile_restarts: NonNegativeInt = 5  # of those in a row that did no new step, and of those that a check ordered
-    monitor_interval: PositiveFloat = 0.1  # seconds between two looks at the ranks
-    grace_seconds: NonNegativeFloat = 60.0  # from Ctrl-C or SIGTERM to SIGKILL: for the step under way and a checkpoint
+    max_restarts: NonNegativeInt | None = 0  # maximum number of restarts after a rank failed; null: no limit
+    futile_restarts: NonNegativeInt = 5  # maximum of consecutive restarts without a new step, ordered ones included
+    monitor_interval: PositiveFloat = 0.1  # interval between checks of the ranks, in seconds
+    grace_seconds: NonNegativeFloat = 60.0  # grace period in seconds from SIGTERM or Ctrl-C to SIGKILL
 
     def get_seconds_to_stop(self) -> float | None:
         return self.grace_seconds
 
     def find_refusals(self, run: Run) -> list[Problem]:
-        """More memory than the machine has."""
+        """Return a problem if the run needs more memory than the machine has."""
         from gangline_basics.launch.memory import find_memory_problems
 
         return find_memory_problems(run)
 
     def check(self, run: Run) -> list[Problem]:
-        """More ranks than GPUs."""
+        """Return a problem if there are more ranks than GPUs."""
         problems = []
         gpus, processes = count_gpus(run.job.device), self.processes or 0
         if 0 < gpus < processes:
@@ -54,28 +54,28 @@ class LocalLaunch(LaunchConfig):
 
 @dataclass
 class ElasticLaunch(LocalLaunch):
-    """Agents on several nodes, which meet in the run directory; the job goes on with those that are there."""
+    """Elastic agents on several nodes, which rendezvous in the run directory; the job continues with the nodes left."""
 
     shares: ClassVar[bool] = True
 
-    nodes: str = "1"  # how many nodes take part, or the fewest and the most: 2:3
-    agents: PositiveInt | None = None  # of them, how many this command starts here; null: all
-    per_node: PositiveInt | None = None  # processes of a node; null: launch.processes over the most nodes, rounded up
-    max_restarts: NonNegativeInt | None = None  # how often ranks are started again after one failed; null: no limit
-    gather_seconds: PositiveFloat = 30.0  # at the first start: how long nodes beyond the fewest are waited for
-    join_seconds: PositiveFloat = 600.0  # how long the fewest nodes are waited for before the job ends
-    lost_seconds: Annotated[float, Ge(2)] = 4.0  # a node not heard of for so long is lost; they look once a second
-    excluded_hours: PositiveFloat | None = 24.0  # how long an order keeps a node away; null: for the run's life
+    nodes: str = "1"  # number of nodes, or minimum and maximum: 2:3
+    agents: PositiveInt | None = None  # agents (nodes) that this command starts on this machine; null: all
+    per_node: PositiveInt | None = None  # processes per node; null: launch.processes / maximum of nodes, rounded up
+    max_restarts: NonNegativeInt | None = None  # maximum number of restarts after a rank failed; null: no limit
+    gather_seconds: PositiveFloat = 30.0  # wait for more than the minimum of nodes at the first start, in seconds
+    join_seconds: PositiveFloat = 600.0  # timeout for the minimum of nodes before the job ends, in seconds
+    lost_seconds: Annotated[float, Ge(2)] = 4.0  # heartbeat timeout of a node, in seconds; checked once a second
+    excluded_hours: PositiveFloat | None = 24.0  # exclusion of a node by an order, in hours; null: for the whole run
 
     def count_max_nodes(self) -> int:
         return parse_nodes(self.nodes)[1]
 
     def count_ranks_of_node(self, run: Run) -> int:
-        """Processes of each node."""
+        """Return the number of processes of each node."""
         return self.per_node or -(-self.count_ranks(run) // self.count_max_nodes())
 
     def find_refusals(self, run: Run) -> list[Problem]:
-        """The fewest processes that the job goes on with are too few for any layout."""
+        """Return the problems if no layout can use the processes of the minimum of nodes."""
         from gangline_basics.launch.usable import find_usable
 
         if detect() is not None:
@@ -89,7 +89,7 @@ class ElasticLaunch(LocalLaunch):
         return [Problem(what, "", "More nodes at the least, or axes that are left open."), *problems]
 
     def check(self, run: Run) -> list[Problem]:
-        """Numbers of nodes without sense, more ranks than a node has GPUs, and no place to meet."""
+        """Return problems of numbers of nodes, of more ranks than a node has GPUs, and of a missing run directory."""
         try:
             fewest, most = parse_nodes(self.nodes)
         except UserError as error:

@@ -1,7 +1,7 @@
-"""torch.distributed's elastic agent: its rendezvous, its watch. How its workers stop and start is ours.
+"""Elastic agent of torch.distributed, with its rendezvous and monitoring; starting and stopping workers is gangline's.
 
-Added to it: each start is a generation with a layout of its own, ranks that no layout can use wait, which rank failed
-first, a stop at the step boundary, and no files in the temp folder.
+Added are: a layout for each start (a generation), spare ranks that no layout can use, a report of the rank that failed
+first, stops at a step boundary, and no files in the temp folder.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from gangline_basics.launch.starts import JobStart, Starts, end
 from gangline_basics.launch.stops import UNUSED, start_killed_ranks, take_requests
 from gangline_basics.launch.worker import SPARE
 
-_UNANSWERED = "Timeout waiting for key"  # torch's store of files raises a plain RuntimeError for it
-_NO_LIMIT = 1 << 30  # restarts that torch's agent counts; ours are counted by `Starts`
-_LAST_SECONDS = 30.0  # how long a node that is done waits for the others
+_UNANSWERED = "Timeout waiting for key"  # torch's FileStore raises a plain RuntimeError with this text
+_NO_LIMIT = 1 << 30  # for torch's agent; `Starts` counts and limits restarts
+_LAST_SECONDS = 30.0  # timeout in which a finished node waits for the others
 
 
 class Stopped(Exception):
-    """No ranks are started any more."""
+    """Error that ends the job: no ranks are started again."""
 
     def __init__(self, generation: int, failure: RankFailure) -> None:
         self.generation, self.failure = generation, failure
@@ -63,31 +63,31 @@ class Stopped(Exception):
 
 
 class NoAgreement(Exception):
-    """The nodes met again and again, and each time one of them was lost."""
+    """Error after the rendezvous failed repeatedly, because a node was lost each time."""
 
 
 @dataclass
 class AgentNode:
-    """This agent's place in the job."""
+    """This agent's node in the job, and the callbacks of its rendezvous."""
 
     name: str
-    ranks: int  # that it starts
+    ranks: int  # ranks that this node starts
     handler: RendezvousHandler
-    count: Callable[[], int]  # of the job's starts, with this one: asked by the node that leads it
-    place: str = ""  # in the network, from its top to this node, where that is known
-    address: str = ""  # where the others reach it
-    alone: bool = True  # whether there are no other nodes
+    count: Callable[[], int]  # returns the number of the job's starts, this one included; called on the leading node
+    place: str = ""  # path in the network, from its top to this node, if known
+    address: str = ""  # address at which other nodes reach it
+    alone: bool = True  # True if there are no other nodes
     log: str = "agent.log"
-    met: Callable[[], None] = lambda: None  # called when the nodes have met for the first time
+    met: Callable[[], None] = lambda: None  # called after each rendezvous
     over: Callable[[], None] = lambda: None  # called when this node ends the job for all
-    comes: Callable[[], None] = lambda: None  # returns once this node may take part in the next start
-    left: Callable[[int], int] = lambda generation: 1  # how many nodes of a start a signal has ended, with this one
-    replaced: Callable[[], set[str]] = set  # nodes of the start under way whose agent was lost, and has a successor
-    meets_seconds: float = 0.0  # how long nodes that lose each other while they meet do so again
+    comes: Callable[[], None] = lambda: None  # blocks until this node may take part in the next start
+    left: Callable[[int], int] = lambda generation: 1  # nodes of a start that a signal has ended, with this one
+    replaced: Callable[[], set[str]] = set  # nodes of the current start whose lost agent has a successor
+    meets_seconds: float = 0.0  # timeout of repeated rendezvous after a node is lost
 
 
 class Agent(LocalElasticAgent):
-    """The agent of one node."""
+    """Elastic agent of one node."""
 
     def __init__(self, spec: WorkerSpec, files: RankFiles, node: AgentNode, starts: Starts, grace: float) -> None:
         super().__init__(spec, files, start_method="forkserver", exit_barrier_timeout=_LAST_SECONDS)
@@ -104,7 +104,7 @@ class Agent(LocalElasticAgent):
             return super()._start_workers(worker_group)
 
     def _agree(self, group: WorkerGroup) -> JobStart:
-        """The first node's word, in the store of this start."""
+        """Return the start that the first node decided, exchanged through the store of this start."""
         store: Any = group.store
         self.leads = group.group_rank == 0
         self.files.peers = []
@@ -130,7 +130,7 @@ class Agent(LocalElasticAgent):
         return result
 
     def _name(self, result: RunResult) -> None:
-        """Of a rank that was killed nobody else can say so, nor of one with a mistake to tell and a full disk."""
+        """Record the failure of a rank that could not do so: it was killed, or had a user error with a full disk."""
         for rank, process in result.failures.items():
             if process.exitcode < 0 and self.files.start is not None:
                 failure = RankFailure(rank, "bug", EXIT_FAILURE, failures.describe_end(process.exitcode))
@@ -140,7 +140,7 @@ class Agent(LocalElasticAgent):
                 failures.claim(self.starts.logs, self.files.start.generation, failure)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Ranks that lost one of theirs have no step boundary to wait for; those that are to make room for more do."""
+        """Kill the ranks if one was lost, because the others cannot reach a step boundary; else stop them at one."""
         failed = worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
         if not failed:
             self.starts.note_end()
@@ -151,12 +151,12 @@ class Agent(LocalElasticAgent):
             self._shutdown(hand_on(signal.SIGTERM))
 
     def _has_lost_elsewhere(self) -> bool:
-        """Whether another node's rank has failed: its agent may be at the meeting before ours have noticed."""
+        """Return whether a rank of another node has failed; its agent may be at the rendezvous before ours notices."""
         failure = failures.find_first(self.starts.logs, self.files.generation)
         return failure is not None and failure.kind in ("bug", "lost")
 
     def _refuse_hopeless(self) -> None:
-        """What no start mends needs no meeting first."""
+        """Raise Stopped, before a rendezvous, if no restart fixes the failure."""
         assert self.files.start is not None
         number = self.files.start.generation
         failure = failures.find_first(self.starts.logs, number)
@@ -166,7 +166,10 @@ class Agent(LocalElasticAgent):
             raise Stopped(number, stop)
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        """A member that is lost while all meet makes the others meet again."""
+        """Start the workers after a rendezvous; if a node is lost meanwhile, the others rendezvous again.
+
+        Raises NoAgreement if that lasts longer than `meets_seconds`.
+        """
         end = 0.0
         while True:
             self.node.comes()
@@ -187,13 +190,13 @@ class Agent(LocalElasticAgent):
 
 
 def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str, args: tuple[Any, ...]) -> int:
-    """The ranks of this node, to the end of the job; see `gangline_basics.launch.local.start`."""
+    """Run the ranks of this node to the end of the job; exit codes as of `gangline_basics.launch.local.start`."""
     run_dir = starts.run_dir
     logs = run_dir / "logs"
     logs.mkdir(exist_ok=True)
-    # With the agent's store shared, ranks that were started again meet the addresses of dead ones in it.
+    # With the agent's store shared, restarted ranks would find the addresses of dead ranks in it.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # all nodes have as many ranks: nobody has to ask
+    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # all nodes have equally many ranks: no exchange needed
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = UNUSED
     os.environ.setdefault("TORCH_MP_PARALLEL_START", "1")
     files = RankFiles(logs, node)
@@ -209,7 +212,7 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
     agent = Agent(spec, files, node, starts, config.grace_seconds)
     others = set(multiprocessing.active_children())
     with divert_log(logs / node.log), take_requests() as request:
-        goes = False  # alone: the others may go on, so the rendezvous stays open
+        goes = False  # only this node leaves: others may continue, so the rendezvous stays open
         try:
             if agent.run() is None:
                 return _as_the_others(starts)
@@ -245,13 +248,13 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
             request.heard = True
             if node.alone or not goes:
                 node.over()
-                with suppress(Exception):  # the others hear of it later
+                with suppress(Exception):  # the others notice later
                     node.handler.shutdown()
             _leave_nobody(others)
 
 
 def _report_done(starts: Starts, files: RankFiles) -> int:
-    """Every rank returned; the first of them said how, where it was a run."""
+    """Return the exit code after every rank returned; the ending is that of the first rank, if the target was a run."""
     ending = read_ending(starts.run_dir)
     if ending is None or ending.generation != files.generation:
         ending = decide_ending(files.generation, done=True)
@@ -261,13 +264,13 @@ def _report_done(starts: Starts, files: RankFiles) -> int:
 
 
 def _report_signal(starts: Starts, files: RankFiles, signum: int) -> int:
-    """75 where the ranks saved when they were asked to stop, and may be started again; else 128 + n."""
+    """Return the exit code after a signal: 75 if the ranks saved on request and may be restarted, else 128 + n."""
     # The last node of a start that a signal ends reports the end of the job: others may continue without this one.
     last = files.start is None or files.node.left(files.generation) == len(files.start.nodes)
     ending = read_ending(starts.run_dir)
     if ending is None or ending.generation != files.generation:
         ending = decide_ending(files.generation, signal=signal.Signals(signum).name)
-        last = last and (files.start is not None or files.node.alone)  # before a first start the others may begin
+        last = last and (files.start is not None or files.node.alone)  # before a first start other nodes may begin
     if last:
         end(starts.run_dir, ending)
     return ending.exit_code
@@ -282,20 +285,20 @@ def _report_unmet(starts: Starts, what: str) -> int:
 
 
 def _as_the_others(starts: Starts) -> int:
-    """The job is over for all; another node has said why."""
+    """Return the exit code that another node wrote when it ended the job for all, or EXIT_FAILURE without one."""
     ending = read_ending(starts.run_dir)
     return EXIT_FAILURE if ending is None else ending.exit_code
 
 
 class RankFiles(LogsSpecs):
-    """Leaves the ranks' output to the ranks, and keeps the agent's own files out of the temp folder."""
+    """Log settings that leave the ranks' output to the ranks, and write no files to the temp folder."""
 
     def __init__(self, logs: Path, node: AgentNode) -> None:
         super().__init__(str(logs))
         self.logs, self.node = logs, node
-        self.start: JobStart | None = None  # the newest
+        self.start: JobStart | None = None  # newest start
         self.peers: list[str] = []  # addresses of the other nodes, on the first one
-        self.one_machine = False  # whether all nodes have one address, so that nothing has to be reached from outside
+        self.one_machine = False  # True if all nodes have one address: loopback is enough
 
     @property
     def root_log_dir(self) -> str:
@@ -303,11 +306,11 @@ class RankFiles(LogsSpecs):
 
     @property
     def generation(self) -> int:
-        """Of the newest start; 0 before the first."""
+        """Generation of the newest start; 0 before the first."""
         return self.start.generation if self.start is not None else 0
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Called at each start of the ranks, with the environment that each of them is given."""
+        """Set the environment of each rank; torch calls this at each start of the ranks."""
         assert self.start is not None
         for env in envs.values():
             env[VARIABLE] = str(self.start.generation)
@@ -325,7 +328,7 @@ class RankFiles(LogsSpecs):
         return LogsDest(stdouts=nowhere, stderrs=dict(nowhere), error_files=dict.fromkeys(envs, os.devnull))
 
     def _find_interface(self, first: str) -> str | None:
-        """For gloo, which would ask the name service for this machine, and use what network it names."""
+        """Return the network interface for gloo, or None; gloo itself would resolve this machine's name."""
         if sys.platform != "linux" or "GLOO_SOCKET_IFNAME" in os.environ:
             return None
         assert self.start is not None
@@ -333,13 +336,14 @@ class RankFiles(LogsSpecs):
         if not others:
             return "lo" if first == LOOPBACK else None
         interface = find_interface([address for address in self.peers or [first] if address] + others)
-        return None if interface == "lo" else interface  # other machines are not there, whatever a name stands for
+        return None if interface == "lo" else interface  # loopback does not reach other machines
 
 
 def _explain(stopped: Stopped, starts: Starts, leads: bool) -> int:
-    """Return the exit code, and print on one node what went wrong: the one that notes it. A user's mistake is raised.
+    """Return the exit code, and print the failure on one node: the node that records it. A user error is raised.
 
-    That is the node that leads the start; where a failure ends all, the first node, for no other one may have seen it.
+    That is the node that leads the start; for a failure that ends the job, the first node to get here, as others may
+    not have seen it.
     """
     failure = stopped.failure
     ending = read_ending(starts.run_dir)
@@ -357,12 +361,12 @@ def _explain(stopped: Stopped, starts: Starts, leads: bool) -> int:
 
 
 def _has_exit(run_dir: Path, start: int) -> bool:
-    """Whether events.jsonl has the end of this start."""
+    """Return whether events.jsonl has the end of this start."""
     return any(line.get("event") == "exit" and line.get("generation") == start for line in read_events(run_dir))
 
 
 def _leave_nobody(others: set[BaseProcess]) -> None:
-    """Whatever interrupted the agent: no rank is left behind. `others` were children of this process before."""
+    """Kill all ranks, whatever interrupted the agent. `others` were children of this process before."""
     for child in set(multiprocessing.active_children()) - others:
         child.kill()
         child.join()

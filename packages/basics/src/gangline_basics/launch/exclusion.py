@@ -1,8 +1,8 @@
-"""Nodes that an order keeps away: which of them, until when, and never so many that too few are left. Torch-free.
+"""Exclusion of nodes by orders of health checks: which nodes stay away, and until when. Torch-free.
 
-Every node judges for itself, at each start and while it is away, from what all see alike: the orders in attempts.jsonl
-and the names of the nodes that are heard of at the meeting. Those that were excluded first stay first where they are
-needed, so that two nodes never leave for one another's sake.
+Enough nodes for a start always remain. Every node decides for itself, at each start and while it is excluded, from data
+that all nodes share: the orders in attempts.jsonl and the names of the live nodes at the rendezvous. If excluded nodes
+are needed, those excluded first stay, so that two nodes never leave for each other's sake.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ LOOK_SECONDS = 0.5
 
 
 class Meeting(Protocol):
-    """Where the nodes of a job meet, as a node that may be excluded sees it."""
+    """Rendezvous of the nodes of a job, as used by a node that may be excluded."""
 
     def list_others(self) -> Collection[str]:
-        """The names of the nodes that are heard of, without this one."""
+        """Return the names of the live nodes except this one."""
 
     def mark_waiting(self) -> None:
-        """This node would take part, and is out or between two starts: it is heard of by those that are out too."""
+        """Announce, also to excluded nodes, that this node would take part, while it is excluded or between starts."""
 
     def list_waiting(self) -> Collection[str]:
-        """The names of the nodes that have said so lately."""
+        """Return the names of the nodes that called `mark_waiting` recently."""
 
     def leave(self) -> None:
-        """This node is no member of the start that ends."""
+        """Leave the start that ends."""
 
     def check_open(self) -> None:
-        """Raises torch's RendezvousClosedError where the job is over."""
+        """Raise torch's RendezvousClosedError if the job is over."""
 
 
 def list_excluded(run_dir: str | Path, hours: float | None, now: datetime | None = None) -> list[str]:
-    """The nodes that an order keeps away now, longest first; it is over `hours` after the newest (None: never)."""
+    """Return the nodes excluded now, longest first; an exclusion ends `hours` after its newest order (None: never)."""
     since = None if hours is None else ((now or datetime.now(UTC)) - timedelta(hours=hours)).timestamp()
     orders: dict[str, bool] = {}
     for line in attempts.read(run_dir):
@@ -51,7 +51,12 @@ def list_excluded(run_dir: str | Path, hours: float | None, now: datetime | None
 
 
 def stays_away(name: str, others: Collection[str], out: Sequence[str], fewest: int) -> bool:
-    """Whether the node `name` keeps away, where `others` are heard of, `out` are excluded and `fewest` are needed."""
+    """Return whether the excluded node `name` stays away.
+
+    others  live nodes
+    out     excluded nodes, the first excluded first
+    fewest  nodes that a start needs
+    """
     if name not in out:
         return False
     lacking = fewest - len(set(others) - set(out))
@@ -60,9 +65,10 @@ def stays_away(name: str, others: Collection[str], out: Sequence[str], fewest: i
 
 @dataclass
 class Exclusion:
-    """Of one node. `patience`: seconds in which a node that comes to a job's first start lets the others come first.
+    """Exclusion of one node.
 
-    machines: an order that excludes a node excludes every node of the same machine ("MACHINE/NUMBER").
+    patience  seconds for which an excluded node at a job's first start waits for others before it takes part
+    machines  an order that excludes a node excludes every node of the same machine ("MACHINE/NUMBER")
     """
 
     name: str
@@ -75,10 +81,10 @@ class Exclusion:
     machines: bool = False
 
     def wait(self) -> None:
-        """Return as soon as this node may take part in a start; raises RendezvousClosedError where the job is over."""
+        """Return as soon as this node may take part in a start. Raises RendezvousClosedError if the job is over."""
         out = self._list_excluded()
         first, self.patience = time.monotonic() + self.patience, 0.0
-        if out:  # it leaves one start before it joins the next, and is not to be missed meanwhile
+        if out:  # between two starts it is no member, and other nodes must not count it as lost
             self.meeting.mark_waiting()
         if self.name not in out:
             return
@@ -96,16 +102,16 @@ class Exclusion:
         self.say(f"train: {self.name} was excluded by an order, and comes back: {why}")
 
     def _stays_away(self, out: Sequence[str]) -> bool:
-        """Of several that wait no more come back than are needed, those first that were excluded first."""
+        """Return whether this node stays away now: only as many return as are needed, the first excluded first."""
         self.meeting.mark_waiting()
         others = {*self.meeting.list_others(), *self.meeting.list_waiting()} - {self.name}
         return stays_away(self.name, others, out, self.fewest)
 
     def _list_excluded(self) -> list[str]:
-        """Return the names of the nodes that an order keeps away now, those that were excluded first before others."""
+        """Return the names of the nodes that an order excludes now, the first excluded first."""
         out = list_excluded(self.run_dir, self.hours)
         if not self.machines or not out:
             return out
         names = {self.name, *self.meeting.list_others(), *self.meeting.list_waiting()}
-        in_order = sorted(names, key=lambda name: (name in out, name))  # those that no order names stay before others
+        in_order = sorted(names, key=lambda name: (name in out, name))  # nodes that no order names come first
         return [name for one in dict.fromkeys(map(get_machine, out)) for name in in_order if get_machine(name) == one]

@@ -1,7 +1,7 @@
-"""Which rank failed first, and why: the first one to fail writes it down, and nobody after it. Torch-free.
+"""First failure of a start: the first rank to fail writes its reason to a file. Torch-free.
 
-A rank whose error comes out of a collective has lost a peer that knows more; it writes nothing and waits a moment
-before it exits, so that whoever watches the ranks meets the culprit first.
+A rank with an error from a collective has lost a peer that knows the cause; it writes nothing and waits a moment
+before it exits, so that the agent sees the culprit exit first.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _HINTS = {
     "SIGKILL": "; the system may have run out of memory",
     "SIGBUS": "; a mapped file was truncated or cannot be read, or /dev/shm or a disk is full",
 }
-_TAIL_BYTES = 1 << 16  # of a log, from its end
+_TAIL_BYTES = 1 << 16  # read from the end of a log
 
 
-_unwritten: dict[Path, RankFailure] = {}  # what this process claimed on a full disk
+_unwritten: dict[Path, RankFailure] = {}  # failures that this process claimed on a full disk
 
 
 @dataclass(frozen=True)
 class RankFailure:
-    """Why a rank ended.
+    """Reason for the end of a rank.
 
-    kind: "user" (a mistake, no traceback), "bug", "restart" (a verdict asks for new workers), "ended" (`train_rank`
-    gave an exit code), or "lost" (no lost rank lived to say why).
-    member: in whose code it was, where that is known: "health/mine".
+    kind    "user" (a user error, no traceback), "bug", "restart" (a verdict requests new workers), "ended"
+            (`train_rank` returned an exit code), or "lost" (no lost rank could write a reason)
+    member  the part that raised it, if known: "health/mine"
     """
 
     rank: int
@@ -65,35 +65,35 @@ class RankFailure:
 
     @property
     def mends_itself(self) -> bool:
-        """Whether ranks that are started again may get further: not past a user's mistake, nor a verdict that stops."""
+        """Return whether restarted ranks may get further: not after a user error or a verdict that stops the run."""
         return self.kind in ("bug", "restart")
 
     @property
     def preempted(self) -> bool:
-        """Whether the ranks saved and ended because some process was asked to stop."""
+        """Return whether the ranks saved and exited because a process had to stop."""
         return self.kind == "ended" and self.exit_code == EXIT_REQUEUE
 
     @property
     def evidence(self) -> str:
-        """In one line."""
+        """The failure in one line."""
         return f"rank {self.rank} failed first: {self.what}"
 
     def make_ending(self, generation: int, exclude: tuple[str, ...] = ()) -> RunEnding:
-        """Return how a job ends that ends by this failure."""
+        """Return the ending of a job that ends by this failure."""
         text = "\n".join((self.what, *self.details))
         return decide_ending(generation, text, failure=self.kind, exit_code=self.exit_code, exclude=exclude)
 
     def make_error(self) -> UserError:
-        """The user's mistake, to be raised where the user is."""
+        """Return the user error, to be raised in the user's process."""
         error = UserError(self.what, *self.details)
         error.exit_code = self.exit_code
         return error
 
 
 def claim(logs: Path, attempt: int, failure: RankFailure) -> bool:
-    """Write down `failure` as the first of the `attempt`-th start; False where another rank was first.
+    """Record `failure` as the first of the `attempt`-th start, and return True; return False if another rank was first.
 
-    Where there is no room for it this process alone knows.
+    If the disk is full, only this process knows the failure.
     """
     path = _make_path(logs, attempt)
     try:
@@ -109,12 +109,12 @@ def claim(logs: Path, attempt: int, failure: RankFailure) -> bool:
 
 
 def is_written(logs: Path, attempt: int) -> bool:
-    """Return whether the first failure of the `attempt`-th start lies where other processes find it."""
+    """Return whether the first failure of the `attempt`-th start is in a file, visible to other processes."""
     return _make_path(logs, attempt).exists()
 
 
 def find_first(logs: Path, attempt: int) -> RankFailure | None:
-    """The first failure of the `attempt`-th start, where a rank lived to write it."""
+    """Return the first failure of the `attempt`-th start, or None if no rank has written one."""
     try:
         return RankFailure(**json.loads(read_regular(_make_path(logs, attempt))))
     except (OSError, ValueError, TypeError):
@@ -122,9 +122,9 @@ def find_first(logs: Path, attempt: int) -> RankFailure | None:
 
 
 def find_time(logs: Path, attempt: int) -> float | None:
-    """When the first failure of the `attempt`-th start was written down, in seconds since the epoch; None: it was not.
+    """Return when the first failure of the `attempt`-th start was written, in seconds since the epoch, or None.
 
-    By the clock of the file system that the logs lie on.
+    The clock is that of the file system of the logs.
     """
     try:
         return _make_path(logs, attempt).stat().st_mtime
@@ -133,7 +133,7 @@ def find_time(logs: Path, attempt: int) -> float | None:
 
 
 def report(failure: RankFailure, logs: Path) -> str:
-    """What the user is shown of a failure that is not theirs."""
+    """Return the text that the user sees for a failure that is not a user error."""
     again = f"train resume={shlex.quote(str(logs.parent))}"
     if failure.kind == "restart":
         return f"train: {failure.what}\n  It asks for new workers, and no restart is left.\n  To go on:  {again}\n"
@@ -147,20 +147,20 @@ def report(failure: RankFailure, logs: Path) -> str:
 
 
 def _read_tail(log: Path, lines: int = 5) -> str:
-    """The last words of a rank that had no time to say more."""
+    """Return the last lines of the log of a rank that ended without a report."""
     try:
         with open_regular(log, sys.maxsize) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             tail = file.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return ""
-    except UserError as error:  # it hides no failure
+    except UserError as error:  # shown instead, so that it hides no failure
         tail = str(error).splitlines()
     return "".join(f"  | {line}\n" for line in tail)
 
 
 def clear(logs: Path) -> None:
-    """Forget earlier starts of the run."""
+    """Delete the recorded failures of earlier starts of the run."""
     _unwritten.clear()
     for path in logs.glob("first-failure-*"):
         path.unlink(missing_ok=True)
@@ -171,12 +171,12 @@ def _make_path(logs: Path, attempt: int) -> Path:
 
 
 def explain_lost_server(code: int) -> str:
-    """In words, of the fork server."""
+    """Return a description of the end of the fork server."""
     return f"the process that ranks are forked from is gone: {describe_end(code)}"
 
 
 def describe_end(exit_code: int) -> str:
-    """In words, of a process."""
+    """Return a description of a process's exit code."""
     if exit_code >= 0:
         return f"it lost its connection to the other ranks, or ended with exit code {exit_code}"
     name = name_of(-exit_code)

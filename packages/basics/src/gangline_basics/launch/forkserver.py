@@ -1,7 +1,7 @@
-"""A process that has torch loaded, from which ranks are forked in milliseconds. Torch-free.
+"""Fork server: a process with torch loaded, from which ranks are forked in milliseconds. Torch-free.
 
-The server imports and does nothing else: it runs no torch operation (a fork after an OpenMP region hangs in the
-child) and touches no GPU (CUDA cannot be used after a fork).
+The server only imports modules: it runs no torch operation (a fork after an OpenMP region hangs in the child) and
+touches no GPU (CUDA cannot be used after a fork).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from gangline_basics.launch import semaphores
 if TYPE_CHECKING:
     from gangline.config.schema import Run
 
-# What every rank needs, or may need while its run is not known yet. A name that does not import is passed over in
-# silence; a test imports each.
+# Modules that every rank needs, or may need while its run is not yet known. A name that fails to import is skipped
+# silently; a test imports each.
 PRELOAD = (
-    "gangline_basics.launch.server",  # first: how the server itself takes signals
+    "gangline_basics.launch.server",  # first, because it sets the server's handling of signals
     "torch",
     "torch.distributed",
     "torch.distributed.elastic.multiprocessing.api",
@@ -40,25 +40,26 @@ PRELOAD = (
     "gangline_basics.launch.ready",
 )
 
-# Of these: what a run that is known needs only where it has chosen a part with it, which `list_modules` adds.
+# Modules of PRELOAD that a known run needs only for some parts; `list_modules` then adds them.
 OF_SOME_PARTS = ("torch.distributed.checkpoint", "gangline_basics.launch.ready")
 
-_ENDS_SECONDS = 5.0  # a server whose connections have closed takes to be gone, on a loaded machine
+_ENDS_SECONDS = 5.0  # timeout for the exit of a server whose connections have closed, on a loaded machine
 
-# Errors of a folder for temporary files; None: Python's own, of a path that is too long.
+# Errors of a folder for temporary files; None: Python's own error for a path that is too long.
 _OF_THE_SOCKET = (None, errno.ENAMETOOLONG, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT)
 
-_loading: set[str] = set()  # by the running server
-_adopted = 0  # the process id of a server that another process started
+_loading: set[str] = set()  # modules of the running server
+_adopted = 0  # process id of a server that another process started
 
 
 def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
-    """Start the server in the background, where none runs yet that loads `more` too; returns at once.
+    """Start the server in the background, unless one runs that loads `more` too; return at once.
 
-    Call it before anything slow, and again with what the run turns out to need. The server's environment is that of its
-    start: what is set later reaches no rank. What an adopted server lacks each rank loads for itself.
-    run: whose ranks alone will be forked, so that nothing is loaded for other parts than its own.
-    Raises UserError where the machine does not let it start: no socket in TMPDIR, no semaphore in /dev/shm.
+    Call it before anything slow, and again with the modules that the run turns out to need. The environment is copied
+    at the server's start: later changes do not reach the ranks. Modules that an adopted server lacks are loaded by each
+    rank.
+    run: the only run whose ranks will be forked, so that only the modules of its parts are loaded.
+    Raises UserError if the server cannot start: no socket in TMPDIR, no semaphore in /dev/shm.
     """
     if _adopted:
         return
@@ -88,7 +89,7 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
 def start_tracker() -> None:
     """Start Python's resource tracker, with SIGHUP blocked as long as it lives.
 
-    It ignores Ctrl-C and SIGTERM, but a terminal that closes would end it, and with it the list of semaphores.
+    It ignores Ctrl-C and SIGTERM, but closing the terminal would end it, and lose the list of semaphores.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
@@ -107,14 +108,14 @@ def _list_flags() -> list[str]:
 
 
 def find_loaded() -> set[str]:
-    """What the running server loads, or has loaded."""
+    """Return the modules that the running server loads or has loaded."""
     return set(_loading)
 
 
 def adopt(loaded: set[str]) -> None:
-    """In a process that was forked from a server which has `loaded`: fork from that one too.
+    """Fork from the server that this process was forked from, which has loaded the modules `loaded`.
 
-    multiprocessing would start another one here.
+    Otherwise multiprocessing would start another server here.
     """
     global _adopted
     _adopted = os.getppid()
@@ -124,9 +125,9 @@ def adopt(loaded: set[str]) -> None:
 
 
 def find_needed(run: Run) -> set[str]:
-    """Modules beyond PRELOAD that every rank of a run would import for itself.
+    """Return the modules beyond PRELOAD that every rank of a run would otherwise import for itself.
 
-    torch._dynamo is more than half of what there is to load, and torch imports it on the first use of compile or of
+    torch._dynamo takes more than half of the loading time, and torch imports it on the first use of compile or of
     torch.utils.checkpoint.
     """
     modules = list_preloads(run) - find_usual()
@@ -148,7 +149,7 @@ def find_usual() -> set[str]:
 
 
 def list_modules(run: Run) -> set[str]:
-    """`find_needed`, and the modules of the parts that the run has chosen of those beside the default ones."""
+    """Return the modules of `find_needed`, and those of the run's parts that come from the default distributions."""
     from gangline.config.defaults import find_default_suppliers
     from gangline.plugin.registry import installed
 
@@ -161,19 +162,19 @@ def list_modules(run: Run) -> set[str]:
 
 
 def set_environment() -> None:
-    """What torch must find in the environment when it is first imported, unless the user has set it."""
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking for GPUs must not open one before a fork
-    # A thread that waits for the others spins, and keeps them from their cores where those are shared: on two busy
-    # cores two threads take ten times as long. 1000 turns is what libgomp takes when it sees too many threads.
+    """Set the variables that torch must find when it is first imported, unless the user has set them."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # counting GPUs must not open one before a fork
+    # A waiting thread spins, and blocks a core that other threads need if cores are shared: on two busy
+    # cores two threads take ten times as long. 1000 spins is libgomp's own value if there are too many threads.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def read_exit() -> int:
-    """How the server ended, asked when it gave no answer: its exit code, -n after signal n; 0 where it lives.
+    """Return the exit code of a server that does not answer: -n after signal n; 0 if it is alive.
 
-    Its connections close before the system says how it ended, on a loaded machine by a while: it is waited for. How an
-    adopted one ended is not known; it is taken for a kill, as where memory is short.
+    On a loaded machine its connections close some time before the system reports its exit, so this waits. The exit code
+    of an adopted server is unknown; it is reported as SIGKILL, as when memory is short.
     """
     end = time.monotonic() + _ENDS_SECONDS
     while not (code := _poll_exit()) and time.monotonic() < end:
@@ -182,7 +183,7 @@ def read_exit() -> int:
 
 
 def _poll_exit() -> int:
-    """How the server ended, 0 while it lives or where none was started."""
+    """Return the exit code of the server, 0 while it is alive or if none was started."""
     if _adopted:
         return 0 if os.getppid() == _adopted else -signal.SIGKILL
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
@@ -198,7 +199,7 @@ def _poll_exit() -> int:
 
 
 def drop() -> None:
-    """End the server at once. Without ranks it would hold the terminal until torch is loaded."""
+    """Kill the server at once. Without ranks it would hold the terminal until torch is loaded."""
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None:
         os.kill(server._forkserver_pid, signal.SIGKILL)
@@ -207,7 +208,7 @@ def drop() -> None:
 
 
 class ForkServer(Preparation):
-    """The server, as `train` starts it while the run is composed."""
+    """Fork server that `train` starts while the run is composed."""
 
     def start(self) -> None:
         warm()

@@ -1,4 +1,4 @@
-"""The interface by which this machine reaches other nodes. Torch-free."""
+"""Network interface by which this machine reaches other nodes. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
 
 
 def find_interface(hosts: Sequence[str]) -> str | None:
-    """Name of the interface by which this machine sends to the first of `hosts` that it has a route to, or None.
+    """Return the name of the interface by which this machine sends to the first reachable host of `hosts`, or None.
 
-    Of many hosts the first few are tried.
+    Of many hosts only the first few are tried.
     """
     address = address_towards(hosts)
     return _find_address(address) if address else None

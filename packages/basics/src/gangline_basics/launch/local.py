@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class LocalLauncher(Launcher):
-    """Processes on this machine under torch.distributed's elastic agent, which runs in this one."""
+    """Launcher of processes on this machine under torch.distributed's elastic agent, which runs in this process."""
 
     def __init__(self, config: LocalLaunch, run: Run) -> None:
         self.config = config
         self.run = run
 
     def launch(self, directory: RunDirectory) -> int:
-        """Train the run that lies in `directory`; see `start` for the exit code."""
+        """Train the run in `directory`, and return the exit code of `start`."""
         run_dir = directory.path
         forkserver.warm(forkserver.find_needed(self.run))
         running = sidecars.start(sidecars.list_sidecars(self.run), run_dir, owner=os.getpid())
@@ -46,13 +46,13 @@ def start(
     target: str = WORK,
     args: tuple[Any, ...] = (),
 ) -> int:
-    """Run `target(run_dir, *args)` on `world` ranks; gives the exit code of the run.
+    """Run `target(run_dir, *args)` on `world` ranks, and return the exit code of the run.
 
-    0 when all ranks are done, 128 + n after signal n, the code that the ranks themselves ended with, else 1. A rank's
-    UserError is raised here. What the first rank to fail had to say is printed, and is in its log.
+    It is 0 if all ranks finished, 128 + n after signal n, the code that the ranks themselves ended with, else 1. A
+    rank's UserError is raised here. The error of the first rank to fail is printed, and is in its log.
     """
     forkserver.warm()
-    from gangline_basics.launch.elastic import (  # imports torch; the server does the same at the same time
+    from gangline_basics.launch.elastic import (  # imports torch, while the server does so in parallel
         AgentNode,
         run_agent,
     )
@@ -64,5 +64,5 @@ def start(
 
 
 def say(text: str) -> None:
-    """To the terminal."""
+    """Print a text to stderr."""
     print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""Where the agents of a job meet: torch's dynamic rendezvous, with its state in a file of the run directory.
+"""Rendezvous of the agents of a job: torch's dynamic rendezvous, with its state in a file of the run directory.
 
-The file system outlives every node, so no agent holds what the others need: torch's own c10d store lives in one of
-them, and is gone with it.
+The file system outlives every node, so no agent holds state that the others need: torch's own c10d store lives in one
+of the agents, and is lost with it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from gangline_basics.launch import meeting_state
 from gangline_basics.launch.config import ElasticLaunch
 from gangline_basics.launch.nodes import parse_nodes
 
-BEATS = 4  # heartbeats until a node without one is lost
+BEATS = 4  # missed heartbeats after which a node is lost
 CLOSE_SECONDS = 5.0
-STORE_SECONDS = 20.0  # how long a member of a start waits for a word of another one
-_NAMES = "gangline/names"  # of the nodes, in the job's store
-REGATHER_SECONDS = 1.0  # after the first start: how long nodes beyond the fewest are waited for
+STORE_SECONDS = 20.0  # timeout of a member of a start for a key of another one
+_NAMES = "gangline/names"  # prefix of the nodes' names in the job's store
+REGATHER_SECONDS = 1.0  # wait for more than the minimum of nodes after the first start
 
 
 class FileBackend(RendezvousBackend):
-    """The state of a rendezvous as JSON in one file, replaced as a whole; its content is its own fencing token.
+    """State of a rendezvous as JSON in one file, replaced atomically; its content is its own fencing token.
 
     With a torn file all nodes would join again in round 0, and read an old round's values from the store.
     """
@@ -74,12 +74,12 @@ class FileBackend(RendezvousBackend):
             return state, content, True
 
     def read(self) -> _RendezvousState | None:
-        """Return the state, None before the first node has joined."""
+        """Return the state, or None before the first node has joined."""
         content = self._read_locked()
         return self._decode(content) if content else None
 
     def _dump(self, content: bytes) -> bytes:
-        """What torch reads: a pickle of the state, made in this process."""
+        """Return the state as torch reads it: a pickle made in this process."""
         return pickle.dumps(self._decode(content))
 
     def _decode(self, content: bytes) -> _RendezvousState:
@@ -109,12 +109,12 @@ class FileBackend(RendezvousBackend):
 
 
 class Patience(RendezvousTimeout):
-    """The first start of a job waits for all nodes, a later one goes on with the nodes that are there."""
+    """Timeouts: the first start of a job waits for all nodes, a later one continues with the nodes present."""
 
     later = False
 
     def has_met(self) -> None:
-        """The first start has its nodes."""
+        """Record that the first start has its nodes."""
         self.later = True
 
     @property
@@ -124,25 +124,25 @@ class Patience(RendezvousTimeout):
 
 @dataclass
 class JobMeeting:
-    """The meeting of the nodes of one job: what makes up a start, and a store that outlives its starts."""
+    """Rendezvous of the nodes of one job: the members of a start, and a store that outlives the job's starts."""
 
     handler: DynamicRendezvousHandler
     store: FileStore
     patience: Patience
     backend: FileBackend
     lost_seconds: float
-    own: str = ""  # the name of this node
-    members: frozenset[Any] = frozenset()  # of the start under way
+    own: str = ""  # name of this node
+    members: frozenset[Any] = frozenset()  # members of the current start
 
     def record_members(self) -> None:
-        """The nodes of a start are together."""
+        """Record the members of a start, after its rendezvous."""
         self.patience.has_met()
-        self._make_wait_path(self.own).unlink(missing_ok=True)  # heartbeats tell of this node from now on
+        self._make_wait_path(self.own).unlink(missing_ok=True)  # from now on this node has heartbeats
         state = self.backend.read()
         self.members = frozenset(state.participants) if state else frozenset()
 
     def list_replaced(self) -> set[str]:
-        """Members of the start under way whose agent is gone, and its ranks with it: another of their name waits."""
+        """Return the members of the current start whose agent and ranks are lost: a new agent of that name waits."""
         state = self.backend.read()
         if state is None:
             return set()
@@ -150,38 +150,38 @@ class JobMeeting:
         return self._list_names(new) & self._list_names(self.members)
 
     def name(self, name: str) -> None:
-        """Say who this node is; before it joins."""
+        """Set the name of this node, before it joins."""
         self.own = name
         self.store.set(f"{_NAMES}/{self._me}", name)
 
     def list_others(self) -> set[str]:
-        """The names of the nodes that are heard of, without this one."""
+        """Return the names of the live nodes except this one."""
         state = self.backend.read()
         since = datetime.now(UTC) - timedelta(seconds=self.lost_seconds)
         there = {node for node, beat in state.last_heartbeats.items() if beat >= since} if state else set()
         return self._list_names(there - {self._me})
 
     def _list_names(self, nodes: Iterable[Any]) -> set[str]:
-        """Of those that have said their name."""
+        """Return the names of the nodes that have set one."""
         keys = [f"{_NAMES}/{node}" for node in nodes]
         return {self.store.get(key).decode() for key in keys if self.store.check([key])}
 
     def leave(self) -> None:
-        """The others need not find out that this node has left the start that ends."""
+        """Leave the start that ends, so that the others need not wait for a timeout."""
         handler: Any = self.handler
         handler._stop_heartbeats()
         handler._op_executor.run(_RendezvousExitOp(), time.monotonic() + CLOSE_SECONDS)
 
     def mark_waiting(self) -> None:
-        """This node is no member of a start, and would take part in one. A file, for the store forgets nothing.
+        """Announce in a file that this node is in no start and would take part in one; the store cannot expire keys.
 
-        It counts until the node has met the others, or for `lost_seconds`.
+        The announcement counts until the node has met the others, or for `lost_seconds`.
         """
         temporary = f"stnew-{uuid.uuid4().hex}"
         write_whole(self._make_wait_path(self.own), f"{self.own}\n{time.time()}", durable=False, temporary=temporary)
 
     def list_waiting(self) -> set[str]:
-        """The names of the nodes that wait, this one too."""
+        """Return the names of the nodes that wait, this one included."""
         names, since = set(), time.time() - self.lost_seconds
         for path in self.backend.path.parent.glob(f"{escape(self._waiting)}*"):
             with suppress(FileNotFoundError):  # it has just met the others
@@ -191,7 +191,7 @@ class JobMeeting:
         return names
 
     def check_open(self) -> None:
-        """Raises RendezvousClosedError where the job is over."""
+        """Raise RendezvousClosedError if the job is over."""
         state = self.backend.read()
         if state is not None and state.closed:
             raise RendezvousClosedError("the job is over")
@@ -209,11 +209,11 @@ class JobMeeting:
 
 
 def _make_private_folder(folder: Path) -> Path:
-    """The folder of the meeting, which this user alone may write to. Raises UserError where others could."""
+    """Return the folder of the rendezvous, writable only by this user. Raises UserError if another user owns it."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     probe = folder / f"stnew-{uuid.uuid4().hex}"
-    probe.touch(0o600)  # a file system may show one owner for all files; it then does for this one
+    probe.touch(0o600)  # some file systems report one owner for all files, this one included
     own_uid, there = probe.stat().st_uid, folder.lstat()
     probe.unlink()
     if there.st_uid != own_uid or not stat.S_ISDIR(there.st_mode):
@@ -228,7 +228,7 @@ def _make_private_folder(folder: Path) -> Path:
 
 
 def meet_in(run_dir: Path, job: str, address: str, config: ElasticLaunch) -> JobMeeting:
-    """The meeting of the nodes of `job`."""
+    """Return the rendezvous of the nodes of `job`."""
     folder = _make_private_folder(run_dir / MEETING)
     store = FileStore(str(folder / f"store-{job}"))
     store.set_timeout(timedelta(seconds=STORE_SECONDS))
@@ -247,7 +247,7 @@ def meet_in(run_dir: Path, job: str, address: str, config: ElasticLaunch) -> Job
         most,
         address,
         patience,
-        keep_alive_interval=config.lost_seconds / BEATS,  # type: ignore[arg-type]  # a float serves as well
+        keep_alive_interval=config.lost_seconds / BEATS,  # type: ignore[arg-type]  # a float works too
         keep_alive_max_attempt=BEATS,
     )
     return JobMeeting(handler, store, patience, backend, config.lost_seconds)

@@ -1,4 +1,4 @@
-"""The state of torch's dynamic rendezvous as JSON. torch hands it over as a pickle, which never reaches a file here."""
+"""State of torch's dynamic rendezvous as JSON. torch provides a pickle, which is never written to a file here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the weights, gradients and optimizer state of a run can fit into this machine's memory. Torch-free."""
+"""Check that the weights, gradients and optimizer state of a run fit into this machine's memory. Torch-free."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def find_memory_problems(run: Run) -> list[Problem]:
 
 
 def count_one_copy(run: Run) -> dict[str, int]:
-    """Return the bytes of one copy of the state by kind: the least that all ranks hold together in any layout."""
+    """Return the bytes of one copy of the state by kind: a lower bound for all ranks together in any layout."""
     tree, plan = compose_model(run)
     width, shapes = run.precision.get_sizes(), get_parameter_shapes(tree)
     sizes = dict.fromkeys(STATE, 0)
@@ -80,7 +80,7 @@ def count_one_copy(run: Run) -> dict[str, int]:
 
 
 def count_weight_bytes(plan: Plan, name: str, width: ItemSizes) -> tuple[int, int]:
-    """Of each number of a parameter: (bytes that modules compute with, bytes that are kept beside them)."""
+    """Return (bytes that modules compute with, bytes of the master copy, 0 if none) per element of a parameter."""
     dtype = plan.get_dtype(name)
     itemsize = width.master if dtype is None else get_itemsize(dtype)
     if (dtype is not None and plan.computes_as_kept(name)) or itemsize == width.compute:
@@ -89,7 +89,7 @@ def count_weight_bytes(plan: Plan, name: str, width: ItemSizes) -> tuple[int, in
 
 
 def state_of_all_ranks(run: Run, world: int) -> dict[str, int]:
-    """Return the bytes of the state on all ranks by kind; nothing for a strategy that does not explain itself."""
+    """Return the bytes of the state on all ranks by kind; {} for a strategy that does not explain itself."""
     try:
         explanation = run.parallel.explain(run, Mesh.of(run.parallel.size_axes(world)))
     except UserError:

@@ -1,4 +1,4 @@
-"""The process of an agent that plays one of several nodes on this machine. Torch-free at its top."""
+"""Agent process of one of several simulated nodes on this machine. Torch-free at its top."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gangline.errors import UserError
 
 
 def main(run_dir: str, index: str, owner: str) -> int:
-    """The agent of one of several nodes that `train` plays on this machine."""
+    """Run the agent of one of several nodes that `train` simulates on this machine, and return its exit code."""
     from gangline.launch import guard
     from gangline.launch.network import NAME, name_of_this_node
     from gangline.run.directory import RunDirectory
@@ -28,7 +28,7 @@ def main(run_dir: str, index: str, owner: str) -> int:
         ending = read_ending(run_dir)
         if ending is None or ending.evidence != "\n".join((error.what, *error.details)):
             print(f"train: agent {index}: {error}", file=sys.stderr, flush=True)
-        return error.exit_code  # what the ending says is told by the command that started the agents
+        return error.exit_code  # the command that started the agents prints the ending
 
 
 if __name__ == "__main__":

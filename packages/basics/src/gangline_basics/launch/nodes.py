@@ -1,4 +1,4 @@
-"""How many nodes take part in a job, and the machines that they are on. Torch-free."""
+"""Number of nodes of a job, and the machines that they run on. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def get_machine(node: str) -> str:
 
 
 def parse_nodes(nodes: str) -> tuple[int, int]:
-    """Of `launch.nodes`: "2:3" -> (2, 3), "2" -> (2, 2). Raises UserError."""
+    """Return (minimum, maximum) of `launch.nodes`: "2:3" -> (2, 3), "2" -> (2, 2). Raises UserError."""
     match = re.fullmatch(r"\s*(\d+)(?::(\d+))?\s*", str(nodes))
     fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if fewest < 1:

@@ -1,4 +1,4 @@
-"""Addresses of nodes, in the order of their places in the network."""
+"""Addresses of nodes, ordered by their places in the network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 class PlacedAddress(str):
     """A node's address, ordered by the node's place in the network.
 
-    torch's rendezvous gives ranks in the order of addresses, so that neighbouring ranks are neighbours in the network.
+    torch's rendezvous assigns ranks in the order of addresses, so neighbouring ranks are neighbours in the network.
     """
 
     place: str
@@ -48,5 +48,5 @@ def _order(address: str) -> tuple[list[tuple[int, str]], str]:
 
 
 def make_natural_key(text: str) -> list[tuple[int, str]]:
-    """A key by which rack9 comes before rack10."""
+    """Return a sort key by which rack9 comes before rack10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]

@@ -1,4 +1,4 @@
-"""Where a rank's output goes: to its log, and that of rank 0 also to the terminal. Torch-free."""
+"""Output of a rank: it goes to the rank's log, and for rank 0 also to the terminal. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gangline.storage.files import open_own
 _SEQUENCE = r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]?."
 _CONTROL = re.compile(rf"{_SEQUENCE}|[\x00-\x08\x0b-\x1f\x7f]")
 _BEGINS = re.compile(rf"(?:{_SEQUENCE}|\r)*")
-_UP = re.compile(r"\x1b\[\d*A")  # to the line above, which is then drawn over
+_UP = re.compile(r"\x1b\[\d*A")  # cursor up, to overwrite the line above
 _DRAWN = re.compile(r"\r|\x1b\[2K")
 
 
 def divert(logs: Path, rank: int) -> TextIO:
-    """Send this process's output where it belongs; gives the open log. A restart appends to it."""
+    """Divert this process's output to its log, and return the open log. A restart appends to it."""
     log: Any = open_own(log_path(logs, rank), "a", buffering=1)
     if rank == 0:
         sys.stdout, sys.stderr = Copied(sys.stdout, log), Copied(sys.stderr, log)
@@ -39,8 +39,8 @@ class Copied(OutlivingStream):
         super().__init__(stream)
         self._log = log
         self._line = ""
-        self._drawn = False  # whether the line under way has been written over
-        self._held = ""  # a finished line that was written over: what follows may begin with the way back up to it
+        self._drawn = False  # True if the current line has overwritten text
+        self._held = ""  # finished line with overwritten text: the next output may move up and overwrite it
 
     def write(self, text: str) -> int:
         *lines, rest = text.split("\n")
@@ -62,11 +62,11 @@ class Copied(OutlivingStream):
         self._keep(f"train: note: output failed: {error.strerror}; it continues in this log alone\n")
 
     def _keep(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk must not end the run, nor keep its reason from the terminal
+        with contextlib.suppress(OSError):  # a full disk must neither end the run nor silence the terminal
             self._log.write(text)
 
     def _add(self, text: str) -> None:
-        """More of the line under way; what it writes over is forgotten, for a progress line does so for hours."""
+        """Add text to the current line, and drop the text that it overwrites: progress lines do so for hours."""
         line = self._line + text
         begin = _BEGINS.match(line)
         assert begin is not None

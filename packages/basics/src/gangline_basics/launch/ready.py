@@ -1,4 +1,4 @@
-"""Loads the modules of every part beside those that runs have by default. For the fork server alone."""
+"""Import of the modules of every part in the default distributions. Only for the fork server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _usual = find_default_suppliers()
 for _group in installed().list_groups():
     for _offer in installed().get_offers(_group).values():
         if _offer.distribution in _usual:
-            with suppress(ImportError):  # a rank that needs it says so
+            with suppress(ImportError):  # a rank that needs it raises the error
                 import_module(_offer.part.build.partition(":")[0])
 for _module in find_usual():
     import_module(_module)
 
-installed.cache_clear()  # a rank looks for itself what is installed
+installed.cache_clear()  # a rank checks again what is installed

@@ -1,7 +1,7 @@
-"""Semaphores in shared memory: named by their launcher, so that those of a dead launcher can be found and removed.
+"""Semaphores in shared memory, named by their launcher, so that those of a dead launcher can be found and removed.
 
-Python's own tracker removes what a process leaves behind, unless the tracker is killed too, as it is where a whole
-group of processes is. Torch-free.
+Python's own tracker removes the semaphores of a dead process, unless the tracker is killed too, for example with the
+complete process group. Torch-free.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _OURS = re.compile(r"sem\.gangline-(?P<space>\d+)-(?P<pid>\d+)-(?P<start>\d+)-.*
 
 
 def name_semaphores() -> None:
-    """Name this process's semaphores, and those of its ranks, by it; remove what dead launchers have left.
+    """Name the semaphores of this process and its ranks by its process id, and remove those of dead launchers.
 
-    Raises UserError where none can be made.
+    Raises UserError if no semaphore can be created.
     """
     start = read_birth(os.getpid())
-    if start is None or not ROOT.is_dir():  # elsewhere than on Linux they lie in no directory
+    if start is None or not ROOT.is_dir():  # only on Linux are they in a directory
         return
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # inherited
     prefix = f"/gangline-{read_namespace()}-{os.getpid()}-{start}"
@@ -44,11 +44,11 @@ def name_semaphores() -> None:
 
 
 def sweep() -> None:
-    """Remove the semaphores of launchers that are dead; of others nothing."""
+    """Remove the semaphores of dead launchers, and no others."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(ROOT):
             match = _OURS.fullmatch(entry.name)
-            # What lives among other process ids than ours cannot be seen from here.
+            # Processes of another PID namespace are not visible here.
             if match is None or int(match["space"]) != read_namespace() or entry.stat().st_uid != os.getuid():
                 continue
             if read_birth(int(match["pid"])) != int(match["start"]):

@@ -1,10 +1,11 @@
-"""What the fork server imports before all else: how it takes signals. Nobody else imports this module.
+"""Signal handling of the fork server, which imports this module first. No other process imports it.
 
-While it loads torch, a signal or the end of its parent ends it at once; later multiprocessing does that. A notice, such
-as a scheduler's of the end of the time, does not: there is nothing to save yet.
-Once it has forked a rank it stays until the last process that can ask it for more has ended. A signal to the whole
-process group must not end it sooner: the agent hears of its ranks through it. Ranks end by themselves when their agent
-is gone, but one that is stopped (SIGSTOP) does not: who has started this server being gone, it kills what is left.
+While the server loads torch, a signal or the end of its parent ends it at once; later multiprocessing does that. A
+notice, such as a scheduler's of the time limit, does not end it: there is nothing to save yet.
+
+Once it has forked a rank it stays until the last process that can request a rank has ended. A signal to the whole
+process group must not end it sooner, because the agent learns of its ranks' exits through it. Ranks end by themselves
+when their agent is gone, except a stopped rank (SIGSTOP): the server kills the remaining ranks when its parent is gone.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import signal
 from pathlib import Path
 
 _PARENT = os.getppid()
-_LOOK_SECONDS = 1.0  # between two looks at the parent, once ranks were forked
-_LOOKS = 3  # that find it gone, before ranks that did not end by themselves are killed
-# The command was started to ignore these, as by nohup; `gangline.launch.signals.stop_signals` finds the same in a rank.
+_LOOK_SECONDS = 1.0  # interval between checks of the parent, once ranks were forked
+_LOOKS = 3  # checks that find the parent gone, before remaining ranks are killed
+# Signals that the command ignores, as under nohup; a rank finds these by `gangline.launch.signals.stop_signals`.
 _IGNORED = {signum for signum in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(signum) == signal.SIG_IGN}
-_gone = 0  # looks that found it gone
+_gone = 0  # checks in a row that found the parent gone
 _TOLD = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def _leave(signum: int, frame: object) -> None:
-    """Without a traceback."""
+    """Exit without a traceback."""
     os._exit(128 + signum)
 
 
@@ -52,7 +53,7 @@ def _stay() -> None:
 
 
 def _be_a_rank() -> None:
-    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):  # a notice means nothing until it takes them
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):  # notices stay ignored until the rank handles them
         if signum not in _IGNORED:
             signal.signal(signum, signal.SIG_DFL)
 
@@ -63,5 +64,5 @@ for _signum in (signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(_signum, signal.SIG_IGN)
 signal.signal(signal.SIGALRM, _look)
 signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
-atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # the interpreter takes down its handlers first
+atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # the interpreter removes its handlers first
 os.register_at_fork(before=_stay, after_in_child=_be_a_rank)

@@ -1,4 +1,4 @@
-"""`launch=elastic`: an agent on each of several nodes, in this process or as processes of their own. Torch-free."""
+"""`launch=elastic`: an agent for each of several nodes, in this process or in child processes. Torch-free."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from gangline_basics.launch.config import ElasticLaunch
 
 LOOK_SECONDS = 0.1
-AGAIN_SECONDS = 1.0  # from an agent's death to its successor
-HOPELESS = 5  # agents that died one after the other without a start of ranks between them
+AGAIN_SECONDS = 1.0  # delay before a dead agent is restarted
+HOPELESS = 5  # maximum number of agents that die in a row without a start of ranks
 HERE = "127.0.0.1"
 NODE = "gangline_basics.launch.node"
 
 
 class UsableRanks:
-    """Remember `find_usable` of one run with at most `most` ranks: nodes come and go, and the others wait for it."""
+    """Cache of `find_usable` for one run with at most `most` ranks: the nodes of a start wait for this result."""
 
     def __init__(self, run: Run, most: int | None) -> None:
         self._run, self._most = run, most
@@ -56,36 +56,37 @@ class UsableRanks:
 
 
 class ElasticLauncher(Launcher):
-    """One agent in this process where `launch.agents=1`; else so many processes, each of which is one node's agent."""
+    """Launcher of one agent in this process if `launch.agents=1`, otherwise of several, each in a child process."""
 
     def __init__(self, config: ElasticLaunch, run: Run) -> None:
         self.config, self.run = config, run
 
     def launch(self, directory: RunDirectory) -> int:
-        """Train the run that lies in `directory`, with whatever nodes meet there; the exit code of the job."""
+        """Train the run in `directory` with the nodes that meet there, and return the exit code of the job."""
         run_dir = directory.path
         here = self.config.agents or parse_nodes(self.config.nodes)[1]
         if here == 1:
             name = name_of_this_node()
             return run_node(run_dir, self.run, name, address_of(self.run, name))
-        forkserver.drop()  # each agent has its own
+        forkserver.drop()  # each agent has its own fork server
         return Agents(run_dir, here).watch()
 
 
 def address_of(run: Run, machine: str) -> str:
-    """Where the ranks of the other nodes find this node's: by `machine`, unless this command plays all of the nodes."""
+    """Return the address at which other nodes reach this node's ranks: `machine`, or loopback if all are simulated."""
     config: ElasticLaunch = run.launch  # type: ignore[assignment]
     return HERE if config.agents is None else machine
 
 
 def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", machines: bool = False) -> int:
-    """The agent of this node, to the end of the job. place: in the network, from its top, "spine.rack0.n1".
+    """Run the agent of this node to the end of the job, and return the exit code.
 
-    machines: nodes named "MACHINE/NUMBER" are excluded by their machine, because a node may come back on another one.
+    place     path in the network, from its top, "spine.rack0.n1"
+    machines  nodes named "MACHINE/NUMBER" are excluded by their machine, because a node may return on another one
     """
     config: ElasticLaunch = run.launch  # type: ignore[assignment]
     directory = RunDirectory(run_dir)
-    job = directory.share(waits=False)  # the command that waits for this one has the same job
+    job = directory.share(waits=False)  # the command that waits for this process has the same job
     forkserver.warm(forkserver.find_needed(run))
     running = sidecars.start(sidecars.list_sidecars(run), run_dir, owner=os.getpid())
     try:
@@ -124,19 +125,19 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", 
 
 @dataclass
 class Agents:
-    """The agents that this command started: what a scheduler is to nodes, it is to them."""
+    """Agents that this command started, restarted after they are killed, as a scheduler does for nodes."""
 
     run_dir: Path
     count: int
     running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-    again: dict[int, float] = field(default_factory=dict)  # when an agent is started again
-    codes: dict[int, int] = field(default_factory=dict)  # of agents that have ended by themselves
+    again: dict[int, float] = field(default_factory=dict)  # agent -> time of its restart
+    codes: dict[int, int] = field(default_factory=dict)  # exit codes of agents that ended by themselves
     stop_signal: int = 0  # the signal that asked the job to stop
     hopeless: int = 0
-    before: RunEnding | None = None  # how an earlier job of the run ended
+    before: RunEnding | None = None  # ending of an earlier job of the run
 
     def watch(self) -> int:
-        """Start them, start those again that were killed, and wait for the end of the job."""
+        """Start the agents, restart those that were killed, and return the exit code at the end of the job."""
         asks = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & {*stop_signals()}
         before = {signum: signal.signal(signum, self._hand_on) for signum in asks}
         self.again = dict.fromkeys(range(self.count), 0.0)
@@ -164,13 +165,13 @@ class Agents:
                 self.again.pop(index, None)
                 command = [sys.executable, "-P", "-m", NODE, str(self.run_dir), str(index), str(os.getpid())]
                 self.running[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-                if self.stop_signal:  # meanwhile, and this one was not among those that were told
+                if self.stop_signal:  # set meanwhile, and this agent has not got the signal
                     guard.send(self.running[index].pid, hand_on(self.stop_signal))
 
     def _handle_end(self, index: int, code: int, begun: int) -> int:
         now = read_progress(self.run_dir).generation
         self.hopeless = 0 if now > begun else self.hopeless + 1
-        ending = self._read_ending()  # one that is to be requeued may be of a start that makes room for a node
+        ending = self._read_ending()  # an ending with requeue may be of a start that makes room for a node
         over = self.stop_signal or (ending is not None and not ending.requeue) or self.hopeless > HOPELESS
         if code < 0 and not over:
             say(f"train: agent {index} of {self.count} was killed by {name_of(-code)}; it is started again")
@@ -188,7 +189,7 @@ class Agents:
             guard.send(process.pid, hand_on(signum))
 
     def _read_ending(self) -> RunEnding | None:
-        """Of this job: what an earlier one left lies there until the agents have met."""
+        """Return the ending of this job, or None; until the agents have met, the file holds that of an earlier job."""
         ending = read_ending(self.run_dir)
         return None if ending == self.before else ending
 

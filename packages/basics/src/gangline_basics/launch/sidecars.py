@@ -1,7 +1,7 @@
-"""Processes beside the ranks of a machine, which outlive their restarts: a memory tier, for one. Torch-free.
+"""Sidecars: processes next to the ranks of a machine that outlive restarts, such as a memory tier. Torch-free.
 
-A part's config asks for them (`PartConfig.list_sidecars`). Who starts the ranks starts them first and keeps them when
-the ranks are started again; they end with the run, or with whoever started it.
+A part's config requests them (`PartConfig.list_sidecars`). The launcher starts them before the ranks and keeps them
+when the ranks are restarted; they end with the run, or with the launcher.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Running:
-    """A sidecar's process, perhaps started by an earlier rank of this machine."""
+    """Process of a sidecar, perhaps started by an earlier rank of this machine."""
 
     sidecar: Sidecar
     pid: int
     process: subprocess.Popen | None
-    born: int | None  # see `guard.read_birth`: with the process id it names the process
+    born: int | None  # see `guard.read_birth`: identifies the process, with its id
 
 
 def list_sidecars(run: Run) -> list[Sidecar]:
-    """What the parts of a run ask for."""
+    """Return the sidecars that the parts of a run request."""
     return [one for _, config in run.iterate_parts() for one in config.list_sidecars(run)]
 
 
@@ -53,14 +53,14 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
     if (pid := _find_left(note, owner)) is not None:
         return Running(sidecar, pid, None, guard.read_birth(pid))
     words = [str(owner), str(sidecar.outlives), sidecar.target, str(run_dir), json.dumps(sidecar.args)]
-    command = [sys.executable, "-P", "-m", __name__, *words]  # -P: no module of the working directory
+    command = [sys.executable, "-P", "-m", __name__, *words]  # -P: import no module of the working directory
     with open_own(stem.with_name(f"{stem.name}.log"), "a") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # an agent that ends a rank ends all of its process group
+            start_new_session=True,  # an agent that kills a rank kills the rank's process group
         )
     content = {"owner": _name(owner), "sidecar": _name(process.pid)}
     new = note.with_name(f"{note.name}.{process.pid}")
@@ -71,24 +71,24 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
 
 
 def _name(pid: int) -> list[int | None]:
-    """Names a process for good: ids come again, soon in a container, and on every machine."""
+    """Return a unique name of a process: process ids are reused, soon in a container, and on every machine."""
     return [pid, guard.read_birth(pid), guard.read_namespace()]
 
 
 def _find_left(note: Path, owner: int) -> int | None:
-    """The process id of the sidecar that an earlier start for `owner` has left, where it is still that process."""
+    """Return the process id of the sidecar that an earlier start for `owner` has left running, or None."""
     try:
         content = json.loads(read_regular(note))
         owner_name, pid = content["owner"], int(content["sidecar"][0])
         there = owner_name == _name(owner) and content["sidecar"] == _name(pid) and guard.is_alive(pid)
-        ours = guard.read_birth(pid) is None or os.stat(f"/proc/{pid}").st_uid == os.getuid()  # None: there is no /proc
+        ours = guard.read_birth(pid) is None or os.stat(f"/proc/{pid}").st_uid == os.getuid()  # None: no /proc
         return pid if there and ours else None
     except (OSError, ValueError, TypeError, KeyError, IndexError):
         return None
 
 
 def stop(running: list[Running], seconds: float = STOP_SECONDS) -> None:
-    """SIGTERM to all, SIGKILL to what is left after `seconds`."""
+    """Send SIGTERM to all sidecars, and SIGKILL to those still alive after `seconds`."""
     running = [one for one in running if one.process is not None or guard.read_birth(one.pid) == one.born]
     for one in running:
         guard.send(one.pid, signal.SIGTERM)
@@ -101,10 +101,10 @@ def stop(running: list[Running], seconds: float = STOP_SECONDS) -> None:
 
 
 def main(owner: str, outlives: str, target: str, run_dir: str, args: str) -> None:
-    """The sidecar's own process."""
+    """Run a sidecar in its own process."""
     from gangline.plugin.registry import load
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us when the ranks have ended
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends sidecars after the ranks
     guard.die_with(int(owner), float(outlives))
     load(target)(run_dir, *json.loads(args))
 

@@ -1,4 +1,4 @@
-"""The rendezvous of an agent that has a job to itself: nothing listens, and nothing is serialized."""
+"""Rendezvous of an agent that is alone in its job, without a server and without serialization."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gangline.launch.network import LOOPBACK
 
 
 class SoloRendezvous(RendezvousHandler):
-    """Each rendezvous is complete at once: one node, a store in this process, a free port for rank 0's store."""
+    """Rendezvous that is complete at once: one node, a store in this process, a free port for rank 0's store."""
 
     def get_backend(self) -> str:
         return "solo"

@@ -1,6 +1,6 @@
-"""What each start of the ranks is: its generation, who trains, who waits, or that there is none any more. Torch-free.
+"""Decision on each start of the ranks: generation, ranks that train, spare ranks, or the end of the job. Torch-free.
 
-The first node of a start decides, from what lies in the run directory, and tells the others.
+The first node of a start decides, from files of the run directory, and sends the decision to the others.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gangline_basics.launch.before import StartBefore, identify_config, start_be
 from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.launch.failures import RankFailure
 
-Usable = Callable[[int], tuple[int, list[Problem]]]  # of so many ranks, how many train, and why no more
+Usable = Callable[[int], tuple[int, list[Problem]]]  # number of ranks -> (how many of these train, why no more)
 
 
 @dataclass(frozen=True)
 class JobStart:
-    """The same on every node. `stop`: no ranks are started, and this is why."""
+    """One start of the ranks, equal on every node. `stop`: the reason why no ranks are started."""
 
     generation: int
     nodes: tuple[str, ...]
@@ -40,26 +40,26 @@ class JobStart:
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> JobStart:
-        """From what `to_dict` gave, also through JSON."""
+        """Return the start that `to_dict` wrote, also after JSON."""
         stop = content["stop"] and RankFailure(**content["stop"])
         return cls(**{**content, "nodes": tuple(content["nodes"]), "stop": stop})
 
 
 class Starts:
-    """Decides for the nodes that met."""
+    """Decisions on the starts of a job by the nodes that met."""
 
     def __init__(self, run_dir: Path, config: LocalLaunch, usable: Usable, say: Callable[[str], None]) -> None:
         self.run_dir, self.config, self.usable, self.say = run_dir, config, usable, say
         self.logs = run_dir / "logs"
-        self.places: Sequence[str] = ()  # of the nodes that are about to begin, in the network
-        self.found: tuple[str, float] | None = None  # when the start before was seen to have ended
+        self.places: Sequence[str] = ()  # places in the network of the nodes of the next start
+        self.found: tuple[str, float] | None = None  # time at which the previous start was found to have ended
 
     def note_end(self) -> None:
-        """The ranks of the start before are found to have ended, now."""
+        """Record that the ranks of the previous start are found to have ended now."""
         self.found = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
 
     def begin(self, nodes: Sequence[str], ranks: int, first: bool) -> JobStart:
-        """The next start, on these nodes with so many ranks; `first`: of this job."""
+        """Return the next start, on these nodes with `ranks` ranks. first: it is the first one of this job."""
         before = self._read_previous(first)
         now_there = set(nodes)
         failure = None if first else failures.find_first(self.logs, before.get("generation", 0))
@@ -85,13 +85,14 @@ class Starts:
     def stop(
         self, now: Progress, failure: RankFailure | None, evidence: str = "", stays: bool = False
     ) -> RankFailure | None:
-        """Why no ranks are started again after `failure` (None: nobody lived to say), where `now` would be the start.
+        """Return why no ranks are restarted after `failure` (None: no rank recorded one), or None if they are.
 
-        That is a mistake, a verdict that stops, and a budget that is used up. stays: no node came or went.
+        Reasons are a user error, a verdict that stops the run, and an exhausted budget of restarts. now: the progress
+        with that restart counted. stays: no node was lost or joined.
         """
         preempted = failure is not None and failure.preempted
         if preempted and not stays:
-            return None  # a node was asked to go, and what it had is saved
+            return None  # a node was asked to leave, and its state is saved
         if failure is not None and not failure.mends_itself and not preempted:
             return failure
         last = failure or RankFailure(0, "lost", EXIT_FAILURE, evidence or "a rank was lost, and nobody knows why")
@@ -105,7 +106,7 @@ class Starts:
         return None
 
     def predict(self, failure: RankFailure | None) -> Progress:
-        """What `generation.advance` would come to after it (None: nobody lived to say)."""
+        """Return the result that `generation.advance` would have after `failure` (None: no rank recorded one)."""
         now = generation.read_progress(self.run_dir)
         step = max(now.step, now.best)
         futile = 0 if step > now.best else now.futile + 1
@@ -114,12 +115,12 @@ class Starts:
 
     @staticmethod
     def end(run_dir: Path, start: int, stop: RankFailure) -> None:
-        """Leave ending.json, and the last line of events.jsonl."""
+        """Write ending.json, and the last line of events.jsonl."""
         lines = attempts.read(run_dir)
         end(run_dir, stop.make_ending(start, lines[-1].exclude if lines else ()))
 
     def _read_previous(self, first: bool) -> dict[str, Any]:
-        """The launch before, of this job."""
+        """Return the previous launch event of this job, or {}."""
         lines = [] if first else [line for line in read_events(self.run_dir) if line.get("event") == "launch"]
         return lines[-1] if lines else {}
 
@@ -135,7 +136,7 @@ class Starts:
             return "rank", failure.evidence
         if come:
             return "joined", f"come: {', '.join(sorted(come))}"
-        if failure is not None and failure.preempted:  # by a signal to a rank, not to a launcher
+        if failure is not None and failure.preempted:  # by a signal to a rank instead of a launcher
             ending = read_ending(self.run_dir)
             return "rank", f"a rank was asked to stop: {ending.evidence if ending else 'its state is saved'}"
         return "rank", failure.evidence if failure is not None else "a rank was lost"
@@ -169,7 +170,7 @@ class Starts:
 
 
 def end(run_dir: Path, ending: RunEnding) -> None:
-    """ending.json, and the last line of events.jsonl."""
+    """Write ending.json, and the last line of events.jsonl."""
     write_ending(run_dir, ending)
     events = Events(run_dir, ending.generation, by="launcher")
     content = {"reason": ending.reason, "exit_code": ending.exit_code, "requeue": ending.requeue}

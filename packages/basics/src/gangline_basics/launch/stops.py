@@ -1,4 +1,4 @@
-"""How the elastic agent is asked to stop, and how it stops ranks that have no step boundary to wait for."""
+"""Stop requests to the elastic agent, and the end of ranks that cannot reach a step boundary."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from gangline.launch.signals import HandedOn, Requests, find_asker, hand_on, stop_signals
 
-UNUSED = "SIGQUIT"  # the agent insists on handlers of its own for some signal
-_LEFT_SECONDS = 1.0  # ranks that are left when one has failed have them, for what their threads are writing
+UNUSED = "SIGQUIT"  # the agent requires a signal for its own handler
+_LEFT_SECONDS = 1.0  # time in which the other ranks of a failed one may finish writing
 
 
 class Request:
-    """What this process was asked by a signal. The first one ends the agent's watch and is handed on to the ranks."""
+    """Stop request from a signal. The first one ends the agent's monitoring and is passed on to the ranks."""
 
     def __init__(self) -> None:
         self.signum = 0
@@ -36,7 +36,7 @@ class Request:
 
 @contextmanager
 def take_requests() -> Iterator[Request]:
-    """Take what asks this process to stop, until the end of the block."""
+    """Handle the signals that ask this process to stop, until the end of the block."""
     request = Request()
     before = {signum: signal.signal(signum, request) for signum in (*stop_signals(), *HandedOn)}
     quit_before = signal.getsignal(getattr(signal, UNUSED))
@@ -50,10 +50,10 @@ def take_requests() -> Iterator[Request]:
 
 @contextmanager
 def start_killed_ranks() -> Iterator[None]:
-    """The processes that are started in this block: asked to end by torch, each is killed a second later.
+    """Make the processes started in this block die a second after torch asks them to end.
 
-    As soon as one rank has failed torch asks the others to stop, by SIGTERM. That is a request of the user's, after
-    which a rank goes on to the next step boundary; and for these there is none: their collectives never end.
+    As soon as one rank has failed, torch sends SIGTERM to the others. A rank treats it as a user's request, and
+    continues to the next step boundary; but these ranks never reach one, because their collectives never finish.
     """
     before = set(multiprocessing.active_children())
     yield

@@ -1,6 +1,6 @@
-"""Started by torchrun or Slurm, on every rank: rank 0 composes and writes the run directory, the others get its path.
+"""Ranks started by torchrun or Slurm: rank 0 composes and writes the run directory, and the others get its path.
 
-The agent keeps watch and restarts; nothing here starts a rank.
+The external agent monitors and restarts ranks; this module starts none.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from gangline_basics.launch.starts import Starts, end
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-COMPOSE_SECONDS = 600.0  # how long the others wait for rank 0
+COMPOSE_SECONDS = 600.0  # timeout of the others for rank 0
 
-# The agent ends all ranks as soon as one has ended, so the others stay until rank 0 has said why it refused.
+# The agent ends all ranks as soon as one has ended, so the others stay until rank 0 has reported its refusal.
 REFUSED_SECONDS = 5.0
 
-# Before rank 0 takes the directory of a refused run away, the rank that refused has read from it what it is to say.
+# Time for the rank that refused to read its report, before rank 0 deletes the directory of a refused run.
 REPORT_SECONDS = 5.0
 
 
 def run_under_agent(
     compose_and_write: Callable[[], RunDirectory], target: str = worker.WORK, args: tuple[Any, ...] = ()
 ) -> NoReturn:
-    """Train as one rank of the job that `detect` finds; the process ends here, with the exit code of the rank.
+    """Train as one rank of the job that `detect` finds; this exits the process, with the exit code of the rank.
 
-    `compose_and_write` is called on global rank 0 alone and gives the run directory; one that it made is taken away
-    again where a rank refuses the run before it has trained. A job that was started again, by
-    its agent or by the scheduler, goes on in the run directory that it began with. What rank 0 refuses ends all ranks
-    with the same exit code; rank 0 alone raises the UserError.
+    `compose_and_write` is called only on global rank 0 and returns the run directory; a directory that it created is
+    deleted if a rank refuses the run before it has trained. A job restarted by its agent or the scheduler continues in
+    its first run directory. If rank 0 refuses, all ranks end with the same exit code, and only rank 0 raises the
+    UserError.
     """
     job = detect()
     assert job is not None, "no torchrun or Slurm in the environment"
@@ -69,7 +69,7 @@ def run_under_agent(
     code = worker.main(run_dir, target, args)
     _say_ending(job, Path(run_dir), number, code)
     if code in (0, EXIT_USER_ERROR):
-        sidecars.stop(owned)  # otherwise they stay for the next start, and end with the agent
+        sidecars.stop(owned)  # after other codes they stay for the next start, and end with the agent
     if code:
         _report(job, Path(run_dir, "logs"), terminal)
         _end_refused(job, store, directory, Path(run_dir, "logs"))
@@ -77,10 +77,10 @@ def run_under_agent(
 
 
 def _say_ending(job: DetectedJob, run_dir: Path, number: int, code: int) -> None:
-    """ending.json and the last line of events.jsonl: by rank 0 where it knows, by the rank that failed first else."""
+    """Write ending.json and the last event, on rank 0 if it knows the ending, or on the rank that failed first."""
     failure = failures.find_first(run_dir / "logs", number)
     if failure is not None and failure.rank == job.rank and failure.kind != "ended":
-        if failure.kind != "restart":  # the agent may start it again
+        if failure.kind != "restart":  # the agent may restart it
             Starts.end(run_dir, number, failure)
     elif job.rank == 0 and (ending := read_ending(run_dir) or _decide_done(number, code)):
         end(run_dir, ending)
@@ -96,7 +96,7 @@ def _start_sidecars(run_dir: str) -> list[sidecars.Running]:
 
 
 def _tell(job: DetectedJob, store: Store, compose_and_write: Callable[[], RunDirectory]) -> tuple[RunDirectory, int]:
-    """On rank 0: find or write the run directory and begin a generation, and say so to the others, also where not."""
+    """Find or write the run directory on rank 0, begin a generation, and send both, or an exit code, to the others."""
     try:
         directory = requeue.find_earlier(job.key, job.restarts) or compose_and_write()
         directory.lock()
@@ -118,7 +118,7 @@ def _tell(job: DetectedJob, store: Store, compose_and_write: Callable[[], RunDir
 
 
 def _explain_restart(directory: RunDirectory) -> tuple[str, StartBefore]:
-    """(why the agent starts the ranks again, what is known of it). Nobody writes down that a rank was killed."""
+    """Return (why the agent restarts the ranks, the known facts). A killed rank leaves no record."""
     failure = failures.find_first(directory.logs, generation.read_progress(directory.path).generation)
     if failure is None:
         return "rank", StartBefore(evidence="a rank was lost")
@@ -145,20 +145,20 @@ def _tell_events(job: DetectedJob, run_dir: Path, now: generation.Progress, why:
 
 
 def _read_end_time(run_dir: Path, number: int) -> str | None:
-    """When that start was seen to have ended: an agent that is not ours leaves no word of its own."""
+    """Return when that start was found to have ended, by its first failure's file: an external agent writes none."""
     at = failures.find_time(run_dir / "logs", number)
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
 def _receive_end(job: DetectedJob, store: Store) -> tuple[int, int, str]:
-    """On the other ranks: the exit code, and where it is 0 the generation and the run directory."""
+    """Return the exit code, and if it is 0 the generation and the run directory, on ranks other than 0."""
     code, number, run_dir = store.get(_make_key(job)).decode().split(":", 2)
     store.add(_make_key(job) + "/read", 1)
     return int(code), int(number), run_dir
 
 
 def _wait_until_read(job: DetectedJob, store: Store) -> None:
-    """Rank 0 may hold the store: stay until the others know."""
+    """Wait until the others have read the exit code, because rank 0 may hold the store."""
     _wait_for_others(job, store, "read", 30)
 
 
@@ -169,9 +169,9 @@ def _wait_for_others(job: DetectedJob, store: Store, what: str, seconds: float) 
 
 
 def _end_refused(job: DetectedJob, store: Store, made: RunDirectory | None, logs: Path) -> None:
-    """A run that a rank refused leaves no directory; rank 0, which made it, takes it away when all have reported."""
+    """Delete the directory of a run that a rank refused; rank 0, which made it, first waits until all have reported."""
     failure = failures.find_first(logs, generation.read_generation())
-    with contextlib.suppress(RuntimeError):  # the store is gone with rank 0
+    with contextlib.suppress(RuntimeError):  # the store ends with rank 0
         if made is None:
             store.add(f"{_make_key(job)}/reported", 1)
         elif failure is not None and failure.kind == "user":
@@ -181,7 +181,7 @@ def _end_refused(job: DetectedJob, store: Store, made: RunDirectory | None, logs
 
 
 def _open_store(job: DetectedJob) -> Store:
-    """The job's store. The process group opens it a second time, and shares the server of this one.
+    """Return the job's store. The process group opens it a second time, and shares the server of this one.
 
     Raises UserError if another process has the port: ranks that gangline starts itself get a free one instead.
     """
@@ -191,7 +191,7 @@ def _open_store(job: DetectedJob) -> Store:
 
     try:
         return open_job_store(timedelta(seconds=COMPOSE_SECONDS), waits=False)
-    except (OSError, DistNetworkError) as error:  # torch has no number for it
+    except (OSError, DistNetworkError) as error:  # torch's error has no errno
         if getattr(error, "errno", None) != errno.EADDRINUSE and "EADDRINUSE" not in str(error):
             raise
         raise UserError(
@@ -208,11 +208,11 @@ def _make_key(job: DetectedJob) -> str:
 
 
 def _report(job: DetectedJob, logs: Path, terminal: int) -> None:
-    """The rank that failed first says so, on the terminal that it had before its output went to a log."""
+    """Print the first failure, if it is this rank's, on the terminal that it had before its output was diverted."""
     failure = failures.find_first(logs, generation.read_generation())
     if failure is None or failure.rank != job.rank or failure.kind == "ended":
         return
     if failure.kind == "restart" and job.restarts < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
-        return  # as it asked
+        return  # the agent restarts it
     text = f"train: {failure.make_error()}\n" if failure.kind == "user" else failures.report(failure, logs)
     os.write(terminal, text.encode())

@@ -1,4 +1,4 @@
-"""How many of a job's ranks a layout can use. Torch-free."""
+"""Number of ranks of a job that a layout can use. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def find_usable(run: Run, world: int) -> tuple[int, list[Problem]]:
-    """(how many of `world` ranks train, why no more do): the largest number that a layout and the batch allow.
+    """Return (how many of `world` ranks train, why no more do): the largest number that a layout and the batch allow.
 
-    0 ranks where none does; then the problems are those of all ranks together. Axes and batch are asked first: that
-    takes a ten-thousandth of the whole check, and nearly all numbers fail there.
+    (0, problems of all ranks together) if no number works. Axes and batch are checked first: that takes a
+    ten-thousandth of the time of the complete check, and nearly all numbers fail there.
     """
     reasons: list[Problem] = []
     for ranks in range(world, 0, -1):

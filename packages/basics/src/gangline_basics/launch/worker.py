@@ -1,4 +1,4 @@
-"""What each rank runs, whoever started it: set up the process, do the work, say how it ended."""
+"""Main function of each rank, for every launcher: set up the process, run the work, report the end."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from gangline_basics.launch.failures import RankFailure
 from gangline_basics.launch.rank_log import divert
 
 WORK = "gangline.train.rank:train_rank"
-SPARE = "GANGLINE_SPARE"  # set for a rank that waits
-SPARE_SECONDS = 0.5  # between two looks of its at how the job goes
+SPARE = "GANGLINE_SPARE"  # set for a spare rank, which waits
+SPARE_SECONDS = 0.5  # interval between a spare's checks of the job
 
 
 def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: int | None = None) -> int:
-    """Run `target(run_dir, *args)` as this rank; gives the exit code of the process.
+    """Run `target(run_dir, *args)` as this rank, and return the exit code of the process.
 
-    `agent` is the process id of the local launcher, where that is who watches over this rank; otherwise torchrun or
-    Slurm does. An exception is never raised: it is in the rank's log, and if it was the run's first also beside it.
+    agent: process id of the local launcher, if it monitors this rank; otherwise torchrun or Slurm does.
+    Exceptions are not raised: they go to the rank's log, and the run's first one also to a file next to it.
     """
     guard.die_with(os.getppid())  # the fork server, torchrun or Slurm's step
     if agent is not None:
@@ -42,10 +42,10 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
     logs.mkdir(exist_ok=True)
     log = divert(logs, rank)
     attempt = read_generation()
-    if agent is None:  # our own launcher has looked
+    if agent is None:  # gangline's launcher has checked this
         before = failures.find_first(logs, attempt - 1)
         final = before is not None and not before.mends_itself and before.exit_code != EXIT_REQUEUE
-        if before is not None and final:  # no restart mends a user's mistake or undoes a verdict
+        if before is not None and final:  # no restart fixes a user error or undoes a verdict
             failures.claim(logs, attempt, before)
             return before.exit_code
     if SPARE in os.environ:
@@ -67,19 +67,19 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
 
 
 def enter(run_dir: str, target: str, args: tuple[Any, ...], agent: int) -> int:
-    """`main` as the elastic agent calls it. A rank that is done returns, for the agent waits to hear so."""
+    """Run `main` for the elastic agent. A finished rank returns, because the agent waits for that; others exit."""
     code = main(run_dir, target, args, agent)
     return code if code == 0 else leave(code)
 
 
 def leave(code: int) -> NoReturn:
-    """End this process as the fork server ends its ranks: no interpreter is torn down under live communicators.
+    """End this process without tearing down the interpreter, as the fork server ends its ranks.
 
-    Their threads abort the process there now and then, which makes a failure of a run that is done. One that has failed
-    waits for no thread at all.
+    Threads of live communicators sometimes abort the process during teardown, which would make a finished run fail. A
+    failed rank does not wait for threads.
     """
     if code == 0:
-        threading._shutdown()  # type: ignore[attr-defined]  # ends idle executors, and waits for all other threads
+        threading._shutdown()  # type: ignore[attr-defined]  # ends idle executors, and waits for other threads
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # a full disk
             stream.flush()
@@ -87,7 +87,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _wait(run_dir: str, mine: int) -> int:
-    """A rank that no layout can use: until the job is over, or its agent asks it to make room for another start."""
+    """Wait as a rank that no layout can use, until the job is over or its agent asks to make room for another start."""
     print(f"rank {os.environ['RANK']}: no layout has room for it; it waits as a spare", flush=True)
     while True:
         ending = read_ending(run_dir)
@@ -99,7 +99,7 @@ def _wait(run_dir: str, mine: int) -> int:
 
 
 def show_outside(run_dir: str, rank: int, owner: int, log: TextIO) -> None:
-    """This rank's pulse, and on `signals.STACKS` where its threads are, in its log, whatever it is busy with."""
+    """Publish this rank's pulse, and on `signals.STACKS` write the stacks of its threads to its log, even when busy."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         memory.sweep()
     pulse.use(pulse.Pulse.open(run_dir, rank, int(os.environ.get("WORLD_SIZE", "1")), read_generation(), owner))
@@ -108,9 +108,9 @@ def show_outside(run_dir: str, rank: int, owner: int, log: TextIO) -> None:
 
 
 def set_threads() -> None:
-    """Share the cores among the ranks of this machine, unless OMP_NUM_THREADS says otherwise.
+    """Share the cores among the ranks of this machine, unless OMP_NUM_THREADS is set.
 
-    libgomp has read the environment when the fork server loaded it, so setting the variable here would change nothing.
+    libgomp reads the environment when the fork server loads it, so setting the variable here would have no effect.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         import torch

@@ -1,1 +1,1 @@
-"""The decoder: its options, its nodes, its modules, and what each of them computes."""
+"""Decoder: its options, nodes, modules and computations."""

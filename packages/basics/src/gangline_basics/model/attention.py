@@ -1,7 +1,7 @@
 """Self-attention with grouped key and value heads (GQA; Ainslie et al., arXiv 2305.13245).
 
 B batch, T tokens, D model width, H query heads, K key and value heads, C width of a head.
-Where a strategy cuts heads or tokens, H, K and T are this rank's: they are read off the tensors.
+If a strategy shards heads or tokens, H, K and T are this rank's: they are taken from the tensors.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ PLAIN = AttentionCall()
 
 @dataclass(frozen=True)
 class PlainAttention:
-    """The default of the `attention` seam. Layers with the same call share one (`get_plain_attention`) and its mask.
+    """Default of the `attention` seam. Layers with the same call share an instance (`get_plain_attention`) and a mask.
 
-    Raises ValueError for a call that says more than the formula of `AttentionCall`.
+    Raises ValueError for a call with terms beyond the formula of `AttentionCall`.
     """
 
     computes: AttentionCall = PLAIN
@@ -55,11 +55,11 @@ class PlainAttention:
         position_BT: Tensor,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """What `AttentionCall` says, (B, H, T, C).
+        """Return the attention output that `AttentionCall` defines, (B, H, T, C).
 
-        Plain attention takes the kernels' own causal path, with documents one by one; where there is no kernel for
-        that, documents, as windows, are a mask, and key heads repeated, because fused kernels that take a mask do not
-        take fewer key heads.
+        Plain attention uses the causal path of the kernels, with documents one by one. Without a kernel for that,
+        documents and windows become a mask, and key heads are repeated, because fused kernels with a mask do not accept
+        fewer key heads.
         """
         call = self.computes
         if document_BT is None and call.window is None and call.soft_cap is None and sinks_H is None:
@@ -86,7 +86,7 @@ class PlainAttention:
 
 @lru_cache(maxsize=64)
 def get_plain_attention(call: AttentionCall) -> PlainAttention:
-    """The one of that call."""
+    """Return the shared instance for a call."""
     return PlainAttention(call)
 
 
@@ -94,14 +94,14 @@ attention = get_plain_attention(PLAIN)
 
 
 class Sinks(nn.Module):
-    """A logit for each head that takes part in its softmax, and has no value."""
+    """Learned logit for each head that takes part in the head's softmax, and has no value."""
 
     def __init__(self, node: SinksNode) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(node.heads))
 
     def bind(self, comm: Comm) -> None:
-        """They are cut as the heads are, so there is nothing to ask the other ranks."""
+        """Ignore the communicator: sinks are sharded as the heads are, so no exchange is needed."""
 
 
 class GroupedAttention(nn.Module, ABC):
@@ -124,7 +124,7 @@ class GroupedAttention(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x_BTD: Tensor, batch: Batch) -> Tensor:
-        """Project the queries, `attend`, and project the output."""
+        """Compute the attention: project the queries, `attend`, and project the output."""
 
     def attend(self, q_BTHC: Tensor, x_BTD: Tensor, batch: Batch) -> Tensor:
         """Return the output of every head, (B, T, H, C), for queries that are neither normalised nor rotated."""

@@ -1,10 +1,11 @@
-"""One layer of a decoder, with norms where a family has them.
+"""Transformer block: one layer of a decoder, with norms where the family has them.
 
 before     x + f(norm(x))               GPT-2, Llama ("pre-norm"; Xiong et al., arXiv 2002.04745)
 after      x + norm(f(x))               OLMo 2 (arXiv 2501.00656, section 2.1; after Swin v2, arXiv 2111.09883)
 both       x + norm'(f(norm(x)))        Gemma 2 (arXiv 2408.00118, section 2)
 
-What is added to the residual stream is multiplied by `residual_scale` (Granite; after muP, arXiv 2203.03466).
+Each branch is multiplied by `residual_scale` before it is added to the residual stream (Granite; after muP, arXiv
+2203.03466).
 
 B batch, T tokens, D model width
 """

@@ -1,7 +1,7 @@
-"""Matrices laid out as products with one token read them fastest.
+"""Column-major layout of weights, in which matmuls with one token read them fastest.
 
-W x of one x is one look at each number of W: how fast they come is all that counts. Where W (out, in) lies by columns,
-the product adds up columns, and where it lies by rows it is a dot product with each. Measured with torch's MKL on one
+W x of one x reads each element of W once, so only the memory bandwidth counts. If W (out, in) is stored by columns,
+the matmul adds up columns; if it is stored by rows, it is a dot product with each row. Measured with torch's MKL on one
 core of an AMD EPYC, float32, matrices that are not in its caches, GB/s:
 
     out x in       by rows   by columns
@@ -22,8 +22,9 @@ from gangline_basics.model.head import Head
 
 @torch.no_grad()
 def lay_out_by_columns(model: nn.Module) -> None:
-    """Those linears and that head of a model on the CPU that have as many outputs as inputs, or more; shapes, names and
-    values stay. Products with many tokens take as long as before.
+    """Store float32 weights of linears and the head by columns, on the CPU and if they have at least as many rows.
+
+    Shapes, names and values stay. Matmuls with many tokens take as long as before.
     """
     for module in model.modules():
         if not isinstance(module, Linear | Head):

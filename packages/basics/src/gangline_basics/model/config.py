@@ -1,4 +1,4 @@
-"""The options of a decoder. Published sizes are in `gangline_basics.model.presets`. Torch-free."""
+"""Options of a decoder. Published sizes are in `gangline_basics.model.presets`. Torch-free."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ BUILD = "gangline_basics.model.plan:plan_decoder"
 
 @dataclass
 class DecoderConfig(ModelConfig):
-    """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+    """Decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
     file_options: ClassVar[tuple[str, ...]] = ("weights",)
 
     dim: PositiveInt = 768  # width of the residual stream
-    layers: PositiveInt = 12  # blocks of attention and feed-forward
-    heads: PositiveInt = 12  # of attention: queries
-    kv_heads: PositiveInt | None = None  # key and value heads, each for heads / kv_heads query heads; null: heads
+    layers: PositiveInt = 12  # number of blocks of attention and feed-forward
+    heads: PositiveInt = 12  # number of query heads of attention
+    kv_heads: PositiveInt | None = None  # number of key and value heads (GQA), divides heads; null: heads
     head_dim: PositiveInt | None = None  # width of a head; null: dim / heads
     hidden: PositiveInt = 2048  # width of the feed-forward
     qk_norm: bool = False  # RMSNorm of each query and key head, as in Qwen3
-    tied: bool = False  # the head multiplies with the embedding's weight
-    norm_eps: NonNegativeFloat = 1e-5  # added to the mean square in every RMSNorm
-    rope_theta: PositiveFloat = 10_000.0  # base of the wavelengths of rotary positions
-    rope_scaling_factor: Annotated[float, Ge(1)] | None = None  # long wavelengths grow by this (Llama 3.1)
-    rope_low_freq_factor: PositiveFloat = 1.0  # wavelengths above rope_original_max_position / this grow in full
-    rope_high_freq_factor: PositiveFloat = 4.0  # wavelengths below rope_original_max_position / this stay
-    rope_original_max_position: PositiveInt = 8192  # sequence length that the rotary positions were made for
-    window: PositiveInt | None = None  # tokens that a query sees, itself among them; null: all before it
-    full_every: PositiveInt | None = None  # with a window: of so many blocks the last one sees all; null: none does
-    attention_scale: PositiveFloat | None = None  # of the scores of attention; null: 1 / sqrt(head_dim)
-    soft_cap: PositiveFloat | None = None  # bounds the scores to cap · tanh(scores / cap), as in Gemma 2; null: none
-    sinks: bool = False  # a learned number per head joins the sum of its softmax, as in gpt-oss
-    z_loss: NonNegativeFloat = 0.0  # weight of log²Z of the logits: joins the gradients, not the loss (PaLM: 1e-4)
-    init_std: NonNegativeFloat = 0.02  # of every matrix; those that write to the residual stream: / sqrt(2 · layers)
-    weights: str | None = None  # a Hugging Face directory to start from instead of drawn weights
+    tied: bool = False  # weight tying: the head uses the embedding's weight
+    norm_eps: NonNegativeFloat = 1e-5  # epsilon added to the mean square in every RMSNorm
+    rope_theta: PositiveFloat = 10_000.0  # RoPE base: base of the wavelengths of rotary positions
+    rope_scaling_factor: Annotated[float, Ge(1)] | None = None  # RoPE scaling factor of long wavelengths (Llama 3.1)
+    rope_low_freq_factor: PositiveFloat = 1.0  # RoPE wavelengths above rope_original_max_position / this scale fully
+    rope_high_freq_factor: PositiveFloat = 4.0  # RoPE wavelengths below rope_original_max_position / this do not scale
+    rope_original_max_position: PositiveInt = 8192  # RoPE context length before scaling, in tokens
+    window: PositiveInt | None = None  # sliding window: tokens that a query sees, with itself; null: all
+    full_every: PositiveInt | None = None  # full attention in the last of every n blocks, with a window; null: never
+    attention_scale: PositiveFloat | None = None  # softmax scale of the attention scores; null: 1 / sqrt(head_dim)
+    soft_cap: PositiveFloat | None = None  # logit soft cap: cap · tanh(scores / cap), as in Gemma 2; null: none
+    sinks: bool = False  # attention sinks: a learned logit per head in its softmax, as in gpt-oss
+    z_loss: NonNegativeFloat = 0.0  # z-loss weight of log²Z, in gradients but not in the reported loss (PaLM: 1e-4)
+    init_std: NonNegativeFloat = 0.02  # standard deviation of initial weights; residual outputs: / sqrt(2 · layers)
+    weights: str | None = None  # Hugging Face directory of initial weights; null: random weights
 
     def get_weights_directory(self) -> str | None:
         return self.weights
@@ -105,11 +105,11 @@ class DecoderConfig(ModelConfig):
         return problems
 
     def get_window(self, block: int) -> int | None:
-        """The window of that block, or None."""
+        """Return the window of a block, or None if it sees all earlier tokens."""
         return None if self.full_every and (block + 1) % self.full_every == 0 else self.window
 
     def get_rope(self, block: int, length: int) -> Rope:
-        """Rotary positions, the same for all blocks and lengths."""
+        """Return the rotary positions, equal for all blocks and lengths."""
         from gangline_basics.model.rope_rates import BandScaling, Rope
 
         if self.rope_scaling_factor is None:
@@ -119,23 +119,23 @@ class DecoderConfig(ModelConfig):
 
     @property
     def key_heads(self) -> int:
-        """`kv_heads` with its default filled in."""
+        """Number of key and value heads: `kv_heads`, or `heads` if it is None."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def head_width(self) -> int:
-        """`head_dim` with its default filled in."""
+        """Width of a head: `head_dim`, or dim / heads if it is None."""
         return self.dim // self.heads if self.head_dim is None else self.head_dim
 
 
 def _sort_by_distance(number: int, most: int) -> list[int]:
-    """1 to `most`, the nearest to a number first."""
+    """Return 1 to `most`, the nearest to `number` first."""
     return sorted(range(1, most + 1), key=lambda other: abs(other - number))
 
 
 @dataclass
 class Tiny(DecoderConfig):
-    """Bytes in, minutes on a CPU."""
+    """Small byte-level decoder that trains in minutes on a CPU."""
 
     vocab_size: int = 256
     dim: int = 192
@@ -144,7 +144,7 @@ class Tiny(DecoderConfig):
     kv_heads: int | None = 2
     hidden: int = 512
     tied: bool = True
-    # Narrow layers want more than 0.02: measured 0.08 nats better after 300 steps.
+    # Narrow layers need more than 0.02: measured 0.08 nats better after 300 steps.
     init_std: float = 0.05
 
 
@@ -164,7 +164,7 @@ PARTS = (
             "tied": "tie_embeddings tie_word_embeddings tie_weights tied_embeddings",
         },
         build=BUILD,
-        capabilities={  # of a package that may be missing; parts whose options derive from these have the same
+        capabilities={  # from a package that may be missing; inherited by parts whose options derive from these
             "pretrained": "gangline_models.hugging_face.pretrained:HuggingFace",
             "hugging_face": "gangline_models.families.decoder:DecoderFormat",
         },

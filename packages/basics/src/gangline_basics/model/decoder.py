@@ -1,4 +1,4 @@
-"""The whole model: embed, blocks, head. Single-device code that knows nothing of ranks."""
+"""The complete decoder: embed, blocks, head. Single-device code, independent of ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Decoder(nn.Module):
             setattr(self.get_submodule(module), name, self.get_parameter(owner))
 
     def hidden(self, batch: Batch) -> Tensor:
-        """What the last block gives, (B, T, D)."""
+        """Return the output of the last block, (B, T, D)."""
         hidden_BTD = self.embed(batch)
         for block in self.blocks:
             hidden_BTD = block(hidden_BTD, batch)
@@ -32,5 +32,5 @@ class Decoder(nn.Module):
         return self.head(self.hidden(batch), batch)
 
     def compute_logits(self, batch: Batch) -> Tensor:
-        """(B, T, V) of the next token, in float32 at least."""
+        """Return the logits of the next token, (B, T, V), in float32 at least."""
         return self.head.compute_logits(self.hidden(batch))

@@ -1,4 +1,4 @@
-"""The config nodes of the decoder: norm, attention, feed-forward, block, head. Torch-free."""
+"""Config nodes of the decoder: norm, attention, feed-forward, block, head. Torch-free."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NormNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class SinksNode(Node):
-    """A number per query head, which joins the sum of its softmax (`AttentionCall`)."""
+    """Attention sinks: a learned logit per query head in the sum of its softmax (`AttentionCall`)."""
 
     module: ClassVar[str] = "gangline_basics.model.attention:Sinks"
     heads: int
@@ -49,7 +49,7 @@ class SinksNode(Node):
 class AttentionNode(Node):
     """Self-attention with grouped key and value heads; with `q_norm` and `k_norm` over each head's width.
 
-    causal, window, scale, soft_cap and sinks are of the call at its seam, as `AttentionCall` has them.
+    causal, window, scale, soft_cap and sinks are the fields of `AttentionCall` at its seam.
     """
 
     module: ClassVar[str] = "gangline_basics.model.attention:Attention"
@@ -75,7 +75,7 @@ class AttentionNode(Node):
         fit_linears(self, {"wq": (self.dim, q), "wk": (self.dim, kv), "wv": (self.dim, kv), "wo": (q, self.dim)})
 
     def count_flops(self, sequence_length: int) -> int:
-        """q·k and p·v with all keys of the window (PaLM counts no discount for causality)."""
+        """Return the FLOPs per token of q·k and p·v with all keys of the window (like PaLM, also if causal)."""
         return 4 * self.heads * self.head_dim * min(sequence_length, self.window or sequence_length)
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
@@ -93,7 +93,7 @@ class AttentionNode(Node):
 
     @property
     def call(self) -> AttentionCall:
-        """What is computed at its seam."""
+        """Call at the `attention` seam of this node."""
         sinks = "sinks.weight" if self.sinks else None
         return AttentionCall(
             causal=self.causal, window=self.window, scale=self.scale, soft_cap=self.soft_cap, sinks=sinks
@@ -108,7 +108,7 @@ class AttentionNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardNode(Node):
-    """Gated feed-forward: SwiGLU, or with another `gating` its relatives."""
+    """Gated feed-forward: SwiGLU, or a relative with another `gating`."""
 
     module: ClassVar[str] = "gangline_basics.model.feed_forward:FeedForward"
     dim: int
@@ -145,10 +145,10 @@ class BlockNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadNode(Node):
-    """The last norm, the product with the vocabulary, and the loss; `z` and `soft_cap`: of `LossCall`.
+    """The last norm, the matmul with the vocabulary, and the loss; `z` and `soft_cap` are fields of `LossCall`.
 
-    scale: of the logits, before a soft cap; it is put on what is multiplied with the vocabulary. chunk: tokens whose
-    logits the loss has at a time (`run.loss_chunk`); None: all.
+    scale  factor of the logits before a soft cap; it multiplies the input of the matmul with the vocabulary
+    chunk  tokens whose logits the loss computes at a time (`run.loss_chunk`); None: all
     """
 
     module: ClassVar[str] = "gangline_basics.model.head:Head"
@@ -162,7 +162,7 @@ class HeadNode(Node):
 
     @property
     def call(self) -> LossCall:
-        """What is computed at its seam."""
+        """Call at the `loss` seam of this node."""
         return LossCall(z=self.z, soft_cap=self.soft_cap)
 
     def chunk_loss(self, tokens: int) -> Node:
@@ -180,7 +180,7 @@ class HeadNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderNode(Node):
-    """The whole model. `tied`: the head multiplies with the embedding's weight."""
+    """The complete decoder. `tied`: the head uses the embedding's weight."""
 
     module: ClassVar[str] = "gangline_basics.model.decoder:Decoder"
     embed: Node

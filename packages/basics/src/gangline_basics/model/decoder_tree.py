@@ -1,4 +1,4 @@
-"""Nodes of a decoder from its options: the kit that every family of decoders is built with. Torch-free."""
+"""Nodes of a decoder from its options, used by every decoder family. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BIASED = LinearNode(bias=True)
 
 
 class DecoderOptions(Protocol):
-    """Options that the kit reads; the parts of a family may have more."""
+    """Options that these functions read; a family may have more."""
 
     vocab_size: int
     dim: int
@@ -30,21 +30,21 @@ class DecoderOptions(Protocol):
 
     @property
     def key_heads(self) -> int:
-        """Key and value heads."""
+        """Number of key and value heads."""
 
     @property
     def head_width(self) -> int:
         """Width of a head."""
 
     def get_window(self, block: int) -> int | None:
-        """Window of a block; None: it sees all earlier tokens."""
+        """Return the window of a block, or None if it sees all earlier tokens."""
 
     def get_rope(self, block: int, length: int) -> Rope | None:
-        """Rotary positions of a block, in rows of `length` tokens; None: it has none."""
+        """Return the rotary positions of a block for rows of `length` tokens, or None if it has none."""
 
 
 def get_length(run: Run | None) -> int:
-    """Return the tokens of a row of the run; 0 without a run."""
+    """Return the sequence length of the run in tokens, or 0 without a run."""
     return 0 if run is None else run.batch.sequence_length
 
 
@@ -74,7 +74,7 @@ def feed_forward_of(config: DecoderOptions, **own: Any) -> FeedForwardNode:
 
 
 def build_block(config: DecoderOptions, attention: Node, norm: Node | None = None, **own: Any) -> BlockNode:
-    """Return a block with norms before attention and feed-forward. own: fields that the family has otherwise."""
+    """Return a block with norms before attention and feed-forward. own: fields that replace these for a family."""
     norm = norm or build_norm(config)
     fields = {"attention_norm": norm, "feed_forward_norm": norm, "feed_forward": feed_forward_of(config)}
     return BlockNode(attention=attention, **fields | own)

@@ -1,7 +1,7 @@
-"""Attention within documents that lie one behind another in the rows of a batch, without a mask of T² numbers.
+"""Attention within documents that are packed in the rows of a batch, without a T² mask.
 
-On the CPU the flash kernel takes one document after another; on CUDA torch's varlen attention takes all of them, with
-where they end. A document's scores do not depend on what lies beside it.
+On the CPU the flash kernel processes one document after another; on CUDA torch's varlen attention processes all
+documents at once, with their ends. A document's scores do not depend on its neighbours.
 
 B batch, T tokens, H query heads, K key and value heads, C width of a head
 """
@@ -28,10 +28,10 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 @dataclass(frozen=True)
 class DocumentSpans:
-    """Where the documents of B rows of T tokens lie.
+    """Places of the documents in B rows of T tokens.
 
-    spans    (first row, last row + 1, first token, last token + 1): rows that are divided alike come together
-    bounds   (n + 1,) int32, in the host's memory: 0, and where the documents of all rows, one after another, end
+    spans    (first row, last row + 1, first token, last token + 1): rows with the same ends are grouped
+    bounds   (n + 1,) int32, in the host's memory: 0, and the ends of the documents of all rows, concatenated
     longest  tokens of the longest document
     """
 
@@ -41,7 +41,10 @@ class DocumentSpans:
 
     @classmethod
     def of(cls, document_BT: Tensor) -> DocumentSpans | None:
-        """On a device whose host was not told (`tell_ends`) this waits for it. None: a number comes back in a row."""
+        """Return the spans, or None if document numbers of a row decrease.
+
+        If the host does not know the ends (`tell_ends`), this synchronizes with the device.
+        """
         B, T = document_BT.shape
         ends = get_ends(document_BT)
         if ends is None:
@@ -63,7 +66,7 @@ class DocumentSpans:
 
 
 def takes(call: AttentionCall, q_BHTC: Tensor, sinks_H: Tensor | None) -> bool:
-    """Whether there is a kernel of documents for this call of queries."""
+    """Return whether a document kernel supports this call and these queries."""
     if call.window is not None or call.soft_cap is not None or sinks_H is not None:
         return False
     if torch.compiler.is_compiling() and not attend_documents.is_out:
@@ -74,14 +77,14 @@ def takes(call: AttentionCall, q_BHTC: Tensor, sinks_H: Tensor | None) -> bool:
     return q_BHTC.device.type == "cpu"
 
 
-@untraced  # where documents lie is of the batch, and not of the graph
+@untraced  # document places depend on the batch, so they cannot be in a graph
 def attend_documents(
     q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, document_BT: Tensor, call: AttentionCall, recall: Recall
 ) -> Tensor | None:
-    """(B, H, T, C): each query sees the keys of its document, up to itself where the call is causal.
+    """Return attention (B, H, T, C) in which each query sees the keys of its document, only up to itself if causal.
 
-    None where documents are not runs of tokens, and where this torch has no such kernel. recall: keeps where they lie
-    for the next layer.
+    None if documents are not runs of tokens, or if this torch has no such kernel. recall: caches the spans for the next
+    layer.
     """
     if q_BHTC.is_cuda and _find_kernel() is None:
         return None
@@ -94,7 +97,7 @@ def attend_documents(
 
 
 class _Within(torch.autograd.Function):
-    """The CPU's flash kernel on one span after another. Slices under autograd would each have a gradient of all T."""
+    """The CPU's flash kernel on one span after another. With autograd, each slice would have a gradient of all T."""
 
     @staticmethod
     def forward(
@@ -131,9 +134,9 @@ class _Within(torch.autograd.Function):
 
 
 def _make_rows_dense(x: Tensor) -> Tensor:
-    """The same, the numbers of a head side by side: flash kernels take that for granted and do not look.
+    """Return `x` with contiguous heads: flash kernels assume that without a check.
 
-    torch.cat lays out what it joins as channels_last where that fits, as rotary positions of heads of width 2 do.
+    torch.cat returns channels_last where that fits, for example for rotary positions of heads of width 2.
     """
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -151,7 +154,7 @@ def attend_varlen(
     call: AttentionCall,
     kernel: Callable[..., Any] | None = None,
 ) -> Tensor:
-    """By torch's varlen attention, rows one after another. Not yet run on a GPU; the checks run another `kernel`."""
+    """Return attention by torch's varlen kernel, rows concatenated. Not yet run on a GPU; tests use other kernels."""
     B, T = q_BHTC.shape[0], q_BHTC.shape[2]
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTC, k_BKTC, v_BKTC))
     q, k, v = (_make_rows_dense(x) for x in (q, k, v))
@@ -166,7 +169,7 @@ def attend_varlen(
 
 @lru_cache(maxsize=1)
 def _find_kernel() -> Callable[..., Any] | None:
-    """torch's varlen attention; None where it lacks a keyword, as in torch 2.10 (all are in 2.12)."""
+    """Return torch's varlen attention, or None if it lacks a keyword, as in torch 2.10 (all are in 2.12)."""
     from torch.nn.attention.varlen import varlen_attn
 
     parameters = inspect.signature(varlen_attn).parameters

@@ -1,6 +1,6 @@
 """Attention with windows, soft caps and sinks by FlexAttention, on CUDA.
 
-Only imported and compiled where a GPU asks for it.
+Imported and compiled only when a GPU needs it.
 
 B batch, T tokens, H query heads, K key and value heads, C width of a head
 """
@@ -18,13 +18,13 @@ from gangline.model.calls import AttentionCall
 
 
 def takes(q_BHTC: Tensor) -> bool:
-    """Whether these are queries for FlexAttention: on CUDA, of a dtype and a width of head that its kernels have."""
+    """Return whether FlexAttention supports these queries: on CUDA, with a dtype and head width of its kernels."""
     width = q_BHTC.shape[-1]
     return q_BHTC.is_cuda and q_BHTC.dtype != torch.float64 and width >= 16 and width & (width - 1) == 0
 
 
 def make_block_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor, compiled: bool = True) -> Any:
-    """Which blocks of keys are seen, of whole sequences; made once for all layers of a batch."""
+    """Return the block mask of visible keys, for complete sequences; computed once for all layers of a batch."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def attend_flex(
     sinks_H: Tensor | None,
     kernel: Callable[..., Any] | None = None,
 ) -> Tensor:
-    """(B, H, T, C) as `AttentionCall` says it. A sink scales a row's output by the share that it leaves the keys."""
+    """Return (B, H, T, C) as `AttentionCall` defines. A sink scales a row's output by the keys' softmax share."""
     from torch.nn.attention.flex_attention import AuxRequest
 
     cap = call.soft_cap or 1.0

@@ -1,4 +1,4 @@
-"""How a gated feed-forward joins its two products, as data of its node. Torch-free."""
+"""Gating of a feed-forward layer, as data of its node. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Gating:
     """out = activation(min(gate, limit)) · (clip(up, -limit, limit) + offset).
 
     activation  "silu": x · sigmoid(slope · x) (SwiGLU; Shazeer, arXiv 2002.05202, section 2), "gelu_tanh": GEGLU
-    slope       with 1.702 silu is near to GELU (Hendrycks and Gimpel, arXiv 1606.08415, section 2)
-    limit       bounds both products (gpt-oss, arXiv 2508.10925, section 2.2); None: they are not bounded
+    slope       with 1.702 silu approximates GELU (Hendrycks and Gimpel, arXiv 1606.08415, section 2)
+    limit       bound of gate and up (gpt-oss, arXiv 2508.10925, section 2.2); None: no bound
     offset      added to `up`
 
-    Raises ValueError for a limit, a slope or an offset of GEGLU: nobody has one.
+    Raises ValueError for GEGLU with a limit, a slope or an offset, which no model has.
     """
 
     activation: Literal["silu", "gelu_tanh"] = "silu"
@@ -29,7 +29,7 @@ class Gating:
 
     @property
     def plain(self) -> bool:
-        """Whether it is activation(gate) · up."""
+        """Return whether the gating is activation(gate) · up."""
         return self.slope == 1.0 and self.limit is None and self.offset == 0.0
 
 

@@ -1,4 +1,4 @@
-"""The head: the last norm, the product with the vocabulary, and the loss.
+"""Head: the last norm, the matmul with the vocabulary, and the loss.
 
 B batch, T tokens, D model width, V vocabulary
 """
@@ -34,15 +34,15 @@ class Head(nn.Module):
         return self.loss(self.normalise(hidden_BTD), self.weight, batch.targets, batch.loss_mask)
 
     def normalise(self, hidden_BTD: Tensor) -> Tensor:
-        """What is multiplied with the vocabulary, (B, T, D)."""
+        """Return the input of the matmul with the vocabulary, (B, T, D)."""
         return self.scale_hidden(self.norm(hidden_BTD))
 
     def scale_hidden(self, x_BTD: Tensor) -> Tensor:
-        """The same of what is normalised already."""
+        """Return the input of the matmul with the vocabulary, for normalised `x_BTD`."""
         return x_BTD if self.scale == 1.0 else x_BTD * self.scale
 
     def compute_logits(self, hidden_BTD: Tensor) -> Tensor:
-        """(B, T, V) of the next token, in float32 at least."""
+        """Return the logits of the next token, (B, T, V), in float32 at least."""
         x_BTV = self.product(self.normalise(hidden_BTD), self.weight)
         x_BTV = x_BTV.to(torch.promote_types(x_BTV.dtype, torch.float32))
         return x_BTV if self.soft_cap is None else cap_logits_(x_BTV, self.soft_cap)

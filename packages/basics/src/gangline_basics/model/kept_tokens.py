@@ -1,7 +1,7 @@
-"""What attention keeps of a text's tokens while the next ones are written (Pope et al., arXiv 2211.05102, section 2).
+"""KV cache: features of a text's tokens stored by attention during decoding (Pope et al., arXiv 2211.05102, section 2).
 
-Rows of prompts of different lengths are filled up on the left; what fills them is another document (0) than the text
-(1), so whatever keeps documents apart keeps it out.
+Prompts of different lengths are padded on the left. Padding is another document (0) than the text (1), so document
+masks exclude it.
 
 B batch, T tokens, S keys, H query heads, K key-value heads, C width
 G queries to each key-value head, M rows of a product (here B · K)
@@ -16,28 +16,29 @@ from torch import Tensor
 
 from gangline.model.calls import AttentionCall
 
-NARROW = (torch.bfloat16, torch.float16)  # whose scores are summed in float32
+NARROW = (torch.bfloat16, torch.float16)  # dtypes whose scores are summed in float32
 
 
 class KeptTokens:
-    """Features of the tokens that a later one may see: tensors (B, K, S, C) side by side.
+    """Cache of the features of tokens that a later token may see: contiguous tensors (B, K, S, C).
 
-    Under a window of W that is the last W; memory is for twice as many, so that they are moved once in W tokens.
+    Under a window of W it stores the last W tokens; the buffer holds twice as many, so that they are moved once in W
+    tokens.
     """
 
     def __init__(self, length: int, window: int | None = None) -> None:
         self._window = min(window or length, length)
         self._room = min(2 * self._window, length)
-        self._kept: tuple[Tensor, ...] = ()  # (B, K, room, C) each, of which the first `_used` are filled
+        self._kept: tuple[Tensor, ...] = ()  # (B, K, room, C) each, with the first `_used` tokens filled
         self._used = 0
-        self._text: Tensor | None = None  # (B, 1, 1, room): whether a kept token is of the text
+        self._text: Tensor | None = None  # (B, 1, 1, room): False for padding
 
     @property
     def empty(self) -> bool:
         return not self._kept
 
     def begin(self, features: Sequence[Tensor], document_BT: Tensor | None) -> None:
-        """Keep those of the first tokens, (B, K, T, C) each."""
+        """Store the features of the first tokens, (B, K, T, C) each."""
         B, _, T, _ = features[0].shape
         self._used = min(T, self._window)
         self._kept = tuple(x.new_empty(B, x.shape[1], self._room, x.shape[-1]) for x in features)
@@ -48,10 +49,10 @@ class KeptTokens:
             self._text[:, 0, 0, : self._used] = (document_BT == document_BT[:, -1:])[:, T - self._used :]
 
     def add(self, features: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """Keep one more token's, (B, K, 1, C) each, which is of the document of the last one before it.
+        """Store the features of one more token, (B, K, 1, C) each, of the same document as the token before it.
 
-        Gives those that it sees, its own last, and which of them are of its text, (B, 1, 1, S); None: all.
-        Raises ValueError for several tokens at a time, and for more than there is room for.
+        Returns the features that it sees, its own last, and a mask (B, 1, 1, S) of those in its text; None: all.
+        Raises ValueError for several tokens at a time, and for more tokens than there is room for.
         """
         if features[0].shape[2] != 1:
             raise ValueError(f"{features[0].shape[2]} tokens at a time follow those that are kept; one is expected")
@@ -67,7 +68,7 @@ class KeptTokens:
         return tuple(buffer[:, :, first : self._used] for buffer in self._kept), text
 
     def _forget(self) -> None:
-        """Move what a later token may see to the front: the window without the token that comes."""
+        """Move the features that a later token may see to the front: the window without the next token."""
         keep = self._window - 1
         for buffer in self._kept:
             buffer[:, :, :keep] = buffer[:, :, self._used - keep : self._used].clone()
@@ -78,7 +79,7 @@ class KeptTokens:
 
 
 class KeyValues:
-    """Rotated keys, and values, of the tokens that a later query may see, for one attention with grouped heads."""
+    """KV cache of one attention with grouped heads: rotated keys, and values, that a later query may see."""
 
     def __init__(self, attention: Callable[..., Tensor], call: AttentionCall, length: int) -> None:
         self._attention, self._call = attention, call
@@ -93,7 +94,7 @@ class KeyValues:
         position_BT: Tensor,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """As the seam `attention`, of the first tokens, or of the one that follows those kept: (B, H, T, C)."""
+        """Return the output of the seam `attention` for the first tokens, or for a single next token: (B, H, T, C)."""
         if self._kept.empty:
             more = () if sinks_H is None else (sinks_H,)
             out = self._attention(q_BHTC, k_BKTC, v_BKTC, document_BT, position_BT, *more)
@@ -111,7 +112,7 @@ def attend_one_query(
     call: AttentionCall,
     sinks_H: Tensor | None,
 ) -> Tensor:
-    """What one query a row sees of all keys given, as `AttentionCall` says it: (B, H, 1, C), as `attend`.
+    """Return the attention of one query per row to all given keys, as `AttentionCall` defines: (B, H, 1, C).
 
     Query heads that share a key head are multiplied together, so keys are read once and never repeated.
     """

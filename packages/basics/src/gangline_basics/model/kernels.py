@@ -1,6 +1,6 @@
-"""Where kernels of our own, in Triton, take the place of plain operators. Each has its plain reference beside it.
+"""Choice between gangline's Triton kernels and plain operators. Each kernel has a plain reference next to it.
 
-A module of kernels ends in `_triton` and is imported where `takes_kernels` says so, and nowhere else.
+The name of a module of kernels ends in `_triton`, and it is only imported if `takes_kernels` returns True.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 
 
 def takes_kernels(x: Tensor) -> bool:
-    """Whether a Triton kernel computes with `x`: on a GPU, of 32 bits a number at most, in code that is not compiled.
+    """Return whether a Triton kernel computes with `x`: on a GPU, at most 32 bits per element, outside torch.compile.
 
-    torch.compile makes kernels of plain operators itself. With TRITON_INTERPRET=1 Triton interprets kernels: then also
-    on a CPU. Triton launches on the current GPU alone.
+    torch.compile generates kernels of plain operators itself. With TRITON_INTERPRET=1 Triton interprets kernels, then
+    also on a CPU. Triton launches only on the current GPU.
     """
     if x.dtype == torch.float64 or torch.compiler.is_compiling():
         return False
@@ -29,13 +29,13 @@ def takes_kernels(x: Tensor) -> bool:
 
 @lru_cache(maxsize=1)
 def _has_triton() -> bool:
-    """It comes with torch for NVIDIA's and AMD's GPUs."""
+    """Return whether Triton is installed; torch for NVIDIA's and AMD's GPUs includes it."""
     return find_spec("triton") is not None
 
 
 @lru_cache(maxsize=1)
 def _launches() -> bool:
-    """Return whether Triton can launch kernels on this machine; warn where it cannot.
+    """Return whether Triton can launch kernels on this machine, and warn if it cannot.
 
     It builds its launcher with a C compiler and Python's headers, in a cache folder under the home directory.
     """
@@ -43,7 +43,7 @@ def _launches() -> bool:
 
     try:
         return bool(driver.active.utils)
-    except Exception as error:  # whatever a compiler, a loader or a file system says
+    except Exception as error:  # compiler, loader and file system raise different errors
         warnings.warn(
             f"Triton cannot launch kernels ({error}): plain operators take their place, which are slower. "
             "Install gcc and Python's headers, and set TRITON_CACHE_DIR to a folder that can be written.",

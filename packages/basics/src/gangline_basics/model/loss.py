@@ -1,4 +1,4 @@
-"""Cross-entropy that keeps little: no log-probabilities, one number a row beside the logits.
+"""Cross-entropy that saves little memory: no log-probabilities, one number per row in addition to the logits.
 
 N rows (tokens), V vocabulary, D model width
 """
@@ -17,7 +17,7 @@ from gangline_basics.model.kernels import takes_kernels
 
 
 def compute_logits(hidden: Tensor, weight_VD: Tensor) -> Tensor:
-    """(..., D) -> (..., V), in the dtype of `hidden`."""
+    """Compute logits (..., V) from hidden (..., D), in the dtype of `hidden`."""
     return F.linear(hidden, weight_VD.to(hidden.dtype))
 
 
@@ -26,16 +26,16 @@ PLAIN = LossCall()
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The default of the `loss` seam.
+    """Default of the `loss` seam.
 
-    chunk: so many rows have logits at a time, computed once more in the backward pass; None: all, kept for it.
+    chunk: rows of logits computed at a time, and recomputed in the backward pass; None: all rows at once, saved for it.
     """
 
     computes: LossCall = PLAIN
     chunk: int | None = None
 
     def __call__(self, hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
-        """Sum over the targets that count of -log p(target), 0-d, in nats; the z-term of them is emitted."""
+        """Return the sum of -log p(target) over the unmasked targets, 0-d, in nats; their z-loss is emitted."""
         targets_N, counts_N, cap = targets_BT.flatten(), loss_mask_BT.flatten(), self.computes.soft_cap
         if self.chunk is not None and self.chunk < len(targets_N):
             narrow_VD = weight_VD.to(hidden_BTD.dtype)
@@ -58,13 +58,13 @@ class _CrossEntropy(torch.autograd.Function):
 
         d Σ(lse - target) / d logits = p - onehot(target)      d Σ lse² / d logits = 2 lse p
 
-    p is computed again from the logits and each row's log-sum-exp, where autograd would have kept a float32 copy of all
+    p is recomputed from the logits and each row's log-sum-exp; autograd would have saved a float32 copy of all
     log-probabilities.
     """
 
     @staticmethod
     def forward(ctx, logits_NV: Tensor, targets_N: Tensor, counts_N: Tensor) -> tuple[Tensor, Tensor]:
-        targets_N = targets_N.masked_fill(~counts_N, 0)  # any index will do where nothing counts
+        targets_N = targets_N.masked_fill(~counts_N, 0)  # masked targets need any valid index
         lse_N = log_sum_exp(logits_NV)
         ctx.save_for_backward(logits_NV, targets_N, counts_N, lse_N)
         losses_N = lse_N - widen(logits_NV.gather(1, targets_N[:, None]).squeeze(1))
@@ -80,10 +80,10 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class _InChunks(torch.autograd.Function):
-    """The same of rows of hidden (N, D) and the weight, which never has the logits of more than `chunk` rows.
+    """`_CrossEntropy` of hidden (N, D) and the weight, with the logits of at most `chunk` rows in memory.
 
-    Measured on a CPU in float32, N 1024, D 256, V 32000, CPU seconds of both passes: all at once 0.94, 256 rows at
-    a time 1.08; torch 2.13's linear_cross_entropy all at once 0.88, with its own choice of chunks 2.86.
+    Measured on a CPU in float32, N 1024, D 256, V 32000, CPU seconds of both passes: all at once 0.94, 256 rows at a
+    time 1.08; torch 2.13's linear_cross_entropy all at once 0.88, with its own choice of chunks 2.86.
     """
 
     @staticmethod
@@ -112,7 +112,7 @@ class _InChunks(torch.autograd.Function):
 def compute_by_chunks(
     h_ND: Tensor, w_VD: Tensor, targets_N: Tensor, chunk: int, soft_cap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Of each row the log-sum-exp of its logits and the target's logit, (N,) each in float32 at least."""
+    """Compute each row's log-sum-exp of the logits, and the target's logit, (N,) each in float32 at least."""
     pairs = []
     for h, target in zip(h_ND.split(chunk), targets_N.split(chunk), strict=True):
         logits_CV = _cap(F.linear(h, w_VD), soft_cap)
@@ -133,9 +133,9 @@ def compute_gradients_by_chunks(
     soft_cap: float | None,
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of hidden and of the weight, where they are `wanted`; as `compute_logits_gradient` has the rest.
+    """Return the gradients of hidden and of the weight, None unless `wanted`; arguments as `compute_logits_gradient`.
 
-    That of the weight is added up over the chunks in float32 at least.
+    The gradient of the weight is accumulated over the chunks in float32 at least.
     """
     dh_ND = torch.empty_like(h_ND) if wanted[0] else None
     dw_VD = torch.zeros_like(w_VD, dtype=torch.promote_types(w_VD.dtype, torch.float32)) if wanted[1] else None
@@ -162,7 +162,7 @@ def _cap(logits_NV: Tensor, cap: float | None) -> Tensor:
 
 
 class _SoftCap(torch.autograd.Function):
-    """Logits (N, V) bounded in place: what the loss keeps is all that is kept."""
+    """Soft cap of logits (N, V) in place: it saves only what the loss saves anyway."""
 
     @staticmethod
     def forward(ctx, logits_NV: Tensor, cap: float) -> Tensor:
@@ -178,12 +178,12 @@ class _SoftCap(torch.autograd.Function):
 
 
 def cap_logits_(logits_NV: Tensor, cap: float) -> Tensor:
-    """In place: cap · tanh(logits / cap)."""
+    """Replace logits in place by cap · tanh(logits / cap)."""
     return logits_NV.div_(cap).tanh_().mul_(cap)
 
 
 def uncap_gradient_(grad_NV: Tensor, capped_NV: Tensor, cap: float) -> Tensor:
-    """In place, a few rows at a time: from the gradient of capped logits to that of the logits, · (1 - tanh²)."""
+    """Turn the gradient of capped logits into that of the logits in place, · (1 - tanh²), a few rows at a time."""
     rows = _count_rows(grad_NV)
     for grad, capped in zip(grad_NV.split(rows), capped_NV.split(rows), strict=True):
         grad.mul_(1 - (widen(capped) / cap).square())
@@ -191,12 +191,12 @@ def uncap_gradient_(grad_NV: Tensor, capped_NV: Tensor, cap: float) -> Tensor:
 
 
 def widen(x: Tensor) -> Tensor:
-    """In float32; float64 stays."""
+    """Convert to float32; float64 stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def log_sum_exp(logits_NV: Tensor) -> Tensor:
-    """(N,) in float32 at least, a few rows at a time."""
+    """Compute the log-sum-exp of each row, (N,) in float32 at least, a few rows at a time."""
     if takes_kernels(logits_NV):
         from gangline_basics.model import loss_triton
 
@@ -212,10 +212,11 @@ def compute_logits_gradient(
     lse_N: Tensor,
     z_N: Tensor | None,
 ) -> Tensor:
-    """(softmax - onehot) · each row's factor + softmax · each row's z, in the dtype of the logits, a few rows at a
-    time.
+    """Return (softmax - onehot) · each row's factor + softmax · each row's z, in the dtype of the logits.
 
-    here_N: whether the target is among these V logits, where a vocabulary is cut; None: all are. lse_N: of whole rows.
+    Computed a few rows at a time. here_N: whether the target is among these V logits, if the vocabulary is sharded;
+    None:
+    all are. lse_N: log-sum-exp over the complete vocabulary.
     """
     if takes_kernels(logits_NV):
         from gangline_basics.model import loss_triton

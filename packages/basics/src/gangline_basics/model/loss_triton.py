@@ -1,7 +1,7 @@
-"""Kernels of the cross-entropy: each logit is read once forward, and read and written once backward.
+"""Triton kernels of the cross-entropy: each logit is read once forward, and read and written once backward.
 
 N rows (tokens), V vocabulary. Measured on an H100, N 8192, V 128256 in bfloat16: 0.69 and 1.47 ms, where memory allows
-0.70 and 1.40; the plain operators 13.7 and 15.9.
+0.70 and 1.40; the plain operators take 13.7 and 15.9.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK, WARPS = 8192, 8  # logits of a row at a time, and the warps that share them
+BLOCK, WARPS = 8192, 8  # logits of a row at a time, and warps per program
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def _log_sum_exp(logits, found, V, stride, BLOCK: tl.constexpr):
         column = start + tl.arange(0, BLOCK)
         x = tl.load(logits + row * stride + column, column < V, other=-float("inf")).to(tl.float32)
         larger = tl.maximum(largest, tl.max(x, 0))
-        base = tl.where(tl.abs(larger) == float("inf"), 0.0, larger)  # infinity less infinity is NaN
+        base = tl.where(tl.abs(larger) == float("inf"), 0.0, larger)  # infinity minus infinity is NaN
         total = total * tl.exp(largest - base) + tl.sum(tl.exp(x - base), 0)
         largest = larger
     tl.store(found + row, base + tl.log(total))
@@ -55,7 +55,7 @@ def _compute_gradient(
 
 
 def log_sum_exp(logits_NV: Tensor) -> Tensor:
-    """(N,) in float32."""
+    """Compute the log-sum-exp of each row, (N,) in float32."""
     rows, V = logits_NV.shape
     logits_NV = logits_NV if logits_NV.stride(1) == 1 else logits_NV.contiguous()
     found_N = torch.empty(rows, dtype=torch.float32, device=logits_NV.device)
@@ -72,7 +72,7 @@ def compute_logits_gradient(
     lse_N: Tensor,
     z_N: Tensor | None,
 ) -> Tensor:
-    """As the plain one, (N, V) in the dtype of the logits."""
+    """Return the gradient of the logits as the plain version does, (N, V) in the dtype of the logits."""
     rows, V = logits_NV.shape
     logits_NV = logits_NV if logits_NV.stride(1) == 1 else logits_NV.contiguous()
     out_NV = torch.empty((rows, V), dtype=logits_NV.dtype, device=logits_NV.device)

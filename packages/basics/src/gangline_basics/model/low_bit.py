@@ -1,11 +1,11 @@
-"""Frozen weights in fewer bits: how they are stored (`Plan.low_bit`), and matmuls with codes.
+"""Quantised frozen weights: their storage in fewer bits (`Plan.low_bit`), and matmuls with codes.
 
     w ≈ c · s      c (out, in) int8, s (out, in / block) float32
 
 Each `block` neighbours of a row share a scale s = max |w| / 127, and c = round(w / s), so |w - c · s| <= s / 2: absmax
 quantisation (Dettmers et al., LLM.int8(), arXiv 2208.07339, section 2) in blocks (arXiv 2110.02861, section 2.1), as of
-the frozen base of QLoRA (arXiv 2305.14314, section 2), with 8 bits. A block lies in one row and no cut falls into it,
-so codes and scales are functions of the weight alone, whoever holds which part of it.
+the frozen base of QLoRA (arXiv 2305.14314, section 2), with 8 bits. A block lies in one row and is never split by a
+shard, so codes and scales are functions of the weight alone, for any sharding.
 
 (R, F): rows and features of a part of a matrix; (R, S): the scales of its rows
 """
@@ -26,32 +26,32 @@ from gangline.plan import Plan
 from gangline.shard import Shard, name_model_array, parse_parameter
 from gangline_basics.model.low_bit_node import EightBitNode
 
-MOST = 127  # of an int8, on both sides of 0
+MOST = 127  # largest code of an int8, symmetric around 0
 
 
 def encode(w_RF: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """(codes (R, F) int8, scales (R, S) float32). Raises ValueError where a weight is not finite."""
+    """Return (codes (R, F) int8, scales (R, S) float32). Raises ValueError if a weight is not finite."""
     w_RSB = w_RF.float().unflatten(-1, (-1, block))
     scales_RS = w_RSB.abs().amax(-1) / MOST
     if not bool(scales_RS.isfinite().all()):
         raise ValueError("a weight is not finite")
-    tiny = torch.finfo(scales_RS.dtype).tiny  # a block of zeros has the scale 0
+    tiny = torch.finfo(scales_RS.dtype).tiny  # the scale of a block of zeros is 0
     codes_RSB = (w_RSB / scales_RS.clamp_min(tiny).unsqueeze(-1)).round().clamp(-MOST, MOST)
     return codes_RSB.flatten(-2).to(torch.int8), scales_RS
 
 
 def decode(codes_RF: Tensor, scales_RS: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(R, F): the weights that codes and scales stand for. Multiplied in float32, whatever the dtype that is wanted."""
+    """Return the weights (R, F) for codes and scales, multiplied in float32 for every `dtype`."""
     w_RSB = codes_RF.float().unflatten(-1, (scales_RS.shape[-1], -1)) * scales_RS.float().unsqueeze(-1)
     return w_RSB.flatten(-2).to(dtype)
 
 
 @torch.no_grad()
 def fill_codes(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
-    """Fill the shard of codes or of their scales; `fill` fills one with the weight that they stand for.
+    """Fill the shard of codes or of their scales; `fill` fills a shard of the original weight.
 
-    A shard of floating point in the place of codes takes the values that these stand for.
-    Raises UserError where a weight is not finite, ValueError where codes are cut inside a block.
+    A floating-point shard in place of codes gets the dequantised values.
+    Raises UserError if a weight is not finite, ValueError if a shard splits a block.
     """
     name = plan.get_owner(parse_parameter(shard.name))
     rule = plan.find_low_bit(name)
@@ -78,9 +78,9 @@ def _name_weight(scales: str) -> str:
 
 
 class Codes:
-    """A matrix (out, in) that is kept as codes and scales: to torch's functions, what these stand for.
+    """Matrix (out, in) stored as codes and scales, which torch's functions see dequantised.
 
-    It is made for one product and forgotten after it: the backward pass makes it again.
+    The dequantised matrix is dropped after each matmul, and recomputed in the backward pass.
     """
 
     requires_grad = False
@@ -93,11 +93,11 @@ class Codes:
         return self.codes.shape
 
     def dequantise(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The matrix itself."""
+        """Return the dequantised matrix."""
         return decode(self.codes, self.scales, dtype)
 
     def detach(self) -> Tensor:
-        """The matrix itself, which has no history."""
+        """Return the dequantised matrix, which has no autograd history."""
         return self.dequantise()
 
     @classmethod
@@ -111,7 +111,7 @@ class Codes:
 
 
 class _Product(torch.autograd.Function):
-    """x (..., in), W (out, in), b (out,) -> x Wᵀ + b. Keeps nothing: codes are parameters."""
+    """x (..., in), W (out, in), b (out,) -> x Wᵀ + b. Saves nothing, because codes are parameters."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Codes, b: Tensor | None) -> Tensor:
@@ -126,7 +126,7 @@ class _Product(torch.autograd.Function):
 
 
 class EightBitLinear(Wrapper):
-    """A frozen linear whose weight is kept as codes."""
+    """Frozen linear whose weight is stored as codes."""
 
     weight: Tensor  # (out, in) int8
 

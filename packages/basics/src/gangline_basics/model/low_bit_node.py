@@ -1,4 +1,4 @@
-"""The frozen weights of a model in fewer bits: what the plan says of them, and the node around a linear. Torch-free."""
+"""Frozen weights in fewer bits: rules of the plan, and the node around a linear. Torch-free."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from gangline.plan import Cut, Init, LowBit, Name, Plan, is_matrix, matches
 
 V = TypeVar("V")
 CODES = "gangline_basics.model.low_bit:fill_codes"
-LARGEST, SMALLEST = 64, 16  # of a block; a scale for fewer codes than that saves little
+LARGEST, SMALLEST = 64, 16  # codes of a block; smaller ones save little memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class EightBitNode(WrapNode):
-    """A linear whose frozen weight is kept as codes: `weight` int8, beside it `scales` (out, in / block)."""
+    """Linear whose frozen weight is stored as codes: `weight` int8, and `scales` (out, in / block)."""
 
     module: ClassVar[str] = "gangline_basics.model.low_bit:EightBitLinear"
     in_features: int
@@ -39,7 +39,7 @@ class EightBitNode(WrapNode):
         return {"scales": (self.out_features, self.in_features // self.block)}
 
     def count_flops(self, sequence_length: int) -> int:
-        """Not those of making numbers of codes, as of any other cast."""
+        """Return 0: dequantisation is not counted, like any other cast."""
         return 0
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
@@ -53,7 +53,7 @@ class EightBitNode(WrapNode):
 
 
 def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
-    """Every frozen matrix, and stack of them, in bfloat16; not those that are computed in the master dtype."""
+    """Store every frozen matrix, and stack of matrices, in bfloat16, except those computed in the master dtype."""
     shapes = get_parameter_shapes(tree)
     dtypes = {
         name: "bfloat16"
@@ -67,14 +67,14 @@ def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
 
 
 def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
-    """(tree, plan, paths of the linears that are kept as codes); all other frozen matrices are kept in bfloat16.
+    """Return (tree, plan, paths of the linears stored as codes); all other frozen matrices are stored in bfloat16.
 
-    Those are plain linears whose inputs divide into blocks of `SMALLEST` codes at least, of a size that divides the
-    unit of a cut along them.
+    Stored as codes are plain linears whose inputs divide into blocks of at least `SMALLEST` codes, with a block size
+    that divides the unit of a split along the inputs.
     """
     plain = _find_plain(tree, plan)
     blocks = {path: size for path, linear in plain.items() if (size := _choose_block(path, linear, plan))}
-    block_cuts: dict[str, tuple[int, Cut]] = {}  # the block of each, and the cut of its scales
+    block_cuts: dict[str, tuple[int, Cut]] = {}  # path -> its block size, and the sharding of its scales
     for path, size in blocks.items():
         height, width = plain[path].get_shapes()["weight"]
         around = EightBitNode(inner=map_paths(tree)[path], in_features=width, out_features=height, block=size)
@@ -88,14 +88,14 @@ def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
     plan = plan.extend(
         low_bit=tuple(LowBit(f"{place}.weight", "int8", size, CODES) for place, (size, _) in rules.items()),
         cuts=tuple(replace(cut, pattern=f"{place}.scales") for place, (_, cut) in rules.items()),
-        inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in rules),  # for who asks; codes say what it is
+        inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in rules),  # a placeholder: codes set the scales
         names=tuple(Name(f"{place}.scales", "") for place in rules),
     )
     return tree, keep_in_bf16(tree, plan), list(blocks)
 
 
 def _find_plain(tree: Node, plan: Plan) -> Mapping[str, LinearNode]:
-    """Frozen linears that multiply by one matrix in the compute dtype, by path."""
+    """Return the frozen linears with a matmul by one matrix in the compute dtype, by path."""
     return {
         path: node
         for path, node in iterate_nodes(tree)
@@ -106,7 +106,7 @@ def _find_plain(tree: Node, plan: Plan) -> Mapping[str, LinearNode]:
 
 
 def _choose_block(path: str, linear: LinearNode, plan: Plan) -> int:
-    """Codes of a block: the most, up to `LARGEST`, that divide the inputs and the unit of a cut along them; 0: none."""
+    """Return the block size: the largest, up to `LARGEST`, that divides the inputs and the unit of a split; 0: none."""
     cut = plan.get_cuts(f"{path}.weight", 2).get("tp")
     unit = cut.unit if cut is not None and cut.dim == 1 and cut.unit > 1 else linear.in_features
     size = LARGEST
@@ -118,9 +118,9 @@ def _choose_block(path: str, linear: LinearNode, plan: Plan) -> int:
 
 
 def _merge_rules(said: Mapping[str, V], every: Iterable[str]) -> dict[str, V]:
-    """What is said of paths as rules: one for all blocks where it is said alike of all of `every` that it matches.
+    """Return values of paths as rules: one for all blocks, if all of `every` that it matches have one value.
 
-    Else each path has its own, as blocks may be of unlike widths, and some of them trained.
+    Otherwise each path has its own rule, because blocks may differ in width, and some may be trained.
     """
     alike: dict[str, list[V | None]] = {}
     for path in every:

@@ -29,11 +29,11 @@ LAYER = {
 class ModuleNames:
     """Names of modules in the files of an architecture.
 
-    layer       of each block; a parameter whose name does not end like ours has an entry of its own, and one that is
-                missing here has no name: the architecture has no such model
-    layers      beginning of the names of a layer; {0} is its number
-    transposed  modules of a layer whose matrix is transposed there
-    rows        module of a layer -> (first, of): it is those rows of a matrix of several modules (`Name.rows`)
+    layer       names in each block; a parameter whose name ends differently from gangline's has an entry of its own.
+                A parameter without an entry has no name: the architecture has no such model
+    layers      prefix of the names of a layer; {0} is its number
+    transposed  modules of a layer whose matrix is transposed in the files
+    rows        module of a layer -> (first, of): its rows in a matrix of several modules (`Name.rows`)
     unread      rules for tensors that files may hold and the model does not have (`Name.unread`)
     """
 

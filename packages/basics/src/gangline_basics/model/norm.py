@@ -10,7 +10,7 @@ from gangline_basics.model.decoder_nodes import NormNode
 
 
 class RMSNorm(nn.Module):
-    """x (..., D) -> x / sqrt(mean(x²) + eps) · (w + offset), in float32 inside whatever x's dtype."""
+    """x (..., D) -> x / sqrt(mean(x²) + eps) · (w + offset), computed in float32 for any dtype of x."""
 
     def __init__(self, node: NormNode) -> None:
         super().__init__()
@@ -21,6 +21,6 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.scale_of(x), self.eps)
 
     def scale_of(self, x: Tensor) -> Tensor:
-        """What the normalised features are multiplied with, (D,), in the dtype of `x`."""
+        """Return the factor of the normalised features, (D,), in the dtype of `x`."""
         weight = self.weight + self.offset if self.offset else self.weight
         return weight.to(x.dtype)

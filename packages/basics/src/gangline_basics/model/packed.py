@@ -1,8 +1,8 @@
-"""Matrices packed for products with a few tokens at a time on a CPU.
+"""Packed weights for matmuls with a few tokens at a time on a CPU.
 
-What oneDNN packs once for so many rows it multiplies faster than MKL does matrices that lie as they are. Measured with
-8 rows on one core of an AMD EPYC, float32, GB/s of the matrix: 4 to 7 as they are, 8 to 11 packed. A product with a
-packed matrix takes some 12 us before it begins, in which a small matrix is done as it is.
+With matrices that oneDNN has packed once for a number of rows, it multiplies faster than MKL does with unpacked ones.
+Measured with 8 rows on one core of an AMD EPYC, float32, GB/s of the matrix: 4 to 7 unpacked, 8 to 11 packed. A matmul
+with a packed matrix takes some 12 us to start, in which a small unpacked one is already finished.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from gangline.model.linear import Linear
 from gangline_basics.model.head import Head
 
-LEAST_BYTES = 1 << 20  # of a matrix that is packed
+LEAST_BYTES = 1 << 20  # minimum size of a matrix to pack
 
 
 @contextmanager
 def pack_weights(model: nn.Module, rows: int) -> Iterator[None]:
-    """Inside, linears and head of the model multiply by packed copies of large float32 matrices, made for `rows` rows.
+    """Make linears and head multiply by packed copies of large float32 matrices, for `rows` rows, in the block.
 
-    Only where torch has oneDNN for an x86 processor and the model is there; else nothing changes.
+    Only if torch has oneDNN for an x86 processor and the model is on it; otherwise nothing changes.
     """
     originals: list[tuple[Linear | Head, Callable[..., Tensor]]] = []
     try:
@@ -40,7 +40,7 @@ def pack_weights(model: nn.Module, rows: int) -> Iterator[None]:
 
 
 def is_available() -> bool:
-    """Whether this torch packs matrices for this processor."""
+    """Return whether this torch packs matrices for this processor."""
     known = all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
     return known and torch.backends.mkldnn.is_available() and platform.machine() == "x86_64"
 
@@ -49,7 +49,7 @@ def _packs(module: Linear | Head) -> bool:
     weight = module.weight
     if weight.nbytes < LEAST_BYTES:
         return False
-    own = isinstance(module, Head) or module.matrix is weight  # else something stands for it
+    own = isinstance(module, Head) or module.matrix is weight  # otherwise the weight is wrapped
     return own and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 

@@ -1,4 +1,4 @@
-"""A decoder's tree of nodes, and its plan: how it is sharded, initialized and named. Torch-free."""
+"""A decoder's tree of nodes, and its plan: sharding, initialization and names. Torch-free."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DECODER_NAMES = ModuleNames()
 
 
 def plan_decoder(config: DecoderConfig, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """Build every part that has the options of the decoder."""
+    """Return the tree and the plan of a decoder, for every part with the decoder's options."""
     head_norm = NormNode(dim=config.head_width, eps=config.norm_eps) if config.qk_norm else None
     own: dict[str, Any] = {
         "q_norm": head_norm,
@@ -48,7 +48,7 @@ def plan_family(
 ) -> tuple[DecoderNode, Plan]:
     """Return the tree and the plan of a decoder whose blocks are `block(index)`.
 
-    embed, head, norm: what the family has in place of the decoder's embedding, head and last norm. own: rules of the
+    embed, head, norm: nodes of the family that replace the decoder's embedding, head and last norm. own: rules of the
     family's modules (`Plan.extend`), which precede those of every decoder.
     """
     sizes = {"vocab_size": config.vocab_size, "dim": config.dim}
@@ -62,7 +62,7 @@ def plan_family(
 
 
 def _plan_of(config: DecoderOptions, tree: DecoderNode, names: ModuleNames, own: dict[str, tuple[Any, ...]]) -> Plan:
-    """Return how the tree is sharded (Shoeybi et al., arXiv 1909.08053, section 3), initialized and named.
+    """Return the plan: how the tree is sharded (Shoeybi et al., arXiv 1909.08053, section 3), initialized and named.
 
     Matrices are drawn with std `init_std`, those of a block that write to the residual stream with 1 / sqrt(2 · layers)
     of it, so that the stream's variance does not grow with depth (GPT-2, section 2.3); norms begin as the identity,
@@ -116,7 +116,7 @@ def _plan_of(config: DecoderOptions, tree: DecoderNode, names: ModuleNames, own:
 
 
 def _iterate_constants(tree: DecoderNode) -> Iterator[Init]:
-    """Yield the rules of what begins as a constant."""
+    """Yield the rules of parameters that are initialized to a constant."""
     for path, node in iterate_nodes(tree):
         pattern = re.sub(r"^blocks\.\d+\.", "blocks.*.", path)
         if "bias" in node.get_shapes():
@@ -128,7 +128,7 @@ def _iterate_constants(tree: DecoderNode) -> Iterator[Init]:
 
 
 def _iterate_draws(std: float, residual: float) -> Iterator[Init]:
-    """Yield the rules of what is drawn. residual: of the matrices that write to the residual stream."""
+    """Yield the rules of randomly initialized parameters. residual: std of matrices that write to the residuals."""
     yield Init("embed", "normal", std)
     yield Init("blocks.*.attention.wo", "normal", residual)
     yield Init("blocks.*.feed_forward.w_down", "normal", residual)

@@ -1,4 +1,4 @@
-"""Published sizes, each a part of group `model`: the decoder's options with other defaults. Torch-free."""
+"""Published model sizes, each a part of group `model`: the decoder's options with other defaults. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ QWEN3: dict[str, Any] = {
     "rope_theta": 1_000_000.0,
 }
 
-# part -> (where the sizes are from, the defaults that differ from the decoder's)
+# part -> (source of the sizes, defaults that differ from the decoder's)
 SIZES: dict[str, tuple[str, dict[str, Any]]] = {
-    # SwiGLU of 8/3 the width holds what GPT-2's 4 does
+    # SwiGLU with 8/3 of the width has as many parameters as GPT-2's feed-forward with 4
     "gpt2-124m": ("124 M parameters, the size of GPT-2 small", {"vocab_size": 50_257, "tied": True}),
     "llama3-1b": (
         "the shape of Llama 3.2 1B, as in meta-llama/Llama-3.2-1B/config.json",
@@ -54,14 +54,14 @@ TYPES = get_type_hints(DecoderConfig)
 
 
 def _make_preset(name: str, about: str, sizes: dict[str, Any]) -> type[DecoderConfig]:
-    """A class of its own, for a configuration tells by its class which part it is of."""
+    """Return a class for a preset, because the class of a configuration identifies its part."""
     fields = [(key, TYPES[key], field(default=value)) for key, value in sizes.items()]
     title = "".join(word.capitalize() for word in name.replace(".", "_").split("-"))
     namespace: dict[str, Any] = {"__doc__": f"{about[0].upper()}{about[1:]}.", "__module__": __name__}
     namespace["__init__"] = partialmethod(DecoderConfig.__init__, **sizes)
-    inherited: dict[str, Any] = dict.fromkeys(("init", "repr", "eq", "match_args"), False)  # 0.4 ms each
+    inherited: dict[str, Any] = dict.fromkeys(("init", "repr", "eq", "match_args"), False)  # saves 0.4 ms each
     preset = make_dataclass(title, fields, bases=(DecoderConfig,), namespace=namespace, **inherited)
-    globals()[title] = preset  # where pickle looks for it
+    globals()[title] = preset  # for pickle
     return preset
 
 

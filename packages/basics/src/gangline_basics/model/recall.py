@@ -1,4 +1,4 @@
-"""Compute once what every layer of a forward pass asks for again."""
+"""Cache of a value that every layer of a forward pass needs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class Recall:
-    """Keeps the last value derived from a tensor, and gives it again while asked with the very same tensor.
+    """Cache of the last value derived from a tensor, returned for the identical tensor.
 
-    Identity, not equality, is what is compared (no look at the values, so no wait for a GPU), with the
-    tensor's version, so that a tensor written in place counts as another. A compiled graph computes afresh: the
-    compiler fuses the few operations into what follows.
+    It compares identity, not equality (it reads no values, so it does not synchronize with a GPU), and the tensor's
+    version, so that a tensor written in place counts as another. A compiled graph recomputes the value: the compiler
+    fuses the few operations into the following ones.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Attention whose scores are bounded or that has sinks, in plain mathematics; and which keys a query sees.
+"""Reference attention with soft caps and sinks in plain operators, and the mask of visible keys.
 
-No fused kernel of torch's CPU has either (FlexAttention has no backward pass there), so this is the reference, in
-float64 as in any dtype. It keeps the scores: B·H·T² numbers, a few times.
+No fused kernel of torch's CPU supports either (FlexAttention has no backward pass there), so this is the reference, in
+float64 or any other dtype. It saves the scores: B·H·T² numbers, a few times.
 
 B batch, T tokens, H query heads, K key and value heads, C width of a head
 """
@@ -15,7 +15,7 @@ from gangline.model.calls import AttentionCall
 
 
 def make_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor) -> Tensor | None:
-    """(B, 1, T, T) or (1, 1, T, T), true where query i sees key j; None: all see all."""
+    """Return a mask (B, 1, T, T) or (1, 1, T, T), true where query i sees key j, or None if all see all."""
     T = position_BT.shape[1]
     mask: Tensor | None = None
     if document_BT is not None:
@@ -32,7 +32,7 @@ def make_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tens
 def attend(
     q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, mask: Tensor | None, call: AttentionCall, sinks_H: Tensor | None
 ) -> Tensor:
-    """(B, H, T, C) as `AttentionCall` says it, softmax in float32 at least. Every query has to see a key."""
+    """Return (B, H, T, C) as `AttentionCall` defines, softmax in float32 at least. Every query must see a key."""
     groups = q_BHTC.shape[1] // k_BKTC.shape[1]
     wide = torch.promote_types(q_BHTC.dtype, torch.float32)
     k_BHTC, v_BHTC = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k_BKTC, v_BKTC))

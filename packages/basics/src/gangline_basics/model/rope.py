@@ -1,7 +1,7 @@
-"""Rotary position embedding (Su et al., RoFormer, arXiv 2104.09864, section 3.2.2); rates are of `rope_rates`.
+"""Rotary position embedding (Su et al., RoFormer, arXiv 2104.09864, section 3.2.2); rates are from `rope_rates`.
 
-Feature i of the first half of what is rotated turns with feature i of the second half, as Hugging Face lays them out.
-Nothing is kept in buffers: angles follow from the positions of the batch.
+Feature i of the first half of the rotated features is paired with feature i of the second half, as in Hugging Face.
+No buffers: angles follow from the positions of the batch.
 
 B batch, T tokens, H heads, C width of a head, F frequencies: 2F features of it are rotated, the first ones
 """
@@ -18,14 +18,14 @@ from gangline_basics.model.recall import Recall
 
 @lru_cache(maxsize=64)
 def _recall_of(rates: tuple[float, ...], magnitude: float) -> Recall:
-    """Layers of a forward pass that rotate by the same angles share one."""
+    """Return the cache shared by all layers of a forward pass that rotate by the same angles."""
     return Recall()
 
 
 def compute_angles(
     position_BT: Tensor, rates: tuple[float, ...], dtype: torch.dtype, magnitude: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin, each (B, 1, T, F) in `dtype`, of the angle of every pair at every position, times `magnitude`."""
+    """Compute cos and sin, each (B, 1, T, F) in `dtype`, of each pair's angle at every position, times `magnitude`."""
     copy_rates = torch.tensor if torch.compiler.is_compiling() else _copy_rates
     rate_F = copy_rates(rates, dtype=dtype, device=position_BT.device)
     angle_B1TF = position_BT[:, None, :, None].to(dtype) * rate_F
@@ -35,13 +35,13 @@ def compute_angles(
 
 @lru_cache(maxsize=64)
 def _copy_rates(rates: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rates on the device, copied there once: a copy of numbers of the host waits for all that the device has to do."""
+    """Copy the rates to the device once, because a copy from the host waits for all queued work of the device."""
     with torch.inference_mode(False):
         return torch.tensor(rates, dtype=dtype, device=device)
 
 
 def rotate(x_BHTC: Tensor, cos_B1TF: Tensor, sin_B1TF: Tensor) -> Tensor:
-    """Each pair of features turned by its angle; computed in the dtype of the angles."""
+    """Rotate each pair of features by its angle, in the dtype of the angles."""
     width = 2 * cos_B1TF.shape[-1]
     a, b = x_BHTC[..., :width].to(cos_B1TF.dtype).chunk(2, dim=-1)
     turned = (a * cos_B1TF - b * sin_B1TF, b * cos_B1TF + a * sin_B1TF)
@@ -52,7 +52,7 @@ def rotate(x_BHTC: Tensor, cos_B1TF: Tensor, sin_B1TF: Tensor) -> Tensor:
 def rotate_pair(
     q: Tensor, k: Tensor, position_BT: Tensor, rates: tuple[float, ...], magnitude: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """q (B, H, T, C) and k (B, K, T, C) rotated to their positions, `rates` as `compute_frequencies` gives them.
+    """Return q (B, H, T, C) and k (B, K, T, C) rotated to their positions, with `rates` of `compute_frequencies`.
 
     Angles are in float32, for float64 input in float64.
     """
@@ -62,7 +62,7 @@ def rotate_pair(
     else:
         recall = _recall_of(rates, magnitude)
         cos, sin = recall(dtype, position_BT, lambda: compute_angles(position_BT, rates, dtype, magnitude))
-    if q.shape[2] == 1 and q.dtype == k.dtype:  # of one token, calls cost more than numbers
+    if q.shape[2] == 1 and q.dtype == k.dtype:  # for one token, calls cost more than arithmetic
         both = rotate(torch.cat((q, k), dim=1), cos, sin)
         return both[:, : q.shape[1]], both[:, q.shape[1] :]
     return rotate(q, cos, sin), rotate(k, cos, sin)

@@ -1,4 +1,4 @@
-"""How fast rotary positions turn, as data: the base of the wavelengths, and how they are stretched. Torch-free.
+"""Rates of rotary positions, as data: the base of the wavelengths, and their scaling. Torch-free.
 
 C width of a head, of which the first R features are rotated in R/2 pairs
 """
@@ -12,26 +12,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RopeScaling(ABC):
-    """A way to a longer context than the rotary positions were made for: other rates."""
+    """Scaling of the rates to a longer context than the rotary positions were trained with."""
 
     @abstractmethod
     def compute_rates(self, theta: float, width: int) -> tuple[float, ...]:
-        """Radians per position of each of the width/2 pairs."""
+        """Compute the radians per position of each of the width/2 pairs."""
 
     @property
     def magnitude(self) -> float:
-        """What rotated queries and keys are multiplied with."""
+        """Factor of the rotated queries and keys."""
         return 1.0
 
 
 def compute_plain_rates(theta: float, width: int) -> tuple[float, ...]:
-    """theta^(-2i/R) for i < R/2."""
+    """Compute theta^(-2i/R) for i < R/2."""
     return tuple(theta ** (-2 * i / width) for i in range(width // 2))
 
 
 @dataclass(frozen=True)
 class BandScaling(RopeScaling):
-    """Long wavelengths are stretched, short ones stay (`apply_scaling` in Meta's reference code for Llama 3.1).
+    """Scaling that stretches long wavelengths only (`apply_scaling` in Meta's reference code for Llama 3.1).
 
     Wavelengths beyond original_max_position / low_freq_factor are stretched by `factor`, those below
     original_max_position / high_freq_factor stay, and between the two the rate is interpolated.
@@ -46,7 +46,7 @@ class BandScaling(RopeScaling):
         low, high = self.low_freq_factor, self.high_freq_factor
         scaled = []
         for rate in compute_plain_rates(theta, width):
-            turns = self.original_max_position * rate / (2 * math.pi)  # over the original context
+            turns = self.original_max_position * rate / (2 * math.pi)  # turns over the original context
             keep = min(1.0, max(0.0, (turns - low) / (high - low)))
             scaled.append(keep * rate + (1 - keep) * rate / self.factor)
         return tuple(scaled)
@@ -54,9 +54,9 @@ class BandScaling(RopeScaling):
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding: the base of the wavelengths, their scaling, and how much of a head is rotated.
+    """Rotary position embedding: the base of the wavelengths, their scaling, and the rotated part of a head.
 
-    width  so many features of each head, its first ones; None: all
+    width  number of rotated features of each head, its first ones; None: all
     """
 
     theta: float = 10_000.0
@@ -68,7 +68,7 @@ PLAIN_ROPE = Rope()
 
 
 def compute_frequencies(rope: Rope, head_dim: int) -> tuple[float, ...]:
-    """Radians per position of each pair of features that is rotated."""
+    """Compute the radians per position of each rotated pair of features."""
     width = head_dim if rope.width is None else rope.width
     return (
         compute_plain_rates(rope.theta, width)

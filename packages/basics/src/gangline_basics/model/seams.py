@@ -1,4 +1,4 @@
-"""From a model's tree and plan to what is computed at each of its seams. Torch-free."""
+"""Calls at the seams of a model, from its tree and plan. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gangline.plan import Plan, names
 
 
 def find_call(node: Node, seam: str) -> Call | None:
-    """What `node` says its module computes at the seam of that name; None: it says nothing.
+    """Return the call that the module of `node` computes at the seam of that name, or None if it is not declared.
 
-    A class that names another module than its base and does not override `get_seams` says nothing:
-    what the base says is of the base's module.
+    A class that names another module than its base and does not override `get_seams` declares nothing,
+    because the base's declaration is for the base's module.
     """
     return node.get_seams().get(seam) if _says(node, "get_seams") else None
 
 
 def list_recomputed(tree: Node) -> list[str]:
-    """Paths and classes of the nodes that do not say how their modules take one more token (`Node.get_decoding`)."""
+    """Return paths and classes of nodes that do not declare how modules decode one token (`Node.get_decoding`)."""
     return [
         f"{path or 'the model'} ({type(node).__name__})"
         for path, node in iterate_nodes(tree)
@@ -29,7 +29,7 @@ def list_recomputed(tree: Node) -> list[str]:
 
 
 def _says(node: Node, method: str) -> bool:
-    """Whether what `method` says is of the module that the node's very class names, not of a base's."""
+    """Return whether `method` is declared for the module that the node's own class names, not for a base's."""
     for cls in type(node).__mro__:
         if method in vars(cls):
             return True
@@ -39,10 +39,10 @@ def _says(node: Node, method: str) -> bool:
 
 
 def get_calls(tree: Node, plan: Plan, seam: Literal["attention", "loss"]) -> dict[str, Call | None]:
-    """Path of a node -> what is computed at the seam of its module; None: *unknown*, for nobody says it.
+    """Return path of a node -> the call at the seam of its module; None: *unknown*, because no node declares it.
 
-    Those are the nodes that the plan's patterns name, or where such a node says nothing (a wrapper) the nodes in it
-    that do. Of attention each block without any such node is unknown as well: it may mix tokens in its own way.
+    The nodes are those that the plan's patterns name, or if such a node declares nothing (a wrapper), the nodes in it
+    that do. For attention each block without any such node is unknown as well: it may mix tokens in its own way.
     """
     patterns = [place.pattern for place in plan.seams if place.name == seam]
     calls: dict[str, Call | None] = {}
@@ -63,7 +63,7 @@ def _find_calls(node: Node, path: str, seam: str) -> dict[str, Call | None]:
 
 
 def call_at(calls: Mapping[str, Call | None], path: str) -> Call | None:
-    """Return what `get_calls` found for the module at `path`: for its own node, else for the nearest one around it."""
+    """Return the call of `get_calls` for the module at `path`: of its own node, or of the nearest one around it."""
     while path:
         if path in calls:
             return calls[path]

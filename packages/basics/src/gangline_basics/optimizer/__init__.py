@@ -1,1 +1,1 @@
-"""AdamW, also with moments in 8 bits, Lion, Muon, SOAP."""
+"""Optimizers: AdamW, AdamW with 8-bit moments, Lion, Muon, SOAP."""

@@ -18,10 +18,10 @@ from gangline_basics.optimizer.pieces import group_pieces, state_shard
 
 
 class AdamwOptimizer(Optimizer):
-    """torch's AdamW kernels on state of our own, so that it exists before the first step and has global names.
+    """AdamW with torch's kernels on state allocated here, so that it exists before the first step and has global names.
 
-    Fused; under `run.deterministic` foreach, because the fused kernel rounds the tail of a cut vector in another way
-    than its middle.
+    Fused; under `run.deterministic` foreach, because the fused kernel rounds the tail of a sharded vector differently
+    from its middle.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class AdamwOptimizer(Optimizer):
 
 
 class _Group:
-    """Pieces with the same factor of the learning rate and the same weight decay.
+    """Pieces with the same factor of the learning rate and the same weight decay, with their state.
 
-    With their moments and their step counters (torch wants one each).
+    The state is two moments and a step counter each (torch requires one per tensor).
     """
 
     def __init__(self, rate: float, weight_decay: float, pieces: list[tuple[str, ParamShard]], fused: bool) -> None:
@@ -67,11 +67,11 @@ class _Group:
         self.tensors = [piece.tensor for _, piece in pieces]
         self.averages = [torch.zeros_like(x, requires_grad=False) for x in self.tensors]
         self.squares = [torch.zeros_like(x, requires_grad=False) for x in self.tensors]
-        # On the device for the fused kernel alone: the others read them on the host.
+        # On the device only for the fused kernel: the others read them on the host.
         self._steps = [torch.zeros((), dtype=torch.float32, device=x.device if fused else "cpu") for x in self.tensors]
 
     def count(self, steps: int) -> None:
-        """So many have been done."""
+        """Set the number of steps done."""
         for step in self._steps:
             step.fill_(steps)
 
@@ -105,5 +105,5 @@ class _Group:
 
 
 def build(config: Adamw, run: Run, runtime: Runtime) -> AdamwOptimizer:
-    """The optimizer `adamw`."""
+    """Return the optimizer `adamw`."""
     return AdamwOptimizer(config, runtime, runtime.parameters(), runtime.names(), run.deterministic)

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 class Adamw(DecayingConfig):
     """AdamW (Loshchilov and Hutter, arXiv 1711.05101)."""
 
-    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.95)  # decay of the means of gradient and square
-    eps: PositiveFloat = 1e-8  # added to the root of the mean square
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.95)  # decay of the moments: mean gradient and mean square
+    eps: PositiveFloat = 1e-8  # epsilon added to the root of the mean square
 
 
 @dataclass
 class Adamw8bit(Adamw):
-    """AdamW with moments in 8 bits (Dettmers et al., arXiv 2110.02861), 2.03 bytes a weight in the place of 8."""
+    """AdamW with moments in 8 bits (Dettmers et al., arXiv 2110.02861), 2.03 bytes per weight instead of 8."""
 
     layout_options: ClassVar[tuple[str, ...]] = ("block",)
 
-    block: PositiveInt = 256  # neighbours of a row that share a scale; no layout may cut inside
-    fewest: PositiveInt = 4096  # what has fewer numbers keeps its moments in full, as vectors do
+    block: PositiveInt = 256  # block size: neighbours of a row that share a scale; no shard splits one
+    fewest: PositiveInt = 4096  # minimum elements of a matrix for 8-bit moments; below, and for vectors, full precision
 
     def quantises(self, shape: Sequence[int]) -> bool:
-        """Whether the moments of a parameter of this shape are in 8 bits."""
+        """Return whether the moments of a parameter of this shape are in 8 bits."""
         return len(shape) >= 2 and prod(shape) >= self.fewest
 
     def count_states(self, matrix: bool) -> float:
@@ -50,11 +50,11 @@ class Adamw8bit(Adamw):
 
 @dataclass
 class Lion(DecayingConfig):
-    """Lion (Chen et al., arXiv 2302.06675): its rate is a third to a tenth of AdamW's, its decay as much larger."""
+    """Lion (Chen et al., arXiv 2302.06675): learning rate a third to a tenth of AdamW's, decay as much higher."""
 
     learning_rate: NonNegativeFloat = 3e-4
     weight_decay: NonNegativeFloat = 1.0
-    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.99)  # the mean gradient's share of a step, and its own decay
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.99)  # share of the mean gradient in a step, and its decay
 
     def count_states(self, matrix: bool) -> float:
         return 1
@@ -62,11 +62,11 @@ class Lion(DecayingConfig):
 
 @dataclass
 class Muon(Adamw):
-    """Muon for the matrices of the blocks, AdamW for embeddings, head and vectors, under one learning rate."""
+    """Muon for the matrices of the blocks, AdamW for embeddings, head and vectors, with one learning rate."""
 
     momentum: ShareBelowOne = 0.95  # decay of the mean gradient of a matrix
-    nesterov: bool = True  # look one step ahead along the momentum
-    iterations: PositiveInt = 5  # of Newton-Schulz
+    nesterov: bool = True  # Nesterov momentum: look one step ahead
+    iterations: PositiveInt = 5  # number of Newton-Schulz iterations
 
     def count_states(self, matrix: bool) -> float:
         return 1 if matrix else 2
@@ -81,12 +81,12 @@ class Soap(Adamw):
 
     betas: tuple[ShareBelowOne, ShareBelowOne] = (0.95, 0.95)
     shampoo_beta: ShareBelowOne = 0.95  # decay of the means of G Gᵀ and Gᵀ G
-    precondition_every: PositiveInt = 10  # steps between two refreshes of the eigenbases
-    max_side: PositiveInt = 8192  # a longer side of a matrix keeps the basis that it has
-    damping: PositiveFloat = 1e-3  # added to the eigenvalues for a refresh, of their mean
+    precondition_every: PositiveInt = 10  # interval between refreshes of the eigenbases, in steps
+    max_side: PositiveInt = 8192  # maximum side of a matrix with an eigenbasis; longer sides have none
+    damping: PositiveFloat = 1e-3  # damping added to the eigenvalues at a refresh, as a share of their mean
 
     def list_sides(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The sides of a matrix of this shape that get a basis of their own."""
+        """Return the sides of a matrix of this shape that get a basis of their own."""
         return tuple(side for side in shape if side <= self.max_side)
 
     def count_states(self, matrix: bool) -> float:

@@ -1,4 +1,4 @@
-"""Options of optimizers whose rates and weight decay differ by name. Torch-free."""
+"""Options of optimizers with learning rates and weight decay per parameter name. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class DecayingConfig(OptimizerConfig):
-    """An optimizer with decoupled weight decay, whose rates and decay may be other ones by name."""
+    """Optimizer with decoupled weight decay; learning rates and decay can be set by name."""
 
-    weight_decay: NonNegativeFloat = 0.1  # each step shrinks a matrix by this times the learning rate
-    decay_vectors: bool = False  # decay biases and norm gains too, not matrices alone
-    rates: dict[str, PositiveFloat] = field(default_factory=dict)  # factors of the learning rate: {embed: 0.1}
-    decay: dict[str, NonNegativeFloat] = field(default_factory=dict)  # in place of weight_decay: {embed: 0}
+    weight_decay: NonNegativeFloat = 0.1  # weight decay: each step shrinks a matrix by this times the learning rate
+    decay_vectors: bool = False  # weight decay also for biases and norm gains
+    rates: dict[str, PositiveFloat] = field(default_factory=dict)  # learning rate factor by name: {embed: 0.1}
+    decay: dict[str, NonNegativeFloat] = field(default_factory=dict)  # weight decay by name: {embed: 0}
 
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)
@@ -32,7 +32,7 @@ class DecayingConfig(OptimizerConfig):
 
 
 def _find_unmatched(run: Run, option: str, patterns: Iterable[str]) -> list[Problem]:
-    """A problem for each pattern that is of no trained parameter."""
+    """Return a problem for each pattern that matches no trained parameter."""
     from gangline.config.suggest import suggest_near
     from gangline.model.compose import compose_model
     from gangline.model.tree import get_parameter_shapes

@@ -4,8 +4,8 @@
     W <- (1 - η λ) W - η sign(C)
     M <- β₂ M + (1 - β₂) G
 
-Each number moves by the learning rate, whatever the size of its gradient; where a gradient is nothing but rounding, so
-is its sign. One number of state a weight, where AdamW has two.
+Each weight moves by the learning rate, whatever the size of its gradient; if a gradient is only rounding error, so is
+its sign. One element of state per weight, where AdamW has two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gangline_basics.optimizer.pieces import group_pieces, state_shard
 
 
 class LionOptimizer(Optimizer):
-    """Element by element, so it does not matter how parameters are cut."""
+    """Lion, computed element by element, so it works with any sharding."""
 
     def __init__(self, config: Lion, runtime: Runtime) -> None:
         self.config = config
@@ -57,5 +57,5 @@ class LionOptimizer(Optimizer):
 
 
 def build(config: Lion, run: Run, runtime: Runtime) -> LionOptimizer:
-    """The optimizer `lion`."""
+    """Return the optimizer `lion`."""
     return LionOptimizer(config, runtime)

@@ -1,13 +1,13 @@
-"""Muon: momentum made orthogonal, for matrices (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+"""Muon: orthogonalised momentum for matrices (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
 
-    B <- μ B + (1 - μ) G                      momentum, cut as the parameter is
-    U <- (1 - μ) G + μ B                      Nesterov's look ahead, or B itself
-    O <- NewtonSchulz(U)                      of the whole matrix, which one rank does for all
+    B <- μ B + (1 - μ) G                      momentum, sharded as the parameter is
+    U <- (1 - μ) G + μ B                      Nesterov's look-ahead, or B itself
+    O <- NewtonSchulz(U)                      of the full matrix, on one rank for all
     W <- (1 - η λ) W - η 0.2 sqrt(max(m, n)) O
 
-The last factor gives an update the size that AdamW's typically has (Liu et al., Muon is Scalable, arXiv 2502.16982,
-section 2.2), so one learning rate serves both. `torch.optim.Muon` does the same with
-`adjust_lr_fn="match_rms_adamw"`, but for 2-D tensors that are whole, and always in bfloat16.
+The last factor gives an update the typical size of AdamW's (Liu et al., Muon is Scalable, arXiv 2502.16982, section
+2.2), so one learning rate serves both. `torch.optim.Muon` does the same with `adjust_lr_fn="match_rms_adamw"`, but only
+for unsharded 2-D tensors, and always in bfloat16.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.config import Muon
 from gangline_basics.optimizer.pieces import get_decay, list_block_matrices, state_shard
 
-QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's coefficients: steep at zero, so few iterations do
+QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's coefficients: steep at zero, so few iterations suffice
 
 
 def orthogonalise(matrix: Tensor, iterations: int = 5, eps: float = 1e-7) -> Tensor:
-    """About U Vᵀ of the singular value decomposition of an (m, n) matrix: all singular values near 1.
+    """Return approximately U Vᵀ of the singular value decomposition of an (m, n) matrix: all singular values near 1.
 
     Newton-Schulz iteration on X / |X|: X <- a X + (b A + c A²) X with A = X Xᵀ. Iterates in bfloat16 on a GPU, as it
-    was designed to, and in the dtype of the matrix on a CPU.
+    was designed for, and in the dtype of the matrix on a CPU.
     """
     a, b, c = QUINTIC
     x = matrix.bfloat16() if matrix.is_cuda else matrix.clone()
@@ -49,7 +49,7 @@ def orthogonalise(matrix: Tensor, iterations: int = 5, eps: float = 1e-7) -> Ten
 
 
 class MuonOptimizer(Optimizer):
-    """Muon for the `matrices`, AdamW for the `rest`; `names`: of both, on whatever stage."""
+    """Muon for the `matrices`, AdamW for the `rest`; `names`: of both, on any pipeline stage."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class MuonOptimizer(Optimizer):
         return orthogonalise(matrix, self.config.iterations)
 
     def _iterate_lookahead(self) -> Iterator[tuple[str, list[Tensor]]]:
-        """The momentum of each matrix brought up to date, and what is to be orthogonalised."""
+        """Update the momentum of each matrix, and yield (name, matrices to orthogonalise)."""
         mu = self.config.momentum
         for parameter, momenta in zip(self.matrices, self._momenta, strict=True):
             gradients: list[Tensor] = [piece.tensor.grad for piece in parameter.pieces]  # type: ignore[misc]
@@ -111,7 +111,7 @@ class MuonOptimizer(Optimizer):
 
 
 def build(config: Muon, run: Run, runtime: Runtime) -> MuonOptimizer:
-    """The optimizer `muon`: the matrices and stacks in the blocks that the plan names, and AdamW for all else."""
+    """Return the optimizer `muon`: Muon for matrices and stacks in the blocks of the plan, AdamW for all others."""
     parameters, matrices = runtime.parameters(), list_block_matrices(run, runtime)
     return MuonOptimizer(
         config,

@@ -1,4 +1,4 @@
-"""Pieces of parameters as optimizers take them: those with the same rate and decay together, and their state."""
+"""Pieces of parameters for optimizers: grouped by learning rate and weight decay, with their state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gangline_basics.optimizer.decaying import DecayingConfig
 def group_pieces(
     named: Iterable[ShardedParam], config: DecayingConfig
 ) -> dict[tuple[float, float], list[tuple[str, ParamShard]]]:
-    """(factor of the learning rate, weight decay) -> the pieces that have these, each with its parameter's name."""
+    """Return (factor of the learning rate, weight decay) -> pieces with these, each with its parameter's name."""
     alike: dict[tuple[float, float], list[tuple[str, ParamShard]]] = {}
     for p in named:
         key = choose_by_pattern(config.rates, p.name, 1.0), get_decay(p, config)
@@ -26,19 +26,19 @@ def group_pieces(
 
 
 def state_shard(state: str, name: str, piece: ParamShard, tensor: Tensor) -> Shard:
-    """The shard of optimizer state `tensor`, which has the box of that piece of parameter `name`."""
+    """Return the shard of the optimizer state `tensor`, with the box of that piece of parameter `name`."""
     of = piece.shard
     return Shard(f"optimizer/{state}/{name}", of.global_shape, tensor.dtype, of.offset, tensor, of.primary)
 
 
 def get_decay(parameter: ShardedParam, config: DecayingConfig) -> float:
-    """Its weight decay: what `decay` says of its name, else that of matrices and stacks, and of vectors on demand."""
+    """Return a weight decay: from `decay` by name, else `weight_decay`, but 0 for vectors without `decay_vectors`."""
     touched = is_matrix(parameter.name, parameter.shape) or config.decay_vectors
     return choose_by_pattern(config.decay, parameter.name, config.weight_decay if touched else 0.0)
 
 
 def list_block_matrices(run: Run, runtime: Runtime) -> dict[str, None]:
-    """The names of what is mapped as matrices, in the blocks that the plan names, on whatever stage, in order."""
+    """Return the names of parameters mapped as matrices, in the blocks of the plan, on any pipeline stage, in order."""
     _, plan = compose_model(run)
     shapes = ((name, runtime.registry[name_model_array(name)].shape) for name in runtime.names())
     return {name: None for name, shape in shapes if is_mapped(name, shape) and matches(plan.blocks, name)}

@@ -1,21 +1,21 @@
 """SOAP: Adam in the eigenbasis of Shampoo, for matrices (Vyas et al., arXiv 2409.11321, algorithm 3).
 
     G' <- Q_Lᵀ G Q_R                          the gradient in the eigenbasis
-    M <- β₁ M + (1 - β₁) G'                   kept in the eigenbasis, as V is
+    M <- β₁ M + (1 - β₁) G'                   stored in the eigenbasis, like V
     V <- β₂ V + (1 - β₂) G' ⊙ G'
     N <- Q_L (M / (√V + ε)) Q_Rᵀ              both means corrected for their bias, as in Adam
     W <- (1 - η λ) W - η N
     L <- β L + (1 - β) G Gᵀ                   R <- β R + (1 - β) Gᵀ G
-    every few steps: Q_L <- QR((L + d) Q_L)   Q_R alike; M is turned from the old basis to the new one
+    every few steps: Q_L <- QR((L + d) Q_L)   likewise Q_R; M is rotated from the old basis to the new one
 
-The first step makes bases and moves no matrix, so that no gradient is divided by its own size in its own basis.
+The first step computes bases and updates no matrix, so that no gradient is divided by its own size in its own basis.
 
-All of a matrix's state is on the one rank that maps it (`Runtime.find_matrix_owners`), and nowhere else; only gradients
-go there and updates come back. An eigenbasis is a function of the matrix only where no two eigenvalues are equal, and a
-gradient of fewer tokens than rows has many that are 0: which basis an eigensolver gives those is decided by rounding,
-and rounding by the layout. So a basis begins as the unit matrix and is made by power iterations alone, of L with a
-share d of its mean eigenvalue and ε² added and R's diagonal positive in QR: a continuous function of all gradients
-before. ε² keeps the unit basis of a matrix whose gradients are rounding alone.
+All of a matrix's state is on the one rank that maps it (`Runtime.find_matrix_owners`); only gradients are sent there
+and updates are sent back. An eigenbasis is a function of the matrix only if all eigenvalues differ, and a gradient of
+fewer tokens than rows has many that are 0: an eigensolver's basis for those depends on rounding, and so on the layout.
+Therefore a basis begins as the unit matrix and is updated only by power iterations, of L with a share d of its mean
+eigenvalue and ε² added and R's diagonal positive in QR: a continuous function of all earlier gradients. ε² keeps the
+unit basis of a matrix whose gradients are only rounding errors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.config import Soap
 from gangline_basics.optimizer.pieces import get_decay, list_block_matrices
 
-FIRST = 8  # power iterations of the first bases; each refresh is one more
+FIRST = 8  # power iterations of the first bases; each refresh adds one
 
 
 class Side:
@@ -46,9 +46,9 @@ class Side:
         self.basis = torch.eye(length, dtype=dtype, device=device)
 
     def refresh(self, damping: float, least: float) -> None:
-        """One power iteration, which QR makes orthonormal again; columns come in falling order of eigenvalues.
+        """Run one power iteration, made orthonormal by QR; columns are in falling order of eigenvalues.
 
-        damping: share of the mean eigenvalue that is added to every eigenvalue, `least` on top.
+        damping: share of the mean eigenvalue that is added to every eigenvalue, in addition to `least`.
         """
         length = len(self.mean)
         shift = (damping / length) * self.mean.diagonal().sum() + least
@@ -58,7 +58,7 @@ class Side:
 
 
 class SoapMatrix:
-    """What is kept of an (m, n) matrix. A side that is too long has no basis, and is left as it is."""
+    """State of an (m, n) matrix. A side that is too long has no basis and is not rotated."""
 
     def __init__(self, shape: tuple[int, int], config: Soap, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
@@ -66,7 +66,7 @@ class SoapMatrix:
         self.left, self.right = (Side(n, dtype, device) if n <= config.max_side else None for n in shape)
 
     def update(self, gradient: Tensor, steps: int) -> Tensor:
-        """N for the gradient of step number `steps`, the first is 1; both (m, n)."""
+        """Return N for the gradient of step number `steps`, the first is 1; both (m, n)."""
         if steps == 1:
             self._see(gradient)
             for _ in range(FIRST):
@@ -105,7 +105,7 @@ class SoapMatrix:
         return x if self.right is None else x @ self.right.basis.T
 
     def iterate_arrays(self) -> Iterator[tuple[str, Tensor]]:
-        """Each by its name."""
+        """Yield (name, array) of the state."""
         yield from (("exp_avg", self.mean), ("exp_avg_sq", self.square))
         for name, side in (("left", self.left), ("right", self.right)):
             if side is not None:
@@ -113,7 +113,7 @@ class SoapMatrix:
 
 
 class SoapOptimizer(Optimizer):
-    """SOAP for the `matrices` (names, on whatever stage, in order), AdamW for all else."""
+    """SOAP for the `matrices` (names, on any pipeline stage, in order), AdamW for all others."""
 
     def __init__(self, config: Soap, runtime: Runtime, matrices: Mapping[str, None], deterministic: bool) -> None:
         parameters, names = runtime.parameters(), runtime.names()
@@ -168,7 +168,7 @@ class SoapOptimizer(Optimizer):
 
 
 def build_registry(config: Soap, model: Registry, owners: Mapping[MatrixId, int]) -> Registry:
-    """Where the state of every matrix is: whole, on its owner alone."""
+    """Return the registry of the matrices' state: unsharded, on the matrix's owner only."""
     layouts = {}
     for id, owner in owners.items():
         at, dtype = tuple(model.mesh.coordinate(owner).items()), model[name_model_array(id.name)].dtype
@@ -183,11 +183,11 @@ def build_registry(config: Soap, model: Registry, owners: Mapping[MatrixId, int]
 
 
 def name_array(state: str, id: MatrixId, model: Registry) -> str:
-    """optimizer/<state>/<parameter>, of a stack with the number of the matrix behind it."""
+    """Return optimizer/<state>/<parameter>, and in a stack also the number of the matrix."""
     stacked = len(model[name_model_array(id.name)].shape) > 2
     return f"optimizer/{state}/{id.name}.{id.number}" if stacked else f"optimizer/{state}/{id.name}"
 
 
 def build(config: Soap, run: Run, runtime: Runtime) -> SoapOptimizer:
-    """The optimizer `soap`: the matrices and stacks in the blocks that the plan names, and AdamW for all else."""
+    """Return the optimizer `soap`: SOAP for matrices and stacks in the blocks of the plan, AdamW for all others."""
     return SoapOptimizer(config, runtime, list_block_matrices(run, runtime), run.deterministic)

@@ -1,1 +1,1 @@
-"""Strategies that hold the whole model on every rank: one process, data parallelism."""
+"""Strategies that replicate the model on every rank: one process, data parallelism."""

@@ -1,4 +1,4 @@
-"""Collectives with gradients. The objective is the sum of what the ranks compute, so each backward is the adjoint.
+"""Collectives with gradients. The objective is the sum of all ranks' results, so each backward is the adjoint.
 
 forward          backward
 all_reduce       all_reduce
@@ -62,22 +62,22 @@ class _AllToAll(torch.autograd.Function):
 
 
 def all_reduce(x: Tensor, comm: Comm) -> Tensor:
-    """Sum over the axis, on every rank; `x` stays as it is."""
+    """Sum over the axis, on every rank; `x` is not modified."""
     return x if comm.size == 1 else _AllReduce.apply(x, comm)
 
 
 def all_gather(x: Tensor, comm: Comm) -> Tensor:
-    """(s, ...) on each rank -> (n·s, ...) on all."""
+    """Gather (s, ...) of each rank to (n·s, ...) on all."""
     return x if comm.size == 1 else _AllGather.apply(x, comm)
 
 
 def reduce_scatter(x: Tensor, comm: Comm) -> Tensor:
-    """(n·s, ...) on each rank -> this rank's (s, ...) of the sum."""
+    """Sum (n·s, ...) of each rank, and return this rank's (s, ...) of the sum."""
     return x if comm.size == 1 else _ReduceScatter.apply(x, comm)
 
 
 def all_to_all(
     x: Tensor, comm: Comm, in_splits: Sequence[int] | None = None, out_splits: Sequence[int] | None = None
 ) -> Tensor:
-    """Rows of dim 0 for each peer, and rows from each; see `Comm.all_to_all`."""
+    """Exchange rows of dim 0 with each peer; see `Comm.all_to_all`."""
     return x if comm.size == 1 else _AllToAll.apply(x, comm, in_splits, out_splits)

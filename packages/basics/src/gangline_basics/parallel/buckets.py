@@ -1,7 +1,7 @@
-"""Summing gradients over ranks in buckets, each under way as soon as its last gradient is there.
+"""Buckets for the reduction of gradients over ranks, each started as soon as its last gradient is computed.
 
 As in PyTorch DDP (Li et al., VLDB 2020, section 3.2.3): parameters fill buckets in reverse order, which is about the
-order of the backward pass, and buckets leave in order, so all ranks make the same calls.
+order of the backward pass, and buckets are sent in order, so all ranks make the same calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gangline_basics.parallel.kept_gradients import KeptArrays, iterate_layouts,
 
 
 class GradientBucket:
-    """One flat buffer, the gradients that are views of it, and what the reduction keeps of it."""
+    """One flat buffer, the gradients that are views of it, and its layout for the reduction."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], ranks: int, dtype: torch.dtype) -> None:
         self.parameters = list(parameters.values())
@@ -38,11 +38,11 @@ class GradientBucket:
 class Buckets:
     """All buckets of a model, filled by hooks on its parameters, and summed by the run's reduction of gradients.
 
-    A parameter's first gradient of a step is copied into its slot, which is its `.grad` from then on, so later
-    microbatches add to it in place. That is cheaper than to add to a zeroed buffer.
+    A parameter's first gradient of a step is copied into its slot, which then is its `.grad`, so later
+    microbatches accumulate into it in place. That is cheaper than adding to a zeroed buffer.
 
-    wire  the dtype in which gradients are summed
-    step  number of the step under way
+    wire  dtype in which gradients are summed
+    step  number of the current step
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Buckets:
         return take
 
     def begin_last(self) -> None:
-        """The last backward pass of a step is about to run: what it completes may leave."""
+        """Announce the last backward pass of a step: buckets that it completes may be sent."""
         self._last = True
         for bucket in self.buckets:
             bucket.missing = len(bucket.parameters)
@@ -101,7 +101,7 @@ class Buckets:
     @mark_traffic("gradients")
     @torch.no_grad()
     def finish(self) -> None:
-        """Send what is left, zeros for parameters without a gradient, and wait for all of it."""
+        """Send the remaining buckets, with zeros for parameters without a gradient, and wait for all buckets."""
         for bucket in self.buckets:
             for parameter, slot in zip(bucket.parameters, bucket.slots, strict=True):
                 if parameter.grad is None:
@@ -115,7 +115,7 @@ class Buckets:
         self._pending, self._last = [], False
 
     def local(self, mesh: Mesh, rank: int) -> tuple[Registry, list[Shard]]:
-        """The kept arrays of all buckets: of all ranks, and this rank's."""
+        """Return the registry of the arrays that the reduction stores for all buckets, and this rank's shards."""
         layouts = [(str(index), bucket.layout) for index, bucket in enumerate(self.buckets) if self._kept]
         dtype = name_dtype(self.wire)
         pairs = (pair for name, own in layouts for pair in iterate_layouts(self.reduction, mesh, name, [own], dtype))
@@ -127,7 +127,7 @@ class Buckets:
 
 
 def _iterate_shares(parameters: Iterable[tuple[str, nn.Parameter]], numel: int) -> Iterator[dict[str, nn.Parameter]]:
-    """Runs of parameters of about `numel` elements each; a larger parameter has a bucket to itself."""
+    """Yield runs of parameters of about `numel` elements each; a larger parameter has a bucket to itself."""
     share: dict[str, nn.Parameter] = {}
     size = 0
     for name, parameter in parameters:

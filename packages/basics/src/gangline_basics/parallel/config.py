@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 class Single(ParallelConfig):
     """One process."""
 
-    groups: PositiveInt = 1  # add gradients as this many data ranks would: the reference for a run of that width
+    groups: PositiveInt = 1  # number of data ranks to simulate in the sum of gradients, as a reference for ddp
 
     def count_ranks(self, gpus: int) -> int:
         return 1
 
     def size_axes(self, world: int) -> dict[str, int]:
-        """No axis. Raises UserError for more than one process."""
+        """Return {}, because one process has no axes. Raises UserError for more than one process."""
         if world != 1:
             raise UserError(
                 f"parallel=single is one process, and this job has {world}.",
@@ -64,11 +64,11 @@ class Single(ParallelConfig):
 
 @dataclass
 class Ddp(ParallelConfig):
-    """Every rank holds the whole model and reads its share of the batch."""
+    """Data parallelism (DDP): every rank holds the complete model and reads its share of the batch."""
 
     reduces: ClassVar[bool] = True
 
-    bucket_mb: PositiveFloat = 4.0  # gradients travel in buckets of this many MiB, each as soon as it is full
+    bucket_mb: PositiveFloat = 4.0  # bucket size of the gradient all-reduce, in MiB; each is sent when full
 
     def count_ranks(self, gpus: int) -> int:
         return gpus or 2

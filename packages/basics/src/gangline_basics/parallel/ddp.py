@@ -1,4 +1,4 @@
-"""Data parallelism: the whole model on every rank, gradients summed over the ranks by the run's reduction."""
+"""Data parallelism: the complete model on every rank, gradients summed over the ranks by the run's reduction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline_basics.parallel.whole_runtime import WholeRuntime
 
 
 class DdpRuntime(WholeRuntime):
-    """Sums each bucket of gradients over the ranks while the last microbatch's backward pass goes on."""
+    """Runtime that sums each bucket of gradients over the ranks during the last microbatch's backward pass."""
 
     def __init__(self, config: Ddp, job: Job) -> None:
         super().__init__(job)
@@ -46,5 +46,5 @@ class DdpRuntime(WholeRuntime):
 
 
 def build(config: Ddp, job: Job) -> DdpRuntime:
-    """The strategy `ddp`."""
+    """Return the strategy `ddp`."""
     return DdpRuntime(config, job)

@@ -1,7 +1,7 @@
-"""What a reduction of gradients keeps, as `local/...` arrays: for strategies that sum with one.
+"""Arrays that a reduction of gradients stores, as `local/...` arrays: for strategies that use a reduction.
 
 Each array of a bucket is stacked over the ranks that have the bucket, in order of their number: one row for each.
-Where buckets of different ranks have arrays of different shapes, a row is flat and as long as the longest of them.
+If buckets of different ranks have arrays of different shapes, a row is flat and as long as the longest.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gangline.shard import Division, Layout, Registry, Shard
 
 
 class KeptArrays:
-    """The kept arrays of one bucket on this rank.
+    """Arrays that the reduction stores for one bucket on this rank.
 
-    buckets  the bucket's layouts on all ranks that have it, each once: their arrays lie in the same rows
-    own      this rank's layout, one of them
+    buckets  the bucket's layouts on all ranks that have it, each once: their arrays share rows
+    own      this rank's layout, one of `buckets`
     like     a tensor of the dtype and the device of the arrays
     """
 
@@ -52,14 +52,14 @@ def get_row_shapes(reduction: GradientReduction, buckets: Iterable[BucketLayout]
 
 
 def hash_buckets(buckets: Iterable[BucketLayout]) -> str:
-    """Return a hash of what is in a bucket on all ranks that have it."""
+    """Return a hash of the content of a bucket on all ranks that have it."""
     return f"{crc32(repr(tuple(buckets)).encode()):08x}"
 
 
 def name_array(reduction: GradientReduction, mesh: Mesh, bucket: str, label: str, array: str) -> str:
-    """Return the name of a kept array.
+    """Return the name of an array that the reduction stores.
 
-    It names the part, the layout of ranks and what is in the bucket: others have no use for the array.
+    It contains the part, the layout of ranks and the bucket's content: the array is useless for any other.
     """
     ranks = "-".join(f"{axis}{size}" for axis, size in mesh.sizes)
     return f"local/gradients/{reduction.name}/{ranks}/{bucket}-{label}/{array}"
@@ -73,9 +73,9 @@ def iterate_layouts(
     dtype: str,
     at: Sequence[tuple[str, int]] = (),
 ) -> Iterator[tuple[str, Layout]]:
-    """Yield (name, layout) of the arrays kept of a bucket by all ranks that have it.
+    """Yield (name, layout) of the arrays that all ranks with a bucket store for it.
 
-    at: the coordinates at which these ranks are alone (a pipeline stage); along all other axes every rank has a row.
+    at: the coordinates that only these ranks have (a pipeline stage); along all other axes every rank has a row.
     """
     axes = tuple(axis for axis in mesh.axes if axis not in dict(at))
     ranks = mesh.size(*axes)
@@ -88,7 +88,7 @@ def iterate_layouts(
 def iterate_shards(
     reduction: GradientReduction, registry: Registry, rank: int, bucket: str, kept: KeptArrays
 ) -> Iterator[Shard]:
-    """Yield this rank's rows of the arrays kept of a bucket."""
+    """Yield this rank's rows of the arrays stored for a bucket."""
     for array, tensor in kept.rows.items():
         name = name_array(reduction, registry.mesh, bucket, kept.label, array)
         ((box, primary),) = registry.list_rank_boxes(name, rank)

@@ -1,8 +1,8 @@
-"""Whole matrices for optimizers that need them (Muon, SOAP), each on one rank instead of on all.
+"""Full matrices for optimizers that need them (Muon, SOAP), each on one rank instead of on all.
 
 The parts of a batch of matrices are sent to the matrices' owners in one all-to-all, each owner maps its matrices one by
-one, and the parts of the results are sent back in another. So a matrix is mapped once, and to the bits that every rank
-that holds it would have got by itself.
+one, and the parts of the results are sent back in another. So a matrix is mapped once, with the same bits that every
+rank that holds it would compute by itself.
 
 Owners are a function of the registry alone (`gangline_basics.parallel.owners`).
 """
@@ -36,7 +36,7 @@ _Function = Callable[[Tensor, MatrixId], Tensor]
 
 @dataclass
 class _Plan:
-    """What a rank does for a batch: the matrices it maps, and the moves, (matrix, part, from, to), it takes part in."""
+    """A rank's work for a batch: the matrices it maps, and the moves, (matrix, part, from, to), it takes part in."""
 
     own: list[Matrix]
     gathers: list[_Move]
@@ -44,7 +44,7 @@ class _Plan:
 
 
 class Matrices:
-    """The matrices of a runtime's parameters. `comm`: the ranks that hold the same parameters, those of a stage."""
+    """Matrices of a runtime's parameters. `comm`: the ranks that hold the same parameters, those of a stage."""
 
     def __init__(
         self, registry: Registry, comm: Comm, parameters: Sequence[ShardedParam], device: torch.device
@@ -55,7 +55,7 @@ class Matrices:
         self._plans: dict[tuple[str, ...], _Plan] = {}
 
     def find_owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
-        """What `Runtime.find_matrix_owners` does."""
+        """Return the owners as `Runtime.find_matrix_owners` does."""
         mesh, stages = self.registry.mesh, dict[tuple[tuple[str, int], ...], list[str]]()
         for name in names:
             stages.setdefault(self.registry[name_model_array(name)].at, []).append(name)
@@ -66,7 +66,7 @@ class Matrices:
         return owners
 
     def map(self, function: _Function, pieces: Iterable[tuple[str, Pieces]]) -> Iterator[tuple[str, Pieces]]:
-        """What `Runtime.map_matrices` does."""
+        """Map the matrices as `Runtime.map_matrices` does."""
 
         def measure(item: tuple[str, Pieces]) -> tuple[int, int]:
             return self.registry[name_model_array(item[0])].nbytes, len(self._list_matrices(item[0]))
@@ -97,7 +97,7 @@ class Matrices:
         yield from outputs.items()
 
     def _move(self, moves: list[_Move], dtype: torch.dtype, taken: _View, put: _View) -> None:
-        """Copy parts from rank to rank in one all-to-all; what stays on this rank is copied as it is."""
+        """Copy parts from rank to rank in one all-to-all; parts that stay on this rank are copied directly."""
         me, size = self.comm.index, self.comm.size
         out: list[list[Tensor]] = [[] for _ in range(size)]
         into: list[list[Tensor]] = [[] for _ in range(size)]
@@ -119,7 +119,7 @@ class Matrices:
             there.copy_(value.view(there.shape))
 
     def _view_piece(self, matrix: Matrix, part: MatrixPart, pieces: Batch) -> Tensor:
-        """The part, (rows, columns), in this rank's piece."""
+        """Return a view of the part, (rows, columns), in this rank's piece."""
         place = self.places[matrix.id.name].index(part.of)
         region = pieces[matrix.id.name][place][part.box.slice_within(part.of)]
         return region.view(region.shape[-2:])
@@ -132,7 +132,7 @@ class Matrices:
         return self._matrices[name]
 
     def _plan(self, names: tuple[str, ...]) -> _Plan:
-        """The matrices of these parameters that this rank maps, and the moves that it takes part in."""
+        """Return the matrices of these parameters that this rank maps, and the moves that it takes part in."""
         if names not in self._plans:
             matrices = [matrix for name in names for matrix in self._list_matrices(name)]
             owners, me, plan = assign_owners(matrices, self.comm.size), self.comm.index, _Plan([], [], [])
@@ -149,5 +149,5 @@ class Matrices:
 
 
 def _view_whole(wholes: dict[int, Tensor], matrix: Matrix, part: MatrixPart) -> Tensor:
-    """The part, (rows, columns), in the whole."""
+    """Return a view of the part, (rows, columns), in the full matrix."""
     return wholes[id(matrix)][part.box.slice_within(matrix.box)[-2:]]

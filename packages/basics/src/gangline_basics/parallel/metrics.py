@@ -1,7 +1,7 @@
-"""Adding up the loss and what modules emitted, over the microbatches of a step and the ranks.
+"""Sums of the loss and of metrics that modules emit, over the microbatches of a step and the ranks.
 
-All of it is float64 and crosses the ranks as one vector. Its layout is a list of keys that the ranks agreed on;
-they agree again when one of them emits something new, so a rank may emit less than the others.
+All values are float64 and are reduced as one vector. Its layout is a list of keys that the ranks have synchronized;
+they synchronize again when a rank emits a new key, so a rank may emit less than the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Key = tuple[str, str, str, tuple[int, ...]]  # path, name, "loss" | "sum" | "mea
 
 @dataclass
 class Tallied:
-    """What a step came to, equal on all ranks but for `own_loss_sum`: the losses of this one."""
+    """Totals of a step, equal on all ranks except `own_loss_sum`, this rank's loss."""
 
     loss_sum: float
     own_loss_sum: float
@@ -34,7 +34,7 @@ class Tallied:
 
 
 class Tally:
-    """Adds over the ranks of `comm`; on one process as `groups` ranks would.
+    """Sum over the ranks of `comm`; on one process summed as `groups` ranks would.
 
     A number or vector that is summed takes its own slots and one that counts how often it was emitted.
     """
@@ -45,7 +45,7 @@ class Tally:
 
     @mark_traffic("loss")
     def begin(self, losses: Sequence[Tensor], collected: Collected) -> None:
-        """Start to reduce: all forward passes are done. `losses`: one 0-d sum for each microbatch."""
+        """Start to reduce, after all forward passes. `losses`: one 0-d sum for each microbatch."""
         self._values = _group_by_key(collected)
         self._count = len(losses)
         new = float(any(key not in self.agreed for key in self._values))
@@ -57,7 +57,7 @@ class Tally:
 
     @mark_traffic("loss")
     def finish(self, tokens: int, *more: Tensor) -> tuple[Tallied, list[float]]:
-        """The totals, and `more` (0-d tensors) as numbers: everything comes to the host in one transfer."""
+        """Return the totals, and `more` (0-d tensors) as numbers, with one transfer to the host."""
         sums, maxima = self._wait()
         numbers = _to_host(sums, maxima, self._own, *more)
         own, *extra = numbers[len(sums) + len(maxima) :]
@@ -108,12 +108,12 @@ class Tally:
         return sum_rows(torch.stack(shares))
 
     def _agree(self) -> None:
-        """Make the keys of all ranks, in one order, those of the vector."""
+        """Synchronize the keys of all ranks, in one order, as the layout of the vector."""
         everyone = gather_json(self.comm, self.device, sorted({*self.agreed, *self._values}))
         self.agreed = sorted({(path, name, how, tuple(shape)) for keys in everyone for path, name, how, shape in keys})
 
     def _read(self, into: Tallied, values: Tensor, numbers: list[float], in_maxima: int, tokens: int) -> None:
-        """Take the agreed keys apart; `values` and `numbers` are the same, on the device and here."""
+        """Split the vector by the synchronized keys; `values` on the device and `numbers` on the host are equal."""
         in_sums = 2
         for path, name, how, shape in self.agreed:
             size = prod(shape)
@@ -135,7 +135,7 @@ def _to_host(*tensors: Tensor) -> list[float]:
 
 
 def _group_by_key(collected: Collected) -> dict[Key, dict[int, Tensor]]:
-    """What was emitted, regrouped: key -> microbatch -> value."""
+    """Return the emitted values by key: key -> microbatch -> value."""
     groups: dict[Key, dict[int, Tensor]] = {}
     for (microbatch, path, name), term in collected.losses.items():
         groups.setdefault((path, name, "loss", tuple(term.shape)), {})[microbatch] = term

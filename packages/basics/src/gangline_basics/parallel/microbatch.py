@@ -1,4 +1,4 @@
-"""One microbatch through a whole model: embed, blocks, head."""
+"""Pass of one microbatch through a complete model: embed, blocks, head."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class WholeModel:
         self.head = model.get_submodule(plan.head)
 
     def compute_loss(self, batch: Batch) -> Tensor:
-        """The loss summed over the valid targets of a batch, 0-d."""
+        """Return the loss summed over the valid targets of a batch, 0-d."""
         hidden = self.embed(batch)
         for block in self.blocks:
             hidden = block(hidden, batch)
         return self.head(hidden, batch)
 
     def compute_last_logits(self, batch: Batch) -> Tensor:
-        """(B, V): the logits of what follows each row's last token."""
+        """Return the logits of the token after each row's last, (B, V)."""
         hidden = self.embed(batch)
         for block in self.blocks:
             hidden = block(hidden, batch)
@@ -38,7 +38,7 @@ class WholeModel:
 
 
 def make_frame(batch: Batch, microbatch: int, seed: int, collected: Collected | None) -> Frame:
-    """The surroundings of one microbatch; the coefficient is to be set before its backward pass."""
+    """Return the context of one microbatch; set its coefficient before its backward pass."""
     return Frame(
         microbatch=microbatch,
         seed=seed,
@@ -53,7 +53,7 @@ def make_frame(batch: Batch, microbatch: int, seed: int, collected: Collected | 
 
 
 def count_tokens(microbatches: Sequence[Batch], device: torch.device) -> Tensor:
-    """How many targets count in these microbatches: int64 of shape (1,)."""
+    """Return the number of unmasked targets in these microbatches: int64 of shape (1,)."""
     total = torch.zeros(1, dtype=torch.int64, device=device)
     for batch in microbatches:
         total += batch.loss_mask.sum()
@@ -61,9 +61,9 @@ def count_tokens(microbatches: Sequence[Batch], device: torch.device) -> Tensor:
 
 
 def count_on_host(microbatches: Sequence[Batch]) -> Tensor:
-    """The same in the host's memory: to read what the ranks count together is then not to wait for a device.
+    """Return `count_tokens` in the host's memory, so that reading the sum over ranks does not wait for a device.
 
-    A batch that was counted on its way to the device is not looked at again.
+    A batch that was counted on its way to the device is not counted again.
     """
     counts = [int(batch.loss_mask.sum()) if batch.valid is None else batch.valid for batch in microbatches]
     return torch.tensor([sum(counts)], dtype=torch.int64)

@@ -1,7 +1,7 @@
-"""The global gradient norm.
+"""Global gradient norm.
 
-Under `run.deterministic` squares are added per row, then per name, in float64: a sum that comes out the same
-however the rows are spread over ranks (one sum over a whole tensor differs from the sum over its pieces).
+Under `run.deterministic` squares are summed per row, then per name, in float64: a sum that is the same for any
+distribution of the rows over ranks (one sum over a full tensor differs from the sum over its pieces).
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 
 def sum_row_squares(gradient: Tensor) -> Tensor:
-    """Sums of squares over the last dim, float64, shape (rows,); an array of at most one dim is one row."""
+    """Sum squares over the last dim, float64, shape (rows,); an array of at most one dim is one row."""
     rows = gradient.reshape(-1, gradient.shape[-1]) if gradient.dim() > 1 else gradient.reshape(1, -1)
     return rows.double().square().sum(-1)
 
 
 def compute_norm(squares: Sequence[Tensor]) -> Tensor:
-    """The norm from each name's `sum_row_squares`, all its rows in order, names in order: 0-d, float64."""
+    """Return the norm from each name's `sum_row_squares`, all its rows in order, names in order: 0-d, float64."""
     return torch.stack([rows.sum() for rows in squares]).sum().sqrt()
 
 
 def compute_global_norm(gradients: Sequence[Tensor], deterministic: bool) -> Tensor:
-    """The norm of gradients that this rank holds whole, 0-d; nan or inf where one of them is not finite."""
+    """Return the norm of unsharded gradients of this rank, 0-d; nan or inf if a gradient is not finite."""
     if deterministic:
         return compute_norm([sum_row_squares(gradient) for gradient in gradients])
     return get_total_norm(gradients)
 
 
 def clip(parameters: Sequence[Tensor], max_norm: float, norm: Tensor, value: float) -> None:
-    """Scale `.grad` so that the norm, `norm` on the device and `value` here, becomes at most `max_norm`.
+    """Scale `.grad` so that the norm, `norm` on the device and `value` on the host, becomes at most `max_norm`.
 
-    torch multiplies by 1 where nothing is to be done; that pass over all gradients is saved here, with a margin so
-    that rounding cannot decide otherwise than torch would.
+    If nothing is to be clipped torch multiplies by 1; this omits that loop over all gradients, with a margin so that
+    rounding cannot change the decision.
     """
     if value > max_norm * (1 - 1e-5):
         clip_grads_with_norm_(parameters, max_norm, norm.to(parameters[0].dtype))
@@ -49,8 +49,8 @@ class MeasuredNorm:
     measure_norm  returns the global norm of their `.grad`, 0-d, equal on all ranks
     is_local      `measure_norm` needs no other rank, so that this rank may measure again by itself
 
-    `clip` compares every `.grad` and its version counter with those that were measured. Writes through `.data`, NumPy
-    or a custom kernel raise no version counter: who makes them calls `discard`.
+    `clip` compares every `.grad` and its version counter with the measured ones. Writes through `.data`, NumPy or a
+    custom kernel do not raise the version counter: call `discard` after such a write.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class MeasuredNorm:
         self.value: float | None = None  # the norm as a number; None until a runtime sets it or `clip` reads it
 
     def discard(self) -> None:
-        """Forget the norm: the next `clip` measures again, and all ranks have to call this. Releases the gradients."""
+        """Drop the norm and release the gradients; the next `clip` measures again. All ranks must call this."""
         self._measured, self.value = None, None
 
     def measure(self) -> Tensor:
-        """Return the norm of the gradients as they are now, 0-d, on the device."""
+        """Measure the norm of the current gradients, and return it, 0-d, on the device."""
         self._norm, self.value = self._measure_norm(), None
         gradients = [leaf.grad for leaf in self._leaves]
         self._measured = gradients, _list_versions(gradients)
         return self._norm
 
     def clip(self, max_norm: float | None) -> float:
-        """Scale the gradients so that their norm is at most `max_norm`; returns the norm before that.
+        """Scale the gradients so that their norm is at most `max_norm`, and return the norm before that.
 
         Raises RuntimeError if a gradient was written since it was measured and other ranks are needed to measure again.
         """

@@ -1,7 +1,7 @@
-"""Which rank maps which matrix (`gangline_basics.parallel.matrices`), from the registry alone. Torch-free.
+"""Assignment of matrices to ranks that map them (`gangline_basics.parallel.matrices`), from the registry. Torch-free.
 
-A matrix (m, n) costs m · n · min(m, n), as the products of a Newton-Schulz iteration do; the most expensive are
-assigned first, each to the least loaded of its holders, or to the least loaded of all ranks where they have their
+A matrix (m, n) costs m · n · min(m, n), like the matmuls of a Newton-Schulz iteration; the most expensive are
+assigned first, each to the least loaded of its holders, or to the least loaded of all ranks if all holders have their
 share.
 """
 
@@ -19,14 +19,14 @@ from gangline.shard import Box, Registry, name_model_array
 if TYPE_CHECKING:
     from gangline.config.schema import OptimizerConfig
 
-LIMIT = 1 << 28  # bytes of matrices that are under way together, if every rank then has one to map
+LIMIT = 1 << 28  # bytes of matrices per batch, if every rank then has one to map
 
 T = TypeVar("T")
 
 
 @dataclass
 class MatrixPart:
-    """A part of a matrix: the primary box it is in, its own box, and which ranks have it, by index of the comm."""
+    """A part of a matrix: the primary box that contains it, its own box, and its holders, ranks by comm index."""
 
     of: Box
     box: Box
@@ -35,7 +35,7 @@ class MatrixPart:
 
 @dataclass
 class Matrix:
-    """One matrix of the parameter `id.name`; `box` holds it."""
+    """One matrix of the parameter `id.name`; `box` is its place in the parameter."""
 
     id: MatrixId
     box: Box
@@ -47,7 +47,7 @@ class Matrix:
 
 
 def list_matrices(registry: Registry, name: str, ranks: Sequence[int]) -> list[Matrix]:
-    """Those of the parameter `name`: one, or all of a stack. `ranks`: the global ranks of the comm."""
+    """Return the matrices of the parameter `name`: one, or all of a stack. `ranks`: the global ranks of the comm."""
     indices = {rank: index for index, rank in enumerate(ranks)}
     layout = registry[name_model_array(name)]
     lead, shape = layout.shape[:-2], layout.shape[-2:]
@@ -65,7 +65,7 @@ def list_matrices(registry: Registry, name: str, ranks: Sequence[int]) -> list[M
 
 
 def iterate_batches(items: Iterable[T], measure: Callable[[T], tuple[int, int]], ranks: int) -> Iterator[list[T]]:
-    """Parameters whose matrices travel together. measure: (bytes, matrices) of one."""
+    """Yield batches of parameters whose matrices are sent together. measure: (bytes, matrices) of one parameter."""
     batch: list[T] = []
     size = count = 0
     for one in items:
@@ -80,7 +80,7 @@ def iterate_batches(items: Iterable[T], measure: Callable[[T], tuple[int, int]],
 
 
 def assign_owners(matrices: Sequence[Matrix], ranks: int) -> list[int]:
-    """The rank of each matrix, by index of the comm."""
+    """Return the rank of each matrix, by index of the comm."""
     share = sum(matrix.cost for matrix in matrices) / ranks
     load, owners = [0] * ranks, [0] * len(matrices)
     for number, matrix in sorted(enumerate(matrices), key=lambda item: -item[1].cost):
@@ -92,7 +92,7 @@ def assign_owners(matrices: Sequence[Matrix], ranks: int) -> list[int]:
 
 
 def find_matrix_owners(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> dict[MatrixId, int]:
-    """The global rank that maps each matrix of these parameters. ranks: global, those of the stage that has them."""
+    """Return the global rank that maps each matrix of these parameters. ranks: global, of the parameters' stage."""
     return {
         matrix.id: ranks[owner]
         for matrices in _batch_matrices(registry, names, ranks)
@@ -103,7 +103,7 @@ def find_matrix_owners(registry: Registry, names: Sequence[str], ranks: Sequence
 def count_most_matrix_bytes(
     optimizer: OptimizerConfig, registry: Registry, names: Sequence[str], ranks: Sequence[int], master: int
 ) -> int:
-    """What `optimizer` keeps of the matrices of these parameters on the rank, of `ranks`, that has most of it."""
+    """Return the bytes that `optimizer` stores for the matrices of these parameters on the rank with most."""
     sizes = dict.fromkeys(ranks, 0)
     for id, owner in find_matrix_owners(registry, names, ranks).items():
         sizes[owner] += optimizer.count_matrix_bytes(registry[name_model_array(id.name)].shape[-2:], master=master)
@@ -111,14 +111,16 @@ def count_most_matrix_bytes(
 
 
 def list_matrix_traffic(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> list[int]:
-    """What `Runtime.map_matrices` of these parameters sends: for each batch, in two all-to-alls, the numbers that all
-    `ranks` (global, those of a stage) together send: each part to its matrix's owner, and the result to each holder.
+    """Return the number of elements that `Runtime.map_matrices` sends for these parameters, for each batch.
+
+    The count is for all `ranks` (global, those of a stage) and both all-to-alls together: each part to its matrix's
+    owner, and the result to each holder.
     """
     return [_count_moved(matrices, len(ranks)) for matrices in _batch_matrices(registry, names, ranks)]
 
 
 def _batch_matrices(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> Iterator[list[Matrix]]:
-    """The matrices of these parameters, those together that travel together."""
+    """Yield the matrices of these parameters, in batches that are sent together."""
     matrices = {name: list_matrices(registry, name, ranks) for name in names}
 
     def measure(name: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What every strategy does to the modules of a model, whatever it cuts."""
+"""Preparation of a model's modules, common to all strategies."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gangline.runtime import Finish
 
 
 def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
-    """Let every `Linear` multiply as the precision says; those in `plan.master_dtype` in the dtype of their weights.
+    """Set the matmul of every `Linear` by the precision; linears in `plan.master_dtype` use the dtype of their weights.
 
-    Any other module that multiplies is given the precision (`OwnProducts`). Raises UserError for a `Linear.product`
-    that somebody has replaced.
+    Other modules with matmuls get the precision (`OwnProducts`). Raises UserError for a `Linear.product` that user code
+    has replaced.
     """
     for path, module in model.named_modules():
         if isinstance(module, Linear):
@@ -32,7 +32,7 @@ def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
 
 
 def refuse_own(module: nn.Module, path: str, name: str, default: object) -> None:
-    """Raises UserError where somebody put a function of their own into an attribute that a strategy sets."""
+    """Raise UserError if user code has replaced an attribute that a strategy sets."""
     if getattr(module, name) is not default:
         raise UserError(
             f"{path}.{name} is a function of somebody's own.",
@@ -42,15 +42,15 @@ def refuse_own(module: nn.Module, path: str, name: str, default: object) -> None
 
 
 def multiply_full(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b in the dtype of the weights."""
+    """Multiply x Wᵀ + b in the dtype of the weights."""
     return F.linear(x.to(w.dtype), w, b)
 
 
 def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> None:
     """Give each module on a fold its Comm, once.
 
-    A module is on a fold when a parameter in it is cut along one; the nearest `Bindable` module around it is bound.
-    Raises TypeError where there is none.
+    A module is on a fold if a parameter in it is sharded along the fold; the nearest `Bindable` module around the
+    parameter is bound. Raises TypeError if there is none.
     """
     folds = {fold.name for fold in plan.folds}
     bound: set[str] = set()
@@ -61,13 +61,13 @@ def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> 
 
 
 def finish_blocks(model: nn.Module, plan: Plan, finish: Finish) -> None:
-    """Hand each block of the model to `finish`, with its path; those inside the head, too."""
+    """Pass each block of the model to `finish`, with its path; also those inside the head."""
     for index, block in enumerate(model.get_submodule(plan.blocks).children()):
         finish(block, f"{plan.blocks}.{index}")
     finish_head(model, plan, finish)
 
 
 def finish_head(model: nn.Module, plan: Plan, finish: Finish) -> None:
-    """Hand each block inside the head to `finish`, with its path."""
+    """Pass each block inside the head to `finish`, with its path."""
     for path in plan.list_blocks_in_head([path for path, _ in model.named_modules()]):
         finish(model.get_submodule(path), path)

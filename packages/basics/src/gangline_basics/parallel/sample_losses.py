@@ -1,4 +1,4 @@
-"""What `Runtime.score` and `Runtime.evaluate` of any layout are made of: losses in global order, on every rank."""
+"""Losses in global order on every rank, for `Runtime.score` and `Runtime.evaluate` of any layout."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def gather_in_order(
     device: torch.device,
     losses_per_sample: int = 1,
 ) -> Tensor:
-    """(width · count,) float64 in the host's memory: minus the loss of each sample, shares in order of their index.
+    """Return minus the loss of each sample, (width · count,) float64 in the host's memory, shares ordered by index.
 
-    losses: 0-d, of this rank's `count` samples, or of the part of their tokens that is counted here; none where they
-    are counted elsewhere. comm: all the ranks that hold a part; what they hold of one sample is added up. each: of more
-    than one, losses are (each,), and (width · count, each) comes back.
+    losses  0-d, of this rank's `count` samples, or of the tokens that it counts; empty if other ranks count them
+    comm    all ranks that hold a part; their parts of one sample are summed
+    losses_per_sample: if more than 1, losses are (losses_per_sample,), the result (width · count, losses_per_sample).
     """
     summed = comm.all_reduce(-_place(losses, count, coordinate, device, losses_per_sample)).cpu()
     return summed if losses_per_sample == 1 else summed.view(-1, losses_per_sample)
@@ -50,15 +50,15 @@ def gather_in_order(
 def sum_evaluated(
     losses: Sequence[Tensor], count: int, tokens: Tensor, coordinate: tuple[int, int], comm: Comm, device: torch.device
 ) -> tuple[float, int]:
-    """(loss sum, token count) of all ranks: each microbatch's loss is added in global order.
+    """Return (loss sum, token count) of all ranks: each microbatch's loss is added in global order.
 
-    So the sum has the same bits for any number of data ranks that read microbatches of one size. Arguments as above,
-    of `count` microbatches on every rank; tokens: 0-d, those that are counted here.
+    So the sum has the same bits for any number of data ranks with microbatches of one size. Arguments as in
+    `gather_in_order`, for `count` microbatches on every rank; tokens: 0-d, counted on this rank.
     """
     placed = _place(losses, count, coordinate, device)
     *each, token_count = comm.all_reduce(torch.cat((placed, tokens.double().view(1)))).tolist()
     total = 0.0
-    for loss in each:  # not `sum`, which from Python 3.12 on adds in another way
+    for loss in each:  # not `sum`, which compensates rounding from Python 3.12 on
         total += loss
     return total, int(token_count)
 
@@ -66,7 +66,7 @@ def sum_evaluated(
 def _place(
     losses: Sequence[Tensor], count: int, coordinate: tuple[int, int], device: torch.device, each: int = 1
 ) -> Tensor:
-    """(width · count · each,) float64: this rank's losses in their places, zeros elsewhere."""
+    """Return (width · count · each,) float64: this rank's losses in their places, zeros elsewhere."""
     index, width = coordinate
     every = torch.zeros(width, count, each, dtype=torch.float64, device=device)
     if losses:

@@ -11,13 +11,13 @@ from gangline_basics.parallel.whole_runtime import WholeRuntime
 
 
 class SingleRuntime(WholeRuntime):
-    """Adds up microbatches in order; with `groups`, each group by itself first, as a data rank adds its share.
+    """Runtime of one process. It sums microbatches in order; with `groups`, each group first, like a data rank.
 
-    Group g is the g-th contiguous share of the microbatches. Under `run.deterministic` a `ddp` run of that width gives
-    the same bits: its ranks' gradients are added in rank order too.
+    Group g is the g-th contiguous share of the microbatches. Under `run.deterministic` a `ddp` run of that width has
+    the same bits: its ranks' gradients are summed in rank order too.
     """
 
-    _sums: list[Tensor] | None = None  # of the groups that are done, in the dtype in which ranks add them
+    _sums: list[Tensor] | None = None  # sums of finished groups, in the dtype in which ranks sum
 
     def _begin_backward(self, microbatch: int, last: int) -> None:
         share = (last + 1) // self.groups
@@ -45,5 +45,5 @@ class SingleRuntime(WholeRuntime):
 
 
 def build(config: Single, job: Job) -> SingleRuntime:
-    """The strategy `single`."""
+    """Return the strategy `single`."""
     return SingleRuntime(job, config.groups)

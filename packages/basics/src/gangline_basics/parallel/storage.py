@@ -12,20 +12,21 @@ from gangline.shard import name_dtype
 
 
 def choose_kept_dtype(plan: Plan, name: str, precision: Precision) -> torch.dtype:
-    """What the parameter `name` is kept in: master weights' dtype, unless the plan keeps it in fewer bits."""
+    """Return the dtype in which the parameter `name` is stored: that of masters, unless the plan uses fewer bits."""
     dtype_name = plan.get_dtype(name)
     return precision.param_dtype if dtype_name is None else getattr(torch, dtype_name)
 
 
 class WholeStorage:
-    """The tensors of a model that this rank holds whole.
+    """Unsharded tensors of a model on this rank.
 
     masters   name -> leaf tensor in `param_dtype` or as `plan.low_bit` says: stepped by the optimizer, saved
-    used      name -> the module's parameter: the master itself, or where the compute dtype differs its copy. Modules
-              of `plan.master_dtype` compute with their masters, those of codes with codes
+    used      name -> the module's parameter: the master itself, or its copy if the compute dtype differs. Modules
+              of `plan.master_dtype` compute with their masters, quantised ones with codes
     buffers   name -> persistent buffer: state that no optimizer steps
-    Gradients appear in the used parameters in `grad_dtype`, whatever dtype they compute in. A tied parameter is one
-    tensor under its owner's name. What requires no gradient is kept and saved, and is not trained.
+
+    Gradients appear in the used parameters in `grad_dtype`, for any compute dtype. A tied parameter is one tensor under
+    its owner's name. Tensors without requires_grad are stored and saved, but not trained.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, precision: Precision, device: torch.device) -> None:
@@ -42,7 +43,7 @@ class WholeStorage:
 
     def _take_parameters(self, model: nn.Module, plan: Plan) -> None:
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        names: dict[int, str] = {}  # of tensors that several modules share, tied by the plan or by being one
+        names: dict[int, str] = {}  # id of a tensor -> its name, for tensors shared by several modules
         for alias, parameter in parameters.items():
             owner = plan.get_owner(alias)
             parameter = parameters.get(owner, parameter)
@@ -74,15 +75,15 @@ class WholeStorage:
                 self.buffers[buffer.kept] = local
 
     def get_shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Name -> (shape, dtype name) of all that a checkpoint keeps."""
+        """Return name -> (shape, dtype name) of all arrays in a checkpoint."""
         return {name: (tuple(x.shape), name_dtype(x.dtype)) for name, x in self.get_arrays().items()}
 
     def get_arrays(self) -> dict[str, Tensor]:
-        """Masters and buffers by name, as tensors that may be written."""
+        """Return masters and buffers by name, as tensors that may be written."""
         return {name: x.detach() for name, x in (*self.masters.items(), *self.buffers.items())}
 
     def refresh(self) -> None:
-        """Bring the compute copies up to date.
+        """Copy the masters to the compute copies.
 
         Unconditional, because fused optimizers write without raising a tensor's version, and a copy costs far less than
         the forward pass that follows.
@@ -92,13 +93,13 @@ class WholeStorage:
                 torch._foreach_copy_(self._copies, self._masters_copied)
 
     def clear_gradients(self) -> None:
-        """Forget all gradients, so that the first microbatch's are taken over instead of added to zeros."""
+        """Drop all gradients, so that the first microbatch's are taken over instead of added to zeros."""
         for name in self.trained:
             self.used[name].grad = None
             self.masters[name].grad = None
 
     def assign_gradients(self) -> list[Tensor]:
-        """Give every master its gradient, zeros where a parameter got none; the gradients in order of name."""
+        """Assign every master its gradient, zeros if there is none, and return the gradients in order of name."""
         gradients = []
         for name in self.trained:
             parameter = self.used[name]
@@ -110,7 +111,7 @@ class WholeStorage:
 
 
 def _copy_to(device: torch.device, given: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory on `device`, with the values of `given` if it has any."""
+    """Return memory on `device`, with the values of `given` if it has any."""
     if given.is_meta:
         return torch.empty_like(given, device=device, dtype=dtype)
     return given.detach().to(device, dtype)

@@ -1,4 +1,4 @@
-"""What `single` and `ddp` share: a runtime whose rank holds every array whole."""
+"""Runtime whose rank holds every array unsharded: the base of `single` and `ddp`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from gangline_basics.sampling.on_ranks import keeps, prepare_model, share_writin
 
 
 class WholeRuntime(Runtime):
-    """Runs the whole model on this rank's share of the batch; subclasses say how gradients become global.
+    """Runtime of the complete model on this rank's share of the batch; subclasses define how gradients become global.
 
     One step: count the valid tokens of all ranks while the first forward runs; each microbatch's backward starts from
-    loss scale / global tokens, so gradients are summed and never averaged; sums of loss and metrics cross the ranks
-    while the last backward runs.
+    loss scale / global tokens, so gradients are summed and never averaged; sums of loss and metrics are reduced over
+    the ranks while the last backward runs.
     """
 
     def __init__(self, job: Job, groups: int = 1) -> None:
@@ -62,14 +62,14 @@ class WholeRuntime(Runtime):
 
     @abstractmethod
     def _begin_backward(self, microbatch: int, last: int) -> None:
-        """Microbatch number `microbatch` of 0 to `last` is about to run backward."""
+        """Prepare the backward pass of microbatch number `microbatch` of 0 to `last`."""
 
     @abstractmethod
     def _reduce(self) -> list[Tensor]:
-        """All backward passes are done: the global gradients, still scaled, now also in the masters' `.grad`."""
+        """Return the global gradients, still scaled, after all backward passes, also in the masters' `.grad`."""
 
     def step(self, microbatches: Sequence[Batch]) -> StepResult:
-        """As the contract says. Raises ValueError where the microbatches do not divide into `parallel.groups`."""
+        """Run a step, see `Runtime.step`. Raises ValueError if microbatches do not divide into `parallel.groups`."""
         if len(microbatches) % self.groups:
             raise ValueError(f"{len(microbatches)} microbatches do not divide into {self.groups} groups")
         self._norm.discard()
@@ -92,7 +92,7 @@ class WholeRuntime(Runtime):
                 self._begin_backward(index, last)
                 with forward_context.backward():
                     loss.backward(torch.full_like(loss, frame.coefficient))
-        if tokens is None:  # this rank has no share; the others have
+        if tokens is None:  # this rank has no share, but the others have
             tokens = int(pending_tokens.wait())
             self._tally.begin(losses, emissions)
         gradients = self._reduce()
@@ -124,7 +124,7 @@ class WholeRuntime(Runtime):
 
     @torch.no_grad()
     def _compute_losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
-        """The loss of each microbatch, 0-d, in evaluation."""
+        """Compute the loss of each microbatch, 0-d, in evaluation mode."""
         self.storage.refresh()
         self.model.eval()
         losses = []

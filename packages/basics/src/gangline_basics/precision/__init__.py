@@ -1,1 +1,1 @@
-"""fp64, fp32, bf16, and fp16 with loss scaling."""
+"""Precisions: fp64, fp32, bf16, and fp16 with loss scaling."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Fp32(PrecisionConfig):
-    """Everything in float32."""
+    """Compute, weights, gradients and optimizer state in float32."""
 
     def get_sizes(self) -> ItemSizes:
         return ItemSizes(compute=4, master=4, gradient=4, wire=4)
@@ -28,7 +28,7 @@ class Fp32(PrecisionConfig):
 
 @dataclass
 class Fp64(PrecisionConfig):
-    """Everything in float64: to tell rounding from a mistake."""
+    """Compute, weights, gradients and optimizer state in float64, to tell rounding errors from bugs."""
 
     def get_sizes(self) -> ItemSizes:
         return ItemSizes(compute=8, master=8, gradient=8, wire=8)
@@ -48,9 +48,9 @@ class Fp16(PrecisionConfig):
 
     finds_scale: ClassVar[bool] = True
 
-    initial_scale: PositiveFloat = 65536.0  # the loss is multiplied by this; powers of two cost no rounding
-    growth_interval: PositiveInt = 2000  # finite steps in a row after which the scale doubles
-    min_scale: PositiveFloat = 1.0  # it is halved after a step that is not finite, down to this
+    initial_scale: PositiveFloat = 65536.0  # initial loss scale; powers of two cause no rounding
+    growth_interval: PositiveInt = 2000  # number of finite steps in a row after which the loss scale doubles
+    min_scale: PositiveFloat = 1.0  # minimum loss scale; a step with inf or nan halves the scale
 
     def get_product_format(self) -> str:
         return "fp16"

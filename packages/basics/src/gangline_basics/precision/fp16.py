@@ -12,7 +12,7 @@ from gangline_basics.precision.plain import CastPrecision
 
 
 class ScaledFp16(CastPrecision):
-    """Doubles the loss scale after enough finite steps in a row, halves it after one that is not."""
+    """float16 with a loss scale that doubles after enough finite steps in a row, and halves after a non-finite step."""
 
     def __init__(self, config: Fp16) -> None:
         super().__init__(torch.float16, torch.float32)
@@ -34,10 +34,10 @@ class ScaledFp16(CastPrecision):
         return {"scale": self._scale, "good_steps": self._good}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        if state:  # a run that was in another precision has kept none
+        if state:  # empty if the run was in another precision
             self._scale, self._good = float(state["scale"]), int(state["good_steps"])
 
 
 def build(config: Fp16, run: Run) -> ScaledFp16:
-    """The precision `fp16`."""
+    """Return the precision `fp16`."""
     return ScaledFp16(config)

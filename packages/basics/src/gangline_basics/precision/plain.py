@@ -1,4 +1,4 @@
-"""Precisions that are fully said by their dtypes."""
+"""Precisions that are defined by their dtypes alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gangline.precision import Precision
 
 
 class CastPrecision(Precision, ABC):
-    """Products in `compute`; master weights, and gradients on the wire and in memory, in `kept`."""
+    """Matmuls in `compute`; master weights, and gradients on the wire and in memory, in `kept`."""
 
     def __init__(self, compute: torch.dtype, kept: torch.dtype) -> None:
         self.compute_dtype = compute
@@ -24,19 +24,19 @@ class CastPrecision(Precision, ABC):
 
 
 class Plain(CastPrecision):
-    """Nothing besides: no loss scale, no state."""
+    """Precision without loss scale and state."""
 
 
 def build_fp32(config: PrecisionConfig, run: Run) -> Plain:
-    """The precision `fp32`."""
+    """Return the precision `fp32`."""
     return Plain(torch.float32, torch.float32)
 
 
 def build_fp64(config: PrecisionConfig, run: Run) -> Plain:
-    """The precision `fp64`."""
+    """Return the precision `fp64`."""
     return Plain(torch.float64, torch.float64)
 
 
 def build_bf16(config: PrecisionConfig, run: Run) -> Plain:
-    """The precision `bf16`."""
+    """Return the precision `bf16`."""
     return Plain(torch.bfloat16, torch.float32)

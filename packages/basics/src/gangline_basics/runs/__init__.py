@@ -1,1 +1,1 @@
-"""`gangline runs` and `gangline compare`: what lies in a folder of runs, and how they differ."""
+"""Listing and comparison of the runs in a folder: `gangline runs` and `gangline compare`."""

@@ -17,7 +17,7 @@ STYLES = {"running": "green", "failed": "red", "killed": "red", "damaged": "red"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the table, or one JSON object a line."""
+    """Print the table, or one JSON object per line."""
     parser = argparse.ArgumentParser(
         prog="gangline runs", description="The runs in a folder: where each stands, and what was last said of it."
     )

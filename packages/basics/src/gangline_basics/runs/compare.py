@@ -1,4 +1,4 @@
-"""`gangline compare`: what differs between runs, and their curves side by side, as text and as a picture."""
+"""Comparison of runs, `gangline compare`: differing options, and curves side by side, as text and as a figure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from gangline_basics.runs.run_figure import run_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ROWS = 12  # of the table of curves
-ASIDE = ("run.dir", "run.name")  # differ in any two runs
+ROWS = 12  # rows of the table of curves
+ASIDE = ("run.dir", "run.name")  # options that always differ
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the differences and the curves; write the picture. Raises UserError for what it cannot read or write.
+    """Print the differences and the curves; write the figure. Raises UserError if a file cannot be read or written.
 
-    The picture of one run shows training loss, validation loss and learning rate, unless a metric is named.
+    The figure of one run shows training loss, validation loss and learning rate, unless a metric is named.
     """
     parser = argparse.ArgumentParser(
         prog="gangline compare",
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find_differences(contents: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Option -> its value in each run, of those that are not the same in all; a run that lacks one has null."""
+    """Return option -> its values in the runs, for options that are not equal in all runs; null if a run lacks it."""
     flat = [_flatten(content) for content in contents]
     keys = list(dict.fromkeys(key for each in flat for key in each))
     values = {key: [each.get(key) for each in flat] for key in keys if key not in ASIDE}
@@ -72,11 +72,11 @@ def find_differences(contents: Sequence[dict[str, Any]]) -> dict[str, list[Any]]
 
 @use_style()
 def draw_picture(names: Sequence[str], curves: Sequence[Curve], metric: str, over: str) -> Figure:
-    """Return the figure of the curves over each other."""
+    """Return a figure with all curves in one plot."""
     labels = [textwrap.fill(name, 30) for name in names]
     finite = any(math.isfinite(value) for points in curves for _, value in points)
     about = "" if finite else "No run has a step yet."
-    high = max(3.5, 0.19 * sum(len(label.splitlines()) for label in labels) + 0.2)  # inches; the legend has room
+    high = max(3.5, 0.19 * sum(len(label.splitlines()) for label in labels) + 0.2)  # inches, so that the legend fits
     figure, (axes,) = make_subplots(f"{metric} of {', '.join(names)}", about, [high])
     for label, points in zip(labels, curves, strict=True):
         draw_curve(axes, points, label)
@@ -130,7 +130,7 @@ def _make_table(first: str, names: Sequence[str]) -> Any:
 
 
 def _format_at(curve: Curve, place: float) -> str:
-    """The value at the last step up to there; nothing before the first, and beyond the last."""
+    """Return the value at the last step up to `place`, or "" before the first and after the last step."""
     before = [y for x, y in curve if x <= place]
     return f"{before[-1]:.4f}" if before and place <= curve[-1][0] else ""
 
@@ -146,7 +146,7 @@ def _format_late(curve: Curve) -> str:
 
 
 def _shorten(paths: Sequence[str]) -> list[str]:
-    """Their last folders' names, where these differ; else the paths."""
+    """Return the names of the paths' last folders if these differ, otherwise the paths."""
     names = [Path(path).resolve().name for path in paths]
     return names if len(set(names)) == len(names) else list(paths)
 

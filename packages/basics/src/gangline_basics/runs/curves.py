@@ -1,4 +1,4 @@
-"""A number of a run's records along its steps, and as a line in a figure."""
+"""Curves of a metric along a run's steps, and as lines in a figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Curve = list[tuple[float, float]]
 
 
 def read_curve(run_dir: str | Path, metric: str, over: str) -> Curve:
-    """(place along the axis, value) of each step that has the number. Raises UserError where no step does."""
+    """Return (place along the axis, value) of each step that has the metric. Raises UserError if no step does."""
     curve: Curve = []
     names: set[str] = set()
     lists: set[str] = set()
@@ -44,7 +44,7 @@ def read_curve(run_dir: str | Path, metric: str, over: str) -> Curve:
 
 
 def _read_records(path: Path) -> list[StepRecord]:
-    """A note counts lines without a record.
+    """Read the records of a file, and print a note that counts unreadable lines.
 
     Raises UserError for a file that cannot be read, holds no record, or is of another version.
     """
@@ -66,6 +66,6 @@ def _read_records(path: Path) -> list[StepRecord]:
 
 
 def draw_curve(axes: Axes, points: Curve, label: str) -> None:
-    """Add a curve to a plot; values that are not finite are gaps, and few points are marked."""
+    """Add a curve to a plot; values that are not finite become gaps, and up to 50 points are marked."""
     values = [value if math.isfinite(value) else math.nan for _, value in points]
     axes.plot([place for place, _ in points], values, marker="." if len(points) <= 50 else "", label=label)

@@ -1,4 +1,4 @@
-"""Whether a process of this machine holds a run directory. Torch-free."""
+"""Check of whether a process of this machine holds a run directory. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LOCKS = Path("/proc/locks")
 
 
 def is_held(run_dir: Path) -> bool:
-    """Whether a process of this machine holds the directory; asked of the kernel, so that no lock is touched."""
+    """Return whether a process of this machine holds the directory, from the kernel's list: no lock is touched."""
     file = run_dir / ".lock"
     try:
         status = file.stat()
@@ -30,10 +30,10 @@ def is_held(run_dir: Path) -> bool:
 
 
 def _has_open(pid: str, file: Path) -> bool:
-    """Whether a process has the file open: on btrfs and overlayfs the kernel's device is not the one of `stat`."""
+    """Return whether a process has the file open: on btrfs and overlayfs the kernel's device is not `stat`'s."""
     try:
         return any(os.path.realpath(handle) == os.path.realpath(file) for handle in Path(f"/proc/{pid}/fd").iterdir())
     except PermissionError:
-        return True  # another user's, and it lives
+        return True  # the process of another user, and alive
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""The runs in a folder, each in a few words, from the ends of their files: hundreds take a moment. Torch-free."""
+"""Summaries of the runs in a folder, from the ends of their files: hundreds take a moment. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gangline.run.generation import read_most_steps
 from gangline.storage.files import LINES_BYTES, open_regular
 from gangline_basics.runs.held import is_held
 
-TAIL = 1 << 16  # bytes of a file's end that are read first
-SILENT_SECONDS = 600.0  # of a run on another machine: it has written nothing for so long
-MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "parts.json", "provenance.json")  # files of runs alone
+TAIL = 1 << 16  # bytes read first, from a file's end
+SILENT_SECONDS = 600.0  # time without writes after which a run on another machine is silent
+MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "parts.json", "provenance.json")  # files that only runs have
 _ENDED = {"done": "done", "verdict": "stopped", "preempted": "preempted", "signal": "signal", "killed": "killed"}
 STATES = ("running", "silent", *_ENDED.values(), "failed", "new", "damaged")
 
@@ -32,11 +32,11 @@ class RunSummary:
     """One run as a row of a table.
 
     state  "running", "silent" (on another machine, and nothing was written for ten minutes), "done", "stopped" (by a
-           verdict), "preempted" (saved, to be started again), "signal" (not saved), "killed", "failed", "new" (nothing
-           has begun), "damaged" (no whole config.yaml, or a pipe in place of a file)
-    words  the last that is known of it: why it ended, or what was said
-    time   when something was last written, seconds since the epoch
-    unreadable  lines at the end of its metrics.jsonl, as far as was read, that hold no record and are missed
+           verdict), "preempted" (saved, to be restarted), "signal" (not saved), "killed", "failed", "new" (nothing
+           has begun), "damaged" (no complete config.yaml, or a pipe in place of a file)
+    words  the last known message: why it ended, or its last note
+    time   time of the last write, seconds since the epoch
+    unreadable  number of lines without a record at the end of its metrics.jsonl, as far as it was read
     """
 
     name: str
@@ -52,9 +52,9 @@ class RunSummary:
 
 
 def read_summaries(folder: str | Path) -> list[RunSummary]:
-    """Of all runs in a folder and in its folders, the one last written to last; of the folder itself, if it is a run.
+    """Return the summaries of all runs in a folder and its subfolders, the last written last.
 
-    Raises UserError where the folder is missing or cannot be read.
+    If the folder itself is a run, only that is returned. Raises UserError if the folder is missing or cannot be read.
     """
     place = Path(folder)
     if not place.is_dir():
@@ -67,7 +67,7 @@ def read_summaries(folder: str | Path) -> list[RunSummary]:
 
 
 def read_summary(directory: Path) -> RunSummary:
-    """One run's row; nothing that its files hold raises."""
+    """Return one run's row; no content of its files raises."""
     name, step, steps, unreadable, last_write = directory.name, 0, None, 0, _read_last_write(directory)
     record: dict[str, Any] = {}
     try:
@@ -94,7 +94,7 @@ def read_summary(directory: Path) -> RunSummary:
 
 
 def _state(directory: Path, record: dict[str, Any], told: list[dict[str, Any]], written: float) -> tuple[str, str]:
-    """(state, words)"""
+    """Return (state, words) of a run."""
     words = ""
     for event in told:
         words = str(event.get("evidence") or words)
@@ -117,7 +117,7 @@ def _is_run(directory: Path) -> bool:
 
 
 def _may_be_run(directory: Path) -> bool:
-    """As `_is_run`; also of a folder of another user that may not be entered: the table names it."""
+    """Return `_is_run`, or True for a folder of another user that cannot be read, so that the table lists it."""
     try:
         return _is_run(directory)
     except PermissionError:
@@ -125,7 +125,7 @@ def _may_be_run(directory: Path) -> bool:
 
 
 def _iterate_runs(folder: Path, depth: int) -> Iterator[Path]:
-    """Run directories below, a sweep's among them: a folder of runs in a folder of runs."""
+    """Yield the run directories below a folder, with those of a sweep: a folder of runs in a folder of runs."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
             continue
@@ -137,7 +137,7 @@ def _iterate_runs(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _record(directory: Path) -> tuple[dict[str, Any], int]:
-    """The newest whole record, {} where there is none, and how many lines at the end of the file are missed."""
+    """Return the newest complete record, {} if there is none, and the number of unreadable lines at the file's end."""
     records, missed_lines = keep_newest(_read_tail(directory / "metrics.jsonl", record_of))
     return (records[-1] if records else {}), missed_lines
 
@@ -151,9 +151,9 @@ def _parse_event(line: bytes) -> dict[str, Any] | None:
 
 
 def _read_tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> list[dict[str, Any] | None]:
-    """What `read` finds in lines from the end of a file, so many that it finds something in one, where it does in any.
+    """Return the results of `read` for lines from the end of a file: enough lines that one is not None, if any is.
 
-    A last line without an end is left out where nothing is found in it: it is being written.
+    A last line without a newline is left out if its result is None, because it is being written.
     """
     size = TAIL
     while True:
@@ -171,7 +171,7 @@ def _read_tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> li
 
 
 def _read_last_write(directory: Path) -> float:
-    """When a file that a run writes was last written to."""
+    """Return when a file that a run writes was last written."""
     last_write = 0.0
     for name in (*MARKS, ending.FILE, "attempts.jsonl"):
         with suppress(OSError):
@@ -180,14 +180,14 @@ def _read_last_write(directory: Path) -> float:
 
 
 def _count_steps(directory: Path) -> int:
-    """Of a run that keeps no records (`track=[console]`)."""
+    """Return the number of steps of a run without records (`track=[console]`)."""
     with suppress(OSError):
         return read_most_steps(directory)
     return 0
 
 
 def _parse_number(value: Any) -> float | None:
-    """A number, also one that JSON had to keep as a string."""
+    """Return a number, also one that JSON had to store as a string, or None."""
     try:
         return None if value is None else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""The figure of one run: training and validation loss over the learning rate."""
+"""Figure of one run: training and validation loss above the learning rate."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gangline_basics.track.config import JsonLines
 
 FILE = "loss.svg"
-POINTS = 1000  # of a curve; a longer one is drawn as means of its neighbours
-LARGEST = 200_000_000  # bytes of metrics.jsonl that the end of a run reads: seconds
+POINTS = 1000  # maximum points of a curve; a longer one is drawn as means of neighbours
+LARGEST = 200_000_000  # maximum size of a metrics.jsonl that the end of a run reads, in bytes: seconds
 
 
 @use_style()
@@ -31,7 +31,7 @@ def run_figure(run_dir: str | Path, over: str = "step") -> Figure:
     figure, (above, below) = make_subplots(f"Loss of {Path(run_dir).resolve().name}", heights=[3.2, 1], sharex=True)
     draw_curve(above, curves["loss"], "training")
     draw_curve(below, curves["learning_rate"], "")
-    with contextlib.suppress(UserError):  # no step has it
+    with contextlib.suppress(UserError):  # no step has a validation loss
         draw_curve(above, thin(read_curve(run_dir, "validation_loss", over)), "validation")
         add_legend(above)
     above.set(ylabel="loss (nats)")
@@ -46,7 +46,7 @@ def draw_at_end(config: JsonLines, run_dir: str | Path) -> Path | None:
 
 
 def write_run_figure(run_dir: str | Path) -> Path | None:
-    """Write RUN_DIR/loss.svg; None for a run without metrics.jsonl, or with one that takes long to read."""
+    """Write RUN_DIR/loss.svg and return its path, or None if metrics.jsonl is missing, empty or large."""
     metrics = Path(run_dir) / "metrics.jsonl"
     if not metrics.exists() or not 0 < metrics.stat().st_size <= LARGEST:
         return None

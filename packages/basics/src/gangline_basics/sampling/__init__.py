@@ -1,1 +1,1 @@
-"""Text from the model of a run."""
+"""Text generation with the model of a run."""

@@ -1,4 +1,4 @@
-"""`gangline sample RUN_DIR`: write text with the model of a run."""
+"""`gangline sample RUN_DIR`: generate text with the model of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gangline_basics.checkpoint.weights import add_weights
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print each prompt and what the model writes after it. Raises UserError for words that do not fit together."""
+    """Print each prompt and the generated text. Raises UserError for arguments that do not fit together."""
     parser = argparse.ArgumentParser(prog="gangline sample", description="Write text with the model of a run.")
     _add_arguments(parser)
     options = parser.parse_args(list(argv))
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         top_p=options.top_p,
         seed=options.seed,
         stop=options.stop,
-        bos=not options.chat,  # a chat template writes its own
+        bos=not options.chat,  # a chat template writes its own BOS
     )
     for number, text in enumerate(completions):
         if options.json:
@@ -100,7 +100,7 @@ def _require_least(least: float, kind: type):
             raise argparse.ArgumentTypeError(f"{text} is not a finite number of at least {least}")
         return value
 
-    parse.__name__ = kind.__name__  # argparse names it in its message
+    parse.__name__ = kind.__name__  # argparse prints it in its message
     return parse
 
 

@@ -1,4 +1,4 @@
-"""One token from each row of logits: a function of (seed, row's number, step), in float64 on the CPU.
+"""Sampling of one token from each row of logits: a function of (seed, row's number, step), in float64 on the CPU.
 
 B batch, V vocabulary
 """
@@ -14,9 +14,9 @@ from gangline.runtime import Sampling
 
 
 def draw(logits_BV: Tensor, sampling: Sampling, numbers_B: Tensor, step: int) -> list[int]:
-    """The token of each row. numbers_B: int64, which text a row is of; step: how many tokens it has.
+    """Draw the token of each row. numbers_B: int64, number of a row's text; step: number of tokens generated so far.
 
-    Raises UserError where a logit or a probability is not a number.
+    Raises UserError if a logit or a probability is not a number.
     """
     logits_BV = logits_BV.detach().cpu()
     if logits_BV.amax(-1).isnan().any():
@@ -25,7 +25,7 @@ def draw(logits_BV: Tensor, sampling: Sampling, numbers_B: Tensor, step: int) ->
         return logits_BV.numpy().argmax(-1).tolist()  # ten times as fast as torch's on a CPU
     logits_BV = logits_BV.double()
     p_BV = _compute_probabilities(logits_BV / sampling.temperature, sampling)
-    if p_BV.isnan().any():  # an infinite logit, or one that such a small temperature makes infinite
+    if p_BV.isnan().any():  # an infinite logit, or one that a small temperature makes infinite
         raise UserError(
             f"the probabilities at temperature {sampling.temperature:g} are not numbers.",
             "A logit is infinite, or becomes so when it is divided by the temperature.",
@@ -38,7 +38,7 @@ def draw(logits_BV: Tensor, sampling: Sampling, numbers_B: Tensor, step: int) ->
 
 
 def _compute_probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Of the tokens that may be drawn; the others have 0. Tokens as likely as the last of the top k are all kept."""
+    """Compute the probabilities after top k and top p, 0 for excluded tokens. Ties with the k-th are kept."""
     if sampling.top_k is not None and sampling.top_k < logits_BV.shape[1]:
         least_B1 = logits_BV.topk(sampling.top_k).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
@@ -46,5 +46,5 @@ def _compute_probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p is None or sampling.top_p == 1:
         return p_BV
     sorted_BV, order_BV = p_BV.sort(descending=True, stable=True)
-    beyond_BV = sorted_BV.cumsum(-1) - sorted_BV >= sampling.top_p  # those before it are enough
+    beyond_BV = sorted_BV.cumsum(-1) - sorted_BV >= sampling.top_p  # the tokens before are enough
     return p_BV.masked_fill(torch.zeros_like(beyond_BV).scatter_(1, order_BV, beyond_BV), 0.0)

@@ -1,4 +1,4 @@
-"""Writing texts with a model that is laid over ranks, as a strategy runs it."""
+"""Text generation with a model that a strategy has distributed over ranks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gangline_basics.sampling.decode import Forward, decode
 
 
 def keeps(tree: Node) -> bool:
-    """Whether all modules of a model say how they take one more token (`Node.get_decoding`)."""
+    """Return whether all modules of a model declare how they decode one token (`Node.get_decoding`)."""
     return not list_recomputed(tree)
 
 
 @contextmanager
 def prepare_model(model: nn.Module) -> Iterator[None]:
-    """Within, `model` is in evaluation, without gradients, and what is compiled runs as it was written.
+    """Run the block with `model` in evaluation mode, without gradients, and with compiled code run eagerly.
 
-    Each length of a text would be compiled anew.
+    Otherwise each length of a text would be compiled.
     """
     model.eval()
     try:
@@ -45,7 +45,7 @@ def share_writing(
     device: torch.device,
     stop: Stop | None,
 ) -> list[Written]:
-    """Each rank of `comm`, which holds the model whole, writes its share of the texts; all get all of them."""
+    """Write each rank's share of the texts, and return all texts; each rank of `comm` holds the complete model."""
     first, last = (len(prompts) * index // comm.size for index in (comm.index, comm.index + 1))
     own_texts = decode(forward, prompts[first:last], sampling, cached=cached, device=device, stop=stop, first=first)
     parts = gather_json(comm, device, [[one.tokens, one.why] for one in own_texts])

@@ -1,4 +1,4 @@
-"""Prompts from a file: a line each, or JSON lines. Torch-free."""
+"""Prompts from a file: one per line, or JSON lines. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Prompt = str | list[dict[str, Any]]  # a text, or a conversation
 
 
 def read_prompts(path: str | Path) -> list[Prompt]:
-    """The prompts of a file, in order; empty lines are none.
+    """Return the prompts of a file, in order, without empty lines.
 
-    Of a .jsonl each line is a string, {"prompt": "..."} or {"messages": [{"role": ..., "content": ...}, ...]}.
+    In a .jsonl each line is a string, {"prompt": "..."} or {"messages": [{"role": ..., "content": ...}, ...]}.
     Raises UserError that names the line.
     """
     try:
@@ -25,7 +25,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     except (OSError, ValueError) as error:
         raise UserError(f"--prompts {path} cannot be read.", str(error)) from error
     of_json = is_lines(str(path))
-    lines = [line.removesuffix("\r") for line in text.split("\n")]  # `splitlines` also cuts at what JSON may hold
+    lines = [line.removesuffix("\r") for line in text.split("\n")]  # `splitlines` also splits inside JSON strings
     prompts = [
         _parse_prompt(line, f"{path}:{n}") if of_json else line for n, line in enumerate(lines, 1) if line.strip()
     ]
@@ -48,7 +48,7 @@ def _parse_prompt(line: str, where: str) -> Prompt:
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], tokens: int, context: int) -> None:
-    """Refuse an empty prompt, and a text that would grow longer than what the model was trained on (`context`)."""
+    """Raise UserError for an empty prompt, or a text that would be longer than the model was trained on (`context`)."""
     for number, prompt in enumerate(prompts, 1):
         which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
         if not prompt:

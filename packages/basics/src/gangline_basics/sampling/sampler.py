@@ -1,4 +1,4 @@
-"""Text from the model of a run: the weights of a checkpoint, whole, in one process."""
+"""Sampler: text from the model of a run, with the weights of a checkpoint, unsharded in one process."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from gangline_basics.model.decoder import Decoder
 
 USUAL = 200
-WORTH_PACKING = 16  # tokens: packing a model's matrices takes about as long as writing a few
+WORTH_PACKING = 16  # tokens: packing a model's matrices takes about as long as generating a few
 
 
 @dataclass(frozen=True)
 class Text:
-    """What follows a prompt. tokens: of `text`, an end token or a stop string that ended it among the latter's."""
+    """Generated text after a prompt. tokens: those of `text`, with a stop string that ended it, if any."""
 
     prompt: str
     text: str
@@ -59,9 +59,9 @@ class Text:
 
 
 class Writer(ABC):
-    """Texts in the vocabulary of a run, by its model, wherever that is.
+    """Text generation in the vocabulary of a run, by its model, wherever the model is.
 
-    usual: tokens of a text where nobody says how many, if the context has room for them.
+    usual: default number of tokens of a text, if the context has room for them.
     """
 
     def __init__(self, run: Run, usual: int = USUAL) -> None:
@@ -72,22 +72,22 @@ class Writer(ABC):
 
     @abstractmethod
     def generate(self, starts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str] = ()) -> list[Written]:
-        """What the model writes after each row of tokens; a text is done where one of the words `stop` is in it."""
+        """Return the generated tokens for each row of tokens; a text ends when it contains one of `stop`."""
 
     def find_stop(self, stop: Sequence[str]) -> Stop | None:
-        """Whether one of these words is in a text."""
+        """Return a function that returns whether a text contains a stop string, or None without stop strings."""
         return (lambda written: any(word in spell(self.codec, written) for word in stop)) if stop else None
 
     @cached_property
     def template(self) -> RendersChats:
-        """What the run's data wrote conversations by, else the tokenizer's own. Raises UserError if there is none."""
+        """Chat template of the run's data, else the tokenizer's own. Raises UserError if there is none."""
         template = self.run.data.build_chat_template(self.run)
         if template is None and not isinstance(self.codec, TextCodec):
             raise UserError("nobody knows the tokenizer of this run's data, and so no chat template.")
         return template or read_template(self.codec.path if isinstance(self.codec, TokenizerCodec) else None)
 
     def render_chat(self, messages: Sequence[dict[str, Any]]) -> str:
-        """A conversation as text up to where the answer begins, as in the run's data. Raises UserError."""
+        """Return a conversation as text up to where the answer begins, as in the run's data. Raises UserError."""
         try:
             return self.template.render(list(messages), prompt=True)
         except TemplateRefusal as error:
@@ -105,13 +105,15 @@ class Writer(ABC):
         stop: Sequence[str] = (),
         bos: bool = True,
     ) -> list[Text]:
-        """What follows each prompt, a text or its tokens, each the same as if it were alone with its number.
+        """Return the generated text for each prompt, a text or its tokens, independent of the other prompts.
 
-        tokens: at most, an error where the context has no room for them; None: the usual, or what it has room for.
-        stop: a text ends before the first of these, which may name special tokens. What else there is, `Sampling`
-        says. bos: a text begins with the BOS that the tokenizer adds to texts; false: as it is, for a chat template has
-        written its own.
-        Raises UserError where a prompt cannot be put in tokens, or is too long.
+        A text depends on the number of its prompt.
+
+        tokens  maximum, an error if the context has no room for it; None: the usual, or what the context has room for
+        stop    a text ends before the first of these strings, which may name special tokens
+        bos     begin a text with the BOS that the tokenizer adds to texts; false for a chat template, which has its own
+
+        Other arguments as in `Sampling`. Raises UserError if a prompt cannot be encoded, or is too long.
         """
         starts = [encode(self.codec, prompt, self.run, bos) for prompt in prompts]
         if tokens is None:
@@ -135,11 +137,14 @@ class Writer(ABC):
 
 
 class Sampler(Writer):
-    """The model of a run, ready to write. Nothing is read of its weights before the first text.
+    """Writer with the model of a run on one device. Weights are read when the first text is generated.
 
-    checkpoint: by default the newest. weights: those under another prefix than the model's own, such as
-    "callback/ema/0.999". device: by default a GPU where there is one. usual: as `Writer` has it.
-    Raises UserError where there is no run or no checkpoint.
+    checkpoint  id of the checkpoint; None: the newest
+    weights     prefix of the weights, if not the model's own, such as "callback/ema/0.999"
+    device      device of the model; None: a GPU if there is one
+    usual       as for `Writer`
+
+    Raises UserError if there is no run or no checkpoint.
     """
 
     def __init__(
@@ -163,7 +168,7 @@ class Sampler(Writer):
 
     @cached_property
     def recomputed(self) -> list[str]:
-        """What keeps the model from going on from what it has computed: empty where nothing does."""
+        """Paths of modules that prevent a cache, so that all tokens are recomputed; empty if there are none."""
         return list_recomputed(compose_model(self.run)[0])
 
     def generate(self, starts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str] = ()) -> list[Written]:
@@ -171,7 +176,7 @@ class Sampler(Writer):
 
 
 def sample(run_dir: str | Path, prompt: str = "", tokens: int | None = None, **how: Any) -> str:
-    """The prompt and what the newest model of a run writes after it. how: as `Sampler` and its `write` take it."""
+    """Return the prompt and the text that the newest model of a run generates. how: as for `Sampler` and `write`."""
     options = {name: how.pop(name) for name in ("checkpoint", "weights", "device") if name in how}
     (text,) = Sampler(run_dir, **options).write([prompt], tokens, **how)
     return prompt + text.text
@@ -180,7 +185,7 @@ def sample(run_dir: str | Path, prompt: str = "", tokens: int | None = None, **h
 def load_model(
     run: Run, kept: Checkpointer, id: CheckpointId, device: str | None = None, weights: str = MODEL
 ) -> Decoder:
-    """The run's model on one device, with the master weights of a checkpoint or others that it holds (`weights`)."""
+    """Load the run's model on one device, with the master weights of a checkpoint or other `weights` in it."""
     tree, plan = compose_model(run)
     model = construct(tree)
     bind_folds(model, plan, Solo)
@@ -201,14 +206,14 @@ def load_model(
 
 
 def _choose_device(name: str | torch.device | None) -> torch.device:
-    """By default a GPU where there is one. Raises UserError for a device that is not here."""
+    """Return the device, by default a GPU if there is one. Raises UserError for a device that is not available."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     failure = None
     if re.fullmatch(DEVICES, str(name)):
         try:
             return torch.empty(0, device=name).device
-        except (RuntimeError, AssertionError) as error:  # torch says it in both
+        except (RuntimeError, AssertionError) as error:  # torch raises either
             failure = error
     choices = ["cpu"] + [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     raise UserError(f"device {name} is not here.", f"Devices: {', '.join(choices)}.") from failure
@@ -223,11 +228,11 @@ def generate(
     cached: bool = False,
     stop: Stop | None = None,
 ) -> list[Written]:
-    """What a whole model on one device writes after each prompt (of at least one token).
+    """Return the text that an unsharded model on one device generates for each prompt (of at least one token).
 
     model: has `hidden(batch)` -> (B, T, D) and a `head` with `compute_logits(hidden)` -> (B, T, V).
-    cached: as `decode` has it.
-    Of several prompts on a CPU the model's float32 matrices are held a second time meanwhile (`pack_weights`).
+    cached: as for `decode`.
+    For several prompts on a CPU, a second copy of the model's float32 matrices is held meanwhile (`pack_weights`).
     """
     was_training = model.training
     model.eval()

@@ -1,4 +1,4 @@
-"""Between texts and tokens: prompts, what ends a text, stop strings. Torch-free."""
+"""Conversion between texts and tokens for sampling: prompts, end tokens, stop strings. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 
 
 def build_codec(run: Run) -> Codec:
-    """The vocabulary of a run's data, without reading the data where its options say enough."""
+    """Return the codec of a run's data, without reading the data if its options are sufficient."""
     return run.data.build_codec(run) or registry.build(run.data, run, "train")
 
 
 def encode(codec: Codec, prompt: str | Sequence[int], run: Run, bos: bool = True) -> list[int]:
     """Return the prompt's tokens, which begin with the BOS that the tokenizer adds to a text, unless they have it.
 
-    An empty prompt becomes the BOS, or a line's end where the tokenizer adds none. bos: false for the text of a chat
-    template, which writes its own. Raises UserError where the data is not text, or the model lacks a token of the
-    prompt.
+    An empty prompt becomes the BOS, or a newline if the tokenizer adds none. bos: false for the text of a chat
+    template, which has its own. Raises UserError if the data is not text, or the model lacks a token of the prompt.
     """
     tokens = _encode_text(codec, prompt, bos) if isinstance(prompt, str) else list(prompt)
     if tokens is None:
@@ -51,12 +50,12 @@ def _encode_text(codec: Codec, prompt: str, bos: bool) -> list[int] | None:
 
 
 def spell(codec: Codec, tokens: list[int]) -> str:
-    """Tokens as text, special ones by their names, so that a stop string may name one."""
+    """Return tokens as text, special ones by their names, so that a stop string may name one."""
     return codec.decode_special(tokens) if isinstance(codec, TextCodec) else codec.decode(tokens) or ""
 
 
 def cut_at_stop(codec: Codec, written: list[int], stop: Sequence[str]) -> tuple[list[int], str]:
-    """The tokens written that lie before the first stop string, and what of the next one's text does, too."""
+    """Return the generated tokens before the first stop string, and the rest of the text before it."""
     text = spell(codec, written)
     end = len(truncate_at_stop(text, stop))
     for count in range(len(written), -1, -1):
@@ -67,7 +66,7 @@ def cut_at_stop(codec: Codec, written: list[int], stop: Sequence[str]) -> tuple[
 
 
 def decode_after(codec: Codec, prompt: list[int], written: list[int]) -> str:
-    """The text of the tokens written as it follows the prompt's: a tokenizer may drop a space where a text begins."""
+    """Return the text of the generated tokens after the prompt: a tokenizer may drop a space where a text begins."""
     beginning, whole = codec.decode(prompt) or "", codec.decode([*prompt, *written]) or ""
     if whole.startswith(beginning):
         return whole[len(beginning) :]
@@ -75,12 +74,12 @@ def decode_after(codec: Codec, prompt: list[int], written: list[int]) -> str:
 
 
 def truncate_at_stop(text: str, stop: Sequence[str]) -> str:
-    """The text up to the first of the stop strings."""
+    """Return the text before the first of the stop strings."""
     return text[: min([len(text), *(text.find(word) for word in stop if word in text)])]
 
 
 def find_ends(run: Run, codec: Codec) -> frozenset[int]:
-    """Tokens that end a text: what stands between files, and what tokenizer and weights came with name as their end."""
+    """Return the tokens that end a text: the separator between files, and eos tokens of tokenizer and weights."""
     ends: set[int] = set()
     if isinstance(codec, TextCodec) and codec.separator is not None:
         ends.add(codec.separator)

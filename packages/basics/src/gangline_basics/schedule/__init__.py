@@ -1,1 +1,1 @@
-"""How the learning rate goes over the run: pure functions of the step."""
+"""Learning rate schedules: pure functions of the step."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Constant(ScheduleConfig):
-    """Warm up, then stay."""
+    """Warm-up, then a constant learning rate."""
 
     def check(self, run: Run) -> list[Problem]:
         if self.count_warmup_steps(run) > run.steps:
@@ -33,20 +33,20 @@ class Constant(ScheduleConfig):
 
 @dataclass
 class Cosine(Constant):
-    """Warm up, then fall along half a cosine to `final` at the run's end (Loshchilov and Hutter, arXiv 1608.03983)."""
+    """Warm-up, then half a cosine down to `final` at the run's end (Loshchilov and Hutter, arXiv 1608.03983)."""
 
-    final: Share = 0.1  # factor of the peak rate
+    final: Share = 0.1  # final learning rate as a factor of the peak
 
 
 @dataclass
 class Wsd(Constant):
-    """Warm up, stay, then fall in a straight line (MiniCPM, arXiv 2404.06395, section 4)."""
+    """Warm-up, constant learning rate, then a linear decay (MiniCPM, arXiv 2404.06395, section 4)."""
 
-    decay_steps: NonNegativeInt | None = None  # null: a tenth of the run
-    final: Share = 0.0  # factor of the peak rate
+    decay_steps: NonNegativeInt | None = None  # number of decay steps; null: a tenth of the run
+    final: Share = 0.0  # final learning rate as a factor of the peak
 
     def count_decay_steps(self, run: Run) -> int:
-        """`decay_steps` with its default filled in: at least 1, and no more than the warm-up leaves."""
+        """Return `decay_steps`, by default a tenth of the run, at least 1, and no more than the warm-up leaves."""
         if self.decay_steps is not None:
             return self.decay_steps
         return min(max(1, run.steps // 10), max(0, run.steps - self.count_warmup_steps(run)))

@@ -1,4 +1,4 @@
-"""The built-in schedules. `step` counts from 0: the number of steps done before the one asked about. Torch-free."""
+"""Learning rate schedules. `step` counts from 0: the number of finished steps before it. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Schedule = Callable[[int], float]
 
 
 def warm_up(warmup_steps: int, then: Schedule) -> Schedule:
-    """A straight line up to the full rate, reached at step number `warmup_steps`, and `then` from there on."""
+    """Return a linear warm-up to the full rate, reached at step number `warmup_steps`, followed by `then`."""
     return lambda step: (step + 1) / (warmup_steps + 1) if step < warmup_steps else then(step)
 
 
 def build_constant(config: Constant, run: Run) -> Schedule:
-    """The schedule `constant`."""
+    """Return the schedule `constant`."""
     return warm_up(config.count_warmup_steps(run), lambda step: 1.0)
 
 
 def build_cosine(config: Cosine, run: Run) -> Schedule:
-    """The schedule `cosine`: `final` is reached as the last step ends."""
+    """Return the schedule `cosine`: `final` is reached as the last step ends."""
     warmup = config.count_warmup_steps(run)
     length = max(run.steps - warmup, 1)
 
@@ -34,7 +34,7 @@ def build_cosine(config: Cosine, run: Run) -> Schedule:
 
 
 def build_wsd(config: Wsd, run: Run) -> Schedule:
-    """The schedule `wsd`: it falls over the last `decay_steps`; `final` is reached as the last step ends."""
+    """Return the schedule `wsd`: it decays over the last `decay_steps`; `final` is reached as the last step ends."""
     length = config.count_decay_steps(run)
     first = run.steps - length
 

@@ -1,4 +1,4 @@
-"""The built-in trackers' configurations. Torch-free."""
+"""Configurations of the built-in trackers. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gangline.plugin.parts import Part
 
 @dataclass
 class Console(TrackConfig):
-    """A progress line on a terminal, and a line of text now and then anywhere."""
+    """Progress line on a terminal, and periodic lines of text everywhere."""
 
-    every: PositiveInt | None = None  # steps between lines; null: about 30 lines in a run
+    every: PositiveInt | None = None  # interval between lines, in steps; null: about 30 lines in a run
 
 
 @dataclass
 class JsonLines(TrackConfig):
-    """Every record in full, one JSON object a line."""
+    """metrics.jsonl: every record in full, one JSON object per line."""
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    path: str | None = None  # null: metrics.jsonl in the run directory
-    figure: bool = True  # draw loss.svg at the end of a run, where matplotlib is installed
+    path: str | None = None  # output file; null: metrics.jsonl in the run directory
+    figure: bool = True  # loss.svg, drawn at the end of a run if matplotlib is installed
 
 
 @dataclass
@@ -33,11 +33,11 @@ class TensorBoard(TrackConfig):
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    path: str | None = None  # null: tensorboard/ in the run directory
+    path: str | None = None  # output directory; null: tensorboard/ in the run directory
 
 
 def format_tensorboard_command(config: TensorBoard, directory: str) -> str:
-    """The command that shows the curves of the run in `directory`."""
+    """Return the command that shows the curves of the run in `directory`."""
     return f"tensorboard --logdir {config.path or directory}"
 
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one record a line, append-only. `gangline.record.read_records` gives each step's newest."""
+"""metrics.jsonl: one record per line, append-only. `gangline.record.read_records` returns each step's newest record."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ FILE = "metrics.jsonl"
 
 
 class JsonLinesTracker(Tracker):
-    """Appends each record as it comes; a write is so cheap that nothing waits in a buffer for a kill to lose it.
+    """Tracker that appends each record at once, without a buffer that a kill could lose, because a write is cheap.
 
-    What does not fit on a full disk waits for the next record: with room again no step is missing.
+    Records that do not fit on a full disk are written with a later record: once there is room no step is missing.
     """
 
     def __init__(self, path: str | None) -> None:
         self.path = None if path is None else Path(path)
         self.file: IO[bytes] | None = None
-        self.left = b""  # not written yet
+        self.left = b""  # unwritten bytes
 
     def begin(self, start: Start) -> None:
         path = self.path or Path(start.directory) / FILE
@@ -39,7 +39,7 @@ class JsonLinesTracker(Tracker):
         self._write()
 
     def _write(self) -> None:
-        """All that is left. Raises OSError where only a part could be written."""
+        """Write all unwritten bytes. Raises OSError if only a part could be written."""
         assert self.file is not None
         while self.left:
             self.left = self.left[self.file.write(self.left) or 0 :]
@@ -54,5 +54,5 @@ class JsonLinesTracker(Tracker):
 
 
 def build(config: JsonLines, run: Run) -> JsonLinesTracker:
-    """Records as JSON lines."""
+    """Return the tracker of JSON lines."""
     return JsonLinesTracker(config.path)

@@ -1,4 +1,4 @@
-"""Curves for TensorBoard, written with TensorBoard's own record writer: neither torch nor tensorflow is asked."""
+"""Curves for TensorBoard, written with TensorBoard's own record writer, without torch or tensorflow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BINS = 30
 
 
 class TensorBoardTracker(Tracker):
-    """One event a step, with all of its numbers; flushed once a second."""
+    """Tracker that writes one event per step, with all of its numbers; flushed once a second."""
 
     def __init__(self, path: str | None) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class TensorBoardTracker(Tracker):
             self.file = None
 
     def _start_over(self, step: int) -> None:
-        """Have TensorBoard drop the points of an abandoned branch: all that come after `step`."""
+        """Make TensorBoard drop the points of an abandoned branch: all after `step`."""
         if step > 0 or self.last:
             self._write(Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START)))
         self.last = step
@@ -92,5 +92,5 @@ def _make_histogram(values: list[float]) -> HistogramProto:
 
 
 def build(config: TensorBoard, run: Run) -> TensorBoardTracker:
-    """Curves for TensorBoard."""
+    """Return the tracker for TensorBoard."""
     return TensorBoardTracker(config.path)

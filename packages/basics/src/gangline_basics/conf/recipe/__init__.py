@@ -1,1 +1,1 @@
-"""Whole runs by name: `train recipe=<file>`. A recipe is a config.yaml with most of it left out."""
+"""Recipes: runs by name, `train recipe=<file>`. A recipe is a config.yaml that leaves most options out."""
