@@ -1,8 +1,8 @@
-"""What the ranks agree on about one save or load, through the job's key-value store.
+"""Agreement of the ranks on one save or load, through the job's key-value store.
 
-Ranks publish values, wait for those of others, and count up to the world size; nothing is gathered, so no rank's work
-grows with the world. When a wait has a time-out and it has passed, rank 0 reads each rank's newest key, once, to name
-those that have not answered.
+Ranks publish values, wait for values of other ranks, and count up to the world size; nothing is gathered, so the work
+of a rank does not grow with the world size. When a wait times out, rank 0 reads the newest key of each rank once, to
+name the ranks that have not answered.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from gangline.comm.base import Store
 
-# A wait polls the store: each pause is a tenth of what has passed, so that the wait is over at most a tenth late, but
-# never so short that all ranks together ask more than _ASKED times a second. Each poll asks twice: up to 1,250 ranks
-# poll every quarter of a second, 16,384 every 3.3 s. A store on two cores, shared with two clients that did nothing
-# else, answered 30,000 times a second.
-_FIRST, _LONGEST = 0.001, 0.25  # seconds
+# A wait polls the store. Each pause is a tenth of the time waited so far, so a wait ends at most a tenth late; but all
+# ranks together never send more than _ASKED requests a second. A poll sends two requests: up to 1,250 ranks poll every
+# quarter of a second, 16,384 ranks every 3.3 s. A store on two cores, shared with two clients that did nothing else,
+# answered 30,000 requests a second.
+_FIRST, _LONGEST = 0.001, 0.25  # pause between two polls, in seconds
 _SHARE = 0.1
-_ASKED = 10_000  # times a second, by all ranks
-_OTHERS = 1.2  # other ranks wait so many times as long as rank 0, so that it can name those that are silent
-_HEARTBEAT = 0.1  # of the patience: the time between two heartbeats of a rank
-_NAMED = 8  # silent ranks
-_UNREACHED = 5.0  # seconds for which a store that cannot be reached is asked again
+_ASKED = 10_000  # requests per second, by all ranks together
+_OTHERS = 1.2  # patience of the other ranks relative to rank 0, so that rank 0 can name the silent ranks first
+_HEARTBEAT = 0.1  # share of the patience between two heartbeats of a rank
+_NAMED = 8  # silent ranks that a message names
+_UNREACHED = 5.0  # seconds for which requests to an unreachable store are retried
 
 T = TypeVar("T")
 
 
 class Failed(Exception):
-    """Some rank failed; `what` is the JSON value that it published.
+    """A rank failed; `what` is the JSON value that it published.
 
-    `late`: it may count as done, for its wait timed out or the store was lost, so other ranks may still do theirs.
+    `late`: its wait timed out or the store was lost. Other ranks may have counted it as done, and may complete the
+    save.
     """
 
     def __init__(self, what: Any, late: bool = False) -> None:
@@ -45,15 +46,16 @@ class Failed(Exception):
 
 
 class StoreLost(ConnectionError):
-    """The job's store does not answer. What was to be added may have been, or not: nobody knows."""
+    """The job's key-value store does not answer. It is unknown whether a pending `add` took effect."""
 
 
 class PrefixedStore:
-    """The job's store, whatever it is made of, with keys that begin with a prefix. Raises StoreLost.
+    """The job's key-value store, of any kind, with a prefix for all keys. Raises StoreLost.
 
-    One that may come back is asked again for a while, for a rank that gave up at once could not tell the others, which
-    would wait for it. Not the client of torch's TCPStore, which never connects twice; and never an `add` whose answer
-    was lost: counted twice, one rank would pass for two, and what it has not written for written.
+    Requests to an unreachable store are retried for a while: a rank that gave up at once could not report its failure,
+    and the other ranks would wait for it. Two requests are not retried: any request of torch's TCPStore client, which
+    never reconnects, and an `add` whose answer was lost. A second `add` would count one rank as two, and a missing file
+    as written.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -85,10 +87,11 @@ class PrefixedStore:
 
 
 class Agreement:
-    """The keys of one save or load in the job's store. Without a store (one process) there is nobody to agree with.
+    """The keys of one save or load in the job's store. Without a store (one process) all calls are local.
 
-    `patience`: seconds that a rank waits without a `send_heartbeat` of any rank; None: for ever. `newest`: prefix of
-    the keys that hold what each rank did last, one for all saves, so that the store does not grow with their number.
+    `patience`: seconds that a rank waits without a `send_heartbeat` of any rank; None: no time-out. `newest`: prefix of
+    the keys that hold the last `mark_done` of each rank; all saves share it, so that the store does not grow with their
+    number.
     """
 
     def __init__(
@@ -99,17 +102,17 @@ class Agreement:
         self.patience = patience and patience * (_OTHERS if rank else 1)
         self._newest = newest
         self._mine: dict[str, Any] = {}
-        self._seen = 0  # heartbeats of all ranks, when last looked at
+        self._seen = 0  # heartbeats of all ranks at the last look
         self._next = 0.0  # time of this rank's next heartbeat
 
     def publish(self, key: str, value: Any) -> None:
-        """Put a value where every rank can read it."""
+        """Publish a value to all ranks."""
         self._mine[key] = value
         if self.store is not None and self.world > 1:
             self.store.set(f"{self.name}/{key}", json.dumps(value))
 
     def wait_for(self, key: str, publisher: str = "rank 0") -> Any:
-        """Return what `publisher` publishes, waited for. Raises Failed where some rank failed or `patience` is over."""
+        """Wait for `key` of `publisher` and return its value. Raises Failed if a rank failed or `patience` is over."""
         if self.world > 1:
             self._wait_until(lambda: self._exists(key), lambda: f"{publisher} has not answered")
             assert self.store is not None
@@ -117,14 +120,14 @@ class Agreement:
         return self._mine[key]
 
     def fail(self, what: Any, late: bool = False) -> None:
-        """Make all ranks fail; of several causes the first one published is raised everywhere."""
+        """Make all ranks fail. If there are several causes, every rank raises the one published first."""
         if self.world == 1:
             self._mine.setdefault("failed", [what, late])
         elif self.store is not None and self._fails_first():
             self.store.set(f"{self.name}/failed", json.dumps([what, late]))
 
     def _fails_first(self) -> bool:
-        """True also where nobody knows: two causes are better than none."""
+        """Return whether no rank failed before; True if the store is lost: two causes are better than none."""
         assert self.store is not None
         try:
             return self.store.add(f"{self.name}/failures", 1) == 1
@@ -132,7 +135,7 @@ class Agreement:
             return True
 
     def check(self) -> None:
-        """Raises Failed where some rank has."""
+        """Raise Failed if any rank has failed."""
         if self.store is not None and self.world > 1:
             if self._exists("failed"):
                 raise Failed(*json.loads(self.store.get(f"{self.name}/failed")))
@@ -140,28 +143,28 @@ class Agreement:
             raise Failed(*self._mine["failed"])
 
     def send_heartbeat(self) -> None:
-        """This rank makes progress, so no rank's wait times out yet. May be called as often as one likes."""
+        """Send a sign of progress, so that no wait of any rank times out yet. May be called at any rate."""
         now = time.monotonic()
         if self.patience is not None and self.store is not None and self.world > 1 and now >= self._next:
             self._next = now + _HEARTBEAT * self.patience
-            with contextlib.suppress(StoreLost):  # one beat more or less; what comes next says it
+            with contextlib.suppress(StoreLost):  # a lost beat is harmless; the next request reports the lost store
                 self.store.add(f"{self.name}/alive", 1)
 
     def count(self, key: str, number: int) -> int:
-        """Add to a counter that all ranks share; its new value."""
+        """Add to a counter that all ranks share, and return its new value."""
         if self.store is not None and self.world > 1:
             return self.store.add(f"{self.name}/{key}", number)
         self._mine[key] = self._mine.get(key, 0) + number
         return self._mine[key]
 
     def mark_done(self, key: str) -> None:
-        """This rank has done its part of `key`."""
+        """Mark this rank's part of `key` as done."""
         if self.store is not None and self.world > 1 and self.patience is not None:
             self.store.set(f"{self._newest}/{self.rank}", f"{self.name}/{key}")
         self.count(key, 1)
 
     def wait_for_all(self, key: str) -> None:
-        """Wait until every rank has marked `key` as done. Raises Failed where one failed or `patience` is over."""
+        """Wait until every rank has marked `key` as done. Raises Failed if a rank failed or `patience` is over."""
         if self.store is not None and self.world > 1:
             store = self.store
             self._wait_until(
@@ -190,7 +193,7 @@ class Agreement:
             time.sleep(min(max(_FIRST, _SHARE * (now - began)), longest))
 
     def _describe_silent_ranks(self, key: str) -> str:
-        """Which ranks have not answered: rank 0 names them, the others know how many."""
+        """Describe the ranks that have not answered: rank 0 names them, other ranks give their number."""
         assert self.store is not None
         number = self.world - self.count(key, 0)
         if self.rank:

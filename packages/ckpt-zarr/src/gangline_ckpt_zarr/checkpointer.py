@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 @final
 class ZarrCheckpointer(Checkpointer):
-    """Saves beside training, tier by tier; loads from the nearest tier that has a good copy.
+    """Saves in the background, tier by tier; loads from the nearest tier that has a good copy.
 
-    A save that wants the durable tier waits until no copy to it is under way; others do not.
+    A save that wants the durable tier waits until no copy to that tier is running; other saves do not wait.
     """
 
     def __init__(self, run: Run, tiers: Sequence[Tier], store: Store | None, config: ZarrCheckpoint) -> None:
@@ -53,7 +53,7 @@ class ZarrCheckpointer(Checkpointer):
         self._notes, self._trouble = Notes(), ""
         for note in self.memory.notes if self.memory is not None else ():
             self._notes.add(note)
-        self._number = 0  # of saves and loads: all ranks count the same
+        self._number = 0  # saves and loads so far, equal on all ranks
         self._newest: SaveHandle | None = None
         self._writer, self._copier = WriterClient(), WriterClient()
         self.copies = DurableCopies()
@@ -68,9 +68,10 @@ class ZarrCheckpointer(Checkpointer):
     # --- when --------------------------------------------------------------------------------------------------------
 
     def get_due_save(self, step: int, seconds: float, every: str | int | None) -> SaveRequest | None:
-        """The tiers that are due, too; every tier after the last step, where the run saves then.
+        """Return the save that is due, with its tiers; after the last step all tiers, if the run saves then.
 
-        Where memory has every step, people are told of one when it is there: a kill takes the run back no further.
+        If memory is saved to at every step, the record of a step waits for its save: a kill then loses no reported
+        step.
         """
         memory = None if self.memory is None or self.memory.left_out else self.memory
         kept = memory is not None and memory.every == 1
@@ -84,7 +85,7 @@ class ZarrCheckpointer(Checkpointer):
         return None
 
     def _is_near_due(self, step: int, seconds: float, every: str | int | None) -> bool:
-        """With `auto` rank 0 decides: only its clock counts."""
+        """Return whether the near tiers are due. With `auto` rank 0 decides: only its clock counts."""
         if self._interval is None:
             return super().get_due_save(step, seconds, every) is not None
         saving = self._newest is not None and self._newest.state is SaveState.WRITING
@@ -119,7 +120,7 @@ class ZarrCheckpointer(Checkpointer):
         delivery.start(reason)
         seconds = time.perf_counter() - start
         self._newest = SaveHandle(task.id, seconds, delivery.done, copy.done, delivery.compute_total_progress)
-        if self._interval is not None and self.disk in task.wanted:  # a copy in memory outlives no machine
+        if self._interval is not None and self.disk in task.wanted:  # a save to memory does not survive its node
             self._interval.note_save(seconds)
         return self._newest
 
@@ -146,7 +147,7 @@ class ZarrCheckpointer(Checkpointer):
         )
 
     def _make_agreement(self, kind: str, world: int, deadline_seconds: float | None = None) -> Agreement:
-        """One about a save or a copy times out, later than a writer process that gets no further; a load does not."""
+        """Return the agreement on a save, copy or load. A load has no time-out; others outlast a hanging writer."""
         patience = None if deadline_seconds is None else 1.25 * compute_hang_seconds(deadline_seconds)
         rank = _rank() if world > 1 else 0
         return Agreement(self.store, f"ckpt/{kind}/{self._number}", rank, world, patience, f"ckpt/{kind}/newest")
@@ -154,20 +155,20 @@ class ZarrCheckpointer(Checkpointer):
     # --- look --------------------------------------------------------------------------------------------------------
 
     def list(self):
-        """Those of all tiers. Raises UserError where the tier that may have the newest cannot be read."""
+        """Return the checkpoints of all tiers. Raises UserError if a tier that may have the newest cannot be read."""
         ids: set[CheckpointId] = set()
         for tier in self.tiers:
             try:
                 ids.update(tier.list_ids())
             except OSError as error:
-                starts = not self._number  # its newest may be what is wanted: no going back for that
+                starts = not self._number  # a resume may want its newest: do not fall back to an older one
                 if starts or not ids:
                     raise make_unreadable_error(tier.store.url, describe_error(error)) from error
                 self._notes.add(f"{tier.store.url} cannot be read: {describe_error(error)}; going by the nearer tiers")
         return sorted(ids)
 
     def is_lasting(self, id: CheckpointId) -> bool:
-        """Whether it is anywhere but in memory."""
+        """Return whether a checkpoint is stored anywhere but in memory."""
         return any(tier.has(id) for tier in self.tiers if tier is not self.memory)
 
     def take_notices(self) -> Sequence[str]:
@@ -184,7 +185,7 @@ class ZarrCheckpointer(Checkpointer):
         return self.read_metas(id)[0][1].shapes
 
     def read_metas(self, id: CheckpointId) -> Sequence[tuple[Tier, Meta]]:
-        """The tiers that have a checkpoint with what zarr.json says there, nearest first. Raises BadCheckpoint."""
+        """Return the tiers that have a checkpoint, nearest first, with metadata. Raises BadCheckpoint, UserError."""
         copies, bad, silent = [], None, None
         for tier in self.tiers:
             try:
@@ -234,13 +235,13 @@ def _rank() -> int:
 
 
 def _rank_in(registry: Registry) -> int:
-    """This rank where the registry is of all ranks; one process has rank 0."""
+    """Return this process's rank if the registry covers all ranks, else 0 (one process)."""
     return _rank() if registry.mesh.world > 1 else 0
 
 
 def build(config: ZarrCheckpoint, run: Run, store: Store | None) -> ZarrCheckpointer:
-    """The checkpointer of a run."""
-    if store is not None:  # what an earlier one has said there is not for this one: every rank counts alike
+    """Build the checkpointer of a run."""
+    if store is not None:  # own keys, equal on all ranks: an earlier checkpointer has left values
         number = store.add(f"ckpt/made by {_rank()}", 1)
         store = PrefixedStore(store, f"ckpt/{number}")
     tiers: list[Tier] = [*build_tiers(config, run.job.dir or "")]

@@ -11,30 +11,30 @@ from gangline.config import CheckpointConfig, NonNegativeInt, PositiveFloat, Pos
 if TYPE_CHECKING:
     from gangline.config import Run
 
-SUCCESSOR_SECONDS = 120.0  # how long the memory of a node whose agent was killed waits for the next one
+SUCCESSOR_SECONDS = 120.0  # how long the memory tier of a node whose agent was killed waits for the next agent
 
 
 @dataclass
 class ZarrCheckpoint(CheckpointConfig):
-    """Checkpoints in zarr v3: written beside training, every byte checked, in up to three tiers."""
+    """Checkpoints in zarr v3: saved in the background, every byte checked, in up to three tiers."""
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "durable")
 
-    path: str | None = None  # a directory or URL (s3://...) for the run's checkpoints; null: RUN_DIR/checkpoints
-    keep_last: PositiveInt | None = None  # the newest so many stay (with 1 there is none to fall back on); null: all
-    keep_every: PositiveInt | None = None  # those of every so many steps are kept for good
-    verify: bool = True  # check every checksum when loading
-    memory_every: PositiveInt | None = None  # steps between saves to the machine's memory, for lost workers; null: none
-    memory_copies: NonNegativeInt = 0  # other nodes that keep a copy of it, for nodes that are lost
-    durable: str | None = None  # a directory or URL for what must outlive `path`, copied from there beside training
-    durable_every: PositiveInt | None = None  # steps between saves there, a multiple of `every`; null: each save
-    durable_keep_last: PositiveInt | None = None  # as keep_last, there
-    durable_keep_every: PositiveInt | None = None  # as keep_every, there
-    mtbf_hours: PositiveFloat | None = None  # mean time between failures, for every=auto; null: as seen, 24 at first
-    deadline_seconds: PositiveFloat = 600.0  # how long a store may fail or stay silent before a save is given up
+    path: str | None = None  # directory or URL (s3://...) of the run's checkpoints; null: RUN_DIR/checkpoints
+    keep_last: PositiveInt | None = None  # number of newest checkpoints to keep (1 leaves no fallback); null: all
+    keep_every: PositiveInt | None = None  # interval in steps of checkpoints that are never deleted; null: none
+    verify: bool = True  # verification of every checksum when loading
+    memory_every: PositiveInt | None = None  # steps between saves to the memory tier (survives lost workers); null: off
+    memory_copies: NonNegativeInt = 0  # number of other nodes that keep a copy of the memory tier, for lost nodes
+    durable: str | None = None  # directory or URL of the durable tier, copied from `path` in background; null: none
+    durable_every: PositiveInt | None = None  # steps between saves to the durable tier, multiple of `every`; null: each
+    durable_keep_last: PositiveInt | None = None  # number of newest checkpoints to keep in the durable tier; null: all
+    durable_keep_every: PositiveInt | None = None  # interval in steps of durable checkpoints never deleted; null: none
+    mtbf_hours: PositiveFloat | None = None  # mean time between failures, for every=auto; null: measured, 24 at first
+    deadline_seconds: PositiveFloat = 600.0  # time-out, in seconds, of a store that fails or stays silent in a save
 
     def list_sidecars(self, run: Run) -> list[Sidecar]:
-        """What keeps the machine's memory tier while workers come and go."""
+        """Return the keeper of the memory tier, a sidecar that outlives workers; [] without a memory tier."""
         if self.memory_every is None:
             return []
         waits = SUCCESSOR_SECONDS if run.launch.shares else 0.0

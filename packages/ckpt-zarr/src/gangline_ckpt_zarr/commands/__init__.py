@@ -1,6 +1,6 @@
-"""`gangline ckpt`: look at checkpoints, check, compare, copy and convert them. Nothing here imports torch at its top.
+"""`gangline ckpt`: list, check, compare, copy and convert checkpoints. Nothing here imports torch at module level.
 
-Each verb is a module that is imported when it is asked for, so that looking takes no time.
+Each command is a module that is imported when it is called, so that listing takes no time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMED = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """The verb `gangline ckpt`; 0 where all is well, 1 where something is damaged or differs. Raises UserError."""
+    """Run a command of `gangline ckpt`; return 1 if something is damaged or differs, else 0. Raises UserError."""
     try:
         return run_verb("ckpt", VERBS, __name__, argv, NAMED)
     except BadCheckpoint as bad:

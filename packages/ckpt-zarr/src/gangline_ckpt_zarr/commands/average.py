@@ -1,7 +1,7 @@
 """`gangline ckpt average`: the mean of several checkpoints' weights, as the checkpoint that a run begins with.
 
-Each part of each array is read from all of them in turn, summed in float64 in the order in which they were named, and
-rounded once (Izmailov et al., arXiv 1803.05407; Wortsman et al., arXiv 2203.05482). What is held at once is a chunk.
+Each part of each array is read from every checkpoint in turn, summed in float64 in the order of the arguments, and
+rounded once (Izmailov et al., arXiv 1803.05407; Wortsman et al., arXiv 2203.05482). Memory holds one chunk at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write step-00000000 of the mean, and print the command that trains on. Raises UserError, BadCheckpoint."""
+    """Write the mean as step-00000000, and print the command that trains on. Raises UserError, BadCheckpoint."""
     words = make_parser(
         "average", "Average the weights of checkpoints, in float64, as a checkpoint that a run begins with."
     )
@@ -76,7 +76,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _check_out(out: str) -> None:
-    """Raises UserError where something is there already, or a run is around it."""
+    """Raise UserError if the output exists already or lies inside a run."""
     if "://" in out:
         return
     path = Path(text.resolve_path(out))
@@ -88,7 +88,7 @@ def _check_out(out: str) -> None:
 
 
 def _check_same_model(copies: Sequence[Copy]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """(shape, dtype) of every array of the model, which must be the same in all. Raises UserError, BadCheckpoint."""
+    """Return (shape, dtype) of every array of the model, which must agree in all. Raises UserError, BadCheckpoint."""
     first = copies[0]
     shapes = _read_weight_shapes(first)
     if not shapes:
@@ -126,7 +126,7 @@ def _read_weight_shapes(copy: Copy) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def _get_model_fields(copy: Copy) -> Mapping[str, Any]:
-    """What the configuration says of the model and of its edits, but for where its first weights came from."""
+    """Return the configuration of the model and of its edits, without the source of its initial weights."""
     from gangline.config.serial import from_dict
 
     config = copy.meta.document.get("config") or {}
@@ -135,7 +135,7 @@ def _get_model_fields(copy: Copy) -> Mapping[str, Any]:
 
 
 def _fill(chunks: Iterator[Shard], copies: Sequence[Copy], shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
-    """Raises BadCheckpoint where a chunk of any is not what was written, UserError where codes are not the same."""
+    """Fill chunks with means. Raises BadCheckpoint if a chunk is not what was written, UserError if codes differ."""
     import torch
 
     for chunk in chunks:
@@ -154,7 +154,7 @@ def _fill(chunks: Iterator[Shard], copies: Sequence[Copy], shapes: Mapping[str, 
 
 
 def _holds_codes(name: str, shapes: Mapping[str, Any]) -> bool:
-    """Whether whole numbers are weights by their scales (`Plan.low_bit`)."""
+    """Return whether an integer array holds weights that its scales decode (`Plan.low_bit`)."""
     return not _is_float(shapes[name][1]) and f"{name.rpartition('.')[0]}.scales" in shapes
 
 

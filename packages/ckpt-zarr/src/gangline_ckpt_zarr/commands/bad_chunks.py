@@ -1,4 +1,4 @@
-"""The bad chunks of a rank's file."""
+"""Bad chunks of a rank's file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BadChunks:
 
 
 class FileScanner:
-    """Checks the chunks of a file of a checkpoint as far as it goes (`there` bytes); windows come in order."""
+    """Checks the chunks in the first `there` bytes of a checkpoint's file; windows come in order."""
 
     def __init__(self, file: RankFile, meta: Meta, there: int) -> None:
         every = [run for run in file.runs if run.count]
@@ -39,24 +39,24 @@ class FileScanner:
         self._scanner = scan.ChunkScanner(runs, lambda run, *chunk: meta.find_chunk_error(self._runs[run], *chunk))
 
     def feed(self, window: Window) -> Iterator[BadChunks]:
-        """The bad chunks that end in this window."""
+        """Yield the bad chunks that end in this window."""
         for run, number, why in self._scanner.feed(window):
             yield BadChunks(self._runs[run], number, why)
 
     def find_missing(self, why: str) -> Iterator[BadChunks]:
-        """The first chunk of each run that the file is too short for, or the run: not each, for they may be endless."""
+        """Yield per run its first missing chunk, or the run if all are: a bad zarr.json may claim endless chunks."""
         for run, whole in self._whole.items():
             if whole < run.count:
                 yield BadChunks(run, whole or None if run.count > 1 else 0, why)
 
 
 def _count_complete(run: ChunkRun, trailer: int, there: int) -> int:
-    """The chunks of a run that end within the first `there` bytes."""
+    """Return the number of chunks of a run that end within the first `there` bytes."""
     return max(0, min(run.count, (there - run.base - run.nbytes - trailer) // run.stride + 1))
 
 
 def merge_runs(found: list[BadChunks]) -> Iterator[BadChunks]:
-    """The same, with one for a run of which every chunk is bad in the same way."""
+    """Yield the bad chunks, with one entry for a run of which every chunk is bad for one reason."""
     first = 0
     while first < len(found):
         run, why = found[first].run, found[first].why

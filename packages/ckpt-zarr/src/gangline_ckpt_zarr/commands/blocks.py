@@ -1,4 +1,4 @@
-"""Bytes of any length to a store's writer, which wants them in blocks of whole pages, in aligned memory."""
+"""Writer of bytes of any length to a store, in blocks of complete pages from aligned memory."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ BLOCK = 8 << 20
 
 
 class Blocks:
-    """A new object of a store, written from front to back. A context manager: durable at its end, or not there."""
+    """Writer of a new object, from front to back. A context manager: durable at its end, or not there."""
 
     def __init__(self, store: ObjectStore, path: str, size: int) -> None:
         self._writer = store.create(path, size)
         self._buffer = memoryview(mmap.mmap(-1, max(1, min(BLOCK, size))))
         self._filled = 0
-        self.offset = 0  # where in the object the next byte goes
+        self.offset = 0  # offset of the next byte in the object
         self._size = size
 
     def put(self, content: memoryview | bytes) -> None:
-        """Append."""
+        """Append content."""
         rest = memoryview(content)
         while rest:
             part = rest[: len(self._buffer) - self._filled]
@@ -29,7 +29,7 @@ class Blocks:
             rest = rest[len(part) :]
 
     def pad(self, offset: int) -> None:
-        """Zeros up to an offset."""
+        """Append zeros up to an offset."""
         while self.offset < offset:
             length = min(offset - self.offset, len(self._buffer) - self._filled)
             self._buffer[self._filled : self._filled + length] = bytes(length)

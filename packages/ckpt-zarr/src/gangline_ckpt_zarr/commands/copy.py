@@ -1,4 +1,4 @@
-"""`gangline ckpt copy`: to another store, every chunk checked on the way and once more where it has arrived."""
+"""`gangline ckpt copy`: to another store, every chunk checked on the way and again at the target."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.open import open_store
 
 Advance = Callable[[int], None]
-AT_ONCE = 8  # chunk files under way: each waits for its store
+AT_ONCE = 8  # chunk files in parallel: each waits for its store
 
 
 def run(argv: Sequence[str]) -> int:
-    """Copy one checkpoint; it becomes visible when all of it has arrived. Raises UserError, BadCheckpoint."""
+    """Copy one checkpoint; it becomes visible once all of it has arrived. Raises UserError, BadCheckpoint."""
     words = make_parser("copy", "Copy a checkpoint to another store. Nothing is ever overwritten.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument(
@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("--open", action="store_true", help="rewrite it so that any zarr reader opens it by its path")
     options = words.parse_args(list(argv))
     source = find_place(options.place).select_tier(options.tier).copy()
-    meta = source.check_sizes()  # a damaged one is refused before anything is written
+    meta = source.check_sizes()  # a damaged source is refused before anything is written
     url = _choose_target(options.to, source.name)
     _refuse(source, url)
     store = open_store(url)
@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _refuse(source: Copy, url: str) -> None:
-    """A copy in the checkpoint itself would be a part of it; one under another's name would be nobody's."""
+    """Raise UserError for a copy inside a checkpoint (it would be a part of that), or under the id of another one."""
     here, there = (text.resolve_path(place) for place in (source.store.url, url))
     above = os.path.dirname(there)
     if there != here and (f"{there}/".startswith(f"{here}/") or os.path.exists(f"{above}/{NAME}")):
@@ -74,7 +74,7 @@ def _refuse(source: Copy, url: str) -> None:
 
 
 def _choose_target(word: str, name: str) -> str:
-    """Where the copy itself will lie."""
+    """Return the URL of the copy itself."""
     path = word.rstrip("/")
     if os.path.exists(f"{path}/config.yaml"):
         return f"{next(tier for tier in open_tiers(path) if tier.name == 'disk').store.url}/{name}"
@@ -84,11 +84,11 @@ def _choose_target(word: str, name: str) -> str:
 
 
 def _as_it_is(source: Copy, store: ObjectStore) -> None:
-    """The same bytes; zarr.json last."""
+    """Copy the files byte for byte, zarr.json last."""
     meta = source.meta
     ranks = sorted(meta.iterate_writers())
     folder = os.path.dirname(meta.get_file_path(0))
-    store.delete(folder)  # what a copy that was broken off has left
+    store.delete(folder)  # the remains of an interrupted copy
     total = sum(meta.files.get_rank_file(rank).size for rank in ranks)
     try:
         with text.show_progress(f"copy {source.name}", 2 * total) as advance:
@@ -120,14 +120,14 @@ def _copy_file(source: Copy, store: ObjectStore, rank: int, advance: Advance) ->
 
 
 def _verify_written(store: ObjectStore, meta: Meta, ranks: Sequence[int], advance: Advance) -> None:
-    """Raise where what was written is not what is read back."""
+    """Raise BadCheckpoint if the content read back is not what was written."""
     for rank in ranks:
         for bad in find_damage(store, meta, rank, advance):
             raise bad
 
 
 def _copy_by_chunk(source: Copy, store: ObjectStore) -> None:
-    """A file for each chunk or shard, zarr.json for each node, the root's last."""
+    """Write a file for each chunk or shard, zarr.json for each node, and the root's zarr.json last."""
     if store.names():
         raise UserError(f"{store.url} is not empty.", "Name a directory that does not exist yet.")
     meta = native.as_native(source.meta)
@@ -154,7 +154,7 @@ def _copy_by_chunk(source: Copy, store: ObjectStore) -> None:
 
 
 def _write_chunks(source: Copy, store: ObjectStore, meta: NativeMeta, rank: int) -> int:
-    """Write the file of a chunk or shard, and take down the checksums; gives its size."""
+    """Write the file of a chunk or shard, and record the checksums; return its size."""
     file = meta.files.get_rank_file(rank)
     (run,) = file.runs
     layout = meta.registry[run.name]
@@ -171,7 +171,7 @@ def _write_chunks(source: Copy, store: ObjectStore, meta: NativeMeta, rank: int)
 
 
 def _chunk(source: Copy, run: ChunkRun, number: int) -> memoryview:
-    """A chunk with its checksum, from where it lies in the source. Raises BadCheckpoint."""
+    """Return a chunk with its checksum, read from its place in the source. Raises BadCheckpoint."""
     meta, box = source.meta, run.chunk_box(number)
     ((rank, stored_box),) = overlap.find_stored_boxes(meta.registry, run.name, box)
     there = meta.files.get_rank_file(rank).by_box[run.name, stored_box.offset]

@@ -1,4 +1,4 @@
-"""`gangline ckpt diff`: two checkpoints, array by array, never holding more than a few chunks."""
+"""`gangline ckpt diff`: compare two checkpoints, array by array, with only a few chunks in memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
 
 BLOCK = 8 << 20  # bytes of an array compared at once
-# How a run was carried and watched, not where it stands: shown, but no reason to call two states different.
+# How a run was executed, not its state: shown, but two checkpoints that differ only in these count as equal.
 CARRIED = ("attempt", "mesh", "config", "parts", "version")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print what differs; 1 where arrays or the state of training do. Raises UserError, BadCheckpoint."""
+    """Print all differences; return 1 if arrays or the state of training differ. Raises UserError, BadCheckpoint."""
     words = make_parser("diff", "Compare two checkpoints: arrays, shapes, values, documents.")
     words.add_argument("places", metavar="CHECKPOINT", nargs="+", help=f"two of them, each {PLACES}")
     options = words.parse_args(list(argv))
@@ -53,7 +53,7 @@ _NONE = object()
 
 
 def _compare_fields(one: Any, other: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(path, here, there) of every field that differs."""
+    """Yield (path, value here, value there) of every field that differs."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in {**one, **other}:
             yield from _compare_fields(
@@ -75,13 +75,13 @@ def _shorten(value: Any) -> str:
 
 @dataclass
 class Difference:
-    """Of two arrays of one shape: the largest absolute difference (nan where one of two is), and how many differ."""
+    """Difference of two arrays: the largest absolute one (nan if one of two values is nan), and how many differ."""
 
     largest: float = 0.0
     count: int = 0
 
     def add(self, one: np.ndarray, other: np.ndarray) -> None:
-        """Two equal nans do not differ."""
+        """Compare and count two parts; two nans are equal."""
         same = one == other
         if one.dtype.kind == "f" and other.dtype.kind == "f":
             same |= np.isnan(one) & np.isnan(other)
@@ -101,7 +101,7 @@ def _widen(values: np.ndarray) -> np.ndarray:
 
 
 def _compare_arrays(one: Copy, other: Copy) -> tuple[list[tuple[str, ...]], int]:
-    """A row for each array that differs, and how many are equal."""
+    """Return a row for each array that differs, and the number of equal arrays."""
     rows: list[tuple[str, ...]] = []
     alike = 0
     registry, theirs = one.meta.registry, other.meta.registry
@@ -129,7 +129,7 @@ def _compare_arrays(one: Copy, other: Copy) -> tuple[list[tuple[str, ...]], int]
 
 
 def _split_into_blocks(meta: Meta, name: str) -> Iterator[Box]:
-    """Boxes on the chunk grid of an array that together are it, each of about `BLOCK` bytes: chunks are read once."""
+    """Yield boxes of about `BLOCK` bytes that tile an array along its chunk grid, so that chunks are read once."""
     layout = meta.registry[name]
     sides, budget = list(meta.files.chunk(name)), BLOCK // (8 * max(1, prod(meta.files.chunk(name))))
     for dim in reversed(range(len(sides))):
@@ -142,7 +142,7 @@ def _split_into_blocks(meta: Meta, name: str) -> Iterator[Box]:
 
 
 def _read(copy: Copy, name: str, box: Box) -> np.ndarray:
-    """A part of an array, as it is stored. Raises BadCheckpoint."""
+    """Return a part of an array, as it is stored. Raises BadCheckpoint."""
     array = np.empty(box.shape, map_dtype(copy.meta.registry[name].dtype))
     read_target(copy.meta, copy.store, Target(name, box, array))
     return array

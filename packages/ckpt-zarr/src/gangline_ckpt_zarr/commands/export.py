@@ -1,4 +1,4 @@
-"""`gangline ckpt export`: the model of a checkpoint as a Hugging Face directory, one array in memory at a time."""
+"""`gangline ckpt export`: write a checkpoint's model as a Hugging Face directory, one array in memory at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write config.json and safetensors; no run directory is needed, for a checkpoint holds its configuration."""
+    """Write config.json and safetensors. No run directory is needed: a checkpoint holds its configuration."""
     words = make_parser("export", "Write the model of a checkpoint as a Hugging Face directory.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     add_output(words)
@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _run(copy: Copy) -> Run:
-    """The run that saved the checkpoint."""
+    """Return the run that saved the checkpoint. Raises UserError if it holds no configuration."""
     from gangline.config.serial import from_dict
 
     config = copy.meta.document.get("config")
@@ -52,7 +52,7 @@ def _run(copy: Copy) -> Run:
 
 
 def _read_arrays(copy: Copy, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each array, whole, in memory that the next one uses again. Raises BadCheckpoint."""
+    """Yield each full array, in memory that the next array reuses. Raises BadCheckpoint."""
     import torch
 
     sizes = {name: prod(shape) * _get_dtype(copy, name).itemsize for name, shape in shapes.items()}

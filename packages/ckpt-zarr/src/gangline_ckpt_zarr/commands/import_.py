@@ -1,4 +1,4 @@
-"""`gangline ckpt import`: a Hugging Face directory as the checkpoint that a run begins with, chunk by chunk."""
+"""`gangline ckpt import`: convert a Hugging Face directory, chunk by chunk, to a checkpoint that a run begins with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Make step-00000000 of the weights alone, and print the command that trains on from it."""
+    """Write step-00000000 with the weights alone, and print the command that trains on from it."""
     words = make_parser("import", "Make the checkpoint that a run begins with of a Hugging Face directory.", tier=False)
     words.add_argument("directory", metavar="DIR", help="config.json and safetensors")
     words.add_argument("out", metavar="RUN_DIR", help="the directory of a run to be, or a URL for its checkpoints")
@@ -26,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
     from gangline_models.hugging_face.commands import format_train_command, list_overrides
 
     directory, out = Path(options.directory).expanduser().resolve(), options.out.rstrip("/")
-    # the weights will be here
+    # the weights will be in the new checkpoint
     settings = [word for word in list_overrides(directory) if not word.startswith("model.weights=")]
     settings = [*settings, "checkpoint=zarr"]
     _write(place_for(out), directory, compose_one(settings))
@@ -44,7 +44,7 @@ def _write(store: ObjectStore, directory: Path, trained: Run) -> None:
     from gangline_models.hugging_face.read import load_pretrained
 
     tree, plan = compose_model(trained)
-    arrays = list_shards(construct(tree), plan)  # without their memory
+    arrays = list_shards(construct(tree), plan)  # without memory
     shapes = {shard.name: (shard.global_shape, name_dtype(shard.dtype)) for shard in arrays}
     write_weights(
         store,

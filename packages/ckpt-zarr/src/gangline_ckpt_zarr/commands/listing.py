@@ -1,4 +1,4 @@
-"""What lies under a root of checkpoints, with sizes and times, and whether it can be whole: no array is read."""
+"""Listing of the checkpoints under a root, with sizes, times and whether they can be complete. No array is read."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gangline_ckpt_zarr.tiers.completeness import find_file_error
 
 @dataclass
 class ListedCheckpoint:
-    """One checkpoint in one tier: bytes, and when it was last written to (seconds since 1970, where that is known)."""
+    """One checkpoint in one tier: its files, and when it was last written to (seconds since 1970; None: unknown)."""
 
     id: CheckpointId
     sizes: dict[str, int] = field(default_factory=dict)  # by path in the checkpoint
     modified: float | None = None
 
     def add(self, name: str, nbytes: int, modified: float | None) -> None:
-        """One more of its files."""
+        """Add one of its files."""
         self.sizes[name] = nbytes
         if modified is not None:
             self.modified = max(modified, self.modified or modified)
@@ -35,12 +35,12 @@ class ListedCheckpoint:
         return sum(self.sizes.values())
 
     def state(self, tier: Tier) -> str:
-        """ "whole" where zarr.json is good and every file there with its size; "unfinished"; else "damaged: why"."""
+        """Return "whole" if zarr.json is good and all files have their size; "unfinished"; or "damaged: why"."""
         if NAME not in self.sizes:
             return "unfinished"
         try:
             meta = tier.read_meta(self.id)
-            # Of several machines each has a part in its memory, and this one sees but its own.
+            # Each of several machines has a part in its memory, and this machine sees only its own part.
             why = "" if tier.name == "memory" else find_file_error(meta, self.sizes)
         except BadCheckpoint as bad:
             why = bad.why
@@ -50,7 +50,7 @@ class ListedCheckpoint:
 
 
 def list_checkpoints(store: ObjectStore) -> list[ListedCheckpoint]:
-    """Every checkpoint, whole or not, oldest first."""
+    """Return every checkpoint, complete or not, oldest first."""
     return sorted(_local(store.url) if store.local else _list_remote(store.url), key=lambda entry: entry.id)
 
 
@@ -81,7 +81,7 @@ def _add(entry: ListedCheckpoint, directory: str, within: str = "") -> None:
 
 
 def _list_remote(url: str) -> Iterator[ListedCheckpoint]:
-    """One listing of everything under a URL, as the store pages it."""
+    """Yield all checkpoints under a URL, from one listing, as the store pages it."""
     import fsspec
 
     files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
@@ -99,7 +99,7 @@ def _list_remote(url: str) -> Iterator[ListedCheckpoint]:
 
 
 def _find_modified_time(facts: dict) -> float | None:
-    """Stores call it by different names."""
+    """Return the modification time, which stores name differently; None if it is unknown."""
     for key in ("LastModified", "mtime", "updated", "last_modified", "created"):
         value = facts.get(key)
         if isinstance(value, datetime):

@@ -1,4 +1,4 @@
-"""`gangline ckpt ls`: the checkpoints of a run, in all its tiers."""
+"""`gangline ckpt ls`: list the checkpoints of a run, in all its tiers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Copies = dict[str, tuple[ListedCheckpoint, str]]  # by tier, with its state
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the table; 1 where anything in it is damaged. Raises UserError."""
+    """Print the table; return 1 if anything in it is damaged. Raises UserError."""
     words = make_parser("ls", "List checkpoints: step, size, age, tiers, state. Reads each zarr.json, and no array.")
     words.add_argument("place", metavar="RUN_DIR", help="a run's directory, or a directory or URL of checkpoints")
     options = words.parse_args(list(argv))
@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _note_abandoned(run_dir: str | None) -> None:
-    """Name on stderr the memory of this machine that other runs, which were killed, hold, and how to free it."""
+    """Print on stderr how much memory of this machine killed runs hold, and how to free it."""
     note = make_notes("gangline ckpt ls")
     for path in find_abandoned(run_dir):
         nbytes = 0

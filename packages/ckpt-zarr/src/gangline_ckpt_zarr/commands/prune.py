@@ -1,4 +1,4 @@
-"""`gangline ckpt prune`: delete what the rules of retention do not keep, once what they keep was read."""
+"""`gangline ckpt prune`: delete what retention does not keep, after reading what it keeps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline_ckpt_zarr.tiers.stored import StoreTier
 
 
 def run(argv: Sequence[str]) -> int:
-    """Delete, tier by tier, and print what; 1 where what should be kept is damaged. Raises UserError."""
+    """Delete, tier by tier, and print what; return 1 if something to keep is damaged. Raises UserError."""
     words = make_parser("prune", "Delete all checkpoints of a run but the newest and those of every so many steps.")
     words.add_argument("place", metavar="RUN_DIR", help="the run's directory")
     words.add_argument("--keep-last", type=int, metavar="N", help="keep the newest N; by default as the run says")
@@ -45,11 +45,11 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _prune(tier: StoreTier, run_dir: str, dry_run: bool) -> bool:
-    """Whether something damaged was met."""
+    """Prune one tier; return whether it has a damaged checkpoint that should be kept."""
     bad: dict[CheckpointId, str] = {}
 
     def find_copy_error(id: CheckpointId) -> str:
-        """What is kept is read first, every byte of it."""
+        """Return why a checkpoint to keep is damaged, "" if it is good, after reading every byte of it."""
         store = open_store(f"{tier.store.url}/{id}")
         try:
             damage = check_copy(Copy(str(id), tier.name, store))[0]

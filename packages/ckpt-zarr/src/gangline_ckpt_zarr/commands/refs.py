@@ -1,4 +1,4 @@
-"""`gangline ckpt refs`: write the references through which stock zarr opens a checkpoint as it is."""
+"""`gangline ckpt refs`: write refs.json, through which stock zarr opens a checkpoint as it is."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
         Path(options.output).write_bytes(json_bytes)
         place = options.output
     else:
-        copy.store.delete(REFERENCES)  # they follow from zarr.json: those that are there may say where it lay before
+        copy.store.delete(REFERENCES)  # existing references may name an earlier place
         copy.store.commit(REFERENCES, json_bytes)
         place = f"{copy.store.url}/{REFERENCES}"
     print(f"{text.place(place)}: {text.format_count(len(content['refs']), 'reference')}, {text.size(len(json_bytes))}")
@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def open_arguments(references: str, url: str) -> str:
-    """The arguments of zarr.open_group that open it."""
+    """Return the arguments of zarr.open_group that open the checkpoint at `url` by its references."""
     options: dict[str, object] = {"fo": references}
     scheme, sign, _ = url.partition("://")
     if sign:

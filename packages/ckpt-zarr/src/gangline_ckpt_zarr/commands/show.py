@@ -1,4 +1,4 @@
-"""`gangline ckpt show`: what is in a checkpoint, without reading an array."""
+"""`gangline ckpt show`: the content of a checkpoint, without reading an array."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAD = ("array", "shape", "dtype", "chunk", "chunks", "stored", "cut")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the document's main lines and the tree of arrays."""
+    """Print the main fields of the document, and the tree of arrays."""
     words = make_parser("show", "Show what is in a checkpoint.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument("--each", action="store_true", help="a line for each array; else one for those that are alike")
@@ -79,13 +79,13 @@ def _count_chunks(layout: Layout, chunk: tuple[int, ...]) -> int:
 
 
 def _count_stored_bytes(layout: Layout, chunk: tuple[int, ...]) -> int:
-    """Bytes of an array's chunks, as they lie in the files."""
+    """Return the bytes of an array's chunks, as stored in the files."""
     return _count_chunks(layout, chunk) * (prod(chunk) * count_itemsize(layout.dtype) + TRAILER)
 
 
 @dataclass
 class _Alike:
-    """Arrays that differ in numbers of their names alone: the blocks of a model."""
+    """Arrays that differ only by numbers in their names: the blocks of a model."""
 
     layout: Layout
     chunk: tuple[int, ...]
@@ -94,7 +94,7 @@ class _Alike:
 
 
 def _format_tree(meta: Meta, each: bool) -> Iterator[tuple[str, ...]]:
-    """A row for each group and array; `each`: also for those that are alike."""
+    """Yield a row for each group and array; `each`: also for arrays that are alike."""
     kinds: dict[tuple, _Alike] = {}
     for name, layout in meta.registry.layouts.items():
         chunk, cut = meta.files.chunk(name), _open(layout) if isinstance(meta, NativeMeta) else _cut(layout, each)
@@ -124,7 +124,7 @@ def _format_tree(meta: Meta, each: bool) -> Iterator[tuple[str, ...]]:
 
 
 def _format_ranges(numbers: list[int]) -> str:
-    """Such as 0-3,7."""
+    """Return numbers as ranges, such as 0-3,7."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][-1] + 1:
@@ -139,7 +139,7 @@ def _open(layout: Layout) -> str:
 
 
 def _cut(layout: Layout, named: bool) -> str:
-    """How an array was cut, in words; `named`: with the very stage that it was on."""
+    """Describe how an array was sharded; `named`: with the number of its pipeline stage."""
     stages = [f"{axis} {index}" if named else f"a stage of {axis}" for axis, index in layout.at]
     return ", ".join([*stages, *map(_describe_division, layout.divisions)]) or "whole"
 

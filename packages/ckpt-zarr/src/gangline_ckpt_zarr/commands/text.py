@@ -1,4 +1,4 @@
-"""How the verbs print: columns, sizes, times, and a bar for what takes long."""
+"""Output of the commands: columns, sizes, times, and a progress bar."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Row = Sequence[str]
 
 
 def format_table(head: Row, rows: Sequence[Row], right: str = "") -> str:
-    """Lines of aligned columns; `right`: the heads of those aligned to the right.
+    """Return lines of aligned columns; `right`: the heads of right-aligned columns.
 
-    Written by hand because a table of 1,000 rows takes rich a second.
+    Written by hand because rich takes a second for a table of 1,000 rows.
     """
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     ends = [name in right.split() for name in head]
@@ -27,7 +27,7 @@ def format_table(head: Row, rows: Sequence[Row], right: str = "") -> str:
 
 
 def size(nbytes: float) -> str:
-    """In powers of 1,000, as disks are sold and file managers count."""
+    """Return a size in powers of 1,000, as disks are sold and file managers count."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if nbytes < 999.5 or unit == "TB":
             break
@@ -36,7 +36,7 @@ def size(nbytes: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """In the largest unit of which there are two."""
+    """Return an age in the largest unit of which there are at least two."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -48,13 +48,13 @@ def format_count(count: int, word: str) -> str:
 
 
 def place(url: str) -> str:
-    """Where something lies, from the working directory where it is below that."""
+    """Return a path relative to the working directory if the path is below it."""
     here = os.getcwd().rstrip("/") + "/"
     return url.removeprefix(here)
 
 
 def resolve_path(url: str) -> str:
-    """A path without links, a URL as it is; neither ends with a slash."""
+    """Return a path without links, or a URL as it is; neither ends with a slash."""
     path = url.removeprefix("file://").removeprefix("local://")
     return path.rstrip("/") if "://" in path else os.path.realpath(os.path.expanduser(path))
 
@@ -65,7 +65,7 @@ def format_shape(sizes: Sequence[int]) -> str:
 
 @contextmanager
 def show_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Gives a function that takes how many bytes more are done; a bar on a terminal, silent elsewhere."""
+    """Yield a function that takes how many more bytes are done; a bar on a terminal, silent elsewhere."""
     if not sys.stderr.isatty():
         yield lambda nbytes: None
         return

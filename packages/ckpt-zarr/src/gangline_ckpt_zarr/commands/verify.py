@@ -1,4 +1,4 @@
-"""`gangline ckpt verify`: read every byte that is data, and name what is not what was written."""
+"""`gangline ckpt verify`: read every byte that is data, and report every chunk that is not what was written."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gangline_ckpt_zarr.format.references import AT, REFERENCES, build_reference
 from gangline_ckpt_zarr.load.scan import read_windows
 from gangline_ckpt_zarr.stores.base import ObjectStore
 
-MOST_LOST = 100  # missing files that are named
+MOST_LOST = 100  # missing files that are reported, at most
 
 
 def run(argv: Sequence[str]) -> int:
-    """Check copies of checkpoints; 1 where anything is damaged."""
+    """Check copies of checkpoints; return 1 if anything is damaged. Raises UserError."""
     words = make_parser("verify", "Read every byte of a checkpoint and name every bad chunk.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument("--all", action="store_true", help="all copies; of a run, those of every whole checkpoint")
     options = words.parse_args(list(argv))
     place = find_place(options.place).select_tier(options.tier)
-    if options.all and options.tier is None:  # what a machine has in its memory is not the whole of a large run
+    if options.all and options.tier is None:  # a machine's memory has only a part of a large run
         place = replace(place, tiers=tuple(tier for tier in place.tiers if tier.name != "memory"))
     copies = _list_copies(place) if options.all else [place.copy()]
     bad = nbytes = 0
@@ -55,7 +55,7 @@ def _list_copies(place: Place) -> list[Copy]:
 
 
 def _verify_copy(copy: Copy) -> tuple[int, int]:
-    """(1 if a copy is damaged, bytes read); prints what is bad in it."""
+    """Print the damage of a copy; return (1 if it is damaged, bytes read)."""
     damage, chunks, nbytes = check_copy(copy)
     for line in damage:
         print(line)
@@ -66,7 +66,7 @@ def _verify_copy(copy: Copy) -> tuple[int, int]:
 
 
 def check_copy(copy: Copy) -> tuple[list[BadCheckpoint], int, int]:
-    """(what is bad in a copy, its chunks, its bytes), every byte that is data read."""
+    """Return (damage of a copy, number of chunks, number of bytes), after reading every byte that is data."""
     try:
         meta, sizes = copy.meta, copy.store.list_sizes()
     except BadCheckpoint as bad:
@@ -75,7 +75,7 @@ def check_copy(copy: Copy) -> tuple[list[BadCheckpoint], int, int]:
     missing_ranks: list[int] = []
     for rank in meta.iterate_writers():
         (there if meta.get_file_path(rank) in sizes else missing_ranks).append(rank)
-        if len(missing_ranks) == MOST_LOST:  # what is claimed may be without end
+        if len(missing_ranks) == MOST_LOST:  # a damaged zarr.json may claim any number
             break
     chunks = sum(run.count for rank in there + missing_ranks for run in meta.files.get_rank_file(rank).runs)
     total = sum(meta.files.get_rank_file(rank).size for rank in there)
@@ -87,7 +87,7 @@ def check_copy(copy: Copy) -> tuple[list[BadCheckpoint], int, int]:
 
 
 def _check_metadata(copy: Copy, meta: Meta) -> Iterator[BadCheckpoint]:
-    """What others than gangline go by, and is bad: zarr.json of every node of native zarr, or refs.json."""
+    """Yield damage in metadata that other readers use: zarr.json of every native node, or refs.json."""
     if isinstance(meta, NativeMeta):
         for name, content in encode_nodes(copy.content).items():
             yield from _check_node_file(copy.store, f"{name}/{NAME}", name, content)
@@ -113,7 +113,7 @@ def _check_node_file(store: ObjectStore, path: str, name: str, content: bytes) -
 
 
 def _check_index(store: ObjectStore, path: str, file: RankFile) -> Iterator[BadCheckpoint]:
-    """Where zarr looks for the chunks of a shard."""
+    """Yield damage in the index of a shard, in which zarr looks for its chunks."""
     (run,) = file.runs
     content = memoryview(bytearray(index_bytes(run)))
     store.read_into(path, [(run.end, [content])])
@@ -122,7 +122,7 @@ def _check_index(store: ObjectStore, path: str, file: RankFile) -> Iterator[BadC
 
 
 def find_damage(store: ObjectStore, meta: Meta, rank: int, advance: Callable[[int], None]) -> list[BadCheckpoint]:
-    """What is bad in the file of a rank."""
+    """Return the damage in the file of a rank."""
     file, path = meta.files.get_rank_file(rank), meta.get_file_path(rank)
     try:
         there = store.size(path)

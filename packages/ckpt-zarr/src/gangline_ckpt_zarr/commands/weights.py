@@ -24,9 +24,9 @@ FIRST = CheckpointId(0)
 
 
 def place_for(out: str) -> ObjectStore:
-    """Where it will lie: RUN_DIR/checkpoints/step-00000000 of a run to be, or that id below a URL.
+    """Return the store of the new checkpoint: RUN_DIR/checkpoints/step-00000000 of a new run, or that id below a URL.
 
-    Raises UserError where there is a run, or a whole checkpoint.
+    Raises UserError if a run or a complete checkpoint exists there.
     """
     if "://" not in out and os.path.exists(f"{out}/config.yaml"):
         raise UserError(f"{out} already holds a run.", "Name a directory that does not exist yet.")
@@ -45,11 +45,11 @@ def write_weights(
     base: Mapping[str, Any] | None = None,
     model: str | None = None,
 ) -> None:
-    """Write arrays of these names, (shapes, dtypes); nothing is left where that fails, and its error is raised.
+    """Write arrays with these names, shapes and dtypes. If that fails nothing is left, and the error is raised.
 
     `fill` takes parts of arrays, one after another, and puts values into the memory of each. `trained`: the run whose
-    weights they are, `config` that run as data. base: what is said of arrays that are left out; model: the fingerprint
-    of all of the model's, where they are not all among these.
+    weights they are; `config`: that run as data. base: the record of arrays that are left out; model: the fingerprint
+    of the full model, if some of its arrays are left out.
     """
     import torch
 
@@ -82,7 +82,7 @@ def write_weights(
 
 
 def _write_chunks(store: ObjectStore, registry: Registry, write_id: str) -> Iterator[Shard]:
-    """Gives each chunk to be filled, and writes it where it lies in the file when asked for the next."""
+    """Yield each chunk to be filled, and write it to its place in the file when the next one is requested."""
     import torch
 
     from gangline.shard import Shard
@@ -104,7 +104,7 @@ def _write_chunks(store: ObjectStore, registry: Registry, write_id: str) -> Iter
                 part = torch.empty(box.shape, dtype=getattr(torch, layout.dtype))
                 yield Shard(run.name, layout.shape, part.dtype, box.offset, part)
                 if box.shape != run.chunk:
-                    whole.zero_()  # what lies beyond the array's end
+                    whole.zero_()  # padding beyond the array's end
                 whole[tuple(slice(0, length) for length in box.shape)] = part
                 chunk = whole.reshape(-1).view(torch.uint8).numpy().data
                 blocks.pad(run.base + number * run.stride)

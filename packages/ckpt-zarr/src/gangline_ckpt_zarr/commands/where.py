@@ -1,4 +1,4 @@
-"""From what a user types to stores: a run and its tiers, a directory or URL of checkpoints, or one checkpoint."""
+"""Stores of command-line arguments: a run and its tiers, a directory or URL of checkpoints, or one checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLACES = "RUN_DIR (its newest), RUN_DIR step-00000012, a checkpoint's directory,
 
 @dataclass(frozen=True)
 class Copy:
-    """One checkpoint in one tier; `store` begins at the checkpoint itself."""
+    """One checkpoint in one tier; the root of `store` is the checkpoint itself."""
 
     name: str
     tier: str
@@ -36,7 +36,7 @@ class Copy:
 
     @cached_property
     def content(self) -> bytes:
-        """The bytes of zarr.json. Raises UserError where there is none, BadCheckpoint."""
+        """Content of zarr.json, as bytes. Raises UserError if there is none, BadCheckpoint."""
         try:
             return zarr_json.read_content(self.store)
         except FileNotFoundError:
@@ -46,11 +46,11 @@ class Copy:
 
     @cached_property
     def meta(self) -> Meta:
-        """What zarr.json says, which must be of the checkpoint that the name says. Raises BadCheckpoint."""
+        """Metadata in zarr.json, which must be of the checkpoint that `name` says. Raises BadCheckpoint."""
         return zarr_json.read(self.content, f"{self.store.url}/{NAME}", CheckpointId.parse(self.name))
 
     def check_sizes(self) -> Meta:
-        """Return the same if every file has its size: before memory is made for the arrays. Raises BadCheckpoint."""
+        """Return the metadata if every file has its size, before arrays are allocated. Raises BadCheckpoint."""
         if why := find_file_error(self.meta, self.store.list_sizes()):
             raise BadCheckpoint("every array", None, self.store.url, why)
         return self.meta
@@ -58,16 +58,16 @@ class Copy:
 
 @dataclass(frozen=True)
 class Place:
-    """What a user named: tiers, nearest first, perhaps a checkpoint in them; or a checkpoint alone."""
+    """Place that a user named: tiers, nearest first, perhaps with a checkpoint in them; or a single checkpoint."""
 
     text: str
     tiers: tuple[StoreTier, ...] = ()
     id: CheckpointId | None = None
     run_dir: str | None = None
-    alone: ObjectStore | None = None  # of a checkpoint that was named by its directory
+    alone: ObjectStore | None = None  # store of a single checkpoint, named by its directory or URL
 
     def select_tier(self, name: str | None) -> Place:
-        """The same, in one tier. Raises UserError where there is no such tier."""
+        """Return this place with one of its tiers; None: with all. Raises UserError if there is no such tier."""
         if name is None:
             return self
         tiers = tuple(tier for tier in self.tiers if tier.name == name)
@@ -77,15 +77,15 @@ class Place:
         return replace(self, tiers=tiers)
 
     def list_ids(self) -> list[CheckpointId]:
-        """Every whole checkpoint in any of the tiers, oldest first."""
+        """Return every complete checkpoint in any of the tiers, oldest first."""
         return sorted({id for tier in self.tiers for id in tier.list_ids()})
 
     def find_newest(self, ids: Sequence[CheckpointId]) -> CheckpointId | None:
-        """The one that a resume would take; without a run directory the last."""
+        """Return the checkpoint that a resume would take; without a run directory the last; None if there is none."""
         return attempts.find_latest(self.run_dir, ids) if self.run_dir else max(ids, default=None)
 
     def list_copies(self) -> list[Copy]:
-        """The copies of the checkpoint that was named, nearest first. Raises UserError where there is none."""
+        """Return the copies of the named checkpoint, nearest first. Raises UserError if there is none."""
         if self.alone is not None:
             return [Copy(self.alone.url.rstrip("/").rpartition("/")[2], "", self.alone)]
         id = self.id or self.find_newest(self.list_ids())
@@ -98,12 +98,12 @@ class Place:
         return [Copy(str(id), tier.name, open_store(f"{tier.store.url}/{id}")) for tier in tiers]
 
     def copy(self) -> Copy:
-        """The nearest copy."""
+        """Return the nearest copy. Raises UserError if there is none."""
         return self.list_copies()[0]
 
 
 def find_places(words: Sequence[str]) -> list[Place]:
-    """What the words name, in order: an id belongs to the place before it. Raises UserError."""
+    """Return the places that arguments name, in order: an id belongs to the place before it. Raises UserError."""
     places: list[Place] = []
     for word in words:
         id = CheckpointId.parse(word)
@@ -119,7 +119,7 @@ def find_places(words: Sequence[str]) -> list[Place]:
 
 
 def find_place(words: Sequence[str]) -> Place:
-    """The one place that the words name. Raises UserError."""
+    """Return the one place that the arguments name. Raises UserError."""
     places = find_places(words)
     if len(places) != 1:
         raise UserError(f"expected one checkpoint, got {len(places)}: {' '.join(words)}.", f"A checkpoint is {PLACES}.")
@@ -144,16 +144,16 @@ def _place(word: str) -> Place:
     store = open_store(path)
     if id is not None or store.exists(NAME):
         return Place(word, alone=store)
-    if os.path.isdir(f"{path}/checkpoints") and not any(map(CheckpointId.parse, os.listdir(path))):  # of a run to be
+    if os.path.isdir(f"{path}/checkpoints") and not any(map(CheckpointId.parse, os.listdir(path))):  # of a future run
         return _place(f"{path}/checkpoints")
     above = str(Path(path).absolute().parent)
     return Place(word, (StoreTier("disk", store),), run_dir=above if os.path.exists(f"{above}/config.yaml") else None)
 
 
 def open_tiers(run_dir: str) -> tuple[StoreTier, ...]:
-    """A run's tiers, nearest first, and last what this machine has in its memory.
+    """Return a run's tiers, nearest first, and last the memory of this machine.
 
-    Raises UserError where the run's checkpoints are another part's.
+    Raises UserError if another part than checkpoint=zarr wrote the run's checkpoints.
     """
     from gangline.run.directory import RunDirectory
 
@@ -168,7 +168,7 @@ def open_tiers(run_dir: str) -> tuple[StoreTier, ...]:
         )
     options: dict[str, Any] = dict(content.get("checkpoint") or {})
     if any("${" in value for value in options.values() if isinstance(value, str)):
-        options = vars(directory.run().checkpoint)  # with what the environment holds
+        options = vars(directory.run().checkpoint)  # with values from the environment
     tiers = [StoreTier("disk", open_store(options.get("path") or str(directory.checkpoints)), None)]
     tiers[0].keep_last, tiers[0].keep_every = options.get("keep_last"), options.get("keep_every")
     if options.get("durable"):
@@ -176,14 +176,14 @@ def open_tiers(run_dir: str) -> tuple[StoreTier, ...]:
         tiers.append(StoreTier("durable", open_store(options["durable"]), options.get("durable_every"), *keep))
     if options.get("memory_every"):
         nodes = list_node_directories(run_dir)
-        for place in nodes:  # last: of several nodes each has a part
+        for place in nodes:  # last: each of several nodes has only a part
             name = "memory" if len(nodes) == 1 else f"memory-{place.name}"
             tiers.append(StoreTier(name, open_store(str(place))))
     return tuple(tiers)
 
 
 def make_parser(verb: str, text: str, *, tier: bool = True) -> ArgumentParser:
-    """For the words after `gangline ckpt VERB`, with what most verbs take."""
+    """Return a parser for the arguments of `gangline ckpt VERB`, with --tier if `tier`."""
     parser = ArgumentParser(prog=f"gangline ckpt {verb}", description=text)
     if tier:
         parser.add_argument("--tier", help="the copy in this tier (memory, disk, durable); by default the nearest")

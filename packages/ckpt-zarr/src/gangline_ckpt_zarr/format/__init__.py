@@ -1,1 +1,1 @@
-"""What a checkpoint is on disk: pure functions of shapes and cuts, without torch and without reading a byte."""
+"""On-disk format of a checkpoint: pure functions of shapes and layouts, without torch and without reading a byte."""

@@ -1,4 +1,4 @@
-"""What zarr.json says of a checkpoint, whichever way its chunks are stored."""
+"""Metadata of a checkpoint, as zarr.json holds it, whichever way its chunks are stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline_ckpt_zarr.format.owners import get_box_owners
 
 @dataclass(frozen=True)
 class Meta(ABC):
-    """The document, how the arrays are cut, where each chunk is. `write_id`: 8 hex digits, others for each save."""
+    """The document, the layouts of the arrays, the place of each chunk. `write_id`: 8 hex digits, new for each save."""
 
     document: dict[str, Any]
     registry: Registry
@@ -27,27 +27,27 @@ class Meta(ABC):
 
     @abstractmethod
     def get_file_path(self, rank: int) -> str:
-        """The file of a rank, in the checkpoint's directory."""
+        """Return the path of a rank's file in the checkpoint's directory."""
 
     @property
     @abstractmethod
     def trailer(self) -> int:
-        """Bytes behind each chunk: its checksum, and its seal where it has one."""
+        """Number of bytes after each chunk: its checksum, and its seal if it has one."""
 
     @abstractmethod
     def compute_seal_start(self, run: ChunkRun) -> int | None:
-        """What the seals of a run's chunks start from; None where they have none."""
+        """Return the checksum that the seals of a run's chunks start from; None if they have no seals."""
 
     @abstractmethod
     def find_chunk_error(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
-        """Why chunk `number` of a run, of which `checksum` is the checksum, is not what was written; "" where it is."""
+        """Return why chunk `number` of a run, with this checksum, is not what was written; "" if it is."""
 
     @abstractmethod
     def build_nodes(self) -> dict[str, dict[str, Any]]:
-        """zarr v3 metadata of every array."""
+        """Return the zarr v3 metadata of every array, by name."""
 
     def iterate_writers(self) -> Iterator[int]:
-        """The ranks that have a file, each once: found by what was cut, for ranks without one may be many more."""
+        """Yield each rank that has a file, once. Found by layouts, because ranks without a file may be many more."""
         writers, cut = set[int](), set()
         for layout in self.registry.layouts.values():
             owners = get_box_owners(self.registry.mesh, layout)
@@ -61,7 +61,7 @@ class Meta(ABC):
 
     @cached_property
     def nbytes(self) -> int:
-        """Of all arrays, as they are stored."""
+        """Number of bytes of all arrays, as they are stored."""
         return sum(prod(layout.shape) * count_itemsize(layout.dtype) for layout in self.registry.layouts.values())
 
     @cached_property

@@ -1,8 +1,8 @@
-"""The checksum, here alone; and what lies behind each chunk: its checksum, which zarr checks too, and its seal.
+"""Checksum of a chunk (crc32c), and the trailer after each chunk: its checksum, which zarr checks too, and its seal.
 
-A checksum alone is as right in the chunk of another step, or of another array, as it is here. The seal is a checksum
-of the save's write id, the array, the place in it, and the checksum. crc32c is one to one in each 4 bytes of what it
-is of: at one place, chunks of two saves or with two checksums never have the same seal.
+A checksum alone also fits a chunk of another step or another array. The seal is a checksum of the save's write id, the
+array, the place in it, and the checksum. crc32c is one-to-one in each 4 bytes of its input: at one place, chunks of two
+saves or with two checksums never have equal seals.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from struct import Struct
 
 from fastcrc.crc32 import iscsi
 
-# crc32c, which zarr knows as a codec. Of the libraries fastcrc was chosen by measurement: 28 GB/s of what is in the
-# cache (with AVX-512) and an eighth of a microsecond a call, three times what crc32c does; google-crc32c takes
-# read-only bytes alone. It takes memory without a copy and lets other threads run.
-checksum_of = iscsi  # (content, checksum of what came before = 0) -> checksum
+# crc32c, which zarr has as a codec. fastcrc was chosen by measurement: 28 GB/s on cached data (with AVX-512) and an
+# eighth of a microsecond a call, three times the speed of the crc32c library; google-crc32c takes only read-only bytes.
+# fastcrc takes memory without a copy and lets other threads run.
+checksum_of = iscsi  # (content, checksum of the preceding bytes = 0) -> checksum
 CODEC = {"name": "crc32c"}  # in zarr's metadata
 CHECKSUM = 4  # bytes
 SEAL = 4
@@ -27,19 +27,19 @@ _WORDS = Struct("<II")  # checksum, seal
 
 
 def compute_seal_start(write_id: str, name: str, offset: Sequence[int]) -> int:
-    """What the seals of a box's chunks have in common. `write_id`: 8 hex digits."""
+    """Return the checksum that the seals of all chunks of a box start from. `write_id`: 8 hex digits."""
     return checksum_of(bytes.fromhex(write_id), checksum_of(f"{name} {' '.join(map(str, offset))}".encode()))
 
 
 def compute_seal(start: int, number: int, checksum: int) -> int:
-    """The seal of a box's chunk `number`, from `Meta.compute_seal_start`."""
+    """Return the seal of chunk `number` of a box; `start` is that of `Meta.compute_seal_start`."""
     return checksum_of(_WORDS.pack(number, checksum), start)
 
 
 def find_trailer_error(start: int | None, number: int, checksum: int, trailer: bytes | memoryview) -> str:
-    """Why the chunk `number`, of which `checksum` is the checksum, is not what was written here; "" where it is.
+    """Return why chunk `number`, whose checksum is `checksum`, is not what was written here; "" if it is.
 
-    `start`: None where chunks have no seal.
+    `start`: None if chunks have no seal.
     """
     if read_checksum(trailer) != checksum:
         return "its checksum differs"
@@ -51,7 +51,7 @@ def find_trailer_error(start: int | None, number: int, checksum: int, trailer: b
 
 
 def make_trailer(start: int | None, number: int, content: bytes | memoryview) -> bytes:
-    """What goes behind the chunk `number`: its checksum and seal; without a `start` the checksum alone."""
+    """Return the trailer of chunk `number`: its checksum and seal; if `start` is None, the checksum alone."""
     checksum = checksum_of(content)
     if start is None:
         return checksum.to_bytes(CHECKSUM, "little")
@@ -59,5 +59,5 @@ def make_trailer(start: int | None, number: int, content: bytes | memoryview) ->
 
 
 def read_checksum(trailer: bytes | memoryview) -> int:
-    """The checksum in a trailer."""
+    """Return the checksum in a trailer."""
     return int.from_bytes(trailer[:CHECKSUM], "little")

@@ -1,9 +1,9 @@
-"""The chunk shape of an array: it follows the cuts, so that every chunk has exactly one writer.
+"""Chunk shape of an array. It follows the sharding, so that every chunk has exactly one writer.
 
 zarr's regular grid has one chunk shape for an array. Along each dim it is a divisor of the greatest common divisor of
-all boundaries there, so no boundary ever falls inside a chunk. Nothing is moved between ranks to save, and nobody
-reads before it writes (read-modify-write of shared chunks under locks is what made earlier zarr checkpoints slow). The
-price: cuts at odd rows make small chunks.
+all shard boundaries, so no boundary ever falls inside a chunk. To save, ranks move no data between them and read
+nothing (read-modify-write of shared chunks under locks is what made earlier zarr checkpoints slow). The price: shard
+boundaries at odd rows make small chunks.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from gangline.config import find_divisors
 from gangline.shard import Box, Division, Layout
 from gangline_ckpt_zarr.format.dtypes import count_itemsize
 
-# No chunk is larger where the cuts leave the choice. Whole chunks are read to be checked, so 8 MiB cost a load into
+# Maximum chunk size, if the sharding leaves a choice. Complete chunks are read to check them, so 8 MiB cost a load into
 # twice as many ranks a third of its speed: a rank's boxes are often no larger. Below 1 MiB Python's time shows.
 CHUNK_BYTES = 1 << 20
-SMALL = CHUNK_BYTES >> 3  # a chunk smaller than this may give way to one that is larger than CHUNK_BYTES
+SMALL = CHUNK_BYTES >> 3  # a chunk smaller than this may be replaced by one larger than CHUNK_BYTES
 LARGE = CHUNK_BYTES << 3  # but not larger than this
 
 
 def chunk_shape(layout: Layout) -> tuple[int, ...]:
-    """The shape of every chunk of an array; at the array's ends chunks reach beyond it."""
+    """Return the shape of every chunk of an array; at the array's ends chunks extend beyond it."""
     return _chunk_shape(layout.shape, layout.divisions, CHUNK_BYTES // count_itemsize(layout.dtype))
 
 
 @lru_cache(maxsize=1024)
 def _chunk_shape(shape: tuple[int, ...], divisions: tuple[Division, ...], left: int) -> tuple[int, ...]:
-    """The same for all arrays of one shape and cut; `left`: elements of a chunk, at most."""
+    """Return the chunk shape of all arrays with this shape and sharding; `left`: maximum number of elements."""
     layout, chunk = Layout(shape, divisions=divisions), list[int]()
     for length, step in zip(reversed(layout.shape), reversed(compute_spacing(layout)), strict=True):
         length = max(1, length)
@@ -43,7 +43,7 @@ def _chunk_shape(shape: tuple[int, ...], divisions: tuple[Division, ...], left: 
 
 
 def _choose_divisor(step: int, left: int) -> int:
-    """The largest divisor of `step` up to `left`; where that is small, the next larger one if it is not huge."""
+    """Return the largest divisor of `step` up to `left`; if that is small, the next larger one unless it is huge."""
     sides = find_divisors(step)
     fitting = max((d for d in sides if d <= left), default=1)
     if fitting * CHUNK_BYTES < left * SMALL:
@@ -54,7 +54,7 @@ def _choose_divisor(step: int, left: int) -> int:
 
 
 def compute_spacing(layout: Layout) -> tuple[int, ...]:
-    """Per dim the greatest step on whose multiples all boundaries lie, the array's end apart; 0: there are none."""
+    """Return per dim the greatest step whose multiples hold all boundaries but the array's end; 0: no boundaries."""
     steps = [0] * len(layout.shape)
     for dim, position in _find_boundaries(layout):
         if position < layout.shape[dim]:
@@ -63,7 +63,7 @@ def compute_spacing(layout: Layout) -> tuple[int, ...]:
 
 
 def _find_boundaries(layout: Layout) -> Iterator[tuple[int, int]]:
-    """(dim, position) of every boundary, without listing the boxes."""
+    """Yield (dim, position) of every boundary. Boxes are listed only for nested divisions over rows."""
     for number, division in enumerate(layout.divisions):
         if not division.rows:
             yield from ((division.dim, bound) for bound in division.bounds[0])
@@ -76,7 +76,7 @@ def _find_boundaries(layout: Layout) -> Iterator[tuple[int, int]]:
 
 
 def _split_rows(layout: Layout, earlier: tuple[Division, ...], division: Division) -> Iterator[tuple[int, int]]:
-    """Where a division over rows cuts each dim: a row number unravelled over the leading dims of what it divides."""
+    """Yield (dim, position) of a division over rows: row numbers, unravelled over the leading dims that it divides."""
     outer = Layout(layout.shape, layout.dtype, earlier)
     for number, parts in enumerate(product(*(range(cut.parts) for cut in earlier))):
         bounds = division.bounds[number] if len(division.bounds) > 1 else division.bounds[0]
@@ -92,7 +92,7 @@ def _unravel(box: Box, row: int) -> Iterator[tuple[int, int]]:
     for dim in reversed(range(len(lead))):
         row, rest = divmod(row, lead[dim])
         yield dim, box.offset[dim] + rest
-        if rest:  # the dims before it are cut on both sides of the slice that holds the row
+        if rest:  # outer dims are split on both sides of the slice that holds the row
             for outer in reversed(range(dim)):
                 row, at = divmod(row, lead[outer])
                 yield outer, box.offset[outer] + at

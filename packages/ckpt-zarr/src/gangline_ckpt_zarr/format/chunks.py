@@ -1,10 +1,10 @@
-"""Where each chunk is: a file holds the boxes of one rank, and every offset in it follows from them.
+"""Place of each chunk: a file holds the boxes of one rank, and every offset in it follows from the boxes.
 
-A box of the registry is a run of equal chunks in C order, those of the array's chunk grid that are in it: `nbytes` of
-raw little-endian elements, and behind them their checksum (4 bytes), as zarr's codecs have them. Chunk k starts at
+A box of the registry is a run of equal chunks in C order: the chunks of the array's grid inside the box. A chunk is
+`nbytes` of raw little-endian elements and then their checksum (4 bytes), as zarr's codecs store them. Chunk k starts at
 `base + k * stride`. Large chunks start on a page, so that they can be written and read past the page cache.
 
-Behind the checksum is a seal (4 bytes): see `checksum`.
+In a packed file a seal (4 bytes) follows the checksum: see `checksum`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class ChunkRun:
     name: str
     box: Box
     chunk: tuple[int, ...]
-    nbytes: int  # of a chunk, without its trailer of checksum and seal
+    nbytes: int  # bytes of a chunk, without its trailer of checksum and seal
     stride: int
     base: int
 
     @cached_property
     def grid(self) -> tuple[int, ...]:
-        """Chunks along each dim."""
+        """Number of chunks along each dim."""
         return tuple(-(-length // side) for length, side in zip(self.box.shape, self.chunk, strict=True))
 
     @property
@@ -53,7 +53,7 @@ class ChunkRun:
         return self.base + self.count * self.stride
 
     def split(self, limit: int) -> Iterator[ChunkRun]:
-        """Runs of neighbouring chunks, of `limit` bytes at most or one chunk each, that together are this one."""
+        """Yield runs of neighbouring chunks, each of at most `limit` bytes or one chunk, that together are this run."""
         depth, inner = len(self.grid), 1
         while depth and inner * self.grid[depth - 1] * self.stride <= limit:
             depth -= 1
@@ -77,7 +77,7 @@ class ChunkRun:
             yield replace(self, box=box, base=self.base + number * self.stride)
 
     def index(self, number: int) -> tuple[int, ...]:
-        """The chunk's index in the whole array's grid."""
+        """Return the index of a chunk in the grid of the full array."""
         digits: list[int] = []
         for length in reversed(self.grid):
             number, at = divmod(number, length)
@@ -86,13 +86,13 @@ class ChunkRun:
         return tuple(a + b for a, b in zip(first, reversed(digits), strict=True))
 
     def chunk_box(self, number: int) -> Box:
-        """The box of the array in one chunk; what a chunk has beyond the array's end is not in it."""
+        """Return the box of the array in one chunk, without the chunk's padding beyond the array's end."""
         offset = tuple(i * side for i, side in zip(self.index(number), self.chunk, strict=True))
         sides = zip(offset, self.chunk, self.box.limits, strict=True)
         return Box(offset, tuple(min(side, stop - at) for at, side, (_, stop) in sides))
 
     def find_chunk_ranges(self, wanted: Box) -> Iterator[tuple[int, int]]:
-        """(first, how many) of the chunks that meet a box, neighbours together."""
+        """Yield (first, count) of the chunks that overlap a box, with neighbours merged."""
         ranges = []
         for start, length, side, chunks, at, n in zip(
             wanted.offset, wanted.shape, self.chunk, self.grid, self.box.offset, self.box.shape, strict=True
@@ -104,7 +104,7 @@ class ChunkRun:
         if not ranges:
             yield 0, 1
             return
-        depth = len(ranges)  # from here on whole dims are taken, so the chunks are neighbours
+        depth = len(ranges)  # from here on full dims are taken, so the chunks are neighbours
         while depth > 1 and ranges[depth - 1] == (0, self.grid[depth - 1]):
             depth -= 1
         inner = prod(self.grid[depth:])
@@ -118,23 +118,23 @@ class ChunkRun:
 
 @dataclass(frozen=True)
 class RankFile:
-    """What one rank writes."""
+    """File that one rank writes."""
 
     runs: tuple[ChunkRun, ...]
     size: int
-    dtypes: dict[str, str]  # torch's, by array
+    dtypes: dict[str, str]  # torch dtype by array
 
     @cached_property
     def by_box(self) -> dict[tuple[str, tuple[int, ...]], ChunkRun]:
         return {(run.name, run.box.offset): run for run in self.runs}
 
     def find_size_error(self, there: int) -> str:
-        """Return why a file of `there` bytes is damaged, "" if it has its size."""
+        """Return why a file of `there` bytes is damaged; "" if its size is right."""
         return "" if there == self.size else f"has {there:,} bytes, and should have {self.size:,}"
 
 
 def lay_out(boxes: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> RankFile:
-    """The file of these boxes, (name, dtype, chunk shape, box), one after another."""
+    """Return the file that holds these boxes, (name, dtype, chunk shape, box), one after another."""
     runs, end, dtypes = [], 0, {}
     for name, dtype, chunk, box in boxes:
         nbytes = prod(chunk) * count_itemsize(dtype)
@@ -148,7 +148,7 @@ def lay_out(boxes: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> RankFile:
 
 
 class CheckpointFiles(ABC):
-    """The files of a checkpoint by rank, each worked out when first asked for. `chunks`: known chunk shapes."""
+    """Files of a checkpoint by rank, each computed when first requested. `chunks`: known chunk shapes by array."""
 
     def __init__(self, registry: Registry, chunks: dict[str, tuple[int, ...]] | None = None) -> None:
         self.registry = registry
@@ -156,13 +156,13 @@ class CheckpointFiles(ABC):
         self._files: dict[int, RankFile] = {}
 
     def chunk(self, name: str) -> tuple[int, ...]:
-        """The chunk shape of an array."""
+        """Return the chunk shape of an array."""
         if name not in self._chunks:
             self._chunks[name] = chunk_shape(self.registry[name])
         return self._chunks[name]
 
     def get_rank_file(self, rank: int) -> RankFile:
-        """The file of a rank; without runs where it has none."""
+        """Return the file of a rank; it has no runs if the rank writes nothing."""
         if rank not in self._files:
             self._files[rank] = self._lay_out(rank)
         return self._files[rank]

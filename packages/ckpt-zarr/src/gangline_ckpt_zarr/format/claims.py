@@ -1,7 +1,7 @@
-"""What zarr.json claims of ranks, cuts, shapes and chunks, refused where it has no meaning. Raises ValueError.
+"""Validation of zarr.json: ranks, layouts, shapes and chunks that cannot exist are refused. Raises ValueError.
 
-A checksum says that a text is what somebody wrote, not that what it says is possible. So a number is looked at before
-anything is made of it: no loop and no memory grows with a claim that nothing stands behind.
+A checksum shows that a text is unchanged, not that its content is possible. So every number is checked before it is
+used: no loop and no memory grows with a number that no data backs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout
 
-DEEPEST = 64  # of a document: dicts and lists within each other
+DEEPEST = 64  # nesting of dicts and lists in a document
 MOST_DIMS = 32
-MOST_PARTS = 1 << 20  # of an array: as many ranks as may hold different parts of it
-MOST_BOUNDS = 1 << 22  # of all different cuts together
+MOST_PARTS = 1 << 20  # of an array: the number of ranks that may hold different parts
+MOST_BOUNDS = 1 << 22  # of all distinct layouts together
 MOST_RANKS = 1 << 40
-LARGEST = 1 << 60  # of a length, and of the elements of an array
+LARGEST = 1 << 60  # length of a dim, and number of elements of an array
 
 
 def number(value: Any, what: str, low: int = 0, high: int = LARGEST) -> int:
-    """A whole number within limits, both included. Raises ValueError."""
+    """Return an integer from `low` to `high`, both included. Raises ValueError."""
     if type(value) is not int:
         raise ValueError(f"{what} is {_shorten(value)}, not a whole number")
     if not low <= value <= high:
@@ -32,35 +32,35 @@ def number(value: Any, what: str, low: int = 0, high: int = LARGEST) -> int:
 
 
 def parse_numbers(value: Any, what: str, low: int = 0, most: int = MOST_DIMS) -> tuple[int, ...]:
-    """A list of whole numbers. Raises ValueError."""
+    """Return a list of up to `most` integers, none below `low`, as a tuple. Raises ValueError."""
     if not isinstance(value, list) or len(value) > most:
         raise ValueError(f"{what} is {_shorten(value)}, not a list of up to {most} numbers")
     return tuple(number(one, what, low) for one in value)
 
 
 def parse_mapping(value: Any, what: str) -> dict[str, Any]:
-    """An object of JSON. Raises ValueError."""
+    """Return a JSON object. Raises ValueError."""
     if not isinstance(value, dict):
         raise ValueError(f"{what} is {_shorten(value)}, not an object")
     return value
 
 
 def name(text: str) -> str:
-    """An array's name: a path that leads nowhere but down. Raises ValueError."""
+    """Return an array's name, a path that leads nowhere but down. Raises ValueError."""
     if not all(part not in ("", ".", "..") for part in text.split("/")) or "\0" in text or "\\" in text:
         raise ValueError(f"{text!r} is no name of an array")
     return text
 
 
 def parse_axes(value: Any) -> tuple[str, ...]:
-    """Names of mesh axes. Raises ValueError."""
+    """Return names of mesh axes. Raises ValueError."""
     if not isinstance(value, list) or len(value) > MOST_DIMS or not all(isinstance(axis, str) for axis in value):
         raise ValueError(f"{_shorten(value)} is not a list of axes")
     return tuple(value)
 
 
 def check_depth(content: Any) -> None:
-    """Refuse, by ValueError, what is nested so deeply that those who read it would fail."""
+    """Raise ValueError if `content` is nested so deeply that readers would fail."""
     level, below = 0, [content]
     while below:
         if level > DEEPEST:
@@ -83,7 +83,7 @@ def parse_shape(value: Any, of: str) -> tuple[int, ...]:
 
 
 def chunk(value: Any, layout: Layout, of: str) -> tuple[int, ...]:
-    """A chunk is nowhere longer than its array, and no cut goes through one. Raises ValueError."""
+    """Return a chunk shape. Raises ValueError if it exceeds the array, or a simple division splits a chunk."""
     shape = parse_numbers(value, f"the chunk shape of {of}", 1)
     if len(shape) != len(layout.shape) or any(c > max(1, n) for c, n in zip(shape, layout.shape, strict=True)):
         raise ValueError(f"the chunks of {of} have shape {shape}, and the array {layout.shape}")
@@ -100,7 +100,7 @@ def chunk(value: Any, layout: Layout, of: str) -> tuple[int, ...]:
 
 
 def check_layout(layout: Layout, mesh: Mesh, of: str) -> None:
-    """Raises ValueError where an array of this shape cannot be cut like this on this mesh."""
+    """Raise ValueError if an array of this shape cannot be sharded like this over this mesh."""
     fixed = dict(layout.at)
     for axis, index in layout.at:
         if axis not in mesh.axes:
@@ -143,14 +143,14 @@ def _check_division_bounds(layout: Layout, division: Division, earlier: int, of:
 
 
 def parse_bounds(found: Sequence[int]) -> tuple[int, ...]:
-    """Bounds that go up from 0. Raises ValueError."""
+    """Return bounds that start at 0 and never decrease. Raises ValueError."""
     if len(found) < 2 or found[0] != 0 or any(after < before for before, after in pairwise(found)):
         raise ValueError("bounds do not go up from 0")
     return tuple(found)
 
 
 def parse_identity(document: Mapping[str, Any]) -> tuple[int, int]:
-    """(step, attempt) of a document."""
+    """Return (step, attempt) of a document. Raises ValueError."""
     return number(document.get("step"), "its step"), number(document.get("attempt"), "its attempt", 1)
 
 

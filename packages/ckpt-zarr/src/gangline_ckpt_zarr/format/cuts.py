@@ -1,7 +1,7 @@
-"""How arrays were cut, as compact JSON: distinct cuts once, even bounds as three numbers.
+"""Layouts of arrays as compact JSON: distinct layouts once, even bounds as three numbers.
 
-It is the registry's content, from which every file, every offset and the writer of each box follow. Its size grows
-with arrays and boundaries, not with ranks times arrays.
+This is the content of the registry, from which every file, every offset and the writer of each box follow. Its size
+grows with arrays and boundaries, not with ranks times arrays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gangline_ckpt_zarr.format import claims
 
 
 def to_json(registry: Registry) -> dict[str, Any]:
-    """{"mesh": {axis: size}, "cuts": [...], "arrays": {name: [number of its cut, turn]}}."""
+    """Encode a registry: {"mesh": {axis: size}, "cuts": [...], "arrays": {name: [index in cuts, turn]}}."""
     numbers: dict[tuple, int] = {}
     arrays = {}
     for name, layout in registry.layouts.items():
@@ -29,7 +29,7 @@ def to_json(registry: Registry) -> dict[str, Any]:
 
 
 def parse_registry(content: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Registry:
-    """The registry; `shapes`: each array's (shape, torch's dtype). Raises ValueError where it has no meaning."""
+    """Return the registry; `shapes`: each array's (shape, torch dtype). Raises ValueError for impossible content."""
     mesh, bounds = claims.parse_mesh(content["mesh"]), Bounds()
     cuts = [
         (
@@ -54,7 +54,7 @@ def parse_registry(content: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[
 
 
 def check(registry: Registry) -> None:
-    """Raises ValueError where what is about to be written would not be read again."""
+    """Raise ValueError if this registry could be written but not read back."""
     keys: set[tuple] = set()
     for name, layout in registry.layouts.items():
         claims.name(name)
@@ -88,7 +88,7 @@ def _parse_division(content: Mapping[str, Any], bounds: Bounds) -> Division:
 
 
 def _encode_bounds(bounds: tuple[int, ...]) -> list[int] | dict[str, int]:
-    """The bounds themselves, or {"step", "end", "parts"} of what is cut every `step` from 0 to `end`."""
+    """Return the bounds as a list, or as {"step", "end", "parts"} if they lie every `step` from 0 to `end`."""
     step, end, parts = (bounds[1] if len(bounds) > 1 else 0), bounds[-1], len(bounds) - 1
     if parts > 2 and bounds == _split_evenly(step, end, parts):
         return {"step": step, "end": end, "parts": parts}
@@ -96,7 +96,7 @@ def _encode_bounds(bounds: tuple[int, ...]) -> list[int] | dict[str, int]:
 
 
 class Bounds:
-    """The bounds of one document, each made once, and no more of them than a document may have."""
+    """Parser of the bounds in one document: even bounds are built once, and a document has at most `MOST_BOUNDS`."""
 
     def __init__(self) -> None:
         self._even: dict[tuple[int, int, int], tuple[int, ...]] = {}

@@ -1,9 +1,9 @@
-"""The zarr data type in which each dtype of torch is stored. Torch-free."""
+"""zarr data types that store the dtypes of torch. Torch-free."""
 
 from __future__ import annotations
 
-# What stock zarr readers know by name is stored as it is. The others are widened, exactly, to float32: every reader
-# then shows their right values, and training state rarely holds them (weights are kept as float32 masters).
+# Types that stock zarr readers know by name are stored as they are. Others are widened, exactly, to float32: every
+# reader then shows the right values, and training state rarely holds such types (weights are kept as float32 masters).
 SIZES = {
     "bool": 1,
     "int8": 1,
@@ -18,12 +18,12 @@ SIZES = {
     "float32": 4,
     "float64": 8,
 }
-# torch's names of those that are widened.
+# torch names of the dtypes that are widened to float32.
 WIDENED = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"}
 
 
 def map_dtype(dtype: str) -> str:
-    """The zarr data type in which an array of torch's `dtype` is stored. Raises ValueError where there is none."""
+    """Return the zarr data type that stores an array of torch's `dtype`. Raises ValueError if there is none."""
     if dtype in SIZES:
         return dtype
     if dtype in WIDENED:
@@ -32,5 +32,5 @@ def map_dtype(dtype: str) -> str:
 
 
 def count_itemsize(dtype: str) -> int:
-    """Bytes of one stored element of an array of torch's `dtype`."""
+    """Return the bytes of one stored element of an array of torch's `dtype`."""
     return SIZES[map_dtype(dtype)]

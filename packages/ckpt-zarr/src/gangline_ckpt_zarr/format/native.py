@@ -1,14 +1,14 @@
 """Native zarr: a checkpoint that any zarr reader opens by its path, each chunk under zarr's own key.
 
-Chunks are files of their own, or those of an array are one shard.
+Each chunk is a file of its own, or all chunks of an array are in one zarr shard.
 
-A file for each chunk is what readers read fastest (zarr-python reads an array of chunk files up to four times as fast
-as a shard of the same chunks), so an array is a shard only where its files would be many. Chunks and their checksums
-are the very bytes of the checkpoint that was copied. It is still a checkpoint: as if every file were a rank of a mesh,
-the array along `pp`, the chunk along `tp`.
+Readers are fastest with a file for each chunk (zarr-python reads an array of chunk files up to four times as fast as a
+shard of equal chunks), so an array is a shard only if it would have many files. Chunks and their checksums are byte for
+byte those of the source checkpoint. The copy is still a checkpoint: each file counts as a rank of a mesh, with the
+array along `pp` and the chunk along `tp`.
 
-zarr's own files have no room for seals. What they are for, that a chunk is noticed which is whole but not the one that
-was written here, the root's zarr.json does: it holds the checksum of every chunk.
+zarr's own files have no room for seals. To detect a chunk that is intact but not the one written here, the root's
+zarr.json holds the checksum of every chunk.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun, RankFile
 from gangline_ckpt_zarr.format.nodes import CODECS, FORMAT, build_array_node, encode_root
 from gangline_ckpt_zarr.format.references import chunk_key
 
-MOST_FILES = 64  # of one array; a power of two
-_ENTRY = struct.Struct("<QQ")  # of a shard's index: offset and length of a chunk
+MOST_FILES = 64  # per array; a power of two
+_ENTRY = struct.Struct("<QQ")  # entry of a shard's index: offset and length of a chunk
 
 
 @final
 class NativeFiles(CheckpointFiles):
-    """A file for each chunk, or for each array that is a shard."""
+    """Files of native zarr: one for each chunk, or one for each array that is a shard."""
 
     def _lay_out(self, rank: int) -> RankFile:
         file = lay_out(self._iterate_boxes(rank))
@@ -60,7 +60,7 @@ class NativeFiles(CheckpointFiles):
 @final
 @dataclass(frozen=True)
 class NativeMeta(Meta):
-    """What zarr.json of such a copy says. `sums`: the checksum of every chunk by array, in C order of the grid."""
+    """Metadata of native zarr. `sums`: the checksum of every chunk by array, in C order of the grid."""
 
     sums: dict[str, list[int]] = field(default_factory=dict)
 
@@ -69,11 +69,11 @@ class NativeMeta(Meta):
 
     @property
     def trailer(self) -> int:
-        """The checksum alone: in zarr's own files there is no room for a seal."""
+        """Number of bytes of the checksum alone: zarr's own files have no room for a seal."""
         return CHECKSUM
 
     def compute_seal_start(self, run: ChunkRun) -> None:
-        """None: there are no seals."""
+        """Return None: there are no seals."""
 
     def find_chunk_error(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
         why = find_trailer_error(None, number, checksum, trailer)
@@ -97,12 +97,12 @@ class NativeMeta(Meta):
 
 
 def compute_grid(layout: Layout, chunk: tuple[int, ...]) -> tuple[int, ...]:
-    """Chunks along each dim of an array."""
+    """Return the number of chunks along each dim of an array."""
     return tuple(-(-length // side) for length, side in zip(layout.shape, chunk, strict=True))
 
 
 def place(run: ChunkRun, number: int, layout: Layout) -> int:
-    """The number of a chunk in its array, in C order."""
+    """Return the number of a chunk in its array, in C order."""
     position = 0
     for at, chunks in zip(run.index(number), compute_grid(layout, run.chunk), strict=True):
         position = position * chunks + at
@@ -110,7 +110,7 @@ def place(run: ChunkRun, number: int, layout: Layout) -> int:
 
 
 def as_native(meta: Meta) -> NativeMeta:
-    """The same arrays as native zarr. Its checksums are 0 until whoever writes the chunks fills them in."""
+    """Return the metadata of a native copy. Its checksums are 0 until the writer of the chunks fills them in."""
     grids = {name: compute_grid(layout, meta.files.chunk(name)) for name, layout in meta.registry.layouts.items()}
     padded = {name: tuple(1 << max(0, chunks - 1).bit_length() for chunks in grid) for name, grid in grids.items()}
     most = max((prod(parts) for parts in padded.values() if prod(parts) <= MOST_FILES), default=1)
@@ -130,7 +130,7 @@ def as_native(meta: Meta) -> NativeMeta:
 
 
 def _make_divisions(layout: Layout, chunk: tuple[int, ...], padded: tuple[int, ...]) -> Iterator[Division]:
-    """One for each dim, down to chunks: each reads its own digit of the coordinate along `tp`. None for a shard."""
+    """Yield a division per dim, down to chunks: each reads its own digit of the `tp` coordinate. A shard has none."""
     if prod(padded) > MOST_FILES:
         return
     for dim, (length, side, parts) in enumerate(zip(layout.shape, chunk, padded, strict=True)):
@@ -139,17 +139,17 @@ def _make_divisions(layout: Layout, chunk: tuple[int, ...], padded: tuple[int, .
 
 
 def is_shard(layout: Layout, grid: tuple[int, ...]) -> bool:
-    """Whether an array of native zarr is one shard."""
+    """Return whether an array of native zarr is one shard."""
     return not layout.divisions and prod(grid) > 1
 
 
 def index_bytes(run: ChunkRun) -> int:
-    """Bytes of the index of a shard."""
+    """Return the size of a shard's index in bytes."""
     return run.count * _ENTRY.size + CHECKSUM
 
 
 def index(run: ChunkRun) -> bytes:
-    """The index at the end of a shard: where each chunk lies, in C order, and a checksum."""
+    """Return the index at the end of a shard: the place of each chunk, in C order, and a checksum."""
     entries = b"".join(
         _ENTRY.pack(run.base + number * run.stride, run.nbytes + CHECKSUM) for number in range(run.count)
     )
@@ -157,20 +157,20 @@ def index(run: ChunkRun) -> bytes:
 
 
 def encode_nodes(content: bytes) -> dict[str, bytes]:
-    """What zarr.json of each node says, from what the root's does."""
+    """Return the zarr.json of each node, by name, from the content of the root's zarr.json."""
     nodes = json.loads(content)["consolidated_metadata"]["metadata"]
     return {name: json.dumps(node).encode() for name, node in nodes.items()}
 
 
 def chunk_of(node: dict[str, Any]) -> Any:
-    """The chunk shape in an array's metadata, of the inner chunks where it is a shard."""
+    """Return the chunk shape in an array's metadata: that of the inner chunks if the array is a shard."""
     first = node["codecs"][0]
     grid = first if first["name"] == "sharding_indexed" else node["chunk_grid"]
     return grid["configuration"]["chunk_shape"]
 
 
 def write(meta: NativeMeta) -> bytes:
-    """The content of the root's zarr.json."""
+    """Return the content of the root's zarr.json."""
     ours = {
         "format": FORMAT,
         "open": True,
@@ -183,7 +183,7 @@ def write(meta: NativeMeta) -> bytes:
 
 
 def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, Any]]) -> NativeMeta:
-    """From what zarr.json holds. Raises ValueError, KeyError or TypeError where it has no meaning."""
+    """Parse the metadata in zarr.json. Raises ValueError, KeyError or TypeError if it is invalid."""
     chunks = {name: claims.chunk(chunk_of(node), registry[name], name) for name, node in arrays.items()}
     if ours["sums"].keys() != chunks.keys():
         raise ValueError("the arrays with checksums are not those that are there")

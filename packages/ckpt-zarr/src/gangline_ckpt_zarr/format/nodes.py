@@ -10,12 +10,12 @@ from gangline_ckpt_zarr.format.checksum import CODEC, checksum_of
 from gangline_ckpt_zarr.format.dtypes import map_dtype
 
 NAME = "zarr.json"
-FORMAT = 1  # of what stands under attributes["gangline"]
+FORMAT = 1  # version of the content of attributes["gangline"]
 CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, CODEC]
 
 
 def build_array_node(shape: tuple[int, ...], dtype: str, chunk: tuple[int, ...]) -> dict[str, Any]:
-    """zarr v3 metadata of one array."""
+    """Return the zarr v3 metadata of one array."""
     stored_dtype = map_dtype(dtype)
     zero = False if stored_dtype == "bool" else 0.0 if stored_dtype.startswith("float") else 0
     return {
@@ -33,13 +33,13 @@ def build_array_node(shape: tuple[int, ...], dtype: str, chunk: tuple[int, ...])
 
 
 def build_group_nodes(arrays: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """zarr v3 metadata of every group that these arrays lie in."""
+    """Return the zarr v3 metadata of every group that contains these arrays."""
     names = {"/".join(parts[:end]) for parts in (name.split("/") for name in arrays) for end in range(1, len(parts))}
     return {name: {"zarr_format": 3, "node_type": "group", "attributes": {}} for name in sorted(names)}
 
 
 def encode_root(arrays: dict[str, dict[str, Any]], ours: dict[str, Any]) -> bytes:
-    """A root group with these arrays in its consolidated metadata."""
+    """Return a root group with these arrays in its consolidated metadata, and a checksum of its text."""
     content = {
         "zarr_format": 3,
         "node_type": "group",
@@ -51,18 +51,18 @@ def encode_root(arrays: dict[str, dict[str, Any]], ours: dict[str, Any]) -> byte
         },
     }
     ours.pop("checksum", None)
-    ours["checksum"] = 0  # last, where `_encode_signature` says
+    ours["checksum"] = 0  # last, where `_encode_signature` expects it
     text = json.dumps(content, separators=(",", ":")).encode()
     return text.replace(_encode_signature(0), _encode_signature(checksum_of(text)))
 
 
 def _encode_signature(checksum: int) -> bytes:
-    """Where the checksum stands: as the last of our attributes, so nothing that a document holds is taken for it."""
+    """Return the text around the checksum. It is our last attribute, so no text in a document is mistaken for it."""
     return b'"checksum":%d}},"consolidated_metadata":' % checksum
 
 
 def compute_root_checksum(content: bytes, stored: int) -> int:
-    """The checksum of the content with 0 in its own place. Raises ValueError where that place is not the one."""
+    """Return the checksum of the content with 0 in place of `stored`. Raises ValueError if `stored` is not there."""
     if content.count(_encode_signature(stored)) != 1:
         raise ValueError("its checksum is not where it was put")
     return checksum_of(content.replace(_encode_signature(stored), _encode_signature(0)))

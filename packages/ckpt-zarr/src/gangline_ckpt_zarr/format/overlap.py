@@ -1,6 +1,6 @@
-"""Which stored boxes a wanted box meets, without listing the boxes there are.
+"""Stored boxes that overlap a wanted box, found without listing all boxes.
 
-Along each division the parts that can meet are a range, found by bisection; what is left is checked box by box. So the
+Along each division the parts that can overlap are a range, found by bisection; the rest is checked box by box. So the
 work of a rank that loads grows with what it loads, not with the number of ranks that saved.
 """
 
@@ -15,7 +15,7 @@ from gangline_ckpt_zarr.format.owners import BoxOwners, get_box_owners
 
 
 def find_stored_boxes(registry: Registry, name: str, wanted: Box) -> Iterator[tuple[int, Box]]:
-    """(writing rank, its box) of every stored box of an array that meets `wanted`."""
+    """Yield (writing rank, its box) of every stored box of an array that overlaps `wanted`."""
     layout = registry[name]
     owners = get_box_owners(registry.mesh, layout)
     if wanted not in owners.met:
@@ -26,7 +26,7 @@ def find_stored_boxes(registry: Registry, name: str, wanted: Box) -> Iterator[tu
 
 
 def iterate_writers(owners: BoxOwners, turn: int) -> Iterator[int]:
-    """The ranks that write a part of an array."""
+    """Yield the ranks that write a part of an array."""
     layout = owners.layout
     whole = Box((0,) * len(layout.shape), layout.shape)
     for parts in _iterate_parts(layout, whole):
@@ -35,7 +35,7 @@ def iterate_writers(owners: BoxOwners, turn: int) -> Iterator[int]:
 
 
 def _find_overlaps(layout: Layout, wanted: Box) -> Iterator[tuple[tuple[int, ...], list[Box]]]:
-    """(parts, those of its boxes that meet `wanted`) of every holder that has any."""
+    """Yield (parts, boxes that overlap `wanted`) of every holder that has such boxes."""
     for parts in _iterate_parts(layout, wanted):
         boxes = [box for box in layout.list_boxes(parts) if not box.shape or box.intersect(wanted) is not None]
         if boxes:
@@ -43,7 +43,7 @@ def _find_overlaps(layout: Layout, wanted: Box) -> Iterator[tuple[tuple[int, ...
 
 
 def _iterate_parts(layout: Layout, wanted: Box) -> Iterator[tuple[int, ...]]:
-    """The parts, one for each division, that can meet `wanted`."""
+    """Yield the parts, one for each division, that can overlap `wanted`."""
     combinations: list[tuple[int, ...]] = [()]
     for number, division in enumerate(layout.divisions):
         outer = Layout(layout.shape, layout.dtype, layout.divisions[:number])
@@ -59,7 +59,7 @@ def _find_parts(outer: Layout, division: Division, parts: tuple[int, ...], wante
         return _find_touched(division.bounds[0], start, start + wanted.shape[division.dim])
     boxes = outer.list_boxes(parts)
     bounds = division.bounds[_compute_joint_index(outer, parts)] if len(division.bounds) > 1 else division.bounds[0]
-    if len(boxes) != 1:  # cut over rows twice: rare, and never of many parts
+    if len(boxes) != 1:  # split over rows twice: rare, and always few parts
         return list(range(division.parts))
     common = boxes[0].intersect(wanted)
     if common is None:
@@ -77,7 +77,7 @@ def _compute_joint_index(outer: Layout, parts: tuple[int, ...]) -> int:
 
 
 def _compute_row(box: Box, place: tuple[int, ...]) -> int:
-    """The row of `box`, its leading dims flattened, that holds the element at `place`."""
+    """Return the row of `box`, with its leading dims flattened, that holds the element at `place`."""
     row = 0
     for at, start, length in zip(place[:-1], box.offset, box.shape, strict=False):
         row = row * length + at - start
@@ -85,12 +85,12 @@ def _compute_row(box: Box, place: tuple[int, ...]) -> int:
 
 
 def _find_touched(bounds: tuple[int, ...], start: int, stop: int) -> range:
-    """The parts between `bounds` that meet [start, stop)."""
+    """Return the parts between `bounds` that overlap [start, stop)."""
     return range(max(0, bisect_right(bounds, start) - 1), min(len(bounds) - 1, bisect_left(bounds, stop)))
 
 
 def is_covered(registry: Registry, name: str, wanted: Box) -> bool:
-    """Whether the stored boxes hold all of `wanted`; they tile the array, so what is common need only be counted."""
+    """Return whether the stored boxes hold all of `wanted`. They tile the array, so elements need only be counted."""
     if not wanted.shape:
         return any(True for _ in find_stored_boxes(registry, name, wanted))
     common = (box.intersect(wanted) for _, box in find_stored_boxes(registry, name, wanted))

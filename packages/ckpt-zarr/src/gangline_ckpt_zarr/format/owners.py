@@ -1,6 +1,6 @@
-"""Which ranks hold each box of an array, and which of them writes it.
+"""Owners of boxes: the ranks that hold each box of an array, and the rank that writes it.
 
-Worked out once for all arrays of one shape and one cut: a model has thousands of arrays, and few such kinds.
+Computed once for all arrays of one shape and sharding: a model has thousands of arrays, but few such kinds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gangline.shard import Box, Division, Layout, Places, find_primary_replica
 
 
 class BoxOwners:
-    """Of all arrays of one shape and one cut. `turn`, another for each array, spreads the writing over replicas."""
+    """Owners for all arrays of one shape and sharding. `turn` differs by array: it spreads writes over replicas."""
 
     def __init__(self, mesh: Mesh, layout: Layout) -> None:
         self.mesh, self.layout = mesh, layout
@@ -22,10 +22,10 @@ class BoxOwners:
         self._ranks: dict[tuple[tuple[int, ...], int], int] = {}  # by parts and replica
         self.met: dict[
             Box, list[tuple[tuple[int, ...], list[Box]]]
-        ] = {}  # by wanted box: (parts, boxes) that meet it, filled in by `overlap`
+        ] = {}  # by wanted box: (parts, boxes) that overlap it, filled in by `overlap`
 
     def list_written(self, rank: int, turn: int) -> list[Box]:
-        """The boxes that a rank writes of an array, none of them empty."""
+        """Return the non-empty boxes that a rank writes of an array."""
         if rank not in self._held:
             self._held[rank] = self._locate(rank)
         location = self._held[rank]
@@ -35,14 +35,14 @@ class BoxOwners:
         return boxes if replica == self._compute_primary(parts, turn) else []
 
     def get_writer(self, parts: Sequence[int], turn: int) -> int:
-        """The rank that writes these parts of an array."""
+        """Return the rank that writes these parts of an array."""
         key = (tuple(parts), self._compute_primary(parts, turn))
         if key not in self._ranks:
             self._ranks[key] = self.mesh.rank(self._places.coordinate(*key))
         return self._ranks[key]
 
     def list_replicas(self, rank: int, most: int) -> tuple[int, ...]:
-        """Up to `most` ranks, `rank` among them, that hold the same boxes; each of them gets the same answer."""
+        """Return up to `most` ranks, `rank` included, that hold equal boxes; all these ranks get an equal answer."""
         coordinate, replicas = self.mesh.coordinate(rank), self._places.replicas
         parts, replica = self._places.of(coordinate)
         first = replica // most * most
@@ -74,5 +74,5 @@ def _make_box_owners(
 
 
 def get_box_owners(mesh: Mesh, layout: Layout) -> BoxOwners:
-    """Those of an array, the same object for every array of its shape and cut."""
+    """Return the owners of an array's boxes: one object for all arrays of its shape and sharding."""
     return _make_box_owners(mesh, layout.shape, layout.divisions, layout.at, layout.differs)

@@ -1,4 +1,4 @@
-"""A checkpoint as a run saves it: a file for each rank, with its chunks one after another, each sealed."""
+"""Packed checkpoint, as a run saves it: a file for each rank, with its chunks one after another, each sealed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _seen = local()
 
 @final
 class PackedFiles(CheckpointFiles):
-    """The file of a rank holds its primary boxes, in the registry's order."""
+    """Files of a packed checkpoint. The file of a rank holds its primary boxes, in the registry's order."""
 
     def _lay_out(self, rank: int) -> RankFile:
         return lay_out(self._iterate_boxes(rank))
@@ -41,7 +41,7 @@ class PackedFiles(CheckpointFiles):
 @final
 @dataclass(frozen=True)
 class PackedMeta(Meta):
-    """Every chunk has a seal."""
+    """Metadata of a packed checkpoint, in which every chunk has a seal."""
 
     def get_file_path(self, rank: int) -> str:
         return get_data_path(self.write_id, rank)
@@ -54,7 +54,7 @@ class PackedMeta(Meta):
         return sums.compute_seal_start(self.write_id, run.name, run.box.offset)
 
     def find_chunk_error(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
-        last = getattr(_seen, "last", None)  # the start of the run that this thread saw last
+        last = getattr(_seen, "last", None)  # seal start of the run that this thread checked last
         if last is None or last[0] is not run or last[1] is not self:
             _seen.last = last = run, self, self.compute_seal_start(run)
         return sums.find_trailer_error(last[2], number, checksum, trailer)
@@ -64,12 +64,12 @@ class PackedMeta(Meta):
 
 
 def get_data_path(write_id: str, rank: int) -> str:
-    """The file of a rank, in the checkpoint's directory."""
+    """Return the path of a rank's file in the checkpoint's directory."""
     return f"data-{write_id}/{rank:05d}.bin"
 
 
 def write(registry: Registry, files: PackedFiles, document: dict[str, Any], write_id: str) -> bytes:
-    """The content of zarr.json. Raises ValueError where it would not be read again."""
+    """Return the content of zarr.json. Raises ValueError if it could not be read back."""
     cuts.check(registry)
     claims.check_depth(document)
     arrays = _build_nodes(registry, files)
@@ -83,7 +83,7 @@ def write(registry: Registry, files: PackedFiles, document: dict[str, Any], writ
 
 
 def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, Any]]) -> PackedMeta:
-    """From what zarr.json holds. Raises ValueError, KeyError or TypeError where it has no meaning."""
+    """Parse the metadata in zarr.json. Raises ValueError, KeyError or TypeError if it is invalid."""
     chunks = {
         name: claims.chunk(node["chunk_grid"]["configuration"]["chunk_shape"], registry[name], name)
         for name, node in arrays.items()

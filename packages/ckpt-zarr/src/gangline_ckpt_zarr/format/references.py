@@ -1,7 +1,7 @@
-"""refs.json: where each chunk of a checkpoint lies, in the form that fsspec's reference filesystem reads.
+"""refs.json: the place of each chunk of a checkpoint, in the form that fsspec's reference file system reads.
 
 With it stock zarr opens a checkpoint whose chunks are packed into a file for each rank. It follows from zarr.json, so
-it is made when asked for and not kept for millions of chunks.
+it is built on request and not stored for millions of chunks.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.nodes import NAME
 
 REFERENCES = "refs.json"
-AT = "{{at}}/"  # a template, for where the checkpoint lies
+AT = "{{at}}/"  # template of the URL of the checkpoint
 
 
 def build_references(content: bytes, meta: Meta, base: str = "") -> dict[str, Any]:
-    """Kerchunk's version 1: key -> text, or [url, offset, length]; `base`: the checkpoint, with a slash."""
+    """Return Kerchunk version 1: key -> text, or [url, offset, length]. `base`: the checkpoint's URL with a slash."""
     refs: dict[str, Any] = {NAME: content.decode()}
     nodes = json.loads(content)["consolidated_metadata"]["metadata"]
     refs |= {f"{name}/{NAME}": json.dumps(node) for name, node in nodes.items()}
@@ -32,5 +32,5 @@ def build_references(content: bytes, meta: Meta, base: str = "") -> dict[str, An
 
 
 def chunk_key(run: ChunkRun, number: int) -> str:
-    """zarr's key of a chunk, under its array."""
+    """Return zarr's key of a chunk, under its array."""
     return "/".join((run.name, "c", *map(str, run.index(number))))

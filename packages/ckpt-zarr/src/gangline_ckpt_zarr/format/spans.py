@@ -1,4 +1,4 @@
-"""The chunks of a file as numbers alone, for those who check and write them without knowing arrays. Torch-free."""
+"""Chunks of a file as numbers alone, for code that checks and writes them without knowing arrays. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class ChunkSpan(NamedTuple):
     """`number` chunks, the k-th at `base` + k * `stride`: `nbytes` bytes, then their crc32c (4 bytes).
 
-    Where `seal` is given, a seal (4 bytes) follows that starts from it, `first` being the
-    number of the first of these chunks in their box; see `format.checksum`.
+    If `seal` is given, a seal (4 bytes) that starts from it follows, and `first` is the number of the first of these
+    chunks in their box; see `format.checksum`.
     """
 
     base: int
@@ -28,22 +28,22 @@ class ChunkSpan(NamedTuple):
 
     @property
     def trailer(self) -> int:
-        """Bytes behind each chunk."""
+        """Number of bytes after each chunk."""
         return CHECKSUM if self.seal is None else TRAILER
 
     @property
     def end(self) -> int:
-        """Just behind the last checksum or seal."""
+        """Offset just after the last checksum or seal."""
         return self.base + (self.number - 1) * self.stride + self.nbytes + self.trailer
 
 
 def make_spans(runs: Iterable[ChunkRun], seal_start: Callable[[ChunkRun], int | None]) -> list[ChunkSpan]:
-    """Of boxes in a file; `seal_start`: what the seals of a box start from."""
+    """Return the spans of boxes in a file. `seal_start` returns what the seals of a box start from, or None."""
     return [ChunkSpan(run.base, run.stride, run.nbytes, run.count, seal_start(run)) for run in runs]
 
 
 def parse_spans(rows: Sequence[Sequence[int]]) -> list[ChunkSpan]:
-    """From plain numbers, in the order of the file. Raises ValueError where they overlap: no checksum would hold."""
+    """Return spans from plain numbers, in file order. Raises ValueError if they overlap: no checksum would hold."""
     spans = sorted((ChunkSpan(*run) for run in rows if run[3]), key=lambda run: run.base)
     for run in spans:
         if run.base < 0 or run.nbytes < 1 or (run.number > 1 and run.stride < run.nbytes + run.trailer):

@@ -1,7 +1,7 @@
-"""A run of chunks seen as the box it holds: strides for torch and numpy alike.
+"""Views of a chunk run as the box that it holds, by strides for torch and numpy alike.
 
 A grid (g0, g1, ...) of chunks of shape (c0, c1, ...) is a tensor (g0, c0, g1, c1, ...), so a box is copied to or from
-its chunks in one strided copy, however many they are; where it does not fill its last chunks, in a few.
+any number of chunks in one strided copy; if it does not fill its last chunks, in a few copies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class View:
 
 
 def make_views(run: ChunkRun, itemsize: int) -> Iterator[View]:
-    """Views that together make up the run's box."""
+    """Yield views that together make up the run's box."""
     chunk_strides, grid_strides = _compute_strides(run.chunk, 1), _compute_strides(run.grid, run.stride // itemsize)
     choices = []
     for length, side in zip(run.box.shape, run.chunk, strict=True):

@@ -1,1 +1,1 @@
-"""Reading: which chunks are wanted, from the nearest tier that has them good, into memory."""
+"""Loading: the wanted chunks, read into memory from the nearest tier that has a good copy."""

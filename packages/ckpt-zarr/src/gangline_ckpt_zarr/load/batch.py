@@ -1,6 +1,6 @@
-"""Ranges of a file that are read at once, checked while they are in the cache, and copied on where they must be.
+"""Batches of ranges of a file: read in one call, checked while in cache, and copied to their destination.
 
-Where cores are to spare, several batches are under way side by side: reading and checking both let Python's lock go.
+If there are free cores, several batches run in parallel: reading and checking both release Python's lock.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from gangline_ckpt_zarr.format.checksum import checksum_of
 from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.stores.base import ObjectStore, Read
 
-BATCH = 1 << 20  # bytes: small enough for a core's own cache, large enough for a system call
-FAR = 128 << 20  # bytes, where each batch costs the time that a request takes
-GAP = 4096  # bytes: to read these for nothing is cheaper than one more call
-MOST_LANES = 4  # memory is not faster than these
+BATCH = 1 << 20  # bytes per batch: small enough for a core's own cache, large enough for a system call
+FAR = 128 << 20  # bytes per batch of a remote store, where each batch costs the time of a request
+GAP = 4096  # bytes: reading such a gap is cheaper than one more call
+MOST_LANES = 4  # more are not faster: memory is the limit
 
 _nothing = memoryview(bytearray(GAP))
 
 
 class Destination(Protocol):
-    """Where values are wanted."""
+    """Receiver of the values of a box."""
 
     def put(self, part: Box, values: np.ndarray) -> None: ...
 
 
 class ReadBatch:
-    """What is read in one go of a file of a checkpoint."""
+    """Ranges of a checkpoint's file that are read in one call."""
 
     def __init__(self, store: ObjectStore, path: str, meta: Meta) -> None:
         self.store, self.path, self.meta = store, path, meta
@@ -46,13 +46,13 @@ class ReadBatch:
     def clear(self) -> None:
         self.size = 0
         self._ranges: list[tuple[int, list[memoryview]]] = []
-        self._end = -1  # of the last range, in the file
-        self._used = 0  # of the scratch memory
+        self._end = -1  # end of the last range, in the file
+        self._used = 0  # bytes of the scratch memory
         self._checks: list[tuple[ChunkRun, int, memoryview, memoryview]] = []
         self._puts: list[tuple[Destination, Box, np.ndarray]] = []
 
     def allocate_scratch(self, nbytes: int) -> memoryview:
-        """Memory that is this batch's until it is done; the same for every batch that follows, so it stays cached."""
+        """Return memory for this batch until it is done. Later batches reuse it, so it stays in cache."""
         start = -(-self._used // 64) * 64
         if start + nbytes > len(self._scratch):
             self._scratch, start = np.empty(max(nbytes, 2 * BATCH), np.uint8).data, 0
@@ -60,7 +60,7 @@ class ReadBatch:
         return self._scratch[start : self._used]
 
     def add_range(self, start: int, buffer: memoryview) -> None:
-        """Read what lies at `start` of the file; calls go up in the file."""
+        """Add a range to read into `buffer`, from `start` of the file. Calls must follow the order of the file."""
         gap = start - self._end
         if self._ranges and 0 <= gap <= GAP:
             buffers = self._ranges[-1][1]
@@ -73,18 +73,18 @@ class ReadBatch:
         self.size += len(buffer)
 
     def chunk(self, run: ChunkRun, number: int, buffer: memoryview) -> None:
-        """Read a whole chunk and its trailer, and check it."""
+        """Add a complete chunk and its trailer, to be read and checked."""
         start, trailer = run.base + number * run.stride, memoryview(bytearray(self.meta.trailer))
         self.add_range(start, buffer)
         self.add_range(start + run.nbytes, trailer)
         self._checks.append((run, number, buffer, trailer))
 
     def copy(self, target: Destination, part: Box, values: np.ndarray) -> None:
-        """Once all is read and found good, values go on to where they are wanted."""
+        """Add values that go to `target` once everything is read and found good."""
         self._puts.append((target, part, values))
 
     def read_and_check(self, read: Read) -> None:
-        """Raises BadCheckpoint, naming array, box and file."""
+        """Read and check all ranges, then copy. Raises BadCheckpoint, naming array, box and file."""
         if not self._ranges:
             return
         try:
@@ -98,7 +98,7 @@ class ReadBatch:
             target.put(part, values)
 
     def explain_failure(self, error: Exception) -> BadCheckpoint:
-        """The damage behind a failed read, with the first chunk that cannot be had."""
+        """Return the damage behind a failed read, with the first chunk that cannot be read."""
         for run, number, buffer, trailer in self._checks:
             try:
                 self.store.read_into(self.path, [(run.base + number * run.stride, [buffer, trailer])])
@@ -112,18 +112,18 @@ class ReadBatch:
 
 
 class ReadLanes:
-    """Batches of one file, done in order or side by side. All are over when the context is left."""
+    """Batches of one file, run in order or in parallel. All are done when the context exits."""
 
     def __init__(self, store: ObjectStore, path: str, meta: Meta) -> None:
         self.limit = BATCH if store.local else FAR
         self._store, self._path, self._file = store, path, ExitStack()
-        self._pool = _get_pool() if store.local else None  # a far store fetches side by side by itself
+        self._pool = _get_pool() if store.local else None  # a remote store fetches in parallel by itself
         self._free = [ReadBatch(store, path, meta) for _ in range(1 if self._pool is None else count_lanes() + 1)]
         self._busy: deque[tuple[ReadBatch, Future[None]]] = deque()
         self._read: Read | None = None
 
     def batch(self) -> ReadBatch:
-        """An empty batch. Raises what an earlier one raised."""
+        """Return an empty batch. Raises the error of an earlier batch."""
         if not self._free:
             batch, over = self._busy.popleft()
             self._free.append(batch)
@@ -133,7 +133,7 @@ class ReadLanes:
         return batch
 
     def send(self, batch: ReadBatch) -> None:
-        """Do it, now or soon. Raises BadCheckpoint, also of a batch that was sent before."""
+        """Run a batch, now or in a thread, whose error `batch` or the exit raises. Raises BadCheckpoint."""
         if self._read is None:
             try:
                 self._read = self._file.enter_context(self._store.open_reader(self._path))
@@ -156,7 +156,7 @@ class ReadLanes:
 
 
 def count_lanes() -> int:
-    """How many batches are done at once: by as many cores as each rank of this machine has."""
+    """Return how many batches run in parallel: as many as there are cores per rank of this machine, up to a limit."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(MOST_LANES, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 

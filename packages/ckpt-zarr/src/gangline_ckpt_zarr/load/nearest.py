@@ -1,4 +1,4 @@
-"""Read from the nearest tier that has a good copy of each file. Torch-free."""
+"""Reads of each file from the nearest tier that has a good copy. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gangline_ckpt_zarr.load.reader import ChunkReader
 from gangline_ckpt_zarr.stores.base import StoreError
 from gangline_ckpt_zarr.tiers.base import Tier
 
-_NO_DAMAGE = (StoreError, PermissionError, ConnectionError, TimeoutError)  # what may pass, or be allowed one day
+_NO_DAMAGE = (StoreError, PermissionError, ConnectionError, TimeoutError)  # may pass, or be permitted one day
 
 
 def fill_from_nearest(
     id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], targets: Iterable[Target], verify: bool = True
 ) -> list[str]:
-    """Fill the targets; gives a line for each file that had to be read from a farther tier.
+    """Fill the targets. Return a line for each file that had to be read from a farther tier.
 
-    All copies are of one save. Raises BadCheckpoint, of the nearest tier, where a file is good in none; UserError where
-    a store does not answer and none has a good copy.
+    All copies are of one save. Raises BadCheckpoint, of the nearest tier, if no tier has a good copy of a file;
+    UserError if, moreover, a store does not answer.
     """
     lines = (
         _read_nearest(id, copies, rank, items, verify) for rank, items in plan_reads(copies[0][1], targets).items()
@@ -41,11 +41,11 @@ def _read_nearest(
         except BadCheckpoint as damage:
             bad.append(damage)
     silent = next((one for one in bad if isinstance(one.__cause__, _NO_DAMAGE)), None)
-    if silent is not None:  # not damage: to pass over this checkpoint would be to go back for nothing
+    if silent is not None:  # not damage: falling back to an older checkpoint would lose work
         raise make_unreadable_error(f"checkpoint {id}", silent.why)
     raise bad[0]
 
 
 def make_unreadable_error(what: str, why: str) -> UserError:
-    """A store that does not answer is a reason to stop: no checkpoint is passed over, and no restart is tried."""
+    """Return the error of a store that does not answer: the run stops, with no older checkpoint and no restart."""
     return UserError(f"{what} cannot be read: {why}.", "Nothing was changed. Once it can:  train resume=RUN_DIR")

@@ -1,4 +1,4 @@
-"""What to read: for each wanted box of an array, the chunks that meet it, by the file that they lie in."""
+"""Read plan: the chunks that overlap the wanted boxes of arrays, grouped by file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Target:
 
 @dataclass(frozen=True)
 class ReadItem:
-    """Neighbouring chunks of a file that a target wants."""
+    """`count` neighbouring chunks of a file, from number `first` of a run, that a target wants."""
 
     run: ChunkRun
     first: int
@@ -41,7 +41,7 @@ class ReadItem:
 
 
 def plan_reads(meta: Meta, targets: Iterable[Target]) -> dict[int, list[ReadItem]]:
-    """What to read of which rank's file, in the file's order."""
+    """Return what to read from each rank's file, by rank and in file order."""
     items: dict[int, list[ReadItem]] = defaultdict(list)
     for target in targets:
         for rank, box in overlap.find_stored_boxes(meta.registry, target.name, target.box):

@@ -1,8 +1,8 @@
-"""From stored chunks into memory: each byte read once, straight to where it belongs, and checked while it is in cache.
+"""Reader of stored chunks: each byte is read once, straight to its destination, and checked while it is in cache.
 
-A chunk that lies wholly in the wanted box is read straight into it; of others what is wanted is copied out of a scratch
-buffer. With checksums whole chunks are read, for a checksum is of the whole; without, only what is wanted where it is
-contiguous.
+A chunk that lies completely in the wanted box is read straight into it; of other chunks, the wanted part is copied from
+a scratch buffer. With checksums, complete chunks are read, because a checksum covers a complete chunk; without, only
+the wanted part, if it is contiguous.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gangline_ckpt_zarr.stores.base import ObjectStore
 
 
 class ChunkReader:
-    """Reads the items of one file."""
+    """Reader of the planned items of one file."""
 
     def __init__(self, meta: Meta, path: str, store: ObjectStore, verify: bool = True) -> None:
         self.meta, self.path, self.store, self.verify = meta, path, store, verify
 
     def read(self, items: Iterable[ReadItem]) -> None:
-        """Fill the targets. Raises BadCheckpoint, naming array, box and file."""
+        """Fill the targets of the items. Raises BadCheckpoint, naming array, box and file."""
         with ReadLanes(self.store, self.path, self.meta) as lanes:
             batch = lanes.batch()
             for item in items:
@@ -46,7 +46,7 @@ class ChunkReader:
             lanes.send(batch)
 
     def _add_rows(self, batch: ReadBatch, rows: WantedRows, number: int) -> None:
-        """What a target wants of one chunk, where a chunk is some rows of the array's box."""
+        """Add what a target wants of one chunk, for runs whose chunks are rows of the array's box."""
         run, low = rows.run, number * rows.run.chunk[0]
         first, last = max(low, rows.first), min(low + run.chunk[0], rows.last)
         start, skipped = run.base + number * run.stride, (first - low) * rows.nbytes
@@ -71,7 +71,7 @@ class ChunkReader:
             batch.copy(rows.target, rows.get_box(first, last), values)
 
     def _add_part(self, batch: ReadBatch, run: ChunkRun, number: int, target: Target, dtype: np.dtype) -> None:
-        """What a target wants of one chunk."""
+        """Add what a target wants of one chunk."""
         start, chunk_box = run.base + number * run.stride, run.chunk_box(number)
         part = chunk_box.intersect(target.box) if chunk_box.shape else chunk_box
         if part is None:
@@ -94,15 +94,15 @@ class ChunkReader:
 
 
 def read_target(meta: Meta, store: ObjectStore, target: Target) -> None:
-    """Fill one target from a checkpoint at the root of a store, every chunk checked. Raises BadCheckpoint."""
+    """Fill one target from a checkpoint at the root of a store, with every chunk checked. Raises BadCheckpoint."""
     for rank, items in plan_reads(meta, [target]).items():
         ChunkReader(meta, meta.get_file_path(rank), store).read(items)
 
 
 class WantedRows:
-    """The chunks of a run, each some rows of its box, and the rows that a target wants: found once for all of them.
+    """Rows that a target wants of a run whose chunks are rows of its box; computed once for all chunks.
 
-    `memory`: the target's own for the rows `first` to `last` (of the box), where it is contiguous and they are whole.
+    `memory`: the target's own for rows `first` to `last` of the box; None if not contiguous or if the rows are partial.
     """
 
     def __init__(self, run: ChunkRun, target: Target, dtype: np.dtype) -> None:
@@ -112,7 +112,7 @@ class WantedRows:
         self._common = common
         self.first = common.offset[0] - start[0]
         self.last = self.first + common.shape[0]
-        self.nbytes = run.nbytes // run.chunk[0]  # of a row
+        self.nbytes = run.nbytes // run.chunk[0]  # bytes of a row
         self.inner = tuple(
             slice(at - base, at - base + length)
             for at, base, length in zip(common.offset[1:], start[1:], common.shape[1:], strict=True)
@@ -123,13 +123,13 @@ class WantedRows:
             self.memory = _view_bytes(memory) if memory.flags.c_contiguous else None
 
     def get_box(self, first: int, last: int) -> Box:
-        """Some of these rows, of the array."""
+        """Return rows `first` to `last` as a box of the array."""
         offset, shape = self._common.offset, self._common.shape
         return Box((self.run.box.offset[0] + first, *offset[1:]), (last - first, *shape[1:]))
 
 
 def _find_direct_memory(run: ChunkRun, part: Box, target: Target, dtype: np.dtype) -> memoryview | None:
-    """The target's own memory for a part, where the part is contiguous both there and in its chunk."""
+    """Return the target's own memory for a part that is contiguous both there and in its chunk; else None."""
     if target.bits or target.array.dtype != dtype:
         return None
     split = next((dim for dim, length in enumerate(part.shape) if length != 1), len(part.shape))
@@ -140,7 +140,7 @@ def _find_direct_memory(run: ChunkRun, part: Box, target: Target, dtype: np.dtyp
 
 
 def _count_skipped(run: ChunkRun, stored: Box, part: Box) -> int:
-    """Elements of a chunk before a part of it."""
+    """Return the number of elements of a chunk before a part of it."""
     before = 0
     for at, start, side in zip(part.offset, stored.offset, run.chunk, strict=True):
         before = before * side + at - start
@@ -148,13 +148,13 @@ def _count_skipped(run: ChunkRun, stored: Box, part: Box) -> int:
 
 
 def _get_last_element(part: Box) -> Box:
-    """The last element of a part."""
+    """Return the last element of a part, as a box."""
     ends = (start + length - 1 for start, length in zip(part.offset, part.shape, strict=True))
     return Box(tuple(ends), (1,) * len(part.shape))
 
 
 def _view(array: np.ndarray, part: Box, of: Box) -> np.ndarray:
-    """A part of what an array holds, as a view, also where it has no dims."""
+    """Return, as a view, a part of the box `of` that an array holds; also for 0-d arrays."""
     place: Any = (*part.slice_within(of), ...)
     return array[place]
 

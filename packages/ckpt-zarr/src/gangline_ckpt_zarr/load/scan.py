@@ -1,6 +1,6 @@
-"""A file of chunks from front to back: read ahead by a thread, each chunk checked as its bytes go by. Torch-free.
+"""Scan of a file of chunks from front to back: prefetched by a thread, each chunk checked as it is read. Torch-free.
 
-What lies between chunks is padding, not data, and is not looked at.
+Bytes between chunks are padding, not data, and are not checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gangline_ckpt_zarr.format.spans import ChunkSpan
 from gangline_ckpt_zarr.stores.base import ObjectStore
 
 Judge = Callable[[int, int, int, "bytes | memoryview"], str]
-LOCAL, REMOTE = 8 << 20, 64 << 20  # bytes read at once: what stays in the cache; enough for requests side by side
+LOCAL, REMOTE = 8 << 20, 64 << 20  # bytes per read: fits in the cache; enough for parallel requests
 
 
 class BadChunk(NamedTuple):
@@ -29,7 +29,7 @@ class BadChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Window:
-    """Bytes of a file from `start` on, valid until the next is asked for; or why they cannot be had."""
+    """Bytes of a file from `start` on, valid until the next window is requested; or why they cannot be read."""
 
     start: int
     size: int
@@ -38,9 +38,9 @@ class Window:
 
 
 def read_windows(store: ObjectStore, path: str, size: int) -> Iterator[Window]:
-    """The first `size` bytes of a file; what cannot be read comes as a window without content."""
+    """Yield the first `size` bytes of a file; bytes that cannot be read come as a window without content."""
     length = LOCAL if store.local else REMOTE
-    buffers = [memoryview(mmap.mmap(-1, min(length, size) or 1)) for _ in range(2)]  # on pages, so O_DIRECT takes them
+    buffers = [memoryview(mmap.mmap(-1, min(length, size) or 1)) for _ in range(2)]  # on pages, for O_DIRECT
     try:
         there = min(store.size(path), size)
     except FileNotFoundError:
@@ -70,17 +70,17 @@ def read_windows(store: ObjectStore, path: str, size: int) -> Iterator[Window]:
 class ChunkScanner:
     """Checks the chunks of a file; windows come in order.
 
-    `judge`: (number of the run, of the chunk in it, its checksum, its trailer) -> why it is not what was written,
-    "" where it is; by default as its run's seals say.
+    `judge`: (number of the run, number of the chunk in it, its checksum, its trailer) -> why it is not what was
+    written, "" if it is; None: check the seals of the runs.
     """
 
     def __init__(self, runs: Sequence[ChunkSpan], judge: Judge | None = None) -> None:
         self._runs, self._judge = runs, judge or self._check_seal
-        self._run = self._number = 0  # the chunk that comes next, or is half seen
+        self._run = self._number = 0  # the next chunk, or the one that is partly read
         self._crc, self._kept, self._why = 0, b"", ""  # of that chunk
 
     def feed(self, window: Window) -> Iterator[BadChunk]:
-        """The bad chunks that end in this window."""
+        """Yield the bad chunks that end in this window."""
         start, stop, content = window.start, window.start + window.size, window.content
         while self._run < len(self._runs):
             base, stride, nbytes, count, *_ = run = self._runs[self._run]
@@ -106,14 +106,14 @@ class ChunkScanner:
             self._run, self._number = self._run + 1, 0
 
     def find_unread(self, window: Window) -> BadChunk:
-        """The chunk that lies in a window without content, after it was fed: the next, or one that is half seen."""
+        """Return the bad chunk in a window without content, after `feed`: the next, or one that is partly read."""
         return BadChunk(min(self._run, len(self._runs) - 1), self._number, window.why)
 
     def _check_seal(self, run: int, number: int, checksum: int, trailer: bytes | memoryview) -> str:
         return find_trailer_error(self._runs[run].seal, self._runs[run].first + number, checksum, trailer)
 
     def _feed_part(self, window: Window, begin: int, end: int, trailer: int) -> None:
-        """What a window has of a chunk that is not wholly in it."""
+        """Add the bytes in this window of a chunk that is only partly in it."""
         if window.content is None:
             self._why = self._why or window.why
             return

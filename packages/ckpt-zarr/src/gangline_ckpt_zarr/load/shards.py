@@ -1,4 +1,4 @@
-"""Fill shards from a checkpoint, whatever layout wrote it."""
+"""Loading of shards from a checkpoint, whatever layout wrote it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def load(
     agreement: Agreement,
     verify: bool = True,
 ) -> list[str]:
-    """Fill the shards in place; what goes wrong on any rank is raised on all of them.
+    """Fill the shards in place; an error on any rank is raised on all ranks.
 
-    `registry`: of this run, for ranks that hold the same boxes to read them once; None where every store is local.
+    `registry`: that of this run, so that ranks with equal boxes read them once; None if every store is local.
 
-    Gives notes, on rank 0 alone: which damaged copies were passed over. Raises UserError for a missing name or
-    another shape or kind and where a store does not answer, BadCheckpoint where no tier has a good copy.
+    Returns notes, on rank 0 alone, about damaged copies that were skipped. Raises UserError for a missing name, another
+    shape or kind, or a store that does not answer; BadCheckpoint if no tier has a good copy.
     """
     try:
         copies = _select_one_save(copies, agreement)
@@ -69,7 +69,7 @@ def load(
 
 
 def _select_one_save(copies: Sequence[tuple[Tier, Meta]], agreement: Agreement) -> Sequence[tuple[Tier, Meta]]:
-    """The copies of the save that rank 0 sees nearest: two saves of one step need not have equal bits."""
+    """Return the copies of the save that rank 0 finds nearest: two saves of one step may differ in bits."""
     if agreement.rank == 0:
         agreement.publish("save", copies[0][1].write_id)
     write_id = agreement.wait_for("save")
@@ -106,7 +106,7 @@ def _check(id: CheckpointId, meta: Meta, shards: list[Shard]) -> None:
 
 
 def _make_target(shard: Shard, meta: Meta) -> tuple[Target, torch.Tensor | None]:
-    """Where a shard's values go: its own memory, or (not on the CPU, or another dtype) memory to be copied from."""
+    """Return (target, buffer to copy from): no buffer if the target is the shard's own memory (CPU, equal dtype)."""
     stored_dtype = getattr(torch, meta.registry[shard.name].dtype)
     local = shard.local.detach()
     memory = None
@@ -116,7 +116,7 @@ def _make_target(shard: Shard, meta: Meta) -> tuple[Target, torch.Tensor | None]
         return Target(shard.name, shard.box, local.view(torch.int16).numpy(), bits=True), memory
     if (
         stored_dtype.is_floating_point and stored_dtype.itemsize == 1
-    ):  # float8: kept as float32, which holds its every value
+    ):  # float8: stored as float32, which holds its every value
         local = memory = torch.empty(local.shape, dtype=torch.float32)
     array: np.ndarray = local.numpy()
     return Target(shard.name, shard.box, array), memory

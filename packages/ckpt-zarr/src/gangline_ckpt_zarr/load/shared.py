@@ -1,8 +1,8 @@
-"""Ranks that hold the same boxes read a remote store once: each reads a part and sends it to the others.
+"""Shared load: ranks that hold equal boxes read a remote store once; each reads a part and sends it to the others.
 
-Replicas want equal bytes, and a store that all machines share would send them to each. Which ranks hold a box, and so
-who reads which rows of it, follows from the registry: all know it and nothing is gathered. At most `TOGETHER` ranks
-share, so what a rank sends does not grow with the world: a store of 1,024 replicas is read 128 times instead.
+Replicas need equal bytes, and a store that all machines share would send them to each. The registry tells which ranks
+hold a box, and so which rank reads which rows: all ranks know it and nothing is gathered. At most `TOGETHER` ranks
+share, so what a rank sends does not grow with the world: 1,024 replicas read a store 128 times instead.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from gangline_ckpt_zarr.format.dtypes import count_itemsize
 from gangline_ckpt_zarr.format.owners import get_box_owners
 from gangline_ckpt_zarr.load.read_plan import Target
 
-TOGETHER = 8  # ranks
-SLICE = 32 << 20  # bytes of an array that one rank reads: smaller ones would spread better and be fetched worse
-STEP = 256 << 20  # bytes of all arrays between two exchanges: what may have to be copied to be sent
+TOGETHER = 8  # ranks that share, at most
+SLICE = 32 << 20  # bytes of an array that one rank reads: smaller slices spread better but are fetched more slowly
+STEP = 256 << 20  # bytes of all arrays between two exchanges: limit of what is copied to be sent
 
 
 @dataclass(frozen=True)
 class SharedSlice:
-    """Some rows (`box`) of a box (`whole`) that all of `ranks` hold; `reader`, one of them, reads them.
+    """Rows (`box`) of a box (`whole`) that all of `ranks` hold; `reader`, one of these ranks, reads them.
 
-    `step`: in which exchange the others get them.
+    `step`: the exchange in which the other ranks receive them.
     """
 
     name: str
@@ -44,12 +44,12 @@ class SharedSlice:
 
 
 def split_shared(meta: Meta, registry: Registry, rank: int, together: int = TOGETHER) -> Iterator[SharedSlice]:
-    """The boxes that a rank holds, cut into slices that one rank reads.
+    """Yield the boxes that a rank holds, split into slices that one rank reads.
 
-    Ranks that share a slice find the same reader and step for it. Slices come in the registry's order, so that any two
-    ranks go through those that they share in the same order.
+    Ranks that share a slice find one reader and one step for it. Slices come in the registry's order, so that any two
+    ranks go through their common slices in one order.
     """
-    read: dict[tuple[int, ...], list[int]] = {}  # by ranks that share: bytes that each of them reads
+    read: dict[tuple[int, ...], list[int]] = {}  # by ranks that share: bytes that each rank reads
     offset = 0
     for name, layout in registry.layouts.items():
         step, offset = offset // STEP, offset + layout.nbytes
@@ -66,12 +66,12 @@ def split_shared(meta: Meta, registry: Registry, rank: int, together: int = TOGE
 
 
 def _choose_reader(bytes_of: Sequence[int], turn: int) -> int:
-    """Which of them has the least to read; equals take turns by `turn`, as writers do."""
+    """Return the index of the rank with the fewest bytes to read; `turn` breaks ties, as it does for writers."""
     return min(range(len(bytes_of)), key=lambda number: (bytes_of[number], (number - turn) % len(bytes_of)))
 
 
 def _split_rows(box: Box, chunk: tuple[int, ...], itemsize: int) -> Iterator[Box]:
-    """Slices of a box that end where chunks do, so that none is read twice."""
+    """Yield slices of a box that end where chunks end, so that no chunk is read twice."""
     if not box.shape:
         yield box
         return
@@ -85,9 +85,9 @@ def _split_rows(box: Box, chunk: tuple[int, ...], itemsize: int) -> Iterator[Box
 
 
 def agree_to_share(agreement: Agreement, registry: Registry, targets: Sequence[Target], far: bool) -> bool:
-    """Whether all ranks will share: the store is remote for each, and each loads all that the registry gives it.
+    """Return whether all ranks will share: the store is remote for each, and each loads all its boxes in the registry.
 
-    (Sampling takes the weights alone, and a test may load what it likes.) All ranks call it.
+    (Sampling takes the weights alone, and a test may load anything.) All ranks call it.
     """
     if agreement.world == 1 or registry.mesh.world != agreement.world or not dist.is_initialized():
         return False
@@ -108,7 +108,7 @@ def _loads_everything(registry: Registry, rank: int, targets: Sequence[Target]) 
 
 
 class SharedLoad:
-    """One load that ranks share."""
+    """One load that several ranks share."""
 
     def __init__(self, meta: Meta, registry: Registry, rank: int, targets: Sequence[Target]) -> None:
         self.rank = rank
@@ -118,11 +118,11 @@ class SharedLoad:
         self._own = [target for target in targets if (target.name, target.box) not in shared_boxes]
 
     def list_targets(self) -> list[Target]:
-        """What this rank reads."""
+        """Return the targets that this rank reads."""
         return self._own + [self._cut(part) for part in self._parts if part.reader == self.rank]
 
     def exchange(self) -> None:
-        """Send what was read to the ranks that hold it too, and receive what they read. All call it, once all read."""
+        """Send what this rank read to its other holders and receive the rest. All ranks call it once all have read."""
         for _, step in groupby(self._parts, key=lambda part: part.step):
             received: list[tuple[np.ndarray, np.ndarray]] = []
             work: list[dist.P2POp] = []
@@ -151,5 +151,5 @@ def _map_by_box(targets: Sequence[Target]) -> Mapping[tuple[str, Box], Target]:
 
 
 def _view_bytes(array: np.ndarray) -> torch.Tensor:
-    """The very memory of an array, whatever it holds."""
+    """Return the memory of an array as bytes, without a copy and whatever its dtype."""
     return torch.from_numpy(array.reshape(-1).view(np.uint8))

@@ -1,1 +1,1 @@
-"""A save: staged while the step waits, written and copied beside training."""
+"""Saving: staged while the step waits, written and copied in the background."""

@@ -1,7 +1,7 @@
-"""The buffers a rank stages in, and where in them each chunk goes.
+"""Staging buffers of a rank, and the place of each chunk in them.
 
-The memory tier's own where there is one, else one that the writer process inherits. Fresh memory costs several times
-what the copy into it does, so the first is found by a thread, beside the first steps.
+A buffer is the memory tier's own if there is one, else one that the writer process inherits. Fresh memory costs several
+times the copy into it, so a thread prepares the first buffer during the first steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Buffers:
-    """Of one rank. Buffers are used by one save at a time."""
+    """Staging buffers of one rank, used by one save at a time."""
 
     def __init__(self, memory: MemoryTier | None, writer: WriterClient) -> None:
         self._memory, self._writer = memory, writer
@@ -35,22 +35,22 @@ class Buffers:
         self.no_memory = ""  # why the newest save of this rank is not staged in the memory tier
 
     def prepare(self, registry: Registry, rank: int) -> None:
-        """Have files and memory for the first save found, and return at once."""
+        """Prepare files and memory for the first save in a thread, and return at once."""
         if self._files is None and self._preparing is None:
             self._preparing = threading.Thread(target=self._prepare, args=(registry, rank), daemon=True, name="prepare")
             self._preparing.start()
 
     def get_files(self, registry: Registry) -> PackedFiles:
-        """Where each chunk is in the ranks' files; the same object for the same registry."""
+        """Return the ranks' files, with the place of each chunk; one object for equal registries."""
         self._join()
         if self._files is None or self._files.registry != registry:
             self._files = PackedFiles(registry)
         return self._files
 
     def stage(self, rank: int, file: RankFile, shards: Sequence[Shard]) -> Staging:
-        """Return a buffer that holds the shards as `file`. Raises OSError where there is no memory for it.
+        """Return a buffer that holds the shards as `file`. Raises OSError if there is no memory for it.
 
-        Where the memory tier has no room it is a buffer of this process's own, and `no_memory` says why.
+        If the memory tier has no room, it is a buffer of this process's own, and `no_memory` says why.
         """
         self._join()
         prepared, self._prepared, self.no_memory = self._prepared, None, ""
@@ -68,7 +68,7 @@ class Buffers:
         return staging
 
     def close(self) -> None:
-        """Give back what is not the memory tier's."""
+        """Free the buffer that is not the memory tier's."""
         self._join()
         if self._own is not None:
             self._own.close()
@@ -76,7 +76,7 @@ class Buffers:
 
     def _prepare(self, registry: Registry, rank: int) -> None:
         self._files = PackedFiles(registry)
-        with contextlib.suppress(OSError):  # the first save will say so
+        with contextlib.suppress(OSError):  # the first save reports it
             staging = self._find(rank)
             staging.prepare(self._files.get_rank_file(rank))
             self._prepared = staging

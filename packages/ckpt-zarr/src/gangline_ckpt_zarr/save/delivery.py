@@ -1,8 +1,7 @@
-"""One checkpoint on its way to some tiers, one after another: each rank puts its file there, all ranks agree, and one
-object is put last.
+"""Delivery of one checkpoint to tiers, in turn: each rank puts its file, all ranks agree, and one object is put last.
 
-So it becomes visible in one act, after every rank's file is durable, and a kill at any moment leaves nothing that looks
-whole. What a killed save has left is cleared by the next one to the same tier.
+So the checkpoint becomes visible in one act, after every rank's file is durable, and a kill at any moment leaves
+nothing that looks complete. The next save to a tier clears what a killed save left there.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Report = Callable[[float], None]  # called with the share of the file that is wr
 
 
 class DeliveryPlan(NamedTuple):
-    """What rank 0 decides: the write id, the names of the tiers it goes to, and whether a durable copy follows."""
+    """Decision of rank 0: the write id, the names of the target tiers, and whether a durable copy follows."""
 
     write_id: str
     tiers: list[str]
@@ -35,20 +34,20 @@ class DeliveryPlan(NamedTuple):
 
 
 class Delivery(ABC):
-    """Runs in a thread, which does little: a writer process does the work, the job's store carries the agreement."""
+    """Runs in a thread that does little: a writer process does the work, and ranks agree through the job's store."""
 
     def __init__(self, task: SaveTask, agreement: Agreement) -> None:
         self.task, self.id, self.agreement = task, task.id, agreement
-        self.done: Future[None] = Future()  # holds SaveFailed where it failed
-        self.progress = 0.0  # of this rank's bytes, all tiers together
+        self.done: Future[None] = Future()  # holds SaveFailed if it failed
+        self.progress = 0.0  # share of this rank's bytes that is written, all tiers together
         self._tiers: Sequence[Tier] = ()
         self._thread = threading.Thread(target=self._run, name=f"save {task.id}", daemon=True)
 
-    # --- what the kinds say ------------------------------------------------------------------------------------------
+    # --- defined by subclasses ---------------------------------------------------------------------------------------
 
     @abstractmethod
     def plan(self) -> DeliveryPlan:
-        """Where to, asked of rank 0 alone. Raises FileExistsError, OSError, BadCheckpoint."""
+        """Return the write id and the tiers. Called on rank 0 alone. Raises FileExistsError, OSError, BadCheckpoint."""
 
     @abstractmethod
     def put(self, tier: Tier, write_id: str, report: Report) -> None:
@@ -56,29 +55,29 @@ class Delivery(ABC):
 
     @abstractmethod
     def get_metadata(self, write_id: str) -> bytes:
-        """zarr.json, asked of those who commit. Raises ValueError, OSError, BadCheckpoint."""
+        """Return the content of zarr.json. Called on ranks that commit. Raises ValueError, OSError, BadCheckpoint."""
 
     @abstractmethod
     def list_protected(self) -> Collection[CheckpointId]:
-        """Other checkpoints that retention may not delete now."""
+        """Return other checkpoints that retention may not delete now."""
 
     def leaves_out(self, tier: Tier) -> bool:
-        """Whether a rank could not put its file there, which leaves the tier out; asked once all ranks have tried."""
+        """Return whether a rank failed to put its file, which leaves the tier out. Called once all ranks have tried."""
         return False
 
     def finish_delivery(self, plan: DeliveryPlan) -> None:
-        """Called on every rank once all tiers have it."""
+        """Finish on every rank, once all tiers have the checkpoint."""
 
-    # --- its course --------------------------------------------------------------------------------------------------
+    # --- execution ---------------------------------------------------------------------------------------------------
 
     def start(self, failed: str = "") -> None:
-        """Begin; `failed`: why this rank has nothing to give, which fails it on every rank."""
+        """Start the delivery; `failed`: why this rank has no bytes to deliver, which fails it on every rank."""
         if failed:
             self.agreement.fail(failed)
         self._thread.start()
 
     def end(self, why: str = "") -> None:
-        """Resolve `done`; why: the reason of a failure."""
+        """Resolve `done`; `why`: the reason of a failure, "" for success."""
         if why:
             self.done.set_exception(SaveFailed(self.id, why))
         else:
@@ -132,17 +131,17 @@ class Delivery(ABC):
         tier.mark_saved(self.id)
 
     def _prune(self, tier: Tier) -> None:
-        """What was saved is safe: that something old cannot be deleted is no reason to end a run."""
+        """Prune a tier. A failure is only a note: the new checkpoint is safe, so the run does not end."""
         try:
             tier.prune(self.task.run_dir, {self.id, *self.list_protected()})
         except OSError as error:
             self.task.notes.add(f"an old checkpoint could not be deleted: {describe_error(error)}")
 
     def _delete_own_files(self, write_id: str) -> None:
-        """A full disk should not stay full. Tiers that have the whole checkpoint keep it.
+        """Delete this rank's files, so that a full disk does not stay full. Tiers that have the checkpoint keep it.
 
-        Not where a wait timed out or the job's store was lost: another rank may be about to commit what all have
-        written, and what looks whole must be whole. What is left then is cleared by the next save.
+        Not called if a wait timed out or the job's store was lost: another rank may be about to commit what all ranks
+        have written, and a checkpoint that looks complete must be complete. The next save clears what is left then.
         """
         for tier in self._tiers:
             try:
@@ -154,5 +153,5 @@ class Delivery(ABC):
 
 
 def make_exists_error(tier: Tier, id: CheckpointId) -> FileExistsError:
-    """The error of a save to a tier that has that checkpoint from elsewhere."""
+    """Return the error of a save to a tier that already has this checkpoint from elsewhere."""
     return FileExistsError(f"{tier.store.url}/{id} is there already, and a checkpoint is never overwritten")

@@ -1,4 +1,4 @@
-"""The copies to the durable tier, one at a time: training waits for the near tiers alone."""
+"""Copies to the durable tier, one at a time: training waits for the near tiers alone."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.stores.base import ObjectPath
 from gangline_ckpt_zarr.tiers.base import Tier
 
-_LOOK = 0.25  # seconds
+_LOOK = 0.25  # seconds between two looks
 
 
 @final
 class DurableCopy(Delivery):
-    """From the disk tier to the durable one, by a writer process of its own that checks every chunk on the way."""
+    """Copy from the disk tier to the durable one, by a writer process of its own that checks every chunk on the way."""
 
     def __init__(self, task: SaveTask, agreement: Agreement, copier: WriterClient, copies: DurableCopies) -> None:
         super().__init__(task, agreement)
-        self.write_id = ""  # of the save; set once its near tiers have it, where a copy is wanted
+        self.write_id = ""  # of the save; set once the near tiers have it, if a copy is wanted
         self._copier, self._copies = copier, copies
 
     def plan(self) -> DeliveryPlan:
-        """To the durable tier, unless it has it. Raises FileExistsError, OSError."""
+        """Return the durable tier, unless it has the checkpoint already. Raises FileExistsError, OSError."""
         durable = self.task.durable
         assert durable is not None, "a copy is made only where there is a durable tier"
         if not durable.has(self.id):
@@ -51,7 +51,7 @@ class DurableCopy(Delivery):
             copy_file(self._copier, source, file, write_id, target, self.task.deadline_seconds, report)
 
     def get_metadata(self, write_id: str) -> bytes:
-        """zarr.json of the disk tier, which must still be that of this save. Raises BadCheckpoint."""
+        """Return zarr.json of the disk tier, which must still be that of this save. Raises BadCheckpoint."""
         disk = self.task.disk
         content, file = disk.read_content(self.id), f"{disk.store.url}/{self.id}/{NAME}"
         if zarr_json.read(content, file).write_id != write_id:
@@ -62,14 +62,14 @@ class DurableCopy(Delivery):
         return self._copies.list_sources()
 
     def end(self, why: str = "") -> None:
-        """Name the durable store in the error of a copy; the error of a save that came to no copy stays as it is."""
+        """Resolve `done`. The error of a copy names the durable store; an error before any copy stays as it is."""
         durable = self.task.durable
         super().end(f"its copy to {durable.store.url}: {why}" if why and self.write_id and durable else why)
 
 
 @final
 class DurableCopies:
-    """The copies of this rank that are under way."""
+    """Copies of this rank that are running."""
 
     def __init__(self) -> None:
         self._all: tuple[DurableCopy, ...] = ()
@@ -79,11 +79,11 @@ class DurableCopies:
         self._all = (*self._list_running(), copy)
 
     def list_sources(self) -> Collection[CheckpointId]:
-        """Return the checkpoints that are being copied, which must stay where they are copied from."""
+        """Return the checkpoints that are being copied, which must stay in the tier they are copied from."""
         return {copy.id for copy in self._list_running()}
 
     def join(self, waiting: Callable[[], None] = lambda: None) -> None:
-        """Wait until none is under way; `waiting` is called every quarter of a second meanwhile."""
+        """Wait until no copy is running; `waiting` is called every quarter of a second meanwhile."""
         for copy in self._all:
             while wait([copy.done], _LOOK).not_done:
                 waiting()

@@ -1,13 +1,14 @@
-"""How often a checkpoint pays: `checkpoint.every=auto`.
+"""Checkpoint interval of `checkpoint.every=auto`: how often a save pays.
 
-A save costs the run d seconds; a failure, of which one comes every M seconds, costs it on average half the time since
-the last save. The sum is least when T seconds lie between saves:
+A save costs the run d seconds; a failure, one every M seconds, costs it on average half the time since the last save.
+The sum is least when T seconds lie between saves:
 
     T = sqrt(2 d M)                                                        Young, CACM 17(9), 1974
     T = sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d,  d < 2M     Daly, FGCS 22(3), 2006, eq. 37
 
-d is measured: the time a step is blocked and what the steps beside the writing lose. M is given, or learned from the
-run's own starts, of which the first is no failure; with a prior of one failure a day, (24 h + time) / (1 + failures).
+d is measured: the time a step is blocked and what steps lose while a save is being written. M is given, or estimated
+from the run's own starts, of which the first is not a failure; with a prior of one failure a day, (24 h + time) / (1 +
+failures).
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from pathlib import Path
 
 from gangline.run import attempts
 
-PRIOR_SECONDS = 24 * 3600.0  # between failures, before any was seen
+PRIOR_SECONDS = 24 * 3600.0  # between failures, before any has happened
 FIRST_COST = 1.0  # seconds, before any save was measured
 REMEMBERED = 8  # saves whose median cost counts
 
 
 def compute_best_interval(cost: float, mtbf: float) -> float:
-    """Seconds between saves that cost `cost` seconds each, with a failure every `mtbf` seconds on average."""
+    """Return the seconds between saves of `cost` seconds each, with a failure every `mtbf` seconds on average."""
     if cost >= 2 * mtbf:
         return mtbf
     share = cost / (2 * mtbf)
@@ -35,7 +36,7 @@ def compute_best_interval(cost: float, mtbf: float) -> float:
 
 
 def measure_mtbf(run_dir: str | Path, now: datetime | None = None) -> float:
-    """Seconds between failures, as attempts.jsonl of the run shows them."""
+    """Return the mean seconds between failures, as attempts.jsonl of the run shows them."""
     lines = [line for line in attempts.read(run_dir) if line.order in ("", "roll_back")]  # a restart is a start as well
     times = [time for line in lines if (time := attempts.parse_time(line)) is not None]
     if not times:
@@ -45,31 +46,31 @@ def measure_mtbf(run_dir: str | Path, now: datetime | None = None) -> float:
 
 
 class Interval:
-    """Says when the next save pays. `seconds` are those of training steps, so a pause is no reason to save."""
+    """Says when the next save pays. Its clock counts seconds of training steps, so a pause is no reason to save."""
 
     def __init__(self, mtbf: float) -> None:
         self.mtbf = mtbf
         self._costs: deque[float] = deque(maxlen=REMEMBERED)
-        self._quiet: deque[float] = deque(maxlen=64)  # steps with no save beside them
-        self._busy: list[float] = []  # steps beside the save under way
+        self._quiet: deque[float] = deque(maxlen=64)  # seconds of steps without a save in the background
+        self._busy: list[float] = []  # seconds of steps during the running save
         self._blocked = 0.0
         self._open = False  # whether the newest save's cost is still to be counted
         self._since = 0.0
 
     @property
     def cost(self) -> float:
-        """Seconds that a save costs."""
+        """Cost of a save in seconds."""
         return statistics.median(self._costs) if self._costs else FIRST_COST
 
     @property
     def seconds(self) -> float:
-        """Between two saves."""
+        """Number of seconds between two saves."""
         return compute_best_interval(self.cost, self.mtbf)
 
     def is_due(self, seconds: float, saving: bool, copying: bool = False) -> bool:
-        """Whether to save after a step that took `seconds`, beside a save or its copy to the durable tier or not.
+        """Return whether to save after a step of `seconds`, with a save or its copy to the durable tier running or not.
 
-        What the steps beside a copy lose is part of the save's cost, but no reason to wait with the next.
+        What steps lose during a copy is part of the save's cost, but no reason to delay the next save.
         """
         if self._open and not (saving or copying):
             self._count()
@@ -78,10 +79,10 @@ class Interval:
         return not saving and self._since + seconds / 2 >= self.seconds
 
     def note_save(self, blocked: float) -> None:
-        """A save has begun and blocked the step for so long."""
-        if self._open:  # the copy of the one before is still under way: it cost what is known by now
+        """Record a save that has begun and blocked the step for `blocked` seconds."""
+        if self._open:  # the previous copy is still running: count its cost so far
             self._count()
-        self._busy.clear()  # what stood beside saves that this does not time
+        self._busy.clear()  # steps during saves that are not timed here
         self._blocked, self._since, self._open = blocked, 0.0, True
 
     def _count(self) -> None:
@@ -91,7 +92,7 @@ class Interval:
 
 
 def compute_slowdown(busy: Sequence[float], quiet: Sequence[float]) -> float:
-    """Seconds that steps beside a save took longer than others do; never less than none."""
+    """Return the seconds that steps during a save took longer than other steps; at least 0."""
     if not busy or not quiet:
         return 0.0
     usual = statistics.median(quiet)

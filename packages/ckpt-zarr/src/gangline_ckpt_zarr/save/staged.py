@@ -1,4 +1,4 @@
-"""From the staging memory to the near tiers: what the next save waits for."""
+"""Delivery from the staging memory to the near tiers: the next save waits for it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from gangline_ckpt_zarr.tiers.base import Tier
 
 @final
 class StagedDelivery(Delivery):
-    """Of what is staged, to the wanted tiers but the durable one; then it starts `copy`, where that was wanted."""
+    """Delivery of the staged bytes to all wanted tiers but the durable one; then it starts `copy`, if wanted."""
 
     def __init__(
         self, task: SaveTask, agreement: Agreement, writer: WriterClient, copy: DurableCopy, copies: DurableCopies
     ) -> None:
         super().__init__(task, agreement)
         self.staging: Staging | None = None
-        self.no_memory = ""  # why this rank has staged beside the memory tier
+        self.no_memory = ""  # why this rank could not stage in the memory tier
         self.copy, self._copies = copy, copies
         self._writer = writer
 
     def plan(self) -> DeliveryPlan:
-        """To the near tiers that lack it. Raises FileExistsError, OSError, BadCheckpoint."""
+        """Return the near tiers that lack the checkpoint. Raises FileExistsError, OSError, BadCheckpoint."""
         task, going = self.task, []
-        done = task.again and task.disk.has(self.id)  # then nothing nearer matters any more
+        done = task.again and task.disk.has(self.id)  # then nearer tiers no longer matter
         for tier in () if done else task.wanted:
             if tier is task.durable or tier.left_out:
                 continue
@@ -101,8 +101,8 @@ class StagedDelivery(Delivery):
             self._copies.add(self.copy)
 
     def end(self, why: str = "") -> None:
-        """Resolve `done` of the near tiers and start the copy; without one resolve `done` of the copy as well."""
-        if why:  # first: who sees the error of the near tiers finds it in both
+        """Resolve `done` of the near tiers and start the copy; without a copy, resolve `done` of the copy as well."""
+        if why:  # first: a reader of the near tiers' error finds it in both
             self.copy.end(why)
         super().end(why)
         if self.copy.write_id:

@@ -1,7 +1,7 @@
-"""Host memory that holds what a rank writes, byte for byte as in its file; the writer process fills in the checksums.
+"""Staging memory on the host: a rank's file byte for byte, in which the writer process fills in the checksums.
 
-Saving blocks the step for this copy and nothing else. The memory is shared with the writer process and kept from one
-save to the next, for fresh pages cost more than the copy.
+A save blocks the step for this copy and nothing else. The memory is shared with the writer process and kept from one
+save to the next, because fresh pages cost more than the copy.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
 from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.format.views import make_views
 
-SCRATCH = 1 << 28  # bytes of a GPU's memory in which chunks are put together before they travel
-Place = tuple[tuple[slice, ...], torch.Tensor]  # a part of a box, and where in the buffer it goes
+SCRATCH = 1 << 28  # bytes of GPU memory in which chunks are assembled before they are transferred
+Place = tuple[tuple[slice, ...], torch.Tensor]  # (part of a box, its place in the buffer)
 
 
 class Staging:
-    """A buffer of anonymous shared memory, or of a new file on tmpfs where `path` names one."""
+    """Buffer of anonymous shared memory, or of a new file on tmpfs if `path` names one."""
 
     def __init__(self, path: str | None = None) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
@@ -38,14 +38,14 @@ class Staging:
         self._pinned = self._pageable = False  # pageable: it could not be pinned
 
     def prepare(self, file: RankFile) -> None:
-        """Have the memory for `file` at hand, every page of it, and let other threads run. Raises OSError."""
+        """Prepare the memory for `file`, every page of it, while other threads run. Raises OSError."""
         fresh = file.size > self.size
         self._fit(file)
         if fresh:
             self._bytes[:: mmap.PAGESIZE].zero_()
 
     def fill(self, file: RankFile, shards: Iterable[Shard]) -> None:
-        """Copy the shards to where they lie in `file`. Raises OSError where there is no memory, also a GPU's."""
+        """Copy the shards to their places in `file`. Raises OSError if there is no memory, on the host or a GPU."""
         if file is not self._file:
             self._fit(file)
         local = {(shard.name, shard.offset): shard.local.detach() for shard in shards if shard.primary}
@@ -72,10 +72,10 @@ class Staging:
     def _copy_chunks(
         self, local: dict[tuple[str, tuple[int, ...]], torch.Tensor], device: torch.device, limit: int = SCRATCH
     ) -> None:
-        """The same for shards on a GPU: chunks are put together there, and travel as they lie in the file.
+        """Copy shards on a GPU: chunks are assembled there as in the file, and then transferred.
 
-        A copy to rows of a wider buffer goes through pageable memory, however pinned the buffer is: at a quarter of the
-        speed, and not done when the stream is. Zeros between chunks are where checksums come later.
+        A copy to rows of a wider buffer goes through pageable memory, even if the buffer is pinned: at a quarter of the
+        speed, and not done when the stream is. Zeros between chunks leave room for the checksums.
         """
         assert self._file is not None
         scratch = torch.empty(0, dtype=torch.uint8, device=device)
@@ -101,7 +101,7 @@ class Staging:
 
     def _fit(self, file: RankFile) -> None:
         if file.size > self.size:
-            os.posix_fallocate(self.fd, 0, file.size)  # raises where there is no room; touching a page would kill
+            os.posix_fallocate(self.fd, 0, file.size)  # raises if there is no room; touching a page would kill
             self._bytes = torch.frombuffer(mmap.mmap(self.fd, file.size), dtype=torch.uint8)
             self.size, self._pinned, self._pageable = file.size, False, False
         self._places = [(run, [*self._of(run, file.dtypes[run.name])]) for run in file.runs]
@@ -113,20 +113,20 @@ class Staging:
             yield view.slices, elements.as_strided(view.sizes, view.strides, view.offset)
 
     def _pin(self) -> None:
-        """Page-lock the buffer, so that copies from a GPU go at full speed and beside the kernels; slower without."""
+        """Pin (page-lock) the buffer, so that copies from a GPU run at full speed beside kernels; without, slower."""
         if self._pinned or self._pageable or not self.size:
             return
         try:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self.size, 0))
             self._pinned = True
-        except RuntimeError:  # limits on locked memory, a driver without it
+        except RuntimeError:  # limits on locked memory, a driver without support
             self._pageable = True
-            # CUDA keeps the error and raises it at the next launch: this one, and not one of the run.
+            # CUDA keeps the error and raises it at the next launch: let that be this one, not one of the run.
             with suppress(RuntimeError):
                 torch.zeros(1, device="cuda")
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
         self._places, self._file = [], None

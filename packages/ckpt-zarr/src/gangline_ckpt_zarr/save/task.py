@@ -1,4 +1,4 @@
-"""One save as data: what is kept, in which tiers, by when."""
+"""One save as data: what is saved, to which tiers, by when."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from gangline_ckpt_zarr.tiers.base import Tier
 
 @dataclass(frozen=True)
 class SaveTask:
-    """What every rank knows of a save.
+    """One save, as every rank knows it.
 
-    `tiers` are the run's, nearest first; `wanted` those that it goes to, of which rank 0's list counts. `disk` is the
-    tier that a copy to the durable one is read from. `again`: a tier that has it already is no error but
-    done.
+    `tiers`: the run's, nearest first. `wanted`: the tiers to save to; rank 0's list counts. `disk`: the tier that a
+    copy to the durable one is read from. `again`: a tier that already has the checkpoint is done, and not an error.
     """
 
     id: CheckpointId
@@ -39,17 +38,17 @@ class SaveTask:
 
     @property
     def copied(self) -> bool:
-        """Whether a copy to the durable tier follows."""
+        """Return whether a copy to the durable tier follows."""
         return self.durable in self.wanted
 
     def get_rank_file(self, rank: int) -> RankFile:
-        """What a rank writes."""
+        """Return the file that a rank writes."""
         return self.files.get_rank_file(rank)
 
     def get_file_path(self, write_id: str, rank: int) -> str:
-        """Where in a store a rank's file lies."""
+        """Return the path of a rank's file in a store."""
         return f"{self.id}/{get_data_path(write_id, rank)}"
 
     def encode_metadata(self, write_id: str) -> bytes:
-        """The content of zarr.json. Raises ValueError where it would not be read again."""
+        """Return the content of zarr.json. Raises ValueError if it could not be read back."""
         return packed.write(self.registry, self.files, self.document, write_id)

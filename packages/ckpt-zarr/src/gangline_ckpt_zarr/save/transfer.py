@@ -1,4 +1,4 @@
-"""One rank's file, put where it belongs by its writer process: what is staged, or what a nearer tier holds."""
+"""Transfer of one rank's file to its target, by its writer process: from staging, or from a nearer tier."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory
 from gangline_ckpt_zarr.stores.base import ObjectPath
 
-Report = Callable[[float], None]  # of the share that is written
-_LOOK = 0.25  # seconds between two looks at how far it is
-GRACE = 30.0  # seconds: a process has to start, a disk to flush what it holds
+Report = Callable[[float], None]  # called with the share that is written
+_LOOK = 0.25  # seconds between two looks at the progress
+GRACE = 30.0  # seconds for a process to start, or a disk to flush
 
 
 def write_file(
@@ -28,7 +28,7 @@ def write_file(
     deadline: float,
     report: Report,
 ) -> None:
-    """Have what is staged sealed and written to the target, if there is one; durable on return. Raises OSError."""
+    """Write the staged file, sealed, to the target; None: seal it in memory. Durable on return. Raises OSError."""
     memory = StagedMemory(file.size, path=staging.path) if staging.path else StagedMemory(file.size, fd=staging.fd)
     runs = make_spans(file.runs, _make_seal_start(write_id))
     job = writer.write(memory, runs, target, deadline_seconds=deadline)
@@ -46,10 +46,10 @@ def copy_file(
     deadline: float,
     report: Report,
 ) -> None:
-    """Have a file copied from a nearer tier, every chunk checked on the way; durable on return.
+    """Copy a file from a nearer tier, with every chunk checked on the way; durable on return.
 
-    Raises BadCheckpoint, naming array, box and file, where a chunk is not what was written or cannot be read; OSError
-    where the target cannot be written.
+    Raises BadCheckpoint, naming array, box and file, if a chunk is not what was written or cannot be read; OSError if
+    the target cannot be written.
     """
     job = writer.copy(
         source, target, file.size, make_spans(file.runs, _make_seal_start(write_id)), deadline_seconds=deadline
@@ -65,9 +65,9 @@ def copy_file(
 
 
 def compute_hang_seconds(deadline: float) -> float:
-    """Seconds without progress after which a writer process counts as hanging.
+    """Return the seconds without progress after which a writer process counts as hanging.
 
-    A request may take a deadline and fail, and so may the one that clears up behind it.
+    A request may take a deadline and fail, and so may the request that cleans up after it.
     """
     return 2 * deadline + GRACE
 
@@ -77,7 +77,7 @@ def _make_seal_start(write_id: str) -> Callable[[ChunkRun], int]:
 
 
 def _follow(writer: WriterClient, job: int, size: int, deadline: float, report: Report) -> Answer:
-    """The job's last answer; what comes before is reported. One that gets no further for too long has failed."""
+    """Return the job's last answer, and report its progress. Raises OSError after too long without progress."""
     far, since = 0, time.monotonic()
     while True:
         try:

@@ -1,1 +1,1 @@
-"""Places where checkpoints lie: a local file system, or anything fsspec opens, behind one interface."""
+"""Object stores for checkpoints: a local file system, or anything fsspec opens, behind one interface."""

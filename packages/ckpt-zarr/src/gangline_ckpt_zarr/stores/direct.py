@@ -1,4 +1,4 @@
-"""Writing one file past the page cache, and making it and its name durable."""
+"""Writer of one local file that bypasses the page cache (O_DIRECT), and makes the file and its name durable."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NOT_HERE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
 
 
 class DirectWriter(ObjectWriter):
-    """With O_DIRECT where the file system and the block allow it, else through the page cache.
+    """Writes with O_DIRECT if the file system and the block allow it, else through the page cache.
 
-    Twice as fast as through the cache on a disk, and the cache stays with those who need it.
+    O_DIRECT is twice as fast on a disk, and leaves the cache to processes that need it.
     """
 
     def __init__(self, place: Path, size: int, sync_names: Callable[[], None]) -> None:
@@ -57,12 +57,12 @@ class DirectWriter(ObjectWriter):
             except OSError as error:
                 if not (self._direct and error.errno == errno.EINVAL):
                     raise OSError(error.errno, error.strerror, str(self._place)) from error
-                self._use_cache()  # the memory is not aligned as the file system wants it
+                self._use_cache()  # the memory is not aligned as the file system requires
                 continue
             self._offset += wrote
             content = content[wrote:]
             if self._direct and wrote % PAGE:
-                self._use_cache()  # a short write: what is left no longer begins on a page
+                self._use_cache()  # a short write: the rest no longer begins on a page
 
     def _use_cache(self) -> None:
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
@@ -70,7 +70,7 @@ class DirectWriter(ObjectWriter):
         self._direct = False
 
     def close(self) -> None:
-        """Also its name. Raises ValueError where fewer or more bytes were written than announced, OSError."""
+        """Finish the file; it and its name are durable on return. Raises OSError, or ValueError for a wrong size."""
         if self._offset != self._size:
             self.abort()
             raise ValueError(f"{self._place}: {self._offset} bytes were written, {self._size} announced")
@@ -90,9 +90,9 @@ class DirectWriter(ObjectWriter):
 
 
 def _allocate(file: int, size: int, place: Path) -> None:
-    """Take the room now, so that a full disk is known before anything is written.
+    """Allocate the file's blocks now, so that a full disk is known before anything is written. Raises OSError.
 
-    Not ``os.posix_fallocate``: where the file system cannot, that writes a byte to every block, through the network.
+    Not ``os.posix_fallocate``: without support in the file system it writes a byte to every block, through the network.
     """
     fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if not size or fallocate is None:

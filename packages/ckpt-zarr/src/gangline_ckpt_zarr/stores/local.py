@@ -1,4 +1,4 @@
-"""A directory of the local (or a mounted) file system. Whatever is said to be there has reached the disk."""
+"""Object store in a directory of a local or mounted file system. Objects are on the disk when a write returns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gangline.storage.files import lock_folder, sync_folder, write_whole
 from gangline_ckpt_zarr.stores.base import METADATA, ObjectStore, ObjectWriter, Ranges, Read
 from gangline_ckpt_zarr.stores.direct import DirectWriter
 
-_UNFINISHED = ".unfinished-"  # how the temporary files of a commit begin
+_UNFINISHED = ".unfinished-"  # prefix of the temporary files of a commit
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
-_LATE_FILES = 100  # times that a tree is emptied again, 10 ms apart, before a writer in it counts as alive
+_LATE_FILES = 100  # attempts to empty a tree, 10 ms apart, before a writer in it counts as alive
 
 
 class LocalStore(ObjectStore):
@@ -27,7 +27,7 @@ class LocalStore(ObjectStore):
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(root).absolute()
         self.url = str(self._root)
-        self._made: set[Path] = set()  # directories
+        self._made: set[Path] = set()  # directories that this store has created
 
     def create(self, path: str, size: int) -> ObjectWriter:
         place = self._root / path
@@ -35,7 +35,7 @@ class LocalStore(ObjectStore):
         return DirectWriter(place, size, lambda: self._sync_directories(place.parent))
 
     def commit(self, path: str, content: bytes) -> None:
-        """By a link, which never replaces anything. Raises FileExistsError, OSError."""
+        """Put the object by a hard link, which never replaces anything. Raises FileExistsError, OSError."""
         place = self._root / path
         self._make_directories(place.parent)
         temporary = f"{_UNFINISHED}{place.name}-{secrets.token_hex(8)}"
@@ -65,7 +65,7 @@ class LocalStore(ObjectStore):
             os.close(file)
 
     def _open(self, path: str) -> int:
-        """Return a handle for reading; raises OSError at once for a pipe or a device, which would be waited for."""
+        """Return a descriptor for reading. Raises OSError at once for a pipe or a device, which would block."""
         file = os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
@@ -118,7 +118,7 @@ class LocalStore(ObjectStore):
         return lock_folder(self._root.resolve(), seconds=0)
 
     def _remove_empty_directories(self, directory: Path) -> None:
-        """Directories below the root that are empty now go, and above it those that this store has made."""
+        """Remove `directory` and its parents while empty: up to the root, and above it if this store created them."""
         while self._root in directory.parents or directory in self._made:
             try:
                 directory.rmdir()
@@ -131,7 +131,7 @@ class LocalStore(ObjectStore):
             sync_folder(directory)
 
     def _make_directories(self, directory: Path) -> None:
-        """With every name that is new on the way durable, also those above the root."""
+        """Create a directory and its parents. Names down to the root are durable; `_sync_directories` does the rest."""
         missing = [place for place in (directory, *directory.parents) if not place.exists()]
         for place in reversed(missing):
             with contextlib.suppress(FileExistsError):  # another rank was faster
@@ -141,7 +141,7 @@ class LocalStore(ObjectStore):
                 sync_folder(place.parent)
 
     def _sync_directories(self, directory: Path) -> None:
-        """From `directory` up to the root, whoever made them: the rank that did may not have come so far."""
+        """Sync `directory` and its parents up to the root. The rank that created them may not have done so yet."""
         while True:
             sync_folder(directory)
             if directory == self._root or directory == directory.parent:
@@ -150,9 +150,9 @@ class LocalStore(ObjectStore):
 
 
 def _fill(file: int, offset: int, buffers: Sequence[memoryview], path: str) -> None:
-    """Read from `offset` on into the buffers, as many in a call as the system takes."""
+    """Read from `offset` into the buffers, as many per call as the system allows. Raises EOFError."""
     views = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
-    position = 0  # of the first buffer that is not yet full
+    position = 0  # index of the first buffer that is not yet full
     while position < len(views):
         got = os.preadv(file, views[position : position + _IOV_MAX], offset)
         if not got:
@@ -167,7 +167,7 @@ def _fill(file: int, offset: int, buffers: Sequence[memoryview], path: str) -> N
 
 
 def _remove_tree(place: Path) -> None:
-    """Another process may be removing the same tree, or finish writing a file into it: that file goes as well."""
+    """Remove a tree that another process may also be removing or writing to; files written meanwhile go as well."""
     for _ in range(_LATE_FILES):
         for directory, directories, names in os.walk(place, topdown=False):
             for name in names:
@@ -177,11 +177,11 @@ def _remove_tree(place: Path) -> None:
         if _remove_directory(place):
             return
         time.sleep(0.01)
-    place.rmdir()  # says what is wrong
+    place.rmdir()  # raises the reason
 
 
 def _remove_directory(place: Path) -> bool:
-    """Whether it is gone; False where somebody has just written into it."""
+    """Remove an empty directory or a link. Return False if another process has just written into the directory."""
     with contextlib.suppress(FileNotFoundError):
         if place.is_symlink():
             place.unlink()

@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Object stores by URL: local paths, and anything fsspec opens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ DEADLINE_SECONDS = 600.0
 
 
 def open_store(url: str, *, deadline_seconds: float = DEADLINE_SECONDS) -> ObjectStore:
-    """A path or ``file://`` is a LocalStore; anything else is what fsspec opens (``s3://``, ``gs://``, ``memory://``).
+    """Open the store at a URL: a LocalStore for a path or ``file://``, else what fsspec opens (``s3://``, ``gs://``).
 
-    Raises UserError where a driver is missing or the scheme is unknown.
+    Raises UserError if a driver is missing or the scheme is unknown.
 
-    A remote store tries each request again for at most `deadline_seconds`. Where it is and who may go there come from
-    the store's usual environment variables and from fsspec's own configuration files.
+    A remote store retries each request for at most `deadline_seconds`. Endpoint and credentials come from the usual
+    environment variables of the store and from fsspec's own configuration files.
     """
     for scheme in ("file://", "local://"):
         if url.startswith(scheme):

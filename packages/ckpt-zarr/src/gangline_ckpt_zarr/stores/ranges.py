@@ -1,21 +1,21 @@
-"""Which requests to make for the byte ranges that are wanted: neighbours together, long ones in pieces."""
+"""Requests for the byte ranges that are wanted: neighbours are merged, long ranges are split."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-GAP = 256 << 10  # bytes: to fetch these for nothing is cheaper than one more request (some 20 ms of a 60 MB/s stream)
+GAP = 256 << 10  # bytes: fetching such a gap is cheaper than one more request (some 20 ms of a 60 MB/s stream)
 LONGEST = 16 << 20  # bytes in one request
 
 
 @dataclass
 class Fetch:
-    """Bytes `start` to `stop` of an object, and which parts of them go where."""
+    """Request for bytes `start` to `stop` of an object, and the buffers that parts of these bytes fill."""
 
     start: int
     stop: int
-    parts: list[tuple[int, memoryview]] = field(default_factory=list)  # offset in the object
+    parts: list[tuple[int, memoryview]] = field(default_factory=list)  # (offset in the object, buffer)
 
     def fill(self, got: bytes) -> None:
         view = memoryview(got)
@@ -25,7 +25,7 @@ class Fetch:
 
 
 def plan_fetches(ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> list[Fetch]:
-    """Requests that together bring every range, each byte at most once but for overlaps of the ranges themselves."""
+    """Return requests that cover every range, each byte at most once unless the ranges themselves overlap."""
     fetches: list[Fetch] = []
     for offset, buffer in sorted(_split_ranges(ranges), key=lambda piece: piece[0]):
         last, stop = fetches[-1] if fetches else None, offset + len(buffer)

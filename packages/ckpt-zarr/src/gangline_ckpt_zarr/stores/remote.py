@@ -1,4 +1,4 @@
-"""A store that fsspec opens, with every request tried again until a deadline and ranges fetched side by side."""
+"""Object stores that fsspec opens: every request is retried until a deadline, and ranges are fetched in parallel."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gangline_ckpt_zarr.stores.base import ObjectStore, ObjectWriter, plan_delet
 from gangline_ckpt_zarr.stores.ranges import Fetch, plan_fetches
 from gangline_ckpt_zarr.stores.retry import retry_request
 
-SIDE_BY_SIDE = 8  # requests: one stream from an object store is some 60 MB/s
+SIDE_BY_SIDE = 8  # requests in parallel: one stream from an object store is some 60 MB/s
 REQUEST_SECONDS = 60.0  # an answer that takes longer counts as lost
 _STREAM_BLOCK = 16 << 20
 
 
 class RemoteStore(ObjectStore, ABC):
-    """Reading, listing and deleting through one of fsspec's file systems; how objects are put, a subclass says."""
+    """Store that reads, lists and deletes through a file system of fsspec; a subclass defines how objects are put."""
 
     def __init__(
         self, url: str, deadline_seconds: float, request_seconds: float = REQUEST_SECONDS, **options: Any
@@ -105,13 +105,13 @@ class RemoteStore(ObjectStore, ABC):
         except OSError as error:
             if get_http_status(error) != 416:
                 raise
-            got = b""  # the whole range is behind the end
+            got = b""  # the complete range is past the end
         if len(got) < fetch.stop - fetch.start:
             raise EOFError(f"{self._format_url(path)} ends at {fetch.start + len(got)}, {fetch.stop} was asked for")
         fetch.fill(got)
 
     def _ask(self, path: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the file system until it succeeds."""
+        """Call a method of the file system until it succeeds or the deadline is over."""
         where, seconds = self._format_url(path), self._deadline_seconds
         return retry_request(lambda left: self._call_once(left, method, *args, **kwargs), where, seconds)
 
@@ -131,23 +131,23 @@ class RemoteStore(ObjectStore, ABC):
         return full.rstrip("/").startswith(f"{place}/")
 
     def _format_url(self, path: str) -> str:
-        """For messages, without a password that the URL may have."""
+        """Return the URL of an object for messages, without a password that the store's URL may hold."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/{path}"
 
 
 class FsspecStore(RemoteStore):
-    """Any of fsspec's file systems. What `commit` promises is as good as its ``pipe_file(mode="create")``."""
+    """Store on any of fsspec's file systems. `commit` is as atomic as the driver's ``pipe_file(mode="create")``."""
 
     def create(self, path: str, size: int) -> ObjectWriter:
-        """One stream, by fsspec's own file object. Raises FileExistsError, OSError."""
+        """Create an object as one stream, by fsspec's own file object. Raises FileExistsError, OSError."""
         if self.exists(path):
             raise FileExistsError(f"{self._format_url(path)}: it is there already")
         return _Stream(self, path, size)
 
     def commit(self, path: str, content: bytes) -> None:
-        """As good a promise as the driver's ``pipe_file(mode="create")``. Raises FileExistsError, OSError."""
-        if self.exists(path):  # a store that ignores the condition still refuses here
+        """Put an object, atomic as the driver's ``pipe_file(mode="create")``. Raises FileExistsError, OSError."""
+        if self.exists(path):  # refuses even if the store ignores the condition
             raise FileExistsError(f"{self._format_url(path)}: it is there already")
         tries = 0
 
@@ -159,12 +159,12 @@ class FsspecStore(RemoteStore):
         try:
             retry_request(commit_once, self._format_url(path), self._deadline_seconds)
         except FileExistsError:
-            if tries == 1 or self.read(path) != content:  # after a lost answer one finds what one has put oneself
+            if tries == 1 or self.read(path) != content:  # after a lost answer the object may be this call's own
                 raise
 
 
 class _Stream(ObjectWriter):
-    """fsspec's own file object: one stream, with whatever retries the driver has."""
+    """Writer through fsspec's own file object: one stream, with the retries that the driver has."""
 
     def __init__(self, store: FsspecStore, path: str, size: int) -> None:
         self._store, self._path, self._size, self._written = store, path, size, 0
@@ -188,5 +188,5 @@ class _Stream(ObjectWriter):
 
 
 async def _run_in_time(seconds: float, act: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An answer that does not come in time is cancelled, and is a TimeoutError."""
+    """Return what `act` returns. If that takes longer than `seconds`, cancel it and raise TimeoutError."""
     return await asyncio.wait_for(act(*args, **kwargs), seconds)

@@ -1,4 +1,4 @@
-"""Retry requests to a remote store, and name the place in every error."""
+"""Retries of requests to a remote store. Every error names the place."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def retry_request(act: Callable[[float], T], where: str, deadline_seconds: float) -> T:
-    """Return what `act(seconds_left)` returns, retried until the deadline.
+    """Return the result of `act(seconds_left)`, retried until the deadline.
 
-    Raises StoreError past the deadline. A permanent error is raised as FileNotFoundError or whichever of `PERMANENT`
-    it is, as EOFError, or else as StoreError. The message begins with `where`.
+    Raises StoreError past the deadline. A permanent error keeps its type if that is one of `PERMANENT` (such as
+    FileNotFoundError) or EOFError; any other is raised as StoreError. The message begins with `where`.
     """
     try:
         return retry(act, deadline_seconds)

@@ -1,4 +1,4 @@
-"""S3 and what speaks like it, through s3fs: multipart uploads side by side, and a conditional put for the commit."""
+"""S3 and compatible stores through s3fs: parallel multipart uploads, and a conditional put for the commit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gangline.storage.retry import get_http_status
 from gangline_ckpt_zarr.stores.base import ObjectWriter, StoreError
 from gangline_ckpt_zarr.stores.remote import REQUEST_SECONDS, SIDE_BY_SIDE, RemoteStore
 
-PART_BYTES = 16 << 20  # the store takes no more than 10,000 parts, so large objects have larger ones
+PART_BYTES = 16 << 20  # at least; S3 allows at most 10,000 parts, so large objects have larger parts
 MOST_PARTS = 10_000
-_STAMP = "gangline-write"  # metadata of every object: who has put it
+_STAMP = "gangline-write"  # metadata key of every object: the stamp of the write that put it
 _DELETED_AT_ONCE = 1000
 
 
 class S3Store(RemoteStore):
-    """Endpoint and credentials are found as by every tool for AWS (``AWS_ENDPOINT_URL``, ``AWS_PROFILE``, ...)."""
+    """Store on S3. Endpoint and credentials are found as by any AWS tool: ``AWS_ENDPOINT_URL``, ``AWS_PROFILE``, ..."""
 
     def __init__(
         self, url: str, deadline_seconds: float, request_seconds: float = REQUEST_SECONDS, part_bytes: int = PART_BYTES
@@ -30,48 +30,48 @@ class S3Store(RemoteStore):
         user_config = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
         config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * SIDE_BY_SIDE} | user_config
         super().__init__(url, deadline_seconds, request_seconds, config_kwargs=config, skip_instance_cache=True)
-        self._fs.retries = 1  # it is `retry_request` that tries again, and it alone
-        self._fs.connect()  # makes the client, before several threads each would; asks nothing of the store
+        self._fs.retries = 1  # only `retry_request` retries
+        self._fs.connect()  # creates the client before several threads each would; sends no request
         self._part_bytes = part_bytes
         self._bucket = self._root.partition("/")[0]
 
     def create(self, path: str, size: int) -> ObjectWriter:
-        """A multipart upload, or one put where the object is small. Raises FileExistsError, OSError."""
+        """Create an object by a multipart upload, or by one put if it is small. Raises FileExistsError, OSError."""
         if self.exists(path):
             raise FileExistsError(f"{self._format_url(path)}: it is there already")
         return _Multipart(self, path, size, choose_part_bytes(size, self._part_bytes))
 
     def commit(self, path: str, content: bytes) -> None:
-        """A conditional put. Raises FileExistsError, OSError."""
-        if self.exists(path):  # a store that ignores the condition still refuses here
+        """Put an object by a conditional put. Raises FileExistsError, OSError."""
+        if self.exists(path):  # refuses even if the store ignores the condition
             raise FileExistsError(f"{self._format_url(path)}: it is there already")
         self.put_new(path, content)
 
     def put_new(self, path: str, content: bytes | bytearray) -> None:
-        """Put an object where there is none. Raises FileExistsError, OSError."""
+        """Put an object if there is none. Raises FileExistsError, OSError."""
         stamp = secrets.token_hex(8)
         put = {"Body": content, "Metadata": {_STAMP: stamp}}
         try:
             self.call("put_object", path, IfNoneMatch="*", **put)
         except OSError as error:
             if get_http_status(error) == 412:
-                # Where the answer to the first try was lost, the second finds what the first has put.
+                # If the answer to the first try was lost, the second try finds the object of the first.
                 if self.stamp(path) != stamp:
                     raise FileExistsError(f"{self._format_url(path)}: it is there already") from error
-            elif get_http_status(error) == 501:  # a store without conditions
+            elif get_http_status(error) == 501:  # a store without conditional puts
                 self.call("put_object", path, **put)
             else:
                 raise
 
     def stamp(self, path: str) -> str | None:
-        """Which write an object comes from; None where there is no object."""
+        """Return the stamp of the write that put an object; None if there is no object."""
         try:
             return self.call("head_object", path)["Metadata"].get(_STAMP)
         except FileNotFoundError:
             return None
 
     def call(self, method: str, path: str, **kwargs: Any) -> Any:
-        """One of S3's own operations on an object, until it succeeds."""
+        """Call one of S3's own operations on an object until it succeeds or the deadline is over."""
         return self._ask(path, "call_s3", method, Bucket=self._bucket, Key=self.get_key(path), **kwargs)
 
     def get_key(self, path: str) -> str:
@@ -90,7 +90,7 @@ class S3Store(RemoteStore):
                 raise StoreError(f"s3://{self._bucket}/{refused[0]['Key']} is not deleted: {refused[0].get('Message')}")
 
     def _abort_uploads(self, path: str) -> None:
-        """What killed writers have begun is not seen but paid for. Not every user may list it; that is no harm."""
+        """Abort the invisible but billed uploads of killed writers. A user who may not list them skips this step."""
         with contextlib.suppress(OSError):
             arguments = {"Bucket": self._bucket, "Prefix": self.get_key(path)}
             for upload in self._ask(path, "call_s3", "list_multipart_uploads", **arguments).get("Uploads", ()):
@@ -100,13 +100,13 @@ class S3Store(RemoteStore):
 
 
 def choose_part_bytes(size: int, least: int) -> int:
-    """How large the parts of an object are, in whole MiB or `least`: equal but for the last, 10,000 at most."""
+    """Return the size of an object's parts: `least`, or whole MiB so that 10,000 parts (equal but the last) suffice."""
     part_bytes = -(-size // MOST_PARTS)
     return max(least, -(-part_bytes // (1 << 20)) << 20)
 
 
 class _Multipart(ObjectWriter):
-    """Parts are copied once and sent side by side; nothing is visible before `close`."""
+    """Writer of a multipart upload: parts are copied once and sent in parallel; nothing is visible before `close`."""
 
     def __init__(self, store: S3Store, path: str, size: int, part: int) -> None:
         self._store, self._path, self._size, self._part_bytes = store, path, size, part
@@ -140,7 +140,7 @@ class _Multipart(ObjectWriter):
         try:
             self._call("complete_multipart_upload", MultipartUpload={"Parts": parts})
         except OSError as error:
-            # No such upload: it is complete where the answer to the first try was lost.
+            # No such upload: if the answer to the first try was lost, that try has completed it.
             if get_http_status(error) != 404 or self._store.stamp(self._path) != self._stamp:
                 raise
         self._upload = None

@@ -1,1 +1,1 @@
-"""The places where a run's checkpoints lie, the nearest first: memory, its own directory, a durable store."""
+"""Tiers of a run's checkpoints, nearest first: memory, the run's own directory, a durable store."""

@@ -1,4 +1,4 @@
-"""One place where checkpoints lie. All places have the same byte layout."""
+"""Interface of a tier, a place that stores checkpoints. All tiers have one byte layout."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.tiers.completeness import find_file_error
 
-if TYPE_CHECKING:  # tools that come here have no use for torch
+if TYPE_CHECKING:  # tools that import this do not need torch
     from gangline_ckpt_zarr.save.staging import Staging
     from gangline_ckpt_zarr.stores.base import ObjectPath
 
 
 class Tier(ABC):
-    """A store and how often it is saved to.
+    """A store of checkpoints, and how often it is saved to.
 
-    `every`: steps between two saves to it; None: each save that is asked for. `scope`: whom one commit is for, "" where
-    it is for all ranks, else the machine. `beside`: another scope whose commit a save waits for on rank 0, or "".
-    `left_out`: why saves skip it from now on, on every rank, or "".
+    `every`: steps between two saves to it; None: each requested save. `scope`: the ranks that one commit is for: "" for
+    all ranks, else the machine. `beside`: another scope whose commit rank 0 also waits for in a save, or "".
+    `left_out`: why saves skip the tier from now on, on every rank, or "".
     """
 
     scope: str = ""
@@ -34,26 +34,26 @@ class Tier(ABC):
     def __init__(self, name: str, store: ObjectStore, every: int | None = None) -> None:
         self.name, self.store, self.every = name, store, every
         self._metas: dict[CheckpointId, Meta] = {}
-        self._trusted: set[CheckpointId] = set()  # this run saw them made, or found all of them there
+        self._trusted: set[CheckpointId] = set()  # this run saved these, or found them complete
 
-    # --- saving to it ------------------------------------------------------------------------------------------------
+    # --- saving ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def commits(self, rank: int) -> bool:
-        """Whether this rank puts zarr.json there."""
+        """Return whether this rank puts zarr.json into the tier."""
 
     @abstractmethod
     def get_target(self, path: str) -> ObjectPath | None:
-        """The object to write a rank's file to; None where the sealed staging memory itself becomes the file."""
+        """Return the object to write a rank's file to; None if the sealed staging memory itself becomes the file."""
 
     @abstractmethod
     def adopt(self, staging: Staging, id: CheckpointId, path: str) -> None:
-        """Take a rank's file that is sealed: `staging` where `get_target` was None. `path`: its name in the store."""
+        """Take a rank's sealed file: it is `staging` if `get_target` was None. `path`: its name in the store."""
 
     def copy(self, id: CheckpointId, path: str, seconds: float, waiting: Callable[[], None]) -> str:
-        """Have others keep what this rank put there, where they are to; why they do not, "" where all is well.
+        """Copy this rank's file to other nodes, if they are to keep it. Return why that failed, "" if all is well.
 
-        `seconds`: how long another one may be silent. `waiting` is called again and again meanwhile.
+        `seconds`: how long another node may be silent. `waiting` is called again and again meanwhile.
         """
         return ""
 
@@ -67,42 +67,42 @@ class Tier(ABC):
 
     @abstractmethod
     def prune(self, run_dir: str, kept: Collection[CheckpointId]) -> None:
-        """Delete what the rules do not keep, but for `kept`: what is new or being copied. Raises OSError."""
+        """Delete what the retention rules do not keep, except `kept`: what is new or being copied. Raises OSError."""
 
     def mark_saved(self, id: CheckpointId) -> None:
-        """A checkpoint has become whole there; called on every rank."""
+        """Record that a checkpoint has become complete in this tier; called on every rank."""
         self._trusted.add(id)
 
-    # --- looking at it -----------------------------------------------------------------------------------------------
+    # --- reading -----------------------------------------------------------------------------------------------------
 
     def list_ids(self) -> list[CheckpointId]:
-        """Every whole checkpoint, oldest first. Raises OSError."""
+        """Return every complete checkpoint, oldest first. Raises OSError."""
         return sorted(id for name in self.store.list_holders(NAME) if (id := CheckpointId.parse(name)) is not None)
 
     def has(self, id: CheckpointId) -> bool:
-        """Whether a whole checkpoint of that id is there. Raises OSError."""
+        """Return whether the tier has a complete checkpoint with this id. Raises OSError."""
         return self.store.exists(f"{id}/{NAME}")
 
     def read_content(self, id: CheckpointId) -> bytes:
-        """The bytes of zarr.json. Raises BadCheckpoint, FileNotFoundError."""
+        """Return the bytes of zarr.json. Raises BadCheckpoint, FileNotFoundError."""
         return zarr_json.read_content(self.store, f"{id}/{NAME}")
 
     def read_meta(self, id: CheckpointId) -> Meta:
-        """What zarr.json says; read once. Raises BadCheckpoint, FileNotFoundError."""
-        meta = self._metas.get(id)  # once: another thread may keep another one's meanwhile
+        """Return the metadata of a checkpoint; the last one is cached. Raises BadCheckpoint, FileNotFoundError."""
+        meta = self._metas.get(id)  # looked up once: another thread may replace it meanwhile
         if meta is None:
             meta = zarr_json.read(self.read_content(id), f"{self.store.url}/{id}/{NAME}", id)
             self._metas = {id: meta}
         return meta
 
     def get_file_path(self, id: CheckpointId, meta: Meta, rank: int) -> str:
-        """The file of a rank, in the store."""
+        """Return the path of a rank's file in the store."""
         return f"{id}/{meta.get_file_path(rank)}"
 
     def find_checkpoint_error(self, id: CheckpointId) -> str:
-        """Why a checkpoint cannot be whole, "" where it can: what zarr.json says, and whether its files are there.
+        """Return why a checkpoint cannot be complete, "" if it can: zarr.json is checked, and the sizes of all files.
 
-        What this run saw become whole is trusted. Raises OSError where the store does not answer.
+        A checkpoint that this run saw become complete is trusted. Raises OSError if the store does not answer.
         """
         if id in self._trusted:
             return ""
@@ -117,5 +117,5 @@ class Tier(ABC):
         return why
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self.store.close()

@@ -1,4 +1,4 @@
-"""Whether the files that zarr.json claims are there, by their sizes: nothing is read. Torch-free."""
+"""Completeness of a checkpoint: whether the files that zarr.json claims are there, by their sizes alone. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from gangline_ckpt_zarr.format.base import Meta
 
-LOOKED_AT = 200_000  # boxes whose place is worked out; of files beyond that it is enough that they are there
+LOOKED_AT = 200_000  # boxes whose place is computed; files beyond that need only exist
 
 
 def find_file_error(meta: Meta, sizes: Mapping[str, int]) -> str:
-    """What is not as it was written, "" where all is; `sizes`: of what there is, by path in the checkpoint."""
+    """Return why files are not as written, "" if all are; `sizes`: bytes of each existing file, by its path."""
     there, boxes = sum(sizes.values()), 0
     if meta.nbytes > there:
         return f"its arrays have {meta.nbytes:,} bytes, and its files {there:,}"

@@ -1,4 +1,4 @@
-"""The copies of a rank's files that other nodes keep, and how little a node that is lost may hold up. Torch-free."""
+"""Copies of a rank's files on other nodes, with limits on the delay by a lost node. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import final
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.tiers.peers import PATIENCE_SECONDS, SILENT_SECONDS, Peer
 
-_AGAIN = 1.0  # seconds that a keeper is waited for that has answered before
-_DROP = 5.0  # seconds in which one has to forget a copy
-_REST = 20.0  # a node that failed is left alone so many times as long as that took: it costs a twentieth of the time
+_AGAIN = 1.0  # seconds to wait for a keeper that has answered before
+_DROP = 5.0  # seconds in which a keeper must delete a copy
+_REST = 20.0  # pause after a failure, relative to its duration: a failing node costs a twentieth of the time
 
 
 @final
 class Copies:
-    """Kept by `peers`, for one rank."""
+    """Copies that `peers` keep of one rank's files."""
 
     def __init__(self, peers: Sequence[Peer]) -> None:
         self._peers = peers
@@ -26,9 +26,9 @@ class Copies:
         self._resting: dict[Peer, tuple[float, str]] = {}  # until when, and why
 
     def put(self, path: str, file: Path, seconds: float, waiting: Callable[[], None]) -> str:
-        """Why not all of them keep a copy, "" where they do.
+        """Copy a file to all peers. Return why a peer has no copy, "" if all have one.
 
-        `seconds`: how long one may be silent. `waiting` is called while the bytes are on their way.
+        `seconds`: how long a peer may be silent. `waiting` is called while the bytes are on their way.
         """
         whys = [self._put(peer, path, file, seconds, waiting) for peer in self._peers]
         return next(filter(None, whys), "")
@@ -50,7 +50,7 @@ class Copies:
         return ""
 
     def drop(self, path: str) -> None:
-        """Forget the copies of a file, as far as those who have them answer."""
+        """Delete the copies of a file at all peers that answer."""
         for peer in self._peers:
             if time.monotonic() >= self._resting.get(peer, (0.0, ""))[0]:
                 with contextlib.suppress(OSError):

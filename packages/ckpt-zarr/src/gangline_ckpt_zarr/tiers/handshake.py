@@ -1,7 +1,8 @@
-"""Both ends of a connection show that they know a keeper's token, and neither says it. Torch-free.
+"""Handshake: both ends of a connection prove that they know a keeper's token, without sending it. Torch-free.
 
-Who asks sends a number that nobody can guess, the keeper answers with one of its own and a proof of both, and gets a
-proof back. So what listens at a port that a keeper has left is not believed, learns no token and is sent no weights.
+The peer sends a random number. The keeper answers with a random number of its own and a proof of both, and the peer
+sends a proof back. So a process that listens at a port that a keeper has left is not trusted, does not learn the token
+and receives no weights.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _NUMBER = re.compile(rb"[0-9a-f]{%d}" % NUMBER)
 
 
 def ask(connection: socket.socket, token: str, seconds: float) -> None:
-    """Of who asks. Raises OSError, ConnectionError where who answers is not the keeper that has this token."""
+    """Run the peer's side. Raises OSError, ConnectionError if the other end is not the keeper with this token."""
     nonce = secrets.token_hex(NUMBER // 2).encode()
     connection.sendall(nonce + b"\n")
     theirs, _, proof = receive_line(connection, NUMBER + PROOF + 2, seconds).partition(b" ")
@@ -29,7 +30,7 @@ def ask(connection: socket.socket, token: str, seconds: float) -> None:
 
 
 def admit(connection: socket.socket, token: str, seconds: float) -> bool:
-    """Of the keeper: whether who asks knows the token, and says so soon. Raises OSError."""
+    """Run the keeper's side; return whether the peer proves soon that it knows the token. Raises OSError."""
     until = time.monotonic() + seconds
     theirs = receive_line(connection, NUMBER + 1, seconds)
     if not _NUMBER.fullmatch(theirs):
@@ -41,9 +42,9 @@ def admit(connection: socket.socket, token: str, seconds: float) -> bool:
 
 
 def receive_line(connection: socket.socket, most: int, seconds: float) -> bytes:
-    """A line, without its end, of at most so many bytes that are there in so many seconds. Raises OSError.
+    """Return a line without its end: up to `most` bytes (its end included) within `seconds`. Raises OSError.
 
-    Byte by byte would be slow, and more than the line may not be taken: what follows is someone else's to read.
+    Byte by byte would be slow, and bytes after the line must not be read: the next reader needs them.
     """
     line, until = bytearray(), time.monotonic() + seconds
     while not line.endswith(b"\n"):
@@ -53,7 +54,7 @@ def receive_line(connection: socket.socket, most: int, seconds: float) -> bytes:
         connection.settimeout(timeout)
         preview = connection.recv(min(1 << 16, most - len(line)), socket.MSG_PEEK)
         if not preview:
-            raise ConnectionError("it broke off")  # or the line is longer
+            raise ConnectionError("it broke off")  # or the line is longer than `most`
         line += connection.recv(preview.find(b"\n") + 1 or len(preview))
     return bytes(line[:-1])
 

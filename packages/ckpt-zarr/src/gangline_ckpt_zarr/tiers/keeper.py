@@ -1,7 +1,7 @@
-"""The process beside a node's ranks that keeps its memory tier while workers and agents come and go. Torch-free.
+"""Keeper: the process next to a node's ranks that keeps its memory tier while workers and agents restart. Torch-free.
 
-It gives its files to other nodes and keeps copies of theirs. Where the node's agent was killed it waits for the next
-one's keeper, which takes the directory over; nobody deletes what somebody else has taken over.
+It serves its files to other nodes and keeps copies of their files. If the node's agent was killed, it waits for the
+keeper of the next agent, which takes the directory over. No keeper deletes a directory that another one has taken over.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from gangline_ckpt_zarr.tiers.peers import FOLDER, Address, announce, identify_m
 from gangline_ckpt_zarr.tiers.places import TROUBLE, locate_node, locate_run, locate_user, make
 from gangline_ckpt_zarr.tiers.server import Server
 
-OWNER = ".keeper"  # in the directory: whose it is, "SPACE-PID-START-TOKEN" of the keeper's process
+OWNER = ".keeper"  # in the directory: its owner, "SPACE-PID-START-TOKEN" of the keeper's process
 RUN = ".run"  # in the directory: the path of the run's directory
-ABANDONED_SECONDS = 12 * 3600.0  # without a save, in the directory of a dead keeper, until another keeper removes it
-LAST_WORDS = 5.0  # seconds in which ranks end when their launcher was killed; less than a sidecar then has
+ABANDONED_SECONDS = 12 * 3600.0  # without a save, until a keeper removes a dead one's directory
+LAST_WORDS = 5.0  # seconds in which ranks end after their launcher was killed; less than a sidecar then has
 LOOK_SECONDS = 0.2
 
 
 def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
-    """The sidecar: the directory is there for as long as the job, and `waits` seconds longer where it was killed.
+    """Run the sidecar: the directory exists as long as the job, and `waits` seconds longer if the job was killed.
 
     shares: whether the launcher may start ranks of the run on other machines.
     """
     place, launcher = locate_node(run_dir), os.getppid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # also of the threads that answer
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # also in the threads that answer
     owner = f"{read_namespace()}-{os.getpid()}-{read_birth(os.getpid())}-{secrets.token_hex(8)}"
     sweep(run_dir)
     with _lock(place):
@@ -49,7 +49,7 @@ def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
     address = Address(name_of_this_node(), identify_machine(), server.port, server.token)
     try:
         announce(run_dir, address)
-    except (OSError, UserError) as error:  # this node's own ranks find its memory all the same
+    except (OSError, UserError) as error:  # this node's own ranks still find its memory
         (place / TROUBLE).write_text(_explain_not_announced(Path(run_dir, FOLDER), error))
     signal.sigwait({signal.SIGTERM})
     killed = os.getppid() != launcher
@@ -57,7 +57,7 @@ def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
         _wait(place, owner, run_dir, waits)
     withdraw(run_dir, address)
     _remove(place, owner)
-    if killed and not waits:  # ranks that die of it may be in the middle of a save
+    if killed and not waits:  # dying ranks may be in the middle of a save
         end = time.monotonic() + LAST_WORDS
         while time.monotonic() < end:
             time.sleep(0.1)
@@ -65,7 +65,7 @@ def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
 
 
 def sweep(run_dir: str | Path, seconds: float = ABANDONED_SECONDS) -> list[Path]:
-    """Remove what other runs of this user, all killed, left in memory; return the directories.
+    """Remove the memory of other, killed runs of this user; return the removed directories.
 
     The next start of such a run continues from there, so `seconds` must have passed since its last save. A directory
     whose keeper ran in another process id namespace is left alone.
@@ -82,7 +82,7 @@ def sweep(run_dir: str | Path, seconds: float = ABANDONED_SECONDS) -> list[Path]
 
 
 def find_abandoned(run_dir: str | Path | None) -> list[Path]:
-    """Return the directories in memory of this user's other runs whose keeper was killed here."""
+    """Return the directories in memory of this user's other runs whose keeper was killed on this machine."""
     own = None if run_dir is None else locate_run(run_dir)
     return [
         place
@@ -92,12 +92,12 @@ def find_abandoned(run_dir: str | Path | None) -> list[Path]:
 
 
 def run_of(place: Path) -> str:
-    """Return the run directory that a directory in memory belongs to; "" where it does not say."""
+    """Return the run directory that a directory in memory belongs to; "" if that is not recorded."""
     return _read(place / RUN)
 
 
 def _is_dead(owner: str) -> bool:
-    """Whether no process is left of a directory's keeper; False where that cannot be known from here."""
+    """Return whether the keeper of a directory has ended; False if that cannot be known from here."""
     if not owner:
         return True
     among, *process = owner.split("-")[:3]
@@ -107,14 +107,14 @@ def _is_dead(owner: str) -> bool:
 def choose_host(shares: bool, environ: Mapping[str, str] = os.environ) -> str:
     """Return the address that a keeper binds to: loopback if all ranks are on this machine, else "" (all interfaces).
 
-    Under torchrun and Slurm the environment of the ranks says so; a launcher of ours says it by `shares`.
+    Under torchrun and Slurm the environment of the ranks decides; with a launcher of gangline `shares` does.
     """
     here = not shares and environ.get("WORLD_SIZE") == environ.get("LOCAL_WORLD_SIZE")
     return "127.0.0.1" if here else ""
 
 
 def _explain_not_announced(folder: Path, error: OSError | UserError) -> str:
-    """What the run says of it (`MemoryTier.read_trouble`)."""
+    """Return what the run reports of a keeper that could not announce itself (`MemoryTier.read_trouble`)."""
     path = Path(getattr(error, "filename", None) or folder)
     why = getattr(error, "strerror", None) or str(error)
     with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ def _explain_not_announced(folder: Path, error: OSError | UserError) -> str:
 
 
 def _wait(place: Path, mine: str, run_dir: str, seconds: float) -> None:
-    """Until a successor has taken over, the job is over, or nobody has come."""
+    """Wait until a successor has taken over, the job is over, SIGTERM arrives, or `seconds` have passed."""
     before, end = read_ending(run_dir), time.monotonic() + seconds
     while time.monotonic() < end and _read_owner(place) == mine:
         ending = read_ending(run_dir)
@@ -139,7 +139,7 @@ def _wait(place: Path, mine: str, run_dir: str, seconds: float) -> None:
 
 
 def _remove(place: Path, mine: str) -> None:
-    """What is ours, or nobody's: a save that was under way may have made it once more."""
+    """Remove our directory, or one without an owner: a save that was under way may have created it again."""
     trash = place.with_name(f"{place.name}-{mine}")
     with _lock(place):
         if _read_owner(place) not in (mine, ""):
@@ -163,6 +163,6 @@ def _read(path: Path) -> str:
 
 
 def _lock(place: Path) -> contextlib.AbstractContextManager[None]:
-    """One keeper at a time takes a directory of this user over, or removes it."""
+    """Lock this user's directory: one keeper at a time takes over or removes a directory in it."""
     make()
     return lock_folder(place.parent.parent)

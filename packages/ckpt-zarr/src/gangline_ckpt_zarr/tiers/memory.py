@@ -1,9 +1,9 @@
-"""The memory tier: the staging buffers themselves, as files on tmpfs, which outlive the worker that filled them.
+"""Memory tier: the staging buffers themselves, as files on tmpfs, which outlive the worker that filled them.
 
 A save to it costs nothing beyond staging: when the ranks of all machines are done, their buffers get the names of a
-checkpoint's files. Two buffers a rank take turns, so the newest whole one stays while the next is filled. With copies
-other nodes keep each file too, before the checkpoint counts: so a lost node takes nothing with it (Gemini, SOSP 2023,
-section 4). A sidecar of the launcher owns the directory (`keeper.py`); a worker that is killed leaves it alone.
+checkpoint's files. Two buffers per rank take turns, so the newest complete one stays while the next is filled. With
+copies, other nodes keep each file too, before the checkpoint counts: so a lost node takes nothing with it (Gemini, SOSP
+2023, section 4). A sidecar of the launcher owns the directory (`keeper.py`); a killed worker leaves it alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gangline_ckpt_zarr.tiers.peers import Peer, ask_peers, list_announced
 from gangline_ckpt_zarr.tiers.places import ROOT, SPARE, TROUBLE, locate_node, make, refuse_foreign
 from gangline_ckpt_zarr.tiers.survey import Survivor, find_survivors
 
-if TYPE_CHECKING:  # the tools that come here have no use for torch
+if TYPE_CHECKING:  # tools that import this do not need torch
     from gangline.comm.base import Store as JobStore
     from gangline.config import Run
     from gangline_ckpt_zarr.save.staging import Staging
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # the tools that come here have no use for torch
 
 @final
 class MemoryTier(Tier):
-    """This machine's memory. A checkpoint counts where nodes that live have the files of all its ranks between them."""
+    """Memory of this machine. A checkpoint counts if the live nodes have the files of all its ranks between them."""
 
     store: MemoryStore
 
@@ -47,21 +47,21 @@ class MemoryTier(Tier):
         super().__init__("memory", MemoryStore(self.root), every)
         self._rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
         self._world, here = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.machine, self.machines = self._rank // here, -(-self._world // here)  # the last may have ranks that wait
-        self.leads = local == 0  # of the ranks of this machine
+        self.machine, self.machines = self._rank // here, -(-self._world // here)  # the last may have spare ranks
+        self.leads = local == 0  # whether this is the first rank of its machine
         self.scope = str(self.machine)
         self.notes: list[str] = []
         self._buffers: list[Staging] = []
-        self._holds: dict[Staging, CheckpointId] = {}  # the checkpoint that each is a file of, oldest first
-        self._own: list[CheckpointId] = []  # saved by these workers, oldest first
-        self._found: set[CheckpointId] | None = None  # what counts of what earlier workers left; None: a tool looks
+        self._holds: dict[Staging, CheckpointId] = {}  # the checkpoint of which each buffer is a file, oldest first
+        self._own: list[CheckpointId] = []  # checkpoints saved by these workers, oldest first
+        self._found: set[CheckpointId] | None = None  # earlier workers' checkpoints that count; None: opened by a tool
         self._copies = Copies(())  # of this rank's files
         self._copied: set[CheckpointId] = set()
         if job is not None:
             self._begin(Agreement(job, "memory", self._rank, self._world), copies)
 
     def _begin(self, agreement: Agreement, copies: int) -> None:
-        """Find what earlier workers of the run have left, here and elsewhere; delete here what cannot be loaded."""
+        """Find what earlier workers of the run left, here and elsewhere; delete here what cannot be loaded."""
         node = name_of_this_node()
         if self.leads:
             agreement.publish(f"node {self.machine}", node)
@@ -76,7 +76,7 @@ class MemoryTier(Tier):
         if self.leads:
             self._clean(survivors)
             agreement.publish(f"clean {self.machine}", True)
-        agreement.wait_for(f"clean {self.machine}")  # or the first buffer of a rank might be deleted as a leftover
+        agreement.wait_for(f"clean {self.machine}")  # else the first buffer of a rank might be deleted as a leftover
         for one in survivors:
             for path, held_by in one.nodes.items():
                 if held_by != node:
@@ -89,7 +89,10 @@ class MemoryTier(Tier):
             self.notes.append(f"checkpoint.memory_copies={copies} needs {copies + 1} nodes, and {there}")
 
     def _survey(self, agreement: Agreement, node: str) -> list[Survivor]:
-        """Asked of the first rank. A run that has not begun finds nothing: what is here is of another of its name."""
+        """Return the checkpoints that can be loaded, on the first rank. Raises UserError if two nodes have one name.
+
+        A run that has not begun finds nothing: the files here belong to another run of its name.
+        """
         names = [agreement.wait_for(f"node {machine}") for machine in range(self.machines)]
         if twice := {name for name in names if names.count(name) > 1}:
             raise UserError(
@@ -110,7 +113,7 @@ class MemoryTier(Tier):
         return survivors
 
     def _clean(self, found: Collection[Survivor]) -> None:
-        """Delete here what is not of a checkpoint that counts, or of another save of it."""
+        """Delete local files of no checkpoint that counts, or of another save of one."""
         counts = {str(one.id): one for one in found}
         for name in self.store.names():
             if name not in counts:
@@ -127,7 +130,7 @@ class MemoryTier(Tier):
             return False
 
     def list_ids(self) -> list[CheckpointId]:
-        """Those left by earlier workers that can be loaded from, and those saved since."""
+        """Return the checkpoints of earlier workers that can be loaded, and all saved since."""
         there = super().list_ids()
         if self._found is None:
             return there
@@ -135,14 +138,14 @@ class MemoryTier(Tier):
         return sorted(far | {id for id in there if id in self._found or id in self._own})
 
     def read_trouble(self) -> str:
-        """What the keeper of this node could not do, "" where all is well: it may begin later than the ranks."""
+        """Return what the keeper of this node could not do, "" if all is well; it may begin later than the ranks."""
         try:
             return (self.root / TROUBLE).read_text()
         except OSError:
             return ""
 
     def explain_no_room(self, why: str, size: int) -> str:
-        """Return a message about a buffer of `size` bytes that could not be had here, with the room that is left."""
+        """Return the message about a buffer of `size` bytes that could not be allocated, with the room that is left."""
         try:
             disk = os.statvfs(ROOT)
             why += f"; {disk.f_bavail * disk.f_frsize:,} of {disk.f_blocks * disk.f_frsize:,} bytes are free"
@@ -151,17 +154,17 @@ class MemoryTier(Tier):
         return f"{ROOT} on {name_of_this_node()} cannot hold {size:,} bytes more: {why}"
 
     def commits(self, rank: int) -> bool:
-        """The first rank of each machine."""
+        """Return whether this is the first rank of its machine."""
         return self.leads
 
     def get_target(self, path: str) -> None:
-        """None: a buffer on tmpfs becomes the file."""
+        """Return None: a buffer on tmpfs becomes the file."""
 
     def clear(self) -> None:
-        """Nothing: a directory without zarr.json may hold a buffer that its rank will take back."""
+        """Keep everything: a directory without zarr.json may hold a buffer that its rank will take back."""
 
     def get_buffer(self, rank: int) -> Staging:
-        """The buffer for the next save: never the one that the newest checkpoint is in. Raises OSError."""
+        """Return the buffer for the next save, never one with the newest checkpoint. Raises OSError."""
         from gangline_ckpt_zarr.save.staging import Staging
 
         if len(self._buffers) < 2:
@@ -174,12 +177,12 @@ class MemoryTier(Tier):
         self._take_back(buffer)
         if os.path.exists(buffer.path):
             return buffer
-        self._buffers.remove(buffer)  # somebody has cleaned up /dev/shm, as some systems do when a user logs out
+        self._buffers.remove(buffer)  # /dev/shm was cleaned up, as some systems do when a user logs out
         buffer.close()
         return self.get_buffer(rank)
 
     def _make_room(self) -> None:
-        """Keep only the newest that earlier workers left: two of them and a new buffer may be more than fits."""
+        """Keep only the newest good checkpoint of earlier workers: two checkpoints and a new buffer may not fit."""
         if self.leads:
             newest = next(
                 (id for id in attempts.branch(self._run_dir, self.list_ids()) if not self.find_checkpoint_error(id)),
@@ -190,7 +193,7 @@ class MemoryTier(Tier):
                     self.store.delete(str(id))
 
     def _take_back(self, buffer: Staging) -> None:
-        """Make a buffer spare: first zarr.json goes, so that the rest is no checkpoint, then the file is renamed."""
+        """Make a buffer spare: first delete zarr.json, so that the rest is no checkpoint, then rename the file."""
         id = self._holds.pop(buffer, None)
         if id is None:
             return
@@ -203,7 +206,7 @@ class MemoryTier(Tier):
         buffer.path = str(spare)
 
     def adopt(self, staging: Staging, id: CheckpointId, path: str) -> None:
-        """The sealed buffer gets the name of the checkpoint's file. Raises OSError."""
+        """Rename the sealed buffer to the checkpoint's file. Raises OSError."""
         place = self.root / path
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.rename(staging.path, place)
@@ -211,12 +214,12 @@ class MemoryTier(Tier):
         self._holds[staging] = id
 
     def copy(self, id: CheckpointId, path: str, seconds: float, waiting: Callable[[], None]) -> str:
-        """Have the next nodes keep this rank's file as well."""
+        """Copy this rank's file to the next nodes as well. Return why that failed, "" if all is well."""
         self._copied = {id}
         return self._copies.put(path, self.root / path, seconds, waiting)
 
     def abandon(self, id: CheckpointId, path: str) -> None:
-        """The save came to nothing: its buffer is spare again, and so are its copies."""
+        """Abandon a save that failed: its buffer is spare again, and its copies are deleted."""
         if id in self._copied:
             self._copies.drop(path)
         for buffer in [one for one, held_id in self._holds.items() if held_id == id]:
@@ -232,7 +235,7 @@ class MemoryTier(Tier):
             self.store.delete(str(id))
 
     def close(self) -> None:
-        """Let go of the buffers; the files stay."""
+        """Close the buffers; the files stay."""
         for buffer in self._buffers:
             buffer.close()
         self._buffers, self._holds = [], {}

@@ -1,4 +1,4 @@
-"""A node's memory, and behind it that of other nodes: what is not here is read from there. Torch-free."""
+"""Store in a node's memory, backed by that of other nodes: files missing here are read from there. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gangline_ckpt_zarr.tiers.peers import Peer
 
 @final
 class MemoryStore(ObjectStore):
-    """Writes here, reads also what is `elsewhere`: which keeper has a file that is not here, and how long it is."""
+    """Writes here, and also reads what is `elsewhere`: by path, the keeper that has a file and its size in bytes."""
 
     local = True
 
@@ -55,11 +55,11 @@ class MemoryStore(ObjectStore):
         return path in self.elsewhere or self.here.exists(path)
 
     def names(self, path: str = "") -> list[str]:
-        """What lies here."""
+        """Return the local names directly under `path`."""
         return self.here.names(path)
 
     def walk(self, path: str = "") -> list[str]:
-        """What lies here."""
+        """Return the local paths under `path`."""
         return self.here.walk(path)
 
     def list_sizes(self, path: str = "") -> dict[str, int]:
@@ -68,7 +68,7 @@ class MemoryStore(ObjectStore):
         return {**far, **self.here.list_sizes(path)}
 
     def delete(self, path: str) -> None:
-        """Here; what is elsewhere is forgotten."""
+        """Delete local objects, and forget objects elsewhere."""
         for name in [name for name in self.elsewhere if name == path or name.startswith(f"{path}/")]:
             del self.elsewhere[name]
         self.here.delete(path)
@@ -77,5 +77,5 @@ class MemoryStore(ObjectStore):
         return self.here.lock()
 
     def _find_peer(self, path: str) -> tuple[Peer, int] | None:
-        """None also where the file is here as well."""
+        """Return the peer that has a file and the file's size; None if the file is here or nowhere."""
         return None if self.here.exists(path) else self.elsewhere.get(path)

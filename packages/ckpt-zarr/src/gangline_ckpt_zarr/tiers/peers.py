@@ -1,9 +1,9 @@
-"""Other nodes' memory: where its keeper answers, and what can be asked of it. Torch-free.
+"""Peers: the keepers of other nodes' memory, their addresses, and the requests to them. Torch-free.
 
-Both ends first prove that they know the keeper's token (`handshake`), which lies in the run directory, in a file that
-only its owner reads; what somebody else has put there is not believed. Then comes the question, a line of JSON, and the
-answer, another one. Behind the answer to a `read` come the bytes; that to a
-`put` says that there is room, and when the bytes are there a second one that they are kept.
+Both ends first prove that they know the keeper's token (`handshake`), which is in the run directory, in a file that
+only its owner reads; a file of another user is not trusted. Then follow the question, a line of JSON, and the answer,
+another line. After the answer to a `read` come the bytes. The answer to a `put` says that there is room; a second
+answer says that the bytes are stored.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from gangline_ckpt_zarr.tiers.handshake import receive_line
 FOLDER = ".memory"  # in the run directory: a file for each node's keeper
 CONNECT_SECONDS = 2.0
 SILENT_SECONDS = 30.0
-PATIENCE_SECONDS = 10.0  # a keeper may be about to start, or to be replaced by its successor's
-LINE = 1 << 26  # bytes of a question or of the line of an answer
-PIECE = 1 << 23  # bytes between two signs of life
+PATIENCE_SECONDS = 10.0  # a keeper may be about to start, or to be replaced by its successor
+LINE = 1 << 26  # bytes of a question or of the line of an answer, at most
+PIECE = 1 << 23  # bytes sent between two calls of `waiting`
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a keeper listens. `machine`: what `identify_machine` says there, for those on the same one."""
+    """Address of a keeper. `machine`: its `identify_machine()`; processes on one machine use loopback."""
 
     node: str
     machine: str
@@ -50,7 +50,7 @@ class Address:
 
 @functools.cache
 def identify_machine() -> str:
-    """Whose loopback address this process has: several machines may be of one name."""
+    """Return an id of this process's loopback interface: several machines may have one name."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/net')}"
@@ -59,14 +59,14 @@ def identify_machine() -> str:
 
 
 def announce(run_dir: str | Path, address: Address) -> None:
-    """Let the other nodes know; an earlier keeper of this node is asked no more."""
+    """Announce a keeper to the other nodes; an earlier keeper of this node gets no more requests."""
     path = _locate_address(run_dir, address.node)
     with _lock(path.parent):
         write_whole(path, json.dumps(asdict(address)), mode=0o600, durable=False)
 
 
 def withdraw(run_dir: str | Path, address: Address) -> None:
-    """This keeper answers no more; its successor's word stays."""
+    """Withdraw this keeper's address; that of a successor stays."""
     path = _locate_address(run_dir, address.node)
     with contextlib.suppress(OSError, UserError), _lock(path.parent):
         if _read(path) == address:
@@ -74,41 +74,41 @@ def withdraw(run_dir: str | Path, address: Address) -> None:
 
 
 def _lock(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """One keeper at a time changes what is announced. The folder stays: another one may be about to write there."""
+    """Lock the addresses: one keeper at a time changes them. The folder stays: another keeper may be about to write."""
     folder.mkdir(exist_ok=True)
     return lock_file(folder / "lock", mode=0o600)
 
 
 def list_announced(run_dir: str | Path) -> list[str]:
-    """The nodes whose keepers have said that they are there; some may have been killed since."""
+    """Return the nodes whose keepers are announced; some may have been killed since."""
     addresses = (_read(path) for path in Path(run_dir, FOLDER).glob("*.json"))
     return sorted(address.node for address in addresses if address is not None)
 
 
 class PeerLost(OSError):
-    """What another node's memory held is lost with it: a reason to take an older checkpoint, not to stop."""
+    """The content of another node's memory is lost: a reason to take an older checkpoint, not to stop."""
 
 
 class Peer:
-    """The keeper of one node, asked by another one. What fails is an OSError that names the node."""
+    """Client of another node's keeper. A failure raises an OSError that names the node."""
 
     def __init__(self, run_dir: str | Path, node: str, patience: float = PATIENCE_SECONDS) -> None:
         self.node, self._path, self._patience = node, _locate_address(run_dir, node), patience
 
     def list_sizes(self) -> dict[str, int]:
-        """Bytes of every file of a checkpoint there, by path."""
+        """Return the bytes of every file of a checkpoint there, by path."""
         with self._send_request({"do": "sizes"}) as (answer, _):
             return answer["sizes"]
 
     def read(self, path: str) -> bytes:
-        """A small file, whole. FileNotFoundError."""
+        """Return the content of a small file. Raises FileNotFoundError."""
         with self._send_request({"do": "read", "path": path, "ranges": [[0, None]]}) as (answer, connection):
             content = bytearray(answer["size"])
             _receive(connection, memoryview(content))
             return bytes(content)
 
     def read_into(self, path: str, ranges: Ranges) -> None:
-        """From each offset on, fill the buffers. Raises FileNotFoundError, EOFError (the file ends early), PeerLost."""
+        """Fill the buffers from each offset on. Raises FileNotFoundError, EOFError (the file ends early), PeerLost."""
         buffers = [[buffer.cast("B") for buffer in each] for _, each in ranges]
         byte_ranges = [[offset, sum(map(len, each))] for (offset, _), each in zip(ranges, buffers, strict=True)]
         with self._send_request({"do": "read", "path": path, "ranges": byte_ranges}) as (answer, connection):
@@ -126,7 +126,7 @@ class Peer:
         silent: float = SILENT_SECONDS,
         waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        """Have it keep a copy of a file; on return it does. `waiting` is called while the bytes are on their way.
+        """Copy a file to the node; it is stored there on return. `waiting` is called while the bytes are on their way.
 
         Raises OSError, PeerLost.
         """
@@ -140,7 +140,7 @@ class Peer:
                     raise PeerLost(f"node {self.node}: {why}")
 
     def drop(self, path: str, silent: float = SILENT_SECONDS) -> None:
-        """Have it forget a copy; asked once."""
+        """Ask the node to delete a copy, without retries."""
         with self._send_request({"do": "drop", "path": path}, 0.0, silent):
             pass
 
@@ -148,7 +148,7 @@ class Peer:
     def _send_request(
         self, question: dict[str, Any], patience: float | None = None, silent: float = SILENT_SECONDS
     ) -> Iterator[tuple[dict[str, Any], socket.socket]]:
-        """The answer, and the connection where the rest of it comes; asked again while nobody answers."""
+        """Yield the answer, and the connection for the rest of it. Retries while the node does not answer."""
         deadline = time.monotonic() + (self._patience if patience is None else patience)
         while True:
             try:
@@ -184,7 +184,7 @@ class Peer:
 
 
 def ask_peers(run_dir: str | Path, nodes: Sequence[str]) -> dict[str, dict[str, int]]:
-    """What those of `nodes` have that answer at once, all asked side by side."""
+    """Return the files of each node, {} if it does not answer at once; all are asked in parallel."""
     from concurrent.futures import ThreadPoolExecutor
 
     def ask(node: str) -> dict[str, int]:
@@ -202,7 +202,7 @@ def _locate_address(run_dir: str | Path, node: str) -> Path:
 
 
 def _read(path: Path) -> Address | None:
-    """What a keeper of this user has said there."""
+    """Return the address in a file; None if it is invalid or not from a keeper of this user."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             owner = os.fstat(file.fileno()).st_uid
@@ -216,7 +216,7 @@ def _read(path: Path) -> Address | None:
 
 @functools.cache
 def _find_own_uid(folder: Path) -> int | None:
-    """Whose a file is said to be that this process makes there: a server of files may give root another number."""
+    """Return the owner of files that this process creates there: a file server may map root to another number."""
     probe = folder / f"whose.{secrets.token_hex(8)}"
     try:
         with open(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:

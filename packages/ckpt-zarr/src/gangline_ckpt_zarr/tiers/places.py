@@ -1,4 +1,4 @@
-"""Where a run's memory tier lies on a machine. Torch-free."""
+"""Directories of a run's memory tier on a machine. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gangline.launch.network import name_of_this_node
 
 ROOT = Path("/dev/shm")
 SPARE = "spare"
-TROUBLE = ".trouble"  # in the directory of a node: what its keeper could not do
+TROUBLE = ".trouble"  # file in the directory of a node: what its keeper could not do
 
 
 def locate_run(run_dir: str | Path) -> Path:
-    """Of all nodes of a run that this machine plays."""
+    """Return the directory of a run, for all its nodes on this machine."""
     digest = blake2b(os.path.realpath(run_dir).encode(), digest_size=8).hexdigest()
     return locate_user() / digest
 
 
 def locate_user() -> Path:
-    """Of all runs of this user, on this machine; everybody may make files beside it."""
+    """Return the directory of this user's runs on this machine; any user may create files next to it."""
     return ROOT / f"gangline-{os.getuid()}"
 
 
 def refuse_foreign() -> None:
-    """Raises UserError where that directory is somebody else's, who might read and change what a run keeps there."""
+    """Raise UserError if `locate_user()` belongs to another user, who might read and change what a run stores there."""
     place = locate_user()
     try:
         status = place.lstat()
@@ -47,17 +47,17 @@ def refuse_foreign() -> None:
 
 
 def make() -> None:
-    """That directory, for this user alone. Raises OSError, UserError."""
+    """Create `locate_user()`, for this user alone. Raises OSError, UserError."""
     with contextlib.suppress(FileExistsError):
         locate_user().mkdir(parents=True, mode=0o700)
     refuse_foreign()
 
 
 def locate_node(run_dir: str | Path) -> Path:
-    """Of this node."""
+    """Return the directory of a run for this node."""
     return locate_run(run_dir) / name_of_this_node().replace("/", "-")
 
 
 def list_node_directories(run_dir: str | Path) -> list[Path]:
-    """Those that are there."""
+    """Return the directories of a run's nodes that exist on this machine, sorted."""
     return sorted(path for path in locate_run(run_dir).glob("*") if path.is_dir())

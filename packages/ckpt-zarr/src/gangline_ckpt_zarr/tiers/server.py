@@ -1,7 +1,7 @@
-"""What a keeper answers other nodes (`peers.Peer`): what it has, and what it is to keep for them. Torch-free.
+"""Server of a keeper for other nodes (`peers.Peer`): it serves its files, and keeps copies for them. Torch-free.
 
-A connection that does not prove first, and soon, that it knows the token gets no answer and keeps no thread. Where many
-such connections wait, a new one takes the place of the oldest: they cannot keep another node from its proof.
+A connection that does not prove first, and soon, that it knows the token gets no answer and keeps no thread. If many
+such connections wait, a new one replaces the oldest: they cannot keep another node from its proof.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from gangline_ckpt_zarr.tiers.handshake import admit, receive_line
 from gangline_ckpt_zarr.tiers.peers import LINE, SILENT_SECONDS
 from gangline_ckpt_zarr.tiers.places import SPARE
 
-COPIES = 2  # of one rank's files: as many as its own node has of them
-UNPROVEN = 256  # connections at once that have not shown the token
-UNPROVEN_OF_ADDRESS = 64  # of these, from one address
-TOKEN_SECONDS = 5.0  # until it must be there
+COPIES = 2  # of one rank's files: as many as its own node has
+UNPROVEN = 256  # concurrent connections that have not proven the token
+UNPROVEN_OF_ADDRESS = 64  # unproven connections from one address
+TOKEN_SECONDS = 5.0  # in which the proof must arrive
 
 _FILE = re.compile(r"data-\w+/\d+\.bin", re.ASCII)
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Each question in a thread of its own, from its making to the end of the process.
+    """Server that answers each question in a thread, from its construction to the end of the process.
 
     host: the address to listen at; "": all interfaces.
     """
@@ -70,12 +70,12 @@ class Server(socketserver.ThreadingTCPServer):
             self.forget_unproven(request)
 
     def forget_unproven(self, request: socket.socket) -> None:
-        """It has shown the token, or has ended."""
+        """Forget a connection that has proven the token or has ended."""
         with self._changes:
             self._unproven.pop(request, None)
 
     def _make_room(self, request: socket.socket, address: str) -> None:
-        """Count the new connection; at a limit drop the oldest one of its address, or of the one that has most."""
+        """Count the new connection; at a limit drop the oldest of its address, or of the address with the most."""
         with self._changes:
             counts = Counter(self._unproven.values())
             crowded = address if counts[address] >= UNPROVEN_OF_ADDRESS else None
@@ -94,7 +94,7 @@ class _Handler(socketserver.BaseRequestHandler):
     request: socket.socket
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # who asks is gone, or makes no sense
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # the peer is gone, or sent nonsense
             if not admit(self.request, self.server.token, TOKEN_SECONDS):
                 return
             self.server.forget_unproven(self.request)
@@ -123,7 +123,7 @@ class _Handler(socketserver.BaseRequestHandler):
             self._say()
 
     def _locate_file(self, path: str, kept: bool = False) -> Path:
-        """A file of a checkpoint; `kept`: of a rank, and so one that others may replace. No name is a pattern."""
+        """Return the path of a checkpoint's file; `kept`: only a rank's, which others may replace. Never a glob."""
         if not isinstance(path, str):
             raise TypeError(f"{path} is no path")
         name, _, file = path.partition("/")
@@ -145,7 +145,7 @@ class _Handler(socketserver.BaseRequestHandler):
                     self.request.sendfile(file, offset or 0, count)
 
     def _receive(self, target: Path, size: int) -> None:
-        """Says "go" once there is room; then come the bytes."""
+        """Receive a file: say "go" once there is room, then read the bytes."""
         if not isinstance(size, int) or size < 0:
             raise ValueError(f"{size} is no number of bytes")
         spare = self.server.place / SPARE / f"copy-{secrets.token_hex(8)}"
@@ -163,8 +163,11 @@ class _Handler(socketserver.BaseRequestHandler):
             spare.unlink(missing_ok=True)
 
     def _create_spare(self, target: Path, spare: Path, size: int) -> int:
-        """A file of that many bytes, where there is room: the memory of this rank's oldest copy, for fresh pages cost
-        more. The newest copy stays in any case, and the oldest where there is no room."""
+        """Create a file of `size` bytes, if there is room, and return its descriptor.
+
+        It reuses the memory of this rank's oldest copy, because fresh pages cost more. The newest copy always stays,
+        the oldest copy if there is no room.
+        """
         copies = sorted(self.server.place.glob(f"step-*/*/{target.name}"), key=_get_age)
         for surplus in copies[:-COPIES]:
             surplus.unlink(missing_ok=True)
@@ -203,7 +206,7 @@ class _Handler(socketserver.BaseRequestHandler):
 
 
 def _allocate(handle: int, size: int) -> None:
-    """Raises OSError where there is no room: touching a page would kill."""
+    """Allocate the bytes. Raises OSError if there is no room: touching a page would kill the process."""
     there, system = os.fstat(handle), os.fstatvfs(handle)
     if system.f_blocks and size > there.st_blocks * 512 + system.f_bavail * system.f_frsize:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -212,7 +215,7 @@ def _allocate(handle: int, size: int) -> None:
 
 
 def _remove_empty(path: Path) -> None:
-    """The directories that a file was the last one of."""
+    """Remove the directories of a deleted file if they are now empty."""
     with contextlib.suppress(OSError):
         path.parent.rmdir()
         path.parent.parent.rmdir()

@@ -1,4 +1,4 @@
-"""A directory or a remote store: the disk tier, the durable tier, and what a tool is pointed at."""
+"""Tier in a directory or a remote store: the disk tier, the durable tier, and any store that a tool opens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @final
 class StoreTier(Tier):
-    """Keeps the newest `keep_last` (None: all) and those of every `keep_every` steps (None: no others)."""
+    """Tier that keeps the newest `keep_last` (None: all), and one every `keep_every` steps (None: no others)."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class StoreTier(Tier):
         return ObjectPath(self.store.url, path)
 
     def adopt(self, staging: Staging, id: CheckpointId, path: str) -> None:
-        """Nothing: the file was written from the staging memory."""
+        """Take nothing: the file was written from the staging memory."""
 
     def abandon(self, id: CheckpointId, path: str) -> None:
         self.store.delete(path)
@@ -65,7 +65,7 @@ class StoreTier(Tier):
 
 
 def build_tiers(config: ZarrCheckpoint, run_dir: str) -> list[StoreTier]:
-    """The disk tier of a run, and its durable one where there is any. Raises UserError where a URL cannot be opened."""
+    """Build the disk tier of a run, and its durable tier if it has one. Raises UserError if a URL cannot be opened."""
     near = open_store(config.path or str(Path(run_dir) / "checkpoints"), deadline_seconds=config.deadline_seconds)
     tiers = [StoreTier("disk", near, None, config.keep_last, config.keep_every)]
     if config.durable is not None:

@@ -1,7 +1,7 @@
-"""What the nodes of a job still have of its memory tier, when workers start: one rank asks, and all go by its answer.
+"""Survey of the memory tier when workers start: one rank asks the nodes of the job, and all ranks use its answer.
 
-A checkpoint counts where the files of all its ranks are somewhere, wherever the ranks are now: on a node of this start,
-or with the keeper of a node whose agent was lost and that waits for the next one.
+A checkpoint counts if the files of all its ranks are somewhere, wherever the ranks are now: on a node of this start, or
+with the keeper of a node whose agent was lost and that waits for the next one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gangline_ckpt_zarr.format import zarr_json
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.tiers.completeness import find_file_error
 
-Held = Mapping[str, int]  # bytes of a node's files, by their paths
+Held = Mapping[str, int]  # bytes of a node's files, by path
 
 
 @dataclass(frozen=True)
 class Survivor:
-    """A checkpoint that can be loaded: of which save, and which node has each of its files."""
+    """A checkpoint that can be loaded: the write id of its save, and the node and size of each of its files."""
 
     id: CheckpointId
     write_id: str
@@ -31,9 +31,9 @@ class Survivor:
 def find_survivors(
     held: Mapping[str, Held], read: Callable[[str, str], bytes]
 ) -> tuple[list[Survivor], dict[CheckpointId, str]]:
-    """(what can be loaded, oldest first; why newer ones cannot), of what nodes hold, the nearest node first.
+    """Return (what can be loaded, oldest first; why newer ones cannot). `held`: files by node, nearest node first.
 
-    `read(node, path)` gives a small file of a node.
+    `read(node, path)` returns a small file of a node.
     """
     ids = sorted({id for files in held.values() for path in files if (id := _parse_id(path)) is not None})
     survivors: list[Survivor] = []
@@ -42,7 +42,7 @@ def find_survivors(
         one = _find_survivor(id, held, read)
         if isinstance(one, Survivor):
             survivors.append(one)
-            reasons.clear()  # an older one was about to be replaced
+            reasons.clear()  # older ones were about to be replaced: only newer failures matter
         else:
             reasons[id] = one
     return survivors, reasons

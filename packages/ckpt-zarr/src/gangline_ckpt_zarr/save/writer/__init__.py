@@ -1,1 +1,1 @@
-"""The process beside each rank that writes what was staged, so that the trainer's Python is left alone."""
+"""Writer process next to each rank: it writes staged bytes, so that the trainer's Python is left alone."""

@@ -1,4 +1,4 @@
-"""The checksum of every chunk, computed by a thread just ahead of the blocks that are being written."""
+"""Checksums of all chunks, computed by a thread just before their blocks are written."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterator, Sequence
 from gangline_ckpt_zarr.format.checksum import make_trailer
 from gangline_ckpt_zarr.format.spans import ChunkSpan
 
-_AT_ONCE = 8 << 20  # bytes of chunks between two announcements
+_AT_ONCE = 8 << 20  # bytes of chunks between two updates of `_reached`
 
 
 class ChecksumThread:
-    """Fills in the checksums of `memory` in the file's order; `wait` says how far it has come.
+    """Fills in the checksums of `memory` in file order; `wait` returns once they are there.
 
-    Raises ValueError where the chunks do not fit into the memory.
+    Raises ValueError if the chunks do not fit into the memory.
     """
 
     def __init__(self, memory: memoryview, runs: Sequence[ChunkSpan]) -> None:
         if runs and runs[-1].end > len(memory):
             raise ValueError(f"chunks end at {runs[-1].end}, the memory at {len(memory)}")
         self._memory, self._runs = memory, runs
-        self._reached = 0  # every checksum that begins before this is there
+        self._reached = 0  # every checksum that begins before this offset is there
         self._failed: BaseException | None = None
         self._news = threading.Condition()
         self._stopped = False
@@ -29,14 +29,14 @@ class ChecksumThread:
         self._thread.start()
 
     def wait(self, end: int) -> None:
-        """Return once all checksums that begin before `end` are in memory; raises what the thread has met."""
+        """Wait until all checksums that begin before `end` are in memory. Raises the thread's error."""
         with self._news:
             self._news.wait_for(lambda: self._reached >= end or self._failed is not None)
             if self._failed is not None:
                 raise self._failed
 
     def stop(self) -> None:
-        """Do no more than is begun; returns when nothing touches the memory any longer."""
+        """Stop after the part that has begun. On return nothing touches the memory any longer."""
         self._stopped = True
         self._thread.join()
 
@@ -58,7 +58,7 @@ class ChecksumThread:
 
 
 def fill_in(memory: memoryview, run: ChunkSpan) -> None:
-    """Put each chunk's checksum behind it, and its seal where it has one."""
+    """Put each chunk's checksum after it, and its seal if it has one."""
     for number in range(run.number):
         base = run.base + number * run.stride
         end = base + run.nbytes
@@ -66,7 +66,7 @@ def fill_in(memory: memoryview, run: ChunkSpan) -> None:
 
 
 def _split_runs(runs: Sequence[ChunkSpan]) -> Iterator[ChunkSpan]:
-    """The same chunks, a few megabytes at a time."""
+    """Split runs into runs of a few megabytes, or of one chunk."""
     for run in runs:
         step = max(1, _AT_ONCE // run.nbytes)
         for first in range(0, run.number, step):

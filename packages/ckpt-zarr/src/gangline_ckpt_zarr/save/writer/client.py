@@ -1,4 +1,4 @@
-"""The trainer's side of its writer process."""
+"""Client of a writer process: the trainer's side."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from gangline_ckpt_zarr.format.spans import ChunkSpan
 from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory, encode_request
 from gangline_ckpt_zarr.stores.base import ObjectPath
 
-_LAST_WORDS = 20  # lines kept of what it says on its standard error
-_LINE = 500  # bytes kept of each
+_LAST_WORDS = 20  # lines kept of its standard error
+_LINE = 500  # bytes kept of each line
 
 
 class WriterClient:
-    """A process that writes what is staged. It may be started ahead of its first job, and is started anew by the next
-    job when it has died.
+    """Client of a process that writes staged bytes. It may start before its first job; a job restarts a dead process.
 
-    Jobs are done in the order in which they were given; every job ends in one answer that is `over`, also when the
-    process dies. May be used from several threads.
+    Jobs run in the order in which they were given; every job ends in one answer that is `over`, also when the process
+    dies. May be used from several threads.
     """
 
     def __init__(self, fds: Sequence[int] = ()) -> None:
@@ -35,12 +34,12 @@ class WriterClient:
         self._jobs = 0
         self._open: set[int] = set()  # jobs without their last answer
         self._answers: list[Answer] = []
-        self._ended: str | None = None  # how, once it has
+        self._ended: str | None = None  # how the process ended, once it has
         self._news = threading.Condition()
         self._sending = threading.RLock()
 
     def start(self, fds: Sequence[int] | None = None) -> None:
-        """Have it run, with these file descriptors inherited (as numbered here; None: those it was made with)."""
+        """Start the process with these inherited descriptors (as numbered here; None: as at the last start)."""
         with self._sending:
             new_fds = self._fds if fds is None else tuple(fds)
             if self.running and new_fds == self._fds:
@@ -74,7 +73,7 @@ class WriterClient:
         *,
         deadline_seconds: float | None = None,
     ) -> int:
-        """Fill in the checksums of the staged bytes and write them to the target, if there is one; the job's number.
+        """Submit a job that seals the staged bytes and writes them to the target, if there is one; return its number.
 
         The memory belongs to the process until the job is over.
         """
@@ -90,9 +89,9 @@ class WriterClient:
         *,
         deadline_seconds: float | None = None,
     ) -> int:
-        """Copy an object of `size` bytes, every chunk of it checked on the way; the job's number.
+        """Submit a job that copies an object of `size` bytes and checks every chunk on the way; return its number.
 
-        The answer's `chunk` names the first that is not what was written, or cannot be read.
+        The answer's `chunk` names the first chunk that is not what was written or cannot be read.
         """
         arguments = {
             "source": source,
@@ -104,13 +103,13 @@ class WriterClient:
         return self._ask("copy", arguments)
 
     def poll(self) -> list[Answer]:
-        """What has been answered since, in order; never waits."""
+        """Return the answers since the last call, in order. Never waits."""
         with self._news:
             answers, self._answers = self._answers, []
         return answers
 
     def wait(self, job: int, timeout: float | None = None) -> Answer:
-        """The job's last answer; those of other jobs stay for `poll`. Raises TimeoutError."""
+        """Return the job's last answer; other jobs' answers stay for `poll`. Raises TimeoutError, KeyError (taken)."""
         with self._news:
             if not self._news.wait_for(lambda: job not in self._open, timeout):
                 raise TimeoutError(f"the writer process has not answered within {timeout:g} s")
@@ -121,7 +120,7 @@ class WriterClient:
         return own[-1]
 
     def close(self, timeout: float | None = None) -> None:
-        """Let it do what it was asked and end; after `timeout` seconds it is killed."""
+        """Close the process once its jobs are done; after `timeout` seconds kill it."""
         with self._sending:
             process, listener = self._process, self._listener
             if process is None or listener is None or process.stdin is None:
@@ -136,13 +135,13 @@ class WriterClient:
             self._process = None
 
     def kill(self) -> None:
-        """End it now; what it was doing fails."""
+        """Kill the process; its current job fails."""
         if self._process is not None:
             self._process.kill()
             self.close()
 
     def give_up(self) -> None:
-        """As `kill`, without waiting for its end, which does not come while a disk does not answer."""
+        """Kill the process without waiting for its end, which does not come while a disk does not answer."""
         with self._sending:
             process, self._process = self._process, None
             if process is None:
@@ -163,27 +162,27 @@ class WriterClient:
                 self._open.add(job)
                 if self._ended is not None:
                     self._fail(job, self._ended)
-            with contextlib.suppress(OSError):  # it has just died: who listens to it says so
+            with contextlib.suppress(OSError):  # it has just died, as `_listen` reports
                 process.stdin.write(encode_request(job, op, **said))
                 process.stdin.flush()
             return job
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
-        """Take in all it says until it ends, however that happens; then every job that is open has failed."""
+        """Record all answers until the process ends, for any reason; then fail every open job."""
         assert process.stdout is not None
         words: deque[str] = deque(maxlen=_LAST_WORDS)
         keeper = threading.Thread(target=_keep, args=(process, words), daemon=True, name="writer's last words")
         keeper.start()
         with process.stdout:
             for line in process.stdout:
-                with contextlib.suppress(ValueError, TypeError):  # cut off in the middle
+                with contextlib.suppress(ValueError, TypeError):  # a truncated line
                     self._record_answer(Answer.parse(line))
         code = process.wait()
         keeper.join()
         how = f"was killed by {_name_signal(-code)}" if code < 0 else f"ended with exit code {code}"
         why = f"the writer process {how}" + "".join(f"\n  {line}" for line in words)
         with self._news:
-            if self._process is process:  # else it was given up, and another may be at work
+            if self._process is process:  # else it was given up, and another may be running
                 self._end(why)
 
     def _end(self, why: str) -> None:

@@ -1,4 +1,4 @@
-"""What the trainer and its writer process say to each other: one JSON object a line."""
+"""Messages between the trainer and its writer process: one JSON object a line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StagedMemory:
-    """Shared memory of `size` bytes: a file descriptor that the writer process inherited, or a path (on tmpfs, or
-    ``/proc/PID/fd/N``) that it can open."""
+    """Shared memory of `size` bytes: an inherited file descriptor, or a path (on tmpfs, or ``/proc/PID/fd/N``)."""
 
     size: int
     fd: int | None = None
@@ -22,7 +21,7 @@ class StagedMemory:
 
 @dataclass(frozen=True)
 class Answer:
-    """How a job goes. Neither `done` nor `failed`: still under way, with `progress` bytes written so far."""
+    """State of a job. Neither `done` nor `failed`: still running, with `progress` bytes written so far."""
 
     job: int
     progress: int = 0
@@ -30,7 +29,7 @@ class Answer:
     failed: str | None = None
     kind: str = ""  # the name of the exception's type
     errno: int | None = None
-    chunk: tuple[int, int] | None = None  # that is not what was written: the number of its run, its number in the run
+    chunk: tuple[int, int] | None = None  # bad chunk: the number of its run, its number in the run
     seconds: float = 0.0
 
     @property
@@ -47,7 +46,7 @@ class Answer:
 
 
 def encode_request(job: int, op: str, **arguments: Any) -> bytes:
-    """The line that asks for `op`."""
+    """Return the line that requests `op`."""
     return _encode_line({"job": job, "op": op, **arguments})
 
 

@@ -1,8 +1,8 @@
 """The writer process: ``python -m gangline_ckpt_zarr.save.writer.process TRAINER_PID``.
 
-One for each rank, and one more where it copies, started by `gangline_ckpt_zarr.save.writer.client`. It has neither
-torch nor numpy, so it starts in a tenth of a second and takes little memory; it dies with its trainer, and only its
-trainer can ask it to stop.
+There is one for each rank, and one more for durable copies, started by `gangline_ckpt_zarr.save.writer.client`. It has
+neither torch nor numpy, so it starts in a tenth of a second and takes little memory; it dies with its trainer, and only
+its trainer can stop it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory, parse_
 from gangline_ckpt_zarr.stores.base import ObjectPath, ObjectStore, ObjectWriter
 from gangline_ckpt_zarr.stores.open import DEADLINE_SECONDS, open_store
 
-BLOCK = 8 << 20  # bytes: smaller ones are slower with O_DIRECT, larger ones are not faster
-NICE = 10  # the trainer goes first; costs nothing where there is a core to spare
+BLOCK = 8 << 20  # bytes: smaller blocks are slower with O_DIRECT, larger ones are not faster
+NICE = 10  # the trainer has priority; costs nothing if there is a free core
 REPORT_SECONDS = 0.2
-SWITCH_SECONDS = 0.0001  # Python's 5 ms is as long as a block takes to write: the disk would wait for the checksums
+SWITCH_SECONDS = 0.0001  # a block takes Python's default, 5 ms, to write: the disk would wait for checksums
 
 
 class Damaged(Exception):
-    """What is to be copied is not what was written."""
+    """The source of a copy is not what was written."""
 
     def __init__(self, bad: BadChunk) -> None:
         self.chunk = bad.run, bad.number
@@ -44,7 +44,7 @@ class Damaged(Exception):
 
 
 class WriterProcess:
-    """Does one job after another and answers each."""
+    """Runs one job after another, and answers each."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -65,7 +65,7 @@ class WriterProcess:
             store.close()
 
     def _write(self, said: dict[str, Any]) -> Answer:
-        """Without a target the memory is sealed, and stays where it is."""
+        """Write the sealed memory to the target; without a target, seal the memory and leave it in place."""
         view = self._map(parse_memory(said["staging"]))
         checksums, progress = ChecksumThread(view, parse_spans(said["runs"])), _Progress(said["job"], self._say)
         try:
@@ -77,7 +77,7 @@ class WriterProcess:
         return Answer(said["job"], progress.bytes, done=True)
 
     def _copy(self, said: dict[str, Any]) -> Answer:
-        """Every chunk is checked as it goes by; one that is not what was written ends it, and nothing is there then."""
+        """Copy an object and check each chunk on the way. A bad chunk raises Damaged, and no object is left."""
         source, scanner = ObjectPath(*said["source"]), ChunkScanner(parse_spans(said["runs"]))
         progress = _Progress(said["job"], self._say)
         with self._create_objects(said, said["size"]) as writer:
@@ -92,7 +92,7 @@ class WriterProcess:
 
     @contextlib.contextmanager
     def _create_objects(self, said: dict[str, Any], size: int) -> Iterator[ObjectWriter]:
-        """What is to be made: durable when the block ends, given up where it fails."""
+        """Yield the writer of the target: durable when the block ends, aborted if it fails."""
         target = ObjectPath(*said["target"])
         writer = self._store(target.store, said).create(target.path, size)
         try:
@@ -117,7 +117,7 @@ class WriterProcess:
         return self._stores[url, deadline]
 
     def _map(self, place: StagedMemory) -> memoryview:
-        """The staged bytes; kept until other memory is named, for each page costs time when it is first touched."""
+        """Return the staged bytes; mapped until other memory is named, as first touches of pages cost time."""
         if place.size == 0:
             return memoryview(b"")
         file = place.fd if place.path is None else os.open(place.path, os.O_RDWR | os.O_CLOEXEC)
@@ -129,8 +129,8 @@ class WriterProcess:
             key = (status.st_dev, status.st_ino, status.st_size)
             if self._mapped[0] != key:
                 self._mapped = (None, memoryview(b""))
-                gc.collect()  # the old pages go first
-                os.posix_fallocate(file, 0, status.st_size)  # a full tmpfs is an error here, and a SIGBUS later on
+                gc.collect()  # free the old pages first
+                os.posix_fallocate(file, 0, status.st_size)  # a full tmpfs is an error here, a SIGBUS later
                 flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
                 self._mapped = (key, memoryview(mmap.mmap(file, status.st_size, flags)))
         finally:
@@ -167,7 +167,7 @@ def _chunk(error: BaseException) -> tuple[int, int] | None:
 
 
 def _listen(lines: BinaryIO, jobs: queue.Queue[dict[str, Any] | None]) -> None:
-    """Take in what is asked at once, so that the trainer never waits for a pipe that is full."""
+    """Put requests into the queue at once, so that the trainer never waits for a full pipe."""
     for line in lines:
         request = json.loads(line)
         if request["op"] == "close":
@@ -177,10 +177,10 @@ def _listen(lines: BinaryIO, jobs: queue.Queue[dict[str, Any] | None]) -> None:
 
 
 def be_nice() -> None:
-    """Let the trainer go first.
+    """Give the trainer priority over this process.
 
-    A session of its own is a group of its own to the scheduler, which then weighs groups (sched(7), autogroup): what a
-    process says of itself counts only inside. So the group says it, too, where it is nobody else's.
+    A session of its own is a group of its own to the scheduler, which then weighs groups (sched(7), autogroup): the
+    nice value of a process counts only within its group. So the group gets it too, if this process leads its session.
     """
     os.nice(NICE)
     if os.getsid(0) == os.getpid():
@@ -195,7 +195,7 @@ def main() -> None:
     be_nice()
     sys.setswitchinterval(SWITCH_SECONDS)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a library that prints disturbs no answer
+    os.dup2(2, 1)  # output of a library must not mix with answers
     jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, jobs), daemon=True, name="listen").start()
     WriterProcess(answers).run(jobs)
