@@ -1,4 +1,4 @@
-"""Data for gangline: hooks only, no torch."""
+"""Plugin hooks of gangline-dataloader: its data sources and the command `gangline data`. Imports no torch."""
 
 from __future__ import annotations
 

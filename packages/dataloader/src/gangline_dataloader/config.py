@@ -1,4 +1,4 @@
-"""The options of data=tokens and data=mix. Torch-free."""
+"""Options of the data sources data=tokens and data=mix. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,39 +19,37 @@ if TYPE_CHECKING:
 
 
 Epochs = Annotated[int, Ge(1), Le(1_000_000)]
-FRACTION = 0.01  # of a store that holds nothing out itself
+FRACTION = 0.01  # default fraction to hold out of a store without a validation part
 CACHE = ("cache", "cache_bytes", "deadline")
 
 
 @dataclass
 class SequenceConfig(DataConfig, ABC):
-    """What every way of reading token stores has in common: how tokens become sequences."""
+    """Options that all data sources over token stores share: how tokens become sequences, and the shard cache."""
 
     layout_options: ClassVar[tuple[str, ...]] = CACHE
 
-    documents: bool = False  # each document stands alone: no attention across documents, positions start anew
-    packing: Literal["concatenate", "best_fit"] = "concatenate"  # best_fit: whole documents, by the store's plan
-    fim_rate: Share = 0.0  # of the documents in a sequence are rearranged to be filled in
-    fim_spm_rate: Share = 0.5  # of those in the order suffix, prefix, middle; the others prefix, suffix, middle
-    fim_tokens: list[str] = field(  # of the store's tokenizer: before the prefix, the middle, the suffix
+    documents: bool = False  # separate documents: no attention across documents, positions restart at each document
+    packing: Literal["concatenate", "best_fit"] = "concatenate"  # packing; best_fit: complete documents, by a pack plan
+    fim_rate: Share = 0.0  # fraction of documents rearranged for fill-in-the-middle (FIM); 0: none
+    fim_spm_rate: Share = 0.5  # fraction of FIM documents in order suffix, prefix, middle; rest prefix, suffix, middle
+    fim_tokens: list[str] = field(  # FIM marks in the store's tokenizer: before the prefix, the middle, the suffix
         default_factory=lambda: ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
     )
-    validation_fraction: Share = (
-        FRACTION  # where prepare held nothing out: of each shard, its end; 1: all, a validation set
-    )
-    cache: str = "~/.cache/gangline/data"  # where shards of a store behind a URL are kept
-    cache_bytes: PositiveInt = 100_000_000_000  # of them, for all ranks of a machine
-    deadline: PositiveFloat = 600.0  # seconds that a step waits for a shard
+    validation_fraction: Share = FRACTION  # fraction held out at shard ends if prepare held out none; 1: validation set
+    cache: str = "~/.cache/gangline/data"  # directory of the shard cache, for stores behind URLs
+    cache_bytes: PositiveInt = 100_000_000_000  # maximum size of the shard cache per machine, in bytes
+    deadline: PositiveFloat = 600.0  # timeout in seconds for the fetch of a shard that a step waits for
 
     def make_remote_cache(self) -> RemoteCache:
-        """Of stores behind URLs."""
+        """Return the directory, size limit and timeout of the shard cache for stores behind URLs."""
         from gangline_dataloader.store.remote.cache import RemoteCache
 
         return RemoteCache(self.cache, self.cache_bytes, self.deadline)
 
     @abstractmethod
     def list_paths(self) -> list[str]:
-        """The stores that are named."""
+        """List the paths and URLs of the stores that the options name."""
 
     def build_codec(self, run: Run) -> TextCodec | None:
         from gangline_dataloader.sources.codec import open_codec, open_stores
@@ -87,7 +85,7 @@ class SequenceConfig(DataConfig, ABC):
         return [*report_old_masks(stores), *report_glued_texts(stores), *unused]
 
     def check_fraction(self, run: Run) -> list[Problem]:
-        """Refuse to hold out all that the run trains on."""
+        """Return a problem if the fraction holds out all of the store that the run trains on."""
         if self.validation_fraction < 1 or self is not run.data:
             return []
         return [
@@ -101,16 +99,14 @@ class SequenceConfig(DataConfig, ABC):
 
 @dataclass
 class TokensConfig(SequenceConfig):
-    """A token store, as `gangline data prepare` writes it."""
+    """Options of data=tokens: one token store, as `gangline data prepare` writes it, or a file of another format."""
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "cache")
 
-    path: str | None = None  # a store's directory; or Megatron-LM's or nanoGPT's .bin, MDS, Arrow or Parquet (or DIR/*)
-    column: str | None = (
-        None  # column of tokens (MDS bytes: NAME:DTYPE; .bin: :uint16, :uint32, :int32 or :int64); null: the usual one
-    )
-    shuffle_span: PositiveInt | None = None  # tokens of a span: spans are shuffled, then rows in each; null: one span
-    order: Literal["shuffled", "text"] = "shuffled"  # text: as data=text visits the same tokens, to compare the two
+    path: str | None = None  # token store (DIR, URL), Megatron-LM or nanoGPT .bin, MDS, Arrow, Parquet (file or DIR/*)
+    column: str | None = None  # token column; MDS bytes: NAME:DTYPE; .bin: :uint16, :uint32, :int32, :int64; null: auto
+    shuffle_span: PositiveInt | None = None  # shuffle window in tokens: spans, then rows in each; null: whole store
+    order: Literal["shuffled", "text"] = "shuffled"  # sample order; text: the order of data=text, to compare the two
 
     def list_paths(self) -> list[str]:
         return [self.path] if isinstance(self.path, str) else []
@@ -151,7 +147,7 @@ class TokensConfig(SequenceConfig):
         return problems or self._check_files(run)
 
     def _check_files(self, run: Run) -> list[Problem]:
-        """Whether every file is there."""
+        """Return a problem for each store with files that are missing or have another size than the manifest says."""
         from gangline_dataloader.sources.build import open_run_parts
         from gangline_dataloader.sources.present import find_file_problems
 
@@ -168,14 +164,14 @@ class TokensConfig(SequenceConfig):
         )
 
     def _check_remote(self, run: Run) -> list[Problem]:
-        """Reads manifests, no shard."""
+        """Return the problems of a store behind a URL; reads manifests, no shard."""
         from gangline_dataloader.sources.build import open_run_parts
         from gangline_dataloader.sources.present import find_file_problems
         from gangline_dataloader.sources.room import check_room
 
         try:
             parts = open_run_parts(self, run)
-            span = None if self.order == "text" else self.shuffle_span  # the order of data=text has none
+            span = None if self.order == "text" else self.shuffle_span  # the order of data=text has no spans
             check_room(parts, span, self.cache_bytes, run.batch.sequence_length)
         except UserError as error:
             return [error.to_problem()]
@@ -210,21 +206,21 @@ class TokensConfig(SequenceConfig):
 
 @dataclass
 class MixConfig(SequenceConfig):
-    """A weighted mixture of token stores, which share a tokenizer.
+    """Options of data=mix: a weighted mixture of token stores that share a tokenizer.
 
-    Weights are shares of the samples, normalised. The long-run proportions are exact, each source is shown epoch by
-    epoch, and which sample comes when is a function of (seed, sources, weights, number of the sample).
+    Weights are shares of the samples, normalised. The long-run proportions are exact, each source is read epoch by
+    epoch, and the order of samples is a function of (seed, sources, weights, sample number).
     """
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "sources", "cache")
-    # a store may move, and the mixture may change from the next sample on: a checkpoint holds what it was
+    # a store may move, and the mixture may change from the next sample on: a checkpoint records the mixture up to there
     layout_options: ClassVar[tuple[str, ...]] = ("sources", "weights", "epochs", "stages", *CACHE)
 
-    sources: dict[str, str] = field(default_factory=dict)  # stores by name: {web: DIR, code: DIR}
-    weights: dict[str, NonNegativeFloat] = field(default_factory=dict)  # of each source; none: in proportion to size
-    epochs: dict[str, Epochs] = field(default_factory=dict)  # after so many a source is used up: {code: 4}
-    stages: list[dict[str, Any]] = field(default_factory=list)  # other weights: [{from: SAMPLE, weights: {...}}]
-    shuffle_span: PositiveInt | None = None  # tokens of a span of a source; null: one span for all of it
+    sources: dict[str, str] = field(default_factory=dict)  # token stores by name: {web: DIR, code: DIR}
+    weights: dict[str, NonNegativeFloat] = field(default_factory=dict)  # mixture weights by source; {}: by store size
+    epochs: dict[str, Epochs] = field(default_factory=dict)  # maximum epochs by source: {code: 4}; unset: unlimited
+    stages: list[dict[str, Any]] = field(default_factory=list)  # weight changes: [{from: SAMPLE, weights: {...}}]
+    shuffle_span: PositiveInt | None = None  # shuffle window in tokens: spans, then rows in each; null: whole source
 
     def list_paths(self) -> list[str]:
         return [path for _, path in sorted(self.sources.items())]

@@ -1,6 +1,6 @@
-"""`gangline data`: prepare a corpus, check it, look at it. Nothing here imports torch.
+"""The command `gangline data`: prepare a corpus, check it, look at it. Imports no torch.
 
-Each verb is a module that is imported when it is asked for.
+Each subcommand is a module, which is imported when the subcommand runs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ VERBS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """The verb `gangline data`; 0 where all is well, 1 where something is damaged."""
+    """Run a subcommand of `gangline data` and return its exit code: 0 for success, 1 if files are damaged."""
     return run_verb("data", VERBS, __name__, argv)
 
 
 def check_out(out: str) -> None:
-    """Raises UserError where `--out` is empty, which would be this directory, or a URL, which would become one."""
+    """Raise UserError if `--out` is empty (it would mean this directory) or a URL (a directory of that name)."""
     if not out:
         raise UserError("--out '' must be a path.", "It is empty: a variable of the shell may be unset.")
     if "://" in out:

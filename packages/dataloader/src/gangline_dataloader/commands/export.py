@@ -1,4 +1,4 @@
-"""`gangline data export DIR --out NAME`: a token store as Megatron-LM's NAME.bin and NAME.idx."""
+"""`gangline data export DIR --out NAME`: export a token store as Megatron-LM's NAME.bin and NAME.idx."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gangline_dataloader.store.local import LocalTokens
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write both files."""
+    """Write the .bin and .idx files. Raises UserError if one exists, or the store holds conversations."""
     words = argparse.ArgumentParser(
         prog="gangline data export", description="Write a token store in the format of Megatron-LM: NAME.bin, NAME.idx."
     )

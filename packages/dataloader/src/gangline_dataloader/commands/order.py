@@ -1,12 +1,12 @@
-"""`gangline data order RUN_DIR --step K [--json]`: which samples and documents a step held.
+"""`gangline data order RUN_DIR --step K [--json]`: list the samples and documents of a training step.
 
     {"version": 1, "run_dir": "runs/a", "step": 3, "attempt": 1, "sequence_length": 128, "global_size": 16,
      "first_sample": 32, "samples": [
        {"sample": 32, "source": "web", "epoch": 0, "row": 17, "first_token": 2176, "documents": [3, 4]}, ...]}
 
-`sample` is the number in the run, by which samples are passed over; `documents` are numbers in the source's store.
-Samples that a way back passed over are left out, as the run leaves them out: it is the step as the newest attempt took
-it, or will.
+`sample` is the sample's number in the run, the number by which a rollback skips samples; `documents` are numbers in the
+source's store. Samples that a rollback skipped are left out, as in the run: the step is listed as the newest attempt
+took it or will take it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VERSION = 1
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the samples of a step."""
+    """Print the samples of a step. Raises UserError for a step that the run does not have."""
     words = argparse.ArgumentParser(
         prog="gangline data order", description="Name the samples of a step and the documents that they hold."
     )

@@ -1,4 +1,4 @@
-"""`gangline data prepare INPUT... --out DIR`."""
+"""`gangline data prepare INPUT... --out DIR`: make a token store of text, JSONL or Parquet; also plan packed rows."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from gangline_dataloader.prepare.settings import BYTES, ENGINES, TIKTOKEN, Setti
 from gangline_dataloader.store.durable import explain_write_errors
 from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manifest, read
 
-ALL, NONE = "all", "none"  # of --language; of --clean and --replace: no names
+ALL, NONE = "all", "none"  # values for no names: ALL of --language, NONE of --clean and --replace
 MB = 1e6
-SPEED = 30 * MB  # bytes of text a second and core with byte tokens, cleaning included; a tenth of it with a tokenizer
+SPEED = 30 * MB  # bytes of text per second and core for byte tokens, with cleaning; a tenth of that with a tokenizer
 
 
 def make_parser(known: Settings | None = None) -> argparse.ArgumentParser:
-    """The options; `known` those of a store that something is put behind."""
+    """Return the parser of the options; `known`: the settings of the store that --append extends, as defaults."""
     default = known or Settings()
     words = argparse.ArgumentParser(
         prog="gangline data prepare",
@@ -102,7 +102,7 @@ def make_parser(known: Settings | None = None) -> argparse.ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Prepare and print a report."""
+    """Prepare a token store, or plan packed rows of one, and print a report. Raises UserError for wrong options."""
     arguments = make_parser().parse_args(list(argv))
     check_out(arguments.out)
     if arguments.inputs or not arguments.pack:
@@ -121,7 +121,7 @@ def run(argv: Sequence[str]) -> int:
     if wrong := [T for T in arguments.pack if not 0 < T < 1 << 24]:
         raise UserError(f"--pack {wrong[0]}: expected the tokens of a sequence.")
     if arguments.pack and not arguments.inputs:
-        read(arguments.out)  # a store that is there: a slip in its name would else make one of what no INPUT stands for
+        read(arguments.out)  # refuses a mistyped --out: without INPUT, a store of the default input would be made
         print("\n".join(plan_all(arguments.out, arguments.pack)))
         return 0
     settings = make_settings(arguments, defaults)
@@ -151,7 +151,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def make_settings(arguments: argparse.Namespace, known: Settings) -> Settings:
-    """Return what the options say; `known`: the default of --confidence. Raises UserError for an empty list."""
+    """Return the settings that the options give; `known` has the default of --confidence.
+
+    Raises UserError for a list with an empty name, and for --confidence without --language.
+    """
     languages = _parse_list("--language", arguments.language, ALL)
     if arguments.confidence is not None and not languages:
         raise UserError(
@@ -177,7 +180,7 @@ def make_settings(arguments: argparse.Namespace, known: Settings) -> Settings:
 
 
 def _parse_list(option: str, text: str, nothing: str) -> tuple[str, ...]:
-    """Return the names in a list with commas; `nothing` stands for none. Raises UserError for an empty name."""
+    """Return the names in a comma-separated list, () for the word `nothing`. Raises UserError for an empty name."""
     names = () if text == nothing else tuple(text.split(","))
     if not all(names):
         raise UserError(
@@ -189,7 +192,7 @@ def _parse_list(option: str, text: str, nothing: str) -> tuple[str, ...]:
 
 
 def prepare_on_cluster(arguments: argparse.Namespace, settings: Settings) -> list[str]:
-    """Carry it out by datatrove; the jobs of Slurm that will, none where all is done."""
+    """Run the preparation with datatrove and return the ids of the Slurm jobs that will do it; [] if all is done."""
     options = dict(one.partition("=")[::2] for one in arguments.slurm)
     tasks = arguments.tasks or (100 if arguments.cluster == "slurm" else arguments.workers)
     jobs: list[str] = []
@@ -205,7 +208,7 @@ def prepare_on_cluster(arguments: argparse.Namespace, settings: Settings) -> lis
 
 
 def load_settings(out: str) -> Settings:
-    """The options that a store was made by, its own copy of the tokenizer among them. Raises UserError for no store."""
+    """Load the settings of a store, with its own tokenizer and chat template. Raises UserError if there is no store."""
     manifest = read(out)
     settings = Settings.from_record(manifest.report.get("settings", {}))
     folder, file = Path(out).expanduser(), manifest.tokenizer.file
@@ -215,7 +218,7 @@ def load_settings(out: str) -> Settings:
 
 
 def plan_all(out: str, lengths: Sequence[int]) -> list[str]:
-    """Plan packed sequences of each length, of a store and of what is held out beside it; a line for each."""
+    """Plan packed sequences of each length for a store and its validation part; return a report line for each plan."""
     root = Path(out).expanduser()
     if not lengths:
         return []
@@ -233,10 +236,10 @@ def _describe_plan(folder: Path, plan: PackPlan) -> str:
 
 
 def estimate(files: Sequence[Input], settings: Settings, workers: int, out: str) -> str:
-    """How long and how large, before anything is done. Raises UserError where the disk is too small."""
+    """Return a line with the expected duration and size of a preparation. Raises UserError if the disk is too small."""
     size = sum(file.size * (4 if file.compression else 1) for file in files)
-    per_token = (1, 1) if settings.tokenizer == BYTES else (4, 2)  # bytes of text, bytes stored
-    peak_bytes = 2 * size * per_token[1] // per_token[0]  # what tasks keep, and the shards
+    per_token = (1, 1) if settings.tokenizer == BYTES else (4, 2)  # of a token: (bytes of text, bytes stored)
+    peak_bytes = 2 * size * per_token[1] // per_token[0]  # the files of the tasks, and the shards
     seconds = size / (SPEED if settings.tokenizer == BYTES else SPEED / 10) / workers
     there = os.path.abspath(os.path.expanduser(out))
     while not os.path.exists(there):
@@ -259,7 +262,7 @@ def _report_progress(stage: str, done: int, total: int) -> None:
 
 
 def format_report(manifest: Manifest, out: str) -> str:
-    """What was kept and dropped, source by source, and how to go on."""
+    """Return a report of the documents kept and dropped in each source, and the command that trains on the store."""
     lines = [f"{manifest.documents} documents, {manifest.tokens / MB:.4g} M tokens to train on"]
     for source, count in manifest.report["by_source"].items():
         lines.append(f"  {source}: {count['files']} files, {count['documents']} documents, {count['kept']} kept")

@@ -1,4 +1,4 @@
-"""`gangline data show DIR|URL [--json]`: what a token store holds; with `--sample I`, what sample I of a run says."""
+"""`gangline data show DIR|URL [--json]`: describe a token store; with `--sample I`, show sample I of a run as text."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gangline_dataloader.store.files import StoreFiles, open_store_files
 from gangline_dataloader.store.manifest import FILE, Manifest, name_ends_file
 from gangline_dataloader.store.npy import compute_file_size, map_vector
 
-WIDTH = 40  # letters of the longest bar
+WIDTH = 40  # characters of the longest bar of the histogram
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print it."""
+    """Print the description of a token store, or a sample of a run. Raises UserError for a run without --sample."""
     words = argparse.ArgumentParser(prog="gangline data show", description="Look at a token store, or at a sample.")
     words.add_argument("folder", metavar="DIR|URL", help="a token store; with --sample a run directory")
     words.add_argument("--sample", type=int, metavar="I", help="sample I of the run, from 0, as text")
@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def summarise_corpus(store: StoreFiles) -> dict[str, Any]:
-    """A store in numbers; `lengths` counts documents by their tokens, from a power of two to below the next."""
+    """Return the sizes of a store as JSON; `lengths` counts documents by their tokens, in bins of powers of two."""
     manifest, apart, held_out = store.read_manifest(), store.open_held_out(), None
     if apart is not None:
         other = apart.read_manifest()
@@ -68,7 +68,7 @@ def summarise_corpus(store: StoreFiles) -> dict[str, Any]:
 
 
 def count_documents_by_length(store: StoreFiles, manifest: Manifest) -> list[dict[str, int]]:
-    """How many documents there are by length, a shard in memory at a time."""
+    """Count the documents by length, in bins from a power of two to below the next; one shard in memory at a time."""
     counts = np.zeros(33, np.int64)
     for shard, documents in enumerate(manifest.shards.documents):
         with store.get_local_file(name_ends_file(shard), compute_file_size("<u4", documents)) as path:
@@ -83,7 +83,7 @@ def count_documents_by_length(store: StoreFiles, manifest: Manifest) -> list[dic
 
 
 def format_corpus(about: dict[str, Any]) -> str:
-    """For people."""
+    """Format the description of a store as text, with a histogram of document lengths."""
     lines = [
         f"{about['path']}: {about['documents']} documents, {about['tokens'] / 1e6:.4g} M tokens in "
         f"{about['shards']} shards of {about['dtype']}",
@@ -108,7 +108,10 @@ def format_corpus(about: dict[str, Any]) -> str:
 
 
 def describe_sample(run_dir: str, number: int) -> dict[str, Any]:
-    """A sample of a run's training data, cut where documents end; its last token is only a target."""
+    """Return sample `number` of a run's training data as JSON, split into documents; its last token is only a target.
+
+    Raises UserError for a number below 0.
+    """
     if number < 0:
         raise UserError(f"--sample {number}: samples count from 0.")
     _, source = open_run_source(run_dir)
@@ -126,7 +129,7 @@ def describe_sample(run_dir: str, number: int) -> dict[str, Any]:
 
 
 def format_sample(found: dict[str, Any]) -> str:
-    """For people."""
+    """Format a sample as text, with a heading for each document."""
     head = f"sample {found['sample']}: source {found['source']}, epoch {found['epoch']}, row {found['row']}"
     lines = [f"{head}, from token {found['first_token']} on"]
     for part in found["documents"]:

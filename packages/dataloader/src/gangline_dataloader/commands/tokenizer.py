@@ -1,7 +1,7 @@
-"""`gangline data tokenizer INPUT... --vocab-size N --out FILE`: a byte-level BPE, trained on texts.
+"""`gangline data tokenizer INPUT... --vocab-size N --out FILE`: train a byte-level BPE tokenizer on texts.
 
-Byte pair encoding (Sennrich et al., arXiv 1508.07909) over bytes (GPT-2, Radford et al. 2019), as the tokenizers
-library trains it: every text has tokens, and comes back from them byte for byte.
+Byte pair encoding (Sennrich et al., arXiv 1508.07909) over bytes (GPT-2, Radford et al. 2019), trained by the
+tokenizers library: every text can be encoded, and decodes to the same bytes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gangline_dataloader.prepare.inputs import Input, list_inputs
 from gangline_dataloader.prepare.rule import Dropped
 
 END_OF_TEXT = "<|endoftext|>"
-LEAST = 257  # each byte, and the end of text
+LEAST = 257  # tokens: one for each byte, and the end of text
 
 
 def run(argv: Sequence[str]) -> int:
-    """Train one and write it."""
+    """Train a tokenizer and write it. Raises UserError for a vocabulary below `LEAST`, or if `--out` exists."""
     words = argparse.ArgumentParser(
         prog="gangline data tokenizer",
         description="Train a byte-level BPE. The same texts give the same file.",
@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def train(files: Sequence[Input], field: str, vocab_size: int, out: Path) -> int:
-    """Write a tokenizer of the texts in `files`, cleaned as `prepare` cleans them; gives its size."""
+    """Train a tokenizer on texts cleaned as by `prepare`, write it to `out`, and return its vocabulary size."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -1,4 +1,4 @@
-"""`gangline data verify DIR|URL`: every byte of a store against its manifest."""
+"""`gangline data verify DIR|URL`: compare every byte of a store with the checksums of its manifest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_PLAN = re.compile(r"shard-\d+\.pack-(\d+)(?:\.rows)?\.npy")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print what is damaged; 1 where anything is."""
+    """Print the damage of a store and of its validation part; return 1 if there is any, else 0."""
     words = argparse.ArgumentParser(
         prog="gangline data verify", description="Read every byte and name what is damaged."
     )
@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def find_tokenizer_damage(store: StoreFiles, about: Tokenizer) -> Iterator[str]:
-    """A line for each file of the tokenizer that is not as it was written."""
+    """Yield a line for each file of the tokenizer that is missing or changed."""
     files = [(about.file, about.identity)] if about.file is not None else []
     for name, checksum in [*files, *zip(about.beside, about.beside_xxh3, strict=True)]:
         content = store.read_small_file(name)
@@ -69,7 +69,7 @@ def find_tokenizer_damage(store: StoreFiles, about: Tokenizer) -> Iterator[str]:
 
 
 def list_lost_plans(store: StoreFiles) -> Iterator[str]:
-    """A line for each plan whose document is missing, and whose other files are there."""
+    """Yield a line for each packing plan whose JSON file is missing while its other files exist."""
     there = {int(match[1]) for name in store.list_names() if (match := _OF_PLAN.fullmatch(name))}
     for T in sorted(there - set(list_lengths(store.folder))):
         again = format_plan_command(store.name, T)
@@ -78,7 +78,7 @@ def list_lost_plans(store: StoreFiles) -> Iterator[str]:
 
 
 def find_plan_damage(store: StoreFiles, manifest: Manifest, sequence_length: int) -> Iterator[str]:
-    """A line for each file of a plan that is not as it was written."""
+    """Yield a line for each damaged file of a packing plan, and if the plan is of another store or incomplete."""
     try:
         plan = read_plan(store.folder, sequence_length, store.name)
     except UserError as error:
@@ -104,7 +104,7 @@ def find_plan_damage(store: StoreFiles, manifest: Manifest, sequence_length: int
 
 
 def find_damage(store: StoreFiles, manifest: Manifest) -> Iterator[str]:
-    """A line for each thing that is wrong, most precise first."""
+    """Yield a line for each file of a store's shards that is damaged, or whose tokens or document ends are invalid."""
 
     def check_tokens(array: np.ndarray) -> str | None:
         most = int(array.max())
@@ -137,7 +137,7 @@ def find_vector_damage(
     xxh3: str,
     look: Callable[[np.ndarray], str | None] = lambda array: None,
 ) -> Iterator[str]:
-    """A line where a vector is not as it was written, or, as it was written, not what `look` says it should be."""
+    """Yield a line if a vector's bytes have changed, or if `look` returns what is wrong with the intact vector."""
     try:
         with store.get_local_file(name, compute_file_size(dtype, length)) as path:
             array = map_vector(path, dtype, length)

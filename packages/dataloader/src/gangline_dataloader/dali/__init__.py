@@ -1,1 +1,1 @@
-"""Batches through NVIDIA DALI: a pipeline fed from our order, its memory handed to torch as it is."""
+"""Batches through NVIDIA DALI: a pipeline fed in the data source's order, whose memory torch uses without a copy."""

@@ -1,4 +1,4 @@
-"""The options of data=dali. Torch-free."""
+"""Options of data=dali, the NVIDIA DALI reader of token stores. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 def is_installed() -> bool:
-    """Whether DALI is there, without importing it."""
+    """Return whether NVIDIA DALI is installed, without importing it."""
     return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 
 
 @dataclass
 class DaliConfig(TokensConfig):
-    """A token store read through NVIDIA DALI: the samples of data=tokens, in its order.
+    """Options of data=dali: a token store read through NVIDIA DALI, with the samples of data=tokens in their order.
 
-    On a GPU tokens travel as they are stored, on a stream of DALI's own, ahead of need. On a CPU it costs a little more
-    than data=tokens (the README has numbers) and is there so that a pipeline can be tested anywhere.
+    On a GPU, tokens are prefetched in their stored width on a CUDA stream of DALI. On a CPU, data=dali costs a little
+    more than data=tokens (the README has numbers) and exists so that a pipeline can be tested anywhere.
     """
 
     layout_options: ClassVar[tuple[str, ...]] = ("prefetch", *CACHE)
 
-    prefetch: PositiveInt = 2  # pieces that DALI holds ready, of one step, or of as many as have a million tokens
+    prefetch: PositiveInt = 2  # prefetch depth of DALI in chunks: of one step, or of steps up to 4 million tokens
 
     def check(self, run: Run) -> list[Problem]:
         if not is_installed():

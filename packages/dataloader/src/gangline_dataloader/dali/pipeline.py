@@ -1,8 +1,8 @@
-"""One DALI pipeline: what a function gives for chunk 0, 1, 2, ... ahead of need, on the GPU where there is one.
+"""DALI pipeline that prefetches what a function returns for chunk 0, 1, 2, ..., to the GPU if there is one.
 
-A batch of DALI is one flat sample here, all steps of a chunk: a sample for each sequence costs 1 us apiece, and a run
-of the pipeline as much as the tokens of many steps. Nothing of the pipeline has to be saved: what has been handed over,
-not what has been read, is the run's cursor.
+A DALI batch is one flat sample here, all steps of a chunk: one DALI sample per sequence would cost 1 us each, and a
+run of the pipeline costs as much as the tokens of many steps. The pipeline has no state to save: the run's cursor
+counts the samples that were handed over, not the samples that were read.
 
 N rows (sequences) of a chunk on this rank, T tokens
 """
@@ -22,7 +22,7 @@ _NAMES = {"u1": "UINT8", "u2": "UINT16", "u4": "UINT32", "i1": "INT8", "i2": "IN
 
 @dataclass
 class ChunkTensors:
-    """`StoredRows` of a chunk: tokens and mask on the device, in memory of DALI's; the rest in the host's."""
+    """The `StoredRows` of a chunk: tokens and mask on the device, in memory of DALI; the rest in host memory."""
 
     tokens: torch.Tensor
     ends: np.ndarray
@@ -31,27 +31,27 @@ class ChunkTensors:
 
 
 class ChunkPipeline:
-    """`read(n)` for n = 0, 1, 2, ..., `depth` chunks ahead of `take`.
+    """A DALI pipeline that calls `read(n)` for n = 0, 1, 2, ..., `depth` chunks ahead of `take`.
 
-    dtype   of the tokens
+    dtype   dtype of the tokens
     masked  whether there is a loss mask
-    What `read` raises ahead of need is raised by the `take` of its chunk, and of every one after it.
+    An error of `read` is raised by the `take` of its chunk and by every later `take`.
     """
 
     def __init__(
         self, read: Callable[[int], StoredRows], dtype: np.dtype, masked: bool, device: torch.device, depth: int
     ) -> None:
-        from nvidia.dali import Pipeline, fn, types  # an extra: what only looks at this module does without
+        from nvidia.dali import Pipeline, fn, types  # an optional dependency: importing this module must not need it
 
         self._read, self._masked, self._device, self._taken = read, masked, device, 0
         self._failed: tuple[int, BaseException] | None = None
-        # ends and filled of chunks that were read: few numbers, and only the host wants them
+        # ends and filled of chunks that were read: few numbers, which only the host needs
         self._rest: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
         self._spare = StoredRows(np.zeros((1, 1), dtype), np.zeros(0, np.int32), np.zeros((1, 1), bool))
         number = None if device.type == "cpu" else device.index or 0
         dtypes = [np.dtype(dtype), *([np.dtype(np.uint8)] if masked else [])]
-        kinds = [getattr(types, _NAMES[one.str[1:]]) for one in dtypes]  # names that it makes when it is loaded
-        # Only the dynamic executor lets go of an output when its last tensor does; the others fill it again.
+        kinds = [getattr(types, _NAMES[one.str[1:]]) for one in dtypes]  # DALI defines these names when it is loaded
+        # Only the dynamic executor keeps an output until its last tensor is freed; other executors overwrite it.
         self._pipeline = Pipeline(
             batch_size=1, num_threads=1, device_id=number, prefetch_queue_depth=depth, exec_dynamic=True
         )
@@ -61,11 +61,11 @@ class ChunkPipeline:
         self._pipeline.build()
 
     def take(self) -> ChunkTensors:
-        """The next chunk. Its memory is the caller's as long as he holds a tensor of it."""
+        """Return the next chunk, in memory that is valid while a tensor of it is held. Raises errors of `read`."""
         self._raise_failed()
         if self._device.type == "cpu":
             outputs = self._pipeline.run()
-        else:  # the copies are ordered before what the step's own stream does next; nobody waits in the host
+        else:  # orders the copies before the next work on the step's own stream, without blocking the host
             outputs = self._pipeline.run(torch.cuda.current_stream(self._device).cuda_stream)
         self._raise_failed()
         tokens, *mask = (torch.from_dlpack(one[0]) for one in outputs)

@@ -1,7 +1,8 @@
-"""The reader of `data=dali`: the samples of a source, gathered in a thread, and handed over by a DALI pipeline.
+"""The reader of `data=dali`: samples of a source, gathered in a thread and passed through a DALI pipeline.
 
-What leaves the host is what is stored: one to four bytes a token, and where documents end. Positions, documents and
-masks are derived from that on the device (`gangline.data.expand`), for DALI has no operator that counts along a row.
+Tokens are copied to the device in their stored width, one to four bytes each. Positions, documents and masks are
+computed from them and the document ends on the device (`gangline.data.expand`), because DALI has no operator that
+counts along a row.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from gangline_dataloader.sources.windows import StoredRows, WindowSource
 
 
 class DaliReader(BatchReader):
-    """`WindowSource.fill` ahead of need, through DALI.
+    """Batch reader that prefetches `WindowSource.fill` through DALI.
 
-    depth  chunks of steps that DALI holds ready
+    depth  number of chunks of steps that DALI prefetches
     """
 
     def __init__(self, source: WindowSource, place: ReadPlace, depth: int) -> None:

@@ -1,4 +1,4 @@
-"""`data=dali`: the samples of `data=tokens`, brought by DALI."""
+"""The data source of `data=dali`: the samples of `data=tokens`, read through NVIDIA DALI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def build_dali(config: DaliConfig, run: Run, split: Split) -> WindowSource:
-    """The source of `data=tokens` with another reader. Raises UserError as that does."""
+    """Build the source of `data=tokens` with a DALI reader. Raises UserError as `build_tokens`."""
 
     def make_reader(source: WindowSource, place: ReadPlace) -> BatchReader:
         from gangline_dataloader.dali.reader import DaliReader

@@ -1,1 +1,1 @@
-"""Images with texts, out of WebDataset's tar files: decoded and augmented by NVIDIA DALI, pixels in `Batch.extra`."""
+"""Images with texts from WebDataset tar files, decoded and augmented by NVIDIA DALI; pixels in `Batch.extra`."""

@@ -1,4 +1,4 @@
-"""How an image is cut and turned: a function of (seed, split, sample), as everything that is random in a run."""
+"""Image augmentation: random crops and mirroring, a pure function of (seed, split, sample)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Crops:
-    """What is taken of images (N,): corner and size in parts of width and height, and whether it is turned.
+    """Crops of images (N,): corner and size as fractions of width and height, and whether the image is mirrored.
 
     corner (N, 2) float32, size (N, 2) float32, both (x, y) in [0, 1]; mirrored (N,) int32
     """
@@ -21,9 +21,9 @@ class Crops:
 
 
 def draw_crops(numbers: np.ndarray, least: float, flip: bool, *key: object) -> Crops:
-    """Of samples (N,): between `least` and all of the area, sides in a ratio of 3/4 to 4/3, half of them mirrored.
+    """Draw the crops of samples (N,): an area between `least` and 1, sides in a ratio of 3/4 to 4/3, half mirrored.
 
-    With `least` 1 and no `flip` images are whole. As in Szegedy et al., arXiv 1409.4842, section 6.
+    With `least` 1 and no `flip` images stay complete. As in Szegedy et al., arXiv 1409.4842, section 6.
     """
     draws = np.empty((len(numbers), 5))
     for row, number in zip(draws, np.asarray(numbers).tolist(), strict=True):

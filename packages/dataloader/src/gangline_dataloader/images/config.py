@@ -1,4 +1,4 @@
-"""The options of data=dali_images. Torch-free."""
+"""Options of data=dali_images, the image-text data source. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class ImagesConfig(DataConfig):
-    """Images with texts out of WebDataset's tar files: texts as bytes, pixels in `Batch.extra["pixels"]`.
+    """Options of data=dali_images: images with texts from WebDataset tar files.
 
-    A sequence begins with `places` tokens that an image takes, for a model edit to put its patches there.
+    Texts become byte tokens, pixels are in `Batch.extra["pixels"]`. A sequence begins with `places` placeholder tokens
+    for the image, which a model edit replaces by the image's patches.
     """
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    path: str | None = None  # a tar file, or a folder of them: KEY.jpg (or .jpeg, .png) beside KEY.txt
-    side: PositiveInt = 224  # pixels of an image's side, after it is cut and resized
-    places: PositiveInt = 16  # tokens at the beginning of a sequence that the image takes
-    least_area: Share = 0.5  # of an image that is taken of it in training, at the least; 1: all
-    flip: bool = True  # half of the images are mirrored in training
-    validation_fraction: ShareBelowOne = 0.02  # of the samples, the last ones, are held out
+    path: str | None = None  # WebDataset tar file or folder of tar files, with KEY.jpg (or .jpeg, .png) and KEY.txt
+    side: PositiveInt = 224  # image size: width and height in pixels, after crop and resize
+    places: PositiveInt = 16  # image tokens: number of placeholder tokens at the start of each sequence
+    least_area: Share = 0.5  # minimum area of the random crop in training, as a fraction of the image; 1: no crop
+    flip: bool = True  # random horizontal flip of half of the images in training
+    validation_fraction: ShareBelowOne = 0.02  # fraction of the samples, the last ones, held out for validation
 
     def check(self, run: Run) -> list[Problem]:
         from gangline.data.vocabulary import find_vocabulary_problems

@@ -1,4 +1,4 @@
-"""A DALI pipeline from encoded images to pixels: decoded only where they are taken, resized, turned, normalised."""
+"""DALI pipeline from encoded images to pixels: decodes only the crop, resizes, mirrors and normalises it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 
 from gangline_dataloader.images.augment import Crops
 
-HALF = 127.5  # pixels go from -1 to 1
-# nvimgcodecStatus_t of nvimgcodec.h, of which DALI gives the number
+HALF = 127.5  # mean and standard deviation that scale pixels to [-1, 1]
+# nvimgcodecStatus_t of nvimgcodec.h: DALI's message has only the number
 _STATUS = {2: "invalid parameter", 3: "bad code stream", 4: "unsupported code stream", 5: "no memory"}
 
 
 class ImageDecoder:
-    """Images of `side` pixels, up to `most` at a time, on the CPU. Pixels do not depend on what else is in a batch."""
+    """Decoder of up to `most` images at a time to (side, side) pixels on the CPU, independent of the batch."""
 
     def __init__(self, side: int, most: int) -> None:
-        from nvidia.dali import Pipeline, fn, types  # an extra: what only looks at this module does without
+        from nvidia.dali import Pipeline, fn, types  # an optional dependency: importing this module must not need it
 
-        to_float, rgb = (getattr(types, name) for name in ("FLOAT", "RGB"))  # names that it makes when it is loaded
-        # Only the dynamic executor lets go of an output when its last tensor does; the others fill it again.
+        to_float, rgb = (getattr(types, name) for name in ("FLOAT", "RGB"))  # DALI defines these names when loaded
+        # Only the dynamic executor keeps an output until its last tensor is freed; other executors overwrite it.
         self._pipeline = Pipeline(
             batch_size=most, num_threads=1, device_id=None, prefetch_queue_depth=1, exec_dynamic=True
         )
@@ -42,9 +42,9 @@ class ImageDecoder:
         self._pipeline.build()
 
     def __call__(self, encoded: Sequence[np.ndarray], crops: Crops) -> torch.Tensor:
-        """(N, 3, side, side) float32, in memory of DALI's that is the caller's as long as he holds it.
+        """Decode images (N,) to (N, 3, side, side) float32, in DALI memory that stays valid while the tensor is held.
 
-        Raises RuntimeError, DALI's own, where an image cannot be decoded.
+        Raises RuntimeError of DALI if an image cannot be decoded.
         """
         self._pipeline.feed_input("encoded", list(encoded))
         self._pipeline.feed_input("corner", crops.corner)
@@ -55,7 +55,7 @@ class ImageDecoder:
 
 
 def extract_reason(error: RuntimeError) -> str:
-    """Reason in DALI's message about one image, in one line, without the operator and the traceback before it."""
+    """Extract the reason from DALI's message about one image, in one line, without the operator and the traceback."""
     reason = str(error).rpartition("encountered:")[2].partition("Current pipeline object")[0]
     reason = " ".join(re.sub(r"Failed to decode sample #0 :", "", reason).split())
     if code := re.search(r"nvImageCodec failure: '#(\d+)'", reason):

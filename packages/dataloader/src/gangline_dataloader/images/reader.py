@@ -1,4 +1,4 @@
-"""Whole steps of images at once, decoded by one DALI pipeline in a thread ahead of the step that trains."""
+"""The reader of `data=dali_images`: a DALI pipeline in a thread decodes the images of complete steps in advance."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gangline_dataloader.images.decode import ImageDecoder
 if TYPE_CHECKING:
     from gangline_dataloader.images.source import ImageSource
 
-AHEAD = 2  # steps
+AHEAD = 2  # prefetch depth in steps
 
 
 class ImageReader(BatchReader):
-    """The bytes of `ImageSource.sample`, in its order."""
+    """Batch reader with the bytes and the order of `ImageSource.sample`."""
 
     def __init__(self, source: ImageSource, place: ReadPlace) -> None:
         self.source, self.place = source, place
@@ -71,7 +71,7 @@ class ImageReader(BatchReader):
 
 
 def _slice_batch(whole: StoredBatch, start: int, stop: int) -> StoredBatch:
-    """Some rows of a batch."""
+    """Return rows [start, stop) of a batch."""
     batch = StoredBatch(whole.tokens[start:stop], whole.sample[start:stop])
     batch.loss_mask = None if whole.loss_mask is None else whole.loss_mask[start:stop]
     batch.extra = {name: each[start:stop] for name, each in whole.extra.items()}

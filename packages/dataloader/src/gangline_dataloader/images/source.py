@@ -1,6 +1,6 @@
-"""`data=dali_images`: a sequence begins with places for an image, then its text; the pixels travel beside it.
+"""The data source of `data=dali_images`: a sequence is placeholder tokens for an image, then its text; pixels apart.
 
-T tokens of a sequence, of which the first `places` are the places of an image of (side, side) pixels.
+T tokens of a sequence, of which the first `places` are the placeholders of an image of (side, side) pixels.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ if TYPE_CHECKING:
     from gangline_dataloader.images.config import ImagesConfig
     from gangline_dataloader.images.decode import ImageDecoder
 
-END = 0  # behind a text, and in the places of an image
+END = 0  # token after a text, also the placeholder token of an image
 
 
 class ImageSource(DataSource):
-    """Images with texts. `sample` gives `pixels` (3, side, side) float32 in [-1, 1] beside the tokens.
+    """Data source of images with texts. Raises UserError if the split has no samples. `sample` returns:
 
-    tokens     P places of the image, the text's bytes, an end; the rest is filled with ends. Of a text that is longer
-               than T - P bytes the first T + 1 - P, without an end
-    loss_mask  the text and the first end count
+    pixels     (3, side, side) float32 in [-1, 1]
+    tokens     P placeholders of the image, the bytes of the text, then end tokens up to T + 1. A text longer than T - P
+               bytes is truncated to T + 1 - P bytes, without an end token
+    loss_mask  true for targets in the text and for the first end token
     """
 
     def __init__(self, config: ImagesConfig, run: Run, split: Split) -> None:
@@ -68,9 +69,9 @@ class ImageSource(DataSource):
         return sample  # type: ignore[return-value]
 
     def read_encoded(self, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(the image as it is stored (n,) uint8, tokens (T+1,) uint8, loss mask (T,) bool) of sample `i`.
+        """Return (encoded image (n,) uint8, tokens (T+1,) uint8, loss mask (T,) bool) of sample `i`.
 
-        Raises UserError that names an image whose structure is damaged: it might be decoded to wrong pixels.
+        Raises UserError with the image's name if its structure is damaged: it might be decoded to wrong pixels.
         """
         image, text = self.files.read(self._find_row(i))
         if why := find_damage(image):
@@ -83,12 +84,12 @@ class ImageSource(DataSource):
         return np.frombuffer(image, np.uint8), tokens, mask
 
     def decode_pixels(self, decoder: ImageDecoder, numbers: Sequence[int], images: Sequence[np.ndarray]) -> Tensor:
-        """(N, 3, H, H) of samples (N,), whose images are given. Raises UserError that names one that is no image."""
+        """Decode the images of samples (N,) to (N, 3, side, side). Raises UserError with the name of a broken image."""
         from gangline_dataloader.images.decode import extract_reason
 
         try:
             return decoder(images, self.choose_crops(np.asarray(numbers, np.int64)))
-        except RuntimeError as error:  # DALI does not say which
+        except RuntimeError as error:  # DALI does not say which image is broken: decode each image by itself
             for number, image in zip(numbers, images, strict=True):
                 try:
                     type(decoder)(self.config.side, 1)([image], self.choose_crops(np.array([number])))
@@ -110,7 +111,7 @@ class ImageSource(DataSource):
         return int(self.order(np.array([number])).row[0]) + self.first
 
     def choose_crops(self, numbers: np.ndarray) -> Crops:
-        """Of what is held out images are whole."""
+        """Draw the crops of samples (N,); images of the validation split stay complete and unmirrored."""
         training = self.split == "train"
         least, flip = (self.config.least_area, self.config.flip) if training else (1.0, False)
         return draw_crops(numbers, least, flip, self.seed, self.split)

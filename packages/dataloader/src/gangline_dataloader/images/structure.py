@@ -1,4 +1,4 @@
-"""Damage in a JPEG or PNG that shows in its structure: libjpeg decodes a damaged JPEG to wrong pixels with a warning.
+"""Structural damage in JPEG and PNG files: libjpeg decodes a damaged JPEG to wrong pixels and only warns.
 
 PNG   checksum (CRC) of every chunk: any changed byte is found
 JPEG  segments, order of restart markers, end marker, and runs of zeros that no encoder writes. Entropy-coded data has
@@ -13,21 +13,21 @@ from zlib import crc32
 import numpy as np
 
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
-ZEROS = 128  # bytes in a row: at least two blocks of 64 coefficients
+ZEROS = 128  # zero bytes in a row that count as damage: at least two blocks of 64 coefficients
 _RESTART, _SCAN, _END, _INTERVAL, _TABLES = 0xD0, 0xDA, 0xD9, 0xDD, 0xC4
 _SEQUENTIAL = (0xC0, 0xC1)  # frames whose blocks are each coded in one scan, by Huffman tables
-_SEGMENTS = frozenset([*range(0xC0, 0xD0), *range(0xDA, 0xF0), 0xFE]) - {0xC8}  # markers with a length behind them
+_SEGMENTS = frozenset([*range(0xC0, 0xD0), *range(0xDA, 0xF0), 0xFE]) - {0xC8}  # markers followed by a length
 
 
 def find_damage(content: bytes) -> str:
-    """Description of the damage that the structure of an image shows, or "". Other formats are not looked at."""
+    """Return a description of the damage in the structure of a JPEG or PNG, or ""; always "" for other formats."""
     if content.startswith(PNG):
         return _find_png_damage(content)
     return _Jpeg(content).find_damage() if content.startswith(JPEG) else ""
 
 
 def describe_beginning(content: bytes) -> str:
-    """Sentence about the first bytes of an image that is not a JPEG or PNG by them, or ""."""
+    """Return a sentence about the first bytes of a file unless a JPEG or PNG begins with them, else ""."""
     if content.startswith((PNG, JPEG)):
         return ""
     return f"It begins with {content[:16]!r}, which no JPEG or PNG does." if content else "It is empty."
@@ -50,7 +50,7 @@ def _find_png_damage(content: bytes) -> str:
 class _Jpeg:
     def __init__(self, content: bytes) -> None:
         self.content, self.interval, self.sequential = content, 0, False
-        self.first: dict[int, int] = {}  # AC table -> symbol of its first code, which is all zeros
+        self.first: dict[int, int] = {}  # AC table -> symbol of its first code, the code of zeros only
         array = np.frombuffer(content, np.uint8)
         # Within entropy-coded data FF00 is the byte FF, and FF may be repeated before a marker.
         self.markers = np.flatnonzero((array[:-1] == 0xFF) & (array[1:] != 0) & (array[1:] != 0xFF))
@@ -89,7 +89,7 @@ class _Jpeg:
             self.sequential = code in _SEQUENTIAL
 
     def _check_entropy_data(self, at: int) -> tuple[int, str]:
-        """Byte of the first marker behind the entropy-coded data at `at`, and the damage before it or ""."""
+        """Return the offset of the first marker after the entropy data at `at`, and the damage before it, or ""."""
         index = 0
         for place in self._iterate_markers(at):
             code = self.content[place + 1]
@@ -104,10 +104,10 @@ class _Jpeg:
         yield from self.markers[np.searchsorted(self.markers, at) :].tolist()
 
     def _find_zeros(self, scan: bytes, at: int, end: int) -> str:
-        """Zeros decode to the first symbol of each table, again and again.
+        """Return a description of a run of zero bytes that no encoder writes, or "".
 
-        Where that ends a block they are a flat area; else each coefficient is the smallest of its category, which no
-        picture has in block after block.
+        Zeros decode to the first symbol of each table again and again. If that symbol ends a block, they are a flat
+        area; otherwise each coefficient is the smallest of its category, which no picture has in block after block.
         """
         tables = {self.first.get(scan[2 + 2 * one] & 15, 0) for one in range(scan[0]) if 2 + 2 * one < len(scan)}
         if not self.sequential or tables <= {0}:

@@ -1,6 +1,6 @@
-"""WebDataset: tar files whose members `KEY.jpg` and `KEY.txt` are a sample. Read by place, so any sample comes at once.
+"""WebDataset tar files, whose members `KEY.jpg` and `KEY.txt` make a sample, with random access by byte offset.
 
-The members of all files are listed when the source is built: one look at each header, 80 bytes a sample in memory.
+The members of all files are listed when the source is built: each header is read once, 80 bytes a sample in memory.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gangline_dataloader.store.foreign.vector import get_file_size, sample
 from gangline_dataloader.store.watch import WatchedFiles
 
 KINDS = {"jpg": "image", "jpeg": "image", "png": "image", "txt": "text"}
-PIECES = 16  # of a file, of 4 KiB each, whose bytes are part of the identity
+PIECES = 16  # pieces of 4 KiB of each file whose bytes are part of the identity
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst", ".tar.lz4")
-NAMED = 8  # files and folders in a message
+NAMED = 8  # maximum number of files or folders named in a message
 AGAIN = "Copy or write the file again."
 
 
@@ -30,10 +30,10 @@ AGAIN = "Copy or write the file again."
 class ImageTexts:
     """The samples of some tar files, in order of file and member.
 
-    file     (N,) which of `files`
-    image    (N, 2) int64, first byte and size of the image
-    text     (N, 2) and of the text, without white space around it
-    watched  the files, as they were when they were listed
+    file     (N,) index of the sample's tar file in `files`
+    image    (N, 2) int64, offset and size of the image in bytes
+    text     (N, 2) int64, offset and size of the text in bytes, without white space around it
+    watched  status of the files when they were listed, to notice changes
     """
 
     files: list[Path]
@@ -46,7 +46,7 @@ class ImageTexts:
         return len(self.file)
 
     def read(self, number: int) -> tuple[bytes, bytes]:
-        """(the encoded image, the text) of a sample. Raises UserError where its file has changed."""
+        """Read (encoded image, text) of a sample. Raises UserError if its file has changed or cannot be read."""
         path = self.files[int(self.file[number])]
         try:
             with path.open("rb") as file:
@@ -60,7 +60,7 @@ class ImageTexts:
         return image, text
 
     def find_image_name(self, number: int) -> str:
-        """Name of the member that is the image of a sample; its file is listed again, for names are not kept."""
+        """Find the member name of a sample's image; lists the tar file again, because names are not stored."""
         path, at = self.files[int(self.file[number])], int(self.image[number, 0])
         with path.open("rb") as file:
             return next(
@@ -68,7 +68,7 @@ class ImageTexts:
             )
 
     def compute_identity(self) -> str:
-        """Hash of names, places and sizes, and of some pieces of each file: a change between them is not noticed."""
+        """Compute a hash of names, offsets, sizes and pieces of each file; changes outside the pieces go unnoticed."""
         sizes = [(path.name, get_file_size(path)) for path in self.files]
         digest = blake2b(repr(sizes).encode(), digest_size=16)
         for array in (self.file, self.image, self.text):
@@ -84,9 +84,9 @@ def _read_bytes(file: BinaryIO, at: int, size: int) -> bytes:
 
 
 def list_samples(folder: str) -> ImageTexts:
-    """Every sample of a tar file, or of the tar files of a folder.
+    """List every sample of a tar file, or of the tar files of a folder.
 
-    Raises UserError where there is none or some would be left out, a file is damaged, or a sample has no image or text.
+    Raises UserError if there are none, some would be left out, a file is damaged, or a sample lacks its image or text.
     """
     files = _list_tar_files(Path(folder).expanduser(), folder)
     if not files:
@@ -105,7 +105,7 @@ def list_samples(folder: str) -> ImageTexts:
 
 
 def _list_tar_files(root: Path, given: str) -> list[Path]:
-    """Return the tar files of a path. Raises UserError for compressed ones, and for folders in it that have some."""
+    """List the tar files of a path. Raises UserError for compressed tar files, and for tar files in nested folders."""
     files = sorted(root.iterdir()) if root.is_dir() else [root]
     if compressed := [one.name for one in files if one.name.lower().endswith(COMPRESSED)]:
         archives = f"{len(compressed)} compressed tar files" if len(compressed) > 1 else "a compressed tar file"
@@ -163,9 +163,10 @@ def _locate_samples(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]
 
 
 def _iterate_headers(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
-    """Every member of a tar file, then a check that reading stopped at the end of the archive.
+    """Yield every member of a tar file, then check that reading stopped at the end of the archive.
 
-    tarfile takes an invalid header for the end and reports nothing, so the members behind it would be dropped.
+    tarfile takes an invalid header for the end without an error, so the members after it would be dropped.
+    Raises UserError if the file is damaged or truncated.
     """
     size, stopped = get_file_size(path), 0
     try:
@@ -185,7 +186,7 @@ def _iterate_headers(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
 
 
 def _require_end(path: Path, file: BinaryIO, at: int) -> None:
-    """Raise UserError unless zeros alone stand from byte `at` on, one block of them at least."""
+    """Raise UserError unless the file holds only zeros from byte `at` on, at least one block."""
     file.seek(at)
     block = file.read(tarfile.BLOCKSIZE)
     if len(block) == tarfile.BLOCKSIZE and any(block):

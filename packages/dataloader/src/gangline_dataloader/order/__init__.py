@@ -1,1 +1,1 @@
-"""Which sample comes when: pure functions of (seed, sources, weights, number), computed in O(1). Torch-free."""
+"""Sample order, shuffling and mixtures: O(1) pure functions of (seed, sources, weights, sample number). Torch-free."""

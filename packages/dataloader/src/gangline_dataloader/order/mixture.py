@@ -1,15 +1,15 @@
-"""A weighted mixture as a pure function: sample number -> (source, epoch of it, row of it).
+"""The order of a weighted mixture as a pure function: sample number -> (source, its epoch, its row).
 
-Samples are dealt out in blocks of 65,536. After b blocks source k has been given
+Samples are assigned to sources in blocks of 65,536. After b blocks source k has
 
     count_k(b) = round(b · 65536 · W_k) - round(b · 65536 · W_{k-1}),      W_k = w_1 + ... + w_k, exact fractions
 
-samples: within one of its exact share, however long the run, and known without having counted. Inside a block the
-samples are shuffled by a hash of (key, block, place). The n-th sample that a source is given is row n of its endless
-sequence of epochs, so that each epoch shows each row once whatever the weights do.
+samples: within one sample of its exact share for a run of any length, computed without a counter. Inside a block the
+samples are shuffled by a hash of (key, block, place). The n-th sample of a source is row n of its endless sequence of
+epochs, so that each epoch has each row once, whatever the weights.
 
-Weights may change at any sample ("stages"), and a source may end after so many epochs, where the others share its
-weight: both begin a new phase, with its own blocks, at a sample that is itself a function of the configuration.
+Weights may change at any sample ("stages"), and a source may end after a number of epochs, when the others share its
+weight. Both begin a new phase, with its own blocks, at a sample number that is a function of the configuration.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from gangline_dataloader.order.epochs import Sizes, SourceEpochs, grow_sizes
 from gangline_dataloader.order.permutation import U64, derive_round_keys, mix
 
 BLOCK = 1 << 16
-LEAST = Fraction(1, BLOCK)  # the smallest share that every block can honour
+LEAST = Fraction(1, BLOCK)  # smallest share: one sample of each block
 
 
 @dataclass(frozen=True)
 class Ingredient:
     """One source of a mixture.
 
-    name    what its order is keyed by, beside the seed: adding another source does not reshuffle this one
-    rows    how many rows an epoch has
-    span    how many rows its permutation reaches; None: all
-    epochs  after so many the source is used up; None: never
-    sizes   of one that grew while a run read it: how many rows its epochs had, and from which of its samples on
+    name    key of its order, next to the seed: adding another source does not reshuffle this one
+    rows    number of rows in an epoch
+    span    number of rows that are shuffled together; None: all
+    epochs  number of epochs after which the source is used up; None: never
+    sizes   history of a source that grew during a run: (first of its samples, rows of an epoch from there on)
     """
 
     name: str
@@ -49,7 +49,7 @@ class Ingredient:
 
 @dataclass(frozen=True)
 class WeightStage:
-    """From sample `start` on the sources have these weights, in the order of the ingredients."""
+    """The weights of the sources from sample `start` of the run on, in the order of the ingredients."""
 
     start: int
     weights: tuple[float, ...]
@@ -57,7 +57,7 @@ class WeightStage:
 
 @dataclass(frozen=True)
 class RowPlace:
-    """Where samples (N,) come from: number of the source, epoch of it, row of it."""
+    """The places of samples (N,): index of the source, epoch and row of that source, each (N,) int64."""
 
     source: np.ndarray
     epoch: np.ndarray
@@ -66,21 +66,21 @@ class RowPlace:
 
 @dataclass(frozen=True)
 class _Phase:
-    """A stretch of samples with one set of shares; `used` counts what each source had given before it."""
+    """A range of samples with one set of shares; `used` counts the samples of each source before it."""
 
     start: int
     shares: tuple[Fraction, ...]
     used: tuple[int, ...]
 
     def count_per_source(self, block: int) -> np.ndarray:
-        """(K,) int64: samples that each source gives in the first `block` blocks of the phase."""
+        """Count the samples of each source in the first `block` blocks of the phase, (K,) int64."""
         slots = block * BLOCK
         ends = [(2 * slots * w.numerator + w.denominator) // (2 * w.denominator) for w in accumulate(self.shares)]
         return np.diff(np.array([0, *ends], np.int64))
 
 
 class Exhausted(LookupError):
-    """Every source is used up: sample `at` is the first that there is none for."""
+    """Error: every source of a mixture is used up, and sample `at` is the first that does not exist."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -88,10 +88,10 @@ class Exhausted(LookupError):
 
 
 def normalise_weights(weights: Sequence[float]) -> tuple[Fraction, ...]:
-    """Weights as exact parts of one, zero staying zero.
+    """Normalise weights to exact fractions with sum 1; a zero stays zero.
 
-    Raises ValueError where one is negative or not finite, where all are zero, and where one is so small beside the
-    others (under 1/65536) that a block could not give it a sample.
+    Raises ValueError if a weight is negative or not finite, if all are zero, and if a share is so small (under 1/65536)
+    that a block has no sample for it.
     """
     exact = []
     for weight in weights:
@@ -111,7 +111,7 @@ def normalise_weights(weights: Sequence[float]) -> tuple[Fraction, ...]:
 
 
 class MixtureOrder:
-    """The order of a mixture; see the module. Raises ValueError for weights and stages that make none."""
+    """The order of a weighted mixture, as the module describes it. Raises ValueError for invalid weights or stages."""
 
     def __init__(self, ingredients: Sequence[Ingredient], stages: Sequence[WeightStage], *key: object) -> None:
         self.ingredients, self.stages, self.key = tuple(ingredients), tuple(stages), key
@@ -133,7 +133,7 @@ class MixtureOrder:
         self._starts = np.array([phase.start for phase in self.phases], np.int64)
 
     def __call__(self, numbers: np.ndarray) -> RowPlace:
-        """Where each of `numbers` (N,) int64, any order, comes from. Raises Exhausted past the last."""
+        """Return the places of samples `numbers` (N,) int64, in any order. Raises Exhausted past the last sample."""
         numbers = np.asarray(numbers, np.int64)
         if self.end is not None and numbers.size and int(numbers.max()) >= self.end:
             raise Exhausted(self.end)
@@ -152,13 +152,14 @@ class MixtureOrder:
         return RowPlace(source, epoch, row)
 
     def count_used(self, number: int) -> np.ndarray:
-        """(K,) int64: how many samples each source has given before sample `number`."""
+        """Count the samples of each source before sample `number` of the run, (K,) int64."""
         phase = int(np.searchsorted(self._starts, number, side="right")) - 1
         return self._count_used(self.phases, phase, number)
 
     def resume_after(self, sizes: Mapping[str, Sequence[Sequence[int]]], cursor: int) -> MixtureOrder:
-        """The order of a run whose sources had these sizes up to sample `cursor`: each has its own rows from its next
-        epoch on. The stages before it are what they were.
+        """Return the order, with these stages, of a run whose sources had `sizes` up to sample `cursor`.
+
+        Each source has the rows of this order from its next epoch on.
         """
         before = self._replace_sources(sizes, {})
         now = [
@@ -170,7 +171,7 @@ class MixtureOrder:
     def gives_same_samples(
         self, sizes: Mapping[str, Sequence[Sequence[int]]], epochs: Mapping[str, int | None], cursor: int
     ) -> bool:
-        """Whether up to sample `cursor` the sources would have given the same with these caps on their epochs."""
+        """Return whether the samples up to `cursor` are unchanged if `epochs` are the caps on the sources' epochs."""
         one, other = self._replace_sources(sizes, {}), self._replace_sources(sizes, epochs)
         return [p for p in one.phases if p.start < cursor] == [p for p in other.phases if p.start < cursor]
 
@@ -191,12 +192,12 @@ class MixtureOrder:
         return self._assign_block(self.phases[phase], block)
 
     def _assign_block(self, phase: _Phase, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """(source, number of the sample within its source), both (BLOCK,) int64, of one block."""
+        """Return (source, number of the sample within its source), both (BLOCK,) int64, for one block of a phase."""
         before = phase.count_per_source(block)
         quota = phase.count_per_source(block + 1) - before
         salt = derive_round_keys(*self.key, "deal", phase.start, block)[0]
         hashed = mix(np.arange(BLOCK, dtype=U64) + salt)
-        # The place in the low bits makes all values differ, so that every sort gives the same order.
+        # The place in the low bits makes all values differ, so that every sort algorithm gives one order.
         hashed = np.sort((hashed & U64(~(BLOCK - 1) & (1 << 64) - 1)) | np.arange(BLOCK, dtype=U64))
         sources = np.empty(BLOCK, np.uint16 if len(quota) < BLOCK else np.int64)
         sources[(hashed & U64(BLOCK - 1)).astype(np.int64)] = np.repeat(np.arange(len(quota)), quota)
@@ -216,7 +217,7 @@ class MixtureOrder:
         return counts
 
     def _lay_out(self, stages: Sequence[WeightStage]) -> tuple[list[_Phase], int | None]:
-        """The phases, and the sample at which all sources with a weight are used up, if ever."""
+        """Return the phases, and the sample at which all sources with a weight are used up; None: never."""
         phases: list[_Phase] = []
         queue = list(stages)
         start, weights = 0, queue[0].weights
@@ -228,7 +229,7 @@ class MixtureOrder:
             spent_flags = [most is not None and n >= most for most, n in zip(self._most, counts, strict=True)]
             rest = sum(part for part, gone in zip(parts, spent_flags, strict=True) if not gone)
             if not rest:
-                return phases, start  # also where other weights would have begun later
+                return phases, start  # also if a later stage has weights for other sources
             parts = tuple(Fraction(0) if gone else part / rest for part, gone in zip(parts, spent_flags, strict=True))
             phase = _Phase(start, parts, tuple(int(n) for n in counts))
             phases.append(phase)
@@ -241,14 +242,14 @@ class MixtureOrder:
             counts = self._count_used(phases, -1, start)
 
     def _find_first_exhausted(self, phase: _Phase) -> int | None:
-        """The first sample of a phase by which some source has given all of its epochs."""
+        """Find the first sample of a phase at which a source has used up its epochs; None: there is none."""
         ends: list[int] = []
         for k, most in enumerate(self._most):
             if most is None or not phase.shares[k]:
                 continue
-            remainder = most - phase.used[k]  # so many more, then it is used up
+            remainder = most - phase.used[k]  # samples left until the source is used up
             low, high = 0, int(remainder / (BLOCK * phase.shares[k])) + 2
-            while low < high:  # the last block that begins with fewer than `remainder`
+            while low < high:  # finds the last block that begins with fewer than `remainder` samples of the source
                 middle = (low + high + 1) // 2
                 low, high = (middle, high) if phase.count_per_source(middle)[k] < remainder else (low, middle - 1)
             slots = np.flatnonzero(self._assign_block(phase, low)[0] == k)

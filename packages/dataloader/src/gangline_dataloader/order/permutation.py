@@ -1,10 +1,10 @@
-"""A keyed permutation of range(n), computed for any index in O(1): no table, no start-up pass, nothing to save.
+"""A keyed permutation of range(n) for shuffling, computed for any index in O(1): no table, no start-up pass, no state.
 
 A Feistel network (Luby and Rackoff, SIAM J. Comput. 17(2), 1988, section 3) permutes the smallest power of two that
-holds n; what falls outside range(n) is sent through again until it falls inside (cycle walking: Black and Rogaway,
-CT-RSA 2002, section 3), which takes two rounds on average at the most. Each half is mixed by the finaliser of
-SplitMix64 (Steele et al., OOPSLA 2014, figure 16), whose high and low bits both depend on all bits of what goes in:
-a round function without that leaves the low bits of neighbours correlated.
+holds n. A result outside range(n) is sent through again until it is inside (cycle walking: Black and Rogaway, CT-RSA
+2002, section 3), which takes at most two passes on average. Each half is mixed by the finaliser of SplitMix64 (Steele
+et al., OOPSLA 2014, figure 16), whose high and low bits both depend on all bits of the input: a round function without
+that property leaves the low bits of neighbours correlated.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from hashlib import blake2b
 
 import numpy as np
 
-ROUNDS = 6  # four pass the tests of randomness barely, six with room
-_LEAST_BITS = 6  # halves of three bits: with fewer a round has too little to mix
+ROUNDS = 6  # four rounds barely pass the tests of randomness, six pass clearly
+_LEAST_BITS = 6  # halves of three bits: with fewer bits a round has too little to mix
 
 U64 = np.uint64
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser: (...) uint64 -> (...) uint64, a bijection. `x` is overwritten."""
+    """Mix the bits by the finaliser of SplitMix64, a bijection: (...) uint64 -> (...) uint64. Overwrites `x`."""
     x ^= x >> U64(30)
     x *= U64(0xBF58476D1CE4E5B9)
     x ^= x >> U64(27)
@@ -30,16 +30,16 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def derive_round_keys(*key: object) -> np.ndarray:
-    """(ROUNDS,) uint64 from anything that `repr` tells apart: a seed, a split, a name."""
+    """Derive the keys of the rounds, (ROUNDS,) uint64, from the `repr` of a key: a seed, a split, a name."""
     digest = blake2b(repr(key).encode(), digest_size=8 * ROUNDS).digest()
     return np.frombuffer(digest, "<u8").astype(U64)
 
 
 class KeyedPermutation:
-    """A bijection of range(n) for each tweak (an epoch, a part of the corpus): `permutation(index, tweak)`.
+    """A permutation of range(n) for each tweak (an epoch, a part of the corpus): `permutation(index, tweak)`.
 
-    n      how many; up to 2**62
-    key    what it depends on, beside n and the tweak
+    n      number of items, from 1 to 2**62; raises ValueError otherwise
+    key    values that the permutation depends on, next to n and the tweak
     """
 
     def __init__(self, n: int, *key: object) -> None:
@@ -51,7 +51,7 @@ class KeyedPermutation:
         self.high, self.low = bits // 2, bits - bits // 2
 
     def __call__(self, index: np.ndarray, tweak: np.ndarray | int = 0) -> np.ndarray:
-        """Where `index` (...) goes, each in range(n) -> (...) int64. `tweak` broadcasts against `index`."""
+        """Map each `index` (...) in range(n) to its permuted index (...) int64. `tweak` broadcasts against `index`."""
         index = np.asarray(index)
         x = np.atleast_1d(index).astype(U64)
         tweaks = np.asarray(tweak).astype(U64)
@@ -67,7 +67,7 @@ class KeyedPermutation:
         return x.astype(np.int64).reshape(index.shape)
 
     def _apply_network(self, x: np.ndarray, salt: np.ndarray) -> np.ndarray:
-        """One pass over range(2**bits). The halves swap places and sizes each round; after six they are back."""
+        """Apply the Feistel network once to `x` in range(2**bits). Rounds swap the halves' sizes; six restore them."""
         high, low = self.high, self.low
         left, right = x >> U64(low), x & U64((1 << low) - 1)
         for key in self.keys:
@@ -78,10 +78,10 @@ class KeyedPermutation:
 
 
 class SpanPermutation:
-    """A permutation of spans of `span` rows, and then of the rows inside each span.
+    """A permutation of the spans of `span` rows, and then of the rows inside each span; None: one span for all rows.
 
-    A reader that streams a corpus from a remote store needs one span at a time, and the next. If the last span is not
-    full, it stays last.
+    A reader that streams a corpus from a remote store needs only the current span and the next one. A last span that is
+    not full stays last.
     """
 
     def __init__(self, n: int, span: int | None, *key: object) -> None:
@@ -94,7 +94,7 @@ class SpanPermutation:
         self.rest = KeyedPermutation(rest, *key, "rest") if rest else None
 
     def __call__(self, index: np.ndarray, epoch: np.ndarray | int = 0) -> np.ndarray:
-        """Row number of each `index` (N,) of an epoch -> (N,) int64."""
+        """Return the row number of each `index` (N,) of an epoch, (N,) int64."""
         index = np.asarray(index, np.int64)
         epoch = np.broadcast_to(np.asarray(epoch, np.int64), index.shape)
         if self.full == 1 and self.rest is None:
@@ -103,7 +103,7 @@ class SpanPermutation:
         out = np.empty_like(index)
         whole = place < self.full
         span = self.spans(place[whole], epoch[whole])
-        # A span's rows are permuted anew in each epoch: both numbers make the tweak.
+        # Epoch and span make the tweak, so that each epoch permutes the rows of a span differently.
         tweak = (epoch[whole].astype(U64) << U64(40)) ^ span.astype(U64)
         out[whole] = span * self.span + self.inside(offset[whole], tweak)
         if self.rest is not None and not whole.all():

@@ -1,4 +1,4 @@
-"""The order of one source: each epoch a fresh permutation of its rows."""
+"""The sample order of one source: each epoch is another permutation of its rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gangline_dataloader.order.mixture import Ingredient, RowPlace
 
 
 class SingleOrder:
-    """Sample i is what the source gives as number i: what a mixture of this source alone would be."""
+    """The order of one source: sample i is the source's own sample i, as in a mixture of this source alone."""
 
     end: int | None = None
 
@@ -24,7 +24,7 @@ class SingleOrder:
 
     @property
     def deciding(self) -> list[list[int]]:
-        """What the order is a function of, beside its key: JSON."""
+        """JSON value that decides the order together with its key: [[first sample, rows of its epochs], ...]."""
         return [list(size) for size in self.epochs.sizes]
 
     def __call__(self, numbers: np.ndarray) -> RowPlace:
@@ -32,12 +32,12 @@ class SingleOrder:
         return RowPlace(np.zeros_like(epoch), epoch, row)
 
     def resume_after(self, sizes: Sequence[Sequence[int]], cursor: int) -> SingleOrder:
-        """The order of a run that had these sizes up to sample `cursor`: this source's own from its next epoch on."""
+        """Return the order of a run whose source had `sizes` up to sample `cursor`; the next epoch has the new rows."""
         return SingleOrder(replace(self.source, sizes=grow_sizes(sizes, self.source.rows, cursor)), *self.key)
 
 
 class TextOrder:
-    """The order of `data=text` of basics, to show that equal tokens give equal runs: O(rows) in time and memory."""
+    """The order of `data=text` of basics, to compare runs on equal tokens: O(rows) in time and memory."""
 
     end: int | None = None
 
@@ -47,7 +47,7 @@ class TextOrder:
 
     @property
     def deciding(self) -> list[list[int]]:
-        """What the order is a function of, beside its key: JSON."""
+        """JSON value that decides the order together with its key: [[0, rows of an epoch]]."""
         return [[0, int(self.rows[0])]]
 
     def __call__(self, numbers: np.ndarray) -> RowPlace:

@@ -1,1 +1,1 @@
-"""Documents packed into sequences so that few are cut: the rule, and plans of it that lie beside a store."""
+"""Sequence packing: documents packed into rows so that few are truncated, and pack plans stored next to a store."""

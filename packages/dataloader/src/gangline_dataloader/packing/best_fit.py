@@ -1,8 +1,8 @@
-"""Best-fit decreasing: documents into rows of a fixed size, as few cut and as little left empty as can be had cheaply.
+"""Best-fit-decreasing packing of documents into rows of a fixed size, with few documents split and little padding.
 
 Ding et al., "Fewer Truncations Improve Language Modeling", arXiv 2404.10830, section 3: a document that is longer than
-a row is cut into rows, and all that is left is packed, the longest first, each into the row with the least room that
-still holds it. Torch-free.
+a row is split into rows, and the remaining pieces are packed, the longest first, each into the row with the least room
+that still holds it. Torch-free.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import numpy as np
 
 
 def split_documents(ends: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Documents that end at `ends` (D,) -> where the pieces (P,) begin and how long they are, both int64, in order.
+    """Split documents that end at `ends` (D,) into pieces: their starts and lengths, both (P,) int64, in order.
 
-    capacity  tokens of a row. A longer document is cut, the next piece beginning with the last token of the one before,
-              so that each of its tokens but the first is the target of the one in front of it, once.
+    capacity  tokens of a row. A longer document is split, and each piece begins with the last token of the piece before
+              it, so that each token of the document but the first is a target exactly once.
     """
     ends = np.asarray(ends, np.int64)
     lengths = np.diff(ends, prepend=0)
@@ -27,9 +27,9 @@ def split_documents(ends: np.ndarray, capacity: int) -> tuple[np.ndarray, np.nda
 
 
 def pack_best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
-    """The row of each piece (P,), rows numbered from 0 in no order. Pieces have 1 to `capacity` tokens.
+    """Pack pieces of 1 to `capacity` tokens and return the row of each piece (P,); rows are numbered from 0, unordered.
 
-    Linear in the pieces: rows that are open are found by the room they have left, one bit for each room.
+    Linear in the pieces: rows with room are found by the room that is left, with one bit for each value of it.
     """
     lengths = np.asarray(lengths, np.int64)
     rows = np.empty(len(lengths), np.int64)
@@ -38,8 +38,8 @@ def pack_best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
     count = len(full)
     short_pieces = np.flatnonzero(lengths < capacity)
     order = short_pieces[np.argsort(-lengths[short_pieces], kind="stable")]
-    with_room: list[list[int]] = [[] for _ in range(capacity)]  # room -> rows that have it
-    rooms = 0  # bit r: some row has room r
+    with_room: list[list[int]] = [[] for _ in range(capacity)]  # room in tokens -> rows with that room
+    rooms = 0  # bit r: a row with room r exists
     placements = []
     for need in lengths[order].tolist():
         large_enough = rooms >> need
@@ -59,8 +59,10 @@ def pack_best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def pack_documents(ends: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of some documents: pieces (P, 2) uint32, start and length, row after row, and (R,) uint32, the number of
-    pieces up to the end of each row. Rows are in the order of their first token, and so are the pieces of a row.
+    """Pack documents that end at `ends` (D,) into rows: (pieces (P, 2) uint32, rows (R,) uint32).
+
+    Pieces are (start, length), row after row; rows[r] is the number of pieces up to the end of row r. Rows are sorted
+    by their first token, and the pieces of a row by their start.
     """
     starts, lengths = split_documents(ends, capacity)
     rows = pack_best_fit(lengths, capacity)

@@ -1,13 +1,13 @@
-"""A plan: which pieces of documents make which row, for one length of sequence, in files beside the store's shards.
+"""Pack plan: the pieces of documents that make each row, for one sequence length, in files next to the store's shards.
 
     pack-2048.json                   {"format": "gangline-pack", "version": 1, "sequence_length": 2048,
                                       "store": "9f...", "padding": 512, "documents_cut": 7,
                                       "shards": {"pieces": [...], "rows": [...], "xxh3": [...], "rows_xxh3": [...]},
                                       "checksum": "5d..."}
     shard-00000.pack-2048.npy        uint32, start and length of each piece, in tokens of the shard, row after row
-    shard-00000.pack-2048.rows.npy   uint32, how many pieces there are up to the end of each row
+    shard-00000.pack-2048.rows.npy   uint32, number of pieces up to the end of each row
 
-A row has up to T + 1 tokens, of one shard alone, so that a shard is all that its rows need. Torch-free.
+A row has up to T + 1 tokens, all of one shard, so that a row needs only one shard. Torch-free.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ FORMAT, VERSION = "gangline-pack", 1
 
 @dataclass
 class PackedShards:
-    """All shards, by column."""
+    """The shards of a pack plan, by column: each list has an entry for each shard."""
 
     pieces: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
-    xxh3: list[str] = field(default_factory=list)  # of the file of pieces
+    xxh3: list[str] = field(default_factory=list)  # XXH3-128 of the files of pieces; `rows_xxh3`: of the files of rows
     rows_xxh3: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class PackPlan:
-    """What the JSON says."""
+    """The content of a pack plan's JSON file."""
 
     sequence_length: int
-    store: str  # identity of the store that it is of
-    padding: int  # places that are left empty, in all
-    documents_cut: int  # those that are longer than a row
+    store: str  # identity of the store that was planned
+    padding: int  # tokens of padding in all rows
+    documents_cut: int  # number of documents that are longer than a row and were split
     shards: PackedShards
 
     @property
@@ -57,30 +57,30 @@ class PackPlan:
         return sum(self.shards.rows)
 
     def compute_identity(self, shards: int | None = None) -> str:
-        """Changes with any row; with `shards` that of the plan of so many of the first shards alone."""
+        """Compute a hash that changes with any row; with `shards`, the hash of a plan of the first `shards` shards."""
         columns = (self.shards.xxh3[:shards], self.shards.rows_xxh3[:shards])
         return blake2b(repr((self.sequence_length, columns)).encode(), digest_size=16).hexdigest()
 
 
 def name_plan_file(sequence_length: int) -> str:
-    """The file of a plan."""
+    """Name the JSON file of the plan for a sequence length."""
     return f"pack-{sequence_length}.json"
 
 
 def name_pack_file(shard: int, sequence_length: int) -> str:
-    """The file of a shard's pieces."""
+    """Name the file with the pieces of a shard's rows."""
     return f"shard-{shard:05d}.pack-{sequence_length}.npy"
 
 
 def name_pack_rows_file(shard: int, sequence_length: int) -> str:
-    """The file of a shard's rows."""
+    """Name the file with the number of pieces up to the end of each row of a shard."""
     return f"shard-{shard:05d}.pack-{sequence_length}.rows.npy"
 
 
 def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
-    """Plan the rows of a store, unless that is done; those of its first shards stay where it only grew.
+    """Plan the rows of a store and write the plan, unless it exists; if the store only grew, its old rows are kept.
 
-    The JSON comes last; constant memory, a shard at a time.
+    The JSON is written last. Memory is that of one shard at a time.
     """
     identity = manifest.compute_identity()
     shards, padding, cut = PackedShards(), 0, 0
@@ -111,7 +111,7 @@ def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
 
 
 def format_plan_command(name: str, sequence_length: int) -> str:
-    """Return what to type to plan sequences of so many tokens, of the store that people know as `name`."""
+    """Return the command that plans sequences of `sequence_length` tokens for the store at the path or URL `name`."""
     if not is_remote(name):
         return f"gangline data prepare --out {name} --pack {sequence_length}"
     return (
@@ -121,15 +121,15 @@ def format_plan_command(name: str, sequence_length: int) -> str:
 
 
 def list_lengths(folder: Path) -> list[int]:
-    """The lengths of sequence that there are plans for, ascending."""
+    """List the sequence lengths that a store has plans for, ascending."""
     names = (path.name.removeprefix("pack-").removesuffix(".json") for path in folder.glob("pack-*.json"))
     return sorted(int(name) for name in names if name.isdigit())
 
 
 def read(folder: Path, sequence_length: int, name: str = "") -> PackPlan:
-    """The plan for sequences of so many tokens, of the store that people know as `name`.
+    """Read the plan for sequences of `sequence_length` tokens; `name` is the store's path or URL in messages.
 
-    Raises UserError where there is none, or it is damaged.
+    Raises UserError if the plan is missing or damaged.
     """
     name = name or str(folder)
     path = folder / name_plan_file(sequence_length)
@@ -170,14 +170,14 @@ def read(folder: Path, sequence_length: int, name: str = "") -> PackPlan:
 
 @dataclass(frozen=True)
 class RowPieces:
-    """Stretches of a store's tokens, one row's behind another's: row r has `count[r]` (N,) of `start`, `stop` (n,)."""
+    """Token ranges [start, stop) (n,) of a store, row after row: row r of (N,) has the next `count[r]` ranges."""
 
     start: np.ndarray
     stop: np.ndarray
     count: np.ndarray
 
     def compute_offsets(self, first: np.ndarray) -> np.ndarray:
-        """(n,) where each piece begins, if row r begins at first[r] (N,) and its pieces follow one another."""
+        """Return the offset of each piece (n,) if row r begins at first[r] (N,) and its pieces follow one another."""
         length = self.stop - self.start
         before = np.cumsum(length) - length
         rows = np.cumsum(self.count) - self.count
@@ -185,15 +185,15 @@ class RowPieces:
 
 
 def expand_ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """first[i], first[i] + 1, ..., `count[i]` of them, for each i in turn: (count.sum(),) int64."""
+    """Expand each i to the `count[i]` numbers first[i], first[i] + 1, ..., in turn: (count.sum(),) int64."""
     before = np.cumsum(count) - count
     return np.arange(int(count.sum())) + np.repeat(first - before, count)
 
 
 class PackedRows:
-    """The rows of a store for one length of sequence, mapped.
+    """The packed rows of a store for one sequence length, in mapped files.
 
-    Raises UserError where there is no plan, or it is of another store; when a row is read, where a file is damaged.
+    Raises UserError if there is no plan or it is of another store, and when a row is read, if a file is damaged.
     """
 
     def __init__(self, store: StoreTokens, sequence_length: int) -> None:
@@ -211,11 +211,11 @@ class PackedRows:
 
     @property
     def up_to(self) -> np.ndarray:
-        """(S,) int64: rows up to the end of each shard."""
+        """Number of rows up to the end of each shard, (S,) int64."""
         return self._rows[1:]
 
     def locate_rows(self, rows: np.ndarray) -> RowPieces:
-        """What rows (N,) are made of."""
+        """Locate the pieces of rows (N,). Raises UserError if a file of the plan is damaged."""
         shard_of = np.searchsorted(self._rows, rows, side="right") - 1
         shards = np.unique(shard_of).tolist()
         if len(shards) == 1:
@@ -248,7 +248,7 @@ class PackedRows:
         return RowPieces(start, start + row_pieces[:, 1], last - first)
 
     def get_expected_sizes(self) -> dict[str, int]:
-        """Bytes of each file of the plan, as it says."""
+        """Return the expected size in bytes of each file of the plan, by name."""
         T, columns, sizes = self.sequence_length, self.plan.shards, {}
         for number, (pieces, rows) in enumerate(zip(columns.pieces, columns.rows, strict=True)):
             sizes[name_pack_file(number, T)] = compute_file_size("<u4", 2 * pieces)
@@ -256,7 +256,7 @@ class PackedRows:
         return sizes
 
     def compute_shard_bytes(self) -> np.ndarray:
-        """(number of shards,) int64: bytes of the plan's files of each."""
+        """Compute the bytes of the plan's files of each shard, (number of shards,) int64."""
         columns = self.plan.shards
         pieces, rows = np.array(columns.pieces, np.int64), np.array(columns.rows, np.int64)
         return compute_file_size("<u4", 2 * pieces) + compute_file_size("<u4", rows)

@@ -1,4 +1,4 @@
-"""From chosen documents to shards, in the order of the input, and from shards to a store."""
+"""Assembly of a token store: kept documents become shards, in the order of the input, and shards become a store."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from gangline_dataloader.store.manifest import (
 from gangline_dataloader.store.npy import HEADER
 from gangline_dataloader.store.write import ShardWriter
 
-SHARDS = "shards"  # below the folder of what is under way
+SHARDS = "shards"  # below the working folder of the plan
 _NUMBER = re.compile(r"shard-(\d+)\.")
 
 
 def write_shard(plan: PreparePlan, number: int) -> None:
-    """New shard `number` of both splits together, unless it is there."""
+    """Write new shard `number`, counted over both splits, unless it exists."""
     selection = choice.read(plan)
     assert selection is not None, "documents are chosen before shards are written"
     split, new = selection.pieces[number]
@@ -56,7 +56,7 @@ def write_shard(plan: PreparePlan, number: int) -> None:
 def _iterate_runs(
     plan: PreparePlan, chosen: choice.KeptDocuments, first: int, last: int, held_out: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
-    """Tokens, lengths and what is to be learnt of documents that lie behind each other in a task, of a split."""
+    """Yield (tokens, document lengths, loss mask or None) for each run of adjacent kept documents of a split."""
     kept_mask = np.memmap(plan.work / choice.KEPT, np.uint8, "r", HEADER)
     dtype = np.dtype(choose_dtype(plan.settings.open_codec().vocab_size))
     task = int(np.searchsorted(chosen.starts, first, side="right")) - 1
@@ -81,10 +81,10 @@ def _iterate_runs(
 
 
 def publish(plan: PreparePlan) -> None:
-    """Give the new shards their names in the store, what is held out first, and write the manifests, the store's last.
+    """Move the new shards into the store, the validation part first, and write the manifests, the store's last.
 
-    Called again after a kill it goes on. A store that was there is what it was until its manifest is replaced: then it
-    begins with all that it had. Its validation part is known by an identity in that manifest, and so grows with it.
+    Called again after a kill, it continues. An existing store is unchanged until its manifest is replaced, and then
+    begins with all its old shards. The manifest holds the identity of the validation part, so both grow together.
     """
     selection = choice.read(plan)
     assert selection is not None, "documents are chosen before a store is made of them"
@@ -117,14 +117,14 @@ def publish(plan: PreparePlan) -> None:
 
 
 def _count_source_files(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
-    """Source -> how many files it had, in all."""
+    """Return {source: {"files": number of files}} over all calls that wrote the store."""
     total = Counter({name: one["files"] for name, one in _read_known(plan, "sources").items()})
     total.update(file.source for file in plan.files)
     return {name: {"files": total[name]} for name in (*_read_known(plan, "sources"), *chosen.counts) if name in total}
 
 
 def _make_report(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
-    """What was kept and dropped by source, in all; of which call, and which calls put something behind it."""
+    """Return the report of the store: counts by source over all calls, the first call, and the calls that appended."""
     old_manifest, counts = plan.read_previous(""), {name: Count(**one) for name, one in chosen.counts.items()}
     here = {"identity": plan.identity, "settings": asdict(plan.settings), "rules": RULES_VERSION}
     if old_manifest is None:
@@ -147,7 +147,7 @@ def _locate_note(folder: Path, shard: int) -> Path:
 
 
 def _drop_from(folder: Path, count: int) -> None:
-    """Remove shards that no manifest will know: what a killed call gave a name already."""
+    """Remove shards from number `count` on, which a killed call left and no manifest names."""
     for path in folder.glob("shard-*"):
         if (match := _NUMBER.match(path.name)) and int(match[1]) >= count:
             path.unlink()

@@ -1,6 +1,6 @@
-"""Which documents are kept, of all tasks together, and how they are cut into shards: the one step that sees them all.
+"""Deduplication and sharding: the one stage over all tasks, which chooses the kept documents and plans the shards.
 
-It reads 41 bytes a document, with near doubles 512 more, and never a token.
+It reads 37 bytes per document, with near-deduplication 512 more, and no tokens.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ KEPT, CHOICE = "kept.npy", "choice.json"
 
 @dataclass(frozen=True)
 class KeptDocuments:
-    """What was chosen.
+    """The choice of documents and their shards; documents are numbered over all tasks.
 
-    starts  where each task's documents begin among those of all, and their number
-    shards  folder below the store -> for each new shard the first document and the one behind its last
-    counts  what became of the documents of each source, `task.Count` as a dict
+    starts  number of the first document of each task, then the number of all documents
+    shards  folder below the store -> [first, end) document of each new shard
+    counts  source -> `task.Count` of its documents, as a dict
     """
 
     starts: list[int]
@@ -36,12 +36,12 @@ class KeptDocuments:
 
     @property
     def pieces(self) -> list[tuple[str, int]]:
-        """Each new shard: its folder, and its number among the new ones there."""
+        """The folder of each new shard, and its number among the new shards of that folder."""
         return [(split, number) for split in SPLITS for number in range(len(self.shards[split]))]
 
 
 def read(plan: PreparePlan) -> KeptDocuments | None:
-    """What was chosen, or None."""
+    """Read the choice of documents; None if they are not chosen yet."""
     try:
         return KeptDocuments(**json.loads((plan.work / CHOICE).read_bytes()))
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def read(plan: PreparePlan) -> KeptDocuments | None:
 
 
 def choose(plan: PreparePlan) -> None:
-    """Choose, unless that is done. Raises UserError where nothing is left to train on."""
+    """Choose the documents to keep, unless that is done. Raises UserError if no document is left to train on."""
     if read(plan) is not None:
         return
     tasks = load_tasks(plan)
@@ -65,7 +65,7 @@ def choose(plan: PreparePlan) -> None:
         masks = [mask & new for mask, new in zip(masks, near, strict=True)]
     counts = sum_counts(tasks, duplicate_masks)
     kept_mask, held_out = np.concatenate([np.empty(0, bool), *masks]), np.concatenate([one["held_out"] for one in rows])
-    kept_mask[: starts[known_count]] = False  # they are written
+    kept_mask[: starts[known_count]] = False  # documents of the known shards are in the store already
     lengths = np.concatenate([np.diff(one["end"], prepend=0) for one in rows])
     shards = {
         split: plan_shards(np.where(kept_mask & (held_out == bool(split)), lengths, 0), plan.settings.shard_tokens)
@@ -95,16 +95,16 @@ def _explain_empty(counts: Mapping[str, Count], held_out: int, validation: float
 
 
 def load_tasks(plan: PreparePlan) -> list[Finished]:
-    """All tasks, each of which is done."""
+    """Load the results of all tasks, each of which must be finished."""
     tasks = [load_finished(plan.work, number) for number in range(len(plan.known) + len(plan.dealt))]
     assert all(tasks), "every task is done before documents are chosen"
     return [one for one in tasks if one is not None]
 
 
 def plan_shards(lengths: np.ndarray, shard_tokens: int) -> list[tuple[int, int]]:
-    """From tokens of each document, 0 for what is left out, to the documents of each shard.
+    """Plan shards as [first, end) documents from the tokens of each document (0: left out).
 
-    A shard is closed with the document that fills it.
+    A shard ends with the document that brings it to `shard_tokens`.
     """
     ends, shards, first, before = np.cumsum(lengths), [], 0, 0
     total = int(ends[-1]) if len(ends) else 0
@@ -116,9 +116,10 @@ def plan_shards(lengths: np.ndarray, shard_tokens: int) -> list[tuple[int, int]]
 
 
 def mark_unique(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """For each task a mask of its documents: true where no document before, in the order of the input, has its hash.
+    """Mark exact duplicates: for each task a mask of its documents, false if an earlier document has its hash.
 
-    They are compared by XXH3-128: among 10^12 different ones two agree with a probability of 10^-15.
+    Earlier is by the order of the input. The hash is XXH3-128: among 10^12 different documents, two have one hash with
+    a probability of 10^-15.
     """
     hashes = np.concatenate([np.stack([one["high"], one["low"]], 1) for one in rows])
     order = np.lexsort((np.arange(len(hashes)), hashes[:, 1], hashes[:, 0]))
@@ -129,9 +130,9 @@ def mark_unique(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def sum_counts(tasks: Sequence[Finished], fallen: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Count]:
-    """What became of all documents, by source.
+    """Sum the counts of all tasks by source, and subtract the documents that deduplication drops.
 
-    fallen  why documents are dropped after their task -> for each task the mask of those; no document falls twice
+    fallen  reason -> for each task the mask of the documents dropped for it; each document has at most one reason
     """
     total: dict[str, Count] = {}
     for number, task in enumerate(tasks):

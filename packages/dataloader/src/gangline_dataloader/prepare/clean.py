@@ -1,7 +1,6 @@
-"""Rules that a document passes before it becomes tokens: each mends it or says why it is dropped.
+"""Cleaning rules, applied to a document before it is tokenised: each returns a cleaned text, or why it is dropped.
 
-The defaults mend what no one wants to learn and drop what has no text in it; rules that judge quality are asked for
-by name (`prepare.quality`).
+The default rules normalise Unicode and drop documents without text; quality filters (`prepare.quality`) are opt-in.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from collections.abc import Sequence
 from gangline_dataloader.prepare.quality import apply_c4, apply_fineweb, apply_gopher, apply_gopher_repetition
 from gangline_dataloader.prepare.rule import Dropped, Rule
 
-# Control characters, but for tab and newline; a byte-order mark; halves of surrogate pairs.
+# Control characters except tab and newline; the byte-order mark; halves of surrogate pairs.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff\ud800-\udfff]")
 _ASCII_CONTROL = bytes(byte for byte in range(128) if _CONTROL.match(chr(byte)))
 _BLANKS = re.compile(r"\n{4,}")
 
 
 def normalise_unicode(text: str) -> str | Dropped:
-    """Composed characters (NFC), newlines as newlines, no control characters, no towers of blank lines."""
+    """Normalise a text: NFC, line feeds as newlines, no control characters, at most two blank lines in a row."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if text.isascii():  # the same, ten times as fast
+    if text.isascii():  # an equal result, ten times as fast
         text = text.encode().translate(None, _ASCII_CONTROL).decode()
     else:
         text = unicodedata.normalize("NFC", _CONTROL.sub("", text))
@@ -30,7 +29,7 @@ def normalise_unicode(text: str) -> str | Dropped:
 
 
 def drop_empty(text: str) -> str | Dropped:
-    """Something has to be there."""
+    """Drop a text that is empty or only white space."""
     return text if text.strip() else Dropped("empty")
 
 
@@ -46,7 +45,7 @@ DEFAULT = ("unicode", "length")
 
 
 def clean_text(text: str, rules: Sequence[str]) -> str | Dropped:
-    """The text after every rule, in order, or why one of them drops it."""
+    """Clean a text with every rule, in order; return the text, or why a rule drops it."""
     for name in rules:
         outcome = RULES[name](text)
         if isinstance(outcome, Dropped):

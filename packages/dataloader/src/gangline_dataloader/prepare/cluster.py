@@ -1,8 +1,8 @@
-"""The stages of `prepare` as datatrove's tasks (extra `[cluster]`): here, or as job arrays under Slurm.
+"""The stages of `prepare` as datatrove tasks (extra `[cluster]`), on this machine or as Slurm job arrays.
 
-A stage begins when all tasks of the one before have ended: under Slurm by its dependencies between jobs. Task r of n
-does the pieces r, r + n, ... of its stage; what is done already is passed over, so that a job that is requeued, or
-submitted once more, goes on. All machines see the store's directory, at the same path.
+A stage begins when all tasks of the previous stage have ended, under Slurm by job dependencies. Task r of n does the
+pieces r, r + n, ... of its stage and skips finished ones, so a job that is requeued or submitted again continues. All
+machines must see the store's directory at the same path.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gangline_dataloader.prepare.prepare_plan import SUBMITTED, PreparePlan
 from gangline_dataloader.prepare.run import STAGES, is_made_by, run_stage_item
 from gangline_dataloader.store.durable import replace_json
 
-LOGS = ".datatrove"  # below the store: what datatrove writes of its tasks
+LOGS = ".datatrove"  # folder below the store with datatrove's logs
 
 
 @dataclass
 class StageShare:
-    """A step of a datatrove pipeline: what one of its tasks does of a stage."""
+    """A datatrove pipeline step: one task's share of a stage, on the plan of `store` with this `identity`."""
 
     store: str
     identity: str
@@ -35,7 +35,7 @@ class StageShare:
 
     def __call__(self, data: object, rank: int, world_size: int) -> None:
         store = Path(self.store)
-        if is_made_by(store, self.identity):  # a task that is done again, after the last one
+        if is_made_by(store, self.identity):  # a task that runs again after the store was finished
             return
         count = STAGES[self.stage].count(prepare_plan.read(store, self.identity))
         for number in range(rank, count, world_size):
@@ -43,7 +43,7 @@ class StageShare:
 
 
 def run_here(plan: PreparePlan, tasks: int, workers: int) -> None:
-    """Every stage by datatrove's local executor, `workers` tasks at a time. Raises what a task raises."""
+    """Run every stage by datatrove's local executor, `workers` tasks at a time. Raises the error of a task."""
     executors = _import_executors()
     for index, (stage, share) in enumerate(_make_stage_shares(plan)):
         count = tasks if STAGES[index].many else 1
@@ -52,16 +52,16 @@ def run_here(plan: PreparePlan, tasks: int, workers: int) -> None:
             tasks=count,
             workers=min(workers, count),
             logging_dir=str(plan.store.absolute() / LOGS / stage),
-            skip_completed=False,  # what is done is seen by its files
+            skip_completed=False,  # finished pieces are recognised by their files
             start_method="spawn",
         ).run()
 
 
 def submit(plan: PreparePlan, tasks: int, options: Mapping[str, str]) -> list[str]:
-    """Every stage as an array of Slurm jobs, each behind the one before; gives their numbers.
+    """Submit every stage as a Slurm job array that depends on the previous one; return the job ids.
 
-    options  arguments of datatrove's SlurmPipelineExecutor; others are sbatch's
-    Raises UserError where one is missing or Slurm refuses.
+    options  arguments of datatrove's SlurmPipelineExecutor; any other name is an option of sbatch
+    Raises UserError if the partition or time is missing, or Slurm refuses a job.
     """
     executor = _import_executors().SlurmPipelineExecutor
     parameters = inspect.signature(executor.__init__).parameters
@@ -97,10 +97,10 @@ def submit(plan: PreparePlan, tasks: int, options: Mapping[str, str]) -> list[st
         except (OSError, subprocess.CalledProcessError) as error:
             job_ids = [*jobs, *([str(one.job_id)] if one.job_id else [])]
             raise _explain_refusal(str(error), job_ids) from error
-        finally:  # also what was taken before another was refused
+        finally:  # records the jobs that Slurm took, also if it refuses a later one
             if one.job_id:
                 jobs.append(str(one.job_id))
-            if jobs and plan.work.exists():  # else they have ended
+            if jobs and plan.work.exists():  # without the folder the jobs have ended
                 replace_json(plan.work / SUBMITTED, {"jobs": jobs})
     return jobs
 
@@ -117,7 +117,7 @@ def _explain_refusal(why: str, taken: list[str]) -> UserError:
 
 
 def refuse_if_submitted(work: Path) -> None:
-    """Raises UserError where jobs that were submitted wait or run, and where Slurm does not say whether they do."""
+    """Raise UserError if submitted jobs of an earlier call wait or run, or if Slurm cannot say whether they do."""
     try:
         jobs = [str(job) for job in json.loads((work / SUBMITTED).read_bytes())["jobs"]]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -126,7 +126,7 @@ def refuse_if_submitted(work: Path) -> None:
     try:
         answer = subprocess.run(command, capture_output=True, text=True)
         why = answer.stderr.strip() or f"exit code {answer.returncode}"
-        answered = answer.returncode == 0 or "Invalid job id" in answer.stderr  # forgotten: ended long ago
+        answered = answer.returncode == 0 or "Invalid job id" in answer.stderr  # Slurm forgets old jobs
     except OSError as error:
         answered, why = False, str(error)
     if not answered:

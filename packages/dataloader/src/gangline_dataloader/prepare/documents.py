@@ -1,4 +1,4 @@
-"""Documents out of one file, as text, whatever the file's form."""
+"""Readers of the documents in one input file: plain text, JSONL or Parquet, compressed or not."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from gangline_basics.data.compressed import open_decompressed
 from gangline_basics.data.formats import describe_binary, encode_utf8, replace_invalid
 from gangline_dataloader.prepare.inputs import Input
 
-PROBE = 1 << 13  # bytes that are looked at to tell text from what is not
+PROBE = 1 << 13  # leading bytes in which a NUL marks a file as binary
 
 
 @dataclass(frozen=True)
 class TextDocument:
-    """One text. `name` says where it came from: a file, or a file and the number of a row."""
+    """One document before cleaning. `name` is its origin: a file, or a file and a row number."""
 
     text: str
     name: str
-    messages: list[dict[str, Any]] | None = None  # a conversation, which is no text yet
-    tools: list[Any] | None = None  # that it may call
-    invalid: int = 0  # U+FFFD in the place of what is not UTF-8; three for half of a surrogate pair
-    absent: bool = False  # a row whose field is null
+    messages: list[dict[str, Any]] | None = None  # messages of a conversation; None: `text` is the document
+    tools: list[Any] | None = None  # tools that the conversation may call
+    invalid: int = 0  # number of U+FFFD that replace invalid UTF-8; three for half of a surrogate pair
+    absent: bool = False  # whether the field of the row is null
 
 
 class NotText(Exception):
-    """A file that is no text."""
+    """Error: a file is binary, not text."""
 
 
 def read_documents(file: Input, field: str, chat: bool = False) -> Iterator[TextDocument]:
-    """The documents of a file, in order. Raises NotText and UserError; an empty text is a document, too.
+    """Yield the documents of a file, in order; an empty text is a document, too.
 
-    chat  each row's field holds the messages of a conversation
+    chat  whether each row's field holds the messages of a conversation
+    Raises NotText for a binary file, and UserError for a damaged file, a row without the field, or a missing package.
     """
     if chat and file.kind == "text":
         raise UserError(f"{file.path} holds no conversations.", "They are rows of JSONL or Parquet.")
@@ -56,7 +57,7 @@ def read_documents(file: Input, field: str, chat: bool = False) -> Iterator[Text
 
 
 def check_first_row(files: Sequence[Input], field: str, chat: bool) -> None:
-    """Read the first row of the first file with rows; with `chat` refuse a file without rows. Raises UserError."""
+    """Raise UserError if the first row of the first file with rows is invalid; with `chat` also for a text file."""
     rows = [file for file in files if chat or file.kind != "text"]
     for file in sorted(rows, key=lambda file: file.kind != "text")[:1]:
         next(read_documents(file, field, chat), None)
@@ -107,7 +108,7 @@ def _read_parquet(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iter
 
 
 def _decode_rows(batch: Any, where: str, before: int) -> list[Any]:
-    """The rows of a batch. Raises UserError for one that is not UTF-8, its number in `where`; `before`: rows before."""
+    """Decode the rows of a batch that has `before` rows before it. Raises UserError at `where` for invalid UTF-8."""
     try:
         return cast(list[Any], batch.to_pylist())
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""One document to its tokens: cleaned, what tells who somebody is replaced, rendered where it is a conversation."""
+"""Encoding of one document to tokens: cleaned, filtered by language, personal data replaced, conversations rendered."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from gangline_dataloader.prepare.private import replace_private
 from gangline_dataloader.prepare.rule import Dropped
 from gangline_dataloader.prepare.settings import TOKENIZERS, Settings
 
-NOT_UTF8 = "bytes that are not UTF-8"  # in the report, with how many U+FFFD stand in their place
+NOT_UTF8 = "bytes that are not UTF-8"  # name in the report, with the number of U+FFFD that replace the bytes
 
 
 @dataclass(frozen=True)
 class EncodedDocument:
-    """A document that passed.
+    """A document that passed all rules, with its tokens.
 
     content   the text, in UTF-8
-    tokens    (n,), the end of text included
-    counted   (n,) bool: which of them are to be learnt; None: all
-    replaced  how often which kind of private words was
+    tokens    (n,) token ids, with begin and end of text
+    counted   (n,) bool loss mask: tokens that are trained on; None: all
+    replaced  kind of replaced text (personal data, invalid UTF-8) -> number of replacements
     """
 
     text: str
@@ -39,10 +39,10 @@ class EncodedDocument:
 
 
 class DocumentEncoder:
-    """What `gangline data prepare` does to a document.
+    """Callable that cleans and encodes a document, or returns why it is dropped.
 
-    engine  what encodes, one of settings.ENGINES; the tokens are the same. Conversations, whose tokens are asked where
-            in the text they lie, are encoded by tokenizers
+    engine  tokeniser library, one of settings.ENGINES, without effect on the tokens. Conversations are always encoded
+            by tokenizers, because the loss mask needs the position of each token in the text
     """
 
     def __init__(self, settings: Settings, engine: str) -> None:
@@ -69,7 +69,7 @@ class DocumentEncoder:
         if any(has_half_character(message["content"]) for message in document.messages):  # --clean would remove it
             return Dropped(f"chat: {HALF_CHARACTER}")
         messages = []
-        for message in document.messages:  # of which some have no words: a call of a tool, a system's turn
+        for message in document.messages:  # a message may have no words: a tool call, a system turn
             words = message["content"]
             outcome = filter_text(words, self._of_message) if words.strip() else words
             if isinstance(outcome, Dropped):
@@ -85,7 +85,7 @@ class DocumentEncoder:
         return outcome if isinstance(outcome, Dropped) else str(self._replace_private(outcome, counts))
 
     def _replace_private(self, value: Any, counts: dict[str, int]) -> Any:
-        """A text, or all texts in lists and objects: a template may write any field of a message."""
+        """Replace personal data in a text, or in all texts in lists and objects: a template may render any field."""
         if isinstance(value, list):
             return [self._replace_private(one, counts) for one in value]
         if isinstance(value, dict):
@@ -102,7 +102,7 @@ class DocumentEncoder:
     def _encode_conversation(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, counts: dict[str, int]
     ) -> EncodedDocument | Dropped:
-        """What the assistant said is learnt. The end of text, behind it, is not the assistant's."""
+        """Encode a conversation with a loss mask over the assistant's words; the end of text is not trained on."""
         assert self._chats is not None, "conversations are read where there is a template"
         try:
             chat = render_chat(self._chats.template.bind_tools(tools), messages)
@@ -119,7 +119,7 @@ class DocumentEncoder:
 
 
 def filter_text(text: str, settings: Settings) -> str | Dropped:
-    """A document's text, clean and in an asked language, or why it is not kept."""
+    """Clean a text and check its language; return the cleaned text, or why it is dropped."""
     outcome = clean_text(text, settings.clean)
     if isinstance(outcome, Dropped) or not settings.languages:
         return outcome

@@ -1,9 +1,9 @@
-"""Byte-level BPE through tiktoken where a tokenizer.json is one: the same tokens, several times as fast.
+"""Fast byte-level BPE: tiktoken encodes for a tokenizer.json, with equal tokens, several times as fast.
 
-tiktoken merges by the rank of the merged token, tokenizers by the rank of the pair. In a vocabulary whose every token
-is made by one pair, and comes back as itself when it is tokenised, the two agree wherever training has been greedy, as
-it is in every trainer known; that is no proof, and so one document in `SAMPLED` is tokenised by both, and a difference
-ends the work. Everything that is not such a vocabulary goes the way of tokenizers.
+tiktoken merges by the rank of the merged token, tokenizers by the rank of the pair. If every token of a vocabulary is
+made by one pair, and is encoded to itself, the two agree wherever training was greedy, as in every known trainer. That
+is no proof, so one document in `SAMPLED` is encoded by both, and a difference ends the preparation. Any other
+vocabulary is encoded by tokenizers.
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ if TYPE_CHECKING:
     from tiktoken import Encoding
 
 SAMPLED = 64
-# How GPT-2 splits a text before merging, which tokenizers' ByteLevel stands for (Radford et al. 2019).
+# Split pattern of GPT-2 (Radford et al. 2019), which tokenizers' ByteLevel implies.
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class FastBpe(TextCodec):
-    """A tokenizer whose documents tiktoken encodes; `slow` is what it has to agree with."""
+    """Text codec that encodes documents by tiktoken; it must agree with the codec `slow` of tokenizers.
+
+    `encode_file` raises UserError if a sampled document is encoded differently.
+    """
 
     def __init__(self, slow: TokenizerCodec, encoding: Encoding, ids: np.ndarray, added: list[str]) -> None:
         self.slow, self.encoding, self.ids = slow, encoding, ids
         self.vocab_size, self.separator, self.identity = slow.vocab_size, slow.separator, slow.identity
         self.dtype = slow.dtype
-        self._starts = sorted({token[:2] for token in added})  # few, so that a text is searched fast
+        self._starts = sorted({token[:2] for token in added})  # few prefixes, so that a text is searched fast
 
     def encode_file(self, content: bytes, name: str) -> np.ndarray:
         text = content.decode(errors=self.slow.errors)
-        if any(start in text for start in self._starts):  # perhaps a token that is not made by merging
+        if any(start in text for start in self._starts):  # the text may hold an added token, which no merge makes
             return self.slow.encode_file(content, name)
         parts = [self.encoding.encode_to_numpy(part, disallowed_special=()) for part in self.slow.pieces(text)]
         tokens = self.ids[np.concatenate([np.empty(0, np.uint32), *parts])]
@@ -59,7 +62,7 @@ class FastBpe(TextCodec):
 
 
 def build_fast_bpe(slow: TokenizerCodec) -> FastBpe | None:
-    """The fast way of a tokenizer, or None where it is no byte-level BPE or tiktoken is not installed."""
+    """Build the fast codec of a tokenizer; None if it is not a byte-level BPE or tiktoken is not installed."""
     try:
         from tiktoken import Encoding
     except ImportError:
@@ -74,7 +77,7 @@ def build_fast_bpe(slow: TokenizerCodec) -> FastBpe | None:
         return None
     try:
         encoding = Encoding("gangline", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    except Exception:  # the library raises ValueError and what its Rust half panics with: a pattern it cannot read
+    except Exception:  # a pattern that tiktoken cannot read: ValueError, or a panic of its Rust part
         return None
     letters = build_byte_alphabet()
     ids = [model["vocab"]["".join(letters[byte] for byte in token)] for token in ranks]
@@ -82,7 +85,7 @@ def build_fast_bpe(slow: TokenizerCodec) -> FastBpe | None:
 
 
 def get_split_pattern(content: dict[str, Any]) -> str | None:
-    """The regular expression that splits a text, or None where there is more to it."""
+    """Return the regular expression that splits a text; None if the tokenizer normalises or splits in another way."""
     before = content.get("pre_tokenizer")
     if content.get("normalizer") is not None or before is None:
         return None
@@ -101,13 +104,16 @@ def get_split_pattern(content: dict[str, Any]) -> str | None:
 
 
 def is_plain_bpe(model: dict[str, Any]) -> bool:
-    """Whether nothing but merging happens to a piece of text; dropout of merges is off (`TokenizerCodec`)."""
+    """Return whether a model only merges: BPE without affixes or byte fallback (`TokenizerCodec` turns dropout off)."""
     twists = ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     return model.get("type") == "BPE" and not any(model.get(twist) for twist in twists)
 
 
 def rank_tokens(model: dict[str, Any]) -> dict[bytes, int] | None:
-    """Bytes of a token -> its rank: the bytes themselves, then what merges make; None where two make the same."""
+    """Rank the tokens by their bytes: the 256 bytes, then the results of merges, in order.
+
+    None if two merges make one token, or a token or byte is missing from the vocabulary.
+    """
     bytes_of = {letter: byte for byte, letter in enumerate(build_byte_alphabet())}
     ranks = {bytes([byte]): byte for byte in range(256)}
     if any(letter not in model["vocab"] for letter in bytes_of):
@@ -124,9 +130,9 @@ def rank_tokens(model: dict[str, Any]) -> dict[bytes, int] | None:
 
 
 def is_mergeable(model: dict[str, Any], tokens: list[bytes], added: list[str]) -> bool:
-    """Whether each token, as a piece of text of its own, becomes itself by merging (tiktoken looks it up).
+    """Return whether merging encodes each token's text to the token itself, as tiktoken's look-up does.
 
-    With `ignore_merges` tokenizers look pieces of text up in the vocabulary: all of it but `added` has to be `tokens`.
+    With `ignore_merges` tokenizers look up texts in the vocabulary: all of it except `added` must then be in `tokens`.
     """
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
@@ -142,7 +148,7 @@ def is_mergeable(model: dict[str, Any], tokens: list[bytes], added: list[str]) -
 
 
 def build_byte_alphabet() -> list[str]:
-    """Byte -> the letter that byte-level vocabularies write for it: itself where it is visible, else U+0100 on."""
+    """Build the alphabet of byte-level vocabularies: visible bytes as themselves, others as U+0100 and following."""
     visible_bytes = {*range(33, 127), *range(161, 173), *range(174, 256)}
     substitutes = iter(range(256, 512))
     return [chr(byte if byte in visible_bytes else next(substitutes)) for byte in range(256)]

@@ -1,4 +1,4 @@
-"""What there is to read: files under the paths and URLs that were named, in one order, dealt out to tasks."""
+"""Input files of `prepare`: files under the given paths and URLs, in a fixed order, assigned to tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline_basics.data.compressed import COMPRESSED
 from gangline_dataloader.store.foreign.splits import OTHERS, find_split
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
-TABLES = {".json", ".csv", ".tsv", ".arrow"}  # endings of files that have rows, and are read as plain text
+TABLES = {".json", ".csv", ".tsv", ".arrow"}  # endings of files with rows that are nevertheless read as plain text
 BUILT_IN = "Python's standard library"
 TEXTS = "texts about it"
 NEVER = {"__pycache__", ".git", "node_modules"}
@@ -22,31 +22,32 @@ NEVER = {"__pycache__", ".git", "node_modules"}
 
 @dataclass(frozen=True)
 class Input:
-    """One file. `name` is its path below what was named, with forward slashes; `first` to `last` the bytes to read."""
+    """One input file. `name` is its path below the command-line argument, with forward slashes."""
 
-    path: str  # a path, or a URL of fsspec
+    path: str  # path or fsspec URL
     name: str
-    source: str  # the word of the command line that it came by
+    source: str  # command-line argument that named the file
     size: int
-    modified: float  # seconds since the epoch; 0 where the store does not say
-    kind: str  # "text": the file is a document; "jsonl", "parquet": each row is one
-    compression: str  # the ending of its name that says so; "" for none
-    split: str = ""  # "train", "validation" where its folder says what is held out; "" where a share is drawn
+    modified: float  # modification time in seconds since the epoch; 0 if unknown
+    kind: str  # "text": the file is a document; "jsonl", "parquet": each row is a document
+    compression: str  # ending of the name that tells the compression; "" for none
+    split: str = ""  # "train" or "validation" if the data set has splits; "": a hash decides
 
 
 def ignore_line(line: str) -> None:
-    """Say nothing."""
+    """Ignore a message."""
 
 
 def list_inputs(
     words: Sequence[str], out: str | Path | None = None, say: Callable[[str], None] = ignore_line
 ) -> list[Input]:
-    """Every file, word by word, in order of name within a word; without words what `train` reads by default.
+    """List the input files in the order of `words`, sorted by name within each.
 
-    out  where the store is made: what lies below it is no input, for a store may be made inside a folder of texts
-    say  is told what of a folder is left out
+    words  paths, globs and URLs of the command line; empty: the default corpus of `train`
+    out    directory of the store; files below it are left out, because a store may be made inside a folder of texts
+    say    reports files that are left out or read as plain text
 
-    Raises UserError for what is missing, empty or named twice.
+    Raises UserError for an argument without files, a missing or unreadable path, or a file named twice.
     """
     inputs = [] if words else _list_built_in()
     out_path = None if out is None else os.path.abspath(os.path.expanduser(out))
@@ -72,10 +73,10 @@ def list_inputs(
 
 
 def select_splits(word: str, files: Sequence[Input], say: Callable[[str], None]) -> list[Input]:
-    """What of a data set in splits, as on the Hugging Face Hub, is prepared: its training, and held out its validation.
+    """Select the files of a data set in splits, as on the Hugging Face Hub: train, and validation as held out.
 
-    Such a folder has rows of training beside those of another split, in files or folders that are called so. Its tests,
-    and texts about it, are left out. Any other folder is taken as it is.
+    Such a folder has rows in files or folders named after a train split and another split. Its test split, caches
+    and plain texts are left out. Any other folder is returned unchanged.
     """
     kinds: dict[str, list[Input]] = {}
     for file in files:
@@ -95,7 +96,7 @@ def select_splits(word: str, files: Sequence[Input], say: Callable[[str], None])
 
 
 def _find_split(file: Input) -> str:
-    """The split that the names of a file with rows, and of the folders around it, say."""
+    """Find the split of a file by its name and the names of its folders; plain text files get `TEXTS`."""
     if file.kind == "text":
         return TEXTS
     *folders, name = file.name.split("/")
@@ -104,7 +105,7 @@ def _find_split(file: Input) -> str:
 
 
 def _list_built_in() -> list[Input]:
-    """Python's own source, which every machine with Python has."""
+    """List the source files of Python's standard library, which every machine with Python has."""
     return [
         _describe_input(f.path, f.name, BUILT_IN, f.size, os.stat(f.path).st_mtime) for f in corpus.list_corpus(None)
     ]
@@ -138,7 +139,7 @@ def _list_remote(word: str) -> list[Input]:
     try:
         store, root = fsspec.core.url_to_fs(word)
         entries = store.find(root, detail=True) if not glob.has_magic(root) else store.glob(root, detail=True)
-    except Exception as error:  # each file system raises its own
+    except Exception as error:  # each file system raises its own types
         raise UserError(f"{word} cannot be read.", f"{type(error).__name__}: {error}") from error
     described = []
     for path, about in entries.items():
@@ -151,7 +152,7 @@ def _list_remote(word: str) -> list[Input]:
 
 
 def _get_suffix(file: Input) -> str:
-    """The ending of a file's name, without that of its compression."""
+    """Return the ending of a file's name, without the ending of its compression."""
     return os.path.splitext(file.name.lower().removesuffix(file.compression))[1]
 
 
@@ -163,7 +164,7 @@ def _describe_input(path: str, name: str, source: str, size: int, modified: floa
 
 
 def plan_tasks(files: Sequence[Input], nbytes: int) -> list[list[Input]]:
-    """Runs of files of about `nbytes` each; a function of the files alone."""
+    """Plan tasks as runs of adjacent files of about `nbytes` each; a function of the files alone."""
     tasks: list[list[Input]] = []
     size = nbytes
     for file in files:

@@ -1,4 +1,4 @@
-"""The documents that a store has already, as a task's, so that what is put behind them can be held against them."""
+"""Tasks for the documents that a store already has, so that appended documents are deduplicated against them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gangline_dataloader.store.npy import map_vector
 
 
 def work(plan: PreparePlan, number: int) -> None:
-    """Rows and signatures of the known shard that is task `number`, unless they are there.
+    """Write rows and MinHash signatures of the known shard that is task `number`, unless they exist.
 
-    Signatures are of the text that the tokens say, which is what was tokenised but for vocabularies that lose some.
-    Raises UserError where a file of the store is damaged.
+    Signatures are computed from the decoded tokens, which is the original text except with lossy vocabularies.
+    Raises UserError if a file of the store is damaged.
     """
     if load_finished(plan.work, number):
         return

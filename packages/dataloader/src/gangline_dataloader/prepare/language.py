@@ -1,4 +1,4 @@
-"""Which language a document is in, by a classifier whose model comes with its package (py3langid).
+"""Language identification of documents, by a classifier whose model comes with its package (py3langid).
 
 A naive Bayes classifier over byte n-grams (Lui and Baldwin, "langid.py", ACL 2012). Nothing is downloaded.
 """
@@ -15,7 +15,7 @@ from gangline_dataloader.prepare.rule import Dropped
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
-READ = 4096  # characters of a document that are looked at: more change the answer in few documents, and cost time
+READ = 4096  # leading characters that are classified: more would change few results and cost time
 
 
 @cache
@@ -28,7 +28,7 @@ def _load_identifier() -> LanguageIdentifier:
 
 
 def check(languages: Sequence[str]) -> None:
-    """Raises UserError for a code that the model does not know."""
+    """Raise UserError for a language code that the model does not know, or if py3langid is not installed."""
     codes = sorted(_load_identifier().labels)
     if unknown := [code for code in languages if code not in codes]:
         raise UserError(
@@ -37,9 +37,9 @@ def check(languages: Sequence[str]) -> None:
 
 
 def check_language(text: str, languages: Sequence[str], confidence: float) -> Dropped | None:
-    """None where the text is in one of the languages with at least so much confidence in [0, 1], else why not.
+    """Return None if the text is in one of `languages` with at least `confidence` in [0, 1], else why it is dropped.
 
-    Of a few words the classifier's guess means nothing, and its confidence is low: that is said, and no language.
+    For a text of few words the guess means little and has a low confidence: the reason is then "unsure", no language.
     """
     code, sure = _load_identifier().classify(text[:READ])
     if sure < confidence:

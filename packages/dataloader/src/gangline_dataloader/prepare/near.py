@@ -1,16 +1,17 @@
-"""Documents that are nearly the same: MinHash signatures, and the pairs that agree in a band of them.
+"""Near-deduplication by MinHash signatures and locality-sensitive hashing (LSH) in bands.
 
-A document is the set of its shingles: every five words in a row, lower-cased, a word being a run of letters, digits
-and underscores; a shorter one is a single shingle, one without words is like no other. Two documents are as alike as
-their sets: |A ∩ B| / |A ∪ B| (the resemblance of Broder, "On the resemblance and containment of documents", 1997). For
-each of 128 hash functions the least value over a set is kept (by rensa, extra `[near]`); the share of places at which
-two signatures agree estimates the resemblance s with a standard deviation of sqrt(s (1 - s) / 128), 0.035 at s = 0.8.
+A document is the set of its shingles: every five words in a row, lower-cased, where a word is a run of letters, digits
+and underscores. A shorter document is a single shingle; a document without words resembles no other. The similarity of
+two documents is |A ∩ B| / |A ∪ B| of their sets (the resemblance of Broder, "On the resemblance and containment of
+documents", 1997). For each of 128 hash functions the signature holds the least value over the set (by rensa, extra
+`[near]`). The fraction of places at which two signatures agree estimates the resemblance s with a standard deviation of
+sqrt(s (1 - s) / 128), 0.035 at s = 0.8.
 
-Signatures are cut into b bands of r places. Documents that agree in all of a band are compared, a pair with the
-probability 1 - (1 - s^r)^b (Lee et al., arXiv 2107.06499, section 4.2 and appendix A), and one is dropped whose
-signature agrees with that of a document kept before it in at least the asked share of places. So the first of each
-cluster stays, and a chain of small changes is not followed further than the threshold. r is the largest power of two at
-which a pair right at the threshold is compared with a probability of 0.9:
+Signatures are split into b bands of r places. Documents that agree in a complete band are compared, a pair with the
+probability 1 - (1 - s^r)^b (Lee et al., arXiv 2107.06499, section 4.2 and appendix A). A document is dropped if its
+signature agrees with that of an earlier kept document in at least `threshold` of the places. So the first document of
+each cluster is kept, and a chain of small changes is not followed beyond the threshold. r is the largest power of two
+at which a pair right at the threshold is compared with a probability of 0.9:
 
     threshold        r    b
     under 0.188      1  128
@@ -32,16 +33,16 @@ from gangline import UserError
 from gangline_dataloader.order.permutation import U64, mix
 
 PERMUTATIONS = 128
-WORDS = 5  # in a shingle
-SEED = 42  # of the hash functions
-FOUND = 0.9  # of the pairs right at the threshold at least so many are compared
+WORDS = 5  # words of a shingle
+SEED = 42  # seed of the hash functions
+FOUND = 0.9  # minimum fraction of the pairs right at the threshold that are compared
 _WORD = re.compile(r"\w+")
-_SPACED = bytes(byte if _WORD.match(chr(byte)) else 32 for byte in range(128)).ljust(256)  # the same, twice as fast
-_EMPTY = np.iinfo(np.uint32).max  # in every place of a document without words
+_SPACED = bytes(byte if _WORD.match(chr(byte)) else 32 for byte in range(128)).ljust(256)  # as _WORD, twice as fast
+_EMPTY = np.iinfo(np.uint32).max  # value in every place of the signature of a document without words
 
 
 def list_shingles(text: str) -> list[str]:
-    """Every five words in a row."""
+    """List the shingles of a text: every five words in a row, lower-cased."""
     text = text.lower()
     words = text.encode().translate(_SPACED).decode().split() if text.isascii() else _WORD.findall(text)
     if len(words) <= WORDS:
@@ -50,7 +51,7 @@ def list_shingles(text: str) -> list[str]:
 
 
 def compute_signature(text: str) -> np.ndarray:
-    """(128,) uint32."""
+    """Compute the MinHash signature of a text, (128,) uint32."""
     from rensa import RMinHash
 
     least = RMinHash(PERMUTATIONS, SEED)
@@ -59,7 +60,7 @@ def compute_signature(text: str) -> np.ndarray:
 
 
 def check() -> str:
-    """The version of what computes signatures. Raises UserError where it is not installed."""
+    """Return the version of rensa, which computes signatures. Raises UserError if it is not installed."""
     try:
         return version("rensa")
     except PackageNotFoundError as error:
@@ -67,7 +68,7 @@ def check() -> str:
 
 
 def choose_bands(threshold: float) -> tuple[int, int]:
-    """(bands, places in each) for a threshold in (0, 1]."""
+    """Choose (number of bands, places in each band) for a threshold in (0, 1]."""
     for places in (16, 8, 4, 2):
         bands = PERMUTATIONS // places
         if 1 - (1 - threshold**places) ** bands >= FOUND:
@@ -78,11 +79,11 @@ def choose_bands(threshold: float) -> tuple[int, int]:
 def mark_near_unique(
     signatures: Sequence[np.ndarray], alive: Sequence[np.ndarray], threshold: float, standing: int = 0
 ) -> list[np.ndarray]:
-    """For each task a mask of its documents: false where one kept before it, in the order of the input, is near.
+    """Mark near-duplicates: for each task a mask of its documents, false if an earlier kept document is similar.
 
-    signatures  (n, 128) uint32 of each task; they may be mapped
-    alive       (n,) bool of each task: the others are not looked at, and drop no other
-    standing    so many documents, the first of all, are kept whatever they are like
+    signatures  (n, 128) uint32 for each task; they may be mapped
+    alive       (n,) bool for each task: documents to compare; the others stay marked true and drop no document
+    standing    number of documents, from the first on, that are always kept
     """
     starts = np.cumsum([0, *map(len, signatures)])
     keys = np.concatenate([_compute_band_keys(one, threshold) for one in signatures])
@@ -95,7 +96,7 @@ def mark_near_unique(
         return np.stack([signatures[one][number - starts[one]] for one, number in pairs])
 
     kept_mask = np.ones(int(starts[-1]), bool)
-    holding: dict[int, list[int]] = {}  # key -> the kept documents that have it
+    holding: dict[int, list[int]] = {}  # band key -> kept documents with that key
     for index in np.flatnonzero(shared_mask.any(1)):
         number = int(here[index])
         own_keys = keys[number][shared_mask[index]].tolist()
@@ -109,7 +110,7 @@ def mark_near_unique(
 
 
 def _compute_band_keys(signatures: np.ndarray, threshold: float) -> np.ndarray:
-    """(n, 128) uint32 -> (n, bands) uint64: a hash of each band and its number."""
+    """Compute the band keys of signatures, (n, 128) uint32 -> (n, bands) uint64: hashes of a band and its number."""
     bands, places = choose_bands(threshold)
     cut = np.asarray(signatures).reshape(-1, bands, places)
     keys = np.broadcast_to(np.arange(bands, dtype=U64), cut.shape[:2]).copy()
@@ -119,7 +120,7 @@ def _compute_band_keys(signatures: np.ndarray, threshold: float) -> np.ndarray:
 
 
 def _find_shared(keys: np.ndarray) -> np.ndarray:
-    """(n, bands) bool: whether some other document has the key."""
+    """Find the keys that more than one document has: (n, bands) uint64 -> (n, bands) bool."""
     flat = keys.ravel()
     order = np.argsort(flat, kind="stable")
     same = flat[order][1:] == flat[order][:-1]

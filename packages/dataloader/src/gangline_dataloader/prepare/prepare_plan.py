@@ -1,13 +1,13 @@
-"""What is to be done, in a file below the store, so that any process on any machine can take a part of it.
+"""The plan of a `prepare` call, in a file below the store, so that any process on any machine can do a part of it.
 
-    OUT/.prepare/plan.json             inputs, options, what the store held before, and the identity of the folder
+    OUT/.prepare/plan.json             inputs, options, shards that the store had before, and the identity of the folder
                                        `validation` once this call makes it
-                 task-000000.*         a task's documents (`prepare.task`); the first tasks are the shards of the store
-                                       that more is put behind
-                 kept.npy choice.json  which documents are kept, and how they are cut into shards (`prepare.choice`)
-                 shards/               new shards, each with a note (`prepare.assemble`)
+                 task-000000.*         a task's documents (`prepare.task`); with --append, the first tasks are the
+                                       shards that the store already has
+                 kept.npy choice.json  kept documents, and the documents of each shard (`prepare.choice`)
+                 shards/               new shards, each with a JSON note (`prepare.assemble`)
 
-The shards get their names in the store at the end, its manifest last: until then the store is what it was.
+The shards are moved into the store at the end, and its manifest is written last: until then the store is unchanged.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from gangline_dataloader.store import manifest as manifests
 from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.manifest import FILE, VALIDATION, Manifest
 
-WORK = ".prepare"  # the folder of what is under way
+WORK = ".prepare"  # working folder below the store
 SPLITS = ("", VALIDATION)  # folders below the store, each a store of its own
 PLAN = "plan.json"
-SUBMITTED = "submitted.json"  # jobs of a cluster that are to carry it out
+SUBMITTED = "submitted.json"  # ids of the cluster jobs that carry the plan out
 FILES_OF_TOKENIZER = ("tokenizer.json", *BESIDE)
-_FILE_OF_PART = re.compile(r"shard-\d+(\.ends|\.loss)?\.npy|\..*\.part")  # without a manifest
+_FILE_OF_PART = re.compile(r"shard-\d+(\.ends|\.loss)?\.npy|\..*\.part")  # files of a part without a manifest
 MADE = "validation"  # in PLAN: identity of the folder `validation` that the call makes; null until it begins to
 
 
 @dataclass(frozen=True)
 class Base:
-    """What a store held before more is put behind it.
+    """The state of a store before documents are appended.
 
-    digest  of its manifest's file
-    shards  folder below the store -> how many it had
+    digest  hash of its manifest file; "" for a new store
+    shards  folder below the store -> number of shards
     """
 
     digest: str = ""
@@ -53,7 +53,7 @@ class Base:
 
 @dataclass(frozen=True)
 class PreparePlan:
-    """One call of `gangline data prepare`. identity: a hash of the inputs and options (`Settings.compute_identity`)."""
+    """The plan of a `gangline data prepare` call. identity: hash of inputs and options, `Settings.compute_identity`."""
 
     store: Path
     identity: str
@@ -68,23 +68,23 @@ class PreparePlan:
 
     @property
     def known(self) -> list[tuple[str, int]]:
-        """The shards that are there: folder and number of each."""
+        """Folder and number of each shard that the store already has."""
         return [(split, number) for split in SPLITS for number in range(self.base.shards[split])]
 
     @cached_property
     def dealt(self) -> list[list[Input]]:
-        """The files of each task behind those of known shards."""
+        """Input files of each task; these tasks follow the tasks of the known shards."""
         return plan_tasks(self.files, self.settings.task_bytes)
 
     def read_previous(self, split: str) -> Manifest | None:
-        """The manifest of what was there, without what a killed call may have put behind it."""
+        """Read the manifest as it was before this call, without shards that a killed call appended; None: new store."""
         count = self.base.shards[split]
         return manifests.read(self.store / split).take_first_shards(count) if count else None
 
     def claim_validation(self, identity: str) -> None:
         """Record that this call makes the folder `validation`, and with which identity.
 
-        Raises UserError where a folder of that name is there that this call did not make.
+        Raises UserError if a folder of that name exists that this call did not make.
         """
         folder = self.store / VALIDATION
         part_identity = _read_content(self.work).get(MADE)
@@ -93,19 +93,19 @@ class PreparePlan:
         replace_json(self.work / PLAN, {**_read_content(self.work), MADE: identity})
 
     def write(self) -> None:
-        """Begin: the folder of what is under way, emptied where it was of another call."""
+        """Write the plan into the working folder, which is emptied first if it was another call's."""
         part_identity = None
         if _read_same_base(self.work, self) is not None:
             part_identity = _read_content(self.work).get(MADE)
         elif self.work.exists():
-            if content := _read_content(self.work):  # no call goes on with what is removed from here on
+            if content := _read_content(self.work):  # from here on, its call can no longer continue
                 replace_json(self.work / PLAN, {**content, "identity": None})
             if _is_unfinished_part(self.store):
                 (self.store / VALIDATION / FILE).unlink(missing_ok=True)
                 shutil.rmtree(self.store / VALIDATION)
             shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True, exist_ok=True)
-        for path in self.work.rglob(".*.part"):  # of a call that ended, which holds its room on a full disk
+        for path in self.work.rglob(".*.part"):  # files of a call that ended, which take space on a full disk
             path.unlink(missing_ok=True)
         content = {
             "identity": self.identity,
@@ -114,7 +114,7 @@ class PreparePlan:
             "base": asdict(self.base),
             "rules": RULES_VERSION,
             MADE: part_identity,
-            "files": [list(vars(file).values()) for file in self.files],  # many
+            "files": [list(vars(file).values()) for file in self.files],  # without keys, because there may be many
         }
         replace_json(self.work / PLAN, content)
 
@@ -122,9 +122,9 @@ class PreparePlan:
 def begin_plan(
     store: Path, identity: str, settings: Settings, engine: str, files: Sequence[Input], append: bool
 ) -> PreparePlan:
-    """The plan of a call, written; where the same call was interrupted, that one's.
+    """Begin a call: write its plan and return it, with the recorded base if an equal call was interrupted.
 
-    Raises UserError where the store lacks its validation part, or a folder of that name is not its own.
+    Raises UserError if the store lacks its validation part, or a folder of that name is not its own.
     """
     base, unfinished = Base(), _is_unfinished_part(store)
     if append:
@@ -134,7 +134,7 @@ def begin_plan(
         shards = {split: len(manifests.read(store / split).shards) for split in there}
         base = Base(_compute_digest(store), {**base.shards, **shards})
     plan = PreparePlan(store, identity, settings, engine, files, base)
-    if (earlier := _read_same_base(plan.work, plan)) is not None:  # what is held out may have grown already
+    if (earlier := _read_same_base(plan.work, plan)) is not None:  # the validation part may have grown already
         plan = PreparePlan(store, identity, settings, engine, files, earlier)
     if not plan.base.shards[VALIDATION] and not unfinished and os.path.lexists(store / VALIDATION):
         holds_out = settings.validation > 0 or any(file.split == VALIDATION for file in files)
@@ -145,7 +145,7 @@ def begin_plan(
 
 
 def forget(store: Path, identities: Sequence[str]) -> None:
-    """Remove what a call of one of these identities left that was killed when all was done."""
+    """Remove the working folder that a call killed at its end left, if its identity is given or its plan unreadable."""
     try:
         other = json.loads((store / WORK / PLAN).read_bytes())["identity"] not in identities
     except (OSError, ValueError, KeyError, TypeError):
@@ -155,7 +155,7 @@ def forget(store: Path, identities: Sequence[str]) -> None:
 
 
 def read(store: Path, identity: str) -> PreparePlan:
-    """The plan that was written, in another process."""
+    """Read the plan with this identity that `begin_plan` wrote, also in another process."""
     return _read(store, identity, (store / WORK / PLAN).stat().st_mtime_ns)
 
 
@@ -170,7 +170,7 @@ def _read(store: Path, identity: str, modified: int) -> PreparePlan:
 
 
 def _read_same_base(work: Path, plan: PreparePlan) -> Base | None:
-    """The base of what is under way there, if it is of the same call on the same store."""
+    """Read the recorded base of an interrupted call; None unless it has the identity, store and rules of `plan`."""
     try:
         content: dict[str, Any] = json.loads((work / PLAN).read_bytes())
         base = Base(**content["base"])
@@ -182,7 +182,7 @@ def _read_same_base(work: Path, plan: PreparePlan) -> Base | None:
 
 
 def _read_content(work: Path) -> dict[str, Any]:
-    """The plan on the disk; empty where there is none."""
+    """Read the JSON of the plan on the disk; {} if there is none."""
     try:
         content = json.loads((work / PLAN).read_bytes())
     except (OSError, ValueError):
@@ -191,7 +191,7 @@ def _read_content(work: Path) -> dict[str, Any]:
 
 
 def _is_unfinished_part(store: Path) -> bool:
-    """Whether the folder `validation` is part of what a killed call was making: no manifest of the store knows it."""
+    """Return whether the folder `validation` is a part that a killed call began, not in the store's manifest yet."""
     content = _read_content(store / WORK)
     base, part_identity = content.get("base"), content.get(MADE)
     before = base.get("digest") if isinstance(base, dict) else None
@@ -200,7 +200,7 @@ def _is_unfinished_part(store: Path) -> bool:
 
 
 def _is_part(folder: Path, identity: str) -> bool:
-    """Whether a folder holds the validation part of that identity, or files of one without a manifest yet."""
+    """Return whether a folder holds the validation part with this identity, or files of a part without a manifest."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     if not _is_complete(folder):

@@ -1,7 +1,7 @@
-"""What tells who somebody is, replaced by fixed words: addresses of mail and of machines, numbers of telephones.
+"""Personal data (PII) replaced by fixed words: email addresses, IP addresses and phone numbers.
 
-Patterns that can be checked by eye, and so neither complete nor free of mistakes: a version such as 1.2.3.4 looks like
-an address of IPv4, and only telephone numbers that begin with + or have their area in brackets are known from others.
+The patterns are simple enough to check by eye, so they are neither complete nor free of mistakes: a version such as
+1.2.3.4 looks like an IPv4 address, and only phone numbers with a + or an area code in brackets are recognised.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PHONE = re.compile(
 
 
 def _is_ip(found: str) -> bool:
-    """Also of IPv6, but not what only looks like it: `::` alone is C++ more often than an address."""
+    """Return whether a match is an IPv4 or IPv6 address; `::` alone is not, as it is more often C++."""
     try:
         ip_address(found)
     except ValueError:
@@ -27,7 +27,7 @@ def _is_ip(found: str) -> bool:
 
 
 def _is_phone(found: str) -> bool:
-    """E.164 has at most 15 digits; fewer than 7 are a price or a date."""
+    """Return whether a match has 7 to 15 digits: E.164 allows 15, and fewer than 7 are a price or a date."""
     return 7 <= sum(letter.isdigit() for letter in found) <= 15
 
 
@@ -35,7 +35,7 @@ def _is_accepted(found: str) -> bool:
     return True
 
 
-# kind -> (pattern, what it may not be taken for, the word in its place)
+# kind -> (pattern, check of a match, replacement)
 KINDS: dict[str, tuple[re.Pattern[str], Callable[[str], bool], str]] = {
     "email": (_EMAIL, _is_accepted, "EMAIL_ADDRESS"),
     "ip": (_IP, _is_ip, "IP_ADDRESS"),
@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[re.Pattern[str], Callable[[str], bool], str]] = {
 
 
 def replace_private(text: str, kinds: Sequence[str]) -> tuple[str, dict[str, int]]:
-    """The text without them, and how many of each kind there were."""
+    """Replace personal data of these kinds; return the text and the number of replacements by kind."""
     counts: dict[str, int] = {}
     for kind in kinds:
         pattern, is_one, word = KINDS[kind]

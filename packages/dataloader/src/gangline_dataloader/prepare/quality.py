@@ -1,7 +1,7 @@
-"""Rules that judge the quality of English web text, asked for by name; the thresholds are those of the papers.
+"""Quality filters for English web text, chosen by name; the thresholds are from the papers.
 
 gopher             Rae et al., arXiv 2112.11446, table A1, quality
-gopher_repetition  the same table, repetition
+gopher_repetition  table A1 of the Gopher paper, repetition
 c4                 Raffel et al., arXiv 1910.10683, section 2.2, without its list of words
 fineweb            Penedo et al., arXiv 2406.17557, section 3.6
 """
@@ -19,7 +19,7 @@ _STOP = {"the", "be", "to", "of", "and", "that", "have", "with"}
 _SENTENCE = re.compile(r"[.!?][\"'”’)]*(?=\s|$)")
 _ENDS = (".", "!", "?", '"', "”")
 
-# n -> the share of characters that the most frequent n-gram may have; then all n-grams that come more than once.
+# n -> maximum fraction of characters: in the most frequent n-gram (_TOP), in all repeated n-grams (_REPEATED).
 _TOP = {2: 0.20, 3: 0.18, 4: 0.16}
 _REPEATED = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 
@@ -29,7 +29,7 @@ def _split_lines(text: str) -> list[str]:
 
 
 def apply_gopher(text: str) -> str | Dropped:
-    """English prose as Gopher's authors tell it from the rest of the web."""
+    """Keep English prose by Gopher's quality rules; else return the rule that drops the text."""
     words, lines = _WORD.findall(text), _split_lines(text)
     if not 50 <= len(words) <= 100_000:
         return Dropped("gopher: number of words")
@@ -49,7 +49,7 @@ def apply_gopher(text: str) -> str | Dropped:
 
 
 def apply_gopher_repetition(text: str) -> str | Dropped:
-    """Text that says the same again and again: lines, paragraphs and n-grams of words that come more than once."""
+    """Drop a text with too many repeated lines, paragraphs or n-grams of words."""
     for what, parts in (
         ("lines", _split_lines(text)),
         ("paragraphs", [p.strip() for p in text.split("\n\n") if p.strip()]),
@@ -71,7 +71,10 @@ def apply_gopher_repetition(text: str) -> str | Dropped:
 
 
 def apply_c4(text: str) -> str | Dropped:
-    """Lines that are sentences: of five words or more, ended by a mark, without a word on JavaScript."""
+    """Keep the lines that are sentences: five words or more, a final mark, no "javascript"; or drop the text.
+
+    A text is dropped for a curly bracket, "lorem ipsum", or fewer than three sentences in its kept lines.
+    """
     if "{" in text:
         return Dropped("c4: curly bracket")
     if "lorem ipsum" in text.lower():
@@ -90,7 +93,7 @@ def apply_c4(text: str) -> str | Dropped:
 
 
 def apply_fineweb(text: str) -> str | Dropped:
-    """Pages that are no lists: lines end like sentences, are not all short, and do not come twice."""
+    """Drop pages that are lists: few lines end like sentences, most lines are short, or lines are repeated."""
     lines = _split_lines(text)
     if not lines or sum(line.endswith(_ENDS) for line in lines) / len(lines) <= 0.12:
         return Dropped("fineweb: ends of lines")
@@ -102,21 +105,21 @@ def apply_fineweb(text: str) -> str | Dropped:
 
 
 def _count_doubles(parts: Sequence[str]) -> tuple[int, int]:
-    """How many parts were there before, and their characters."""
+    """Count the parts that repeat an earlier part, and their characters."""
     again = Counter(parts)
     return len(parts) - len(again), sum((count - 1) * len(part) for part, count in again.items())
 
 
 def _count_top_ngram(words: Sequence[str], n: int) -> int:
-    """Characters of the n-gram that takes up most, if it comes more than once."""
+    """Count the characters of the repeated n-gram that takes up most characters; 0 if none is repeated."""
     grams = Counter(zip(*(words[i:] for i in range(n)), strict=False))
     return max((count * sum(map(len, gram)) for gram, count in grams.items() if count > 1), default=0)
 
 
 def _count_repeated(words: Sequence[str], n: int) -> int:
-    """Characters of words in an n-gram that was there before, each word counted once."""
+    """Count the characters of words in n-grams that repeat an earlier one, each word once."""
     grams: set[tuple[str, ...]] = set()
-    characters, covered = 0, 0  # `covered`: words up to here are counted
+    characters, covered = 0, 0  # covered: end of the words that are counted
     for start in range(len(words) - n + 1):
         gram = tuple(words[start : start + n])
         if gram in grams:

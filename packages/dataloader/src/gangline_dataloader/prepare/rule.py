@@ -1,4 +1,4 @@
-"""A rule of cleaning: text in, text out, or why the document is dropped."""
+"""The type of a cleaning rule: it takes a text and returns a text, or why the document is dropped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Dropped:
-    """Why a document is not kept, as a word for the report."""
+    """The reason why a document is dropped, as a label in the report."""
 
     why: str
 

@@ -1,12 +1,12 @@
-"""The whole of `gangline data prepare`: a plan, and its stages one after another, here on all cores.
+"""The pipeline of `gangline data prepare`: a plan and its stages in sequence, on all cores of this machine.
 
-    tasks   files -> documents, clean, tokenised, hashed        many at once
-    choice  which of them are kept, and in which shard          one, which sees them all
+    tasks   files -> documents, cleaned, tokenised, hashed      many at once
+    choice  documents -> kept documents, assigned to shards     one, over all documents
     shards  documents -> shards                                 many at once
-    store   shards get their names, the manifest is written     one
+    store   move shards into the store, write the manifest      one
 
-What a stage makes lies below the store, so whoever carries out the next one may be another process on another machine
-(`prepare.cluster`); nothing is done twice, and who did it changes no byte.
+Each stage writes its result below the store, so another process on another machine may run the next stage
+(`prepare.cluster`). No work is done twice, and the bytes do not depend on the process that did it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from gangline_dataloader.prepare.settings import RULES_VERSION, TIKTOKEN, Settin
 from gangline_dataloader.store.durable import explain_write_errors
 from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manifest, read, store_around
 
-EXIT_FAILURE = 1  # no mistake of the user's: as of a run that lost a rank
-Progress = Callable[[str, int, int], None]  # (stage, done, in all)
+EXIT_FAILURE = 1  # exit code of a failure that is not the user's mistake, as of a run that lost a rank
+Progress = Callable[[str, int, int], None]  # (stage, pieces done, pieces in total)
 
 
 def prepare(
@@ -47,12 +47,12 @@ def prepare(
     engine: str = TIKTOKEN,
     append: bool = False,
 ) -> Manifest:
-    """Make a store of what `words` name; go on where an interrupted call left off. Gives the manifest.
+    """Prepare a token store at `out` from the inputs `words`, or continue an interrupted call; return the manifest.
 
-    engine  what encodes, one of settings.ENGINES; the tokens are the same
-    append  put it behind what `out` holds
+    engine  tokeniser library, one of settings.ENGINES, without effect on the tokens
+    append  whether to append the documents to the store at `out`
 
-    Raises UserError where an input cannot be read, nothing is left to train on, or `out` holds something else.
+    Raises UserError if an input cannot be read, no document is left to train on, or `out` holds something else.
     """
     plan_and_carry_out(words, out, settings, engine, append, lambda plan: carry_out(plan, workers, progress))
     return read(Path(out).expanduser())
@@ -60,10 +60,10 @@ def prepare(
 
 @dataclass(frozen=True)
 class OlderIdentity:
-    """How a store records a call that was prepared before names and sources were part of its identity.
+    """The identity of a call in stores that were prepared before names and sources were part of the identity.
 
     hash     `Settings.compute_older_identity`
-    sources  the words of the command line; with the paths of the files they give the names
+    sources  arguments of the command line; with the paths of the files they give the names
     """
 
     hash: str
@@ -78,7 +78,7 @@ def plan_and_carry_out(
     append: bool,
     carry: Callable[[PreparePlan], None],
 ) -> None:
-    """Plan, and have the plan carried out, unless all is done. Raises UserError as `prepare`, and for a full disk."""
+    """Plan a call and pass the plan to `carry`, unless finished. Raises UserError as `prepare`, and for a full disk."""
     folder = Path(out).expanduser()
     check_not_a_part(folder)
     settings.check()
@@ -104,12 +104,12 @@ def plan_and_carry_out(
 
 
 def remove_unused(folder: Path, made: Sequence[Path]) -> None:
-    """Remove the plan of a call that failed before it wrote a part, and the directories `made` for it."""
+    """Remove the plan of a call that failed before it wrote anything else, and the directories `made` for it."""
     work = folder / WORK
     parts = any(path.name != PLAN for path in work.rglob("*"))
-    if (folder / FILE).exists():  # a validation part of a killed call is known by the plan
+    if (folder / FILE).exists():  # the plan identifies the validation part of a killed call
         marks = (folder / VALIDATION).exists() and not read(folder).held_out
-    else:  # next to other files the plan marks a folder of prepare's own
+    else:  # next to other files, the plan marks the folder as one of prepare's
         marks = any(path != work for path in folder.iterdir())
     if not parts and not marks:
         shutil.rmtree(work, ignore_errors=True)
@@ -120,9 +120,11 @@ def remove_unused(folder: Path, made: Sequence[Path]) -> None:
 
 @dataclass(frozen=True)
 class PrepareStage:
-    """One stage: how many pieces of work a plan has when the stages before are done, and how one is done.
+    """One stage of the pipeline.
 
-    many  whether there may be more than one
+    many   whether it may have more than one piece of work
+    count  returns the number of pieces of a plan, once the earlier stages are done
+    work   does one piece
     """
 
     name: str
@@ -154,12 +156,12 @@ STAGES = (
 
 
 def run_stage_item(store: Path, identity: str, stage: int, number: int) -> None:
-    """One piece of a stage, in any process: the plan is on the disk."""
+    """Run one piece of a stage, in any process: reads the plan from the disk."""
     STAGES[stage].work(plans.read(store, identity), number)
 
 
 def carry_out(plan: PreparePlan, workers: int, progress: Progress) -> None:
-    """Every stage, on `workers` processes. What a piece raises is raised, the others' work kept."""
+    """Run every stage on `workers` processes. Raises the error of a piece; finished pieces are kept."""
     with open_pool(workers) as pool:
         for index, stage in enumerate(STAGES):
             total = stage.count(plan)
@@ -177,9 +179,9 @@ def carry_out(plan: PreparePlan, workers: int, progress: Progress) -> None:
 
 @contextmanager
 def open_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
-    """A pool of so many, which are started as there is work; None for one.
+    """Yield a pool of `workers` processes, which start when there is work; None for one worker.
 
-    Raises UserError, with the exit code of a failure, where a worker ended before its work did.
+    Raises UserError with `EXIT_FAILURE` as exit code if a worker process ended before its work did.
     """
     if workers <= 1:
         yield None
@@ -204,7 +206,7 @@ def open_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
 
 @contextmanager
 def lock_store(folder: Path) -> Iterator[None]:
-    """Lock the folder of a store, where its file system has locks. Raises UserError where another call works on it."""
+    """Lock the folder of a store, if its file system has locks. Raises UserError if another call works on it."""
     with ExitStack() as stack:
         try:
             stack.enter_context(lock_folder(folder.resolve(), seconds=0, required=False))
@@ -218,7 +220,10 @@ def lock_store(folder: Path) -> Iterator[None]:
 
 
 def find_finished(folder: Path, identity: str, append: bool, older: OlderIdentity) -> Manifest | None:
-    """The manifest where the same call has been carried out. Raises UserError where something else lies there."""
+    """Return the manifest if the call with this identity has been carried out, else None.
+
+    Raises UserError if the folder holds other files, without `append` another store, or with `append` no store.
+    """
     if not folder.exists() and not append:
         return None
     if (folder / FILE).exists() or append:
@@ -243,7 +248,7 @@ def find_finished(folder: Path, identity: str, append: bool, older: OlderIdentit
 
 
 def check_not_a_part(folder: Path) -> None:
-    """Raises UserError where a store says what its folder `validation` is, and `folder` is that one."""
+    """Raise UserError if `folder` is the validation part of a store."""
     if store_around(folder) is None:
         return
     store = folder.absolute().parent
@@ -256,7 +261,7 @@ def check_not_a_part(folder: Path) -> None:
 
 
 def is_made_by(folder: Path, identity: str) -> bool:
-    """Whether a call made the store that is there, or put something behind it."""
+    """Return whether the call with this identity made the store in `folder`, or appended to it."""
     if not (folder / FILE).exists():
         return False
     report = read(folder).report
@@ -264,7 +269,7 @@ def is_made_by(folder: Path, identity: str) -> bool:
 
 
 def check_appendable(manifest: Manifest, settings: Settings, folder: Path) -> None:
-    """Raises UserError where documents by these options have no place behind those of a store."""
+    """Raise UserError if documents prepared with these settings cannot be appended to the store."""
     codec, tokenizer = settings.open_codec(), manifest.tokenizer
     calls = (manifest.report, *manifest.report.get("appended", []))
     versions = [one.get("rules", 1) for one in calls if Settings.from_record(one.get("settings", {})).filters]

@@ -1,4 +1,4 @@
-"""What decides the bytes of a prepared store; anything else (how many workers) must not."""
+"""Settings that decide the bytes of a prepared store; other options, as the number of workers, must not."""
 
 from __future__ import annotations
 
@@ -27,53 +27,53 @@ from gangline_dataloader.store.manifest import TEMPLATE, Tokenizer
 from gangline_dataloader.store.write import SHARD_TOKENS
 
 BYTES = "bytes"
-BESIDE = ("tokenizer_config.json", "special_tokens_map.json", TEMPLATE)  # a tokenizer.json, as transformers puts them
-# Version of --clean, --language and --replace: raised where one of them decides otherwise. Plans and stores record it:
-# a killed call restarts, and a store is not appended to. 1: stores that record none. 2: characters are composed last.
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", TEMPLATE)  # files that transformers puts next to it
+# Version of --clean, --language and --replace, raised when a rule changes its result. Plans and stores record it: with
+# another version a killed call restarts and --append is refused. 1: no record. 2: characters are composed last.
 RULES_VERSION = 2
-CODEC_OPTIONS = ("--tokenizer ", "--end-of-text ")  # as messages name them
+CODEC_OPTIONS = ("--tokenizer ", "--end-of-text ")  # names of the codec's options in messages
 TIKTOKEN, TOKENIZERS = ENGINES = ("tiktoken", "tokenizers")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of `gangline data prepare` that the result depends on."""
+    """The options of `gangline data prepare` that decide the bytes of the store."""
 
-    tokenizer: str = BYTES  # "bytes", or the path of a tokenizer.json
-    end_of_text: str | None = None  # the token behind each document; None: the tokenizer's own, byte 0 for bytes
-    field: str = "text"  # of JSONL and Parquet
-    begin_of_text: str | None = None  # the token before each document; None: none
-    chat: bool = False  # the field holds messages, of which the assistant's are to be learnt
-    chat_template: str | None = None  # a file; None: the one beside the tokenizer
+    tokenizer: str = BYTES  # "bytes" or the path of a tokenizer.json
+    end_of_text: str | None = None  # token after each document; None: the tokenizer's own, byte 0 for bytes
+    field: str = "text"  # field of JSONL, column of Parquet
+    begin_of_text: str | None = None  # token before each document; None: none
+    chat: bool = False  # whether the field holds messages, of which the assistant's are trained on
+    chat_template: str | None = None  # chat template file; None: the template next to the tokenizer
     clean: tuple[str, ...] = DEFAULT
-    languages: tuple[str, ...] = ()  # ISO 639 codes of what is kept (`prepare.language`); (): all
-    confidence: float = 0.5  # in the language, in [0, 1]
-    private: tuple[str, ...] = ()  # what is replaced by fixed words (`prepare.private`)
-    exact: bool = True  # drop documents that are there already
-    near: float | None = None  # drop documents that resemble one before them so much (`prepare.near`); None: none
-    validation: float = 0.02  # of the documents are held out
+    languages: tuple[str, ...] = ()  # ISO 639 codes of the languages to keep (`prepare.language`); (): all
+    confidence: float = 0.5  # minimum confidence of the language classifier, in [0, 1]
+    private: tuple[str, ...] = ()  # kinds of personal data to replace (`prepare.private`)
+    exact: bool = True  # exact deduplication
+    near: float | None = None  # near-deduplication threshold, a resemblance in (0, 1] (`prepare.near`); None: off
+    validation: float = 0.02  # fraction of the documents to hold out
     shard_tokens: int = SHARD_TOKENS
     task_bytes: int = 64 << 20
 
     @classmethod
     def from_record(cls, known: dict[str, Any]) -> Settings:
-        """Options out of JSON; those that are not known here are left out."""
+        """Return the settings recorded as JSON; unknown names are ignored."""
         values: dict[str, Any] = {}
         for item in fields(cls):
             if item.name in known:
                 value = known[item.name]
                 values[item.name] = tuple(value) if isinstance(value, list) else value
-        if not values.get("end_of_text"):  # '' meant byte 0, before it was refused
+        if not values.get("end_of_text"):  # older stores may record '', which meant byte 0
             values.pop("end_of_text", None)
         return cls(**values)
 
     @property
     def filters(self) -> bool:
-        """Whether a rule of RULES_VERSION changes or drops documents."""
+        """Return whether a rule that RULES_VERSION covers may change or drop documents."""
         return bool(self.clean or self.languages or self.private)
 
     def open_codec(self, engine: str = TOKENIZERS) -> TextCodec:
-        """Text to tokens, by one of ENGINES: the tokens are the same. Raises UserError."""
+        """Open the codec from text to tokens; all ENGINES give equal tokens. Raises UserError for a bad tokenizer."""
         if self.tokenizer == BYTES:
             return ByteCodec(self.end_of_text, CODEC_OPTIONS)
         path = Path(self.tokenizer).expanduser()
@@ -83,13 +83,13 @@ class Settings:
         )
 
     def load_template(self) -> ChatTemplate | None:
-        """What conversations become text by. Raises UserError where there is none."""
+        """Load the chat template of conversations; None without --chat. Raises UserError if there is no template."""
         if not self.chat:
             return None
         return read_template(None if self.tokenizer == BYTES else self.tokenizer, self.chat_template)
 
     def find_begin_token(self) -> int:
-        """The token before each document. Raises UserError where it is none."""
+        """Find the id of the token before each document. Raises UserError if the tokenizer has no such token."""
         word, codec = self.begin_of_text or "", self.open_codec()
         token = codec.tokenizer.token_to_id(word) if isinstance(codec, TokenizerCodec) else None
         if not isinstance(codec, TokenizerCodec) and len(word.encode()) == 1:
@@ -99,7 +99,7 @@ class Settings:
         return int(token)
 
     def check(self) -> None:
-        """Raises UserError for what has no meaning."""
+        """Raise UserError for invalid values and for options that exclude each other."""
         if not self.field:
             raise UserError(
                 "--field '' must be the name of a field.", "Rows of JSONL and Parquet hold their text in it."
@@ -133,14 +133,14 @@ class Settings:
             raise UserError(f"--validation {self.validation} is not a fraction.", "Choose at least 0 and less than 1.")
 
     def compute_identity(self, files: Sequence[Input]) -> str:
-        """A hash of all that decides the result: of another one nothing may be taken over.
+        """Compute a hash of everything that decides the store; work with another hash must not be reused.
 
-        Names decide which documents are held out; the report has their sources.
+        It covers the names of files, which decide the held-out documents, and their sources, which the report has.
         """
         return self._hash([(file.path, file.size, file.modified, file.split, file.name, file.source) for file in files])
 
     def compute_older_identity(self, files: Sequence[Input]) -> str:
-        """`identity` as stores record it that were prepared before names and sources were part of it."""
+        """Compute the identity of older stores, from before names and sources of files were part of it."""
         return self._hash([(file.path, file.size, file.modified, file.split) for file in files])
 
     def _hash(self, listed: Sequence[tuple]) -> str:
@@ -165,13 +165,14 @@ def _open_tokenizer_codec(
 
 
 def choose_dtype(vocab_size: int) -> str:
-    """The narrowest stored dtype that holds every token."""
+    """Choose the narrowest stored dtype that holds every token."""
     return "|u1" if vocab_size <= 1 << 8 else "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
 def copy_tokenizer(settings: Settings, folder: Path) -> Tokenizer:
-    """Put the tokenizer beside the manifest, so that the store explains itself, with the names of its special tokens
-    and its chat template; of conversations the one that they were written by.
+    """Copy the tokenizer, its special tokens and its chat template next to the manifest; return the manifest's entry.
+
+    The copy makes the store self-contained. For conversations, the template is the one that rendered them.
     """
     codec, template = settings.open_codec(), settings.load_template()
     kind, file = (BYTES, None) if settings.tokenizer == BYTES else ("tokenizer.json", "tokenizer.json")

@@ -1,7 +1,7 @@
-"""One task: some files become documents, clean, tokenised and hashed, in two arrays and a note, on disk.
+"""One task of `prepare`: turns some files into documents, cleaned, tokenised and hashed, in two arrays and a note.
 
-A task whose note is there is done, and is not done again. Documents are told apart by a hash of their tokens and of
-what counts in the loss, so that those of a store can be looked at again when more is put behind them.
+A task with a note on disk is finished and is not repeated. Documents are compared by a hash of their tokens and loss
+mask, so that the documents of a store can be hashed again when more are appended.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from gangline_dataloader.prepare.settings import Settings, choose_dtype
 from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.npy import NpyWriter, save_array
 
-# A row for each document that passed: where its tokens end, the hash of them, whether it is held out, which of the
-# task's sources it is of, and the bytes of its text.
+# A row for each document that passed: end of its tokens, their hash, whether it is held out, index of its source in the
+# task, and bytes of its text.
 ROW = np.dtype(
     [("end", "<i8"), ("high", "<u8"), ("low", "<u8"), ("held_out", "?"), ("source", "<u4"), ("nbytes", "<u8")]
 )
@@ -37,15 +37,15 @@ _LOW = (1 << 64) - 1
 
 @dataclass
 class Count:
-    """What became of the documents of one source."""
+    """Counts of the documents of one source: read, kept, dropped."""
 
     files: int = 0
     documents: int = 0
     kept: int = 0
     tokens: int = 0
-    nbytes: int = 0  # of text that is kept, after cleaning
-    dropped: dict[str, int] = field(default_factory=dict)  # why -> how many documents
-    replaced: dict[str, int] = field(default_factory=dict)  # what (`prepare.private`) -> how often, before doubles fall
+    nbytes: int = 0  # bytes of kept text, after cleaning
+    dropped: dict[str, int] = field(default_factory=dict)  # reason -> number of documents
+    replaced: dict[str, int] = field(default_factory=dict)  # kind (`prepare.private`) -> number, before deduplication
 
     def add(self, other: Count) -> None:
         for name in ("files", "documents", "kept", "tokens", "nbytes"):
@@ -64,16 +64,16 @@ class Count:
 
 @dataclass(frozen=True)
 class Finished:
-    """A task that is done: its files, and what it counted, by source."""
+    """A finished task: its files, and its counts by source."""
 
     tokens: Path
     rows: Path
-    signatures: Path  # there where near doubles are dropped
+    signatures: Path  # exists with near-deduplication
     counts: dict[str, Count]
 
 
 def locate_task_files(folder: Path, number: int) -> tuple[Path, Path, Path, Path]:
-    """Tokens, rows, signatures and note of a task."""
+    """Locate the files of a task: tokens, rows, signatures and note."""
     stem = folder / f"task-{number:06d}"
     suffixes = (".npy", ".rows.npy", ".near.npy", ".json")
     tokens, rows, signatures, note = map(stem.with_suffix, suffixes)
@@ -81,12 +81,12 @@ def locate_task_files(folder: Path, number: int) -> tuple[Path, Path, Path, Path
 
 
 def locate_counted(tokens: Path) -> Path:
-    """Beside a task's tokens, of conversations: which of them are to be learnt."""
+    """Locate the loss mask of a task's tokens, which tasks of conversations have."""
     return tokens.with_suffix(".counted.npy")
 
 
 def load_finished(folder: Path, number: int) -> Finished | None:
-    """What an earlier process made of a task, or None."""
+    """Load the result of a finished task; None if it is not finished."""
     tokens, rows, signatures, note = locate_task_files(folder, number)
     try:
         content = json.loads(note.read_text(encoding="utf-8"))
@@ -96,14 +96,14 @@ def load_finished(folder: Path, number: int) -> Finished | None:
 
 
 def make_tag() -> str:
-    """In the names of files under way: no two processes have one, on however many machines."""
+    """Make a tag for names of temporary files that is unique over all processes and machines."""
     return f".{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def work(folder: Path, number: int, files: Sequence[Input], settings: Settings, engine: str) -> None:
-    """Do a task, unless it is done. Raises UserError for an input that cannot be read.
+    """Run a task unless it is finished. Raises UserError for an input that cannot be read.
 
-    engine  what encodes, one of settings.ENGINES; the tokens are the same
+    engine  tokeniser library, one of settings.ENGINES, without effect on the tokens
     """
     if load_finished(folder, number):
         return
@@ -161,7 +161,7 @@ def _work(folder: Path, number: int, tag: str, files: Sequence[Input], settings:
 
 
 def save(folder: Path, number: int, tag: str, found: list[tuple], alike: list[np.ndarray] | None) -> None:
-    """A task's rows and, where near doubles are dropped, signatures, on the disk."""
+    """Save the rows of a task and, with near-deduplication, its signatures."""
     _, rows, signatures, _ = locate_task_files(folder, number)
     save_array(rows, np.array(found, ROW), tag)
     if alike is not None:
@@ -169,9 +169,9 @@ def save(folder: Path, number: int, tag: str, found: list[tuple], alike: list[np
 
 
 def compute_digest(tokens: np.ndarray, counted: np.ndarray | None) -> int:
-    """Return the hash that duplicates share: of a document's tokens and, of a conversation, of what counts in the loss.
+    """Return the hash for exact deduplication: of a document's tokens and, for a conversation, of its loss mask.
 
-    counted  (n,) bool or uint8: which of the tokens (n,) are to be learnt; None: all
+    counted  (n,) bool or uint8 loss mask of the tokens (n,); None: all tokens are trained on
     """
     digest = xxhash.xxh3_128(tokens.data)
     if counted is not None:
@@ -180,8 +180,10 @@ def compute_digest(tokens: np.ndarray, counted: np.ndarray | None) -> int:
 
 
 def hash_file_name(file: Input) -> int | None:
-    """A number in [0, 2^64) that decides whether a document is held out: of its file's name; None: of its text, where
-    a file has many documents; so that it stays on its side when others come or go."""
+    """Hash a text file's name to [0, 2^64), which decides whether it is held out; None for files with rows.
+
+    A row is decided by the hash of its text. So a document keeps its split when other inputs are added or removed.
+    """
     if file.kind == "text":
         return int.from_bytes(blake2b(file.name.encode(), digest_size=8).digest(), "little")
     return None

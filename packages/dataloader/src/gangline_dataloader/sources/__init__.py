@@ -1,1 +1,1 @@
-"""What a run reads: samples of one token store, or of a mixture of them, as core's data sources."""
+"""Data sources of a run over token stores: one store (data=tokens) or a weighted mixture (data=mix)."""

@@ -1,4 +1,4 @@
-"""From options to a data source."""
+"""Builders of the data sources data=tokens and data=mix from their options."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def build_tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | None = None) -> WindowSource:
-    """One store. Raises UserError where it cannot be read, or is too short for one sequence.
+    """Build the source of data=tokens. Raises UserError if the store cannot be read or is too short for one sequence.
 
-    reader  makes another reader than the source's own
+    reader  makes the batch reader; None: the source's own `WindowReader`
     """
     T = run.batch.sequence_length
     path, vocabulary = config.path or "", run.model.vocab_size
@@ -59,15 +59,15 @@ def build_tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReade
 
 
 def open_run_parts(config: TokensConfig, run: Run) -> list[SplitRows]:
-    """Those of all splits that a run of `data=tokens` reads. Raises UserError as `build_tokens`."""
+    """Open the parts of all splits that a run of `data=tokens` reads. Raises UserError as `build_tokens`."""
     splits: tuple[Split, ...] = ("train", "validation") if run.validate.every else ("train",)
-    if config is not run.data:  # of a validation set
+    if config is not run.data:  # the options are those of a validation set
         splits = ("validation",)
     return [part for split in splits for part in build_tokens(config, run, split).parts]
 
 
 def build_mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
-    """A weighted mixture of stores. Raises UserError for stores and weights that make none."""
+    """Build the source of data=mix. Raises UserError for stores or weights that do not make a mixture."""
     groups, order = build_mixture(config, run, split)
     parts = [part for group in groups for part in group]
     return (MixedPackedSource if config.packing == "best_fit" else MixedWindowSource)(
@@ -84,5 +84,5 @@ def build_mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
 
 
 def get_infill_identity(config: SequenceConfig) -> list[object]:
-    """What decides the samples where documents are not left as they are."""
+    """Return the fill-in-the-middle options that decide the samples; [] without fill-in-the-middle."""
     return [("infill", config.fim_rate, config.fim_spm_rate, tuple(config.fim_tokens))] if config.fim_rate else []

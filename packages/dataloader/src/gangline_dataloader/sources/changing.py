@@ -1,4 +1,4 @@
-"""Sources that a run may go on with although they are not what they were: a corpus grew, a mixture is to change."""
+"""Data sources that may change while a run continues: a store that grows, a mixture with new weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline_dataloader.sources.windows import WindowSource
 
 
 class GrowingSource(WindowSource, ABC):
-    """One store, to which shards may be added: the epoch under way goes on without them, the next one has them."""
+    """One store that may get new shards: the current epoch continues without them, the next epoch has them."""
 
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
         if fingerprint == self.compute_fingerprint():
@@ -29,20 +29,24 @@ class GrowingSource(WindowSource, ABC):
 
 
 class GrowingWindowSource(GrowingSource):
-    """Of windows, cut wherever they end."""
+    """A growing store in windows of T tokens, split at any token."""
 
 
 class GrowingPackedSource(PackedSource, GrowingSource):
-    """Of packed rows: those of the first shards stay where they are when a plan grows with its store."""
+    """A growing store in packed rows: the rows of the first shards stay unchanged when a plan grows with its store."""
 
 
 class MixedSource(WindowSource, ABC):
-    """Stores by weights, which may change from the next sample on; sources may come that had no weight before it, and
-    each of them may grow, as the store of GrowingSource.
+    """A mixture of stores whose weights may change from the next sample on.
+
+    Sources without a weight so far may be added, and each store may grow, as with GrowingSource.
     """
 
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
-        """Raises UserError where the stores are the same, and their weights say something else about the past."""
+        """Return whether a run may continue, as `DataSource.continues`.
+
+        Raises UserError if the stores fit, but other weights or epochs would change samples that the run has read.
+        """
         if fingerprint == self.compute_fingerprint():
             return True
         if not isinstance(self.order, TrainOrder) or fingerprint != self.compute_state_fingerprint(state):
@@ -65,11 +69,11 @@ class MixedSource(WindowSource, ABC):
 
 
 class MixedWindowSource(MixedSource):
-    """Of windows, cut wherever they end."""
+    """A mixture in windows of T tokens, split at any token."""
 
 
 class MixedPackedSource(PackedSource, MixedSource):
-    """Of packed rows."""
+    """A mixture in packed rows."""
 
 
 def _explain_past_change(

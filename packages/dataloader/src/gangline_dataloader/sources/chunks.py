@@ -1,4 +1,4 @@
-"""Whole steps read together: which samples a chunk of them holds, and how it becomes microbatches.
+"""Chunks of steps that are read together: the samples of a chunk, and its split into microbatches.
 
 A thread that woke up for each step, or a DALI pipeline that ran for each, would cost as much as the tokens.
 
@@ -20,15 +20,16 @@ from gangline_dataloader.order.mixture import RowPlace
 if TYPE_CHECKING:
     from gangline_dataloader.sources.windows import StoredRows, WindowSource
 
-CHUNK = 1 << 22  # tokens that are gathered at once, if a step has no more: three chunks are in memory
+CHUNK = 1 << 22  # tokens that are gathered at once, unless a step has more: three chunks are in memory
 GROUP = 4  # chunks whose places are computed together: a call for one costs as much as for many
-PATIENCE = 5.0  # seconds: what failed after longer kept a run waiting until a deadline, and is not asked again
+PATIENCE = 5.0  # seconds: a chunk that fails later has waited for a deadline, and its steps are not tried one by one
 
 
 class StepChunks:
-    """Chunks 0, 1, 2, ... of the steps from sample `cursor` on; they are read in order.
+    """Chunks 0, 1, 2, ... of the steps from sample `cursor` on, read in order.
 
-    They hold one step, two, four, ..., at most `steps`, a power of two: the first `WindowReader.take` waits for one.
+    Chunks have 1, 2, 4, ... steps, at most `steps`, a power of two, so that the first `WindowReader.take` waits for one
+    step only.
     """
 
     def __init__(self, source: WindowSource, place: ReadPlace, cursor: int, steps: int) -> None:
@@ -38,7 +39,7 @@ class StepChunks:
         self._places: dict[int, RowPlace] = {}
 
     def get_sample_numbers(self, chunk: int) -> np.ndarray:
-        """(N,) the samples of a chunk; fewer where the data ends. Raises UserError where it has ended."""
+        """Return the sample numbers of a chunk, (N,); fewer at the end of the data. Raises UserError past the end."""
         doublings, size, end = self._grown, self.place.global_size, self.source.order.end
         first = (1 << chunk) - 1 if chunk <= doublings else (1 << doublings) - 1 + (chunk - doublings << doublings)
         steps = np.arange(first, first + (1 << min(chunk, doublings)))
@@ -49,9 +50,9 @@ class StepChunks:
         return self.place.find_first(self.cursor) + (steps[:, None] * size + np.arange(self.place.share)).reshape(-1)
 
     def fill(self, chunk: int, memory: Callable[[int], np.ndarray]) -> StoredRows:
-        """What the next chunk holds, in `memory` of so many rows.
+        """Read the next chunk into `memory(number of rows)`.
 
-        Where a step of it cannot be read, those before it are given, and the next chunk raises what went wrong.
+        If a step of it cannot be read, returns the steps before it, and the next call raises the error.
         """
         if self._failed is not None:
             raise self._failed
@@ -75,7 +76,7 @@ class StepChunks:
         return self.source.fill(numbers[:good], memory(good))
 
     def _locate_samples(self, chunk: int, numbers: np.ndarray) -> RowPlace | None:
-        """Where the samples (N,) of a chunk come from; None: a call for them alone is as good."""
+        """Return the places of a chunk's samples (N,), computed for a group of chunks; None: `fill` computes them."""
         if self.source.distant or chunk < self._grown or self.source.order.end is not None:
             return None
         if chunk not in self._places:
@@ -90,7 +91,7 @@ class StepChunks:
 
 
 def compute_steps_per_chunk(source: WindowSource, place: ReadPlace) -> int:
-    """How many, a power of two."""
+    """Compute the number of steps in a full chunk, a power of two, from the tokens of a step on this rank."""
     most = max(1, CHUNK // (place.share * source.sequence_length))
     return 1 << most.bit_length() - 1
 
@@ -104,7 +105,7 @@ def split_into_microbatches(
     loss_mask: torch.Tensor | None,
     filled: np.ndarray | None,
 ) -> list[StoredBatch]:
-    """Samples (N,) in microbatches; the rest as StoredRows has it."""
+    """Split samples `numbers` (N,) and their data, as in StoredRows, into microbatches."""
     T, B, N = source.sequence_length, place.micro_size, len(numbers)
     count = N // B
     samples = torch.from_numpy(numbers).view(count, B).unbind()
@@ -125,6 +126,6 @@ def split_into_microbatches(
 
 
 def group_steps(batches: list[StoredBatch], place: ReadPlace) -> Iterator[list[StoredBatch]]:
-    """One step's after the other's."""
+    """Group microbatches by step and return an iterator over the steps."""
     each = place.microbatches
     return iter([batches[at : at + each] for at in range(0, len(batches), each)])

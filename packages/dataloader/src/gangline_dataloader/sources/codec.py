@@ -1,4 +1,4 @@
-"""The vocabulary that the tokens of a store are of, and how its conversations are written."""
+"""Tokenizer and chat template of token stores, and notices about stores of older rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def open_codec(store: Tokens) -> TextCodec | None:
-    """The vocabulary of a store, to show what was read as text; None where nobody knows it."""
+    """Open the codec of a store, to decode its tokens; None if unknown. Raises UserError for another tokenizer file."""
     if not isinstance(store, StoreTokens):
         return None
     about = store.manifest.tokenizer
@@ -40,7 +40,7 @@ def open_codec(store: Tokens) -> TextCodec | None:
 
 
 def open_stores(config: SequenceConfig) -> list[StoreTokens]:
-    """The stores of ours that options name, opened. Raises UserError where one cannot be read."""
+    """Open the token stores that options name, without files of other formats. Raises UserError for a bad one."""
     cache = config.make_remote_cache()
     stores: list[StoreTokens] = []
     for path in config.list_paths():
@@ -52,9 +52,9 @@ def open_stores(config: SequenceConfig) -> list[StoreTokens]:
 
 
 def find_chat_template(stores: Sequence[StoreTokens]) -> ChatTemplate | None:
-    """How conversations of these stores are written; without such stores as their tokenizer writes them.
+    """Find the chat template of the stores with conversations, else of the first store's tokenizer; None: no store.
 
-    None: there is no store. Raises UserError where there is none, or stores differ.
+    Raises UserError if a store has no template, or the templates of stores differ.
     """
     templates: list[tuple[str, ChatTemplate]] = []
     for store in [store for store in stores if store.masked] or stores[:1]:
@@ -77,7 +77,7 @@ def find_chat_template(stores: Sequence[StoreTokens]) -> ChatTemplate | None:
 
 
 def report_old_masks(stores: Sequence[StoreTokens]) -> list[str]:
-    """A line for each store that says otherwise than it is said today which tokens of conversations are learnt."""
+    """Return a notice for each store whose loss mask over conversations follows an older rule."""
     return [
         f"{store.name} was prepared by an older rule of what is learnt of conversations: what a template writes behind "
         "an answer's end token is learnt, and what it marks is not heeded. Prepare it anew to change that."
@@ -87,7 +87,7 @@ def report_old_masks(stores: Sequence[StoreTokens]) -> list[str]:
 
 
 def report_glued_texts(stores: Sequence[StoreTokens]) -> list[str]:
-    """A line for each store without an end of text."""
+    """Return a notice for each store without an end-of-text token."""
     return [
         f"{store.name} has no end-of-text token: documents follow one another with no token between them. Prepare it "
         "again with --end-of-text TOKEN to change that."
@@ -97,7 +97,7 @@ def report_glued_texts(stores: Sequence[StoreTokens]) -> list[str]:
 
 
 def report_unused_fraction(stores: Sequence[StoreTokens], share: float, default: float) -> list[str]:
-    """A line for each store whose validation part was held out by prepare, where the option asks for another."""
+    """Return a notice for each store whose own validation part is read although data.validation_fraction is `share`."""
     return [
         f"data.validation_fraction={share:g} has no effect on {store.name}: prepare held out a part of its documents, "
         f"which is read from {store.name}/{VALIDATION}."

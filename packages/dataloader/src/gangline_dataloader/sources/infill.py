@@ -1,8 +1,8 @@
-"""Fill-in-the-middle: some documents are rearranged so that a model learns to write what lies between two texts.
+"""Fill-in-the-middle (FIM): some documents are rearranged so that a model learns to write the text between two texts.
 
-Bavarian et al., arXiv 2207.14255, section 3: a document is cut at two places into prefix, middle and suffix, and
-becomes PRE prefix SUF suffix MID middle (PSM), or, for a share of them, PRE SUF suffix MID prefix middle (SPM). The
-three marks take the place of its last three tokens, so that nothing else moves. All tokens count in the loss.
+Bavarian et al., arXiv 2207.14255, section 3: a document is split at two places into prefix, middle and suffix, and
+becomes PRE prefix SUF suffix MID middle (PSM), or, for a share of the documents, PRE SUF suffix MID prefix middle
+(SPM). The three marks replace its last three tokens, so that other documents do not move. All tokens count in the loss.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from gangline.data.base import Split
     from gangline_dataloader.config import SequenceConfig
 
-LEAST = 8  # tokens of a document that is worth cutting
+LEAST = 8  # minimum number of tokens of a document to rearrange
 MARKS = 3
 
 
 class Infill:
-    """What happens to a row is a function of (key, number of the sample) and of its tokens.
+    """Fill-in-the-middle over rows of tokens: a function of (key, sample number) and the tokens.
 
-    rate         of the documents are rearranged
-    spm_rate     of those in the order SPM
-    marks        the tokens PRE, MID and SUF
-    end_of_text  the token behind each document
+    rate         fraction of the documents that are rearranged
+    spm_rate     fraction of the rearranged documents in the order SPM
+    marks        tokens PRE, MID and SUF
+    end_of_text  token after each document; None: none
     key          seed and split
     """
 
@@ -47,7 +47,7 @@ class Infill:
     def apply(self, tokens: np.ndarray, numbers: np.ndarray, borders: np.ndarray | None = None) -> None:
         """Rearrange rows (N, n), of samples (N,), in place.
 
-        borders  (b,) places in all rows, one behind another, where documents end without their token for it
+        borders  (b,) offsets in the flattened rows at which documents end without an end-of-text token
         """
         flat, (N, n) = tokens.reshape(-1), tokens.shape
         ends = np.empty(0, np.int64) if self.end_of_text is None else np.flatnonzero(flat == self.end_of_text) + 1
@@ -55,7 +55,7 @@ class Infill:
         places = np.unique(np.concatenate([np.arange(N + 1) * n, ends, cuts]))
         start, stop = places[:-1], places[1:]
         row = start // n
-        number = np.arange(len(start)) - np.searchsorted(start, row * n)  # of the document in its row
+        number = np.arange(len(start)) - np.searchsorted(start, row * n)  # index of the document in its row
         if self.end_of_text is not None:
             stop = stop - (flat[stop - 1] == self.end_of_text)
         rearranged = (stop - start >= LEAST) & (_scale_to_fraction(self._draw(numbers[row], number, 0)) < self.rate)
@@ -71,12 +71,12 @@ class Infill:
             self._rearrange(flat[first:end], one, other, suffix_first)
 
     def _draw(self, numbers: np.ndarray, document: np.ndarray, which: int) -> np.ndarray:
-        """(d,) uint64, of documents (d,) of samples (d,)."""
+        """Draw random number `which` for documents (d,) of samples `numbers` (d,): (d,) uint64."""
         hashed = mix(mix(numbers.astype(U64) + self._keys[0]) ^ (document.astype(U64) + self._keys[1]))
         return mix(hashed + self._keys[2 + which])
 
     def _rearrange(self, tokens: np.ndarray, first: int, second: int, suffix_first: bool) -> None:
-        """A document (n,) in place; its last tokens make room for the marks."""
+        """Rearrange a document (n,) in place, split at `first` and `second`; marks replace its last three tokens."""
         text = tokens[:-MARKS].copy()
         suffix = len(text) - second
         if suffix_first:
@@ -91,12 +91,12 @@ class Infill:
 
 
 def _scale_to_fraction(draws: np.ndarray) -> np.ndarray:
-    """uint64 to [0, 1)."""
+    """Scale uint64 draws to [0, 1)."""
     return (draws >> U64(11)) * 2.0**-53
 
 
 def get_mark_tokens(names: Sequence[str], store: str, ids: Sequence[int | None]) -> list[int]:
-    """The tokens of the three marks. Raises UserError where the tokenizer has one of them not."""
+    """Return the tokens of the three marks. Raises UserError if the tokenizer lacks one, or two are equal."""
     tokens = [one for one in ids if one is not None]
     if len(names) != MARKS or len(tokens) != MARKS or len(set(tokens)) != MARKS:
         missing = [name for name, one in zip(names, ids, strict=False) if one is None]
@@ -110,10 +110,9 @@ def get_mark_tokens(names: Sequence[str], store: str, ids: Sequence[int | None])
 
 
 def build_infill(config: SequenceConfig, stores: Sequence[Tokens], seed: int, split: Split) -> Infill | None:
-    """What `config` asks for, of stores that share a tokenizer; of training alone: what is held out is read as it is.
+    """Build fill-in-the-middle for stores that share a tokenizer; None if it is off, or for the validation split.
 
-    Raises UserError where the tokenizer has no marks, or a store says which tokens are to be learnt: that is of their
-    places, and they would be moved.
+    Raises UserError if the tokenizer lacks the marks, or a store has a loss mask, whose tokens would be moved.
     """
     if not config.fim_rate or split != "train":
         return None

@@ -1,4 +1,4 @@
-"""The order of sources of which some are made of several parts, as a whole store that is a validation set."""
+"""The order of sources that have several parts, as a complete store used as a validation set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gangline_dataloader.sources.windows import SampleOrder
 
 
 class JoinedOrder:
-    """The order of sources of which some are made of several parts, whose rows are numbered one behind another."""
+    """An order over the parts of sources: the rows of a source are numbered through its parts, one after another."""
 
     end: int | None = None
 
@@ -38,5 +38,5 @@ class JoinedOrder:
 
 
 def join_groups(order: SampleOrder, groups: Sequence[Sequence[SplitRows]]) -> SampleOrder:
-    """Return the order of the parts of `groups`, of which `order` knows each group as one source."""
+    """Return the order of the parts in `groups`; `order` is the order of the groups, each as one source."""
     return order if all(len(parts) == 1 for parts in groups) else JoinedOrder(order, groups)

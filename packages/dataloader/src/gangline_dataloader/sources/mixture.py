@@ -1,7 +1,7 @@
-"""From the options of `data=mix` to its parts and their order, and everything that is refused on the way.
+"""The parts and the sample order of `data=mix`, built from its options, with the checks of these options.
 
-A run trains on the mixture that the weights make. It is validated on what each store holds out, in the same
-proportion, each sequence once: where one store has no more, the others share its weight until all are shown.
+A run trains on the weighted mixture. It validates on the validation parts of the stores, by the first weights, each
+sequence once: when one store is used up, the others share its weight until all are.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from gangline.data.base import Split
     from gangline_dataloader.config import MixConfig
 
-LAST = 10**15  # the last sample that a stage may begin at: far beyond any run, and far below what 64 bits hold
+LAST = 10**15  # last sample that a stage may begin at: far beyond any run, and far below the limit of 64 bits
 EXAMPLE = "'data.sources={web: DIR, code: DIR}' 'data.weights={web: 0.7, code: 0.3}'"
 
 
 class TrainOrder:
-    """A mixture in training: `end` and `samples` are where its sources are used up, None where some never are."""
+    """The order of a mixture in training. `end` and `samples`: sample at which all sources are used up; None: never."""
 
     def __init__(self, mixture: MixtureOrder) -> None:
         self.mixture, self.end, self.samples = mixture, mixture.end, mixture.end
@@ -46,12 +46,12 @@ class TrainOrder:
         return self.mixture(numbers)
 
     def resume_after(self, sizes: Mapping[str, Sequence[Sequence[int]]], cursor: int) -> TrainOrder:
-        """That of a run whose sources had these sizes up to sample `cursor`."""
+        """Return the order of a run whose sources had `sizes` up to sample `cursor`."""
         return TrainOrder(self.mixture.resume_after(sizes, cursor))
 
 
 class HeldOutOrder:
-    """A mixture that shows each of its rows once, and then again in the same order."""
+    """The order of a mixture in validation: each row once, then all rows again in an equal order."""
 
     end: int | None = None
 
@@ -68,7 +68,7 @@ class HeldOutOrder:
 
 
 def get_order_state(mixture: MixtureOrder) -> dict[str, Any]:
-    """What the order is a function of, beside its key: JSON. Shares are exact; a source without one is not named."""
+    """Return the JSON value that decides the order together with its key. Shares are exact, without zero shares."""
     stages = []
     for stage in mixture.stages:
         parts = zip(mixture.ingredients, normalise_weights(stage.weights), strict=True)
@@ -78,8 +78,9 @@ def get_order_state(mixture: MixtureOrder) -> dict[str, Any]:
 
 
 def build_mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[list[SplitRows]], TrainOrder | HeldOutOrder]:
-    """The parts of each source in order of name, so that it does not matter in which order they were written, and the
-    order of the sources.
+    """Build the parts of each source and the order of the sources; sources are sorted by name, not by the options.
+
+    Raises UserError for stores that do not fit together, and for invalid weights, stages or epochs.
     """
     T = run.batch.sequence_length
     best_fit = config.packing == "best_fit"
@@ -110,7 +111,7 @@ def build_mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[list[
 
 
 def agree(parts: list[SplitRows]) -> None:
-    """Raises UserError where the stores do not hold the same tokens in the same width."""
+    """Raise UserError if the stores differ in tokenizer, end of text, vocabulary size or dtype."""
     one, *others = parts
     first = _get_manifest(one)
     for other in others:
@@ -135,7 +136,10 @@ def _get_manifest(part: SplitRows) -> Manifest:
 
 
 def make_stages(config: MixConfig, rows: Mapping[str, int]) -> list[WeightStage]:
-    """The weights from the first sample on, and those that follow; `rows` of each source. Raises UserError."""
+    """Make the stages of weights from data.weights and data.stages; `rows`: rows by source, the default weights.
+
+    Raises UserError for invalid weights or stages.
+    """
     names = list(rows)
     if config.weights:
         _check_names(config.weights, names, "data.weights")
@@ -173,7 +177,7 @@ def _make_stage(start: int, weights: Mapping[str, Any], names: list[str], option
 
 
 def _check_names(given: Mapping[str, Any], names: Any, option: str, whole: bool = True) -> None:
-    """Raises UserError where a name is of no source, or, where all have to be there, one is missing."""
+    """Raise UserError if a name is not a source, or with `whole`, if a source is missing."""
     for name in given:
         if name not in names:
             raise UserError(
@@ -186,12 +190,12 @@ def _check_names(given: Mapping[str, Any], names: Any, option: str, whole: bool 
 
 
 def _compute_max_steps(run: Run, samples: int) -> int:
-    """The most steps that read no more than so many samples."""
+    """Compute the maximum number of steps that read at most `samples` samples."""
     return bisect.bisect_right(range(samples + 2), samples, key=run.batch.compute_cursor) - 1
 
 
 def find_problems(config: MixConfig, run: Run) -> list[Problem]:
-    """What can be refused before a process starts; reads manifests, no tokens."""
+    """Find the problems of a run with data=mix before its processes start; reads manifests, no tokens."""
     if not config.sources:
         return [Problem("data=mix needs data.sources.", "It mixes token stores, each under a name.", EXAMPLE)]
     if config.path is not None:

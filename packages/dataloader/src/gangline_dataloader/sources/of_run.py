@@ -1,4 +1,4 @@
-"""What a run read: its source as it was built, which samples a step took, and where each of them lies."""
+"""The data that a run has read: its data source, the samples of each step, and the documents of each sample."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from gangline_dataloader.sources.windows import WindowSource
 
 @dataclass(frozen=True)
 class HeldDocument:
-    """One sample, whose last token is only a target."""
+    """A sample and the documents that it holds; its last token is only a target."""
 
-    sample: int  # its number in the run
+    sample: int  # number in the run
     source: str
-    epoch: int  # of the source, from 0
-    row: int  # of the source's sequences of T tokens, or of its plan
-    first_token: int  # in the store
-    documents: list[int]  # numbers in the store, from 0, of those that have tokens in it
+    epoch: int  # epoch of the source, from 0
+    row: int  # row of the source: of its sequences of T tokens, or of its pack plan
+    first_token: int  # number of its first token in the store
+    documents: list[int]  # numbers in the store, from 0, of the documents with tokens in the sample
 
 
 def open_run_source(run_dir: str | Path) -> tuple[Run, WindowSource]:
-    """The run in a directory and what it trains on.
+    """Open the run in a directory and its training data.
 
-    Raises UserError where there is no run, it read something else, or its data is not what it was.
+    Raises UserError if there is no run, its data source is of another kind, or its data has changed.
     """
     directory = RunDirectory.open(run_dir)
     run = directory.run()
@@ -55,11 +55,11 @@ def open_run_source(run_dir: str | Path) -> tuple[Run, WindowSource]:
 
 
 def find_first_sample(lines: Iterable[Attempt], step: int, batch: BatchSection) -> int:
-    """The first sample of step `step`, counted from 1, on the branch that the run is on.
+    """Find the first sample of step `step`, counted from 1, on the branch that the run is on.
 
-    lines  of attempts.jsonl. Samples that were passed over count in every step, also in steps before they were: what
-           the branch had read by then lies before them.
-    batch  of the run
+    lines  attempts of attempts.jsonl. Skipped samples are left out of every step, also of steps before the skip: the
+           samples that the branch had read by then lie before them.
+    batch  batch options of the run
     """
     lines, cursor, steps_left = list(lines), 0, step - 1
     ramped = max(batch.ramp.values(), default=0)
@@ -70,7 +70,7 @@ def find_first_sample(lines: Iterable[Attempt], step: int, batch: BatchSection) 
         return attempts.find_next_cursor(lines, cursor, batch.get_size)
     size = batch.global_size
     for first, end in sorted((line.skipped_from, line.skipped_from + line.skipped) for line in lines if line.skipped):
-        whole = max(0, (first - cursor) // size)  # batches that lie before it
+        whole = max(0, (first - cursor) // size)  # batches before the skipped samples
         if steps_left < whole:
             break
         if cursor < end:
@@ -79,7 +79,7 @@ def find_first_sample(lines: Iterable[Attempt], step: int, batch: BatchSection) 
 
 
 def locate_documents(source: WindowSource, numbers: np.ndarray) -> list[HeldDocument]:
-    """Where samples (N,) come from."""
+    """Locate samples (N,): source, epoch, row and documents. Raises UserError for a sample past the end of the data."""
     if source.order.end is not None and int(numbers.max()) >= source.order.end:
         raise UserError(f"the data ends after {source.order.end} samples, and sample {numbers.max()} was asked for.")
     place, rows = source.order(numbers), source.locate_samples(numbers).row

@@ -1,4 +1,4 @@
-"""Rows of whole documents, as a store's plan has packed them (`packing.pack_plan`)."""
+"""Data source of packed sequences: rows of complete documents, by a store's pack plan (`packing.pack_plan`)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gangline_dataloader.sources.windows import StoredRows, WindowSource, make_l
 
 
 class PackedSource(WindowSource, ABC):
-    """As WindowSource, but a row holds the pieces of its plan, one behind another, and then padding.
+    """A WindowSource whose rows hold the pieces of the pack plan, one after another, then padding.
 
-    Padding never counts in the loss. With `documents` each piece stands alone, and so does the padding; the rest of a
-    document that was cut begins at position 0 again.
+    Padding never counts in the loss. With `documents`, each piece and the padding is a document of its own; the rest of
+    a document that was split begins at position 0 again.
     """
 
     def __init__(self, *parts: Any, **named: Any) -> None:
@@ -57,10 +57,10 @@ class PackedSource(WindowSource, ABC):
         for places, token in paddings:
             flat[places] = token
         self.check(tokens, place)
-        border = np.sort(np.concatenate(borders))  # behind each piece, in all rows of T + 1 tokens
+        border = np.sort(np.concatenate(borders))  # end of each piece, in all rows of T + 1 tokens
         if self.infill is not None:
             self.infill.apply(tokens, numbers, border)
-        for places, token in paddings:  # last, so that it is no text to be filled in
+        for places, token in paddings:  # again, because fill-in-the-middle may have rearranged the padding
             flat[places], flat_learnt[places] = token, 0
         row, end = np.divmod(border, T + 1)
         inside = (row * T + end)[end > 0].astype(np.int32) if self.documents else np.empty(0, np.int32)

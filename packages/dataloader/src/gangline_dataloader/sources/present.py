@@ -1,4 +1,4 @@
-"""Whether the files of stores are there, before a process starts; their bytes are looked at when they are read."""
+"""Check before a run that the files of stores exist with the right sizes; their bytes are compared when first read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from gangline import Problem
 from gangline_dataloader.sources.split import SplitRows
 from gangline_dataloader.store.stored import StoreTokens
 
-NAMED = 3  # files in a message
+NAMED = 3  # maximum number of files named in a message
 
 
 def find_file_problems(parts: Sequence[SplitRows]) -> list[Problem]:
-    """One for each store that lacks files, or has some of another size than its manifest says."""
+    """Find the stores that lack files or have files of another size than the manifest says; one problem for each."""
     store_files: dict[tuple[str, str], tuple[StoreTokens, dict[str, int]]] = {}
     for one in parts:
         if isinstance(one.store, StoreTokens):

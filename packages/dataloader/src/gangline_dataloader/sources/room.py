@@ -1,4 +1,4 @@
-"""Whether what a shuffle reaches over fits into the cache of distant stores."""
+"""Check that the shards a shuffle needs at once fit into the cache of remote stores."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gangline_dataloader.store.remote.tokens import RemoteTokens
 
 
 def check_room(parts: Sequence[SplitRows], shuffle_span: int | None, cache_bytes: int, sequence_length: int) -> None:
-    """Raises UserError where the files that the parts of a run need at once are more than the cache may hold.
+    """Raise UserError if the files that the parts of a run need at once exceed the size limit of the cache.
 
-    Every sample would then wait for a shard that has just been thrown away.
+    Every sample would then wait for a shard that was just evicted.
 
-    parts  of all splits that are read in turn: they share the cache
+    parts  parts of all splits that are read in turn: they share the cache
     """
     store_bytes: dict[str, int] = {}
     sources = len({one.name for one in parts})
@@ -39,7 +39,7 @@ def check_room(parts: Sequence[SplitRows], shuffle_span: int | None, cache_bytes
 def count_needed_bytes(
     one: SplitRows, store: RemoteTokens, shuffle_span: int | None, sequence_length: int, sources: int
 ) -> tuple[int, int]:
-    """Bytes of all files of a store, and of those of them that are needed at once."""
+    """Count (bytes of all files of a store, bytes of the files that are needed at once)."""
     nbytes = (
         store.compute_shard_bytes()
         if one.plan is None
@@ -49,7 +49,7 @@ def count_needed_bytes(
     if shuffle_span is None:
         return whole, whole
     rows = max(1, shuffle_span // sequence_length)
-    # samples: as far as `WindowSource.locate_samples` announces
+    # number of samples ahead that `WindowSource.locate_samples` announces
     ahead = max(windows.AHEAD, sources * rows) + windows.AHEAD
     spans = 1 + -(-ahead // rows)
     reach = one.compute_reach(rows)
@@ -61,10 +61,11 @@ def count_needed_bytes(
 
 
 def compute_max_bytes(ends: np.ndarray, nbytes: np.ndarray, stretch: int) -> int:
-    """The most bytes of shards that `stretch` things in a row are in; shard k ends before thing number ends[k].
+    """Compute the maximum bytes of the shards that hold any `stretch` adjacent items.
 
-    ends, nbytes  (S,) int64, ends ascending
+    ends    (S,) int64, ascending: shard k ends before item number ends[k]
+    nbytes  (S,) int64: bytes of each shard
     """
     up_to = np.concatenate([[0], np.cumsum(nbytes)])
-    stop = np.minimum(ends - 1 + stretch, ends[-1])  # of what begins with the last thing of each shard
+    stop = np.minimum(ends - 1 + stretch, ends[-1])  # end of the stretch that begins with the last item of each shard
     return int((up_to[np.searchsorted(ends, stop) + 1] - up_to[:-1]).max())

@@ -1,4 +1,4 @@
-"""Which sequences of a store are of which split: what was held out when it was prepared, else of each shard its end."""
+"""Train and validation splits of a store: the part that `prepare` held out, else the rows at the end of each shard."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class SplitRows:
-    """The sequences of one split of a store: stretches of its rows, numbered one behind another."""
+    """The rows (sequences) of one split of a store: ranges of its rows, numbered one after another."""
 
-    name: str  # of the source
+    name: str  # name of the source
     store: Tokens
-    first: np.ndarray  # (P,) int64: the row that each stretch begins with, ascending
-    counts: np.ndarray  # (P,) int64: how many it has; more than none, where there are several
-    share: float = 0.0  # of the store's rows are held out; 0 where none are, or they have a folder of their own
-    plan: PackedRows | None = None  # what makes the rows, where they are not cut one after another
+    first: np.ndarray  # (P,) int64: first row of each range, ascending
+    counts: np.ndarray  # (P,) int64: number of rows of each range, above 0 if there are several
+    share: float = 0.0  # fraction of the store's rows that is held out; 0: none, or in a folder of its own
+    plan: PackedRows | None = None  # pack plan that makes the rows; None: T tokens after T tokens
 
     @property
     def count(self) -> int:
@@ -44,29 +44,29 @@ class SplitRows:
         return np.cumsum(self.counts) - self.counts
 
     def find_rows(self, numbers: np.ndarray) -> np.ndarray:
-        """(N,) the rows of the store that the split's rows number (N,) are."""
+        """Map rows of the split (N,) to rows of the store (N,)."""
         if len(self.first) == 1:
             return self.first[0] + numbers
         stretch = np.searchsorted(self._before, numbers, side="right") - 1
         return self.first[stretch] + numbers - self._before[stretch]
 
     def compute_reach(self, count: int) -> int:
-        """Over how many rows of the store `count` of the split's in a row reach at most."""
-        lasts = self._before + self.counts - 1  # what begins there reaches furthest
+        """Compute the maximum number of store rows that `count` adjacent rows of the split span."""
+        lasts = self._before + self.counts - 1  # runs that begin at the end of a range span the most
         ends = np.minimum(lasts + count - 1, self.count - 1)
         return (
             count if len(self.first) == 1 else max(count, int((self.find_rows(ends) - self.find_rows(lasts)).max()) + 1)
         )
 
     def get_identity(self) -> list[str | float]:
-        """What decides its rows: JSON."""
+        """Return the JSON value that decides the rows: [name, share, identity of the store, identity of any plan]."""
         plan = [] if self.plan is None else [self.plan.plan.compute_identity()]
         return [self.name, self.share or 0, self.store.identity, *plan]
 
     def holds(self, identity: list[str | float]) -> bool:
-        """Whether it is the part with that identity, or that with more shards behind it.
+        """Return whether this is the part with that identity, possibly with shards appended.
 
-        Raises UserError where it would be, but for what is held out.
+        Raises UserError if only the held-out fraction differs.
         """
         if identity == self.get_identity():
             return True
@@ -90,9 +90,9 @@ class SplitRows:
 
 
 def count_held_out(up_to: np.ndarray, share: float) -> np.ndarray:
-    """(S,) how many rows at the end of each shard are held out; the shards up to it have `up_to` (S,) rows.
+    """Count the rows held out at the end of each shard, (S,); `up_to` (S,): rows up to the end of each shard.
 
-    A shard's part is a function of those before it alone, so that no row changes its side when more are put behind.
+    The count of a shard depends only on the shards up to it, so that no row changes its split when shards are appended.
     """
     if not share:
         return np.zeros_like(up_to)
@@ -112,9 +112,9 @@ def open_split_parts(
     column: str | None = None,
     cache: RemoteCache | None = None,
 ) -> list[SplitRows]:
-    """Open split rows and, where a whole store is a validation set, behind it what prepare held out of the store.
+    """Open the rows of a split; with validation_fraction 1, the rows of the store and of its validation part.
 
-    Raises UserError as `open_split_rows`, and where the part that was held out is missing.
+    Raises UserError as `open_split_rows`, and if the validation part is missing.
     """
     how = (option, vocab_size, best_fit, column, cache)
     one = open_split_rows(name, folder, split, sequence_length, validation_fraction, *how)
@@ -126,7 +126,7 @@ def open_split_parts(
 
 
 def _has_validation_folder(folder: str, cache: RemoteCache | None) -> bool:
-    """Whether what was held out of a store has a folder of its own."""
+    """Return whether a store has a folder with its validation part."""
     if is_remote(folder):
         assert cache is not None, "options of a source name a cache"
         there = f"{folder.rstrip('/')}/{VALIDATION}"
@@ -147,17 +147,18 @@ def open_split_rows(
     cache: RemoteCache | None = None,
     may_be_short: bool = False,
 ) -> SplitRows:
-    """One split of the store in `folder`, which `option` names; with a `vocab_size` it may be a file of others.
+    """Open one split of the store at `folder`, the value of `option`.
 
-    best_fit  rows are those of the store's plan, instead of T tokens after T tokens
-    column    of a table of others that holds the tokens
-    cache     for a store behind a URL
-    may_be_short  no sequence is no mistake
-    Raises UserError where it cannot be read, is too short for one sequence, or there is no plan.
+    vocab_size  vocabulary of the model; if given, `folder` may be in another format than a token store
+    best_fit    rows are those of the store's pack plan, instead of T tokens after T tokens
+    column      column with the tokens, in other formats
+    cache       shard cache, for a store behind a URL
+    may_be_short  allow a split without a sequence
+    Raises UserError if the store cannot be read, is too short for one sequence, or has no plan.
     """
     root = Path(folder).expanduser()
     held_out = root / VALIDATION
-    whole_set = validation_fraction == 1  # all of it is a validation set, whatever was held out of it
+    whole_set = validation_fraction == 1  # the complete store is a validation set, also if it has a validation part
     apart = not whole_set and _has_validation_folder(folder, cache)
     store: Tokens
     if is_remote(folder):
@@ -184,12 +185,12 @@ def open_split_rows(
                 "data.packing=concatenate",
             )
         plan = PackedRows(store, sequence_length)
-    # A row is of the shard that its last token is in: those of the first shards are then the rows that they had alone.
+    # A row belongs to the shard of its last token, so that appended shards do not change the rows of earlier shards.
     up_to = plan.up_to if plan is not None else np.maximum(0, store.compute_ends() - 1) // sequence_length
     share = 0.0 if apart else validation_fraction
     held_counts = count_held_out(up_to, share)
     first, counts = np.concatenate([[0], up_to[:-1]]), np.diff(up_to, prepend=0) - held_counts
-    if apart or not share:  # all of it is of this split, or, of what has none held out, of training
+    if apart or not share:  # all rows are of this split, or, if none are held out, of training
         first, counts = np.array([0]), up_to[-1:] if apart or split == "train" else np.array([0])
     elif split == "validation":
         first, counts = first + counts, held_counts

@@ -1,4 +1,4 @@
-"""Steps of windows, gathered many at once in a thread: the bytes and the order of `WindowSource.sample`."""
+"""Batch reader that prefetches many steps at once in a thread, with the bytes and order of `WindowSource.sample`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gangline_dataloader.sources.chunks import StepChunks, compute_steps_per_chu
 if TYPE_CHECKING:
     from gangline_dataloader.sources.windows import WindowSource
 
-SLOTS = 3  # chunks: one that is being used, two ahead of it
+SLOTS = 3  # chunks in memory: one in use, two prefetched
 
 
 class WindowReader(BatchReader):
-    """Reads for one rank. Tokens stay in stored width, and documents are where they end."""
+    """Batch reader of one rank. Tokens keep their stored width, and documents are given by their ends."""
 
     def __init__(self, source: WindowSource, place: ReadPlace) -> None:
         self.source, self.place = source, place
         self.steps = compute_steps_per_chunk(source, place)
-        self._memory = KeptMemory(place.device)  # of held-out batches
+        self._memory = KeptMemory(place.device)  # memory of held-out batches
         self._ahead: ReadAhead[Iterator[list[StoredBatch]]] | None = None
         self._chunk: Iterator[list[StoredBatch]] = iter(())
         self._closed = False
@@ -39,7 +39,7 @@ class WindowReader(BatchReader):
             self._ahead.close()
         self._chunk = iter(())
         chunks = StepChunks(self.source, self.place, cursor, self.steps)
-        # A thread that was too slow to end with `close` goes on writing into its own.
+        # Each start has its own memory: a thread that outlived `close` may still write into the old one.
         make = partial(self._gather, chunks, KeptMemory(self.place.device))
         self._ahead = ReadAhead(make, SLOTS, prepare=partial(use_device, self.place.device))
 

@@ -1,7 +1,7 @@
-"""Sequences cut one after another out of long vectors of tokens (concatenate and cut).
+"""Data source of fixed-length sequences, split one after another from concatenated documents (concatenate and chunk).
 
-Row r of a source reads its tokens r·T to (r+1)·T inclusive, so that in an epoch each token but the first is a target
-once, and the last (N - 1) mod T never.
+Row r of a source reads its tokens r·T to (r+1)·T inclusive. So in an epoch each token is a target once, except the
+first token and the last (N - 1) mod T, which never are.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ if TYPE_CHECKING:
     from gangline_dataloader.store.tokens import Tokens
 
 AHEAD = 1024  # samples whose places are computed at once: a call for one costs as much as a call for hundreds
-MANY = 256  # samples from which on a call of their own costs less
+MANY = 256  # samples from which on a call without the cache costs less
 
 
 MakeReader = Callable[["WindowSource", ReadPlace], BatchReader]
 
 
 class SampleOrder(Protocol):
-    """Which row of which source a sample is."""
+    """The order of a data source: maps sample numbers to source, epoch and row."""
 
     @property
     def end(self) -> int | None:
-        """The first sample that there is none for; None: there is always one."""
+        """Number of samples until the data ends; None: it never ends."""
 
     @property
     def deciding(self) -> Any:
-        """JSON: what the order is a function of, beside its key."""
+        """JSON value that decides the order together with its key."""
 
     def __call__(self, numbers: np.ndarray) -> RowPlace: ...
 
 
 @dataclass
 class StoredRows:
-    """What samples (N,) hold, tokens in the width that they are stored in.
+    """The data of samples (N,), with tokens in their stored width.
 
     tokens     (N, T+1)
-    ends       (n,) int32, ascending: n·T + e of a document that ends before token e of row n, 0 < e <= T; empty where
-               nobody separates them
-    loss_mask  (N, T) bool, of the targets; None: all count but those that lie behind an end
-    filled     (N,) of the T inputs so many are of documents, the others padding; None: all are
+    ends       (n,) int32, ascending: n·T + e for a document that ends before token e of row n, 0 < e <= T; empty if
+               documents are not separated
+    loss_mask  (N, T) bool over the targets; None: all count except the first target after each end
+    filled     (N,) number of the T inputs that belong to documents, the rest is padding; None: all
     """
 
     tokens: np.ndarray
@@ -67,17 +67,18 @@ class StoredRows:
 
 
 class WindowSource(DataSource, ABC):
-    """Windows of T tokens of several stores, in an order. Everything but the order is a property of the stores.
+    """Data source of windows of T tokens from one or more stores, in an order.
 
-    A subclass says what a run may go on with (one store that grew, a mixture that changes), or what else rows hold.
+    Subclasses define the changes with which a run may continue (a store that grew, a mixture that changes), or other
+    contents of rows.
 
-    parts      one for each source of the order: its store, and which of the store's rows are of this split
-    documents  no attention across documents, positions start anew, no target in another document
-    identity   what the order is a function of, beside the stores
-    samples    in an epoch, or until all sources are used up; None: there is no end
-    infill     what rearranges documents, to learn to fill in
-    reach      samples that a shuffle of distant stores reaches over: so far ahead shards are fetched
-    make_reader  another reader than its own
+    parts      one for each source of the order: its store, and the store's rows in this split
+    documents  no attention across documents, positions restart at each document, no target in another document
+    identity   values that decide the order, next to the stores
+    samples    samples of an epoch, or until all sources are used up; None: there is no end
+    infill     fill-in-the-middle of documents; None: off
+    reach      samples that a shuffle of remote stores spans: shards are fetched that far ahead
+    make_reader  makes the batch reader; None: WindowReader
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class WindowSource(DataSource, ABC):
         self._ahead = lru_cache(maxsize=4)(self._locate_block)
 
     def locate_samples(self, numbers: np.ndarray) -> RowPlace:
-        """Which row of which store samples (N,) are."""
+        """Locate samples (N,): source, epoch and row of its store. Remote stores start to fetch their shards."""
         place = self._locate_samples(numbers)
         if self.distant and numbers.size:
             later = np.asarray(numbers) + max(AHEAD, self.reach)
@@ -127,25 +128,26 @@ class WindowSource(DataSource, ABC):
         return replace(place, row=row)
 
     def find_row_starts(self, place: RowPlace) -> np.ndarray:
-        """(N,) where rows begin in the tokens of their stores."""
+        """Return the first token of rows (N,) in their stores, (N,)."""
         return place.row * self.sequence_length
 
     def locate_sample(self, i: int) -> tuple[int, int]:
-        """Number of the source and row of its store that sample `i` is."""
+        """Locate sample `i`: (index of the source, row of its store)."""
         block, offset = divmod(i, AHEAD)
         place = self._ahead(block)
         return int(place.source[offset]), int(place.row[offset])
 
     def list_token_ranges(self, source: int, row: int) -> list[tuple[int, int]]:
-        """[start, stop) in the tokens of a source's store that row `row` of the store is made of, one after another."""
+        """List the token ranges [start, stop) of a source's store that make row `row` of the store, in order."""
         start = row * self.sequence_length
         return [(start, start + self.sequence_length + 1)]
 
     def fill(self, numbers: np.ndarray, out: np.ndarray | None = None, place: RowPlace | None = None) -> StoredRows:
-        """What samples (N,) hold, near each other.
+        """Read samples `numbers` (N,), which should be close to each other.
 
-        out    (N, T+1) memory for the tokens, in one piece
-        place  what `locate_samples` gives of the samples, where it is known
+        out    (N, T+1) contiguous memory for the tokens; None: it is allocated
+        place  places of the samples by `locate_samples`; None: they are computed
+        Raises UserError past the end of the data, for a token outside the vocabulary, and for a file that has changed.
         """
         self.look_again()
         numbers, T = np.asarray(numbers, np.int64), self.sequence_length
@@ -164,7 +166,7 @@ class WindowSource(DataSource, ABC):
         return StoredRows(tokens, ends, make_loss_mask(learnt_mask, ends))
 
     def check(self, tokens: np.ndarray, place: RowPlace) -> None:
-        """Raises UserError where one of `tokens` (N, T+1) from `place` (N,) is none, or files have changed."""
+        """Raise UserError if a file has changed, or one of `tokens` (N, T+1) from `place` is not in the vocabulary."""
         self.look_again()
         store = self.stores[0]  # a mixture has one vocabulary
         if store.ranged or np.iinfo(self.dtype).max < store.vocab_size or int(tokens.max()) < store.vocab_size:
@@ -178,12 +180,15 @@ class WindowSource(DataSource, ABC):
         )
 
     def look_again(self) -> None:
-        """Before mapped files are read, as one cut short would end the process, and before what was read is used."""
+        """Look again whether files have changed. Raises UserError if so.
+
+        Called before mapped files are read, because a truncated one would end the process, and before the data is used.
+        """
         for store in self.stores:
             store.look_again()
 
     def look_up_samples(self, numbers: np.ndarray) -> RowPlace:
-        """Locate samples of numbers near each other, computed once for many. Raises UserError past the data's end."""
+        """Look up the places of samples close to each other in cached blocks. Raises UserError past the data's end."""
         if self.order.end is not None and int(numbers.max()) >= self.order.end:
             raise self.explain_end(int(numbers.max()))
         if len(numbers) >= MANY:
@@ -214,7 +219,7 @@ class WindowSource(DataSource, ABC):
         return sample
 
     def explain_end(self, i: int) -> UserError:
-        """What to raise where sample `i` is asked for and there is none."""
+        """Return the error for a request of sample `i` past the end of the data."""
         return UserError(
             f"the data ends after {self.order.end} samples, and sample {i} was asked for.",
             "Every source that has a weight there is used up after its data.epochs.",
@@ -237,13 +242,13 @@ class WindowSource(DataSource, ABC):
         at: np.ndarray,
         learnt: bool = False,
     ) -> None:
-        """Tokens [start, stop) of each of (n,) in the stores (n,) to `out` (M,), or which of them are to be learnt."""
+        """Copy tokens [start, stop) of stores `source` (n,) to `out` (M,) at offsets `at` (n,); `learnt`: loss mask."""
         for store, here in self._group_by_store(source):
             copy = store.copy_learnt if learnt else store.copy
             copy(starts[here], stops[here], out, at[here])
 
     def find_window_ends(self, source: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-        """`StoredRows.ends` of windows (N,) of `length` tokens."""
+        """Find the document ends in windows (N,) of `length` tokens, as in `StoredRows.ends`."""
         at = np.arange(len(source)) * length
         ends = [store.find_borders(starts[here], length, at[here]) for store, here in self._group_by_store(source)]
         return (ends[0] if len(ends) == 1 else np.sort(np.concatenate(ends))).astype(np.int32)
@@ -261,21 +266,21 @@ class WindowSource(DataSource, ABC):
         return self.samples
 
     def state(self, i: int) -> dict[str, Any]:
-        """Everything that may change while a run goes on."""
+        """Return everything that may change while a run continues: the identities of the parts, and the order."""
         return {"parts": [one.get_identity() for one in self.parts], "order": self.order.deciding}
 
     def compute_fingerprint(self) -> str:
         return self.compute_state_fingerprint(self.state(0))
 
     def compute_state_fingerprint(self, state: dict[str, Any]) -> str:
-        """Of this source as it would be with that `state`."""
+        """Compute the fingerprint that this source would have with `state`."""
         deciding = (self.identity, self.sequence_length, self.documents, json.dumps(state, sort_keys=True))
         return blake2b(repr(deciding).encode(), digest_size=16).hexdigest()
 
     def change_order(self, order: SampleOrder) -> None:
-        """Give the samples of another order from now on."""
+        """Change the order of the samples from now on."""
         self.order = order
-        # Another cache, behind the other order: a reader's thread may yet finish a block of the order before.
+        # A new cache, set after the new order: a reader's thread may still finish a block of the old order.
         self._ahead = lru_cache(maxsize=4)(self._locate_block)
 
     def describe(self) -> str:
@@ -296,7 +301,7 @@ class WindowSource(DataSource, ABC):
 
 
 def make_loss_mask(learnt: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """(N, T) bool, of the targets: `learnt` (N, T+1) uint8 of the tokens; none lies behind an end of `ends` (n,)."""
+    """Make the loss mask of targets (N, T) bool from `learnt` (N, T+1) uint8; false at the target after each end."""
     mask = learnt[:, 1:].astype(bool, order="C")
     mask.reshape(-1)[ends - 1] = False
     return mask

@@ -1,1 +1,1 @@
-"""A corpus as token ids on disk: .npy shards with the ends of their documents, and a manifest written last."""
+"""Token store: a corpus as token ids on disk, in .npy shards with document ends, and a manifest written last."""

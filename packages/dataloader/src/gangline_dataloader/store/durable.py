@@ -1,4 +1,4 @@
-"""Files that outlive a loss of power: what a document names is on the disk before the document is."""
+"""Durable file writes, safe against power loss: the files that a JSON document names are on disk before it is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 @contextmanager
 def explain_write_errors(folder: Path) -> Iterator[None]:
-    """Raises UserError where the disk of a folder is full, or the folder cannot be written."""
+    """Raise UserError in place of an OSError in the block, if the disk of `folder` is full or it cannot be written."""
     try:
         yield
     except OSError as error:
@@ -36,14 +36,14 @@ def explain_write_errors(folder: Path) -> Iterator[None]:
 
 
 def replace_bytes(path: Path, content: bytes, tag: str = "") -> None:
-    """A file on disk, durable, at once or not at all; and before it every name that its directory has by now.
+    """Replace a file atomically and durably, after all names that its directory has by now are durable.
 
-    tag  in the name that it has until it is whole, where several processes may write it at once
+    tag  part of the temporary name, for files that several processes may write at once
     """
     sync_folder(path.parent)
     write_whole(path, content, temporary=f".{path.name}{tag}.part")
 
 
 def replace_json(path: Path, content: dict[str, Any], tag: str = "") -> None:
-    """A document, as `replace_bytes`; with a tag without line breaks, for machines alone."""
+    """Replace a JSON file, as `replace_bytes`; indented, but with a tag on one line, for files only programs read."""
     replace_bytes(path, json.dumps(content, indent=None if tag else 1).encode(), tag)

@@ -1,4 +1,4 @@
-"""Pieces of JSON that somebody wrote, read field by field: what is not as it should be is named. Torch-free."""
+"""Checked reading of untrusted JSON, field by field, with errors that name the wrong field. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _XXH3 = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class JsonFields:
-    """An object of a document, and where it stands. Each reader raises UserError that names place and field."""
+    """An object of a JSON document, and its place for messages. Each reader raises UserError with place and field."""
 
     content: Any
     place: str
@@ -33,14 +33,14 @@ class JsonFields:
         return value
 
     def read_name(self, key: str) -> str:
-        """A file in the same folder: what is read never lies elsewhere."""
+        """Read the name of a file in the document's folder. Raises UserError for a path to another folder."""
         value = self.read_text(key)
         if not _is_name(value):
             raise self.explain_damage(key, "expected the name of a file beside the manifest")
         return value
 
     def read_names(self, key: str) -> list[str]:
-        """Several of them."""
+        """Read a list of names of files in the document's folder. Raises UserError for a path to another folder."""
         values = self.read_list(key, str)
         if not all(map(_is_name, values)):
             raise self.explain_damage(key, "expected names of files beside the manifest")
@@ -71,14 +71,14 @@ class JsonFields:
         return value
 
     def read_checksums(self, key: str) -> list[str]:
-        """XXH3-128 of files, in hex: they become a part of file names, so nothing else may stand there."""
+        """Read a list of XXH3-128 checksums in hex. Raises UserError for other text, because they become file names."""
         values: list[str] = self.read_list(key, str)
         if not all(map(_XXH3.fullmatch, values)):
             raise self.explain_damage(key, "expected checksums of 32 hex digits")
         return values
 
     def check(self) -> None:
-        """Raises UserError where the document is not what `add_checksum` made."""
+        """Raise UserError if the document's checksum is missing or wrong (`add_checksum`)."""
         if not isinstance(self.content, dict) or self.content.get(CHECKSUM) != _compute_checksum(self.content):
             lacks = isinstance(self.content, dict) and CHECKSUM not in self.content
             raise UserError(
@@ -89,7 +89,7 @@ class JsonFields:
 
 
 def add_checksum(content: dict[str, Any]) -> dict[str, Any]:
-    """A document with the checksum of what it holds: XXH3-128 of its JSON, keys in order."""
+    """Add the checksum of a document's content to the document: XXH3-128 of its JSON with sorted keys."""
     return {**content, CHECKSUM: _compute_checksum(json.loads(json.dumps(content)))}
 
 

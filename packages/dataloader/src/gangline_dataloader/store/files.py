@@ -1,4 +1,4 @@
-"""The files of a store, one after another as whole local files, wherever it lies: for what looks at every byte."""
+"""A store's files as complete local files, one after another, also behind a URL: for commands that read every byte."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from gangline_dataloader.store.manifest import FILE, VALIDATION, Manifest, check
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.remote.tokens import is_remote
 
-DEADLINE = 600.0  # seconds that a file of a distant store is waited for
+DEADLINE = 600.0  # timeout in seconds for a file of a remote store
 
 
 class StoreFiles(ABC):
-    """A store.
+    """The files of a store.
 
-    name    as people know it
-    folder  with its manifest and its plans
+    name    path or URL, for messages
+    folder  local folder with the manifest and the pack plans
     """
 
     name: str
     folder: Path
 
     def read_manifest(self) -> Manifest:
-        """Raises UserError as `manifest.read`."""
+        """Read the manifest. Raises UserError as `manifest.read`."""
         return read(self.folder)
 
     @abstractmethod
     @contextmanager
     def get_local_file(self, name: str, nbytes: int) -> Iterator[Path]:
-        """A file of `nbytes` bytes, local as long as the context lasts. Raises UserError where it cannot be had."""
+        """Yield the path of a file of `nbytes` bytes, local in the block. Raises UserError if it cannot be fetched."""
 
     @abstractmethod
     def read_small_file(self, name: str) -> bytes | None:
-        """All of a small file; None where it is missing."""
+        """Read a small file; None if it is missing."""
 
     @abstractmethod
     def list_names(self) -> list[str]:
@@ -45,11 +45,11 @@ class StoreFiles(ABC):
 
     @abstractmethod
     def open_held_out(self) -> StoreFiles | None:
-        """Its validation part, if it has one. Raises UserError where that part is missing or incomplete."""
+        """Open the validation part; None if the store has none. Raises UserError if it is missing or incomplete."""
 
 
 class LocalFiles(StoreFiles):
-    """In a directory."""
+    """The files of a store in a local directory."""
 
     def __init__(self, folder: Path) -> None:
         self.name, self.folder = str(folder), folder
@@ -76,7 +76,7 @@ class LocalFiles(StoreFiles):
 
 
 class RemoteFiles(StoreFiles):
-    """Behind a URL; `folder` is a local one, empty at first."""
+    """The files of a store behind a URL; `folder` is a local folder, which gets the manifest and the pack plans."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.name, self.folder, self.remote = url.rstrip("/"), folder, Remote(url, DEADLINE)
@@ -124,14 +124,17 @@ class RemoteFiles(StoreFiles):
 
 @contextmanager
 def open_store_files(place: str) -> Iterator[StoreFiles]:
-    """Those of a directory, or behind a URL, one of which is on the local disk at a time. Raises UserError."""
+    """Open the files of a store in a directory or behind a URL; of the latter, one file is on the local disk at a time.
+
+    Raises UserError if there is no store behind the URL.
+    """
     if not is_remote(place):
         yield LocalFiles(Path(place).expanduser())
         return
     with tempfile.TemporaryDirectory(prefix="gangline-") as temporary:
         folder, url = Path(temporary, "store"), place.rstrip("/")
         if (around := url.removesuffix(f"/{VALIDATION}")) != url:
-            # The manifest of the store around it says what belongs to it.
+            # The parent store's manifest tells which shards belong to the validation part.
             if (content := Remote(around, DEADLINE).read_small_file(FILE, optional=True)) is not None:
                 folder.mkdir()
                 (folder / FILE).write_bytes(content)

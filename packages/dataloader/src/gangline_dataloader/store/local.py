@@ -1,4 +1,4 @@
-"""A token store in a directory."""
+"""Token store in a local directory, with mapped shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline_dataloader.store.watch import WatchedFiles, find_status
 
 
 class LocalTokens(StoreTokens):
-    """Every file lies in the store's directory."""
+    """The tokens of a store in a local directory."""
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(Path(folder).expanduser(), str(folder))

@@ -1,4 +1,4 @@
-"""manifest.json: what a token store holds. Written last, so that a folder with one is whole. Torch-free.
+"""manifest.json, the index of a token store. It is written last, so that a folder with one is complete. Torch-free.
 
     {"format": "gangline-tokens", "version": 1, "dtype": "<u2", "vocab_size": 32000,
      "tokenizer": {"kind": "tokenizer.json", "identity": "9f...", "file": "tokenizer.json", "end_of_text": 0,
@@ -8,7 +8,7 @@
      "sources": {...}, "report": {...}, "learnt_rule": null, "held_out": true, "validation": "b1...",
      "checksum": "5d..."}
 
-Shard number 3 is shard-00003.npy, and shard-00003.ends.npy beside it. The lists are columns, because a store of 10^12
+Shard number 3 is shard-00003.npy, with shard-00003.ends.npy next to it. The lists are columns, because a store of 10^12
 tokens has 15,000 shards and is opened before every run.
 """
 
@@ -27,37 +27,35 @@ from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.fields import JsonFields, add_checksum
 
 FILE = "manifest.json"
-TEMPLATE = "chat_template.jinja"  # beside it, where conversations are written by one
-VALIDATION = "validation"  # the folder of what is held out, a store of its own
+TEMPLATE = "chat_template.jinja"  # file next to the manifest, for conversations
+VALIDATION = "validation"  # folder of the validation part, a store of its own
 FORMAT, VERSION = "gangline-tokens", 1
 DTYPES = ("|u1", "<u2", "<u4")  # as numpy writes them into the header of an .npy file
-LARGEST = 1 << 30  # bytes of a manifest: a billion tokens to a shard, a million shards
+LARGEST = 1 << 30  # maximum bytes of a manifest: enough for a million shards of a billion tokens
 
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One .npy file of tokens, and beside it the exclusive end of each of its documents, uint32, the last = tokens."""
+    """One shard: a .npy file of tokens, and one of the exclusive document ends, uint32, the last end = tokens."""
 
     tokens: int
     documents: int
-    xxh3: str  # XXH3-128 of the whole file of tokens
-    ends_xxh3: str  # and of the file of ends
-    loss_xxh3: str | None = None  # and of the file that says which tokens are to be learnt; None: all, and no file
-    pieces_xxh3: str | None = (
-        None  # of pieces of the file of tokens (`npy.compute_sampled_checksum`); None: an older store
-    )
+    xxh3: str  # XXH3-128 of the complete file of tokens
+    ends_xxh3: str  # XXH3-128 of the file of ends
+    loss_xxh3: str | None = None  # XXH3-128 of the file with the loss mask; None: no file, all tokens are trained on
+    pieces_xxh3: str | None = None  # checksum of pieces of the tokens (`npy.compute_sampled_checksum`); None: old store
 
 
 @dataclass
 class Shards:
-    """All shards, by column; each list has an entry for each shard."""
+    """The shards of a store, by column; each list has an entry for each shard."""
 
     tokens: list[int] = field(default_factory=list)
     documents: list[int] = field(default_factory=list)
     xxh3: list[str] = field(default_factory=list)
     ends_xxh3: list[str] = field(default_factory=list)
-    loss_xxh3: list[str] = field(default_factory=list)  # of conversations; else empty
-    pieces_xxh3: list[str] = field(default_factory=list)  # empty in a store that began without
+    loss_xxh3: list[str] = field(default_factory=list)  # empty in a store without conversations
+    pieces_xxh3: list[str] = field(default_factory=list)  # empty in a store whose first shards have none
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -75,45 +73,45 @@ class Shards:
 
 
 def name_tokens_file(number: int) -> str:
-    """The file of a shard's tokens."""
+    """Name the file of a shard's tokens."""
     return f"shard-{number:05d}.npy"
 
 
 def name_ends_file(number: int) -> str:
-    """The file of where its documents end."""
+    """Name the file of a shard's document ends."""
     return f"shard-{number:05d}.ends.npy"
 
 
 def name_loss_file(number: int) -> str:
-    """The file of which of its tokens are to be learnt, uint8, in stores of conversations."""
+    """Name the file of a shard's loss mask, uint8, in stores of conversations."""
     return f"shard-{number:05d}.loss.npy"
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """What made tokens of text. identity: blake2b of the tokenizer.json, or "bytes"."""
+    """The tokenizer of a store. identity: blake2b of the tokenizer.json, or "bytes"."""
 
     kind: str  # "bytes" or "tokenizer.json"
     identity: str
-    file: str | None = None  # a copy of it, beside the manifest
-    end_of_text: int | None = None  # the token behind each document
-    beside: list[str] = field(default_factory=list)  # files with what else is known of it, beside the manifest
-    beside_xxh3: list[str] = field(default_factory=list)  # XXH3-128 of each
+    file: str | None = None  # name of its copy next to the manifest
+    end_of_text: int | None = None  # token after each document; None: none
+    beside: list[str] = field(default_factory=list)  # names of its other files next to the manifest, as chat template
+    beside_xxh3: list[str] = field(default_factory=list)  # XXH3-128 of each of these files
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The whole document. Raises nothing by itself; `read` checks what a file claims."""
+    """The content of manifest.json. Not checked here; `read` checks a file."""
 
     dtype: str
     vocab_size: int
     tokenizer: Tokenizer
     shards: Shards
-    sources: dict[str, Any] = field(default_factory=dict)  # what was read, by name
-    report: dict[str, Any] = field(default_factory=dict)  # what was kept and dropped, by rule
-    learnt_rule: int | None = None  # `gangline_basics.data.chat_tokens.LEARNT_RULE` of the writer
-    held_out: bool = False  # whether a folder `validation` belongs to it
-    validation: str | None = None  # the identity of that part; None: there is none, or an older store does not say
+    sources: dict[str, Any] = field(default_factory=dict)  # number of files by source
+    report: dict[str, Any] = field(default_factory=dict)  # settings, and counts of documents by source
+    learnt_rule: int | None = None  # `gangline_basics.data.chat_tokens.LEARNT_RULE` of the writer; None: not recorded
+    held_out: bool = False  # whether a folder `validation` belongs to the store
+    validation: str | None = None  # identity of the validation part; None: there is none, or the store is older
 
     @property
     def tokens(self) -> int:
@@ -124,16 +122,16 @@ class Manifest:
         return sum(self.shards.documents)
 
     def compute_identity(self) -> str:
-        """The version of the data: 32 hex digits that change with any token, document or their order."""
+        """Compute the identity of the data: 32 hex digits that change with any token, document or their order."""
         return self._make_digest("".join(self._format_lines())).hexdigest()
 
     def take_first_shards(self, count: int) -> Manifest:
-        """The store as it was when it had so many shards, but for what is said of its sources."""
+        """Return the manifest with only the first `count` shards; sources and report stay unchanged."""
         columns = {column.name: getattr(self.shards, column.name)[:count] for column in fields(self.shards)}
         return replace(self, shards=Shards(**columns))
 
     def match_prefix(self, identity: str) -> int | None:
-        """How many of the first shards make the store with that identity; None: it is no beginning of this one."""
+        """Return the number of first shards that make the store with that identity; None: no prefix makes it."""
         digest = self._make_digest("")
         for number, line in enumerate(self._format_lines()):
             digest.update(line.encode())
@@ -148,18 +146,18 @@ class Manifest:
         return digest
 
     def _format_lines(self) -> list[str]:
-        """What decides of each shard."""
+        """Format the values of each shard that decide the identity, one line for each shard."""
         columns = (self.shards.tokens, self.shards.documents, self.shards.xxh3, self.shards.ends_xxh3)
         loss = [f" {one}" for one in self.shards.loss_xxh3] or [""] * len(self.shards)
         return [f"{t} {d} {x} {e}{more}\n" for t, d, x, e, more in zip(*columns, loss, strict=True)]
 
     def write(self, folder: Path) -> None:
-        """Make the store whole: the manifest appears at once, or not at all."""
+        """Write the manifest atomically, which completes the store."""
         replace_json(folder / FILE, add_checksum({"format": FORMAT, "version": VERSION, **asdict(self)}))
 
 
 def check_without_validation(manifest: Manifest, name: str) -> None:
-    """Raises UserError where a store should have a validation part, and none is complete. name: for messages."""
+    """Raise UserError if a store without a complete validation part should have one. name: path or URL for messages."""
     if manifest.held_out:
         raise UserError(
             f"{name}/{VALIDATION} is missing or incomplete: it has no {FILE}.",
@@ -169,7 +167,7 @@ def check_without_validation(manifest: Manifest, name: str) -> None:
 
 
 def explain_stray_validation(name: str) -> UserError:
-    """What to say of a folder `validation` in a store, known as `name`, that says that nothing was held out."""
+    """Return the error for a folder `validation` in the store `name`, whose manifest says that nothing was held out."""
     return UserError(
         f"{name}/{VALIDATION} does not belong to the store {name}.",
         f"The manifest of {name} says that nothing was held out: an --append that was interrupted left the folder, "
@@ -180,13 +178,13 @@ def explain_stray_validation(name: str) -> UserError:
 
 
 def read(folder: str | Path, url: str = "") -> Manifest:
-    """The manifest of a store, every claim of it looked at. Raises UserError that names file and field.
+    """Read and check the manifest of a store. Raises UserError with file and field.
 
-    Of the validation part of a store: as the manifest of that store knows it, without what an interrupted --append put
-    behind it. url: of a store whose manifest was copied to `folder`, for messages.
+    For a validation part, shards that an interrupted --append added are left out, as its parent store's manifest tells.
+    url: URL of a store whose manifest was copied to `folder`, for messages.
     """
     folder = Path(folder).expanduser()
-    whole = store_around(folder)  # read first: it is written last
+    whole = store_around(folder)  # read first, because it is written last
     manifest = _read(folder)
     if whole is None or (whole.held_out and whole.validation is None):
         return manifest
@@ -203,13 +201,13 @@ def read(folder: str | Path, url: str = "") -> Manifest:
 
 
 def store_around(folder: Path) -> Manifest | None:
-    """The manifest of the store that a folder is the validation part of; None for any other folder."""
+    """Return the manifest of the store whose validation part is `folder`; None for any other folder."""
     folder = folder.absolute()
     if folder.name != VALIDATION or not (folder.parent / FILE).exists():
         return None
     try:
         return _read(folder.parent)
-    except UserError:  # another format, or named when that store is read
+    except UserError:  # another format, or a damage that is reported when that store is read
         return None
 
 
@@ -233,7 +231,7 @@ def _read(folder: Path) -> Manifest:
 
 
 def parse(content: Any, path: str) -> Manifest:
-    """A manifest from JSON. Raises UserError."""
+    """Parse a manifest from JSON. Raises UserError with the place `path` and the wrong field."""
     document = JsonFields(content, path)
     if document.read_text("format") != FORMAT:
         raise document.explain_damage("format", f"expected {FORMAT!r}")
@@ -253,7 +251,7 @@ def parse(content: Any, path: str) -> Manifest:
     file, end = of.read_optional("file", of.read_name), of.read_optional("end_of_text", of.read_number)
     beside = of.read_optional("beside", of.read_names) or []
     shards = _parse_shards(document.enter("shards"))
-    document.check()  # after what it can be named by, and before what older stores, without a checksum, lack
+    document.check()  # after fields with precise errors, and before fields that older stores without a checksum lack
     tokenizer = Tokenizer(kind, identity, file, end, beside, of.read_checksums("beside_xxh3"))
     if len(tokenizer.beside_xxh3) != len(beside):
         raise of.explain_damage("beside_xxh3", "expected one for each file")

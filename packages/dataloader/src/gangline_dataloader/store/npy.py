@@ -1,7 +1,7 @@
-"""Shards as plain .npy files: anything that reads numpy arrays reads them, mapped or through GPUDirect Storage.
+"""Shards as plain .npy files, which any reader of numpy arrays can read, mapped or through GPUDirect Storage.
 
-The header of format 1.0 is padded to 128 bytes, so tokens begin aligned to 64 bytes, and so that it can be written
-first with a length that is known last.
+The header of format 1.0 is padded to 128 bytes, so that tokens are aligned to 64 bytes, and the header can be
+overwritten when the length is known.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gangline import UserError
 from gangline.storage.files import open_replacement
 
 HEADER = 128
-WHOLE = 1 << 27  # bytes up to which a file is read whole to be held against its checksum; above, PIECES of it
+WHOLE = 1 << 27  # bytes up to which a file is compared completely with its checksum; above, only PIECES of it
 PIECES, PIECE = 16, 1 << 12
 _MAGIC = b"\x93NUMPY\x01\x00"
 
 
 def make_header(dtype: str, length: int) -> bytes:
-    """The 128 bytes before a vector of so many numbers."""
+    """Make the 128-byte header of a vector of `length` numbers."""
     text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({length},), }}"
     body = text.ljust(HEADER - len(_MAGIC) - 3).encode() + b"\n"
     return _MAGIC + (len(body)).to_bytes(2, "little") + body
@@ -33,18 +33,18 @@ N = TypeVar("N", int, np.ndarray)
 
 
 def compute_file_size(dtype: str | np.dtype, length: N) -> N:
-    """Bytes of the file of a vector, or of several."""
+    """Compute the bytes of the .npy file of a vector of `length` numbers, or of several vectors."""
     return HEADER + length * np.dtype(dtype).itemsize
 
 
 def compute_checksum(path: Path) -> str:
-    """XXH3-128 of a file, read piece by piece."""
+    """Compute the XXH3-128 of a file, read piece by piece."""
     with path.open("rb") as file:
         return compute_stream_checksum(file)
 
 
 def compute_stream_checksum(file: BinaryIO) -> str:
-    """XXH3-128 of a file that was just opened; it is at its beginning again then."""
+    """Compute the XXH3-128 of a file that was just opened, and rewind it."""
     digest = xxhash.xxh3_128()
     while chunk := file.read(1 << 24):
         digest.update(chunk)
@@ -53,14 +53,14 @@ def compute_stream_checksum(file: BinaryIO) -> str:
 
 
 def sample(file: BinaryIO, digest: Any, pieces: int) -> None:
-    """So many pieces of an open file, evenly spread, the first and the last among them, into a hash."""
+    """Sample `pieces` evenly spread pieces of an open file into a hash, the first and the last piece included."""
     for place in np.linspace(0, max(0, os.fstat(file.fileno()).st_size - PIECE), pieces, dtype=np.int64).tolist():
         file.seek(place)
         digest.update(file.read(PIECE))
 
 
 def compute_sampled_checksum(path: Path) -> str:
-    """XXH3-128 of PIECES pieces of a file: it changes where a file is another, and mostly not where a few bytes are."""
+    """Compute the XXH3-128 of PIECES pieces of a file: it detects another file, but mostly not a few changed bytes."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         sample(file, digest, PIECES)
@@ -70,10 +70,10 @@ def compute_sampled_checksum(path: Path) -> str:
 def map_vector(
     path: Path, dtype: str, length: int, xxh3: str | None = None, pieces_xxh3: str | None = None
 ) -> np.ndarray:
-    """The vector (length,) in a file, mapped into memory, read-only. Raises UserError as `map_file`.
+    """Map the vector (length,) in a file into memory, read-only. Raises UserError as `map_file`, or for other bytes.
 
-    xxh3         its bytes are held against this checksum
-    pieces_xxh3  or, where the file has more than WHOLE bytes, some of them against this one
+    xxh3         checksum to compare all bytes with; None: they are not compared
+    pieces_xxh3  checksum to compare pieces with instead, if the file has more than WHOLE bytes; None: not known
     """
     try:
         file = path.open("rb")
@@ -101,10 +101,9 @@ def map_vector(
 
 
 def map_file(file: BinaryIO, dtype: str, length: int) -> np.ndarray:
-    """The vector (length,) in an open file, mapped into memory, read-only: it stays when the name goes.
+    """Map the vector (length,) in an open file into memory, read-only; it stays valid when the file's name is removed.
 
-    The file is held against what the manifest says of it: raises UserError where it is missing, torn, longer, or of
-    another dtype or length.
+    Raises UserError if the file cannot be read, or does not have the size, dtype and length that the manifest says.
     """
     path, expected_size = Path(file.name), compute_file_size(dtype, length)
     try:
@@ -121,19 +120,19 @@ def map_file(file: BinaryIO, dtype: str, length: int) -> np.ndarray:
         raise UserError(
             f"{path} is not the array of {length} {dtype} that the manifest says.", "", format_verify_command(path)
         )
-    # As a plain array: each operation on a np.memmap goes through Python.
+    # A plain array, because each operation on a np.memmap goes through Python.
     return np.asarray(np.memmap(file, np.dtype(dtype), "r", HEADER, (length,))).view(np.ndarray)
 
 
 def format_verify_command(path: Path) -> str:
-    """The command that looks at the whole store."""
+    """Return the command that verifies the store that a file belongs to."""
     return f"gangline data verify {path.parent}"
 
 
 class NpyWriter:
-    """One .npy vector, written piece by piece under another name until it is whole.
+    """Writer of one .npy vector, piece by piece, under a temporary name until it is complete.
 
-    tag  in that other name, where several processes may write the same file at once
+    tag  part of the temporary name, for files that several processes may write at once
     """
 
     def __init__(self, path: Path, dtype: str, tag: str = "") -> None:
@@ -143,12 +142,12 @@ class NpyWriter:
         self._file.write(bytes(HEADER))
 
     def write(self, numbers: np.ndarray) -> None:
-        """More of them."""
+        """Append numbers to the vector."""
         self._file.write(np.ascontiguousarray(numbers, self.dtype).data)
         self.length += len(numbers)
 
     def close(self) -> str:
-        """Make it whole and durable under its name; gives its checksum."""
+        """Complete the file, make it durable under its name, and return its XXH3-128 checksum."""
         self._file.seek(0)
         self._file.write(make_header(self.dtype, self.length))
         self._file.flush()
@@ -160,6 +159,6 @@ class NpyWriter:
 
 
 def save_array(path: Path, array: np.ndarray, tag: str = "") -> None:
-    """An array of any shape and dtype as an .npy file, at once or not at all."""
+    """Save an array of any shape and dtype as an .npy file, atomically."""
     with open_replacement(path, temporary=f".{path.name}{tag}.part") as file:
         np.save(file, array)

@@ -1,4 +1,4 @@
-"""A token store that `gangline data prepare` made, wherever its files lie."""
+"""Base of token stores that `gangline data prepare` made, local or remote."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gangline_dataloader.store.tokens import Sharded
 
 
 class StoreTokens(Sharded, ABC):
-    """The shards of a store. Opening it reads the manifest alone.
+    """The tokens of a store. Opening it reads only the manifest.
 
-    A file is mapped, and compared with its checksum, when it is first read: a file of tokens above `npy.WHOLE` by some
-    pieces, where the manifest has their checksum; any other file by every byte.
+    A file is mapped and compared with its checksum when it is first read. A file of tokens above `npy.WHOLE` bytes is
+    compared by some pieces, if the manifest has their checksum; any other file by every byte.
 
-    folder  with the manifest, the tokenizer and the plans
-    name    as people know the store
-    keep    at most so many shards are mapped at a time; None: all
-    Raises UserError where the manifest, or a file when it is mapped, is not what it should be.
+    folder  local folder with the manifest, the tokenizer and the plans
+    name    path or URL of the store, for messages
+    keep    maximum number of shards that are mapped at a time; None: all
+    Raises UserError if the manifest is damaged, and when a file is mapped, if the file is.
     """
 
     def __init__(self, folder: Path, name: str, keep: int | None = None) -> None:
@@ -44,17 +44,17 @@ class StoreTokens(Sharded, ABC):
     def map_shard_file(
         self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None
     ) -> np.ndarray:
-        """A vector (length,) of the store, mapped, of a file with those checksums (`npy.map_vector`).
+        """Map the vector (length,) in a file of the store and compare it with its checksums (`npy.map_vector`).
 
-        Raises UserError where it is not as the manifest says.
+        Raises UserError if it is not as the manifest says.
         """
 
     @abstractmethod
     def find_file_sizes(self, names: Sequence[str]) -> dict[str, int | None]:
-        """Bytes of files of the store as they are, None for one that is not there; without those nobody could say."""
+        """Find the actual bytes of files of the store; None for a missing one. Files of unknown size are left out."""
 
     def get_expected_sizes(self) -> dict[str, int]:
-        """Bytes of each file of its shards, as the manifest says."""
+        """Return the bytes of each file of the shards by name, as the manifest says."""
         sizes, shards = {}, self.manifest.shards
         for number, (tokens, documents) in enumerate(zip(shards.tokens, shards.documents, strict=True)):
             sizes[name_tokens_file(number)] = compute_file_size(self.dtype, tokens)

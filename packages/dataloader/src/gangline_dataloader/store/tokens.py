@@ -1,6 +1,6 @@
-"""A corpus as one long vector of tokens, wherever its shards lie: what a window of it holds, and where documents end.
+"""A corpus as one long vector of tokens over its shards: copies of windows, and document ends.
 
-N rows (windows), T tokens of a sequence. Nothing here knows of seeds, epochs or ranks.
+N rows (windows), T tokens of a sequence. Independent of seeds, epochs and ranks.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from functools import lru_cache
 import numpy as np
 
 AT_ONCE = 1 << 18  # bytes of windows that are copied at once
-FEW = 8  # windows of a shard that are worth a call
+FEW = 8  # mean number of windows per shard from which on one gather per shard is faster
 
 
 class Tokens(ABC):
     """All tokens of a corpus, numbered from 0, in stored width."""
 
     dtype: np.dtype
-    total: int  # tokens
+    total: int  # number of tokens
     vocab_size: int
-    end_of_text: int | None  # the token behind each document
-    identity: str  # the version of the data
-    documents: int | None  # how many; None: nobody counted
-    distant: bool = False  # whether `announce` is worth a call
-    masked: bool = False  # whether only some tokens are to be learnt
-    ranged: bool = False  # whether `copy` itself holds tokens against the vocabulary
-    name: str  # for messages
+    end_of_text: int | None  # token after each document; None: none
+    identity: str  # hash of the data
+    documents: int | None  # number of documents; None: unknown
+    distant: bool = False  # whether the store is remote, so that `announce` starts to fetch
+    masked: bool = False  # whether there is a loss mask: only some tokens are trained on
+    ranged: bool = False  # whether `copy` itself checks tokens against the vocabulary
+    name: str  # path or URL for messages
 
     @abstractmethod
     def copy(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
-        """Tokens [start, stop) of each of (n,) to out[at:at + stop - start], `out` (M,) in one piece and of our dtype.
+        """Copy tokens [start, stop), for each of (n,), to out[at:at + stop - start].
 
-        All lie inside the corpus.
+        `out` (M,) is contiguous and has the dtype of the tokens. All ranges lie inside the corpus.
         """
 
     def copy_learnt(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
-        """As `copy`, uint8: 1 for a token that is to be learnt."""
+        """Copy the loss mask, as `copy`, uint8: 1 for a token that is trained on."""
         for first, length in zip(at.tolist(), (stops - starts).tolist(), strict=True):
             out[first : first + length] = 1
 
@@ -47,20 +47,20 @@ class Tokens(ABC):
 
     @abstractmethod
     def find_document_ends(self, start: int, stop: int) -> np.ndarray:
-        """Exclusive ends of documents in (start, stop], ascending int64; empty where nobody knows them."""
+        """Find the exclusive ends of documents in (start, stop], ascending int64; empty if they are unknown."""
 
     @abstractmethod
     def find_borders(self, starts: np.ndarray, length: int, at: np.ndarray) -> np.ndarray:
-        """(n,) int64, ascending: at + (end - start) of the `ends` in (start, start + length], for each of (N,)."""
+        """Find document ends in (start, start + length], for each of (N,): at + (end - start), ascending (n,) int64."""
 
     def announce(self, starts: np.ndarray) -> None:
-        """Tokens from which windows will be read soon. Nothing to do where they are mapped."""
+        """Announce the starts of windows that will be read soon, so that a remote store prefetches their shards."""
 
     def look_again(self) -> None:
-        """Whether files are still what they were when they were opened, now and then. Raises UserError."""
+        """Look again, from time to time, whether files have changed since they were opened. Raises UserError if so."""
 
     def find_document(self, token: int) -> int | None:
-        """The number of the document that a token is in, counted from 0; None where nobody knows."""
+        """Find the number of the document that a token is in, counted from 0; None if it is unknown."""
         return None
 
     def list_documents(self, start: int, stop: int) -> list[int]:
@@ -69,19 +69,19 @@ class Tokens(ABC):
         return [] if first is None or last is None else list(range(first, last + 1))
 
     def compute_ends(self) -> np.ndarray:
-        """(S,) int64: tokens up to the end of each shard that more may be put behind; others are one shard."""
+        """Return the tokens up to the end of each shard, (S,) int64; a corpus that cannot grow counts as one shard."""
         return np.array([self.total], np.int64)
 
     def count_rows(self, length: int) -> int:
-        """How many sequences of `length` tokens there are, each with one more to look ahead at."""
+        """Count the sequences of `length` tokens, each with one more token as the last target."""
         return max(0, (self.total - 1) // length)
 
 
 class Sharded(Tokens):
-    """Vectors end to end, each opened when it is first read; who derives from it says how.
+    """Tokens in shards, end to end, each opened when it is first read, by a method of the subclass.
 
     lengths  tokens of each shard
-    keep     at most so many shards are open at a time; None: all, for what is only mapped
+    keep     maximum number of shards that are open at a time; None: all, for mapped files
     """
 
     def __init__(
@@ -106,14 +106,14 @@ class Sharded(Tokens):
 
     @abstractmethod
     def open(self, shard: int) -> np.ndarray:
-        """The tokens of one shard."""
+        """Open the tokens of one shard."""
 
     @abstractmethod
     def open_ends(self, shard: int) -> np.ndarray | None:
-        """The exclusive ends of its documents, ascending; None where nobody knows them."""
+        """Open the exclusive document ends of one shard, ascending; None if they are unknown."""
 
     def open_loss(self, shard: int) -> np.ndarray:
-        """Which of its tokens are to be learnt, uint8; asked where `masked`."""
+        """Open the loss mask of one shard, uint8; called only if `masked`."""
         raise NotImplementedError
 
     def copy(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
@@ -136,7 +136,7 @@ class Sharded(Tokens):
         shards, across = self._group_by_shard(starts, stops)
         lengths = stops - starts
         length = int(lengths[0])
-        # Rows of a few shards are gathered; where there are many, or pieces of any length, one is copied after another.
+        # Rows of few shards are gathered; rows of many shards, and pieces of different lengths, are copied one by one.
         if out.size % length == 0 and len(starts) >= FEW * len(shards) and (lengths == length).all():
             rows, beyond = np.divmod(at, length)
             if not beyond.any():
@@ -174,7 +174,7 @@ class Sharded(Tokens):
             if ends is None:
                 continue
             first = starts[here] - self._starts[shard]
-            order = np.argsort(first)  # one search goes on where the one before it ended, in memory that is near
+            order = np.argsort(first)  # each search then begins near the end of the previous one, in cached memory
             first, here = first[order], here[order]
             low, high = _count_before(ends, first), _count_before(ends, first + length)
             counts = high - low
@@ -186,7 +186,7 @@ class Sharded(Tokens):
         return np.sort(np.concatenate(borders))
 
     def _group_by_shard(self, starts: np.ndarray, stops: np.ndarray) -> tuple[list[tuple[int, np.ndarray]], np.ndarray]:
-        """([(shard, which of the pieces lie in it)], which lie in several)."""
+        """Group pieces [start, stop) by shard: ([(shard, indices of its pieces)], indices of pieces across shards)."""
         if len(self._starts) == 2:
             return [(0, np.arange(len(starts)))], np.empty(0, np.int64)
         shard_of = np.searchsorted(self._starts, starts, side="right") - 1
@@ -202,14 +202,14 @@ class Sharded(Tokens):
 
 
 def _count_before(ends: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """How many of the ascending `ends` are at most each place; in their dtype, or numpy would copy all of them."""
+    """Count the ascending `ends` up to each place. Places get the dtype of `ends`, or numpy would copy all ends."""
     return np.searchsorted(ends, places.astype(ends.dtype), side="right")
 
 
 def copy_pieces(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
-    """data[start:start + length] to out[at:at + length], for each of (n,)."""
+    """Copy data[start:start + length] to out[at:at + length], for each of (n,)."""
     size = _get_token_size(data, out)
-    # Slices of numpy would give the interpreter to other threads, and wait for it, at each of them.
+    # memoryview slices, because each numpy copy would release the GIL and wait for it.
     source, target = data.data.cast("B"), out.data.cast("B")
     places = zip((starts * size).tolist(), (lengths * size).tolist(), (at * size).tolist(), strict=True)
     for start, nbytes, first in places:
@@ -217,10 +217,10 @@ def copy_pieces(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: 
 
 
 def copy_rows(data: np.ndarray, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray) -> None:
-    """data[start:start + length] to row number `rows[i]` of `length` in `out`, for each of (n,).
+    """Copy data[start:start + length] to row `rows[i]` of `length` in `out`, for each of (n,).
 
-    A window is one number of many bytes here: fancy indexing copies those fastest. It has no `out`, so a few are copied
-    at once, which stay in the processor's own memory. (np.take has one, and would first copy all windows there are.)
+    A window is one item of many bytes here, which fancy indexing copies fastest. It has no `out` argument, so windows
+    are copied in batches that fit the CPU cache. (np.take has one, but first copies all windows of `data`.)
     """
     size = _get_token_size(data, out)
     window = np.dtype(f"V{length * size}")
@@ -229,14 +229,14 @@ def copy_rows(data: np.ndarray, starts: np.ndarray, length: int, out: np.ndarray
     for first in range(0, len(starts), each):
         here = rows[first : first + each]
         chunk = windows[starts[first : first + each]]
-        if here[-1] - here[0] == len(here) - 1:  # one behind another, as they ascend
+        if here[-1] - here[0] == len(here) - 1:  # adjacent rows, because they ascend
             target[here[0] : here[-1] + 1] = chunk
         else:
             target[here] = chunk
 
 
 def _get_token_size(data: np.ndarray, out: np.ndarray) -> int:
-    """Bytes of a token."""
+    """Return the bytes of a token. Raises TypeError if the dtypes differ."""
     if data.dtype != out.dtype:
         raise TypeError(f"tokens of {data.dtype} into memory of {out.dtype}")
     return data.itemsize

@@ -1,4 +1,4 @@
-"""Files that a run has mapped: whether they are still what they were when it began."""
+"""Detection of changes to files that a run has mapped."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from pathlib import Path
 from gangline import UserError
 from gangline_dataloader.store.npy import compute_checksum, format_verify_command
 
-EVERY = 60.0  # seconds between two looks, at most: a look is a call to the file system for each file
-OFTEN = 1.0  # and at least
-COST = 0.01  # of the time, between them, is what looks may take
+EVERY = 60.0  # maximum seconds between two looks; a look is a file system call for each file
+OFTEN = 1.0  # minimum seconds between two looks
+COST = 0.01  # maximum fraction of the time that looks take, up to EVERY
 
 
 class WatchedFiles:
-    """Size and time of files, looked at again once a second, or once a minute where looks take long; one with others is
-    held against its checksum.
+    """Watcher of files: compares size and time once a second, or once a minute if that is slow.
 
-    A file that somebody cuts short between a look and a read ends the process with SIGBUS, as it does for whoever maps
-    files: the next start names it.
+    A file whose size or time changed is compared with its checksum. A file that is truncated between a look and a read
+    ends the process with SIGBUS, as for any mapped file; the next start reports it.
 
-    cached  they lie in a cache, which held them against their checksums when it opened them, may remove them, and notes
-            in their inodes when they were used
+    cached  the files are in a cache, which compared them with their checksums when it opened them, may remove them, and
+            changes their inodes to record their last use
     """
 
     def __init__(self, cached: bool = False) -> None:
@@ -33,11 +32,11 @@ class WatchedFiles:
         self._changed: UserError | None = None
 
     def add(self, path: Path, xxh3: str | None, before: os.stat_result | None = None) -> None:
-        """A file that was opened; one that was written since the run began is held against its checksum at once.
+        """Add an opened file; a file written since the run began is compared with its checksum at once.
 
-        xxh3    None: nobody knows it, and any change is one too many
-        before  status of the file before its bytes were compared; a change since then is looked at now
-        Raises UserError where its bytes are others.
+        xxh3    checksum of the file; None: unknown, and any change is an error
+        before  status of the file before its bytes were compared; a change since then is checked now
+        Raises UserError if its bytes have changed.
         """
         if (about := before or find_status(path)) is None and self._cached:
             return
@@ -49,7 +48,7 @@ class WatchedFiles:
             self._look_at(path)
 
     def look(self) -> None:
-        """Look again, if it is time to. Raises UserError where a file has changed, and from then on always."""
+        """Look at all files, if it is time to. Raises UserError if a file has changed, and at every call after that."""
         if self._changed is not None:
             raise self._changed
         if (now := time.monotonic()) < self._next:
@@ -64,7 +63,7 @@ class WatchedFiles:
         self._next = end + min(EVERY, max(OFTEN, (end - now) / COST))
 
     def look_at(self, path: Path) -> None:
-        """Look at one file now: for a file that is opened again for each read. Raises UserError as `look`."""
+        """Look at one file now, for a file that is opened for each read. Raises UserError as `look`."""
         try:
             self._look_at(path)
         except UserError as error:
@@ -74,7 +73,7 @@ class WatchedFiles:
     def _look_at(self, path: Path) -> None:
         size, when, touched, xxh3 = self._files[path]
         about = find_status(path)
-        # A time that was set back shows in that of the inode. Without a checksum that is not heard: chmod is no change.
+        # A time that was set back shows in the inode's time. That one is ignored without a checksum: chmod changes it.
         deaf = xxh3 is None or self._cached
         if about and (about.st_size, about.st_mtime_ns) == (size, when) and (deaf or about.st_ctime_ns == touched):
             return
@@ -105,7 +104,7 @@ class WatchedFiles:
 
 
 def find_status(path: Path) -> os.stat_result | None:
-    """Return the status of a file; None where it is missing."""
+    """Return the status of a file; None if it is missing."""
     try:
         return path.stat()
     except FileNotFoundError:

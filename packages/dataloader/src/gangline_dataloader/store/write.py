@@ -1,4 +1,4 @@
-"""Writing a token store: documents in, shards out, the manifest last."""
+"""Writer of the shards of a token store, from documents of tokens."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from gangline_dataloader.store.manifest import ShardEntry, name_ends_file, name_loss_file, name_tokens_file
 from gangline_dataloader.store.npy import NpyWriter, compute_sampled_checksum
 
-SHARD_TOKENS = 1 << 26  # 128 MiB of uint16: large enough for a store's requests, small enough to wait for
+SHARD_TOKENS = 1 << 26  # 128 MiB of uint16: large enough for efficient requests, small enough to wait for
 
 
 class ShardWriter:
-    """Documents into shard number `number` of `folder`. A document is never split over shards.
+    """Writer of shard number `number` in `folder`. A document is never split over shards.
 
-    masked  beside the tokens stands which of them are to be learnt
-    tag     as NpyWriter's
+    masked  whether to write a loss mask, too
+    tag     as of NpyWriter
     """
 
     def __init__(self, folder: Path, number: int, dtype: str, masked: bool = False, tag: str = "") -> None:
@@ -30,14 +30,14 @@ class ShardWriter:
         return self._tokens.length
 
     def write(self, documents: Iterable[np.ndarray]) -> None:
-        """More documents, each (n,) with n > 0, its end-of-text token included."""
+        """Append documents, each (n,) with n > 0, with its end-of-text token."""
         arrays = list(documents)
         self.write_run(
             np.concatenate([np.empty(0, np.int64), *arrays]), np.array([len(one) for one in arrays], np.int64)
         )
 
     def write_run(self, tokens: np.ndarray, lengths: np.ndarray, counted: np.ndarray | None = None) -> None:
-        """More documents, one behind another, their lengths, and which tokens are to be learnt."""
+        """Append documents: their tokens one after another, their lengths, and the loss mask of their tokens."""
         self._ends.write(self._tokens.length + np.cumsum(lengths))
         if self._loss is not None:
             assert counted is not None, "where some tokens are to be learnt, every document says which"
@@ -45,7 +45,7 @@ class ShardWriter:
         self._tokens.write(tokens)
 
     def close(self) -> ShardEntry:
-        """Make all files whole."""
+        """Complete all files and return the shard's entry in the manifest."""
         loss = None if self._loss is None else self._loss.close()
         tokens, ends = self._tokens.close(), self._ends.close()
         pieces = compute_sampled_checksum(self._tokens.path)

@@ -1,5 +1,5 @@
-"""Token files of others, read as they are: Megatron-LM's .bin with its .idx, nanoGPT's and llm.c's .bin, MosaicML's
-MDS, and columns of tokens in Arrow files (Hugging Face datasets) and Parquet."""
+"""Token files in external formats, read without conversion: Megatron-LM's .bin with .idx, nanoGPT's and llm.c's .bin,
+MosaicML's MDS, and columns of tokens in Arrow (Hugging Face datasets) and Parquet files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gangline_dataloader.store.manifest import FILE
 
 
 def is_foreign(path: str | Path) -> bool:
-    """Whether a path names such a file or folder rather than a store of ours."""
+    """Return whether a path names a file or folder in an external format instead of a token store."""
     return str(path).endswith(".bin") or has_columns(path)
 
 
 def has_columns(path: str | Path) -> bool:
-    """Whether it has columns, one of which holds the tokens."""
+    """Return whether a path names files with columns: MDS, Arrow or Parquet."""
     place = Path(path).expanduser()
     if not place.is_dir() or (place / FILE).exists():
         return place.suffix in ARROW or ("://" not in str(path) and is_pattern(place))
@@ -27,11 +27,11 @@ def has_columns(path: str | Path) -> bool:
 
 
 def open_tokens(path: str | Path, vocab_size: int, column: str | None = None) -> ForeignTokens:
-    """The tokens in a file or folder; one that is not below `vocab_size` is refused when it is read.
+    """Open the tokens in a file or folder; a token not below `vocab_size` is refused when it is read.
 
-    column  of MDS, Arrow and Parquet: its name, and for raw bytes NAME:DTYPE; of a raw .bin :DTYPE (uint16, uint32,
-            int32, int64); None: the usual one
-    Raises UserError where it, or the index beside it, is not what it says.
+    column  MDS, Arrow and Parquet: name of the column, NAME:DTYPE for raw bytes; raw .bin: :DTYPE (uint16, uint32,
+            int32, int64); None: the usual column or dtype
+    Raises UserError if the file, or its index, is damaged or does not have this column.
     """
     from gangline_dataloader.store.foreign import arrow, mds, megatron, plain
 

@@ -1,7 +1,7 @@
 """Columns of tokens in Arrow files, as Hugging Face datasets writes them, and in Parquet. Each row is a document.
 
-The values of a column lie one behind another in a record batch: of an Arrow file that is mapped they are read where
-they are; a row group of Parquet is decoded when it is read.
+The values of a column are contiguous in a record batch: Arrow files are mapped and read without a copy; a row group of
+Parquet is decoded when it is read.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gangline_dataloader.store.foreign.splits import is_pattern, list_table_file
 from gangline_dataloader.store.foreign.vector import ForeignTokens, sample
 from gangline_dataloader.store.watch import WatchedFiles
 
-KEPT = 32  # row groups of Parquet that are decoded at once
-PROBED = 1 << 22  # rows times tokens of masks up to which all are looked at, and not only three parts
+KEPT = 32  # decoded row groups of Parquet in memory
+PROBED = 1 << 22  # values of mask columns up to which all are checked; above, only three parts of each column
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A record batch, or a row group: how many tokens and rows, and how to come by the column."""
+    """A record batch or row group: its numbers of tokens and rows, and a function that returns the column."""
 
     file: Path
     tokens: int
@@ -38,10 +38,10 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Mask:
-    """A part of a column that may say which tokens are not to be trained on.
+    """A part of a column that may mark tokens as not trained on.
 
-    lowest  reads its lowest value; None: it has no values
-    values  how many are read for that; 0 if the file's statistics have it
+    lowest  returns its lowest value; None: it has no values
+    values  number of values to read for that; 0 if the file's statistics have the lowest value
     """
 
     file: Path
@@ -52,7 +52,7 @@ class _Mask:
 
 
 class ArrowTokens(ForeignTokens):
-    """The rows of a column, one behind another. A row without tokens has a number, as the others do, and no end."""
+    """The tokens of a column, row after row. An empty row counts as a document and has no end."""
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class ArrowTokens(ForeignTokens):
 
 
 def open_tokens(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
-    """The tokens of a file, or of a folder as `Dataset.save_to_disk` writes it, or of files by name.
+    """Open the tokens of a file, a folder as `Dataset.save_to_disk` writes it, or the files that a pattern matches.
 
-    Raises UserError where they cannot be read, or the column holds no lists of whole numbers.
+    Raises UserError if they cannot be read, the column is not lists of integers, or a mask excludes tokens.
     """
     try:
         import pyarrow
@@ -144,7 +144,7 @@ def open_tokens(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
 
 
 def _select_probes(masks: list[_Mask]) -> list[_Mask]:
-    """Those whose lowest value is known or cheap to read; of large columns the first, middle and last part."""
+    """Select the masks to check: all if cheap, else masks with a known lowest value and three parts of each column."""
     known_masks, unknown = [one for one in masks if not one.values], [one for one in masks if one.values]
     if sum(one.values for one in unknown) > PROBED:
         by_name = [[one for one in unknown if one.name == name] for name in UNTRAINED]
@@ -153,7 +153,7 @@ def _select_probes(masks: list[_Mask]) -> list[_Mask]:
 
 
 def _list_mask_names(schema: Any, column: str) -> list[str]:
-    """Columns of lists of numbers that may say which tokens are not to be trained on."""
+    """List the columns of lists of numbers that may mark tokens as not trained on."""
     from pyarrow import types
 
     def is_mask(kind: Any) -> bool:
@@ -177,7 +177,7 @@ def _find_lowest(read: Callable[[], Any]) -> float | None:
 def _list_files(path: Path) -> list[Path]:
     if path.is_file() or not (path.exists() or is_pattern(path)):
         return [path]
-    if (path / "state.json").exists():  # Dataset.save_to_disk: which files, in which order
+    if (path / "state.json").exists():  # Dataset.save_to_disk records the files and their order
         try:
             state = json.loads((path / "state.json").read_bytes())
             names = [one["filename"] for one in state["_data_files"]]
@@ -188,7 +188,10 @@ def _list_files(path: Path) -> list[Path]:
 
 
 def _open_stream(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[_Mask]]:
-    """An Arrow stream, or an Arrow file, mapped. Raises ArrowInvalid where a length reaches beyond its buffer."""
+    """Map an Arrow stream or file and return (parts, type of the column, masks).
+
+    Raises ArrowInvalid if a length reaches beyond its buffer, and UserError for a wrong column.
+    """
     import pyarrow
     from pyarrow import ipc
 
@@ -203,7 +206,7 @@ def _open_stream(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[
     column = choose_column(str(file), reader.schema.names, asked)
     parts = []
     for values in (batch.column(column) for batch in batches):
-        values.validate(full=True)  # pyarrow reads what stands behind the buffers of a file that lies about a length
+        values.validate(full=True)  # without it, pyarrow reads past the buffers of a file with a wrong length
         parts.append(_Part(file, len(_get_values(str(file), values)), len(values), partial(_return_values, values)))
     masks = [
         _Mask(file, column, name, part.tokens, partial(_find_lowest, partial(_return_values, batch.column(name))))
@@ -219,7 +222,10 @@ def _return_values(values: Any) -> Any:
 
 
 def _open_parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[_Mask]]:
-    """A row group is a part; how many values it has stands in the file's own statistics."""
+    """Open a Parquet file and return (parts, type of the column, masks); each row group is a part.
+
+    Numbers of tokens come from the file's statistics; without them a row group is decoded.
+    """
     import pyarrow.parquet as parquet
 
     table = parquet.ParquetFile(file)
@@ -233,7 +239,7 @@ def _open_parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any, list
     for group in range(table.metadata.num_row_groups):
         about = table.metadata.row_group(group)
         leaves = [about.column(n) for n in range(about.num_columns)]
-        # Empty and absent rows may count as values, and a name with a dot may stand for a field of another column.
+        # Statistics may count empty and null rows as values, and a name with a dot may mean a field of another column.
         statistics = _find_statistics(leaves, column)
         if statistics is not None and statistics.null_count == 0:
             tokens = statistics.num_values
@@ -250,7 +256,7 @@ def _open_parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any, list
 
 
 def _find_statistics(leaves: list[Any], column: str) -> Any:
-    """Return a row group's statistics of a column; None where it has none, or its name stands for several leaves."""
+    """Return a row group's statistics of a column; None if there are none, or if several leaves have its name."""
     matches = [one for one in leaves if f"{one.path_in_schema}.".startswith(f"{column}.")]
     return matches[0].statistics if len(matches) == 1 else None
 
@@ -270,7 +276,7 @@ def _get_dtype(file: Path, kind: Any) -> np.dtype:
 
 
 def _get_values(name: str, column: Any) -> np.ndarray:
-    """All tokens of a column, without a copy. Raises UserError where one is null: there is no such token."""
+    """Return all tokens of a column, without a copy. Raises UserError if a token is null."""
     values = column.flatten()
     if values.null_count:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Which column of a table holds the tokens, and which ones say that some tokens are not to be trained on."""
+"""Columns of a table: choice of the token column, and check of mask and label columns that exclude tokens."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from gangline import UserError
 
 USUAL = ("input_ids", "tokens")
-# A value up to this one says that the loss leaves a token out: 0 of a mask, -100 (torch's ignore_index) of labels.
+# Values up to this one exclude a token from the loss: 0 of a mask, -100 (torch's ignore_index) of labels.
 UNTRAINED = {"attention_mask": 0, "loss_mask": 0, "completion_mask": 0, "assistant_masks": 0, "labels": -1}
 
 
 def choose_column(name: str, columns: Sequence[str], option: str | None) -> str:
-    """The column that was asked for, else the usual or the only one. Raises UserError that lists them."""
+    """Choose the column `option`, else the usual or only one. Raises UserError with the columns if there is none."""
     if option is None:
         candidates = [one for one in USUAL if one in columns] or (list(columns) if len(set(columns)) == 1 else [])
         if candidates:
@@ -39,7 +39,7 @@ def _check_unique(name: str, columns: Sequence[str], column: str) -> str:
 
 def check_trained(name: str, tokens: str, beside: str, lowest: float | None) -> None:
     """Raise UserError if the lowest value of the column `beside` marks padding, or tokens outside of the loss."""
-    if lowest is None or not lowest <= UNTRAINED[beside]:  # NaN is no value
+    if lowest is None or not lowest <= UNTRAINED[beside]:  # also for NaN
         return
     expression = f"[t for t, m in zip(row['{tokens}'], row['{beside}']) if m > {UNTRAINED[beside]}]"
     raise UserError(

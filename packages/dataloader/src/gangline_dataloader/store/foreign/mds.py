@@ -1,11 +1,11 @@
-"""MosaicML's MDS (streaming): a folder with index.json and shards, each (little-endian)
+"""MosaicML's MDS (streaming): a folder with index.json and shards. Layout of a shard (little-endian):
 
-uint32 samples n, uint32 (n + 1,) where each sample begins, the last one the file's size, JSON, then the samples:
-uint32 size of each column that has no fixed one, then the columns, in the order of the index
+uint32 number of samples n, uint32 (n + 1,) start of each sample and size of the file, JSON, then the samples. A sample
+is uint32 size of each column without a fixed size, then the columns, in the order of the index.
 
-A column of tokens is `ndarray:DTYPE:T`, `ndarray:DTYPE`, `ndarray`, or `bytes`, whose dtype is asked for as
-data.column=NAME:DTYPE. Each sample is taken as a document. Where the index has a hash of a shard, the shard is held
-against it when it is first read.
+A column of tokens is `ndarray:DTYPE:T`, `ndarray:DTYPE`, `ndarray`, or `bytes`, whose dtype comes from
+data.column=NAME:DTYPE. Each sample is a document. If the index has a hash of a shard, the shard is compared with it
+when it is first read.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ INDEX = "index.json"
 COLUMNS = ("column_names", "column_encodings", "column_sizes")
 HASHES = {"md5", "sha1", "sha224", "sha256", "sha384", "sha512", "xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"}
 DTYPES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64"}
-KEPT = 32  # shards of at most 64 MiB, as they are usual, whose tokens are in memory at once
+KEPT = 32  # shards whose tokens are in memory at once; they usually have at most 64 MiB
 FIXED = {"int": 8, **{f"{kind}{bits}": bits // 8 for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)}}
 
 
 @dataclass(frozen=True)
 class _ShardLayout:
-    """Where the tokens of a shard's samples lie: first byte (n,) and how many (n,)."""
+    """Positions of the tokens of a shard's samples: first byte `at` (n,) and number of tokens `count` (n,)."""
 
     file: Path
     at: np.ndarray
@@ -46,7 +46,7 @@ class _ShardLayout:
 
 
 class MdsTokens(ForeignTokens):
-    """The tokens of every sample, one behind another. A shard is put together when it is read."""
+    """The tokens of all MDS samples, one after another. A shard is assembled when it is read."""
 
     def __init__(
         self, folder: Path, layouts: list[_ShardLayout], dtype: np.dtype, vocab_size: int, watched: WatchedFiles
@@ -54,7 +54,7 @@ class MdsTokens(ForeignTokens):
         self.name, self._layouts, self._dtype, self.watched = str(folder), layouts, dtype, watched
         samples = np.cumsum([0, *(len(one.count) for one in layouts)])
         self.documents_before = samples[:-1]
-        self._compared: set[int] = set()  # shards that have the hash of the index
+        self._compared: set[int] = set()  # shards that were compared with the hash of the index
         digest = blake2b((folder / INDEX).read_bytes() + str(dtype).encode(), digest_size=16)
         for one in layouts:
             sample(one.file, digest, 8)
@@ -83,7 +83,7 @@ class MdsTokens(ForeignTokens):
 
 
 def open_tokens(folder: Path, vocab_size: int, column: str | None) -> MdsTokens:
-    """The tokens in a folder. Raises UserError that names file and field where the index, or a shard, lies."""
+    """Open the tokens in an MDS folder. Raises UserError with file and field if the index or a shard is damaged."""
     path = folder / INDEX
     try:
         content = json.loads(path.read_bytes())
@@ -165,7 +165,7 @@ def _read_shard_layout(
 
 
 def _read_columns(content: bytes) -> dict[str, Any]:
-    """What a shard says of its columns itself; nothing where it is no JSON, which streaming does not read either."""
+    """Read a shard's own description of its columns; {} if it is not JSON, which streaming does not read either."""
     try:
         columns = json.loads(content)
     except (ValueError, RecursionError):
@@ -174,7 +174,7 @@ def _read_columns(content: bytes) -> dict[str, Any]:
 
 
 def _compare(file: Path, content: np.ndarray, hashes: Mapping[str, str]) -> None:
-    """Raises UserError where a shard has another hash than the index says; of kinds that are not known nothing is."""
+    """Compare a shard with the hashes of the index, except unknown kinds. Raises UserError if one differs."""
     for kind, index_hash in hashes.items():
         new = getattr(xxhash if kind.startswith("xxh") else hashlib, kind, None) if kind in HASHES else None
         if new is not None and (shard_hash := new(content).hexdigest()) != index_hash:
@@ -193,7 +193,10 @@ def _locate_tokens(
     given: str,
     lies: Callable[[str], UserError],
 ) -> tuple[np.dtype, np.ndarray, np.ndarray]:
-    """Past what an array of MDS says of itself, to its numbers: dtype, first byte and count of each sample's."""
+    """Skip the array headers of MDS and return (dtype, first byte (n,), number of tokens (n,)) of the samples' tokens.
+
+    Raises UserError if the column does not hold tokens, or a sample does not have the size that it says.
+    """
     base, _, rest = kind.partition(":")
     word, _, shape = rest.partition(":")
     if base not in ("ndarray", "bytes") or (base == "bytes" and not given):
@@ -240,7 +243,7 @@ def _locate_tokens(
 def _read_sizes(
     file: Path, content: np.ndarray, at: np.ndarray, nbytes: np.ndarray, lies: Callable[[str], UserError]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many tokens the arrays of a shard say that they hold (n,), and in how many bytes each says it (n,)."""
+    """Read the array lengths in a shard: numbers of tokens (n,), and widths in bytes of these numbers (n,)."""
     about = content[np.minimum(at, len(content) - 1)].astype(np.int64)
     width = 1 << (about & 3)
     if (nbytes <= width).any():
@@ -255,7 +258,7 @@ def _read_sizes(
 
 
 def _refuse_if_wider(file: Path, content: np.ndarray, at: np.ndarray, nbytes: np.ndarray, dtype: np.dtype) -> None:
-    """Raises UserError where bytes that are read as one dtype seem to be of a wider one: many tokens would be 0."""
+    """Raise UserError if bytes that are read as one dtype seem to be of a wider one: many tokens would be 0."""
     some = int(np.searchsorted(np.cumsum(nbytes), PROBE)) + 1
     pairs = zip(at[:some].tolist(), nbytes[:some].tolist(), strict=True)
     probe = np.concatenate([content[start : start + min(size, PROBE)] for start, size in pairs])

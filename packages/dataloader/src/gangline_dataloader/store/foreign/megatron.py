@@ -1,8 +1,8 @@
-"""Megatron-LM's indexed dataset: tokens in NAME.bin, and in NAME.idx (little-endian, without padding)
+"""Megatron-LM's indexed dataset: tokens in NAME.bin, and an index in NAME.idx (little-endian, without padding):
 
 9 bytes magic, uint64 version (1), uint8 dtype, uint64 sequences S, uint64 document boundaries D,
 int32 (S,) tokens of each sequence, int64 (S,) its first byte in the .bin, int64 (D,) first sequence of each
-document, the last one S; int8 (S,) modes where there are several
+document, the last one S; int8 (S,) modes if there are several
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DTYPES = {1: "|u1", 2: "|i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 def open_tokens(file: Path, vocab_size: int) -> Vector:
-    """The tokens of NAME.bin. Raises UserError that names the file and the field where the index lies."""
+    """Open the tokens of NAME.bin. Raises UserError with file and field if the index does not fit the file."""
     index = file.with_suffix(".idx")
     size, nbytes = get_file_size(index), get_file_size(file)
     content = np.memmap(index, np.uint8, "r") if size else np.empty(0, np.uint8)
@@ -63,16 +63,17 @@ def open_tokens(file: Path, vocab_size: int) -> Vector:
 
 
 def write(out: Path, store: StoreTokens) -> None:
-    """A store as OUT.bin and OUT.idx, each document a sequence; the index, which makes them whole, last.
+    """Write a store as OUT.bin and OUT.idx, each document a sequence; the index, which completes them, is last.
 
-    Megatron-LM knows no uint32: such tokens become int32, as its own tools write them.
+    Megatron-LM has no uint32: such tokens become int32, as its own tools write them. Raises UserError if int32 is too
+    small for the vocabulary.
     """
     dtype = {"|u1": "|u1", "<u2": "<u2", "<u4": "<i4"}[store.manifest.dtype]
     if store.vocab_size > 1 << 31:
         raise UserError(f"{store.folder} has a vocabulary of {store.vocab_size}, which int32 does not hold.")
     code = next(number for number, name in DTYPES.items() if name == dtype)
     lengths = []
-    with _replace_file(out, "idx") as index, _replace_file(out, "bin") as file:  # the inner one takes its name first
+    with _replace_file(out, "idx") as index, _replace_file(out, "bin") as file:  # the inner one is renamed first
         for shard in range(len(store.manifest.shards)):
             file.write(np.ascontiguousarray(store.shard(shard), dtype).data)
             lengths.append(np.diff(np.asarray(store.shard_ends(shard), np.int64), prepend=0))

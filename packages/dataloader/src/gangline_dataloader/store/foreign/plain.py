@@ -1,6 +1,6 @@
-"""nanoGPT's .bin: uint16 tokens and nothing else. llm.c's: 256 int32 before them, [magic, version, tokens, 0, ...].
+"""Raw .bin token files. nanoGPT: only uint16 tokens. llm.c: a header of 256 int32, [magic, version, tokens, 0, ...].
 
-Forks of nanoGPT write wider tokens into a file that looks the same: data.column=:uint32, :int32 or :int64 says so.
+Forks of nanoGPT write wider tokens, also without a header: data.column=:uint32, :int32 or :int64 gives the dtype.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 from gangline import UserError
 from gangline_dataloader.store.foreign.vector import PROBE, Vector, get_file_size, seem_wide
 
-HEADER = 1024  # bytes
+HEADER = 1024  # bytes of llm.c's header
 MAGIC = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # (magic, version) of llm.c: tokens of GPT-2, of Llama 3
 DTYPES = {":uint16": "<u2", ":uint32": "<u4", ":int32": "<i4", ":int64": "<i8"}  # as data.column names them
 NUMPY = b"\x93NUMPY"
 
 
 def open_tokens(file: Path, vocab_size: int, column: str | None) -> Vector:
-    """The tokens of a file. Raises UserError where it has another size than its header says, or no clear dtype."""
+    """Open the tokens of a raw .bin. Raises UserError if its size does not fit its header, or its dtype is unclear."""
     if column not in (None, *DTYPES):
         raise UserError(
             f"data.column={column}: {file} has no columns.",

@@ -1,8 +1,9 @@
-"""Which files of a table are meant where a folder holds several of them, as data sets of the Hugging Face Hub do.
+"""Splits (train, validation, test) in folders of Arrow or Parquet files, as in data sets of the Hugging Face Hub.
 
     DIR/train-00000-of-00002.parquet, DIR/test-00000-of-00001.parquet    or    DIR/train/..., DIR/test/...
 
-Nobody trains on a test by mistake: a folder of several splits is refused, with the patterns of which one is given.
+A folder of several splits is refused, with the patterns to choose from, so that no run trains on a test split by
+mistake.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ SPLITS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev", "eval"),
     "test": ("test", "testing"),
-    "cache": ("cache",),  # what `Dataset.map` leaves beside the files that it read
+    "cache": ("cache",),  # files that `Dataset.map` leaves next to its inputs
 }
 OTHERS = "others"
 
 
 def is_pattern(path: Path) -> bool:
-    """Whether it names files by a pattern, as a shell does."""
+    """Return whether a path is a glob pattern and not an existing file."""
     return glob.has_magic(str(path)) and not path.exists()
 
 
 def find_split(name: str) -> str:
-    """The split that a file's name says: a word of it, before its numbers."""
+    """Find the split in the words of a file's name; `OTHERS` if there is none."""
     words = re.split(r"[^a-z]+", name.lower())
     return next((split for split, synonyms in SPLITS.items() if any(word in synonyms for word in words)), OTHERS)
 
 
 def list_table_files(path: Path) -> list[Path]:
-    """The Arrow or Parquet files that a pattern matches, or that lie in a folder.
+    """List the Arrow or Parquet files that a pattern matches, or in a folder.
 
-    Raises UserError where there are none, and where those of a folder are of several splits or formats.
+    Raises UserError if there are none, and if a folder has files of several splits or formats.
     """
     if is_pattern(path):
         files = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
@@ -74,7 +75,7 @@ def list_table_files(path: Path) -> list[Path]:
 
 
 def list_table_folders(path: Path) -> list[Path]:
-    """Folders directly in a folder that hold columns, train first."""
+    """List the folders directly in a folder that hold MDS, Arrow or Parquet files, train first."""
     folders = (one for one in sorted(path.iterdir()) if one.is_dir() and not one.name.startswith("."))
     table_folders = [one for one in folders if (one / "index.json").exists() or _find_table_file(one)]
     return sorted(table_folders, key=lambda one: find_split(one.name) != "train")
@@ -90,7 +91,7 @@ def _train_first(kinds: dict[tuple[str, str], list[str]]) -> list[list[str]]:
 
 
 def _find_pattern(names: list[str], kinds: dict[tuple[str, str], list[str]]) -> str | None:
-    """A short one that matches these names and none of the others; None where there is none."""
+    """Find a short glob pattern that matches these names and no other of `kinds`; None if there is none."""
     if len(names) == 1:
         return names[0]
     others = [one for group in kinds.values() for one in group if one not in names]

@@ -1,4 +1,4 @@
-"""Tokens that somebody else wrote: told from others by a part of their bytes, held against the model's vocabulary."""
+"""Base of tokens in external formats: identified by a part of their bytes, checked against the model's vocabulary."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gangline_dataloader.store import npy
 from gangline_dataloader.store.tokens import Sharded
 from gangline_dataloader.store.watch import WatchedFiles
 
-PIECES_OF_IDENTITY = 64  # of a file, whose bytes tell it from others
-PROBE = 1 << 16  # bytes that are looked at to tell the dtype of tokens
-HIGH = 16  # the upper halves of uint32 tokens are below it, up to a vocabulary of 2^20
+PIECES_OF_IDENTITY = 64  # pieces of a file whose bytes make its identity
+PROBE = 1 << 16  # leading bytes from which the dtype of tokens is guessed
+HIGH = 16  # upper bound of the upper halves of uint32 tokens, for vocabularies up to 2^20
 
 
 class ForeignTokens(Sharded, ABC):
-    """Vectors of a format of others.
+    """Tokens in an external format.
 
-    Nobody wrote down a checksum or a vocabulary: the identity is a hash of sizes and of some pieces of each file, so
-    that a change between them is not seen, and each token is held against the model's vocabulary when it is read.
+    Such files have no checksum and no vocabulary. The identity is a hash of sizes and of some pieces of each file, so
+    that a change outside the pieces is not noticed, and each token is checked against the model's vocabulary when read.
 
-    watched           its files, as they were when it was opened
-    documents_before  (shards,) number of the first document of each, empty ones counted
+    watched           status of the files when they were opened, to notice changes
+    documents_before  (shards,) number of the first document of each shard, empty documents included
     """
 
     ranged = True
@@ -40,7 +40,7 @@ class ForeignTokens(Sharded, ABC):
 
     def copy(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
         super().copy(starts, stops, out, at)
-        # all at once where they lie one behind another, as whole batches do
+        # one check if the ranges are adjacent in `out`, as in complete batches
         first, end = int(at.min()), int((at + stops - starts).max())
         whole = end - first == int((stops - starts).sum())
         for low, high in [(first, end)] if whole else zip(at.tolist(), (at + stops - starts).tolist(), strict=True):
@@ -67,13 +67,13 @@ class ForeignTokens(Sharded, ABC):
         return [number for number in map(self.find_document, places) if number is not None]
 
     def get_all_ends(self, shard: int) -> np.ndarray:
-        """Return the ends of all documents of a shard, empty ones too; formats that have these override it."""
+        """Return the ends of all documents of a shard, empty ones too; formats with empty documents override it."""
         ends = self.shard_ends(shard)
         return np.empty(0, np.int64) if ends is None else ends
 
 
 class Vector(ForeignTokens):
-    """Tokens of one file from some byte on, mapped; `ends` of its documents, empty ones too, where they are known."""
+    """Tokens of a mapped file from byte `offset` on; `ends`: its document ends, empty documents too; None: unknown."""
 
     def __init__(
         self, file: Path, dtype: str, offset: int, length: int, vocab_size: int, ends: np.ndarray | None
@@ -109,19 +109,19 @@ class Vector(ForeignTokens):
 
 
 def sample(file: Path, digest: blake2b, pieces: int) -> None:
-    """So many pieces of a file, evenly spread, into a hash."""
+    """Sample `pieces` evenly spread pieces of a file into a hash. Raises UserError as `open_regular`."""
     with open_regular(file) as stream:
         npy.sample(stream, digest, pieces)
 
 
 def get_file_size(file: Path) -> int:
-    """In bytes. Raises UserError as `open_regular`."""
+    """Return the size of a file in bytes. Raises UserError as `open_regular`."""
     with open_regular(file) as stream:
         return os.fstat(stream.fileno()).st_size
 
 
 def open_regular(file: Path) -> BinaryIO:
-    """Open a file to read its bytes. Raises UserError for one that is not regular or cannot be read."""
+    """Open a file to read its bytes. Raises UserError if it is not a regular file or cannot be read."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for its writer
             raise UserError(f"{file} is not a regular file.", "It cannot be mapped.", "Copy it into a file.")
@@ -131,6 +131,6 @@ def open_regular(file: Path) -> BinaryIO:
 
 
 def seem_wide(content: np.ndarray, size: int) -> bool:
-    """Whether bytes are tokens of `size` bytes each: small numbers, whose upper halves are almost 0."""
+    """Return whether bytes seem to be tokens of `size` bytes: numbers whose upper halves are almost 0."""
     values, bits = content[: len(content) // size * size].view(f"<u{size}"), min(4 * size, 16)
     return len(values) >= HIGH and bool(values.max() < HIGH << bits and (values & (1 << bits) - 1).max() >= HIGH)

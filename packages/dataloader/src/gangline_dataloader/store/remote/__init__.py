@@ -1,1 +1,1 @@
-"""Token stores behind a URL: whole shards, fetched in large ranges into a bounded cache on disk, mapped from there."""
+"""Remote token stores, behind a URL: shards are fetched in large ranges into a bounded disk cache and mapped there."""

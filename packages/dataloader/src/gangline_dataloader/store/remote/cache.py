@@ -1,7 +1,7 @@
-"""A directory of fetched files that never holds more than so many bytes, for all processes of a machine.
+"""Shard cache: a directory of fetched files with a size limit, shared by all processes of a machine.
 
-A file's name holds its checksum. The file that was used longest ago is removed first; a process that has it mapped
-keeps its bytes until it closes the map.
+A file's name holds its checksum. The least recently used file is evicted first; a process that has it mapped keeps its
+bytes until it closes the map.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from gangline.storage.files import lock_file, sync_folder
 from gangline_dataloader.store.durable import replace_bytes
 from gangline_dataloader.store.npy import compute_checksum, compute_stream_checksum
 
-ABANDONED = 3600.0  # seconds without a byte after which a file that is being fetched belongs to nobody
-TRIES = 3  # times that a file is fetched whose bytes are not those that were written
-FOLDER = "gangline-shards"  # below the directory that the user names: every file in it is the cache's own
+ABANDONED = 3600.0  # seconds without a byte after which a partly fetched file is removed
+TRIES = 3  # attempts to fetch a file that arrives with a wrong checksum
+FOLDER = "gangline-shards"  # folder below data.cache: every file in it belongs to the cache
 MARKER = "CACHEDIR.TAG"  # https://bford.info/cachedir/: backups skip a directory that has one
 SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55\n# Shards of token stores, fetched by gangline.\n"
-_NAME = re.compile(r"[0-9a-f]{32}-shard-\d{5,}[\w.-]*\.npy")  # only files of such a name are ever removed
+_NAME = re.compile(r"[0-9a-f]{32}-shard-\d{5,}[\w.-]*\.npy")  # only files with such a name are ever removed
 _FETCHED = re.compile(rf"\.{_NAME.pattern}\.\d+")
 
 log = logging.getLogger(__name__)
-_checked: set[tuple[int, int, int, int]] = set()  # device, inode, size, modified: compared with their checksum already
+_checked: set[tuple[int, int, int, int]] = set()  # device, inode, size, modification time of verified files
 
 
 class FileCache:
-    """Files in `FOLDER` below `place`, `limit` bytes of them; the folder is created where it is missing.
+    """Cache of files in `FOLDER` below `place`, at most `limit` bytes; the folder is created if it is missing.
 
-    Raises UserError where `FOLDER` holds files and no `MARKER` of gangline: it belongs to somebody else.
+    Raises UserError if `FOLDER` holds files and no `MARKER` of gangline: it is then not a cache.
     """
 
     def __init__(self, place: Path, limit: int) -> None:
@@ -51,10 +51,10 @@ class FileCache:
             replace_bytes(self.folder / MARKER, SIGNATURE, f".{os.getpid()}")
 
     def open(self, name: str, size: int, xxh3: str, fetch: Callable[[Path], None]) -> BinaryIO:
-        """A file with that checksum, open to be read, fetched where it is missing.
+        """Open the file with that checksum for reading; if it is missing, `fetch(path)` fetches it.
 
-        One process fetches it, the others wait. A process that has it open keeps it when the cache removes it.
-        Raises UserError where it does not fit, or arrives damaged again and again.
+        One process fetches it, the others wait. An open file stays readable when the cache removes it.
+        Raises UserError if it exceeds the limit, or arrives damaged `TRIES` times.
         """
         path = self.folder / f"{xxh3}-{Path(name).name}"
         assert _NAME.fullmatch(path.name), f"{path.name} is not a name that the cache may remove"
@@ -71,10 +71,10 @@ class FileCache:
             try:
                 for _ in range(TRIES):
                     with lock_file(self.folder / ".lock", mode=0o666):
-                        waiting.unlink(missing_ok=True)  # what arrived damaged is no file that others are fetching
+                        waiting.unlink(missing_ok=True)  # a damaged file must not count as one being fetched
                         self._make_room(size)
                         with waiting.open("wb") as empty:
-                            os.ftruncate(empty.fileno(), size)  # so that others see what it will take
+                            os.ftruncate(empty.fileno(), size)  # reserves the size, which other processes count
                     fetch(waiting)
                     if compute_checksum(waiting) == xxh3:
                         _sync(waiting)
@@ -91,11 +91,11 @@ class FileCache:
         )
 
     def count_bytes(self) -> int:
-        """Bytes of complete files."""
+        """Count the bytes of the complete files in the cache."""
         return sum(about.st_size for about, _ in self._list_files(_NAME))
 
     def _list_files(self, name: re.Pattern[str]) -> list[tuple[os.stat_result, Path]]:
-        """The cache's own files of such a name, the one that was used longest ago first."""
+        """List the cache's files with names that match `name`, least recently used first."""
         files = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
@@ -109,7 +109,7 @@ class FileCache:
         return sorted(files, key=lambda one: (one[0].st_atime, one[1]))
 
     def _make_room(self, size: int) -> None:
-        """Room for one more file, and for the files that other processes are fetching."""
+        """Make room for a file of `size` bytes next to the files that other processes are fetching."""
         files = self._list_files(_NAME)
         total_bytes = sum(about.st_size for about, _ in files)
         for about, path in self._list_files(_FETCHED):
@@ -132,16 +132,16 @@ def _is_marked(folder: Path) -> bool:
 
 
 def _open_used(path: Path, xxh3: str) -> BinaryIO | None:
-    """The file, open and now the one that was used last; None where it is missing or damaged.
+    """Open a cached file and mark it as used now; None if it is missing or damaged.
 
-    Each process compares it with its checksum once: a disk may have changed it since it was fetched.
+    Each process compares it with its checksum once, because the disk may have changed it since it was fetched.
     """
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return None
     if (version := _get_version(file)) not in _checked:
-        if compute_stream_checksum(file) != xxh3:  # of what is open: another process may remove the name
+        if compute_stream_checksum(file) != xxh3:  # reads the open file, as another process may remove the name
             log.warning("%s is damaged: it is removed and fetched again", path)
             file.close()
             path.unlink(missing_ok=True)
@@ -163,12 +163,12 @@ def _sync(path: Path) -> None:
 
 @dataclass(frozen=True)
 class RemoteCache:
-    """Directory for the shards of stores behind URLs, its limit in bytes, and the seconds that a read waits for one."""
+    """Options of the shard cache: its directory, its limit in bytes, and the timeout in seconds of a fetch."""
 
     folder: str
     nbytes: int
     deadline: float
 
     def open_file_cache(self) -> FileCache:
-        """The directory, created where it is missing."""
+        """Open the cache; its directory is created if it is missing. Raises UserError as `FileCache`."""
         return FileCache(Path(self.folder).expanduser(), self.nbytes)

@@ -1,7 +1,7 @@
-"""One file from a store of fsspec, in ranges of 8 MiB at once, retried until a deadline.
+"""Download of one file from an fsspec file system, in parallel ranges of 8 MiB, with retries until a deadline.
 
-Windows are never read from afar: at 25 ms a request a window of 4 kB comes with 0.03 M tokens a second, a shard in
-ranges with more than 100 M (measured).
+Windows are never read remotely: at 25 ms a request, windows of 4 kB come at 0.03 M tokens a second, a shard in ranges
+at more than 100 M (measured).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gangline import UserError
 from gangline.storage.retry import RetryTimeout, get_http_status, retry
 
 RANGE = 8 << 20  # bytes of a request
-AT_ONCE = 16  # requests
-LOOKERS, LOOK = 32, 10.0  # requests at once that look whether files are there, and seconds for all of them
+AT_ONCE = 16  # parallel requests for a file
+LOOKERS, LOOK = 32, 10.0  # parallel requests for file sizes, and the timeout in seconds for all files
 
 log = logging.getLogger(__name__)
 
 
 class Remote:
-    """Files below a URL. `retries` counts the requests that were made again, since the start.
+    """Files below a URL. `retries` counts the repeated requests.
 
-    deadline  seconds that whoever waits for a file waits at the most
-    Raises UserError where the URL has no file system.
+    deadline  maximum seconds to wait for a file
+    Raises UserError if the URL has no file system.
     """
 
     def __init__(self, url: str, deadline: float) -> None:
@@ -46,10 +46,10 @@ class Remote:
             raise UserError(f"{url} cannot be read.", str(error)) from error
 
     def read_small_file(self, name: str, optional: bool = False) -> bytes | None:
-        """A whole file that is read at once; None where there is none.
+        """Read a small file with one request; None if it does not exist. Raises UserError past the deadline.
 
-        optional  one that may not be read counts as none: where nobody may list names, S3 answers so (403) for what
-                  is not there
+        optional  return None, too, if access is denied: S3 answers 403 for a missing file if names may not be listed;
+                  otherwise UserError is raised
         """
         until = time.monotonic() + self.deadline
         try:
@@ -69,9 +69,9 @@ class Remote:
         return list(self._list())
 
     def find_file_sizes(self, names: Sequence[str]) -> dict[str, int | None]:
-        """Bytes of files, None for one that is not there. Without those that nobody could say in `LOOK` seconds."""
+        """Find the bytes of files; None for a missing one. Files of unknown size after `LOOK` seconds are left out."""
         listing = self._list()
-        if any(listing.values()):  # one that lists names without sizes (http) lists whatever a page links to
+        if any(listing.values()):  # a listing without sizes (http) has every link of a page
             return {name: listing.get(name) for name in names}
         sizes: dict[str, int | None] = {}
         until = time.monotonic() + LOOK
@@ -83,7 +83,7 @@ class Remote:
                         sizes[name] = int(size)
                 except FileNotFoundError:
                     sizes[name] = None
-                except Exception as error:  # the read of it will say so
+                except Exception as error:  # the read of the file will report it
                     log.info("%s/%s: %s", self.url, name, error)
 
         with ThreadPoolExecutor(LOOKERS) as pool:
@@ -93,13 +93,13 @@ class Remote:
     def _list(self) -> dict[str, int | None]:
         try:
             entries = self.files.ls(self.root, detail=True)
-        except Exception as error:  # each file system has its own way to say that it cannot
+        except Exception as error:  # each file system raises its own types
             log.info("%s cannot be listed: %s", self.url, error)
             return {}
         return {str(one["name"]).rstrip("/").rpartition("/")[2]: one.get("size") for one in entries}
 
     def fetch(self, name: str, size: int, path: Path) -> None:
-        """`size` bytes of a file into `path`. Raises UserError past the deadline, or where the file is shorter."""
+        """Fetch `size` bytes of a file into `path`. Raises UserError past the deadline, or if the file is shorter."""
         until = time.monotonic() + self.deadline
         starts = list(range(0, size, RANGE))[::-1]
         errors: list[BaseException] = []
@@ -120,7 +120,7 @@ class Remote:
 
         with path.open("wb") as file:
             os.ftruncate(file.fileno(), size)
-            # Each thread has a descriptor of its own: one that is late may not write to a number that is another's now.
+            # Each thread has its own descriptor: a late thread must not write to a number that another file has got.
             own = [os.fdopen(os.dup(file.fileno()), "wb") for _ in range(min(AT_ONCE, len(starts)))]
         threads = [threading.Thread(target=work, args=(one,), daemon=True) for one in own]
         for thread in threads:
@@ -139,7 +139,7 @@ class Remote:
         return bytes(content)
 
     def _retry(self, name: str, ask: Callable[[], Any], until: float) -> Any:
-        """Return what `ask` returns, retried until the time `until`, unless the file is missing or may not be read."""
+        """Return the result of `ask`, retried until the time `until` unless the file is missing or access is denied."""
 
         def count(error: BaseException) -> None:
             with self._counting:
@@ -174,5 +174,5 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def _is_retryable(error: BaseException) -> bool:
-    """Return whether to retry: any error may pass, as each file system raises its own, unless it says what it means."""
+    """Return whether to retry: any error may be temporary, except a missing file and denied access."""
     return not isinstance(error, FileNotFoundError) and not _is_denied(error)

@@ -1,4 +1,4 @@
-"""A token store behind a URL."""
+"""Token store behind a URL, with shards in a local cache."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.stored import StoreTokens
 from gangline_dataloader.store.watch import WatchedFiles
 
-FETCHERS = 2  # shards that are fetched ahead at once: one arrives while another is held against its checksum
-OPEN = 32  # shards that are mapped at once; a map of a file that has made room holds its bytes on disk
+FETCHERS = 2  # shards that are prefetched at once: one arrives while another is compared with its checksum
+OPEN = 32  # shards that are mapped at once; an evicted file that is still mapped keeps its disk space
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is a URL."""
+    """Return whether a path is a URL."""
     return "://" in path
 
 
 class RemoteTokens(StoreTokens):
-    """A store whose shards are fetched whole, when they are read or announced, into a cache.
+    """A store behind a URL, whose complete shards are fetched into a cache when they are read or announced.
 
-    url       of the store
-    cache     directory and limit in bytes; shared by all stores and ranks of a machine
-    deadline  seconds that a read waits for a shard
+    url       URL of the store
+    cache     shard cache, shared by all stores and ranks of a machine
+    deadline  maximum seconds that a read waits for a shard
+    files     other files to copy, next to the manifest and the tokenizer
 
-    files     of it that are wanted beside the manifest and the tokenizer
-
-    Manifest, plan and tokenizer are copied each time it is opened: small, and they may have changed.
+    Manifest, plan and tokenizer are copied each time it is opened, because they are small and may have changed.
+    Raises UserError if there is no store at the URL.
     """
 
     distant = True
@@ -46,7 +46,7 @@ class RemoteTokens(StoreTokens):
     def __init__(self, url: str, cache: FileCache, deadline: float, files: Iterable[str] = ()) -> None:
         self.remote, self.cache = Remote(url, deadline), cache
         folder, around = _locate_folder(cache, self.remote.url), self.remote.url.removesuffix(f"/{VALIDATION}")
-        if around != self.remote.url:  # the manifest of the store around it says what belongs to it
+        if around != self.remote.url:  # the parent store's manifest tells which shards belong to the validation part
             folder = _locate_folder(cache, around) / VALIDATION
         folder.mkdir(exist_ok=True, parents=True)
         if around != self.remote.url:
@@ -62,9 +62,9 @@ class RemoteTokens(StoreTokens):
         for name in (*([] if about.file is None else [about.file]), *about.beside, *files):
             _copy(self.remote, folder, name)
         self._wanted: SimpleQueue[int] = SimpleQueue()
-        self._recent: list[int] = []  # shards that were fetched ahead, or are being
+        self._recent: list[int] = []  # shards that were prefetched, or are being prefetched
         self._workers: list[threading.Thread] = []
-        self._changing = threading.Lock()  # of both
+        self._changing = threading.Lock()  # guards `_recent` and `_workers`
 
     def map_shard_file(
         self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None
@@ -80,7 +80,7 @@ class RemoteTokens(StoreTokens):
         return self.remote.find_file_sizes(names)
 
     def compute_shard_bytes(self) -> np.ndarray:
-        """(number of shards,) int64: bytes of the files of each that are fetched, without those of a plan."""
+        """Compute the bytes to fetch for each shard, (number of shards,) int64, without the files of a pack plan."""
         shards, tokens = self.manifest.shards, np.array(self.manifest.shards.tokens, np.int64)
         nbytes = compute_file_size(self.dtype, tokens) + compute_file_size("<u4", np.array(shards.documents, np.int64))
         return nbytes + compute_file_size("|u1", tokens) if self.masked else nbytes
@@ -89,7 +89,7 @@ class RemoteTokens(StoreTokens):
         return self.cache.open(name, nbytes, xxh3, lambda path: self.remote.fetch(name, nbytes, path))
 
     def announce(self, starts: np.ndarray) -> None:
-        """Their shards are fetched ahead of need, by threads."""
+        """Prefetch the shards with the tokens `starts`, by threads."""
         for shard in np.unique(np.searchsorted(self._starts, starts, side="right") - 1).tolist():
             self._wanted.put(shard)
         with self._changing:
@@ -98,7 +98,7 @@ class RemoteTokens(StoreTokens):
                 self._workers[-1].start()
 
     def _fetch_ahead(self) -> None:
-        """What fails here is asked for again, and told, by the read that needs it."""
+        """Fetch announced shards, forever. Ignores failures: the read that needs the shard retries and reports them."""
         while True:
             try:
                 shard = self._wanted.get(timeout=60.0)
@@ -126,12 +126,12 @@ class RemoteTokens(StoreTokens):
 
 
 def _locate_folder(cache: FileCache, url: str) -> Path:
-    """Where what is known of a store is kept."""
+    """Locate the local folder for a store's manifest, tokenizer and plans."""
     return cache.folder / f".{blake2b(url.encode(), digest_size=8).hexdigest()}"
 
 
 def _copy(remote: Remote, folder: Path, name: str, optional: bool = False) -> bool:
-    """Whether there is such a file, now in `folder`, too; `optional` as of `Remote.read_small_file`."""
+    """Copy a small file to `folder` and return whether it exists; `optional` as of `Remote.read_small_file`."""
     if (content := remote.read_small_file(name, optional)) is None:
         (folder / name).unlink(missing_ok=True)
         return False
