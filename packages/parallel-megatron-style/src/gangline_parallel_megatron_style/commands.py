@@ -1,4 +1,4 @@
-"""`gangline parallel explain | draw`: look at a layout or a schedule before paying for it."""
+"""`gangline parallel explain | draw`: report the cost of a layout, or draw a pipeline schedule, without a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OVERRIDES = "overrides of `train`, or the directory of a run"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a verb of `gangline parallel`."""
+    """Run a subcommand of `gangline parallel`."""
     return run_verb("parallel", VERBS, {"explain": _explain, "draw": _draw}, argv, EXAMPLES)
 
 
@@ -60,7 +60,7 @@ def _explain(argv: Sequence[str]) -> int:
     options = flags.read(argv)
     run, nodes = _load_run(options.words)
     case = make_case(run)
-    if nodes is not None:  # the layout is that of the run's options; its links are those of the nodes
+    if nodes is not None:  # the layout is from the run's options, its links from the nodes
         case = replace(case, config=replace(case.config, topology=nodes.build_topology(case.config.topology)))
     explained = explain_case(case, run.job.device != "cpu", run.precision.get_product_format())
     if options.trace and (problems := list(find_untraceable(case.tree, case.plan))):
@@ -74,7 +74,7 @@ def _explain(argv: Sequence[str]) -> int:
 
 
 def _load_run(words: Sequence[str]) -> tuple[Run, GivenNodes | None]:
-    """A run of `train`'s words; or one that lies in a directory, with the nodes that its newest start was given."""
+    """Return the run of `train` overrides and None, or of a run directory and its newest start's nodes if known."""
     from gangline.config.compose import compose_one
     from gangline.run.directory import RunDirectory
     from gangline_basics.cluster.given import read_nodes
@@ -121,7 +121,7 @@ def _draw(argv: Sequence[str]) -> int:
 
 
 def _build_schedule(asked: Namespace) -> tuple[Schedule, ActionTimes, Caption]:
-    """The schedule that the flags name; its stages cost the same, a backward pass twice a forward pass."""
+    """Return the schedule of the flags, its F, I and W of equal time. Raises UserError for a wrong name or size."""
     from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
 
     name = asked.schedule or "1f1b"
@@ -144,7 +144,7 @@ def _format_title(name: str, schedule: Schedule, whose: str = "") -> str:
 
 
 def _read_recorded(directory: Path) -> tuple[Timeline, Caption]:
-    """What the newest recorded step of a run did, in milliseconds."""
+    """Return the timeline of a run's newest recorded step, in milliseconds. Raises UserError if none was recorded."""
     from gangline.cli import make_notes
     from gangline.record import read_records
     from gangline.run.directory import RunDirectory
@@ -168,7 +168,7 @@ def _read_recorded(directory: Path) -> tuple[Timeline, Caption]:
 
 
 def _build_run_schedule(words: Sequence[str]) -> tuple[Schedule, list[ActionTimes], Caption]:
-    """The schedule of a run, and what its stages compute."""
+    """Return the schedule of a run and the estimated times of its stages. Raises UserError without a pipeline."""
     from gangline.config.compose import compose_one
     from gangline_parallel_megatron_style.cost.timing import estimate_action_times, find_schedule
     from gangline_parallel_megatron_style.explain.of_run import make_case

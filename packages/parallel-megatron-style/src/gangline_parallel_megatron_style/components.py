@@ -1,4 +1,4 @@
-"""What a rank's runtime is made of, as plain data: see `build`."""
+"""Components of a rank's runtime, as plain data: see `build`."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Components:
     stages         the segments of each stage of this rank, in the order of the pipeline
     own_part       a microbatch -> this rank's part of its sequences (context parallelism)
     own_tokens     (B, T) of such a part -> (B, t): the tokens whose hidden state is here (sequence parallelism)
-    over_sequence  differentiable sum over the ranks that hold the rest of the same sequences, None for one rank
-    for_all_heads  of what heads share: of all tokens, with the gradients of all heads; None where heads are not cut
+    over_sequence  differentiable sum over the ranks that hold the rest of these sequences; None for one rank
+    for_all_heads  gather of a tensor that heads share, with the gradients of all heads; None if heads are not sharded
     tokens_cut     T of such a part over t
     width          D of the hidden state; None without a pipeline
-    prefetch       modules whose weights are unsharded ahead
+    prefetch       number of modules whose weights are unsharded ahead
     listeners      (block's path, module) of modules with `after_step`
-    shapes         of all trained parameters of the run, in the order of one process
-    records        the times of each step's actions become metrics
-    setting        what modules that tp cuts share, None for one rank
-    attentions     modules whose attention sees other ranks' tokens, with what was there before
-    cached         all modules say how they take one more token of a text
-    executor       the stages of a rank -> what runs this rank's part of the schedule
+    shapes         shapes of all trained parameters of the run, in the order of one process
+    executor       the stages of a rank -> the executor of this rank's part of the schedule
+    records        whether the times of each step's actions become metrics
+    setting        state that the modules sharded over tp share; None for one rank
+    attentions     modules whose attention sees other ranks' tokens, with the replaced functions
+    cached         whether all modules support decoding with a cache
     """
 
     model: nn.Module

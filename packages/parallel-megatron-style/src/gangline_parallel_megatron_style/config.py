@@ -1,4 +1,4 @@
-"""Options of the strategies `3d`, `fsdp`, `hsdp`, `tp` and `pp`: one set, other defaults. Torch-free."""
+"""Options of the strategies `3d`, `fsdp`, `hsdp`, `tp` and `pp`: one set with different defaults. Torch-free."""
 
 from __future__ import annotations
 
@@ -23,38 +23,41 @@ if TYPE_CHECKING:
 
 @dataclass
 class AxesConfig(ParallelConfig):
-    """All five axes, each of which may be left open (null) and is then derived from the number of processes."""
+    """All five axes; an axis that is unset (null) is derived from the number of processes."""
 
-    tp: PositiveInt | None = None  # tensor parallelism: ranks that share every matrix; null: derived
-    pp: PositiveInt | None = None  # pipeline parallelism: groups of ranks that share the blocks; null: derived
-    cp: PositiveInt | None = None  # context parallelism: ranks that share every sequence; null: 1
-    dp_replicate: PositiveInt | None = None  # data parallelism, whole copies: ranks that share the batch; null: derived
-    dp_shard: PositiveInt | None = None  # data parallelism, sharded: ranks that share batch and state; null: derived
-    zero: Literal[0, 1, 2, 3] = 1  # what dp_shard and cp cut: 1 optimizer state, 2 and gradients, 3 and weights; 0 none
-    schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"  # order of the pipeline
-    overlap: bool | None = None  # with dualpipe_v: forwards take turns with backwards; null: where a fold has transfers
-    chunks: PositiveInt | None = None  # model chunks a pipeline rank has; null: as the schedule needs (1 or 2)
-    stages: list[PositiveInt] | None = None  # blocks of each model chunk, first to last; null: balanced by their cost
-    sequence_parallel: bool = True  # with tp: between the matrices each rank keeps its part of the sequence only
-    context: Literal["ring", "ulysses"] = "ring"  # with cp: keys and values go round (ring), or heads for tokens
-    prefetch: NonNegativeInt = 1  # with zero=3: how many blocks' weights are gathered ahead of the one being computed
-    offload: bool = False  # with a GPU: keep master weights and optimizer state in host memory, and step there
-    record: bool = False  # with pp: time every action of every step, for `gangline parallel draw RUN_DIR`
-    force: bool = False  # allow what is refused because it is slow: tp wider than a node
-    topology: Topology = field(default_factory=Topology)  # the network
+    tp: PositiveInt | None = None  # tensor parallelism (TP) size: ranks that shard every matrix; null: derived
+    pp: PositiveInt | None = None  # pipeline parallelism (PP) size: ranks that divide the blocks; null: derived
+    cp: PositiveInt | None = None  # context parallelism (CP) size: ranks that split every sequence; null: 1
+    dp_replicate: PositiveInt | None = None  # replicated data parallelism: ranks with full copies; null: derived
+    dp_shard: PositiveInt | None = None  # sharded data parallelism (FSDP): ranks that share the state; null: derived
+    zero: Literal[0, 1, 2, 3] = 1  # ZeRO stage over dp_shard, cp: 1 optimizer state, 2 + gradients, 3 + weights; 0: off
+    schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"  # pipeline schedule
+    overlap: bool | None = None  # overlap of forward and backward passes in dualpipe_v; null: on if a fold communicates
+    chunks: PositiveInt | None = None  # virtual pipeline stages (model chunks) per rank; null: the schedule's, 1 or 2
+    stages: list[PositiveInt] | None = None  # number of blocks of each model chunk, in order; null: balanced by cost
+    sequence_parallel: bool = True  # sequence parallelism with tp: activations between matmuls are split over tokens
+    context: Literal["ring", "ulysses"] = "ring"  # context parallelism: ring attention or ulysses (all-to-all of heads)
+    prefetch: NonNegativeInt = 1  # number of blocks whose weights are gathered ahead of use, with zero=3
+    offload: bool = False  # CPU offload: master weights and optimizer state in host memory, optimizer step there
+    record: bool = False  # recording of every action's time with pp, for `gangline parallel draw RUN_DIR`
+    force: bool = False  # permission for a slow layout: tp wider than a node
+    topology: Topology = field(default_factory=Topology)  # network topology
 
     reduces: ClassVar[bool] = True
 
-    DEFAULT_WORLD: ClassVar[int] = 2  # processes without a GPU, where no axis says otherwise
-    WISHES: ClassVar[Mapping[str, int]] = {}  # what open axes take where it divides
-    TAKERS: ClassVar[Sequence[str]] = ("dp_shard", "dp_replicate")  # the first open one takes what is left
+    DEFAULT_WORLD: ClassVar[int] = 2  # number of processes without a GPU, if the sizes of the axes do not set it
+    WISHES: ClassVar[Mapping[str, int]] = {}  # sizes of unset axes, used if they divide
+    TAKERS: ClassVar[Sequence[str]] = ("dp_shard", "dp_replicate")  # the first unset one takes all remaining ranks
 
     def list_given(self) -> dict[str, int]:
-        """The axes that the user gave a size, in mesh order."""
+        """Return the axes that the user gave a size, in mesh order."""
         return {axis: size for axis in AXES if (size := getattr(self, axis)) is not None}
 
     def count_ranks(self, gpus: int) -> int:
-        """All GPUs; without one the part's default, or the product of the named axes where that does not fit it."""
+        """Return the number of ranks: all GPUs, or the product of the given axes if they include all of `TAKERS`.
+
+        Without a GPU `DEFAULT_WORLD` if the product of the given axes divides it, else that product.
+        """
         product = prod(self.list_given().values())
         if all(axis in self.list_given() for axis in self.TAKERS):
             return max(1, product)
@@ -63,7 +66,7 @@ class AxesConfig(ParallelConfig):
         return self.DEFAULT_WORLD if product > 0 and self.DEFAULT_WORLD % product == 0 else max(1, product)
 
     def size_axes(self, world: int) -> dict[str, int]:
-        """Sizes of all five axes; raises UserError, with the nearest layouts that fit, where there is none."""
+        """Return the sizes of all five axes. Raises UserError, with the nearest layouts, if `world` does not divide."""
         return derive_axis_sizes(world, self.list_given(), self._choose_wishes(world), self.TAKERS)
 
     def _choose_wishes(self, world: int) -> Mapping[str, int]:
@@ -75,7 +78,7 @@ class AxesConfig(ParallelConfig):
         return check(self, run)
 
     def list_notices(self, run: Run) -> list[str]:
-        """What works but is not what one would choose, for a run that `check` found nothing wrong with."""
+        """Return warnings about a layout that works but is a poor choice, for a run without problems in `check`."""
         from gangline.config.check import count_ranks
         from gangline_parallel_megatron_style.cost.case import Case
         from gangline_parallel_megatron_style.layout.notices import find_notices
@@ -83,11 +86,11 @@ class AxesConfig(ParallelConfig):
         return find_notices(Case.of(run, Mesh.of(self.size_axes(count_ranks(run)))))
 
     def count_microbatches(self, share: int, mesh: Mesh) -> int:
-        """Microbatches that a rank's `share` of the batch is cut into where the run leaves batch.micro_size open.
+        """Return the number of microbatches of a rank's `share` of the batch if the run leaves batch.micro_size unset.
 
-        Without a pipeline one. With p stages the divisor of `share` nearest to 4p, multiples of p preferred (an
-        interleaved schedule runs p microbatches at a time): at 4p a 1F1B pipeline idles (p - 1) / (5p - 1) < 1/5 of
-        the time, and smaller microbatches would make smaller products for less and less of it.
+        Without a pipeline 1. With p stages the divisor of `share` nearest to 4p, multiples of p preferred (an
+        interleaved schedule runs p microbatches at a time): at 4p a 1F1B pipeline idles (p - 1) / (5p - 1) < 1/5 of the
+        time, and more, smaller microbatches would make smaller matmuls for less and less of it.
         """
         stages = mesh.size("pp")
         if stages == 1:
@@ -107,7 +110,7 @@ class AxesConfig(ParallelConfig):
         return explain_case(case, run.job.device != "cpu", run.precision.get_product_format())
 
     def iterate_layouts(self, run: Run, world: int) -> Iterator[AxesConfig]:
-        """Every size of the axes that are left open, what ZeRO cuts, and orders of the pipeline."""
+        """Yield a config for every size of the unset axes, every ZeRO stage, and every pipeline schedule."""
         from gangline_parallel_megatron_style.layout.candidates import iterate_candidates
 
         return iterate_candidates(self, run, world)
@@ -120,7 +123,7 @@ class AxesConfig(ParallelConfig):
         return compute_layout_bounds(self, run, mesh, model, topology)
 
     def overlaps(self, plan: Plan, mesh: Mesh) -> bool:
-        """Whether forwards take turns with backwards, each hiding the other's transfers over folds."""
+        """Return whether forwards take turns with backwards, each hiding the other's transfers over folds."""
         from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 
         if not SCHEDULES[self.schedule].pairs:
@@ -133,13 +136,13 @@ class AxesConfig(ParallelConfig):
 
     @property
     def model_chunks(self) -> int:
-        """`chunks` with its default filled in."""
+        """Return `chunks`, or the schedule's default if it is unset."""
         return self.chunks or SCHEDULES[self.schedule].chunks
 
 
 @dataclass
 class ThreeD(AxesConfig):
-    """Tensor, pipeline, context and sharded data parallelism together; open axes: tp 2, pp 2, the rest dp_shard."""
+    """Tensor, pipeline, context and sharded data parallelism together; unset axes: tp 2, pp 2, the rest dp_shard."""
 
     DEFAULT_WORLD = 8
     WISHES = {"tp": 2, "pp": 2}
@@ -148,14 +151,14 @@ class ThreeD(AxesConfig):
 
 @dataclass
 class Fsdp(AxesConfig):
-    """Weights, gradients and optimizer state cut over all ranks; each block's weights are gathered when needed."""
+    """Weights, gradients and optimizer state sharded over all ranks; each block's weights are gathered when needed."""
 
     zero: Literal[0, 1, 2, 3] = 3
 
 
 @dataclass
 class Hsdp(AxesConfig):
-    """As fsdp inside a group of ranks (a node, or half of what there is), with copies over the groups."""
+    """Sharded as in fsdp inside a group of ranks (a node, or half of the ranks), replicated over the groups."""
 
     zero: Literal[0, 1, 2, 3] = 3
 
@@ -170,13 +173,13 @@ class Hsdp(AxesConfig):
 
 @dataclass
 class Tp(AxesConfig):
-    """Every matrix cut over all ranks."""
+    """Every matrix sharded over all ranks."""
 
     TAKERS = ("tp", "dp_shard", "dp_replicate")
 
 
 @dataclass
 class Pp(AxesConfig):
-    """The blocks cut over all ranks, in order."""
+    """The blocks divided over all ranks, in order."""
 
     TAKERS = ("pp", "dp_shard", "dp_replicate")

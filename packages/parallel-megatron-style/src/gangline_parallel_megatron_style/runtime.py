@@ -1,9 +1,9 @@
-"""The runtime: a model cut along every axis of the mesh, able to run one step.
+"""Runtime of a model that is sharded along every axis of the mesh; it runs one step at a time.
 
 tp, sequence parallel   inside the modules        tensor/
 cp                      the batch and attention   context/
 pp                      the order of a step       pipeline/
-dp, ZeRO                where weights lie         data_parallel/
+dp, ZeRO                storage of the weights    data_parallel/
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gangline_parallel_megatron_style.write import broadcast_logits, gather_sequ
 
 
 class ComposedRuntime(Runtime, RankStages):
-    """Runs the stages of this rank in the order of the pipeline's schedule."""
+    """Runtime that runs the stages of this rank in the order of the pipeline's schedule."""
 
     def __init__(self, made: Components) -> None:
         RankStages.__init__(self)
@@ -49,7 +49,7 @@ class ComposedRuntime(Runtime, RankStages):
         coordinate = self.mesh.coordinate(self.rank)
         self.data_coordinate = (self.mesh.index(coordinate, DATA_AXES), self.mesh.size(*DATA_AXES))
         self._counts_loss = coordinate["tp"] == 0
-        self._counts_metrics = made.sequence_parallel or self._counts_loss  # else this rank's tokens count elsewhere
+        self._counts_metrics = made.sequence_parallel or self._counts_loss  # else tp rank 0 counts the tokens
         self._tally = Tally(self.world, self.device)
         self._emitted: dict[str, dict[str, Tensor]] = {}
         self._parameters = self.storage.parameters()
@@ -89,13 +89,14 @@ class ComposedRuntime(Runtime, RankStages):
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, int(own_count))
 
     def run_microbatches(self, microbatches: Sequence[Batch], tokens: int | None = None) -> list[Tensor]:
-        """Forward and backward of all microbatches; their losses on the rank that has the head.
+        """Run forward and backward of all microbatches, and return their losses on the rank that has the head.
 
-        tokens: how many count in the whole step, where that is known (on the meta device nothing can be counted).
+        tokens: number of tokens that count in the step on all ranks, if known (on the meta device they cannot be
+        counted)
         """
         self._context = self._begin(microbatches, Collected())
         if tokens is None:
-            self._context.count(microbatches, self.made.comms.get_comm(*DATA_AXES))  # before cp cuts them
+            self._context.count(microbatches, self.made.comms.get_comm(*DATA_AXES))  # before cp splits them
         else:
             self._context.tokens = tokens
         return self._executor.step(len(microbatches)) if microbatches else []
@@ -134,13 +135,13 @@ class ComposedRuntime(Runtime, RankStages):
                 self._context = self._begin((), None)
 
     def _compute_next_logits(self, batch: Batch) -> Tensor:
-        """(B, V), on every rank: the logits of what follows each row's last token."""
+        """Return the logits (B, V) of the token after each row's last one, on every rank."""
         self._context = StepContext([batch], [make_frame(batch, 0, self.made.seed, None)], None)
         return broadcast_logits(self.made, self._executor.evaluate(1))
 
     @torch.no_grad()
     def _compute_losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
-        """In evaluation, of each microbatch the loss of this rank's tokens; none where another rank counts them."""
+        """Return the loss of this rank's tokens of each microbatch, in evaluation; none if another rank counts them."""
         self.storage.refresh()
         self.made.model.eval()
         self._context = self._begin(microbatches, None)
@@ -166,7 +167,7 @@ class ComposedRuntime(Runtime, RankStages):
         ]
         return StepContext(batches, frames, collected)
 
-    # --- what the executor calls ------------------------------------------------------------------------------------
+    # --- called by the executor ---------------------------------------------------------------------------------------
 
     def forward(self, chunk: int, microbatch: int, hidden: Tensor | None) -> Tensor:
         with forward_context.frame(self._context.frames[microbatch]):
@@ -176,13 +177,13 @@ class ComposedRuntime(Runtime, RankStages):
         frame = self._context.frames[microbatch]
         frame.coefficient = self.made.precision.scale / max(self._context.tokens, 1)
         self._groups.last = microbatch == len(self._context.batches) - 1
-        if output.requires_grad:  # of a first stage that is not trained nothing does
+        if output.requires_grad:  # the output of a frozen first stage has no gradient
             with forward_context.frame(frame), forward_context.backward():
                 torch.autograd.backward(output, torch.full_like(output, frame.coefficient) if grad is None else grad)
         self.stages[chunk].end_backward(microbatch)
 
     def compute_weight_grads(self, chunk: int, microbatch: int) -> None:
-        """The deferred weight gradients; then the stage's gradients are complete."""
+        """Compute the deferred weight gradients and reduce them, because the stage's gradients are then complete."""
         self._groups.last = microbatch == len(self._context.batches) - 1
         super().compute_weight_grads(chunk, microbatch)
         for segment in self.made.stages[chunk]:

@@ -1,4 +1,4 @@
-"""The microbatches of a step or an evaluation on this rank: their frames, and how many tokens count."""
+"""The microbatches of a step or an evaluation on this rank: their frames, and the number of tokens that count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline_basics.parallel.microbatch import count_on_host, make_frame
 
 
 class StepContext:
-    """`collected`: what modules emit; None where it is not wanted (evaluation)."""
+    """Microbatches and their frames. `collected`: losses and metrics that modules emit; None in an evaluation."""
 
     def __init__(self, microbatches: Sequence[Batch], frames: Sequence[Frame], collected: Collected | None) -> None:
         self.batches, self.frames = list(microbatches), list(frames)
@@ -24,14 +24,12 @@ class StepContext:
 
     @mark_traffic("tokens")
     def count(self, whole: Sequence[Batch], readers: Comm) -> None:
-        """Begin to add up the valid tokens of `whole` batches, which context parallelism has not cut, over
-        `readers`.
-        """
+        """Start to add up the valid tokens of `whole` batches, not yet split by context parallelism, over `readers`."""
         self._counting = readers.start_all_reduce(count_on_host(whole))
 
     @property
     def tokens(self) -> int:
-        """Valid tokens of the whole step, on all ranks."""
+        """Return the number of valid tokens of the step, on all ranks."""
         if self._tokens is None:
             assert self._counting is not None
             self._tokens = int(self._counting.wait())
@@ -51,10 +49,10 @@ def make_local_frame(
     over_sequence: Callable[[Tensor], Tensor] | None,
     for_all_heads: Callable[[Tensor], Tensor] | None,
 ) -> Frame:
-    """The frame of a microbatch: keys of draws, which targets count and what is padding, for the tokens that are here.
+    """Return the frame of a microbatch: keys of random draws, loss mask and padding of the tokens on this rank.
 
-    own_tokens     (B, T) of this rank's part of the sequences -> (B, t) under sequence parallelism
-    over_sequence, for_all_heads  as `Frame` has them
+    own_tokens     function: (B, T) of this rank's part of the sequences -> (B, t) under sequence parallelism
+    over_sequence, for_all_heads  as in `Frame`
     """
     frame = make_frame(batch, number, seed, collected)
     frame.over_sequence, frame.for_all_heads = over_sequence, for_all_heads

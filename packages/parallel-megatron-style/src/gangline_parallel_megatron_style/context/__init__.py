@@ -1,2 +1,3 @@
-"""Context parallelism: attention over sequences of which each rank holds a part. Ring attention (Liu et al., arXiv
-2310.01889) passes keys and values round; Ulysses (Jacobs et al., arXiv 2309.14509) trades tokens for heads."""
+"""Context parallelism: attention over sequences that are split over ranks. Ring attention (Liu et al., arXiv
+2310.01889) passes keys and values round; Ulysses (Jacobs et al., arXiv 2309.14509) trades tokens for heads.
+"""

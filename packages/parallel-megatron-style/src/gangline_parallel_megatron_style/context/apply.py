@@ -1,4 +1,4 @@
-"""Putting ring attention or Ulysses in the places that a plan names."""
+"""Installation of ring attention or Ulysses at the attention seams of a plan."""
 
 from __future__ import annotations
 
@@ -20,20 +20,18 @@ from gangline_parallel_megatron_style.context.supported import explain_unsupport
 from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
 
 Method = Literal["ring", "ulysses"]
-ORDERS: dict[Method, Order] = {"ring": "zigzag", "ulysses": "contiguous"}  # how each wants sequences cut
+ORDERS: dict[Method, Order] = {"ring": "zigzag", "ulysses": "contiguous"}  # how each method splits sequences
 
 
 def set_attention(
     model: nn.Module, plan: Plan, comm: Comm, method: Method, declared: Mapping[str, Call | None]
 ) -> list[tuple[nn.Module, Callable[..., Tensor]]]:
-    """Set the `attention` seam of every module that the plan names; nothing on one rank.
+    """Set the `attention` seam of every module that the plan names; return (module, replaced function) pairs.
 
-    Gives the modules, and the functions whose places were taken.
-
-    Ring attention takes the seam's place and computes what is declared there (`gangline_basics.model.seams.get_calls`);
-    Ulysses wraps what is there, and calls it with some of the heads. Raises UserError where the function there is not
-    the declared one or nobody says what it computes, where ring attention has not what it computes, and where a module
-    that the plan names has no such seam.
+    Returns [] on one rank. Ring attention replaces the function and computes the declared call
+    (`gangline_basics.model.seams.get_calls`); Ulysses wraps the function, and calls it with some of the heads. Raises
+    UserError if the function differs from the declared one or is undeclared, if ring attention does not support it, and
+    if a module that the plan names has no such seam.
     """
     if comm.size == 1:
         return []
@@ -65,7 +63,7 @@ def set_attention(
 
 
 def _match_call(path: str, function: object, declared: Call | None, method: Method) -> AttentionCall:
-    """What `function` computes: its node and the function must declare the same, and the method must have it."""
+    """Return the call of `function`. Raises UserError unless it and its node declare it and the method supports it."""
     own = call_of(function)
     if isinstance(own, AttentionCall) and own == declared and not (method == "ring" and explain_unsupported(own)):
         return own

@@ -2,7 +2,7 @@
 
     S = scale · q kᵀ      lse = log Σ exp(S)      out = exp(S - lse) v
 
-The backward pass of a block takes `out` and `lse` of the *whole* row: then P = exp(S - lse) is the block's share of the
+The backward pass of a block takes `out` and `lse` of the *full* row: then P = exp(S - lse) is the block's share of the
 row's softmax, and the gradients of all blocks add up (Dao et al., FlashAttention, arXiv 2205.14135, section 3.1).
 
 B batch, H query heads, K key and value heads, T queries, S keys, C width of a head
@@ -26,13 +26,13 @@ Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 class Kernel(NamedTuple):
-    """How to compute a block.
+    """The forward and backward functions of an attention block.
 
-    forward(q, k, v, causal, visible, scale) -> out (B, H, T, C), lse (B, H, T) in float32 at least. A row that
-    sees none of the keys has lse -inf, and any finite out.
+    forward(q, k, v, causal, visible, scale) -> out (B, H, T, C), lse (B, H, T) in float32 at least. A row that sees
+    none of the keys has lse -inf, and any finite out.
     backward(dout, q, k, v, out, lse, causal, visible, scale) -> dq, dk, dv
     q (B, H, T, C), k and v (B, K, S, C); causal: T = S and query i sees keys 0 to i; visible (B, 1, T, S) bool, or None
-    where all are. Not both. scale: None is 1 / sqrt(C).
+    if all are visible. Not both. scale: None is 1 / sqrt(C).
     """
 
     forward: Forward
@@ -40,7 +40,7 @@ class Kernel(NamedTuple):
 
 
 def choose_kernel(q: Tensor, masked: bool) -> Kernel:
-    """The fastest kernel for queries like `q`, with a mask or without."""
+    """Return the fastest kernel for queries like `q`, with or without a mask."""
     if q.device.type == "cpu":
         return CPU
     flash = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
@@ -48,14 +48,14 @@ def choose_kernel(q: Tensor, masked: bool) -> Kernel:
 
 
 def _make_additive_mask(q: Tensor, visible: Tensor | None) -> Tensor | None:
-    """0 where a key is seen and -inf where not, as the CPU's kernel takes masks."""
+    """Return 0 for a visible key and -inf for a hidden one, the mask of the CPU's kernel; None without a mask."""
     return None if visible is None else q.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
 
 
 def _make_rows_dense(*tensors: Tensor) -> list[Tensor]:
-    """The same, the numbers of a head side by side: flash kernels take that for granted, and the CPU's does not look.
+    """Return the tensors with each head's row contiguous: flash kernels assume that, and the CPU's does not check.
 
-    torch.cat lays out what it joins as channels_last where that fits, as rotary positions of heads of width 2 do.
+    torch.cat returns channels_last if that fits its inputs, as with rotary positions of heads of width 2.
     """
     return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
@@ -63,7 +63,7 @@ def _make_rows_dense(*tensors: Tensor) -> list[Tensor]:
 def _forward_cpu(q, k, v, causal, visible, scale):
     q, k, v = _make_rows_dense(q, k, v)
     out, lse = _cpu_forward(q, k, v, 0.0, causal, attn_mask=_make_additive_mask(q, visible), scale=scale)
-    if visible is not None:  # the kernel says 0
+    if visible is not None:  # the kernel returns 0
         lse = lse.masked_fill(~visible.any(-1), -torch.inf)
     return out, lse
 
@@ -80,16 +80,16 @@ def _forward_cuda(q, k, v, causal, visible, scale):
 
 
 def _backward_cuda(dout, q, k, v, out, lse, causal, visible, scale):
-    unused = torch.empty(0, dtype=torch.int64, device=q.device)  # the state of a dropout that is not there
+    unused = torch.empty(0, dtype=torch.int64, device=q.device)  # state of the unused dropout
     dout, q, k, v, out = _make_rows_dense(dout, q, k, v, out)
     queries, keys = q.shape[2], k.shape[2]
     whole = None, None, queries, keys, 0.0, causal, unused, unused
-    # The kernel reads the log-sum-exp as dense, without a look at its strides; of some of the queries it is a slice.
+    # The kernel reads the log-sum-exp as dense and ignores its strides; for a part of the queries it is a slice.
     return _cuda_backward(dout, q, k, v, out, lse.contiguous(), *whole, scale=scale)
 
 
 def _compute_scores(q: Tensor, k: Tensor, causal: bool, visible: Tensor | None, scale: float | None) -> Tensor:
-    """(B, K, G, T, S) in float32 at least, G = H / K queries to each key head; -inf where a key is not seen."""
+    """Return scores (B, K, G, T, S) in float32 at least, G = H / K queries to each key head; -inf for hidden keys."""
     grouped = _widen(q).unflatten(1, (k.shape[1], -1))
     scores = grouped @ _widen(k).mT.unsqueeze(2) * _get_scale(q, scale)
     if causal:
@@ -128,4 +128,4 @@ def _widen(x: Tensor) -> Tensor:
 
 CPU = Kernel(_forward_cpu, _backward_cpu)
 CUDA = Kernel(_forward_cuda, _backward_cuda)
-MATH = Kernel(_forward_math, _backward_math)  # no kernel of a GPU takes a mask and gives the log-sum-exp
+MATH = Kernel(_forward_math, _backward_math)  # GPU kernels do not both take a mask and return the log-sum-exp

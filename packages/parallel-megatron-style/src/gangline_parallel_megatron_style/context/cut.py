@@ -1,4 +1,4 @@
-"""Which tokens of a sequence a rank holds."""
+"""Context parallelism's split of a sequence: the tokens that each rank holds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Order = Literal["zigzag", "contiguous"]
 
 
 def cut_tokens(x: Tensor, index: int, size: int, order: Order) -> Tensor:
-    """(B, T, ...) -> (B, T / size, ...): what rank `index` holds.
+    """Return the tokens of rank `index`: (B, T, ...) -> (B, T / size, ...).
 
     zigzag      of 2·size chunks number `index` from the front and number `index` from the back: under a causal mask
-                every rank has the same work (for ring attention)
-    contiguous  a run (for Ulysses)
-    Raises ValueError where T does not divide.
+                every rank has equal work (for ring attention)
+    contiguous  a run of tokens (for Ulysses)
+    Raises ValueError if T does not divide.
     """
     chunks = 2 * size if order == "zigzag" else size
     if x.shape[1] % chunks:
@@ -32,9 +32,9 @@ def cut_tokens(x: Tensor, index: int, size: int, order: Order) -> Tensor:
 
 
 def cut_batch(batch: Batch, index: int, size: int, order: Order) -> Batch:
-    """The batch with this rank's tokens; positions and documents travel with them. What has no sequence stays.
+    """Return the batch with this rank's tokens, positions and documents; tensors without a sequence dim stay.
 
-    How many of the part count, and where its documents end, the host does not know.
+    The host does not know the part's number of valid tokens and document ends: `valid` and `ends` are None.
     """
     if size == 1:
         return batch

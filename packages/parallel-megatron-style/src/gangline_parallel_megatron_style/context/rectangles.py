@@ -1,8 +1,8 @@
-"""Documents as rectangles of queries and keys, each computed by a kernel that takes no mask.
+"""Documents as rectangles of queries and keys, each computed by a kernel without a mask.
 
-In a block of ring attention every query sees the keys of its own document, all of them or, among the rank's own, those
-up to itself. Documents are runs of tokens, so that what is seen of each is a rectangle, and no mask is made. On the
-CPU, whose flash kernel takes one after another; on a GPU a mask stays.
+In a block of ring attention every query sees the keys of its own document: all, or with the rank's own keys those up to
+itself. Documents are runs of tokens, so the visible part of each is a rectangle, and no mask is made. The CPU's flash
+kernel takes one rectangle after another; a GPU uses a mask.
 
 B batch, H query heads, K key and value heads, T queries, S keys, C width of a head
 """
@@ -19,7 +19,7 @@ from gangline_parallel_megatron_style.context.blocks import Kernel
 
 
 class Rectangle(NamedTuple):
-    """Rows of the batch, queries and keys, each [from, to): all of one document in each of the rows."""
+    """Rows of the batch, queries and keys, each [from, to): all of one document in each row."""
 
     row: int
     row_end: int
@@ -30,7 +30,7 @@ class Rectangle(NamedTuple):
 
 
 def find_rectangles(document_BT: Tensor, document_BS: Tensor) -> tuple[Rectangle, ...] | None:
-    """Where queries and keys are of the same document; None where a number comes back in a row."""
+    """Return the rectangles of queries and keys that share a document; None if numbers decrease in a row."""
     queries, keys = document_BT.numpy(), document_BS.numpy()
     if (np.diff(queries) < 0).any() or (np.diff(keys) < 0).any():
         return None
@@ -50,8 +50,10 @@ def _split_row(queries: np.ndarray, keys: np.ndarray) -> list[tuple[int, int, in
 
 
 def make_rectangle_kernel(places: tuple[Rectangle, ...], inner: Kernel) -> Kernel:
-    """`inner` on one rectangle after another. It is asked without a mask; causal: each rectangle has as many keys as
-    queries, and query i of it sees its keys 0 to i."""
+    """Make a kernel that runs `inner` on one rectangle after another, without a mask.
+
+    causal: each rectangle has as many keys as queries, and its query i sees its keys 0 to i.
+    """
 
     def forward(
         q: Tensor, k: Tensor, v: Tensor, causal: bool, visible: Tensor | None, scale: float | None

@@ -5,9 +5,9 @@ computes with them. Outputs of blocks are merged by their log-sum-exp:
 
     lse' = log(exp(lse) + exp(lse_b))       out' = out + sigmoid(lse_b - lse) (out_b - out)
 
-Backward the keys and values go round again, and behind them the sum of their gradients, which comes home in the end.
-Sequences are cut zig-zag (`gangline_parallel_megatron_style.context.cut`), so that all ranks work the same. It has
-causal attention and such that looks both ways, windows and scales; what bounds scores or adds sinks it refuses.
+In the backward pass the keys and values go round again, followed by the sum of their gradients, which ends on its own
+rank. Sequences are split zigzag (`gangline_parallel_megatron_style.context.cut`), so that all ranks have equal work. It
+supports causal and bidirectional attention, windows and scales; it refuses soft caps and sinks.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from gangline_parallel_megatron_style.context.visibility import AttentionBlock, 
 
 @dataclass(frozen=True)
 class RingAttention:
-    """The `attention` seam over the ranks of `comm`. Layers that compute the same share one, and what it knows.
+    """Ring attention for the `attention` seam over the ranks of `comm`. Layers with equal calls share one instance.
 
-    Raises ValueError for a call that it cannot compute.
+    Raises ValueError for a call that it does not support.
     """
 
     comm: Comm
@@ -43,7 +43,7 @@ class RingAttention:
             raise ValueError(f"ring attention does not have {extras}")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:
-        """q (B, H, T, C), k and v (B, K, T, C), document (B, T) or None, of this rank's tokens -> (B, H, T, C)."""
+        """Return (B, H, T, C) for q (B, H, T, C), k and v (B, K, T, C), document (B, T) or None: this rank's tokens."""
         visibility, call = None, self.computes
         if document is not None or call.window is not None:
             source = position if document is None else document
@@ -63,7 +63,7 @@ class _Ring(torch.autograd.Function):
             kernel, visible = _choose_block_kernel(q, visibility, source, block)
             arguments = q[:, :, block.first :], kv[0][:, :, : block.end], kv[1][:, :, : block.end]
             part, part_lse = kernel.forward(*arguments, block.causal and visible is None, visible, call.scale)
-            if source == comm.index:  # the first, over all queries
+            if source == comm.index:  # the first block, over all queries
                 out, lse = part.to(part_lse.dtype), part_lse
             else:
                 _merge(out[:, :, block.first :], lse[:, :, block.first :], part, part_lse)
@@ -104,7 +104,7 @@ class _Ring(torch.autograd.Function):
                 dkv[0][:, :, : block.end] += gradients[1]
                 dkv[1][:, :, : block.end] += gradients[2]
             coming = _pass_on(dkv, comm)
-        assert coming is not None  # there is one rank at least
+        assert coming is not None  # there is at least one rank
         (dkv,) = coming.wait()
         return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), None, None, None
 
@@ -112,7 +112,7 @@ class _Ring(torch.autograd.Function):
 def _choose_block_kernel(
     q: Tensor, visibility: Visibility | None, source: int, block: AttentionBlock
 ) -> tuple[Kernel, Tensor | None]:
-    """What computes a block, and the mask that it takes."""
+    """Return the kernel for a block, and its mask."""
     by_document = None if visibility is None else visibility.find_kernel(source, block, q)
     if by_document is not None:
         return by_document, None
@@ -121,7 +121,7 @@ def _choose_block_kernel(
 
 
 def _iterate_ring(k: Tensor, v: Tensor, comm: Comm, causal: bool) -> Iterator[tuple[int, AttentionBlock, Tensor]]:
-    """(source, block, keys and values (2, B, K, T, C)) of each step; the next ones travel while the caller computes."""
+    """Yield (source, block, keys and values (2, B, K, T, C)) of each step; the next move while the caller computes."""
     kv = torch.stack((k, v))
     for step in range(comm.size):
         coming = _pass_on(kv, comm) if step < comm.size - 1 else None
@@ -132,12 +132,12 @@ def _iterate_ring(k: Tensor, v: Tensor, comm: Comm, causal: bool) -> Iterator[tu
 
 
 def _pass_on(x: Tensor, comm: Comm) -> Pending[Sequence[Tensor]]:
-    """Send to the next rank, and receive as much from the one before."""
+    """Start to send `x` to the next rank, and to receive as much from the previous one."""
     after, before = (comm.index + 1) % comm.size, (comm.index - 1) % comm.size
     return comm.start_exchange([(x, after)], [(torch.empty_like(x), before)])
 
 
 def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Add a block to what has been merged so far, in place."""
+    """Merge a block into the merged blocks so far, in place."""
     out.lerp_(part.to(out.dtype), (part_lse - lse).sigmoid_().unsqueeze(-1))
     torch.logaddexp(lse, part_lse, out=lse)

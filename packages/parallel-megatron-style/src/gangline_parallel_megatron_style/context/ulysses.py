@@ -1,8 +1,8 @@
 """Ulysses (Jacobs et al., arXiv 2309.14509): trade a part of the sequence for a part of the heads, and back.
 
 An all-to-all before attention gives each rank all tokens of some heads, so attention itself is the plain one; another
-after it gives each rank all heads of its tokens. Sequences are cut into runs. Query heads must divide over the ranks.
-Where key heads do not, each is repeated as often as it takes, and the gradients of its copies add up.
+all-to-all after it gives each rank all heads of its tokens. Sequences are split into runs. The ranks must divide the
+query heads. If they do not divide the key heads, each key head is repeated, and the gradients of its copies add up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Attention = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class UlyssesAttention:
-    """The `attention` seam over the ranks of `comm`, around the seam's own `inner`. Layers share one `recall`."""
+    """Ulysses at the `attention` seam over the ranks of `comm`, around the seam's `inner`. Layers share `recall`."""
 
     comm: Comm
     inner: Attention
@@ -33,10 +33,10 @@ class UlyssesAttention:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor, *per_head: Tensor
     ) -> Tensor:
-        """q (B, H, t, C), k and v (B, K, t, C), document (B, t) or None, position (B, t) -> (B, H, t, C).
+        """Return (B, H, t, C) for q (B, H, t, C), k and v (B, K, t, C), document (B, t) or None, position (B, t).
 
-        per_head: what has a number for each query head (sinks), of which a rank takes those of its heads. Raises
-        ValueError where the ranks do not divide H.
+        per_head: tensors with a number for each query head (sinks); a rank takes the numbers of its heads. Raises
+        ValueError if the ranks do not divide H.
         """
         if q.shape[1] % self.comm.size:
             raise ValueError(f"{q.shape[1]} query heads do not divide over the {self.comm.size} ranks along cp")
@@ -50,7 +50,7 @@ class UlyssesAttention:
 
 
 def _gather_tokens(parts: tuple[Tensor, ...], comm: Comm) -> list[Tensor]:
-    """Each (B, n·h, t, C) -> (B, h, n·t, C), in one all-to-all."""
+    """Exchange each (B, n·h, t, C) for (B, h, n·t, C), in one all-to-all."""
     n = comm.size
     flat = torch.cat([x.unflatten(1, (n, -1)).transpose(0, 1).flatten(1) for x in parts], dim=1)
     came = all_to_all(flat, comm).split([x.numel() // n for x in parts], dim=1)
@@ -59,20 +59,20 @@ def _gather_tokens(parts: tuple[Tensor, ...], comm: Comm) -> list[Tensor]:
 
 
 def _gather_heads(x_BhTC: Tensor, comm: Comm) -> Tensor:
-    """(B, h, n·t, C) -> (B, n·h, t, C), in memory with heads behind tokens, as attention kernels give it."""
+    """Exchange (B, h, n·t, C) for (B, n·h, t, C), tokens before heads in memory, like outputs of attention kernels."""
     rows = x_BhTC.unflatten(2, (comm.size, -1)).permute(2, 0, 3, 1, 4).contiguous()  # (n, B, t, h, C)
     return all_to_all(rows, comm).permute(1, 2, 0, 3, 4).flatten(2, 3).transpose(1, 2)
 
 
 class _Whole(NamedTuple):
-    """Positions and documents of whole sequences, (B, T)."""
+    """Positions and documents of full sequences, (B, T)."""
 
     position: Tensor
     document: Tensor | None
 
 
 def _gather_positions(position_Bt: Tensor, document_Bt: Tensor | None, comm: Comm) -> _Whole:
-    """Gathered once for all layers."""
+    """Gather positions and documents from the ranks; called once for all layers."""
     both = torch.stack([x for x in (position_Bt, document_Bt) if x is not None], dim=1)
     all_nBct = comm.all_gather(both[None].contiguous())
     position, *document = all_nBct.permute(2, 1, 0, 3).flatten(2)

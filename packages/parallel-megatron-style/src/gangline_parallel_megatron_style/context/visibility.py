@@ -1,13 +1,13 @@
-"""What the queries of one rank see of the keys of each, chunks lying zig-zag.
+"""Which keys of each rank the queries of one rank see, with zigzag chunks.
 
-Of 2n chunks rank i holds number i ("front") and number 2n - 1 - i ("back"). Causally, of the keys of rank j
+Of 2n chunks rank i holds number i ("front") and number 2n - 1 - i ("back"). With a causal mask, of the keys of rank j
 
-    j = i    queries see what comes before them: the plain causal mask, for the chunks lie in order
+    j = i    queries see earlier keys: the plain causal mask, because the chunks are in order
     j < i    all queries see the front of j, none its back
-    j > i    the back of i sees all of j, its front nothing
+    j > i    the back of i sees all of j, its front no key
 
-so with every rank but itself a rank multiplies half of the queries with the keys, whatever i and j. Attention that is
-not causal multiplies all with all.
+so with every other rank a rank multiplies half of the queries with the keys or all queries with half of the keys, for
+any i and j. Attention without a causal mask multiplies all queries with all keys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gangline_parallel_megatron_style.context.rectangles import find_rectangles,
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """Queries from `first` on and keys up to `end` of one rank's keys, all of which are seen if `causal` is off."""
+    """Queries from `first` on and keys up to `end` of one rank's keys, all of which are visible if `causal` is off."""
 
     first: int
     end: int
@@ -33,18 +33,18 @@ class AttentionBlock:
 
 
 def make_attention_block(index: int, source: int, tokens: int, causal: bool = True) -> AttentionBlock:
-    """What rank `index` computes with the keys of rank `source`, each holding `tokens`."""
+    """Return the block that rank `index` computes with the keys of rank `source`, each holding `tokens`."""
     if source == index or not causal:
         return AttentionBlock(0, tokens, causal)
     return AttentionBlock(0, tokens // 2, False) if source < index else AttentionBlock(tokens // 2, tokens, False)
 
 
 class Visibility:
-    """What documents and a window hide, gathered once for all layers.
+    """Keys that documents and a window hide, gathered once for all layers.
 
-    With one look by the host it is known of each rank whether its keys are all seen, or none, or some; only for some a
-    mask is made, or documents are computed one by one, and with none nothing is computed. Bounds on documents and
-    positions say so, not the keys one by one: where they do not know, a mask is made.
+    With one device-to-host copy it knows for each rank whether all, none or some of its keys are visible. Only for
+    some, a mask is made or documents are computed one by one; for none, the block is skipped. It compares bounds of
+    documents and positions, not single keys: if the bounds do not decide, a mask is made.
     """
 
     def __init__(self, document_BT: Tensor | None, position_BT: Tensor, call: AttentionCall, comm: Comm) -> None:
@@ -67,7 +67,7 @@ class Visibility:
         return self.all[name][self.index][:, block.first :], self.all[name][source][:, : block.end]
 
     def _compare_bounds(self, name: str, source: int, block: AttentionBlock) -> tuple[Tensor, Tensor]:
-        """(whether some query may see a key, whether every query sees every one), as far as bounds tell."""
+        """Return (whether some query may see a key, whether every query sees every key), as far as bounds tell."""
         q, k = self._select(name, source, block)
         if name == "position":
             return (q.amin(1) - k.amax(1) < self.window).any(), (q.amax(1) - k.amin(1) < self.window).all()
@@ -76,11 +76,11 @@ class Visibility:
         return (low <= high).any(), one.all()
 
     def hides_all(self, source: int) -> bool:
-        """Whether no query sees a key on rank `source`."""
+        """Return whether no query sees a key on rank `source`."""
         return not self._seen[source][0]
 
     def find_kernel(self, source: int, block: AttentionBlock, q: Tensor) -> Kernel | None:
-        """What computes the block without a mask, document by document; None: `make_mask` says what is seen."""
+        """Return a kernel that computes the block without a mask, document by document; None: use `make_mask`."""
         if self._seen[source][1] or self.window or q.device.type != "cpu":
             return None
         if source not in self._kernels:
@@ -91,7 +91,7 @@ class Visibility:
         return self._kernels[source]
 
     def make_mask(self, source: int, block: AttentionBlock) -> Tensor | None:
-        """(B, 1, T, S), causality included; None where nothing is hidden."""
+        """Return the mask (B, 1, T, S), causality included; None if every query sees every key."""
         if self._seen[source][1]:
             return None
         mask: Tensor | None = None

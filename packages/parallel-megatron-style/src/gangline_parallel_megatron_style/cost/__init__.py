@@ -1,1 +1,1 @@
-"""Closed forms of what a layout costs a rank: bytes that it keeps and sends, operations, time. Torch-free."""
+"""Closed forms of the cost of a layout for a rank: bytes stored and sent, operations, time. Torch-free."""

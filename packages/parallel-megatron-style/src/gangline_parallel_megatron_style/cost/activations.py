@@ -1,5 +1,6 @@
-"""What the forward pass of one microbatch saves for the backward pass on one rank: the count of each node by
-`gangline_basics.explain.activations`, on this layout.
+"""Activation memory: bytes that one microbatch's forward pass saves on a rank for the backward pass.
+
+Each node is counted by `gangline_basics.explain.activations`, on this layout.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from gangline_parallel_megatron_style.cost.case import Case
 
 
 def make_activation_sizes(case: Case, gpu: bool = True) -> ActivationSizes:
-    """What a rank's modules compute with; `gpu`: with the kernels of one."""
+    """Return the sizes that a rank's modules compute with. `gpu`: whether with the kernels of a GPU."""
     ulysses = case.cp if case.config.context == "ulysses" else 1
     return ActivationSizes(local=case.sizes, gpu=gpu, plan=case.plan, ulysses=ulysses)
 
 
 def count_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
-    """Kept until its backward pass by a block, given by its number or its path, as the run recomputes it."""
+    """Return the bytes that a block (number or path) saves for its backward pass, with the run's recomputation."""
     key = ("of_block", sizes.gpu, *_get_kind(case, block))
     if key not in case.known:
         case.known[key] = _count_block(case, block, sizes)
@@ -31,7 +32,7 @@ def count_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
 
 
 def count_whole_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
-    """Kept by a block where nothing of it is recomputed."""
+    """Return the bytes that a block saves without recomputation."""
     key = ("whole_block", sizes.gpu, _get_kind(case, block)[0])
     if key not in case.known:
         case.known[key] = count_node(*_locate(case, block, sizes))
@@ -58,7 +59,7 @@ def _count_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
 
 
 def count_angle_bytes(case: Case, sizes: ActivationSizes, stage: int | None = None) -> int:
-    """cos and sin of every position, which blocks of a stage share that rotate alike; None: of all stages."""
+    """Return the bytes of cos and sin of all positions, shared by blocks that rotate alike. stage None: all stages."""
     of = range(len(case.blocks)) if stage is None else case.stages[stage]
     kinds = frozenset(case.model.kinds[index] for index in of)
     key = ("angles", sizes.gpu, kinds)
@@ -68,6 +69,6 @@ def count_angle_bytes(case: Case, sizes: ActivationSizes, stage: int | None = No
 
 
 def count_head_bytes(case: Case, sizes: ActivationSizes) -> dict[str, int]:
-    """The last norm's input and output; logits with their log-sum-exp; and what the loss's backward pass takes."""
+    """Return the head's bytes: last norm's input and output, logits with log-sum-exp, and the loss's backward pass."""
     block_bytes = {path: count_block(case, path, sizes) for path in case.head_blocks}
     return count_head(case.plan, case.width, sizes, case.by_path[case.plan.head], block_bytes)

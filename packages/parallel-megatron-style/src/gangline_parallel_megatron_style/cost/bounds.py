@@ -1,4 +1,4 @@
-"""What no layout does better than, in microseconds: from what all layouts of the same tp, cp and microbatch share."""
+"""Lower bounds on a layout's time and memory, in microseconds from numbers that layouts of equal tp and cp share."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_parallel_megatron_style.config import AxesConfig
 
-ROUGH = 0.9  # of memory: rows are cut unevenly, and not all that is in a block is cut alike
+ROUGH = 0.9  # factor on memory: rows are sharded unevenly, and the arrays of a block are sharded differently
 
 
 @dataclass(frozen=True)
 class Whole:
-    """One microbatch without a pipeline, on one rank.
+    """Numbers of one microbatch on one rank, without a pipeline.
 
-    numbers  of a block, before its rows are cut
-    kept     bytes that a block keeps for its backward pass
-    head     numbers of the head, and of its largest array; logits: their bytes
+    numbers  number of parameters of a block, before its rows are sharded
+    kept     bytes that a block saves for its backward pass
+    head     number of parameters of the head; largest: of its largest array; logits: bytes of the logits
     """
 
     work: StageWork
@@ -50,7 +50,7 @@ class Whole:
 def compute_layout_bounds(
     config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None
 ) -> LayoutBounds | None:
-    """None: the batch, a fold or a matrix does not divide, or there are more stages than blocks."""
+    """Return lower bounds; None if the batch, a fold or a matrix does not divide, or with more stages than blocks."""
     share, rest = divmod(run.batch.global_size, mesh.size(*DATA_AXES))
     if rest or not share:
         return None
@@ -66,7 +66,7 @@ def compute_layout_bounds(
         return None
     idle = 0.0
     if pp > 1 and not schedule_type.splits_backward:
-        # no order of whole backward passes waits less than the first microbatch takes to the last rank and back
+        # with full backward passes every order waits at least while the first microbatch goes to the last rank and back
         idle = schedule_type.compute_bubble(pp, microbatches, chunks)
     blocks, network = _list_block_counts(config, run, mesh, model), topology or config.topology
     return LayoutBounds(
@@ -93,9 +93,9 @@ def _list_data_transfers(
     blocks: int,
     network: Topology,
 ) -> tuple[Transfer, ...]:
-    """List what `traffic.list_data_traffic` counts of a rank's `blocks`.
+    """Return the transfers that `traffic.list_data_traffic` counts for a rank with `blocks` blocks.
 
-    () with folds, frozen arrays, or a reduction other than a sum.
+    Returns () with folds, frozen arrays, or a reduction other than a sum.
     """
     axes = tuple(axis for axis in SHARD_AXES if mesh.size(axis) > 1)
     if not axes or plan.folds or not run.gradients.plain or plan.frozen:
@@ -132,9 +132,10 @@ def _list_transfers(
     wire: int,
     compute: int,
 ) -> tuple[Transfer, ...]:
-    """sizes: ranks of a node, a rack and a datacentre.
+    """Return the transfers of gradients and weights of `blocks` blocks between data ranks, cached.
 
-    each, again: microbatches whose gradients are added at once, and for which weights are gathered; 0: once.
+    sizes: number of ranks of a node, a rack and a datacentre
+    each, again: number of microbatches, each with its own reduction of gradients or gather of weights; 0: once a step
     """
     ranks, near = mesh.size(*axes), [count_together(mesh, axes, size)[1] for size in sizes]
 
@@ -163,7 +164,7 @@ def _list_transfers(
 def _count_most_bytes(
     config: AxesConfig, run: Run, mesh: Mesh, whole: Whole, microbatches: int, blocks: list[tuple[int, int, int]]
 ) -> int:
-    """Of the rank that has most: state and kept activations; on the last one also what the head's own pass takes."""
+    """Return a lower bound on the fullest rank's bytes: state and activations; on the head's rank also its own pass."""
     width, shards, pp = run.precision.get_sizes(), mesh.size("dp_shard", "cp"), mesh.size("pp")
     state = run.optimizer.count_states(matrix=True) * width.master + (
         width.master if width.compute != width.master else 0
@@ -189,7 +190,7 @@ def _count_most_bytes(
 def _try_count(
     config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None, micro: int
 ) -> Whole | None:
-    """None: it cannot be."""
+    """Return the result of `_count`, cached by the options that it depends on; None if a dimension does not divide."""
     network = topology or config.topology
     key = (
         *(mesh.size("tp"), mesh.size("cp"), micro, config.sequence_parallel, config.context),
@@ -207,7 +208,7 @@ def _try_count(
     def try_count() -> Whole | None:
         try:
             return _count(config, run, mesh, model, network, micro)
-        except ValueError:  # heads, or another dimension, that these ranks do not share evenly
+        except ValueError:  # these ranks cannot share heads, or another dimension, evenly
             return None
 
     whole: Whole | None = group_blocks(*model).microbatches.get(key, try_count)
@@ -215,14 +216,14 @@ def _try_count(
 
 
 def _count(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], network: Topology, micro: int) -> Whole:
-    """Raises ValueError where a dimension does not divide."""
+    """Return the numbers of one microbatch. Raises ValueError if a dimension does not divide."""
     plan = model[1]
     alone = replace(config, schedule="1f1b", chunks=None, stages=None, topology=network)
     one = replace(run, parallel=alone, batch=replace(run.batch, micro_size=micro))
-    outer = ("pp",) if plan.folds else ("pp", *DATA_AXES)  # which change nothing of what is counted here
+    outer = ("pp",) if plan.folds else ("pp", *DATA_AXES)  # axes that do not affect these numbers
     sizes = tuple((axis, 1 if axis in outer else size) for axis, size in mesh.sizes)
     case = replace(Case.of(one, Mesh(sizes), model), microbatches=1)
-    hides = config.overlaps(plan, mesh)  # then folds' transfers lie beside other microbatches
+    hides = config.overlaps(plan, mesh)  # then other microbatches hide the folds' transfers
     parts = (
         traffic.list_tensor_traffic,
         traffic.list_context_traffic,
@@ -250,9 +251,7 @@ def _count(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], n
 def _list_block_counts(
     config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan]
 ) -> list[tuple[int, int, int]]:
-    """(rank, its blocks, those of its smallest chunk) of the first pipeline rank of each kind, and of that with the
-    head.
-    """
+    """Return (rank, its blocks, blocks of its smallest chunk) of one pipeline rank of each kind, and of the head's."""
     pp, chunks, placement = mesh.size("pp"), config.model_chunks, SCHEDULES[config.schedule].placement
     if pp == 1:
         return [(0, model[1].layers, model[1].layers)]

@@ -1,4 +1,4 @@
-"""A run on a mesh as numbers: what every closed form of a layout's cost starts from."""
+"""A run on a mesh as numbers: the input of every closed form of a layout's cost."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes are those of one rank where their name does not say otherwise; every rank of a stage has the same."""
+    """Numbers of a run's layout. Sizes are of one rank unless their name says otherwise; a stage's ranks are equal."""
 
     config: AxesConfig
     mesh: Mesh
     tree: Node
     plan: Plan
     sequence_length: int
-    micro_size: int  # sequences of a microbatch
-    microbatches: int  # microbatches of a step
+    micro_size: int  # sequences in a microbatch
+    microbatches: int  # microbatches in a step
     bytes: ItemSizes
     deterministic: bool
     recompute: Recompute
     recompute_every: int
-    optimizer: OptimizerConfig  # says what it keeps of each weight
-    gradients: GradientsConfig  # says what a gradient is on the wire, and what is kept of it
-    callback_copies: int = 0  # arrays like each trained parameter that callbacks keep
+    optimizer: OptimizerConfig  # optimizer options: they count its state of each weight
+    gradients: GradientsConfig  # options of the reduction: they count its bytes on the wire and its kept arrays
+    callback_copies: int = 0  # number of copies of each trained parameter that callbacks keep
 
     @classmethod
     def of(cls, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None) -> Case:
-        """The numbers of a run whose parallel part is one of this package's."""
+        """Return the case of a run with a parallel strategy of this package."""
         config = cast("AxesConfig", run.parallel)
         tree, plan = model or compose_model(run)
         share = run.batch.global_size // mesh.size(*DATA_AXES)
@@ -87,22 +87,22 @@ class Case:
 
     @property
     def shards(self) -> int:
-        """Ranks over which ZeRO cuts: dp_shard and cp, which hold the same weights."""
+        """Return the number of ranks over which ZeRO shards: dp_shard and cp, which hold equal weights."""
         return self.mesh.size("dp_shard", "cp")
 
     @property
     def tokens(self) -> int:
-        """Of a microbatch, in attention and between the two products of a feed-forward layer."""
+        """Return the tokens of a microbatch in attention and between the two matmuls of a feed-forward layer."""
         return self.micro_size * self.sequence_length // self.cp
 
     @property
     def stream_tokens(self) -> int:
-        """Of a microbatch, in the residual stream and the norms: sequence parallelism cuts them once more."""
+        """Return the tokens of a microbatch in the residual stream and norms, after sequence parallelism's split."""
         return self.tokens // (self.tp if self.sequence_parallel else 1)
 
     @cached_property
     def sizes(self) -> LocalSizes:
-        """Sizes on a rank, as nodes are asked for their activation bytes and communication volume."""
+        """Return the sizes on a rank from which nodes count their activation bytes and communication volume."""
         ranks = dict(self.mesh.sizes)
         ranks |= {fold.name: fold.size for fold in self.plan.folds if find_active_fold(self.plan, self.mesh, fold.name)}
         return LocalSizes(
@@ -115,7 +115,7 @@ class Case:
 
     @cached_property
     def model(self) -> AlikeBlocks:
-        """What all layouts of this model share."""
+        """Return the data that all layouts of this model share."""
         return group_blocks(self.tree, self.plan)
 
     @property
@@ -124,31 +124,31 @@ class Case:
 
     @property
     def blocks(self) -> list[Node]:
-        """The nodes of the blocks, in order; those that are equal are one object."""
+        """Return the nodes of the blocks, in order; equal nodes are one object."""
         return self.model.blocks
 
     def get_kind(self, block: int) -> tuple[int, bool]:
-        """What a block's costs depend on: the first block that is like it, and whether it is computed again."""
+        """Return the key of a block's costs: the number of the first equal block, and whether it is recomputed."""
         return self.model.kinds[block], self.is_recomputed(block)
 
     @cached_property
     def known(self) -> dict[object, Any]:
-        """What was worked out for one block, to be read for all of its kind."""
+        """Return the cache of results for one block, which are read for all blocks of its kind."""
         return {}
 
     @cached_property
     def width(self) -> int:
-        """D, the width of the residual stream."""
+        """Return D, the width of the residual stream."""
         return self.plan.facts.get("dim") or self.by_path[self.plan.embed].get_shapes()["weight"][-1]
 
     @cached_property
     def stages(self) -> list[range]:
-        """Which blocks each model stage (chunk of a pipeline rank) has, first to last."""
+        """Return the blocks of each model stage (chunk of a pipeline rank), first to last."""
         return partition(self.config, self.mesh, self.tree, self.plan, self.sequence_length)
 
     @cached_property
     def arrays(self) -> list[Array]:
-        """Every parameter of the model."""
+        """Return every parameter of the model."""
         named_arrays = {
             array.name: array
             for place in ("embed", *range(self.plan.layers), "head")
@@ -157,7 +157,7 @@ class Case:
         return [named_arrays[name] for name in self.model.shapes]
 
     def list_arrays(self, place: int | str) -> list[Array]:
-        """The parameters of a block, of the embedding (what is tied to it included) or of the head."""
+        """Return the parameters of a block, of the embedding (with those tied to it) or of the head."""
         if place not in self._at:
             ends = {"embed": 0, "head": self.last_stage}
             stage = ends[place] if isinstance(place, str) else self.stage_of[place]
@@ -178,12 +178,12 @@ class Case:
 
     @cached_property
     def stage_of(self) -> list[int]:
-        """The model stage of each block."""
+        """Return the model stage of each block."""
         return [stage for stage, blocks in enumerate(self.stages) for _ in blocks]
 
     @cached_property
     def registry(self) -> Registry:
-        """Every parameter's place, as the runtime has it."""
+        """Return the registry of every parameter, equal to that of the runtime."""
         placement = SCHEDULES[self.config.schedule].placement
         homes = [compute_place(self.pp, placement, stage)[0] for stage in range(len(self.stages))]
         blocks = [homes[stage] for stage, stage_blocks in enumerate(self.stages) for _ in stage_blocks]
@@ -201,7 +201,7 @@ class Case:
         ).registry
 
     def get_stages(self, rank: int) -> list[int]:
-        """The model stages of pipeline rank `rank`, in the order of its chunks."""
+        """Return the model stages of pipeline rank `rank`, in the order of its chunks."""
         return self._stages_of[rank]
 
     @cached_property
@@ -211,11 +211,11 @@ class Case:
 
     @cached_property
     def rank_of(self) -> dict[int, int]:
-        """Model stage -> the pipeline rank that has it."""
+        """Return the map from each model stage to its pipeline rank."""
         return {stage: rank for rank, stages in enumerate(self._stages_of) for stage in stages}
 
     def list_held(self, rank: int) -> list[Array]:
-        """The parameters of pipeline rank `rank`, each once, in the order of the model."""
+        """Return the parameters of pipeline rank `rank`, each once, in the order of the model."""
         key = ("held", rank)
         if key not in self.known:
             self.known[key] = self._list_held(rank)
@@ -241,7 +241,7 @@ class Case:
         return {name: index for index, name in enumerate(self.model.shapes)}
 
     def list_blocks(self, rank: int) -> list[int]:
-        """The blocks of pipeline rank `rank`."""
+        """Return the blocks of pipeline rank `rank`."""
         return [block for stage in self.get_stages(rank) for block in self.stages[stage]]
 
     @property
@@ -250,17 +250,15 @@ class Case:
 
     @property
     def sums_each(self) -> bool:
-        """Whether gradients are added over the ranks after every microbatch, so that no rank keeps all of them."""
+        """Return whether gradients are reduced after every microbatch, so that no rank stores all gradients."""
         return self.config.zero >= 2 and not self.deterministic
 
     @cached_property
     def head_blocks(self) -> dict[str, Node]:
-        """Blocks inside the head, by path, in the order of their forward pass."""
+        """Return the blocks inside the head, by path, in the order of their forward pass."""
         return {path: self.by_path[path] for path in self.plan.list_blocks_in_head(self.by_path)}
 
     def is_recomputed(self, block: int | str) -> bool:
-        """Whether a block, given by its number or its path, is computed again in the backward pass, all or its
-        attention.
-        """
+        """Return whether a block (number or path) is recomputed in the backward pass, completely or its attention."""
         number = block if isinstance(block, int) else parse_block_number(block)
         return self.recompute is not Recompute.none and number % self.recompute_every == 0

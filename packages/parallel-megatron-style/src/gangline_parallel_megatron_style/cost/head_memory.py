@@ -1,9 +1,10 @@
-"""Memory while the backward pass goes through a head that reads the embedding's matrix (tied weights) or has blocks
-inside (multi-token prediction): last to first, a loss, then the block before it and its lookup.
+"""Memory during the backward pass of a head with tied weights or with blocks inside (multi-token prediction).
 
-The matrices of the vocabulary are read several times in one pass. Each use has its own gradient, in the dtype of the
-product and then in that of gradients; the sum of the former waits for it, and what they come to is a third. Under tp
-each is added where gradients are kept as soon as it is made, and the loss has its logits until then.
+The pass goes from last to first: a loss, then the block before it and its lookup.
+
+The vocabulary's matrices are read several times in one pass. Each use has its own gradient, in the matmul's dtype and
+then in that of gradients; the sum of the earlier uses waits for it, and the new sum is a third buffer. Under tp each
+gradient is added to the stored gradient as soon as it is made, and the loss keeps its logits until then.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from gangline_parallel_megatron_style.cost.parameters import Array
 
 
 def reads_the_embedding(case: Case) -> bool:
-    """Whether the backward pass of the head gives gradients of the embedding's matrix, before that of the lookup."""
+    """Return whether the head's backward pass makes gradients of the embedding's matrix before the lookup's own."""
     plan = case.plan
     tied = plan.get_owner(f"{plan.head}.weight") == plan.get_owner(f"{plan.embed}.weight")
     return case.pp == 1 and (tied or bool(case.head_blocks))
 
 
 def count_kept_logits(case: Case) -> int:
-    """Bytes of logits and their gradient while that of the weight is made: over a vocabulary cut over tp the loss and
-    its product are one operator, which lets go of what it keeps at its end; of chunks it keeps none.
+    """Return the bytes of logits and their gradient while the weight's gradient is made; 0 without tp.
+
+    Under tp the loss and its matmul are one operator that frees its saved tensors at its end; in chunks it saves none.
     """
     vocabulary = case.plan.facts.get("vocab_size", 0)
     if case.tp == 1 or case.plan.facts.get("loss_chunk", case.tokens) < case.tokens:
@@ -37,9 +39,9 @@ def count_kept_logits(case: Case) -> int:
 def iterate_head_moments(
     case: Case, arrays: list[Array], sizes: ActivationSizes, buffers: int
 ) -> Iterator[Counter[str]]:
-    """Iterate over what is there beside what `peak_memory.iterate_rank_moments` adds.
+    """Yield the bytes by kind at moments of the head's backward pass, without those of `iterate_rank_moments`.
 
-    arrays: the head's own; buffers: bytes that travel.
+    arrays: the head's own; buffers: bytes of communication buffers
     """
     blocks, each = list(case.head_blocks), count_further_loss(case.plan, sizes)
     in_backward = activations.count_head_bytes(case, sizes)["logits"] - (len(blocks) + 1) * each
@@ -47,7 +49,7 @@ def iterate_head_moments(
     cut = [array for array in arrays if memory.cuts_gradients(case, array.group)]
     whole, kept_logits = sum(array.size for array in cut) * case.bytes.gradient, count_kept_logits(case)
     for number in range(len(blocks), -1, -1):
-        there = 0 if number == len(blocks) else whole  # memory of a group is asked for when its first gradient comes
+        there = 0 if number == len(blocks) else whole  # a group's gradient memory is allocated at its first gradient
 
         def make_moment(gradients: int, logits: int, made: int = 0, **more: int) -> Counter[str]:
             return Counter(gradients=gradients, logits=logits, buffers=shared_grads.waiting + buffers + made, **more)
@@ -69,7 +71,7 @@ def iterate_head_moments(
 
 
 class Shared:
-    """Gradients of what is read several times, from the first use until the last."""
+    """Gradients of weights that are read several times, from the first use until the last."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -78,11 +80,11 @@ class Shared:
 
     @property
     def waiting(self) -> int:
-        """Bytes of sums that wait for more."""
+        """Return the bytes of sums that wait for further uses."""
         return sum(self._waiting.values())
 
     def count_use(self, name: str) -> int:
-        """Bytes of one more use, beside those that wait: its gradient in both dtypes; or it and what comes of both."""
+        """Return the extra bytes of one more use: its gradient in both dtypes, or it and the sum with earlier ones."""
         owner, width = self._case.plan.get_owner(name), self._case.bytes
         if owner not in self._arrays:
             return 0
@@ -94,7 +96,7 @@ class Shared:
         return self._arrays[owner].size * max(both, 2 * width.gradient if owner in self._waiting else 0)
 
     def wait(self, name: str, more: bool) -> None:
-        """That use is over; `more`: others follow."""
+        """Record the end of a use. `more`: whether other uses follow."""
         owner = self._case.plan.get_owner(name)
         tied = owner == self._case.plan.get_owner(f"{self._case.plan.embed}.weight") and self._case.pp == 1
         if owner in self._arrays and (more or tied):
@@ -104,15 +106,17 @@ class Shared:
 
 
 def count_between_uses(case: Case, array: Array) -> int:
-    """Bytes of a gradient from its first part on until the last. Where they are added to those of other microbatches at
-    once, they lie in these; what is cut has memory of its own for the whole, that of the head is counted with it.
+    """Return the bytes of a gradient's own memory from its first use until its last.
+
+    Under tp uses are added to the stored gradient of other microbatches, which needs no memory of its own. A sharded
+    gradient has memory for its full size; that of the head is counted with the head.
     """
     apart = case.tp == 1 or (memory.cuts_gradients(case, array.group) and array.group.place == "embed")
     return array.size * case.bytes.gradient if apart else 0
 
 
 def count_waiting_gradient(case: Case) -> int:
-    """Bytes of the embedding's gradient that waits from the head on until the lookup's own, on the same rank."""
+    """Return the bytes of the embedding's gradient that waits from the head until the lookup's own, on one rank."""
     if not reads_the_embedding(case):
         return 0
     owner = case.plan.get_owner(f"{case.plan.embed}.weight")
@@ -122,6 +126,6 @@ def count_waiting_gradient(case: Case) -> int:
 
 
 def find_lookup_moment(case: Case) -> Counter[str] | None:
-    """The lookup's own gradient, that which waits for it, and what both come to; None where nothing is added up so."""
+    """Return the bytes of the lookup's own gradient, the one that waits for it, and their sum; None if none waits."""
     waits = count_waiting_gradient(case) if case.tp == 1 else 0
     return Counter(buffers=3 * waits) if waits else None

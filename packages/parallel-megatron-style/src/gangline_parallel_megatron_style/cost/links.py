@@ -1,4 +1,4 @@
-"""Which links a message goes over, be it along axes of the mesh, over a fold, or between the ranks beside it."""
+"""The network links of a message: along axes of the mesh, over a fold, or between ranks with one part of a fold."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gangline.plan import Fold
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 
-BESIDE = "beside "  # and the name of a fold: the ranks that hold the same part of it
+BESIDE = "beside "  # prefix of a fold's name: the ranks that hold one part of the fold
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What one rank does along one axis (or several together) in a step, for one purpose.
+    """The traffic of one rank along one axis (or several together) in a step, for one purpose.
 
-    axes: those of the mesh; or the name of a fold; or `BESIDE` and that: the ranks with the same part of it.
-    when, waits: as `gangline.explain.explained.Transfer` has them
+    axes: axes of the mesh; or the name of a fold; or `BESIDE` and that name: the ranks that hold one part of the fold
+    when, waits: as in `gangline.explain.explained.Transfer`
     """
 
     axes: tuple[str, ...]
     purpose: str
     calls: int
     bytes: int
-    among: int | None = None  # of a fold: so many neighbours, beyond whom nothing goes
+    among: int | None = None  # number of neighbours on a fold that exchange; None: all
     operation: Operation = "all_gather"
     when: When = "F"
     waits: bool = True
@@ -38,7 +38,7 @@ class Sent:
 
 
 def build_transfer(case: Case, sent: Sent) -> Transfer:
-    """What is sent as core's data, with the ranks that are together in it and their links."""
+    """Return the traffic as core's `Transfer`, with its ranks and their links."""
     mesh, sizes = case.mesh, [size for _, size in case.config.topology.domains]
     fold = find_active_fold(case.plan, mesh, sent.axes[0].removeprefix(BESIDE))
     if fold is None:
@@ -67,7 +67,7 @@ def build_transfer(case: Case, sent: Sent) -> Transfer:
 
 @lru_cache(maxsize=1024)
 def count_together(mesh: Mesh, axes: tuple[str, ...], node: int) -> tuple[int, int]:
-    """(ranks along these axes, how many of rank 0's group share its node of so many ranks)."""
+    """Return (ranks along these axes, ranks of rank 0's group in its node of `node` ranks)."""
     if node >= mesh.world:
         return mesh.size(*axes), mesh.size(*axes)
     step, near = 1, [0]
@@ -79,7 +79,7 @@ def count_together(mesh: Mesh, axes: tuple[str, ...], node: int) -> tuple[int, i
 
 
 def find_slowest_tier(case: Case, sent: Sent) -> Tier:
-    """The slowest links between any two ranks that are together in it."""
+    """Return the slowest links between any two ranks that exchange."""
     network, name = case.config.topology, sent.axes[0]
     fold = find_active_fold(case.plan, case.mesh, name.removeprefix(BESIDE))
     if fold is None:
@@ -92,7 +92,7 @@ def find_slowest_tier(case: Case, sent: Sent) -> Tier:
 
 
 def _iterate_groups(case: Case, fold: Fold, beside: bool) -> Iterator[list[int]]:
-    """The ranks of every fold on the mesh, or of every group beside one."""
+    """Yield the ranks of every fold on the mesh; if `beside`, of every group that holds one part of the fold."""
     mesh = case.mesh
     axes = tuple(axis for axis in mesh.axes if axis in fold.out_of)
     firsts = range(fold.size) if beside else range(0, mesh.size(*axes), fold.size)
@@ -105,7 +105,7 @@ def _iterate_groups(case: Case, fold: Fold, beside: bool) -> Iterator[list[int]]
 def gather(
     axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes: int, when: When = "F", waits: bool = True
 ) -> Sent:
-    """`calls` gathers (or scattering sums) that come to `nbytes` in all each time."""
+    """Return the traffic of `calls` gathers (or reduce-scatters) of `nbytes` in total each."""
     return Sent(axes, purpose, calls, calls * nbytes * (ranks - 1) // ranks, None, "all_gather", when, waits)
 
 

@@ -1,5 +1,6 @@
-"""What a rank keeps throughout a step by kind, in bytes: weights, gradients, optimizer state (Rajbhandari et al., ZeRO,
-arXiv 1910.02054, section 3). What comes and goes is in `peak_memory`.
+"""State memory of a rank throughout a step by kind, in bytes: weights, gradients, optimizer state.
+
+Rajbhandari et al., ZeRO, arXiv 1910.02054, section 3. Temporary memory is in `peak_memory`.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from gangline_basics.parallel.owners import count_most_matrix_bytes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
 
-KEPT = "kept by the reduction"  # error feedback and the like
+KEPT = "kept by the reduction"  # error feedback, for example
 
 
 def count_state_bytes(case: Case, rank: int) -> Counter[str]:
-    """What a rank has of weights, gradients, master weights and optimizer state throughout a step.
+    """Return a rank's bytes of weights, gradients, master weights and optimizer state throughout a step.
 
-    zero 0: all whole. 1: master weights and optimizer state cut over the shard ranks. 2: gradients too (but not where
-    deterministic sums want all of them). 3: weights too, whole for a while (`peak_memory`). What lies on a fold
-    that leaves no rank beside it is cut by the fold alone. What is frozen has weights and nothing else. Offloaded,
-    masters, optimizer state and what callbacks keep are in the host's memory. Where the forward pass computes in the
-    masters' own dtype, whole weights are the masters. A tied copy is not updated here: it has no optimizer state.
+    zero 0: all full. 1: master weights and optimizer state sharded over the shard ranks. 2: gradients too (except if
+    deterministic sums need all). 3: weights too, full for a while (`peak_memory`). Arrays on a fold whose parts have
+    one rank each are sharded by the fold alone. Frozen arrays have only weights. Offloaded, master weights, optimizer
+    state and callbacks' copies are in host memory. If the forward pass computes in the master weights' own dtype, full
+    weights are the master weights. A tied copy is not updated on this rank: it has no optimizer state.
     """
     state_bytes: Counter[str] = Counter()
     own_stages = set(case.get_stages(rank))
@@ -51,7 +52,7 @@ def count_state_bytes(case: Case, rank: int) -> Counter[str]:
 
 
 def _count_matrices(case: Case, rank: int) -> int:
-    """What the optimizer keeps of whole matrices, of the rank of the stage that has most of it."""
+    """Return the bytes that the optimizer keeps of complete matrices, on the rank of the stage that has most."""
     if not case.optimizer.maps_matrices():
         return 0
     key = ("matrices", rank)
@@ -64,7 +65,7 @@ def _count_matrices(case: Case, rank: int) -> int:
 
 
 def _count_kept(case: Case, arrays: Iterable[Array], updated: bool = True) -> Counter[str]:
-    """`updated`: whether the optimizer steps them on this rank."""
+    """Return the state bytes of these arrays by kind. `updated`: whether the optimizer steps them on this rank."""
     width, host = case.bytes, case.config.offload
     state_bytes: Counter[str] = Counter()
     for array in arrays:
@@ -91,7 +92,7 @@ def _count_kept(case: Case, arrays: Iterable[Array], updated: bool = True) -> Co
 
 
 def count_kept_numbers(case: Case, group: ParamGroup, numbers: int) -> int:
-    """Numbers that the reduction of gradients keeps on a rank for a group of so many parameters."""
+    """Return how many numbers the reduction of gradients keeps on a rank for a group of `numbers` parameters."""
     if group.copies > 1:
         return case.gradients.count_kept(numbers // group.shards, group.copies, scatters=False)
     if group.shards == 1:
@@ -100,32 +101,32 @@ def count_kept_numbers(case: Case, group: ParamGroup, numbers: int) -> int:
 
 
 def count_state_numbers(case: Case, array: Array) -> int:
-    """Numbers of a parameter whose state is on one rank."""
+    """Return the number of elements of a parameter whose state is on one rank."""
     return array.part if case.config.zero else array.size
 
 
 def count_weight_bytes(case: Case, group: ParamGroup) -> int:
-    """Bytes of one of the numbers that a group computes with."""
+    """Return the bytes per element in which a group computes."""
     return count_kept_bytes(case, group) if group.kind.master_dtype else case.bytes.compute
 
 
 def count_kept_bytes(case: Case, group: ParamGroup) -> int:
-    """Bytes of one of the numbers that are kept of a group: of master weights, or of what is frozen in fewer bits."""
+    """Return the stored bytes per element of a group: of master weights, or of a frozen low-bit dtype."""
     return case.bytes.master if group.kind.low_bit is None else get_itemsize(group.kind.low_bit)
 
 
 def releases(case: Case, group: ParamGroup) -> bool:
-    """Whether a group's weights are whole only while its module is in use."""
+    """Return whether a group's weights are full only while its module is in use."""
     return case.config.zero == 3 and group.shards > 1
 
 
 def cuts_gradients(case: Case, group: ParamGroup) -> bool:
-    """Whether a group has gradients, and they are whole only while its module's backward pass is under way."""
+    """Return whether a group has gradients that are full only during its module's backward pass."""
     return case.sums_each and group.shards > 1 and group.kind.trained
 
 
 def count_group_numbers(case: Case, rank: int) -> Counter[ParamGroup]:
-    """Numbers of each group that is gathered and reduced in one piece, in the order of the model."""
+    """Return the number of elements of each group that is gathered and reduced in one piece, in the model's order."""
     numbers: Counter[ParamGroup] = Counter()
     for array in case.list_held(rank):
         numbers[array.group] += array.size

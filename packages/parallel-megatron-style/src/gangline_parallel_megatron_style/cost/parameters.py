@@ -1,6 +1,6 @@
-"""What each parameter comes to on a rank: its place in the pipeline, and what tp and folds leave of it.
+"""Size of each parameter on a rank: its place in the pipeline, and its shard over tp and folds.
 
-Read from `sharding.arrays.lay_out`, which the runtime lays its memory out by.
+Read from `sharding.arrays.lay_out`, the layout that the runtime uses.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from gangline_parallel_megatron_style.layout.alike import AlikeBlocks
 from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, ModelShapes, ParamKind, lay_out
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks
 
-KNOWN = 4096  # blocks whose arrays are kept
+KNOWN = 4096  # maximum number of blocks whose arrays are cached
 
 
 @dataclass(frozen=True)
 class ParamGroup:
     """Parameters that are gathered and reduced in one piece: those of one module and one kind (`sharding.arrays`)."""
 
-    place: int | str  # the number of a block, "embed" or "head"; a tied parameter is the embedding's
+    place: int | str  # number of a block, "embed" or "head"; a tied parameter is the embedding's
     kind: ParamKind
     shards: int  # ranks that would share its optimizer state
-    copies: int  # replicas of those: so many more have the same part
+    copies: int  # number of replicas of each shard
 
 
 @dataclass(frozen=True)
@@ -37,58 +37,58 @@ class Array:
     name: str
     shape: tuple[int, ...]
     group: ParamGroup
-    stages: tuple[int, ...]  # the model stages that hold it: one, or for a tied one where each of its modules is
-    own: tuple[int, ...]  # its shape on the rank that has most of it, before its rows are cut
+    stages: tuple[int, ...]  # model stages that hold it: one, or for a tied one the stages of its modules
+    own: tuple[int, ...]  # its shape on the rank that has most of it, before its rows are sharded
     sums: int  # neighbouring tp ranks over which its gradient is added; 1: none
 
     @property
     def trained(self) -> bool:
-        """Whether it has a gradient and moments."""
+        """Return whether it has a gradient and optimizer state."""
         return self.group.kind.trained
 
     @property
     def block(self) -> int | None:
-        """The number of its block."""
+        """Return the number of its block; None for the embedding and the head."""
         return self.group.place if isinstance(self.group.place, int) else None
 
     @cached_property
     def size(self) -> int:
-        """Numbers of it on a rank that holds it, before its rows are cut."""
+        """Return the number of its elements on a rank that holds it, before its rows are sharded."""
         return prod(self.own)
 
     @cached_property
     def part(self) -> int:
-        """Numbers of it whose state one rank keeps when it is sharded: whole rows, equal shares of them."""
+        """Return the number of elements whose state one rank keeps if it is sharded: complete rows in equal shares."""
         return prod(self.part_shape)
 
     @cached_property
     def part_shape(self) -> tuple[int, ...]:
-        """The same as rows and their length; what is one row is dealt out with others, and counts as cut."""
+        """Return the shape of `part`: (rows, row length); (elements,) for a single row, which counts as split."""
         rows, shards = prod(self.own[:-1]), self.group.shards
         return (-(-rows // shards), self.size // rows) if rows > 1 else (-(-self.size // shards),)
 
     @property
     def matrix(self) -> bool:
-        """Whether it is a matrix of a block, or a stack of them, that an optimizer may map as a whole."""
+        """Return whether it is a matrix of a block, or a stack of matrices, that an optimizer may map in full."""
         return self.block is not None and is_mapped(self.name, self.shape)
 
 
 @dataclass(frozen=True)
 class Template:
-    """A parameter wherever its block or end is: what does not depend on the pipeline."""
+    """A parameter at any block or end of the model: the part of `Array` that does not depend on the pipeline."""
 
     name: str
     shape: tuple[int, ...]
     group: ParamGroup
-    tied: bool  # on the first stage and on the last
+    tied: bool  # whether on the first stage and on the last
     own: tuple[int, ...]
     sums: int
 
 
 class ModelArrays:
-    """Every parameter of a model on a mesh, whatever its pipeline; worked out once for all blocks of a kind.
+    """Every parameter of a model on a mesh, for any pipeline; computed once for all blocks of a kind.
 
-    Raises ValueError as `lay_out` does.
+    Raises ValueError like `lay_out`.
     """
 
     def __init__(self, model: AlikeBlocks, mesh: Mesh, sequence_parallel: bool) -> None:
@@ -104,7 +104,7 @@ class ModelArrays:
         }
         aliases = {name: (name, *(alias for alias, owner in plan.tied if owner == name)) for name in shapes}
         model_shapes = ModelShapes(shapes, {}, aliases, {name for name in shapes if plan.is_frozen(name)})
-        one_rank = (0,) * (plan.layers + 2)  # where pipeline ranks are does not change what a part of an array is
+        one_rank = (0,) * (plan.layers + 2)  # the placement of pipeline ranks does not change the shards of an array
         laid_out = lay_out(
             plan, mesh, model_shapes, one_rank, zero=0, sequence_parallel=sequence_parallel, dtype="float32"
         )
@@ -122,9 +122,9 @@ class ModelArrays:
             self._templates[templates[name].group.place].append(templates[name])
 
     def list_arrays(self, place: int | str, stages: tuple[int, ...], last: int) -> list[Array]:
-        """The parameters of a block (by its number), of the embedding or of the head, which these stages have.
+        """Return the parameters of a block (by its number), of the embedding or of the head, which these stages have.
 
-        last: the number of the last stage, which has the tied ones of the embedding too.
+        last: number of the last stage, which also has the tied ones of the embedding
         """
         key = (place, stages, last)
         if key not in self._known:
@@ -157,7 +157,7 @@ class ModelArrays:
 
 
 def compute_largest_shape(layout: Layout) -> tuple[int, ...]:
-    """The shape of an array on the rank that has most of it, before its rows are cut."""
+    """Return the shape of an array on the rank that has most of it, before its rows are sharded."""
     shape = list(layout.shape)
     for division in layout.divisions:
         if not division.rows:

@@ -1,7 +1,8 @@
-"""Memory of a rank at its fullest: the moments of a backward pass, module by module, and which of them needs most.
+"""Peak memory of a rank: the moments of a backward pass, module by module, and the fullest of these moments.
 
-Activations are most where the backward pass begins; gradients of the vocabulary's matrices are large when there are
-none of a block, and the other way round. So nothing is added up that is not there at once."""
+Activations peak at the start of the backward pass. Gradients of the vocabulary's matrices are large while there are
+none of a block, and the reverse. So only memory that is in use at one moment is added up.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 
-Place = int | str  # the number of a block, or "embed" or "head"
+Place = int | str  # number of a block, or "embed" or "head"
 
 
 def count_peak(case: Case, rank: int, schedule: Schedule | None, gpu: bool = True) -> Counter[str]:
-    """Kind -> bytes for a rank of pipeline rank `rank`, at the moment when most is needed."""
+    """Return kind -> bytes for a rank of pipeline rank `rank`, at its fullest moment."""
     sizes = activations.make_activation_sizes(case, gpu)
     return sum_moment(
         memory.count_state_bytes(case, rank),
@@ -28,9 +29,9 @@ def count_peak(case: Case, rank: int, schedule: Schedule | None, gpu: bool = Tru
 
 
 def sum_moment(state: Counter[str], moment: Counter[str], activation_bytes: int) -> Counter[str]:
-    """Sum all that is there at a moment.
+    """Return the sum of all bytes at a moment, by kind.
 
-    That is `memory.count_state_bytes`, what `iterate_rank_moments` gives, and the activations of `count_under_way`.
+    state, moment, activation_bytes: from `memory.count_state_bytes`, `iterate_rank_moments` and `count_under_way`
     """
     moment_bytes = Counter(moment)
     moment_bytes["activations"] += activation_bytes
@@ -38,19 +39,19 @@ def sum_moment(state: Counter[str], moment: Counter[str], activation_bytes: int)
 
 
 def find_fullest_moment(case: Case, rank: int, sizes: ActivationSizes) -> Counter[str]:
-    """The moment when most is needed. Which one that is does not depend on how many microbatches are under way."""
+    """Return the fullest moment. Which moment it is does not depend on the number of microbatches under way."""
     return max(iterate_rank_moments(case, rank, sizes), key=lambda moment: moment.total())
 
 
 def iterate_rank_moments(case: Case, rank: int, sizes: ActivationSizes) -> Iterator[Counter[str]]:
-    """Iterate over what is there while the backward pass goes through each module of a rank.
+    """Yield the bytes by kind while the backward pass goes through each module of a rank.
 
-    That is beside `memory.count_state_bytes`, and beside the activations of all microbatches under way
-    (`count_under_way`), of which the last one's become fewer: below 0.
+    They come on top of `memory.count_state_bytes`, and of the activations of all microbatches under way
+    (`count_under_way`). The last microbatch's activations are freed on the way, so they are counted below 0.
 
-    Of gradients that are cut, two modules' are whole at a time: those of the module before are still being added, and
-    what they come to has memory of its own. In a step of one microbatch the sums of modules to come are not there yet.
-    Weights that are cut are whole for the module at hand and those gathered ahead of it.
+    Sharded gradients are full for two modules at a time: those of the previous module are still being reduced, and the
+    result has memory of its own. In a step of one microbatch the sums of later modules are not there yet. Sharded
+    weights are full for the current module and those gathered ahead of it.
     """
     for stage in case.get_stages(rank):
         module_arrays = _group_by_place(case, rank, stage)
@@ -70,14 +71,14 @@ def iterate_rank_moments(case: Case, rank: int, sizes: ActivationSizes) -> Itera
         before = coming = arriving = 0
         if case.sums_each and case.microbatches == 1:
             coming = sum(sums.values())
-        elif case.sums_each:  # those of the microbatch before are still being added
+        elif case.sums_each:  # the previous microbatch's gradients are still being reduced
             before, arriving = whole[places[0]], sums[places[0]] if case.microbatches > 2 else 0
         for index in reversed(range(len(places))):
             place = places[index]
             coming = max(0, coming - sums[places[index + 1]]) if index + 1 < len(places) else coming
             weights = sum(gathered[other] for other in _list_in_use(case, places, index))
             inside = place == "head" and (bool(case.head_blocks) or head_memory.reads_the_embedding(case))
-            if inside and case.pp == 1:  # what it reads of the embedding
+            if inside and case.pp == 1:  # reads the embedding
                 weights += gathered["embed"]
             summed = head_memory.find_lookup_moment(case) if place == "embed" else None
             for module_moment in [summed] if summed else _list_moments(case, place, module_arrays[place], sizes):
@@ -101,7 +102,7 @@ def iterate_rank_moments(case: Case, rank: int, sizes: ActivationSizes) -> Itera
 
 
 def count_under_way(case: Case, rank: int, schedule: Schedule | None, sizes: ActivationSizes) -> int:
-    """Bytes of activations that a rank keeps at most, over the order of its schedule."""
+    """Return the maximum bytes of activations that a rank keeps, over the order of its schedule."""
     chunk_bytes = []
     for stage in case.get_stages(rank):
         size = sum(activations.count_block(case, block, sizes) for block in case.stages[stage])
@@ -122,7 +123,7 @@ def count_under_way(case: Case, rank: int, schedule: Schedule | None, sizes: Act
 
 
 def _group_by_place(case: Case, rank: int, stage: int) -> dict[Place, list[Array]]:
-    """The parameters of each module of a stage, in order; a tied one where its backward pass ends."""
+    """Return the parameters of each module of a stage, in order; a tied one where its backward pass ends."""
     first, last = stage == 0, stage == case.last_stage
     module_arrays: dict[Place, list[Array]] = {"embed": case.list_arrays("embed")} if first else {}
     module_arrays |= {block: case.list_arrays(block) for block in case.stages[stage]}
@@ -136,7 +137,7 @@ def _group_by_place(case: Case, rank: int, stage: int) -> dict[Place, list[Array
 def _count_once(
     case: Case, name: str, place: Place, arrays: list[Array], count: Callable[[Case, list[Array]], int]
 ) -> int:
-    """`count`, once for all blocks of a kind."""
+    """Return the result of `count`, cached for all blocks of a kind."""
     if not isinstance(place, int):
         return count(case, arrays)
     key = (name, case.get_kind(place)[0])
@@ -146,7 +147,7 @@ def _count_once(
 
 
 def _list_moments(case: Case, place: Place, arrays: list[Array], sizes: ActivationSizes) -> list[Counter[str]]:
-    """`_iterate_moments`, once for all blocks of a kind."""
+    """Return the moments of `_iterate_moments`, cached for all blocks of a kind."""
     if not isinstance(place, int):
         return list(_iterate_moments(case, place, arrays, sizes))
     key = ("within", sizes.gpu, *case.get_kind(place))
@@ -156,7 +157,7 @@ def _list_moments(case: Case, place: Place, arrays: list[Array], sizes: Activati
 
 
 def _count_kept(case: Case, place: Place, sizes: ActivationSizes) -> int:
-    """Activations that are free once the backward pass is through with a module."""
+    """Return the bytes of activations that are freed after the backward pass of a module."""
     if isinstance(place, int):
         return activations.count_block(case, place, sizes)
     return activations.count_head_bytes(case, sizes)["activations"] if place == "head" else 0
@@ -167,13 +168,13 @@ def _count_whole(case: Case, arrays: list[Array]) -> int:
 
 
 def _count_sum_bytes(case: Case, arrays: list[Array]) -> int:
-    """What sums over ranks that each keep their range come to."""
+    """Return the bytes of the sums over ranks of which each rank keeps its range."""
     cut = (array for array in arrays if case.config.zero and array.group.shards > 1 and array.trained)
     return sum(array.part for array in cut) * case.bytes.gradient
 
 
 def _count_arriving_bytes(case: Case, sums: int) -> int:
-    """Of `_count_sum_bytes` what lies beside those that are kept while it arrives: of the first that is cut nothing."""
+    """Return the bytes that arriving sums need next to the stored ones; 0 if the only microbatch is reduced at once."""
     return 0 if case.sums_each and case.microbatches == 1 else sums
 
 
@@ -183,16 +184,18 @@ def _count_gathered(case: Case, arrays: list[Array]) -> int:
 
 
 def _list_in_use(case: Case, places: list[Place], index: int) -> list[Place]:
-    """The modules whose weights are whole in the backward pass of one; a lookup needs none."""
+    """Return the modules whose weights are full during the backward pass of one module; a lookup needs none."""
     return [place for place in places[max(0, index - case.config.prefetch) : index + 1] if place != "embed"]
 
 
 def _iterate_moments(case: Case, place: Place, arrays: list[Array], sizes: ActivationSizes) -> Iterator[Counter[str]]:
-    """What comes and goes within a module: the hidden states of all tokens that tp gathers and scatters, what a block
-    keeps that is computed again, logits, and the gradients of one module's own matrices before they are added to the
-    others. These are in the dtype of the product first and then in that of gradients; where the whole is cut, memory
-    for it is asked for when the first of them comes, and the first dtype is gone, but under tp, which adds them itself.
-    Logits are gone before either, but for those of a vocabulary cut over tp (`head_memory.count_kept_logits`).
+    """Yield the bytes by kind that are temporary within a module.
+
+    These are the hidden states of all tokens that tp gathers and scatters, the recomputed activations of a block,
+    logits, and the gradients of one module's own matrices before they are added to the others. These gradients are in
+    the matmul's dtype first and then in that of gradients. If the full gradient is sharded, its memory is allocated
+    when its first gradient comes, and the first dtype is freed, except under tp, which adds them itself. Logits are
+    freed earlier, except those of a vocabulary sharded over tp (`head_memory.count_kept_logits`).
     """
     width = case.bytes
     narrow = width.compute if width.compute != width.gradient else 0
@@ -201,7 +204,7 @@ def _iterate_moments(case: Case, place: Place, arrays: list[Array], sizes: Activ
     first: Counter[str] = Counter()
     for array in arrays:
         if len(array.shape) > 1 and array.trained:
-            of = array.name.rsplit(".", len(array.shape) - 1)[0]  # stacks with those beside them
+            of = array.name.rsplit(".", len(array.shape) - 1)[0]  # groups a stack with the other stacks of its module
             gradient_bytes[of] += array.size * width.gradient
             by_autograd = case.tp == 1 or len(array.shape) > 2
             if not (by_autograd and memory.cuts_gradients(case, array.group)):
@@ -222,5 +225,5 @@ def _iterate_moments(case: Case, place: Place, arrays: list[Array], sizes: Activ
 
 
 def _count_hidden_bytes(case: Case, terms: int = 3) -> int:
-    """Hidden states of all tokens that come and go between ranks of tp: in, its gradient, a term of that; 1: that."""
+    """Return bytes of hidden states of all tokens under tp. terms: 3 input, gradient and a term of it; 1 the term."""
     return terms * case.tokens * case.width * case.bytes.compute if case.tp > 1 else 0

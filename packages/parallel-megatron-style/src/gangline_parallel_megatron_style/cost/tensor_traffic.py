@@ -1,4 +1,4 @@
-"""What a rank sends along tp: in and out of the regions of blocks, and of what holds the vocabulary."""
+"""Traffic of a rank along tp: in and out of the regions of blocks, and of the modules with the vocabulary."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES
 
 @dataclass
 class RegionTraffic:
-    """A module of a block whose products tp cuts, entered by those cut by outputs and left by those cut by inputs.
+    """A module whose linears tp shards: entered by those sharded by outputs, left by those sharded by inputs.
 
-    enters, leaves  how wide what is gathered or summed there is; 0: not at all
-    needs_input     whether a weight that its input is multiplied with is trained, so that the input is needed again
+    enters, leaves  width of the tensor that is gathered or summed there; 0: none
+    needs_input     whether a weight that multiplies its input is trained, so that the input is needed again
     needs_grad      whether its input needs a gradient
     """
 
@@ -37,8 +37,9 @@ class RegionTraffic:
 
 
 def get_regions(case: Case, index: int) -> dict[str, RegionTraffic]:
-    """The regions of a block by the path of their module, in order. A linear is in the region of the module around it,
-    and what wraps a linear has one of its own.
+    """Return the regions of a block by the path of their module, in order.
+
+    A linear is in the region of the module around it; a wrapper of a linear has a region of its own.
     """
     key = ("regions", case.get_kind(index)[0], index > 0)
     if key not in case.known:
@@ -48,7 +49,7 @@ def get_regions(case: Case, index: int) -> dict[str, RegionTraffic]:
 
 
 def group_kinds(case: Case, blocks: Iterable[int]) -> list[tuple[int, int]]:
-    """(a block, how many of these send what it does), in order; the first block of the model stands alone."""
+    """Return (a block, how many of `blocks` have its traffic), in order; the first block of the model is separate."""
     count: dict[object, list[int]] = {}
     for index in blocks:
         count.setdefault((*case.get_kind(index), index > 0), []).append(index)
@@ -79,10 +80,10 @@ def _find_regions(case: Case, block: Node, at: str, needs_grad: bool = True) -> 
 
 
 def list_tensor_traffic(case: Case, rank: int) -> list[Sent]:
-    """arXiv 1909.08053, section 3, and with sequence parallelism arXiv 2205.05198, section 4.2.2.
+    """Return the traffic along tp (arXiv 1909.08053, section 3; sequence parallelism: arXiv 2205.05198, section 4.2.2).
 
-    A region with sequence parallelism, forward: all-gather when entered, reduce-scatter when left. Backward: all-gather
-    of its gradient, all-gather of its input for the weights' gradients, reduce-scatter of the input's gradient. Without
+    A region with sequence parallelism, forward: all-gather on entry, reduce-scatter on exit. Backward: all-gather of
+    its gradient, all-gather of its input for the weights' gradients, reduce-scatter of the input's gradient. Without
     sequence parallelism: one all-reduce forward and one backward. A recomputed block runs forward twice, without its
     last collective.
     """
@@ -102,7 +103,7 @@ def list_tensor_traffic(case: Case, rank: int) -> list[Sent]:
 
 
 def _list_block_traffic(case: Case, own: dict[str, RegionTraffic], alike: int, recomputed: bool) -> list[Sent]:
-    """Of so many blocks with these regions."""
+    """Return the traffic of `alike` blocks with these regions."""
     axes, n, cut, m, traffic = ("tp",), case.tp, case.sequence_parallel, case.microbatches * alike, list[Sent]()
     of_one = case.tokens * case.bytes.compute  # bytes of all tokens, for a width of 1
     send, there, back = gather if cut else reduce, "hidden in blocks", "gradients of blocks"
@@ -118,15 +119,16 @@ def _list_block_traffic(case: Case, own: dict[str, RegionTraffic], alike: int, r
         if region.enters and cut:
             traffic.append(send(axes, there, n, m, of_one * region.enters))
             traffic.append(send(axes, there, n, m * (passes - 1), of_one * region.enters, "B"))
-        if region.enters and region.needs_grad:  # beside the products: `tensor.crossing.Enter`
+        if region.enters and region.needs_grad:  # concurrent with the matmuls: `tensor.crossing.Enter`
             calls = m * (1 + (cut and region.needs_input))
             traffic.append(send(axes, back, n, calls, of_one * region.enters, "B", not region.needs_input))
     return traffic
 
 
 def _count_summed(case: Case, rank: int) -> dict[int, int]:
-    """Neighbours along tp -> how many gradients a rank adds over them. Beside blocks inside the head there are large
-    matrices, whose rows lie on ranks as they fit: then those of the rank that has most.
+    """Return neighbours along tp -> number of gradient elements that a rank adds over them.
+
+    Blocks inside the head come with large matrices whose rows are uneven: then of the rank that has most.
     """
     places: list[tuple[int | str, int]] = [("embed", 1), *group_kinds(case, case.list_blocks(rank)), ("head", 1)]
     counts: Counter[int] = Counter()
@@ -153,12 +155,12 @@ def _count_summed(case: Case, rank: int) -> dict[int, int]:
 
 
 def get_owner_rank(case: Case, array: Array) -> int:
-    """The pipeline rank that owns a parameter: of a tied one the first that has it."""
+    """Return the pipeline rank that owns a parameter: the first one of a tied parameter."""
     return case.rank_of[array.stages[0]]
 
 
 def _list_end_traffic(case: Case, stage: int, hidden: int) -> list[Sent]:
-    """The embedding and the loss, whose vocabulary is cut; those beside the head, too."""
+    """Return the traffic of the embedding and the loss with a sharded vocabulary, including those next to the head."""
     n, last, traffic = case.tp, stage == case.last_stage, list[Sent]()
     beside = list_beside_head(case.by_path[case.plan.head], case.plan.head) if last else []
     lookups = [case.plan.embed] * (stage == 0) + [at for at, node in beside if isinstance(node, EmbeddingNode)]
@@ -176,7 +178,7 @@ def _list_end_traffic(case: Case, stage: int, hidden: int) -> list[Sent]:
 
 
 def _list_lookup_traffic(case: Case, hidden: int, trained: bool) -> list[Sent]:
-    """hidden: bytes of that of all tokens."""
+    """Return the traffic of a lookup. `hidden`: bytes of the hidden state of all tokens."""
     send = gather if case.sequence_parallel else reduce
     traffic = [send(("tp",), "embedding", case.tp, case.microbatches, hidden)]
     if case.sequence_parallel and trained:

@@ -1,4 +1,4 @@
-"""What a step computes, and how long a pipeline waits."""
+"""Operations of a step, and the waiting time of a pipeline."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from gangline_parallel_megatron_style.pipeline.simulate import simulate
 
 @dataclass(frozen=True)
 class Flops:
-    """Operations of one token before tp cuts; what tp leaves whole counts as often as there are ranks that compute it.
+    """Operations of one token over all tp ranks; replicated work counts once for each rank that computes it.
 
-    again    forward once more, where blocks are recomputed
-    weights  the gradients of weights: those of what is frozen are not computed
+    again    the second forward pass of recomputed blocks
+    weights  gradients of weights; those of frozen weights are not computed
     """
 
     forward: int = 0
@@ -35,7 +35,7 @@ class Flops:
 
     @property
     def all(self) -> int:
-        """With the gradients of what goes in, which cost what going forward does."""
+        """Return all operations, including the gradients of inputs, which cost as much as the forward pass."""
         return 2 * self.forward + self.again + self.weights
 
     def __add__(self, other: Flops) -> Flops:
@@ -43,7 +43,7 @@ class Flops:
 
 
 def count_stage_flops(case: Case) -> list[Flops]:
-    """Of each model stage."""
+    """Return the operations of each model stage."""
     if "stage_flops" not in case.known:
         case.known["stage_flops"] = list(_count_stage_flops(case))
     stage_flops: list[Flops] = case.known["stage_flops"]
@@ -51,7 +51,7 @@ def count_stage_flops(case: Case) -> list[Flops]:
 
 
 def _count_stage_flops(case: Case) -> Iterator[Flops]:
-    kind_flops: dict[int, Flops] = {}  # of blocks that are alike
+    kind_flops: dict[int, Flops] = {}  # by kind of block
     for stage, blocks in enumerate(case.stages):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
         total = sum((count_part_flops(case, part) for part in ends), Flops())
@@ -69,7 +69,7 @@ def _count_stage_flops(case: Case) -> Iterator[Flops]:
 
 
 def count_part_flops(case: Case, part: str) -> Flops:
-    """Of the node at path `part` and all in it."""
+    """Return the operations of the node at path `part` and its children."""
     forward = weights = 0
     for path, node in iterate_nodes(case.by_path[part], part):
         whole = case.tp > 1 and not case.sequence_parallel and not _cut(case, path, node)
@@ -80,7 +80,7 @@ def count_part_flops(case: Case, part: str) -> Flops:
 
 
 def _cut(case: Case, path: str, node: Node) -> bool:
-    """Whether tp cuts what a node computes: by its own matrices, or where it has none by those of the nodes in it."""
+    """Return whether tp shards the work of a node: by its own matrices, or if it has none by those of its children."""
     own = any(len(shape) > 1 for shape in node.get_shapes().values())
     inside = [(path, node)] if own else iterate_nodes(node, path)
     return any(
@@ -91,13 +91,13 @@ def _cut(case: Case, path: str, node: Node) -> bool:
 
 
 def count_rank_flops(case: Case, rank: int) -> int:
-    """Operations of a rank of pipeline rank `rank` in a step, recomputation included (counted as core counts them)."""
+    """Return the operations of a rank of pipeline rank `rank` in a step, with recomputation (counted as in core)."""
     per_token = sum(count_stage_flops(case)[stage].all for stage in case.get_stages(rank))
     return per_token * case.tokens * case.microbatches // case.tp
 
 
 def count_stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
-    """What each model stage computes of a microbatch on one rank, as shapes; blocks that are alike are counted once."""
+    """Return the work of each model stage for a microbatch on one rank, as shapes; equal blocks are counted once."""
     sizes, stage_work = activations.make_activation_sizes(case, gpu), []
     part_work: dict[object, StageWork] = {}
     totals: dict[object, StageWork] = {}
@@ -128,7 +128,7 @@ def count_stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
 
 
 def find_schedule(case: Case) -> Schedule | None:
-    """The pipeline's schedule; None without a pipeline."""
+    """Return the pipeline's schedule; None without a pipeline."""
     if case.pp == 1:
         return None
     chunks = len(case.stages) // case.pp
@@ -142,12 +142,12 @@ def find_schedule(case: Case) -> Schedule | None:
 def _make_cached_schedule(
     name: str, ranks: int, microbatches: int, chunks: int, own: ActionTimes | tuple[ActionTimes, ...], overlap: bool
 ) -> Schedule:
-    """`make_schedule`, once for all layouts that have it."""
+    """Return the result of `make_schedule`, cached for all layouts that have it."""
     return make_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks, times=own, overlap=overlap)
 
 
 def estimate_action_times(case: Case) -> list[ActionTimes]:
-    """Of each model stage, by what it computes: the input's gradient and the weights' one forward pass each."""
+    """Return the action times of each model stage in operations: F; I = F + recomputation; W the weights' gradients."""
     return [
         ActionTimes(float(one.forward), float(one.forward + one.again), float(max(1, one.weights)))
         for one in count_stage_flops(case)
@@ -155,5 +155,5 @@ def estimate_action_times(case: Case) -> list[ActionTimes]:
 
 
 def compute_bubble(case: Case, schedule: Schedule | None) -> float:
-    """The share of the ranks' time in which they wait for each other, simulated with each stage's own times."""
+    """Return the share of the ranks' time in which they wait for each other, simulated with each stage's own times."""
     return simulate(schedule, estimate_action_times(case)).bubble if schedule is not None else 0.0

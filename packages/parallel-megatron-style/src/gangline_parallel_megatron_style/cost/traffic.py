@@ -1,8 +1,8 @@
-"""What a rank sends in a step, by axis: messages and bytes.
+"""Traffic of a rank in a step, by axis: messages and bytes.
 
-A gather of X bytes in all over n ranks makes each send X (n - 1) / n, and so does the sum that scatters them; a sum
-that all ranks get is both (rings; Thakur, Rabenseifner and Gropp 2005, sections 4.1 to 4.4). `calls` counts
-collectives, or for a pipeline messages.
+To all-gather X bytes in total over n ranks each rank sends X (n - 1) / n, and as much to reduce-scatter; an all-reduce
+is both (rings; Thakur, Rabenseifner and Gropp 2005, sections 4.1 to 4.4). `calls` counts collectives, or for a pipeline
+messages.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES, StateRan
 
 
 def list_sent(case: Case, rank: int) -> list[Sent]:
-    """Everything that a rank of pipeline rank `rank` sends in a step, one entry for each (axes, purpose)."""
+    """Return the traffic of a rank of pipeline rank `rank` in a step, one entry for each (axes, purpose)."""
     return _merge(list_timed(case, rank), lambda sent: (sent.axes, sent.purpose))
 
 
 def list_timed(case: Case, rank: int) -> list[Sent]:
-    """The same apart by operation, by when it happens, and by whether anything waits for it."""
+    """Return the traffic of `list_sent`, also separated by operation, by `when`, and by whether it is waited for."""
     parts = (
         list_tensor_traffic,
         list_context_traffic,
@@ -55,10 +55,11 @@ def _merge(all_sent: Iterable[Sent], key: Callable[[Sent], Hashable]) -> list[Se
 
 
 def list_context_traffic(case: Case, rank: int) -> list[Sent]:
-    """Ring (arXiv 2310.01889, section 3): keys and values go round the ranks, and in the backward pass their gradients
-    behind them.
+    """Return the traffic of context parallelism.
 
-    Ulysses (arXiv 2309.14509, section 3): queries, keys and values change hands, then the output, and their gradients.
+    Ring (arXiv 2310.01889, section 3): keys and values go round the ranks, backward followed by their gradients.
+    Ulysses (arXiv 2309.14509, section 3): all-to-all of queries, keys and values, of the output, and of their
+    gradients.
     """
     if case.cp == 1:
         return []
@@ -83,7 +84,7 @@ def list_context_traffic(case: Case, rank: int) -> list[Sent]:
 
 
 def _count_position_gathers(case: Case, stage: int) -> int:
-    """How often a microbatch gathers them: once for all layers; the ring does it for each kind of window."""
+    """Return how often a microbatch gathers positions: once for all layers; the ring once for each kind of window."""
     if case.config.context == "ulysses":
         return 1
     kinds = {case.model.kinds[index] for index in case.stages[stage]}
@@ -92,7 +93,7 @@ def _count_position_gathers(case: Case, stage: int) -> int:
 
 
 def _forward(case: Case, node: AttentionNode) -> tuple[int, int]:
-    """(messages, bytes) of one microbatch on its way forward: half of Ulysses', one round of the ring's."""
+    """Return (messages, bytes) of a microbatch's forward pass: half of Ulysses' total, or one round of the ring."""
     if case.config.context == "ulysses":
         calls, nbytes = _count_ulysses_traffic(case, node, 0)
         return calls // 2, nbytes // 2
@@ -101,16 +102,16 @@ def _forward(case: Case, node: AttentionNode) -> tuple[int, int]:
 
 
 def _count_ring_traffic(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
-    """(messages, bytes) of one microbatch: gradients travel in float32 at least, and one step further, home."""
+    """Return (messages, bytes) of a microbatch: gradients move in float32 at least, and make one more step."""
     numbers = 2 * case.tokens * max(1, node.kv_heads // case.tp) * node.head_dim
     rounds = (2 + again) * (case.cp - 1)
     return rounds + case.cp, numbers * (rounds * case.bytes.compute + case.cp * max(4, case.bytes.compute))
 
 
 def _count_ulysses_traffic(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
-    """(all-to-alls, bytes) of one microbatch; key heads that do not divide are repeated.
+    """Return (all-to-alls, bytes) of one microbatch; key heads that do not divide are repeated.
 
-    Where attention alone is recomputed, that ends before the output changes hands: nothing behind it is needed again.
+    If attention alone is recomputed, that ends before the output is exchanged: later results are not needed again.
     """
     heads, key_heads = node.heads // case.tp, max(1, node.kv_heads // case.tp)
     key_heads *= case.cp // gcd(case.cp, key_heads)
@@ -125,7 +126,7 @@ def _count_ulysses_traffic(case: Case, node: AttentionNode, again: int) -> tuple
 
 
 def list_fold_traffic(case: Case, rank: int) -> list[Sent]:
-    """What modules on a fold send over it, as their nodes say; a recomputed block runs forward twice."""
+    """Return the traffic of modules on a fold, as their nodes declare it; a recomputed block runs forward twice."""
     traffic = []
     for stage in case.get_stages(rank):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
@@ -158,7 +159,7 @@ def list_fold_traffic(case: Case, rank: int) -> list[Sent]:
 
 
 def list_pipeline_traffic(case: Case, rank: int) -> list[Sent]:
-    """Hidden to the next stage, its gradient to the one before, where that lies on another rank."""
+    """Return the traffic of hidden states to the next stage and gradients to the previous one, if on another rank."""
     if case.pp == 1:
         return []
     own_stages, last = case.get_stages(rank), case.last_stage
@@ -181,7 +182,7 @@ def list_pipeline_traffic(case: Case, rank: int) -> list[Sent]:
 
 
 def _sum_shards(case: Case, axes: tuple[str, ...], shards: int, size: int, plain: bool) -> Sent:
-    """The sums of `size` gradients over the ranks that share a group's state."""
+    """Return the traffic of the reduction of `size` gradients over the ranks that share a group's state."""
     scatters, wire = case.config.zero > 0, case.bytes.wire
     ring, own = count_ring_bytes(size * wire, shards, scatters), case.gradients.count_sent(size, shards, scatters, wire)
     calls = case.microbatches if case.sums_each else 1
@@ -191,29 +192,30 @@ def _sum_shards(case: Case, axes: tuple[str, ...], shards: int, size: int, plain
 
 
 def _is_whole_on(case: Case, array: Array, rank: int) -> bool:
-    """Whether a tied parameter has all its modules on one rank."""
+    """Return whether a tied parameter has all its modules on one rank."""
     return any(owner == array.name for _, owner in case.plan.tied) and set(array.stages) <= set(case.get_stages(rank))
 
 
 def list_data_traffic(case: Case, rank: int) -> list[Sent]:
-    """ZeRO (arXiv 1910.02054, section 7), by parameter group: 0 sums the gradients; from 1 on a rank gets the sum of
-    its part (from 2 on after every microbatch) and gathers the new weights; 3 gathers them for each pass over a module
-    instead, but not again where the backward pass begins. Replicas add their sums once a step. Compressed gradients are
-    those after the warm-up. What lies on a fold is shared by the ranks beside it, and its replicas are along the other
-    axes.
+    """Return the traffic of ZeRO (arXiv 1910.02054, section 7) between data ranks, by parameter group.
+
+    zero 0 all-reduces the gradients. From 1 on a rank gets the sum of its part (from 2 on after every microbatch) and
+    gathers the new weights; 3 instead gathers them for each pass over a module, except for the modules with which the
+    backward pass begins. Replicas add their sums once a step. Compressed gradients are counted as after the warm-up.
+    Arrays on a fold are sharded over the ranks with one part of the fold, and their replicas are along the other axes.
     """
     zero, wire = case.config.zero, case.bytes.wire
-    # a block is used forward and backward; a tied embedding that is all on one rank is read by the head too
+    # blocks are used forward and backward; a tied embedding with all modules on one rank is also read by the head
     twice: set[int | str] = set(case.list_blocks(rank))
     if case.last_stage in case.get_stages(rank) and case.config.prefetch:
-        twice -= set(case.list_blocks(rank)[-case.config.prefetch :])  # kept from the forward to the backward pass
+        twice -= set(case.list_blocks(rank)[-case.config.prefetch :])  # kept from forward to backward
     twice |= {array.group.place for array in case.list_arrays(EMBED) if _is_whole_on(case, array, rank)}
     traffic: list[Sent] = []
     for group, size in memory.count_group_numbers(case, rank).items():
         shards, copies = group.shards, group.copies
         axes, replicas = _get_group_axes(case, group)
         weights = size * memory.count_weight_bytes(case, group)
-        if shards > 1 and group.kind.trained:  # compressed are the sums between replicas, or where there are none these
+        if shards > 1 and group.kind.trained:  # compression applies between replicas, or without them here
             traffic.append(_sum_shards(case, axes, shards, size, plain=copies > 1))
         if shards > 1 and zero:
             ahead = case.config.prefetch > 0
@@ -233,9 +235,9 @@ def list_data_traffic(case: Case, rank: int) -> list[Sent]:
 
 
 def list_optimizer_traffic(case: Case, rank: int) -> list[Sent]:
-    """What an optimizer that maps whole matrices (Muon) sends: their parts to who maps them, and back what comes of it.
+    """Return the traffic of an optimizer that maps full matrices (Muon): shards to each matrix's owner, results back.
 
-    A rank's share of what the ranks of its stage send together: they do not have the same.
+    It is a rank's average share of the traffic of its stage, because ranks differ.
     """
     mesh, names = case.mesh, [array.name for array in case.list_held(rank) if array.matrix and array.trained]
     axes = tuple(axis for axis in mesh.axes if axis != "pp" and mesh.size(axis) > 1)
@@ -257,12 +259,12 @@ def list_optimizer_traffic(case: Case, rank: int) -> list[Sent]:
 
 
 def _get_group_axes(case: Case, group: ParamGroup) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(ranks that share a group's state, replicas of those), as axes with more than one rank."""
+    """Return (axes of the ranks that share a group's state, axes of its replicas), those with more than one rank."""
     ranks = StateRanks.of(case.plan, case.mesh, group.kind.fold)
     shard_axes = (f"{BESIDE}{ranks.fold.name}",) if ranks.fold else _select_several(case, SHARD_AXES)
     return shard_axes, _select_several(case, ranks.replica_axes)
 
 
 def _select_several(case: Case, axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of `axes` along which there is more than one rank."""
+    """Return the axes in `axes` that have more than one rank."""
     return tuple(axis for axis in axes if case.mesh.size(axis) > 1)

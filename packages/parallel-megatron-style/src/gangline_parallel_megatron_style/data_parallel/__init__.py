@@ -1,1 +1,1 @@
-"""Data parallelism: parameter groups in flat buffers, what ZeRO cuts of them, and gradients added over ranks."""
+"""Data parallelism: parameter groups in flat buffers, ZeRO sharding, and the reduction of gradients over ranks."""

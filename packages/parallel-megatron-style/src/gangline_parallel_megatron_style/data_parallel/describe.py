@@ -1,4 +1,4 @@
-"""What a model on the meta device is made of, as `sharding.arrays.lay_out` takes it."""
+"""Shapes, buffers and aliases of a model on the meta device, as `sharding.arrays.lay_out` takes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gangline_parallel_megatron_style.sharding.arrays import ModelShapes
 
 
 def describe(model: nn.Module, plan: Plan) -> ModelShapes:
-    """Shapes, persistent buffers and aliases; a tied parameter once, by the name that the plan keeps it under."""
+    """Return shapes, persistent buffers and aliases of a model; a tied parameter once, under its owner's name."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names: dict[int, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}

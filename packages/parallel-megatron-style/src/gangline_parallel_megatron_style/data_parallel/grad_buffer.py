@@ -1,8 +1,8 @@
-"""Gradients of one flat buffer: added up over microbatches, then over ranks, then given to what the optimizer steps.
+"""Gradients of one flat buffer: accumulated over microbatches, reduced over ranks, assigned to the optimizer's leaves.
 
 grad    (n · s,)  gradients of this rank; each parameter's `.grad` is a view of it
-total   (s,)      their sum over the ranks, of this rank's range: in `grad`, or, where that is given back after each
-                  microbatch, in memory of its own
+total   (s,)      sum over the ranks of this rank's range: a view of `grad`, or memory of its own if `grad` is freed
+                  after each microbatch
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from gangline_parallel_megatron_style.data_parallel.views import BufferViews
 
 
 class GradBuffer:
-    """The order of a step: `reduce_scatter` and its wait after microbatches, `all_reduce_replicas` and its wait after
-    the last one, `assign`.
+    """Gradients of one flat buffer on this rank.
+
+    Calls of a step: `reduce_scatter` and wait after microbatches, `all_reduce_replicas` and wait at the end, `assign`.
     """
 
     def __init__(
@@ -43,13 +44,13 @@ class GradBuffer:
         self._reducing: Pending[Tensor] | None = None
         self._crossing: Pending[Tensor] | None = None
         length, dtype = views.packing.length, options.precision.grad_dtype
-        # `total` where the optimizer steps
+        # `total` in host memory, where the optimizer steps
         self._in_host = options.allocate_host_memory(length, dtype) if options.offload else None
         for name, parameter in parameters.items():
             call_when_accumulated(parameter, self._take(name))
 
     def clear(self) -> None:
-        """Forget the gradients of the last step."""
+        """Drop the gradients of the last step."""
         self.total = self._reducing = self._crossing = None
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -66,12 +67,12 @@ class GradBuffer:
         return self.grad
 
     def _clear_gaps(self, grad: Tensor) -> None:
-        """What lies between arrays is added over ranks, too."""
+        """Set the gaps between arrays to 0, because the reduction over ranks includes them."""
         for gap in self.views.gaps:
             grad[gap].zero_()
 
     def _take(self, name: str) -> Callable[[Tensor], None]:
-        """The first gradient of a step is copied to its place, and later ones are added there."""
+        """Return a hook that copies a parameter's first gradient of a step into its slot; later ones add up there."""
 
         def take(parameter: Tensor) -> None:
             self._allocate()
@@ -84,16 +85,16 @@ class GradBuffer:
 
     @torch.no_grad()
     def reduce_scatter(self) -> None:
-        """The backward pass of a microbatch has ended for this group: begin to add its gradients over the ranks."""
+        """Start to reduce this buffer's gradients over the ranks, after the backward pass of a microbatch."""
         grad = self._allocate()
         for name, parameter in self._parameters.items():
             if parameter.grad is None:
                 self._slots[name].zero_()
         self.wait_reduce_scatter()
-        if self.options.reduction is not None:  # it may have made other numbers of the zeros in the gaps
+        if self.options.reduction is not None:  # the last reduction may have written into the gaps
             self._clear_gaps(grad)
         self._reducing = self.reducer.reduce(grad.to(self.options.reduce_dtype))
-        if self.each_microbatch:  # the next one begins anew, in other memory; this one is free when it has arrived
+        if self.each_microbatch:  # the next microbatch gets new memory; this buffer is freed once it is reduced
             self.grad, self._slots = None, {}
             for parameter in self._parameters.values():
                 parameter.grad = None
@@ -101,13 +102,13 @@ class GradBuffer:
     @mark_traffic("gradients")
     @torch.no_grad()
     def wait_reduce_scatter(self) -> None:
-        """Wait for the sum under way, and add it to `total`."""
+        """Wait for the pending reduction, and add its result to `total`."""
         if self._reducing is None:
             return
         part = self._reducing.wait()
         self._reducing = None
         if not self.each_microbatch:
-            self.total = self._allocate()[self.views.own]  # this rank's own gradients were sent: the sum replaces them
+            self.total = self._allocate()[self.views.own]  # overwrites this rank's own gradients, which are sent
             if part.data_ptr() != self.total.data_ptr():
                 self.total.copy_(part)
         elif self.total is None:
@@ -117,7 +118,7 @@ class GradBuffer:
 
     @torch.no_grad()
     def all_reduce_replicas(self) -> None:
-        """`total` has all microbatches: begin to add it over the replicas, where that is left."""
+        """Start to add `total` over the replicas, once it has all microbatches, unless `reduce` covered them."""
         assert self.total is not None
         if self.reducer.leaves_replicas:
             self._crossing = self.reducer.all_reduce_replicas(self.total.to(self.options.reduce_dtype))
@@ -135,9 +136,9 @@ class GradBuffer:
             self.total.copy_(whole)
 
     def assign(self) -> None:
-        """Set the `.grad` of each of the optimizer's leaves: a view of `total`.
+        """Set the `.grad` of each of the optimizer's leaves to a view of `total`.
 
-        Offloaded, a view of its copy in host memory, which is there once the device has been waited for.
+        If offloaded, to a view of a copy in host memory, which is valid once the device is synchronized.
         """
         assert self.total is not None
         total = self.total if self._in_host is None else self._in_host.copy_(self.total, non_blocking=True)

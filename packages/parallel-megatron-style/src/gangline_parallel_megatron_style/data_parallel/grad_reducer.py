@@ -1,12 +1,12 @@
-"""Adding a flat buffer of gradients over the ranks that hold the same parameters, each rank left with its range.
+"""Reduction of a flat gradient buffer over the ranks that hold equal parameters; each gets the sum of its range.
 
-n ranks cut the buffer (ZeRO; Rajbhandari et al., arXiv 1910.02054), R replicas of those n hold the same ranges:
+n ranks shard the buffer (ZeRO; Rajbhandari et al., arXiv 1910.02054), R replicas of these n ranks have equal ranges:
 
-    usually              reduce-scatter over the n, all-reduce of the range over the R: the slower links carry 1/n of it
-    run.deterministic    one sum in rank order over all R·n ranks: each adds 1/R of a range, the R gather them
+    default              reduce-scatter over the n, all-reduce of the range over the R: the slower links carry 1/n
+    run.deterministic    one sum in rank order over all R·n ranks: each adds 1/R of a range, then the R all-gather it
 
-Where several microbatches are added over the n one after another, the replicas add what has come together: they are
-asked once a step, however many microbatches it has.
+If each microbatch is reduced over the n ranks by itself, the replicas add the accumulated sums: once a step, however
+many microbatches it has.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gangline.comm.solo import Done
 
 @dataclass(frozen=True)
 class GradReducer:
-    """The ranks of one group of arrays.
+    """The ranks that reduce one group of arrays.
 
-    shard      the n ranks that cut the buffer; joint index = number of the range
-    replicas   the R ranks that have the same range
-    joint      all R·n, replicas slowest, where a sum must be taken in rank order over all of them; else None
-    cut        whether each rank keeps its range only (else all keep the whole: ZeRO stage 0)
+    shard      the n ranks that shard the buffer; joint index = number of the range
+    replicas   the R ranks that have one range in common
+    joint      all R·n ranks, replicas slowest, if the sum must be in rank order over all ranks; else None
+    cut        whether each rank keeps only its range (else every rank keeps the full buffer: ZeRO stage 0)
     """
 
     shard: Comm
@@ -47,19 +47,19 @@ class GradReducer:
 
     @property
     def leaves_replicas(self) -> bool:
-        """Whether `reduce` adds over the shard ranks alone, and `all_reduce_replicas` is to follow."""
+        """Return whether `reduce` adds over the shard ranks alone, so that `all_reduce_replicas` must follow."""
         return self.cut and self.joint is None and self.shard.size > 1 and self.replicas.size > 1
 
     @mark_traffic("gradients")
     def all_reduce_replicas(self, part: Tensor) -> Pending[Tensor]:
-        """The sum over the replicas of what `reduce` gave, or of several of those added up. `part` is overwritten."""
+        """Start to add one or several accumulated results of `reduce` over the replicas. Overwrites `part`."""
         return self.replicas.start_all_reduce(part)
 
     @mark_traffic("gradients")
     def reduce(self, flat: Tensor) -> Pending[Tensor]:
-        """The sum of (parts · s,) buffers: this rank's (s,), over all ranks unless `leaves_replicas`.
+        """Start to sum buffers (parts · s,), and return this rank's (s,): over all ranks, except if `leaves_replicas`.
 
-        `flat` may be overwritten and is not to be touched.
+        Callers must not touch `flat` after the call: it may be overwritten.
         """
         if self.size == 1:
             return Done(flat)
@@ -74,7 +74,7 @@ class GradReducer:
         return self.shard.start_reduce_scatter(flat)
 
     def _reduce_in_two_levels(self, flat: Tensor) -> Pending[Tensor]:
-        """An all-reduce whose slow part, over the replicas, is of 1/n of the buffer."""
+        """Start an all-reduce in two levels; its slow part, over the replicas, moves 1/n of the buffer."""
         if self.replicas.size == 1:
             return self.shard.start_all_reduce(flat)
         padding = -flat.numel() % self.shard.size
@@ -92,7 +92,7 @@ class GradReducer:
         padding = -length % R
         if padding:
             ranges = torch.nn.functional.pad(ranges, (0, padding))
-        parts = ranges.view(n, R, -1).transpose(0, 1).reshape(-1)  # the joint index has replicas slowest
+        parts = ranges.view(n, R, -1).transpose(0, 1).reshape(-1)
 
         def gather_range(part: Tensor) -> Tensor:
             return self.replicas.all_gather(part)[:length]

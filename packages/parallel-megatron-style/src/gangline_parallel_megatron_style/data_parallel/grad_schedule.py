@@ -1,4 +1,4 @@
-"""Which sums of gradients are under way, and when each is waited for."""
+"""Schedule of gradient reductions: which are pending, and when each is waited for."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from gangline_parallel_megatron_style.data_parallel.grad_buffer import GradBuffe
 
 
 class GradSchedule:
-    """Sums over ranks follow each other as the backward pass goes through the modules.
+    """Gradient reductions of a rank, in the order in which the backward pass goes through the modules.
 
-    Those of the module before have had as long to arrive as this module's backward pass takes: they are waited for when
-    it ends, so that the gradients of no more than two modules are whole at a time. After their last microbatch they are
-    then added over the replicas, and those for which that began before are waited for.
+    Each module's reduction overlaps with the backward pass of the next module and is waited for when that ends, so that
+    at most two modules have full gradients at a time. After the last microbatch a module's sums are then added over the
+    replicas, and the previous module's sum over replicas is waited for.
     """
 
     def __init__(self) -> None:
-        self._reducing: list[tuple[GradBuffer, bool]] = []  # and whether in the last microbatch
+        self._reducing: list[tuple[GradBuffer, bool]] = []  # (buffer, whether in the last microbatch)
         self._crossing: list[GradBuffer] = []
 
     def clear(self) -> None:
-        """Forget what a step that failed has left."""
+        """Drop the reductions that a failed step left."""
         self._reducing, self._crossing = [], []
 
     def reduce(self, buffers: Sequence[GradBuffer], last: bool) -> None:
-        """The backward pass of a module has ended: begin to add its gradients over the ranks.
+        """Start to reduce the gradients of a module over the ranks, after its backward pass.
 
-        last: in its last microbatch everything is added; else only what may not stay (`each_microbatch`).
+        last: whether in the last microbatch, when every buffer is reduced; else only those with `each_microbatch`
         """
         due_buffers = [buffer for buffer in buffers if last or buffer.each_microbatch]
         for buffer in due_buffers:
@@ -44,6 +44,6 @@ class GradSchedule:
             buffer.wait_all_reduce()
 
     def finish(self) -> None:
-        """Wait for all sums."""
+        """Wait for all pending reductions."""
         while self._reducing or self._crossing:
             self._advance([])

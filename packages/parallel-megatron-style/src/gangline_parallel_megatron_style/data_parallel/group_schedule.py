@@ -1,4 +1,4 @@
-"""When the weights of parameter groups are unsharded and resharded, and when their gradients are reduced."""
+"""Schedule of parameter groups: when weights are unsharded and resharded, and when gradients are reduced."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gangline_parallel_megatron_style.pipeline.stage import Segment
 
 
 class GroupSchedule:
-    """Called around each module of a rank's stages, forward and backward.
+    """Callbacks around each module of a rank's stages, forward and backward.
 
     stages    the segments of each stage on this rank, in order
-    prefetch  modules whose weights are unsharded ahead of the one being computed
-    last      whether the backward pass under way is of the step's last microbatch
+    prefetch  number of modules whose weights are unsharded ahead of the current one
+    last      whether the current backward pass belongs to the step's last microbatch
     """
 
     def __init__(self, storage: Storage, stages: Sequence[list[Segment]], prefetch: int) -> None:
@@ -25,7 +25,7 @@ class GroupSchedule:
         self.last = False
 
     def begin_segment(self, segment: Segment, backward: bool) -> None:
-        """The module is about to run: its weights are there, and those of the next ones on their way."""
+        """Wait for the weights of a module that is about to run, and start to unshard those of the next modules."""
         if backward and segment.kind == "embed":
             return  # the backward pass of a lookup needs no weights
         for group in segment.groups:
@@ -44,7 +44,7 @@ class GroupSchedule:
                         buffer.unshard()
 
     def end_segment(self, segment: Segment, backward: bool) -> None:
-        """The module has run: its weights may go, and its gradients are reduced unless they are deferred."""
+        """Reshard a module's weights unless its backward pass is next; reduce its gradients unless deferred."""
         if backward and not is_deferring():
             self.reduce(segment)
         if backward or not (torch.is_grad_enabled() and self._is_needed_next(segment)):
@@ -53,11 +53,11 @@ class GroupSchedule:
                     buffer.reshard()
 
     def _is_needed_next(self, segment: Segment) -> bool:
-        """Whether the backward pass, which begins with the head, needs this segment or prefetches it at once."""
+        """Return whether the backward pass, which begins with the head, needs or prefetches this segment at once."""
         segments = self._stage_of[segment]
         end = len(segments) - 1
         return segments[end].kind == "head" and segments.index(segment) >= end - self._prefetched
 
     def reduce(self, segment: Segment) -> None:
-        """The gradients of the groups that end with this module are complete."""
+        """Reduce the gradients of the groups that are complete after this module's backward pass."""
         self._storage.reduce(segment.reduces, last=self.last)

@@ -1,4 +1,4 @@
-"""The global gradient norm of parameters that lie in pieces on many ranks, each element counted once."""
+"""The global gradient norm of sharded parameters, each element counted once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gangline_basics.parallel.norm import MeasuredNorm, compute_norm, sum_row_sq
 
 
 class GradNorm:
-    """The gradients of `parameters` after a step: their loss scale taken out, their global norm, clipped.
+    """Gradients of `parameters` after a step: unscaled, their global norm, clipped.
 
-    shapes: of all trained parameters of the run, in the order of one process. deterministic: the norm has the bits that
-    one process gets.
+    shapes         shapes of all trained parameters of the run, in the order of one process
+    deterministic  whether the norm must be bitwise equal to that of one process
     """
 
     def __init__(
@@ -34,20 +34,20 @@ class GradNorm:
         self._parameters, self._shapes, self._deterministic = parameters, shapes, deterministic
         self._leaves = [piece.tensor for parameter in parameters for piece in parameter.pieces]
         layouts = [registry[name_model_array(name)] for name in shapes]
-        self._replicated = not any(layout.divisions or layout.at for layout in layouts)  # every rank has them all
+        self._replicated = not any(layout.divisions or layout.at for layout in layouts)  # every rank has all gradients
         self._world, self._device = world, device
-        # Under `deterministic` every rank takes part in the sum, whatever it holds.
+        # If deterministic, every rank takes part in the sum, whichever arrays it has.
         leaves = [(parameter.name, piece.tensor) for parameter in parameters for piece in parameter.pieces]
         self.measured = MeasuredNorm(leaves, self._measure, is_local=self._replicated and not deterministic)
 
     def unscale(self, scale: float) -> None:
-        """Divide by the loss scale."""
+        """Divide the gradients by the loss scale."""
         gradients = [leaf.grad for leaf in self._leaves if leaf.grad is not None]
         if scale != 1.0 and gradients:
             torch._foreach_mul_(gradients, 1.0 / scale)
 
     def _measure(self) -> Tensor:
-        """The global norm, 0-d, float64, equal on all ranks."""
+        """Return the global norm, 0-d, float64, equal on all ranks."""
         if self._deterministic:
             return compute_norm_by_rows(self._parameters, self._shapes, self._world, self._device)
         return compute_sharded_norm(self._parameters, None if self._replicated else self._world, self._device)
@@ -55,9 +55,9 @@ class GradNorm:
 
 @mark_traffic("norm")
 def compute_sharded_norm(named: Sequence[ShardedParam], world: Comm | None, device: torch.device) -> Tensor:
-    """From one sum of squares a rank, of the boxes that it is primary of: 0-d, float64.
+    """Return the global gradient norm, 0-d, float64: each rank adds the squares of the boxes that it is primary of.
 
-    world: all ranks; None where each of them has all gradients, so that there is nothing to add up.
+    world: all ranks; None if each rank has all gradients, so that no reduction is needed
     """
     pieces = [piece for parameter in named for piece in parameter.pieces]
     tensors = [piece.tensor for piece in pieces if world is None or piece.shard.primary]
@@ -74,10 +74,10 @@ def compute_sharded_norm(named: Sequence[ShardedParam], world: Comm | None, devi
 def compute_norm_by_rows(
     named: Sequence[ShardedParam], shapes: Mapping[str, tuple[int, ...]], world: Comm, device: torch.device
 ) -> Tensor:
-    """The norm that one process gets which adds squares per row, then by name (run.deterministic): 0-d, float64.
+    """Return the gradient norm, 0-d, float64, bitwise equal to one process that adds squares per row, then by name.
 
-    Every rank fills in the rows it is primary of; of a row that is cut, its part of the sum. `shapes`: of all
-    parameters of the run, in the order of one process.
+    For run.deterministic. Every rank fills in the rows it is primary of; for a row that is split, its part of the sum.
+    `shapes`: shapes of all parameters of the run, in the order of one process.
     """
     rows = {name: prod(shape[:-1]) for name, shape in shapes.items()}
     squares = {name: torch.zeros(count, dtype=torch.float64, device=device) for name, count in rows.items()}

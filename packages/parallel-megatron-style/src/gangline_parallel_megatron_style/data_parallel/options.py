@@ -1,4 +1,4 @@
-"""How the buffers of a rank are kept."""
+"""Options of the flat buffers of a rank."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from gangline.precision import Precision
 
 @dataclass(frozen=True)
 class BufferOptions:
-    """How all buffers of a rank are kept.
+    """How all buffers of a rank are stored.
 
-    zero              what is cut: 1 the optimizer state, 2 gradients too, 3 weights too (0: nothing)
-    each_microbatch   gradients that are cut are added over the ranks that cut them after each microbatch, so that no
-                      rank keeps all of them
-    reduce_dtype      dtype of gradients as they are added over the ranks
-    reduction         how they are added over the ranks; None: by plain collectives
-    offload           master weights, and so the optimizer and its state, are in host memory
+    zero              ZeRO stage: 1 shards the optimizer state, 2 gradients too, 3 weights too; 0: off
+    each_microbatch   whether sharded gradients are reduced after each microbatch, so that no rank stores all gradients
+    reduce_dtype      dtype of gradients while they are reduced over the ranks
+    reduction         the run's reduction of gradients; None: plain collectives
+    offload           whether master weights, and so the optimizer and its state, are in host memory
     """
 
     precision: Precision
@@ -32,11 +31,11 @@ class BufferOptions:
     offload: bool = False
 
     def allocate_master_weights(self, size: int, dtype: torch.dtype) -> Tensor:
-        """Memory for so many numbers that the optimizer steps; pinned where they are copied to a GPU."""
+        """Allocate `size` zeros for master weights; in pinned host memory if they are offloaded from a GPU."""
         if not self.offload:
             return torch.zeros(size, dtype=dtype, device=self.device)
         return self.allocate_host_memory(size, dtype)
 
     def allocate_host_memory(self, size: int, dtype: torch.dtype) -> Tensor:
-        """Host memory for so many numbers, to and from which a GPU copies while the host goes on."""
+        """Allocate `size` zeros in host memory, pinned if the device is a GPU, so that copies are asynchronous."""
         return torch.zeros(size, dtype=dtype, pin_memory=self.device.type == "cuda")

@@ -1,8 +1,8 @@
-"""The run's reduction of gradients (`gangline.gradients`) in the place of a reducer's own collectives.
+"""The run's reduction of gradients (`gangline.gradients`) instead of a reducer's own collectives.
 
 A buffer is a bucket: the ranges of all its arrays are summed together. Between replicas, where links are slow, a rank
-sums its range of the buffer; where there are no replicas the shards sum the complete buffer. Which of the two a buffer
-does, and what it keeps, is known on every rank for all buffers of the run.
+sums its range of the buffer; without replicas the shards sum the complete buffer. Every rank knows, for all buffers of
+the run, which of the two a buffer does and which arrays it keeps.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from gangline_parallel_megatron_style.sharding.ranks import StateRanks
 
 @dataclass
 class StepClock:
-    """The number of the step under way: shared by all buffers of a rank."""
+    """Number of the current step, shared by all buffers of a rank."""
 
     step: int = 0
 
 
 class ReducedComm(Wrapped):
-    """Sums one bucket by the run's reduction, and passes all other calls on."""
+    """A communicator that sums one bucket by the run's reduction and forwards all other calls."""
 
     def __init__(
         self, inner: Comm, reduction: GradientReduction, own: BucketLayout, kept: KeptArrays, clock: StepClock
     ):
         super().__init__(inner)
         self.reduction, self.layout, self.kept, self.clock = reduction, own, kept, clock
-        self._last = (-1, 0)  # the step in which the bucket was summed last, and how often before that
+        self._last = (-1, 0)  # (step of the last sum of the bucket, number of earlier sums in that step)
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
         return self.reduction.reduce_scatter(self._make_bucket(x), self.inner)
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
-        if op != "sum" or not self.layout.slots:  # a range may be filling alone
+        if op != "sum" or not self.layout.slots:  # a range may hold padding alone
             return self.inner._all_reduce(x, op, background)
         return self.reduction.reduce(self._make_bucket(x), self.inner)
 
@@ -74,9 +74,9 @@ def add_reduction(
 
 
 def make_bucket_layouts(packing: Packing, n: int, R: int, cut: bool) -> list[BucketLayout]:
-    """The buckets that a buffer is summed in by n shards of R replicas: one, or one for each range between replicas.
+    """Return the buckets in which n shards of R replicas sum a buffer: one, or one for each range between replicas.
 
-    cut: whether a shard gets the sum of its range only.
+    cut: whether a shard gets only the sum of its range
     """
     if R == 1:
         return [BucketLayout(packing.size, list_slots(packing, 0, packing.size), n, scatters=cut)]
@@ -85,13 +85,13 @@ def make_bucket_layouts(packing: Packing, n: int, R: int, cut: bool) -> list[Buc
 
 
 def list_slots(packing: Packing, start: int, stop: int) -> tuple[GradientSlot, ...]:
-    """The arrays between two places of a buffer: complete rows together, and pieces of rows by themselves."""
+    """Return the slots of the arrays in [start, stop) of a buffer: complete rows together, parts of rows apart."""
     slots = []
     for array, first in sorted(zip(packing.arrays, packing.starts, strict=True), key=lambda pair: pair[1]):
         begin, end = max(first, start), min(first + array.size, stop)
         if begin >= end:
             continue
-        head = min(begin + (first - begin) % array.width, end)  # where complete rows begin
+        head = min(begin + (first - begin) % array.width, end)  # start of the complete rows
         tail = max(end - (end - first) % array.width, head)
         for a, b in ((begin, head), (head, tail), (tail, end)):
             if a < b:
@@ -104,7 +104,7 @@ def list_slots(packing: Packing, start: int, stop: int) -> tuple[GradientSlot, .
 def build_kept_registry(
     arrays: ModelLayout, plan: Plan, mesh: Mesh, zero: int, reduction: GradientReduction, dtype: str
 ) -> Registry:
-    """The kept arrays of all buffers of the run, on whatever stage."""
+    """Return the registry of the kept arrays of all buffers of the run, on all pipeline stages."""
     layouts: dict[str, Layout] = {}
     for group, buffers in arrays.groups.items():
         for (index, buffer), pp in product(enumerate(buffers), arrays.stage[group]):
@@ -120,7 +120,7 @@ def build_kept_registry(
 def iterate_kept_shards(
     groups: Mapping[str, Sequence[ParamBuffer]], reduction: GradientReduction, registry: Registry, rank: int
 ) -> Iterator[Shard]:
-    """This rank's rows of the kept arrays."""
+    """Yield this rank's shards of the kept arrays."""
     pp = registry.mesh.coordinate(rank)["pp"]
     for group, buffers in groups.items():
         for index, buffer in enumerate(buffers):

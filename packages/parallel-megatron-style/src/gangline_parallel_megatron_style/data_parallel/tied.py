@@ -1,6 +1,6 @@
-"""A parameter that the first and the last pipeline stage use: the first owns it, the last has a copy of each range.
+"""A parameter that the first and the last pipeline stage share: the first owns it, the last has a copy of each range.
 
-Before a step the owner sends the weights, after it the copy sends its gradients: a range each way.
+Before a step the owner sends the weights; after it the copy sends its gradients: one range in each direction.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuf
 
 
 class TiedCopy:
-    """`buffers` on this rank, of a group that the pp ranks `stages` have, its owner first."""
+    """The `buffers` on this rank of the tied group, which the pp ranks `stages` have, its owner first."""
 
     def __init__(self, buffers: list[ParamBuffer], stages: tuple[int, ...], comms: Comms) -> None:
         self.comm, self.stages = comms.get_comm("pp"), stages
@@ -25,13 +25,13 @@ class TiedCopy:
 
     @mark_traffic("weights")
     def send_weights(self) -> None:
-        """From the owner to the copy."""
+        """Send the weights from the owner to the copy."""
         if not self.alone:
             self._send(self.shards, self.stages[0], self.stages[1])
 
     @mark_traffic("gradients")
     def send_gradients(self) -> None:
-        """From the copy to the owner, who adds them to its own."""
+        """Send the gradients from the copy to the owner, which adds them to its own."""
         if self.alone:
             return
         totals = [grads.total for grads in self.grads if grads.total is not None]

@@ -1,4 +1,4 @@
-"""Where in a flat buffer each array lies."""
+"""Offsets of the arrays in a flat buffer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline_parallel_megatron_style.sharding.packing import Packing
 
 @dataclass(frozen=True)
 class BufferViews:
-    """Arrays of one packing, of these shapes on this rank, which has the range number `index` of the buffer."""
+    """Arrays of one packing with their shapes on this rank, which has range number `index` of the buffer."""
 
     packing: Packing
     shapes: Mapping[str, tuple[int, ...]]
@@ -26,26 +26,26 @@ class BufferViews:
 
     @property
     def own(self) -> slice:
-        """This rank's range."""
+        """Return the slice of this rank's range."""
         return slice(self.index * self.packing.length, (self.index + 1) * self.packing.length)
 
     def view(self, flat: Tensor, name: str) -> Tensor:
-        """An array, as a view of the whole buffer."""
+        """Return an array as a view of the full buffer."""
         start, shape = self._starts[name], self.shapes[name]
         return flat[start : start + prod(shape)].view(shape)
 
     def locate(self, name: str) -> int:
-        """Where in this rank's range the rows begin that it has of an array."""
+        """Return the offset in this rank's range of the rank's first row of an array."""
         return max(self._starts[name] - self.own.start, 0)
 
     @cached_property
     def gaps(self) -> list[slice]:
-        """What of the buffer no array has."""
+        """Return the slices of the buffer that belong to no array."""
         return find_gaps([(self._starts[name], prod(shape)) for name, shape in self.shapes.items()], self.packing.size)
 
 
 def find_gaps(taken: Sequence[tuple[int, int]], size: int) -> list[slice]:
-    """What of a buffer of `size` lies between runs (start, length), before and behind them."""
+    """Return the gaps before, between and after the runs (start, length) in a buffer of `size`."""
     gaps, free = [], 0
     for start, length in [*sorted(taken), (size, 0)]:
         if start > free:

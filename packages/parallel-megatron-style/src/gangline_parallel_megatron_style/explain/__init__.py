@@ -1,1 +1,1 @@
-"""A run's layout as numbers, as a page of text, and traced through its real operators."""
+"""Explanation of a run's layout: as numbers, as a text report, and traced through its real operators."""

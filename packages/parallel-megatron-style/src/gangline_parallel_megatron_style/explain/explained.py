@@ -1,4 +1,4 @@
-"""What a layout does and costs, from closed forms alone: nothing is started, and torch is not imported."""
+"""Traffic, memory and work of a layout from closed forms alone, without a run and without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def explain_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
-    """The numbers of a case; `gpu` as in `explain.activations.ActivationSizes`, `products` the format of blocks'."""
+    """Return the numbers of a case. `gpu`: as in `ActivationSizes`; `products`: format of the matmuls of blocks."""
     schedule = timing.find_schedule(case)
     return Explained(
         mesh=case.mesh,
@@ -39,7 +39,7 @@ def explain_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explai
 
 @dataclass(frozen=True)
 class Alike:
-    """What pipeline ranks with the same modules have in common."""
+    """Numbers that pipeline ranks with equal modules share."""
 
     transfers: tuple[Transfer, ...]
     blocks: int
@@ -55,7 +55,7 @@ class Alike:
         own_stages = set(case.get_stages(rank))
         stepped = [
             array for array in arrays if array.trained and array.stages[0] in own_stages
-        ]  # the copy of a tied one is not
+        ]  # the tied copy has no optimizer state
         return cls(
             transfers=tuple(build_transfer(case, entry) for entry in traffic.list_timed(case, rank)),
             blocks=len(case.list_blocks(rank)),
@@ -91,7 +91,7 @@ def _explain_ranks(case: Case, schedule: Schedule | None, gpu: bool) -> Iterator
 
 
 def _list_turns(case: Case, schedule: Schedule | None) -> list[StepTurns]:
-    """Return the actions of every pipeline rank."""
+    """Return the turns of every pipeline rank."""
     if schedule is None:
         return [tuple((StepAction(kind, 0, number),) for number in range(case.microbatches) for kind in ("F", "B"))]
     return schedule.step_turns

@@ -1,7 +1,7 @@
-"""A transport without peers: any rank of any mesh in one process, its traffic counted.
+"""Fake communicators without peers: run any rank of any mesh in one process and count its traffic.
 
-Every peer is taken to hold what this rank holds, so shapes are right, values are plausible, and tensors may be on the
-meta device. With it the traffic of 16,384 ranks is known without one of them.
+Every peer is assumed to hold the data of this rank, so shapes are right, values are plausible, and tensors may be on
+the meta device. It measures the traffic of 16,384 ranks without starting one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gangline.mesh import Mesh
 
 @dataclass
 class Traffic:
-    """calls and bytes, each by (axis, operation); bytes are those of the tensors this rank handed in."""
+    """Numbers of calls and bytes, each by (axis, operation); bytes are those of this rank's input tensors."""
 
     calls: Counter[tuple[str, str]]
     bytes: Counter[tuple[str, str]]
@@ -31,12 +31,12 @@ class Traffic:
         self.bytes[axis, operation] += sum(x.numel() * x.element_size() for x in tensors)
 
     def sum_axis(self, axis: str) -> int:
-        """Bytes along one axis, all operations together."""
+        """Return the bytes along one axis, all operations together."""
         return sum(count for (name, _), count in self.bytes.items() if name == axis)
 
 
 class FakeComm(Comm):
-    """An axis whose other ranks do not exist."""
+    """A communicator along an axis whose other ranks do not exist."""
 
     def __init__(self, axis: str, ranks: Sequence[int], rank: int, traffic: Traffic) -> None:
         self.axis, self.ranks, self.traffic = axis, tuple(ranks), traffic
@@ -93,7 +93,7 @@ class DictStore:
 
 
 class FakeComms(MeshComms):
-    """Comms of rank `rank` of a mesh that exists nowhere; `traffic` says what crossed which axis."""
+    """Communicators of rank `rank` of a mesh that does not exist; `traffic` counts calls and bytes along each axis."""
 
     def __init__(self, mesh: Mesh, rank: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(mesh, rank)

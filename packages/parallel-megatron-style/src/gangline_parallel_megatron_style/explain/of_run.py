@@ -1,4 +1,4 @@
-"""The case of a run that `gangline parallel` is asked about, or why it has none. Torch-free."""
+"""The case of a run for `gangline parallel explain`, or the reasons why it has none. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def explain_run(run: Run) -> Explained:
-    """The numbers of a run. Raises UserError for what does not fit, but not for what this machine lacks."""
+    """Return the numbers of a run. Raises UserError if the layout does not fit, not if this machine lacks devices."""
     return explain_case(make_case(run), run.job.device != "cpu", run.precision.get_product_format())
 
 
 def make_case(run: Run) -> Case:
-    """A run on its mesh. Raises UserError as `explain_run` does."""
+    """Return a run on its mesh as a case. Raises UserError like `explain_run`, and for strategies of other packages."""
     from gangline.config.check import count_ranks, find_layout_problems, find_meaningless
     from gangline.plugin.registry import installed
 

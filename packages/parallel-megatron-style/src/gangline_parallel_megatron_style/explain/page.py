@@ -1,4 +1,4 @@
-"""An explained layout as text: one table for the axes, one for what is sent, one for memory."""
+"""Text report of an explained layout: one table for the axes, one for traffic, one for memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS = (
 
 
 def format_page(case: Case, found: Explained, gpu_gb: float) -> str:
-    """The whole page. `gpu_gb`: memory of one GPU in units of 10⁹ bytes."""
+    """Return the complete report. `gpu_gb`: memory of one GPU in units of 10⁹ bytes."""
     sections = [
         *_format_axes(case),
         "",
@@ -47,7 +47,7 @@ def format_page(case: Case, found: Explained, gpu_gb: float) -> str:
 
 
 def format_traced(found: Explained, real: Traced) -> str:
-    """What a trace of the fullest pipeline rank came to, beside the closed forms."""
+    """Format the results of a trace of the fullest pipeline rank, compared with the closed forms."""
     expected = found.ranks[found.fullest].memory
     return (
         f"traced  {real.operators} operators of pipeline rank {found.fullest} in {real.seconds:.1f} s: at most "
@@ -130,7 +130,7 @@ def _format_memory(case: Case, found: Explained, gpu_gb: float) -> Iterable[str]
 
 
 def _suggest_option(case: Case, found: Explained) -> str:
-    """Which option takes most off the largest kind."""
+    """Return the options that reduce the largest kind of memory most."""
     needs = found.ranks[found.fullest].bytes
     kind = max(KINDS, key=lambda name: needs.get(name, 0))
     if kind in ("activations", "logits"):

@@ -1,7 +1,7 @@
-"""One rank of a layout run through its real operators without memory: how much it would need, and what it sends.
+"""Trace of one rank of a layout through its real operators without memory: its peak memory and its traffic.
 
-The model, the strategy and the optimizer are built on the meta device over a mesh that exists nowhere, and one step
-runs through them; every allocation is counted as it comes and goes. Attention and norms are the kernels of a GPU.
+The model, the strategy and the optimizer are built on the meta device over a mesh that does not exist, and one step
+runs through them; every allocation and release is counted. Attention and norms are the kernels of a GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Traced:
-    """Bytes that live between steps, the most in a step, operators run, seconds it took, messages and bytes by axis."""
+    """Bytes kept between steps and peak bytes of a trace; number of operators; seconds; calls and bytes by axis."""
 
     kept: int
     peak: int
@@ -53,7 +53,7 @@ class Traced:
 
 @dataclass
 class Held:
-    """A sum under way: what is sent stays in memory until `wait`."""
+    """A pending reduction that keeps its input in memory until `wait`."""
 
     result: Tensor
     sent: Tensor | None
@@ -64,19 +64,19 @@ class Held:
 
 
 class Holding(Wrapped):
-    """Peers that take their time to add up."""
+    """A communicator whose reductions stay pending until they are waited for."""
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
         return Held(super()._reduce_scatter(x, background).wait(), x)
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the bytes of all memory that operators allocate, until it is freed."""
+    """Dispatch mode that counts the bytes of all memory that operators allocate, until it is freed."""
 
     def __init__(self, left_out: nn.Module) -> None:
         super().__init__()
         self.live = self.peak = self.operators = 0
-        # a description of the whole model, of which a rank makes its own part
+        # the parameters of the full model, of which a rank makes its own shards
         self._known = {parameter.untyped_storage()._cdata: 0 for parameter in left_out.parameters()}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -96,7 +96,7 @@ class Allocations(TorchDispatchMode):
             self.resize(storage)
 
     def resize(self, storage: torch.UntypedStorage) -> None:
-        """The storage has its size from now on."""
+        """Update the counts to the current size of a storage."""
         change = storage.nbytes() - self._known[storage._cdata]
         self._known[storage._cdata] += change
         self.live += change
@@ -107,7 +107,7 @@ class Allocations(TorchDispatchMode):
 
 
 def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
-    """One step of the first rank of a pipeline rank."""
+    """Trace one step of the first rank of a pipeline rank."""
     began = time.perf_counter()
     mesh = case.mesh
     fake = FakeComms(mesh, mesh.rank({"pp": pipeline_rank}), "meta")
@@ -121,7 +121,7 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
 
     job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, finish_block)
     model = job.model
-    described = list(model.parameters())  # kept alive: memory that is given back may come again under its address
+    described = list(model.parameters())  # kept alive: a freed address may be used again
     with Allocations(left_out=model) as allocations:
         runtime: ComposedRuntime = registry.build(run.parallel, job)
         use_gpu_kernels(model.get_submodule(case.plan.head), case.plan.head, case)
@@ -144,7 +144,7 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
 
 
 def step(runtime: ComposedRuntime, case: Case, microbatches: int) -> None:
-    """Forward and backward of a whole step; what needs values, such as the norm, is left out."""
+    """Run forward and backward of a complete step, without the parts that need values, such as the norm."""
     rows, length = case.micro_size, case.sequence_length
     with torch.device("meta"):
         tokens = torch.empty(rows, length, dtype=torch.int64)
@@ -156,7 +156,7 @@ def step(runtime: ComposedRuntime, case: Case, microbatches: int) -> None:
 
 
 def use_gpu_kernels(module: nn.Module, path: str, case: Case) -> None:
-    """What a GPU would run, where the meta device would take an operator apart."""
+    """Install the fused operators of a GPU, because the meta device decomposes them."""
     seams = [seam.pattern for seam in case.plan.seams if seam.name == "attention"]
     for name, inner in module.named_modules(prefix=path):
         if type(inner) is RMSNorm:
@@ -168,7 +168,7 @@ def use_gpu_kernels(module: nn.Module, path: str, case: Case) -> None:
 
 @dataclass
 class _Norm:
-    """The fused norm, which keeps its input and one number a row."""
+    """The fused norm, which saves its input and one number a row."""
 
     of: RMSNorm
 
@@ -177,7 +177,7 @@ class _Norm:
 
 
 class _FusedNorm(torch.autograd.Function):
-    """`aten::_fused_rms_norm`: on the meta device it is taken apart, and autograd would keep what lies between."""
+    """Autograd `aten::_fused_rms_norm`; the meta device would decompose it, and autograd save intermediates."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ class _FusedNorm(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Flash:
-    """The fused kernel, which keeps queries, keys, values, output and a number a row, whatever the window."""
+    """The fused attention kernel, which saves queries, keys, values, output and a number a row, whatever the window."""
 
     computes: AttentionCall
 
@@ -203,7 +203,7 @@ class _Flash:
 
 
 def watch(buffer: ParamBuffer, counted: Allocations) -> None:
-    """A buffer's memory comes and goes behind the operators' back."""
+    """Count the memory of a buffer, which is resized without an operator."""
     storage, unshard, reshard = buffer.full.untyped_storage(), buffer.unshard, buffer.reshard
 
     def record_unshard() -> None:

@@ -1,1 +1,1 @@
-"""From a number of processes to axes and stages, and what does not fit. Torch-free."""
+"""Layouts: axis sizes and stages from a number of processes, and checks that they fit. Torch-free."""

@@ -1,4 +1,4 @@
-"""Blocks that are alike: what layouts of one model share, and what is worked out once for all blocks of a kind."""
+"""Blocks grouped by kind: data that layouts of one model share, computed once for all blocks of a kind."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gangline.model.flops import count_flops_per_token, count_parameters
 from gangline.model.tree import Node, get_parameter_shapes, iterate_nodes, map_paths
 from gangline.plan import Plan
 
-REMEMBERED = 32  # models; a search over folds has one for each size of them
+REMEMBERED = 32  # models; a search over folds has one for each fold size
 
 
 class Memo:
-    """Results by key, the newest `most` of them."""
+    """Cache of results by key; it holds the newest `most` results."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._known: dict[Hashable, Any] = {}
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of a key; make it the first time."""
+        """Return the result of a key; compute it with `make` the first time."""
         if key not in self._known:
             result = make()
             if len(self._known) >= self.most:
@@ -33,7 +33,7 @@ class Memo:
 class AlikeBlocks:
     """A model's nodes and shapes, and the kind of each block.
 
-    arrays, microbatches, partitions: results for layouts of this model, each by the options that it depends on
+    arrays, microbatches, partitions: caches of results for layouts of this model, by the options that they depend on
     """
 
     def __init__(self, tree: Node, plan: Plan) -> None:
@@ -56,21 +56,21 @@ class AlikeBlocks:
 
     @cached_property
     def blocks(self) -> list[Node]:
-        """The nodes of the blocks, in order; those that are equal are one object."""
+        """Return the nodes of the blocks, in order; equal nodes are one object."""
         same: dict[Node, Node] = {}
         nodes = [self.by_path[f"{self.plan.blocks}.{index}"] for index in range(self.plan.layers)]
         return [same.setdefault(node, node) for node in nodes]
 
     @cached_property
     def kinds(self) -> list[int]:
-        """Of each block the first one that is like it: an equal node, to which the plan says the same."""
+        """Return the kind of each block: the number of the first block with an equal node and equal plan rules."""
         if names_single_blocks(self.plan):
             return list(range(self.plan.layers))
         first: dict[int, int] = {}
         return [first.setdefault(id(node), index) for index, node in enumerate(self.blocks)]
 
     def get_forward_flops(self, sequence_length: int) -> tuple[list[int], int, int]:
-        """Operations of one token going forward through each block, through the embedding, and through the head."""
+        """Return the forward FLOPs of one token: through each block, through the embedding, and through the head."""
         if sequence_length not in self._flops:
             count = {kind: count_forward_flops(self.blocks[kind], sequence_length) for kind in set(self.kinds)}
             first, last = (
@@ -80,19 +80,19 @@ class AlikeBlocks:
         return self._flops[sequence_length]
 
     def count_token_flops(self, sequence_length: int) -> int:
-        """`count_flops_per_token` of the model."""
+        """Return `count_flops_per_token` of the model, cached."""
         if sequence_length not in self._token_flops:
             self._token_flops[sequence_length] = count_flops_per_token(self.tree, sequence_length, self.plan)
         return self._token_flops[sequence_length]
 
 
 def count_forward_flops(node: Node, sequence_length: int) -> int:
-    """Operations of one token going forward through a node and all in it (counted as `gangline.model.flops` does)."""
+    """Return the forward FLOPs of one token through a node and its children (counted as in `gangline.model.flops`)."""
     return sum(inner.count_flops(sequence_length) for _, inner in iterate_nodes(node))
 
 
 def names_single_blocks(plan: Plan) -> bool:
-    """Whether any rule of a plan is about one block and not about all of them."""
+    """Return whether any rule of a plan concerns one block and not all blocks."""
     rules = [*(cut.pattern for cut in plan.cuts), *plan.master_dtype, *plan.partial_grad, *plan.frozen, *plan.trained]
     rules += [name for names in plan.tied for name in names] + [rule.pattern for rule in plan.low_bit]
     inside = (rule.removeprefix(f"{plan.blocks}.") for rule in rules if rule.startswith(f"{plan.blocks}."))
@@ -103,7 +103,7 @@ _KNOWN: dict[tuple[int, int], AlikeBlocks] = {}
 
 
 def group_blocks(tree: Node, plan: Plan) -> AlikeBlocks:
-    """Those of a model, by its identity, which is kept alive."""
+    """Return the grouped blocks of a model, cached by identity; the cache keeps the model alive."""
     key = (id(tree), id(plan))
     alike_blocks = _KNOWN.pop(key, None) or AlikeBlocks(tree, plan)
     if len(_KNOWN) >= REMEMBERED:

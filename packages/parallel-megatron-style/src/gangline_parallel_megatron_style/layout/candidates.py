@@ -1,4 +1,4 @@
-"""Layouts that a run may have: sizes of open axes, what ZeRO cuts, and the order of the pipeline."""
+"""Candidate layouts of a run: sizes of unset axes, ZeRO stages, and pipeline schedules."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_parallel_megatron_style.config import AxesConfig
 
-LONGEST = 16  # ranks that share a sequence
-SHORTEST = 64  # tokens of a sequence on a rank, at least: below, nothing is left to compute beside the ring
+LONGEST = 16  # maximum number of ranks that split a sequence
+SHORTEST = 64  # minimum tokens of a sequence on a rank: with fewer, compute cannot hide the ring's transfers
 
 
 def iterate_candidates(config: AxesConfig, run: Run, world: int) -> Iterator[AxesConfig]:
-    """Every layout of `world` ranks that keeps the axes that `config` names, few-stage pipelines first.
+    """Yield every layout of `world` ranks that keeps the axes that `config` sets, pipelines with few stages first.
 
-    tp within a node, cp: powers of 2; pp with a block for each rank at least; data ranks that divide the global batch.
-    dp_replicate stays at 1 where it is open. What is not open by being null may be another value than the config's:
-    zero where there is something to cut, and the schedule (`list_pipeline_options`).
+    tp within a node, cp: powers of 2; pp with at least one block for each rank; data ranks that divide the global
+    batch. dp_replicate stays at 1 if it is unset. Two options that cannot be null may differ from the config's values:
+    zero if there is something to shard, and the schedule (`list_pipeline_options`).
     """
     axis_sizes = config.list_given()
     layers = getattr(run.model, "layers", None) or world
@@ -51,9 +51,9 @@ def iterate_candidates(config: AxesConfig, run: Run, world: int) -> Iterator[Axe
 
 
 def list_pipeline_options(config: AxesConfig, pp: int, layers: int) -> list[dict[str, Any]]:
-    """Options of the pipeline: its own, and where these are 1F1B interleaved chunks and split backward passes too.
+    """Return pipeline options: the config's own, and for 1F1B also interleaved chunks and split backward passes.
 
-    gpipe is 1F1B with more memory, and is left out.
+    gpipe is 1F1B with more memory, so it is left out.
     """
     options: list[dict[str, Any]] = [{}] if pp * config.model_chunks <= layers else []
     if pp == 1 or config.schedule != "1f1b" or config.stages is not None:

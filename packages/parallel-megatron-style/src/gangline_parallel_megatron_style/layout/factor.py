@@ -1,4 +1,4 @@
-"""From a number of ranks to axis sizes: what the user named stays, the rest is derived."""
+"""Axis sizes from a number of ranks: sizes that the user set stay, the rest is derived."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from gangline.mesh import AXES
 
 
 def find_nearest(wanted: int, choices: Sequence[int], count: int = 2) -> list[int]:
-    """Up to `count` of `choices`, the closest in proportion to `wanted`, ascending."""
+    """Return up to `count` of `choices`, the closest in proportion to `wanted`, ascending."""
     return sorted(sorted(choices, key=lambda value: (abs(log(value / max(wanted, 1))), value))[:count])
 
 
 def derive_axis_sizes(
     world: int, named: Mapping[str, int | None], wishes: Mapping[str, int], takers: Sequence[str]
 ) -> dict[str, int]:
-    """Sizes of core's axes, in their order, whose product is `world`.
+    """Return the sizes of core's axes, in their order, whose product is `world`.
 
-    named   axis -> its size, or None where it is open
-    wishes  axis -> the size an open axis takes where what is left divides by it; in this order
-    takers  the first open axis among these takes all that is left
+    named   axis -> its size, or None if it is unset
+    wishes  axis -> the size of an unset axis, used if it divides the remaining ranks; in this order
+    takers  the first unset axis of these takes all remaining ranks
 
-    Raises UserError, with the nearest layouts, where the named sizes do not fit.
+    Raises UserError, with the nearest layouts, if the named sizes do not fit.
     """
     sizes = {axis: size for axis in AXES if (size := named.get(axis)) is not None}
     open_ranks, remainder = divmod(world, prod(sizes.values()))
@@ -40,7 +40,7 @@ def derive_axis_sizes(
 
 
 class Unfit(UserError):
-    """Sizes that do not fit the number of ranks, and what would: axes with other sizes, other numbers of ranks."""
+    """Error for sizes that do not fit the number of ranks, with the nearest axis `sizes` and rank counts (`worlds`)."""
 
     def __init__(self, what: str, why: str, sizes: Sequence[tuple[str, int]], worlds: Sequence[int]) -> None:
         self.sizes, self.worlds = list(sizes), list(worlds)
@@ -68,7 +68,7 @@ def _make_unfit_error(world: int, sizes: Mapping[str, int], some_open: bool) -> 
 
 
 def _suggest_changes(world: int, sizes: Mapping[str, int], some_open: bool) -> Iterator[tuple[str, int]]:
-    """Axes with the size that would make the layout fit if nothing else changed, the smallest change first."""
+    """Return (axis, size) changes, each of which alone makes the layout fit, the smallest change first."""
     changes = []
     for axis, size in sizes.items():
         others = prod(sizes.values()) // size

@@ -1,7 +1,7 @@
-"""Whether a model fits a mesh: heads and features over tp, tokens over cp and tp, blocks over pp, folds.
+"""Checks that a model fits a mesh: heads and features over tp, tokens over cp and tp, blocks over pp, folds.
 
-Sizes come from the plan and from the shapes that the tree's nodes state; `plan.facts` gives them names, and a model
-without facts is checked by its shapes alone.
+Sizes come from the plan and from the shapes that the tree's nodes declare; `plan.facts` names them, and a model without
+facts is checked by its shapes alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def find_problems(config: AxesConfig, run: Run, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
-    """All that does not fit, each with the nearest values that do."""
+    """Yield every problem between model and mesh, each with the nearest values that fit."""
     shapes = get_parameter_shapes(tree)
     yield from _find_unmatched(plan, shapes)
     if mesh.size("tp") > 1:
@@ -63,7 +63,7 @@ def _find_unmatched(plan: Plan, shapes: Mapping[str, object]) -> Iterator[Proble
 def find_tensor_problems(
     config: AxesConfig, run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Problem]:
-    """Heads and features divide over tp; tp stays within a node."""
+    """Yield a problem if heads or features do not divide over tp, or if tp is wider than a node."""
     tp, node = mesh.size("tp"), config.topology.gpus_per_node
     if tp > node and not config.force:
         yield Problem(
@@ -122,7 +122,7 @@ def find_tensor_problems(
 
 
 def find_loss_problems(mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
-    """The loss over a cut vocabulary takes the place of the module's own, and computes what its node declares."""
+    """Yield a problem if a node whose vocabulary tp shards does not declare its loss, which would be replaced."""
     for path, call in get_calls(tree, plan, "loss").items():
         if call is None and "tp" in plan.get_cuts(f"{path}.weight", 2):
             yield Problem(
@@ -133,9 +133,9 @@ def find_loss_problems(mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
 
 
 def _divides(name: str, count: int, tp: int) -> bool:
-    """Whether `count` heads, features or rows divide over tp ranks.
+    """Return whether `count` heads, features or rows divide over tp ranks.
 
-    Several ranks may hold the same key head; of a vocabulary the last ranks may have fewer rows.
+    Several ranks may hold one key head; with a vocabulary the last ranks may have fewer rows.
     """
     if name == "vocab_size":
         return count >= tp
@@ -143,7 +143,7 @@ def _divides(name: str, count: int, tp: int) -> bool:
 
 
 def _count_units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """What tp has to divide: by the fact's name, else by the pattern."""
+    """Return the number of units that tp has to divide, by the fact's name, else by the pattern."""
     facts = {name: size for name in ("heads", "kv_heads", "hidden") if (size := plan.facts.get(name))}
     units: dict[str, int] = {}
     for name, shape in shapes.items():
@@ -154,7 +154,7 @@ def _count_units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
         if cut.dim == 0 and shape[0] == plan.facts.get("vocab_size", shape[0]) and _is_vocabulary(plan, name):
             units["vocab_size"] = count
             continue
-        blocks = cut.dim == 1 and plan.is_scales(name)  # of codes: no rank can have half of one, as of a key head
+        blocks = cut.dim == 1 and plan.is_scales(name)  # ranks cannot share a block of codes
         fact = None if blocks else next((fact for fact, size in facts.items() if size == count), None)
         units[fact or cut.pattern] = count
     return units
@@ -172,7 +172,7 @@ def _name_option(name: str) -> str:
 
 
 def find_context_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
-    """Context parallelism steps in at the attention seam; Ulysses exchanges heads for tokens."""
+    """Yield a problem if context parallelism lacks an attention seam, or if Ulysses cannot divide the heads."""
     cp, tp = mesh.size("cp"), mesh.size("tp")
     if not any(seam.name == "attention" for seam in plan.seams):
         yield Problem(
@@ -194,7 +194,7 @@ def find_context_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) 
 
 
 def find_attention_problems(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
-    """Ring attention computes what nodes declare, Ulysses calls it with some of the heads; both refuse the unknown."""
+    """Yield a problem for each kind of attention that is undeclared, or that ring attention lacks (if used)."""
     ring = config.context == "ring"
     refused: dict[str, list[str]] = {}
     for path, call in get_calls(tree, plan, "attention").items():
@@ -218,7 +218,7 @@ def find_attention_problems(config: AxesConfig, mesh: Mesh, tree: Node, plan: Pl
 
 
 def find_untraceable(tree: Node, plan: Plan) -> Iterator[Problem]:
-    """Attention of which the meta device has no operator that a GPU runs."""
+    """Yield a problem if the meta device lacks the attention operator that a GPU runs."""
     for path, call in get_calls(tree, plan, "attention").items():
         if isinstance(call, AttentionCall) and explain_unsupported(call):
             yield Problem(
@@ -230,14 +230,14 @@ def find_untraceable(tree: Node, plan: Plan) -> Iterator[Problem]:
 
 
 def compute_sequence_unit(config: AxesConfig, mesh: Mesh) -> int:
-    """What the sequence length has to be a multiple of."""
+    """Return the number that must divide the sequence length."""
     cp, tp = mesh.size("cp"), mesh.size("tp")
     zigzag = 2 if cp > 1 and config.context == "ring" else 1
     return cp * lcm(zigzag, tp if config.sequence_parallel else 1)
 
 
 def find_sequence_problems(config: AxesConfig, length: int, mesh: Mesh) -> Iterator[Problem]:
-    """Every rank has an equal part of each sequence."""
+    """Yield a problem if the ranks cannot have equal parts of each sequence."""
     unit = compute_sequence_unit(config, mesh)
     if length % unit == 0:
         return
@@ -258,7 +258,7 @@ def find_sequence_problems(config: AxesConfig, length: int, mesh: Mesh) -> Itera
 
 
 def find_pipeline_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
-    """Every stage has a block; a list of stages says so for each of them."""
+    """Yield a problem if a stage would have no block, or if the list of stages has another length or sum."""
     pp, chunks = mesh.size("pp"), config.model_chunks
     stages, each = pp * chunks, f" of {chunks} chunks each" if chunks > 1 else ""
     if stages > plan.layers:
@@ -290,7 +290,7 @@ def find_pipeline_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan)
 
 
 def find_fold_problems(config: AxesConfig, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
-    """A fold takes its ranks out of other axes; where those have one rank each, the module has all of it."""
+    """Yield a problem if a fold does not divide its axes' ranks (> 1), or uses tp without sequence parallelism."""
     have = mesh.size(*fold.out_of)
     if have == 1:
         return
@@ -315,8 +315,8 @@ def find_fold_problems(config: AxesConfig, mesh: Mesh, fold: Fold) -> Iterator[P
 def find_row_block_problems(
     run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Problem]:
-    """No cut along rows parts what the optimizer keeps together (`OptimizerConfig.count_row_block`)."""
-    parted: dict[str, int] = {}  # name -> where its cuts would let blocks end
+    """Yield a problem if sharding along rows splits a block of the optimizer (`OptimizerConfig.count_row_block`)."""
+    parted: dict[str, int] = {}  # name -> greatest common divisor of its shard borders in a row
     block = 1
     for name, shape in shapes.items():
         row_block = 1 if plan.is_frozen(name) else run.optimizer.count_row_block(shape)
@@ -324,7 +324,7 @@ def find_row_block_problems(
             continue
         try:
             divisions = cut_array(name, shape, plan, mesh).divisions
-        except ValueError:  # does not divide at all, which is said elsewhere
+        except ValueError:  # not divisible: another check reports it
             continue
         inside = [
             at

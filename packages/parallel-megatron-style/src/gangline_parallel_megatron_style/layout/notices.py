@@ -1,4 +1,4 @@
-"""Notices: what works, but is not what one would choose. Nothing here is refused."""
+"""Notices about layouts that work but are a poor choice. Nothing here refuses a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gangline_parallel_megatron_style.cost.case import Case
 
 
 def find_notices(case: Case) -> list[str]:
-    """One sentence or two for each."""
+    """Return the notices of a case, one or two sentences each."""
     return [
         *_find_pipeline_notices(case),
         *_find_data_notices(case),
@@ -47,7 +47,7 @@ def _find_node_notices(case: Case) -> list[str]:
 
 
 def _find_attention_notices(case: Case) -> list[str]:
-    """Attention that its node does not declare may have a parameter per head, and would read the first ones."""
+    """Return a notice if tp shards undeclared attention: it might read the first heads' parameters on every rank."""
     silent = [path for path, call in get_calls(case.tree, case.plan, "attention").items() if call is None]
     if case.tp == 1 or not silent:
         return []

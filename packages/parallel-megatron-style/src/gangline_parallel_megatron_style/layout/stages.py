@@ -1,4 +1,4 @@
-"""Which blocks each stage of a pipeline has, so that the slowest stage is as fast as can be."""
+"""Partition of the blocks into pipeline stages, so that the slowest stage is as fast as possible."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 def partition(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan, sequence_length: int) -> list[range]:
-    """Which blocks each model stage has: `parallel.stages`, else balanced by what blocks, embedding and head compute.
+    """Return the blocks of each model stage: `parallel.stages`, else balanced by FLOPs, embedding and head included.
 
-    With one pipeline rank there is one stage. The same on every rank.
+    With one pipeline rank there is one stage. Equal on every rank.
     """
     if mesh.size("pp") == 1:
         return [range(plan.layers)]
     sizes = config.stages
     if sizes is None:
         blocks, first, last = group_blocks(tree, plan).get_forward_flops(sequence_length)
-        if not any(blocks):  # a model that does not say what its blocks compute
+        if not any(blocks):  # the model does not declare its FLOPs
             blocks, first, last = [1] * plan.layers, 0, 0
         sizes = _balance(tuple(blocks), mesh.size("pp") * config.model_chunks, first, last)
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
@@ -36,20 +36,21 @@ def partition(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan, sequence_l
 
 @lru_cache(maxsize=256)
 def _balance(blocks: tuple[float, ...], stages: int, first: float, last: float) -> list[int]:
-    """`balance`, once for each question: layouts that are compared share most of them."""
+    """Return `balance` of the arguments, cached: compared layouts have many arguments in common."""
     return balance(blocks, stages, first, last)
 
 
 def balance(blocks: Sequence[float], stages: int, first: float = 0, last: float = 0) -> list[int]:
-    """Blocks of each stage, in order, at least one each: exactly the least possible time of the slowest stage.
+    """Return the number of blocks of each stage, in order, at least one each, with the least time of the slowest stage.
 
-    blocks  what each block costs, in any one unit: computed (`cost.timing`) or measured
-    first   what the first stage does besides (the embedding)
-    last    what the last stage does besides (the head and the loss)
+    blocks  cost of each block, in any one unit: computed (`cost.timing`) or measured
+    first   additional cost of the first stage (the embedding)
+    last    additional cost of the last stage (the head and the loss)
 
-    Two dynamic programs over (stages, blocks before): the first finds the least possible maximum, the second the
-    flattest division (least sum of squares) that keeps to it. Where several are as flat, earlier stages get fewer
-    blocks, because they keep the activations of more microbatches. Raises ValueError for more stages than blocks.
+    The result is exact, by two dynamic programs over (stages, blocks before): the first finds the least possible
+    maximum, the second the flattest division (least sum of squares) with that maximum. Among equally flat ones earlier
+    stages get fewer blocks, because they keep the activations of more microbatches. Raises ValueError for more stages
+    than blocks.
     """
     count = len(blocks)
     if not 1 <= stages <= count:
@@ -60,11 +61,11 @@ def balance(blocks: Sequence[float], stages: int, first: float = 0, last: float 
         return until[stop] - until[start] + (first if stage == 0 else 0) + (last if stage == stages - 1 else 0)
 
     even = [count * stage // stages for stage in range(stages + 1)]
-    # of some division
+    # upper bound: cost of the slowest stage of an even division
     bound = max(compute_cost(stage, start, stop) for stage, (start, stop) in enumerate(pairwise(even)))
 
     def make_start_finder(most: float) -> Callable[[int, int], int]:
-        """The first block with which a stage that ends before `stop` may begin and cost no more than `most`."""
+        """Return a function: the first block of a stage that ends before `stop` and costs at most `most`."""
 
         def find_start(stage: int, stop: int) -> int:
             own = (first if stage == 0 else 0) + (last if stage == stages - 1 else 0)
@@ -92,14 +93,14 @@ def balance(blocks: Sequence[float], stages: int, first: float = 0, last: float 
 def _find_best_division(
     count: int, stages: int, earliest: Callable[[int, int], int], extend: Callable[[float, int, int, int], float]
 ) -> tuple[float, list[int]]:
-    """The least value over all divisions of `count` blocks, and the division; `extend` adds a stage to a value.
+    """Return the least value over all divisions of `count` blocks, and the division; `extend` adds a stage to a value.
 
-    earliest: (stage, stop) -> the first block with which it may begin.
+    earliest: function (stage, stop) -> the first block with which the stage may begin
     """
     values: list[float] = [0] + [float("inf")] * count
     cuts: list[list[int]] = []
     for stage in range(stages):
-        later_stages = stages - stage - 1  # stages to come, each of which needs a block
+        later_stages = stages - stage - 1  # each needs a block
         reached, starts = [float("inf")] * (count + 1), [0] * (count + 1)
         for stop in range(stage + 1, count - later_stages + 1):
             for start in range(earliest(stage, stop), stop):

@@ -1,4 +1,4 @@
-"""How long the actions of a schedule take: computed (`cost.timing`), measured, or all alike."""
+"""Times of the actions of a schedule: computed (`cost.timing`), measured, or uniform."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ UNIFORM = ActionTimes()
 
 
 def expand_times(times: ActionTimes | Sequence[ActionTimes], stages: int) -> list[ActionTimes]:
-    """The times of each stage, from those of every stage or a list.
+    """Return the times of each of `stages` stages, from one value for all stages or a list.
 
-    Raises ValueError where the list does not fit, and for an action that takes no time: in the order of their ends an
-    action then need not come after what it needs.
+    Raises ValueError if the list has another length, and for an action that takes no time: sorted by end, an action
+    might then come before an action that it depends on.
     """
     each = [times] * stages if isinstance(times, ActionTimes) else list(times)
     if len(each) != stages:

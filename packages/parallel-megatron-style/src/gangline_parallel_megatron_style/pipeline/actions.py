@@ -1,7 +1,7 @@
-"""What a pipeline schedule is made of: actions, where the model's stages lie, and one list of actions for each rank.
+"""Data of a pipeline schedule: actions, the placement of the model's stages, and one list of actions for each rank.
 
-stage   a run of consecutive blocks; stage 0 embeds, the last one has the head. There are ranks * chunks of them
-chunk   the number of a stage among those that one rank holds (Megatron-LM: virtual stage, model chunk)
+stage   a run of consecutive blocks; stage 0 embeds, the last one has the head. There are ranks * chunks stages
+chunk   the number of a stage among the stages of one rank (Megatron-LM: virtual stage, model chunk)
 microbatch   the number of a microbatch in the step
 """
 
@@ -25,7 +25,7 @@ KINDS: dict[Kind, str] = {
 
 
 class PipelineAction(NamedTuple):
-    """One piece of computation on one rank. B is I and W at once."""
+    """One computation on one rank: F forward; B backward, or its halves I (input gradient) and W (weight gradient)."""
 
     kind: Kind
     chunk: int
@@ -35,18 +35,18 @@ class PipelineAction(NamedTuple):
         return f"{self.kind}{self.microbatch} of chunk {self.chunk}"
 
 
-Orders = tuple[tuple[PipelineAction, ...], ...]  # one for each rank
-StepTurns = tuple[tuple[StepAction, ...], ...]  # the pieces of work of a rank
+Orders = tuple[tuple[PipelineAction, ...], ...]  # one list of actions for each rank
+StepTurns = tuple[tuple[StepAction, ...], ...]  # the turns of one rank
 
 
 @dataclass(frozen=True)
 class Schedule:
     """The order in which each rank carries out its actions; the times follow from it (`simulate`).
 
-    placement "loop": stage s lies on rank s % ranks (Megatron-LM's interleaving; with one chunk the plain pipeline).
+    placement "loop": stage s is on rank s % ranks (Megatron-LM's interleaving; with one chunk the plain pipeline).
     placement "v": with two chunks, down the ranks and back up, so that the first rank has the first and the last stage.
-    pairs: (rank, forward) of forwards that take turns with the backward right behind them, as one piece of work: while
-    one waits for a transfer the other computes.
+    pairs: (rank, forward) of forwards that take turns with the next action, a backward, as one turn: while one waits
+    for a transfer the other computes.
     """
 
     ranks: int
@@ -62,18 +62,18 @@ class Schedule:
 
     @property
     def splits_backward(self) -> bool:
-        """Whether any backward is cut into I and W."""
+        """Return whether any backward is split into I and W."""
         return any(action.kind == "W" for order in self.actions for action in order)
 
     def iterate_turns(self, rank: int) -> Iterator[tuple[PipelineAction, ...]]:
-        """The pieces of work of a rank in their order: an action, or two that take turns."""
+        """Yield the turns of a rank in order: one action, or two actions that overlap."""
         order = iter(self.actions[rank])
         for action in order:
             yield (action, next(order)) if (rank, action) in self.pairs else (action,)
 
     @cached_property
     def step_turns(self) -> list[StepTurns]:
-        """The turns of every rank by stage, once for all layouts that share the schedule."""
+        """Return the turns of every rank, with stages in place of chunks; cached for all layouts with this schedule."""
         return [
             tuple(
                 tuple(StepAction(kind, self.get_stage(rank, chunk), microbatch) for kind, chunk, microbatch in turn)
@@ -83,22 +83,22 @@ class Schedule:
         ]
 
     def get_stage(self, rank: int, chunk: int) -> int:
-        """The stage that a rank holds as its chunk."""
+        """Return the stage that `rank` holds as `chunk`."""
         return compute_stage(self.ranks, self.placement, rank, chunk)
 
     def get_place(self, stage: int) -> tuple[int, int]:
-        """(rank, chunk) of a stage."""
+        """Return the (rank, chunk) of a stage."""
         return compute_place(self.ranks, self.placement, stage)
 
 
 def compute_stage(ranks: int, placement: Placement, rank: int, chunk: int) -> int:
-    """The stage that `rank` holds as `chunk`."""
+    """Return the stage that `rank` holds as `chunk`."""
     within = rank if placement == "loop" or chunk % 2 == 0 else ranks - 1 - rank
     return chunk * ranks + within
 
 
 def compute_place(ranks: int, placement: Placement, stage: int) -> tuple[int, int]:
-    """(rank, chunk) of a stage."""
+    """Return the (rank, chunk) of a stage."""
     chunk, within = divmod(stage, ranks)
     return (within if placement == "loop" or chunk % 2 == 0 else ranks - 1 - within), chunk
 
@@ -106,11 +106,11 @@ def compute_place(ranks: int, placement: Placement, stage: int) -> tuple[int, in
 def truncate_schedule(
     ranks: int, microbatches: int, chunks: int, placement: Placement, of: Callable[[int], list[PipelineAction]]
 ) -> Schedule:
-    """A schedule for `microbatches` microbatches, out of one for a number that suits its author.
+    """Return a schedule for `microbatches` microbatches, from one for a number that suits the schedule.
 
-    `of(rank)` lists the actions for that many or more. Those of microbatches that do not exist are left out. What
-    remains has all its dependencies, in an order that the whole schedule had too: it cannot deadlock, and it takes
-    neither more time nor more memory.
+    `of(rank)` lists the actions for `microbatches` or more. Actions of microbatches that do not exist are left out. The
+    remaining actions have all their dependencies, in an order that the full schedule had too: it cannot deadlock, and
+    it takes neither more time nor more memory.
     """
     actions = tuple(tuple(action for action in of(rank) if action.microbatch < microbatches) for rank in range(ranks))
     return Schedule(ranks, chunks, microbatches, placement, actions)

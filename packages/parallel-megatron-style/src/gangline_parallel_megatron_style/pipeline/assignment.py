@@ -1,4 +1,4 @@
-"""Which stages of the model this rank has, as modules, and what runs them."""
+"""The stages of the model on this rank, as modules, and their executor."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StageAssignment:
         self.overlap = self.pp > 1 and config.overlaps(plan, mesh)
 
     def list_segments(self, model: nn.Module, chunk: int, arrays: ModelLayout) -> list[Segment]:
-        """The modules of the stage that is this rank's chunk."""
+        """Return the modules of the stage that this rank holds as `chunk`."""
         stage = compute_stage(self.pp, self.placement, self.index, chunk)
         first, last = stage == 0, stage == len(self.ranges) - 1
         plan, segments = self.plan, []
@@ -67,7 +67,7 @@ class StageAssignment:
         return segments
 
     def list_listeners(self, model: nn.Module) -> list[tuple[str, StepListener]]:
-        """Modules on this rank with `after_step`, with the path of their block."""
+        """Return the (path of the block, module) of this rank's modules with `after_step`."""
         homes = {self.plan.embed: self.ranks[0], self.plan.head: self.ranks[-1]}
         paths = [path for path, rank in homes.items() if rank == self.index]
         paths += [f"{self.plan.blocks}.{index}" for index in self.blocks]
@@ -78,14 +78,14 @@ class StageAssignment:
         ]
 
     def make_executor(self, stage: RankStages, comm: Comm, device: torch.device) -> Executor:
-        """What runs this rank's part of the schedule."""
+        """Return the executor of this rank's part of the schedule."""
         clock = partial(_measure_time, device) if self.records else None
-        overlap = self.overlap and device.type != "meta"  # what is counted there is counted in one thread
+        overlap = self.overlap and device.type != "meta"  # on the meta device all operators are counted in one thread
         return Executor(stage, comm, self.schedule, chunks=self.chunks, times=self.times, clock=clock, overlap=overlap)
 
 
 def _measure_time(device: torch.device) -> float:
-    """Seconds, when all that was asked of the device is done: recording makes a GPU wait."""
+    """Return the time in seconds once the device has finished its work: recording synchronizes a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.time()

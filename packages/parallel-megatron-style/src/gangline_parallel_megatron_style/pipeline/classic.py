@@ -6,7 +6,7 @@ from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Sc
 
 
 def make_gpipe_schedule(ranks: int, microbatches: int) -> Schedule:
-    """All forwards, then all backwards (Huang et al. 2018, arXiv 1811.06965).
+    """Make the GPipe schedule: all forwards, then all backwards (Huang et al. 2018, arXiv 1811.06965).
 
     Idle time of each rank: (p - 1)(F + B). Activations: all m microbatches.
     """
@@ -16,9 +16,10 @@ def make_gpipe_schedule(ranks: int, microbatches: int) -> Schedule:
 
 
 def make_1f1b_schedule(ranks: int, microbatches: int) -> Schedule:
-    """Fill the pipeline, then a backward after each forward (PipeDream-Flush: arXiv 2006.09503; 2104.04473, 2.2.1).
+    """Make the 1F1B schedule: fill the pipeline, then a backward after each forward.
 
-    Idle time of each rank: (p - 1)(F + B), as GPipe's. Activations on rank r: min(m, p - r).
+    PipeDream-Flush: arXiv 2006.09503; 2104.04473, section 2.2.1.
+    Idle time of each rank: (p - 1)(F + B), equal to GPipe. Activations on rank r: min(m, p - r).
     """
 
     def order(rank: int) -> tuple[PipelineAction, ...]:
@@ -34,7 +35,7 @@ def make_1f1b_schedule(ranks: int, microbatches: int) -> Schedule:
 
 
 def make_zb_h1_schedule(ranks: int, microbatches: int) -> Schedule:
-    """1F1B whose backward is cut in two: rank r defers r weight gradients, to compute them while it would wait.
+    """Make the ZB-H1 schedule: 1F1B with a split backward; rank r defers r weight gradients to its idle time.
 
     Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.2 and table 2.
     Idle time of each rank: (p - 1)(F + I - W). Activations: at most p on every rank (p - r under way, r deferred).

@@ -1,4 +1,4 @@
-"""What an action waits for, and an order in which all ranks' actions can run."""
+"""Dependencies of actions, and an order in which all ranks' actions can run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineActi
 
 
 class StageResult(NamedTuple):
-    """A result that others wait for: a stage's output ("F"), or the gradient of its input ("B", made by B or by I)."""
+    """A result that other actions wait for: a stage's output ("F"), or the gradient of its input ("B", from B or I)."""
 
     what: Kind
     stage: int
@@ -18,14 +18,14 @@ class StageResult(NamedTuple):
 
 
 def get_result(schedule: Schedule, rank: int, action: PipelineAction) -> StageResult | None:
-    """What an action gives to others; None for W."""
+    """Return the result of an action that other actions wait for; None for W."""
     if action.kind == "W":
         return None
     return StageResult("F" if action.kind == "F" else "B", schedule.get_stage(rank, action.chunk), action.microbatch)
 
 
 def list_needs(schedule: Schedule, rank: int, action: PipelineAction) -> tuple[StageResult, ...]:
-    """What an action waits for."""
+    """Return the results that an action waits for."""
     stage, microbatch = schedule.get_stage(rank, action.chunk), action.microbatch
     if action.kind == "F":
         return (StageResult("F", stage - 1, microbatch),) if stage else ()
@@ -36,9 +36,9 @@ def list_needs(schedule: Schedule, rank: int, action: PipelineAction) -> tuple[S
 
 
 def walk(schedule: Schedule) -> Iterator[tuple[int, tuple[PipelineAction, ...]]]:
-    """(rank, turn) of every turn, each after what it needs and after those before it on its rank.
+    """Yield (rank, turn) of every turn, after the turns that it depends on and after the earlier turns of its rank.
 
-    Raises ValueError where the ranks wait for each other for ever, and names what one of them waits for.
+    Raises ValueError, with one missing result, if the ranks wait for each other forever.
     """
     stage_results: set[StageResult] = set()
     waiting: dict[StageResult, list[int]] = defaultdict(list)

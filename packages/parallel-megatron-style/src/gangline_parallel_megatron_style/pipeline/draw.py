@@ -1,4 +1,4 @@
-"""A schedule with its times, ranks down and time across: text for a terminal, a figure for a page."""
+"""Drawing of a schedule with its times, ranks down and time across: text for a terminal, or a figure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gangline_parallel_megatron_style.pipeline.simulate import Span, Timeline
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS: dict[Kind, str] = dict(zip(("F", "B", "I", "W"), PALETTE, strict=False))  # of chunk 0; later ones paler
-ROW = 0.28  # inches
-PIXELS, DIGIT = 96, 0.09  # of an inch; inches of a digit
+COLOURS: dict[Kind, str] = dict(zip(("F", "B", "I", "W"), PALETTE, strict=False))  # of chunk 0; later chunks are paler
+ROW = 0.28  # height of a rank's row in inches
+PIXELS, DIGIT = 96, 0.09  # pixels of an inch; width of a digit in inches
 
 
 @dataclass(frozen=True)
 class Caption:
-    """The words around a picture of a schedule: its title, where its times are from, their unit."""
+    """Texts around a drawing of a schedule: its title, the source of its times, their unit."""
 
     title: str
     about: str = "simulated; a backward pass takes twice as long as a forward pass"
@@ -31,10 +31,10 @@ class Caption:
 
 
 def as_text(timeline: Timeline, caption: Caption, width: int = 100) -> str:
-    """One line for each rank: `F0` is the forward of microbatch 0, small letters are odd chunks, dots are waits.
+    """Return one line for each rank: `F0` is the forward of microbatch 0, lower case means odd chunks, dots are waits.
 
-    Lines are at most `width` letters long where that leaves one for the shortest kind of action; where it leaves just
-    one, the last digits of the microbatches stand in a second line. Below is the axis of time.
+    Lines are at most `width` characters long if that leaves one for the shortest kind of action; if it leaves just one,
+    a second line has the last digits of the microbatches. Below is the time axis.
     """
     label = len(f"rank {timeline.schedule.ranks - 1}  ")
     shortest = min(map(mean, _collect_durations(timeline).values()))
@@ -59,7 +59,7 @@ def as_text(timeline: Timeline, caption: Caption, width: int = 100) -> str:
 
 
 def _format_ruler(timeline: Timeline, letters: int) -> str:
-    """The axis of time: each number begins below the letter that begins at that time."""
+    """Return the time axis: each number begins below the character at that time."""
     least = timeline.makespan / max(2, letters // 12)
     power = 10.0 ** floor(log10(least))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * 0.999)
@@ -73,7 +73,7 @@ def _format_ruler(timeline: Timeline, letters: int) -> str:
 
 @use_style()
 def make_schedule_figure(timeline: Timeline, caption: Caption, width: int = 960) -> Figure:
-    """Return the same as a figure of `width` pixels."""
+    """Return a timeline as a figure of `width` pixels."""
     from matplotlib.patches import Rectangle
 
     ranks, wide = timeline.schedule.ranks, width / PIXELS

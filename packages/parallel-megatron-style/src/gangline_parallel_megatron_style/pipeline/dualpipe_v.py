@@ -1,4 +1,4 @@
-"""DualPipeV: forwards and backwards of two directions side by side, so that each hides the other's communication."""
+"""DualPipeV: forwards and backwards of two directions overlap, so that each hides the other's communication."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Sc
 
 
 class _Order:
-    """One rank's list, written with the next microbatch of each chunk."""
+    """One rank's list of actions under construction, with the next microbatch of each chunk."""
 
     def __init__(self) -> None:
         self.actions: list[PipelineAction] = []
@@ -29,7 +29,7 @@ class _Order:
             self.deferred.append(PipelineAction("W", chunk, microbatch))
 
     def add_pair(self, chunk: int) -> None:
-        """A forward of this chunk beside a backward of the other."""
+        """Add a forward of `chunk` that takes turns with a backward of the other chunk."""
         self.forward(chunk)
         self.backward(1 - chunk)
         self.pairs.append((self.actions[-2], self.actions[-1]))
@@ -39,12 +39,12 @@ class _Order:
 
 
 def make_dualpipe_v_schedule(ranks: int, microbatches: int) -> Schedule:
-    """Two chunks a rank, laid out as a V; a forward of one chunk beside a whole backward of the other.
+    """Make the DualPipeV schedule: two chunks a rank as a V; forwards of one overlap with full backwards of the other.
 
     DeepSeek-V3, arXiv 2412.19437, section 3.2.1, and its half that keeps each weight once (DualPipeV, "cut in half").
-    Idle time of each rank, by the paper's table: (p - 1)(F&B + B - 3W) of one chunk, where m >= 2p, B = I + W and F&B
-    is a forward and a backward that take turns (`Schedule.pairs`). Without pairs, one after the other, a backward does
-    not wait for the forward beside it, which leaves (p - 1)(F + I - W).
+    Idle time of each rank, by the paper's table: (p - 1)(F&B + B - 3W) of one chunk, if m >= 2p. B = I + W, and F&B is
+    a forward and a backward that take turns (`Schedule.pairs`). Without pairs they run one after the other and a
+    backward does not wait for the forward next to it, which leaves (p - 1)(F + I - W).
     Activations (of one chunk): at most 2p + 1.
     """
     full = max(microbatches, 2 * ranks)
@@ -66,7 +66,7 @@ def make_dualpipe_v_schedule(ranks: int, microbatches: int) -> Schedule:
         for _ in range(above):
             o.backward(1)
             o.add_pair(1)
-        # From the middle of what is left on, backwards are split: deferred weight gradients fill the waits at the end.
+        # The second half of the remaining backwards is split: deferred weight gradients fill the waits at the end.
         for number in range(2 * (rank + 1)):
             o.backward(1 - number % 2, split=number > rank)
         for _ in range(above):

@@ -1,4 +1,4 @@
-"""One rank's part of a pipelined step: its program, carried out with torch."""
+"""Executor of one rank's part of a pipelined step: it carries out the rank's program with torch."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_
 from gangline_parallel_megatron_style.pipeline.simulate import Span
 from gangline_parallel_megatron_style.pipeline.turns import TurnTaking
 
-AHEAD = 4  # messages that a rank may have under way to another one in an evaluation
+AHEAD = 4  # maximum number of pending messages to one other rank in an evaluation
 
 
 class Executor:
-    """Steps of a pipeline on the rank `comm.index` of the axis pp.
+    """Executor of pipeline steps on the rank `comm.index` of the axis pp.
 
-    name, chunks, times: as `make_schedule` takes them; the same on all ranks.
-    clock: read before and after each action, for `spans`. A host's clock sees a GPU's work only if it waits for it.
-    overlap: as `make_schedule` takes it; forwards then do take turns with backwards.
+    name, chunks, times: as in `make_schedule`; equal on all ranks.
+    clock: read before and after each action, for `spans`. A host's clock sees a GPU's work only if it synchronizes.
+    overlap: as in `make_schedule`; forwards then take turns with backwards.
     """
 
     def __init__(
@@ -55,25 +55,25 @@ class Executor:
         self.name, self.times, self.overlap = name, times, overlap
         self._turns = TurnTaking()
         self.chunks = SCHEDULES[name].chunks if chunks is None else chunks
-        self.spans: tuple[Span, ...] = ()  # of the actions of the latest step or evaluation, where there is a clock
+        self.spans: tuple[Span, ...] = ()  # of the actions of the latest step or evaluation, if there is a clock
         self._made: dict[tuple[int, bool], tuple[Schedule, Program]] = {}
-        self._known: set[tuple[torch.Size, torch.dtype]] = set()  # what has travelled and fits
+        self._known: set[tuple[torch.Size, torch.dtype]] = set()  # shapes and dtypes that were checked
 
     def step(self, microbatches: int) -> list[Tensor]:
-        """Forward and backward of microbatches 0 to microbatches - 1; gradients add up in the weights.
+        """Run forward and backward of microbatches 0 to microbatches - 1; gradients accumulate in the weights.
 
-        Gives their losses (0-d, detached, in order) on the rank that has the last stage, and nothing elsewhere.
+        Returns their losses (0-d, detached, in order) on the rank that has the last stage, else an empty list.
         """
         self.stage.deferred.clear()
         return self._carry_out(microbatches, True)
 
     def evaluate(self, microbatches: int) -> list[Tensor]:
-        """Forward alone, without a graph; the losses as `step` gives them."""
+        """Run the forward passes without a graph, and return the losses like `step`."""
         with torch.no_grad():
             return self._carry_out(microbatches, False)
 
     def get_schedule(self, microbatches: int, train: bool = True) -> Schedule:
-        """The schedule that a step (or an evaluation) of so many microbatches follows."""
+        """Return the schedule of a step (or an evaluation) with this number of microbatches."""
         return self._plan(microbatches, train)[0]
 
     def _carry_out(self, microbatches: int, train: bool) -> list[Tensor]:
@@ -106,7 +106,7 @@ class Executor:
 
 
 class _Pass:
-    """What is under way in one step."""
+    """The state of one step or evaluation in progress."""
 
     def __init__(
         self,
@@ -125,9 +125,9 @@ class _Pass:
         self.live: dict[
             tuple[int, int], tuple[Tensor | None, Tensor]
         ] = {}  # by chunk and microbatch: the leaf, the output
-        self.made: dict[Message, Tensor] = {}  # to be sent, or for a stage on this rank
+        self.made: dict[Message, Tensor] = {}  # to send, or for a stage on this rank
         self.coming: dict[Message, tuple[Tensor, Pending, int, int]] = {}  # memory, transfer, peer, `Recv.frees`
-        self.sent: dict[int, deque[tuple[Tensor, Pending]]] = defaultdict(deque)  # a tensor lives until it has arrived
+        self.sent: dict[int, deque[tuple[Tensor, Pending]]] = defaultdict(deque)  # alive until they arrive
         self.freed: dict[int, int] = defaultdict(int)
 
     def run(self, action: PipelineAction) -> None:
@@ -138,7 +138,7 @@ class _Pass:
             self.spans.append((start, self.clock()))
 
     def run_both(self, forward: PipelineAction, backward: PipelineAction) -> None:
-        """In turns; recorded one after the other, each as long as it had the rank."""
+        """Run a forward and a backward in turns; record their spans one after the other, each as long as it ran."""
         inputs = self._take_input(forward), self._take_input(backward)
         start = self.clock() if self.clock else 0.0
         first, second = (partial(self._run, action, it) for action, it in zip((forward, backward), inputs, strict=True))
@@ -154,7 +154,7 @@ class _Pass:
         if action.kind == "F":
             out = self._forward(action, given)
         elif action.kind == "W":
-            with torch.no_grad():  # as autograd has it in a backward pass
+            with torch.no_grad():  # like autograd in a backward pass
                 self.stage.compute_weight_grads(action.chunk, action.microbatch)
             out = None
         else:
@@ -168,11 +168,11 @@ class _Pass:
         self._check_shape_and_dtype(message, tensor)
         pending = self.comm.start_exchange([(tensor, peer)], [])
         self.sent[peer].append((tensor, pending))
-        if not self.train and len(self.sent[peer]) > AHEAD:  # no gradient comes back that would say what has arrived
+        if not self.train and len(self.sent[peer]) > AHEAD:  # in evaluation no gradient confirms arrival
             self._release(peer)
 
     def _check_shape_and_dtype(self, message: Message, tensor: Tensor) -> None:
-        """Raises TypeError for what the peer has no memory for: a transfer of other bytes than expected may hang."""
+        """Raise TypeError if a tensor does not fit the peer's buffer: a transfer of an unexpected size may hang."""
         described = tensor.shape, tensor.dtype
         if described in self.known:
             return
@@ -191,23 +191,23 @@ class _Pass:
         self.coming[message] = into, pending, peer, frees
 
     def finish(self) -> None:
-        """Wait for what was sent last."""
+        """Wait for the last sends."""
         for queue in self.sent.values():
             for _, pending in queue:
                 pending.wait()
         self.sent.clear()
 
     def _take(self, message: Message) -> Tensor:
-        if message in self.made:  # the stage before lies on this rank
+        if message in self.made:  # the stage before is on this rank
             return self.made.pop(message)
         into, pending, peer, frees = self.coming.pop(message)
         pending.wait()
         while self.freed[peer] < frees:
-            self._release(peer)  # by what the program knows, so this takes no time
+            self._release(peer)  # the program knows that it has arrived, so this takes no time
         return into
 
     def _release(self, peer: int) -> None:
-        """Let go of the oldest tensor that was sent to a rank."""
+        """Release the oldest tensor that was sent to a rank."""
         self.sent[peer].popleft()[1].wait()
         self.freed[peer] += 1
 

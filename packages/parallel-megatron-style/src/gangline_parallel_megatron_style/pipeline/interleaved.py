@@ -6,18 +6,18 @@ from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Sc
 
 
 def make_interleaved_1f1b_schedule(ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """Microbatches in groups of p: a group passes all chunks of a rank before the next one begins.
+    """Make the interleaved 1F1B schedule: a group of p microbatches passes all chunks of a rank before the next group.
 
-    Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM,
-    arXiv 2104.04473, section 2.2.2. The paper wants m to be a multiple of p; here the last group may be smaller.
-    Idle time of each rank, F and B being those of one chunk: (p - 1)(F + B), 1/chunks of 1F1B's, where p divides m.
+    Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, arXiv
+    2104.04473, section 2.2.2. The paper requires m to be a multiple of p; here the last group may be smaller.
+    Idle time of each rank, F and B being those of one chunk: (p - 1)(F + B), 1/chunks of 1F1B's, if p divides m.
     Activations (of one chunk) on rank r: min(m * chunks, 2(p - r - 1) + (chunks - 1) p + 1).
     """
     groups = -(-microbatches // ranks)
     total = groups * ranks * chunks
 
     def locate_action(number: int, backward: bool) -> tuple[int, int]:
-        """(chunk, microbatch) of a rank's n-th forward or backward."""
+        """Return the (chunk, microbatch) of a rank's n-th forward or backward."""
         group, within = divmod(number, ranks * chunks)
         chunk, microbatch = divmod(within, ranks)
         return (chunks - 1 - chunk if backward else chunk), group * ranks + microbatch

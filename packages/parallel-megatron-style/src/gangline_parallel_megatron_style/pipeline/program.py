@@ -1,10 +1,10 @@
-"""From a schedule to what each rank does: actions, and the transfers between them, in an order that cannot deadlock.
+"""Programs of the ranks, from a schedule: actions and the transfers between them, in an order that cannot deadlock.
 
 All transfers and actions of all ranks are put into one sequence: actions by their simulated end, and each transfer
-right after the action that made what it carries. A rank's program is its part of that one sequence. So whoever is
-first in the sequence among all that is left can always go on, even where each rank carries out its transfers strictly
-one after another and a sender waits for its receiver (NCCL with one communicator, no buffers). A receive comes before
-the action that runs while its sender computes, so it is under way while the rank is busy.
+right after the action that made its contents. A rank's program is its part of that one sequence. So the rank of the
+first remaining entry can always continue, even if each rank carries out its transfers strictly one after another and a
+sender waits for its receiver (NCCL with one communicator, no buffers). A receive comes before the action that runs
+while its sender computes, so it is pending while the rank is busy.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gangline_parallel_megatron_style.pipeline.simulate import Timeline, simulat
 
 
 class Message(NamedTuple):
-    """What travels between two neighbouring stages."""
+    """A transfer between two neighbouring stages."""
 
-    what: Kind  # "F": a hidden state goes to the next stage; "B": its gradient goes to the one before
+    what: Kind  # "F": a hidden state for the next stage; "B": its gradient for the one before
     microbatch: int
-    source: int  # stages
+    source: int  # number of a stage
     target: int
 
 
 class RunAction(NamedTuple):
-    """`beside`: what the action takes turns with."""
+    """An action to run. `beside`: the action that it takes turns with, or None."""
 
     action: PipelineAction
     beside: PipelineAction | None = None
@@ -43,10 +43,10 @@ class Send(NamedTuple):
 
 
 class Recv(NamedTuple):
-    """Begin to receive; what it brings is needed by a later `RunAction`.
+    """Start to receive a message that a later `RunAction` needs.
 
-    `frees` counts the messages to `peer`, from the first one on, that must have arrived there before this one could
-    be made: once this has come they need no memory here.
+    `frees`: number of messages to `peer`, from the first one on, that must have arrived there before this one could be
+    made. Once this message has come, they need no memory here.
     """
 
     message: Message
@@ -59,7 +59,7 @@ Program = tuple[Step, ...]
 
 
 def find_output_message(schedule: Schedule, rank: int, action: PipelineAction) -> Message | None:
-    """What an action gives to another stage, on whatever rank; None where it gives nothing."""
+    """Return the message with an action's result for another stage, on any rank; None without one."""
     stage_result = get_result(schedule, rank, action)
     if stage_result is None:
         return None
@@ -72,7 +72,7 @@ def find_output_message(schedule: Schedule, rank: int, action: PipelineAction) -
 
 
 def find_input_message(schedule: Schedule, rank: int, action: PipelineAction) -> Message | None:
-    """What an action uses that another stage made, on whatever rank."""
+    """Return the message with the result that an action needs from another stage, on any rank; None without one."""
     stage = schedule.get_stage(rank, action.chunk)
     stage_result = next((need for need in list_needs(schedule, rank, action) if need.stage != stage), None)
     return (
@@ -83,9 +83,9 @@ def find_input_message(schedule: Schedule, rank: int, action: PipelineAction) ->
 def build_programs(
     schedule: Schedule, times: ActionTimes | Sequence[ActionTimes] = UNIFORM, latency: float = 0.0
 ) -> tuple[Program, ...]:
-    """The program of each rank. Between stages on one rank there is no message.
+    """Return the program of each rank. Stages on one rank exchange no messages.
 
-    Costs and latency only choose among the orders that are right; they must be the same on all ranks.
+    Times and latency only choose among correct orders; they must be equal on all ranks.
     """
     steps: list[list[Step]] = [[] for _ in range(schedule.ranks)]
     messages: dict[tuple[int, int], list[Message]] = defaultdict(list)  # by (from, to)
@@ -116,7 +116,7 @@ def build_programs(
 
 
 def _group_by_end(timeline: Timeline) -> Iterator[list[tuple[int, tuple[PipelineAction, ...]]]]:
-    """(rank, turn) of all ranks in the order of their ends; those that end at one time together."""
+    """Yield the (rank, turn) pairs of all ranks that end at one time, in the order of their ends."""
     events = []
     for rank, spans in enumerate(timeline.spans):
         ends = iter(end for _, end in spans)

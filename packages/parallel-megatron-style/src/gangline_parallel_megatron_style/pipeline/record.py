@@ -1,4 +1,4 @@
-"""When each rank of a pipeline did what in a real step: as metrics, and read back from metrics.jsonl."""
+"""Recorded times of the actions of a pipeline in a real step: as metrics, and read back from metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SPANS, BUBBLE = "pipeline/spans", "pipeline/bubble"
 def as_metrics(
     spans: Sequence[Span], schedule: Schedule, index: int, speaks: bool, world: Comm, device: torch.device
 ) -> dict[str, float | list[float]]:
-    """The spans of the first pipeline of the mesh, equal on all ranks: each rank's (start, end) pairs, ranks in order.
+    """Return the spans of the mesh's first pipeline, equal on all ranks: (start, end) pairs of each rank, in order.
 
-    index: this rank's place in its pipeline; speaks: whether that is the first one. Seconds since the first action.
+    index: this rank's index in its pipeline; speaks: whether that is the first. Seconds since the first action.
     """
     import torch
 
@@ -37,7 +37,7 @@ def as_metrics(
 
 
 def make_timeline(flat: Sequence[float], schedule: Schedule) -> Timeline:
-    """What `as_metrics` gave, as a timeline. Raises ValueError where it is not of this schedule."""
+    """Return the flat spans of `as_metrics` as a timeline. Raises ValueError if they do not fit the schedule."""
     counts = [len(order) for order in schedule.actions]
     if len(flat) != 2 * sum(counts):
         raise ValueError(f"{len(flat) // 2} recorded actions, and the schedule has {sum(counts)}")
@@ -46,7 +46,7 @@ def make_timeline(flat: Sequence[float], schedule: Schedule) -> Timeline:
 
 
 def find_latest(records: Sequence[dict[str, Any]]) -> tuple[int, list[float]] | None:
-    """(step, spans) of the newest record that has them."""
+    """Return (step, spans) of the newest record that has spans; None without one."""
     for record in reversed(records):
         spans = record.get("metrics", {}).get(SPANS)
         if spans:

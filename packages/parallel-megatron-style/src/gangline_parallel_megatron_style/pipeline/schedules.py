@@ -1,4 +1,4 @@
-"""The schedules by name, with what is known of each in closed form."""
+"""Pipeline schedules by name, with closed forms of their bubble and memory."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from gangline_parallel_megatron_style.pipeline.zb_v import make_zb_v_schedule
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleType:
-    """One way to order a pipeline. Below: p ranks, m microbatches, v chunks a rank, times of one chunk, k of them."""
+    """A kind of pipeline schedule. Below: p ranks, m microbatches, v chunks a rank, k the times of one chunk."""
 
     summary: str
-    chunks: int  # unless the user asks for another number
-    free_chunks: bool = False  # whether the user may
+    chunks: int  # default number of chunks a rank
+    free_chunks: bool = False  # whether the user may set another number
     placement: Placement = "loop"
-    splits_backward: bool = False  # into I and W
-    needs_times: bool = False  # its order depends on what its actions take
-    # has forwards that may take turns with backwards; that leaves another `idle`: see `make_dualpipe_v_schedule`
+    splits_backward: bool = False  # whether a backward is split into I and W
+    needs_times: bool = False  # whether its order depends on the times of its actions
+    # whether forwards may take turns with backwards; `idle` then differs: see `make_dualpipe_v_schedule`
     pairs: bool = False
     generate: Callable[[int, int, int, ActionTimes | Sequence[ActionTimes]], Schedule]  # p, m, v, k
-    idle: Callable[[int, ActionTimes], float]  # p, k: the time that each rank waits, where `exact` and F = I = W
-    exact: Callable[[int, int], bool]  # p, m: whether `idle` is the whole truth; elsewhere `simulate` knows
-    activations: Callable[[int, int, int, int], int]  # p, m, v, rank: the most that it holds at once, of one chunk
+    idle: Callable[[int, ActionTimes], float]  # p, k: time that each rank waits, if `exact` and F = I = W
+    exact: Callable[[int, int], bool]  # p, m: whether `idle` is exact; if not, use `simulate`
+    activations: Callable[[int, int, int, int], int]  # p, m, v, rank: maximum number held at once, each of one chunk
 
     def compute_bubble(self, ranks: int, microbatches: int, chunks: int, times: ActionTimes = UNIFORM) -> float:
-        """The share of the time that a rank waits, 0 to 1, by the closed form."""
+        """Return the share of the time that a rank waits, 0 to 1, by the closed form."""
         idle = self.idle(ranks, times)
         return idle / (idle + microbatches * chunks * (times.F + times.get_time("B")))
 
@@ -110,12 +110,12 @@ def make_schedule(
     times: ActionTimes | Sequence[ActionTimes] = UNIFORM,
     overlap: bool = False,
 ) -> Schedule:
-    """The schedule of that name. `times` (of each stage or of all; the same on all ranks) guide zb_v alone.
+    """Make the schedule of that name. `times` (of each stage or of all; equal on all ranks) affect only zb_v.
 
-    overlap: let forwards take turns with backwards where the schedule has such pairs (dualpipe_v): worth it where
-    modules wait for transfers inside. Without, they run one after the other.
+    overlap: let forwards take turns with backwards if the schedule has such pairs (dualpipe_v). This pays off if
+    modules wait for transfers inside. Without it they run one after the other.
 
-    Raises ValueError for a name that does not exist and for numbers that the schedule cannot have.
+    Raises ValueError for an unknown name and for sizes that the schedule does not support.
     """
     if name not in SCHEDULES:
         raise ValueError(f"no such pipeline schedule: {name}; there are {', '.join(SCHEDULES)}")
@@ -130,9 +130,9 @@ def make_schedule(
 
 
 def make_forward_schedule(ranks: int, microbatches: int, chunks: int, placement: Placement) -> Schedule:
-    """Forwards alone, for evaluation.
+    """Make a schedule of forwards alone, for evaluation.
 
-    Idle time of each rank: (p - 1)F in a loop (of several chunks: where p divides m), 2(p - 1)F on a V, whose last rank
+    Idle time of each rank: (p - 1)F in a loop (of several chunks: if p divides m), 2(p - 1)F on a V, whose last rank
     can neither begin earlier nor end later.
     """
 

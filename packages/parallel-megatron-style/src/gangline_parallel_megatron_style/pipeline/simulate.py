@@ -1,4 +1,4 @@
-"""When each action of a schedule runs, given how long it takes: makespan, bubble, live activations."""
+"""Simulation of a schedule from the times of its actions: makespan, bubble, peak activations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True)
 class Timeline:
-    """A schedule with the (start, end) of each action, simulated or recorded: `spans[rank]` beside `actions[rank]`."""
+    """A schedule with the (start, end) of each action, simulated or recorded: `spans[rank]` like `actions[rank]`."""
 
     schedule: Schedule
     spans: tuple[tuple[Span, ...], ...]
@@ -26,16 +26,16 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
-        """From the first start to the last end."""
+        """Return the time from the first start to the last end."""
         return max(end for spans in self.spans for _, end in spans) - self.start
 
     def compute_busy_time(self, rank: int) -> float:
-        """Time in which a rank computes."""
+        """Return the time in which a rank computes."""
         return sum(end - start for start, end in self.spans[rank])
 
     @property
     def bubble(self) -> float:
-        """The share of all ranks' time in which they wait, 0 to 1."""
+        """Return the share of all ranks' time in which they wait, 0 to 1."""
         ranks = self.schedule.ranks
         return 1 - sum(map(self.compute_busy_time, range(ranks))) / (self.makespan * ranks)
 
@@ -43,11 +43,11 @@ class Timeline:
 def simulate(
     schedule: Schedule, times: ActionTimes | Sequence[ActionTimes] = UNIFORM, latency: float = 0.0
 ) -> Timeline:
-    """Every action as early as its rank, its place in the rank's order and what it needs allow.
+    """Simulate a schedule: every action starts as early as its rank, its place in the rank's order and its needs allow.
 
-    Two that take turns begin when both can and end together, having taken as long as one after the other would; here
-    one lies behind the other. times: of every stage, or of each stage in turn. latency: from the end of an action until
-    its result is at another rank. Raises ValueError where the schedule deadlocks.
+    Two actions that take turns begin when both can and take as long as one after the other; their spans follow each
+    other. times: one value for every stage, or one for each stage. latency: from the end of an action until its result
+    is at another rank. Raises ValueError if the schedule deadlocks.
     """
     each = expand_times(times, schedule.stages)
     free = [0.0] * schedule.ranks
@@ -69,9 +69,9 @@ def simulate(
 
 
 def count_peak_activations(schedule: Schedule) -> tuple[int, ...]:
-    """The most activations (of one microbatch on one stage) that each rank holds at once.
+    """Return the maximum number of activations (of one microbatch on one stage) that each rank holds at once.
 
-    One is held from its F to its B or W. After I a part of it is free already, so this is an upper bound.
+    Each is held from its F to its B or W. After I a part of it is free already, so this is an upper bound.
     """
     peaks = []
     for order in schedule.actions:

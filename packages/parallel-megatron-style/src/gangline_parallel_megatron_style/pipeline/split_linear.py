@@ -1,4 +1,4 @@
-"""A linear product whose backward pass has two halves that may run at different times."""
+"""A linear layer whose backward pass has two halves that may run at different times."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from gangline.precision import Precision
 
 
 class SplitProduct(torch.autograd.Function):
-    """y = x Wᵀ + b by a precision, x (..., in), W (out, in) and b (out,) being leaves.
+    """Autograd function y = x Wᵀ + b in a precision, x (..., in), W (out, in) and b (out,) being leaves.
 
         I:  dx = dy W                          returned to autograd
-        W:  dW = dyᵀ x,  db = sum of dy        accumulated now, or deferred where a store is open
+        W:  dW = dyᵀ x,  db = sum of dy        accumulated now, or deferred if a store is open
 
-    Saves x where W is trained; W and b are kept as themselves, because a recomputed forward pass hands back other
-    tensors than it was given, and gradients belong to these. The same bits as autograd's own backward of `F.linear`.
+    Saves x if W is trained. W and b are plain attributes, not saved tensors, because a recomputed forward pass returns
+    other tensors than it was given, and gradients belong to the originals. Bitwise equal to autograd's own backward of
+    `F.linear`.
     """
 
     @staticmethod
@@ -36,7 +37,7 @@ class SplitProduct(torch.autograd.Function):
         need_x, need_w, need_b, _ = ctx.needs_input_grad
         saved_tensors = ctx.saved_tensors
 
-        @torch.no_grad()  # deferred, it runs outside of autograd, and must not begin a graph that keeps x alive
+        @torch.no_grad()  # deferred, it runs outside of autograd and must not start a graph that keeps x alive
         def accumulate_weight_grads() -> None:
             if need_w:
                 (x,) = saved_tensors
@@ -50,7 +51,7 @@ class SplitProduct(torch.autograd.Function):
 
 
 def split_linear(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """What to put in place of a `Linear`'s `product`: (x, W, b) -> y."""
+    """Return a function (x, W, b) -> y for a `Linear`'s `product`, with a split backward pass."""
 
     def multiply(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         return SplitProduct.apply(x, w, b, precision)

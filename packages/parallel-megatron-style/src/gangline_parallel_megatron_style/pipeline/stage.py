@@ -1,10 +1,10 @@
-"""One stage of the model on this rank: the modules it runs, in order, and what is called around each of them.
+"""One stage of the model on this rank: the modules it runs, in order, with callbacks around each module.
 
     embed?  block  block ...  head?        each with the parameter groups whose weights it reads
 
 Before a module its groups are unsharded, and the next ones prefetched; when its backward pass has ended, its gradients
-are reduced. An identity before each module marks its backward's end: autograd runs what was made last first, so the
-identity's backward runs when the module's own is done.
+are reduced. An identity before each module marks its backward's end: autograd runs in reverse order, so the identity's
+backward runs when the module's own is done.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gangline.batch import Batch
 class Segment:
     """A module of a stage. kind: "embed" (batch) -> hidden, "block" and "head" (hidden, batch) -> hidden or loss.
 
-    groups    whose weights it reads
-    reduces  whose gradients are complete when its backward pass is done
+    groups    parameter groups whose weights it reads
+    reduces   parameter groups whose gradients are complete after its backward pass
     """
 
     kind: str
@@ -35,7 +35,7 @@ class Segment:
 
 
 class _Passing(torch.autograd.Function):
-    """hidden -> hidden; its backward calls `passed()`."""
+    """Autograd identity hidden -> hidden whose backward calls `passed()`."""
 
     @staticmethod
     def forward(ctx, hidden: Tensor, passed: Callable[[], None]) -> Tensor:
@@ -49,26 +49,26 @@ class _Passing(torch.autograd.Function):
 
 
 def call_in_backward(hidden: Tensor, passed: Callable[[], None]) -> Tensor:
-    """`hidden`, with `passed()` called in the backward pass, between what is made of it and what it is made of."""
+    """Return `hidden` behind an identity whose backward calls `passed()`: after its users', before its producer's."""
     return _Passing.apply(hidden, passed) if hidden.requires_grad else hidden
 
 
 class Stage:
-    """Runs its segments. `before(segment, backward)` and `after(segment, backward)` are called around each of them."""
+    """The segments of a stage. `before(segment, backward)` and `after(segment, backward)` are called around each."""
 
     def __init__(
         self, segments: list[Segment], before: Callable[[Segment, bool], None], after: Callable[[Segment, bool], None]
     ) -> None:
         self.segments, self.before, self.after = segments, before, after
-        self.writes = False  # the head gives the logits of what follows each row's last token, not the loss
+        self.writes = False  # whether the head returns logits of the next token of each row, not the loss
         self._unmarked: dict[int, list[Segment]] = {}  # by microbatch: segments with no identity before them
 
     def forward(self, microbatch: int, hidden: Tensor | None, batch: Batch) -> Tensor:
-        """The hidden state behind the last segment, or the loss, or logits (B, V) of this rank."""
+        """Return the hidden state after the last segment, or the loss, or this rank's logits (B, V)."""
         unmarked = []
         for segment in self.segments:
             if hidden is None or not hidden.requires_grad:
-                unmarked.append(segment)  # the embedding, and what stands behind one that is not trained
+                unmarked.append(segment)  # the embedding, and segments after a frozen one
             else:
                 hidden = call_in_backward(hidden, partial(self.after, segment, True))
             self.before(segment, False)
@@ -89,6 +89,6 @@ class Stage:
         return segment.module(hidden, batch)
 
     def end_backward(self, microbatch: int) -> None:
-        """The backward pass of this stage and microbatch is done."""
+        """End the backward pass of a microbatch: call `after` for the segments that no identity marks."""
         for segment in reversed(self._unmarked.pop(microbatch)):
             self.after(segment, True)

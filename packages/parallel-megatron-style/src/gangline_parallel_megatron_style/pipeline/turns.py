@@ -1,8 +1,8 @@
-"""Two computations of one rank in turns: while one waits for a transfer, the other goes on.
+"""Two computations of one rank in turns: while one waits for a transfer, the other continues.
 
-Each has a thread, for a backward pass cannot be left and taken up again otherwise. One runs at a time, and they change
-places only where a module says `forward_context.give_way`: the order in which the rank begins transfers then follows
-from the model alone, and is the same on all ranks that take part in them.
+Each has a thread, because a backward pass cannot be suspended and resumed otherwise. One runs at a time, and they
+switch only when a module calls `forward_context.give_way`: the order in which the rank starts transfers then follows
+from the model alone, and is equal on all ranks that take part in the transfers.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from gangline.model import forward_context
 
 
 class Abandoned(Exception):
-    """Raised in the computation that is left when the other one failed."""
+    """Raised in the remaining computation after the other one failed."""
 
 
 class TurnTaking:
-    """Runs pairs; keeps the thread of the second ones."""
+    """Runner of pairs of computations; it owns the thread of the second ones."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def run(self, first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
-        """Both, `first` in this thread and from its beginning to its first wait; what either raises.
+        """Run both, `first` in this thread and up to its first wait before `second`; raise the error of either.
 
-        Gives the seconds that each of them had.
+        Returns the seconds that each of the two ran.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="turns", daemon=True)
@@ -67,7 +67,7 @@ class _Pair:
         self._turn, self._since = 0, time.perf_counter()
 
     def run_in_turns(self, number: int, work: Callable[[], object]) -> bool:
-        """One of the two, from its first turn to its end; whether the other one is over by then."""
+        """Run one of the two, from its first turn to its end; return whether the other one has ended by then."""
         self.go[number].acquire()
         try:
             if self.failed is None:
@@ -82,7 +82,7 @@ class _Pair:
         return last
 
     def give_way(self) -> None:
-        """Let the other one go on, until it waits itself or is over."""
+        """Run the other one until it waits or ends."""
         number = self._turn
         if self.over[1 - number]:
             return
@@ -101,5 +101,5 @@ class _Pair:
 
 
 def _keep_stream() -> AbstractContextManager[object]:
-    """Which stream of which GPU is the current one is each thread's own."""
+    """Return a context that sets this thread's CUDA stream in another thread: the current stream is thread-local."""
     return torch.cuda.stream(torch.cuda.current_stream()) if torch.cuda.is_initialized() else nullcontext()

@@ -1,4 +1,4 @@
-"""Whether a schedule can be carried out, and gives the gradients of one process."""
+"""Validation that a schedule can be carried out and gives the gradients of one process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gangline_parallel_megatron_style.pipeline.dependencies import walk
 
 
 def validate(schedule: Schedule) -> None:
-    """Raise ValueError that names the first fault, if there is one.
+    """Raise ValueError for the first fault of a schedule.
 
-    Each rank has every F once, and either B or both I and W; the gradients of each chunk come in the order of the
-    microbatches (the order of a sum decides its bits); nothing waits for ever.
+    Each rank must have every F once, and either B or both I and W. The gradients of each chunk must come in the order
+    of the microbatches (the order of a sum decides its bits). No action may wait forever.
     """
     if len(schedule.actions) != schedule.ranks:
         raise ValueError(f"{len(schedule.actions)} lists of actions for {schedule.ranks} ranks")
@@ -42,7 +42,7 @@ def _complete(schedule: Schedule, rank: int, order: tuple[PipelineAction, ...]) 
 
 
 def _check_order(rank: int, order: tuple[PipelineAction, ...]) -> None:
-    for kinds in ("BI", "BW"):  # what is not deferred accumulates with I
+    for kinds in ("BI", "BW"):  # weight gradients that are not deferred accumulate with I
         last: dict[int, int] = {}
         for action in order:
             if action.kind not in kinds:

@@ -1,8 +1,8 @@
-"""Deferred weight gradients of a zero-bubble schedule: kept in action I, computed in action W.
+"""Deferred weight gradients of a zero-bubble schedule: stored in action I, computed in action W.
 
-with store.open(chunk, microbatch):     # I: what layers defer is kept
+with store.open(chunk, microbatch):     # I: layers defer closures into the store
     output.backward(gradient)
-store.run(chunk, microbatch)            # W: it runs, in the order in which it came
+store.run(chunk, microbatch)            # W: run them in the order in which they were deferred
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from gangline.model.weight_grads import Closure, defer_gradients
 
 
 class WeightGradStore:
-    """What computes them, by chunk and microbatch."""
+    """Closures that compute deferred weight gradients, by chunk and microbatch."""
 
     def __init__(self) -> None:
         self._closures: dict[tuple[int, int], deque[Closure]] = defaultdict(deque)
 
     @contextmanager
     def open(self, chunk: int, microbatch: int) -> Iterator[None]:
-        """Keep what is deferred meanwhile. Raises RuntimeError where a store is open."""
+        """Store the weight gradients that are deferred inside the block. Raises RuntimeError if a store is open."""
         with defer_gradients(self._closures[chunk, microbatch].append):
             yield
 
     def run(self, chunk: int, microbatch: int) -> None:
-        """Run what was kept, in the order in which it came, and let go of each closure once it has run."""
+        """Run the stored closures in the order in which they were deferred, and release each one after its run."""
         closures = self._closures.pop((chunk, microbatch), deque[Closure]())
         while closures:
             closures.popleft()()
 
     def clear(self) -> None:
-        """Forget what a step that failed has left."""
+        """Drop the closures that a failed step left."""
         self._closures.clear()
 
     def __len__(self) -> int:
-        """How many closures are kept."""
+        """Return the number of stored closures."""
         return sum(map(len, self._closures.values()))

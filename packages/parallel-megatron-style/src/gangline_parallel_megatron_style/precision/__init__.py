@@ -1,1 +1,1 @@
-"""Products in 8-bit floating point: a precision that any strategy can compute with."""
+"""Matmuls in 8-bit floating point (FP8): a precision for every strategy."""

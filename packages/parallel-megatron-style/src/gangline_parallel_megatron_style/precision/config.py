@@ -11,9 +11,9 @@ from gangline.config import PrecisionConfig
 
 @dataclass
 class Fp8(PrecisionConfig):
-    """Compute in bfloat16, the blocks' linear products in float8; master weights and optimizer state in float32."""
+    """Compute in bfloat16, the linear layers of blocks in float8; master weights and optimizer state in float32."""
 
-    scaling: Literal["tensor", "row", "block"] = "tensor"  # what shares a scale: a tensor, a row, or blocks of 128
+    scaling: Literal["tensor", "row", "block"] = "tensor"  # FP8 scaling granularity: per tensor, row or block of 128
 
     def get_product_format(self) -> str:
         return "fp8"

@@ -1,4 +1,4 @@
-"""Which devices multiply float8 matrices, by torch 2.13's own checks before it calls cuBLAS or CUTLASS."""
+"""Devices that multiply float8 matrices, by torch 2.13's own checks before it calls cuBLAS or CUTLASS."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ CUDA_FOR_BLOCKS = (12, 9)
 
 
 def refuse(scaling: str, device: str | None) -> None:
-    """Raises UserError where this rank's device cannot compute with `scaling`; a CPU always can, by emulation.
+    """Raise UserError if this rank's device cannot compute with `scaling`; a CPU always can, by emulation.
 
-    device: as `run.device` says; None for the GPU where there is one.
+    device: value of `run.device`; None means the GPU if there is one
     """
     if (device or "cuda").split(":")[0] == "cpu" or not torch.cuda.is_available():
         return
@@ -23,7 +23,7 @@ def refuse(scaling: str, device: str | None) -> None:
 
 
 def find_scaling_problem(scaling: str, capability: tuple[int, int], cuda: str | None) -> tuple[str, str] | None:
-    """(why, what to choose instead) for a GPU of this compute capability and a torch built for this CUDA, or None."""
+    """Return (why, alternative) if a GPU of this compute capability and CUDA version cannot use `scaling`, or None."""
     if cuda is None:
         return "Products in float8 need an NVIDIA GPU.", "precision=bf16"
     has = ".".join(map(str, capability))

@@ -1,4 +1,4 @@
-"""Float8: its formats, what shares a scale, and a matrix of values and scales.
+"""Float8 formats, the granularity of scales, and a matrix of values and scales.
 
 M rows, F features
 """
@@ -11,22 +11,22 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-ALIGNED = 16  # GPUs multiply float8 matrices whose sides are multiples of this
+ALIGNED = 16  # GPUs multiply float8 matrices only if their sides are multiples of this
 SMALLEST = 2.0**-126  # the smallest scale: its inverse is still a normal number
 
 
 class Format(Enum):
     """A float8 format (Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433, section 3)."""
 
-    E4M3 = torch.float8_e4m3fn, 8  # finite ones up to 1.75 * 2^8 = 448; normal down to 2^-6; no infinity
-    E5M2 = torch.float8_e5m2, 15  # finite ones up to 1.75 * 2^15 = 57344; normal down to 2^-14
+    E4M3 = torch.float8_e4m3fn, 8  # largest finite value 1.75 * 2^8 = 448; normal down to 2^-6; no infinity
+    E5M2 = torch.float8_e5m2, 15  # largest finite value 1.75 * 2^15 = 57344; normal down to 2^-14
 
     def __init__(self, dtype: torch.dtype, exponent: int) -> None:
         self.dtype, self.exponent = dtype, exponent
 
 
 class Grain(Enum):
-    """(rows, columns) that share a scale; None for all of them."""
+    """Granularity of scales: (rows, columns) that share a scale; None for all rows or columns."""
 
     TENSOR = None, None
     ROW = 1, None
@@ -36,19 +36,19 @@ class Grain(Enum):
 
 @dataclass(frozen=True)
 class Quantised:
-    """`values` (M, F) in float8 and `scale` (M / rows, F / columns of `grain`) in float32; rows and columns padded."""
+    """A quantised matrix: padded `values` (M, F) in float8, `scale` (M / rows, F / columns of `grain`) in float32."""
 
     values: Tensor
     scale: Tensor
     grain: Grain
 
     def dequantise(self) -> Tensor:
-        """(M, F) in float32, exact."""
+        """Return the matrix (M, F) in float32, exact."""
         scaled = split_parts(self.values.float(), self.grain) * self.scale[:, None, :, None]
         return scaled.view(self.values.shape)
 
 
 def split_parts(x_MF: Tensor, grain: Grain) -> Tensor:
-    """(M, F) -> (M / rows, rows, F / columns, columns), a view."""
+    """Return (M, F) as a view of shape (M / rows, rows, F / columns, columns)."""
     rows, columns = (side or whole for side, whole in zip(grain.value, x_MF.shape, strict=True))
     return x_MF.view(x_MF.shape[0] // rows, rows, x_MF.shape[1] // columns, columns)

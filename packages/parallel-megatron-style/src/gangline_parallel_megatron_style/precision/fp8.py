@@ -1,20 +1,20 @@
-"""float8 products in a run that otherwise computes in bfloat16.
+"""FP8 matmuls in a run that otherwise computes in bfloat16.
 
-Each of the three products of a linear layer rounds its two operands just before it multiplies, by scales from the
-values at hand ("current" or "dynamic" scaling), so that there is no state and nothing to warm up:
+Each of the three matmuls of a linear layer rounds its two operands just before it multiplies, by scales from their
+current values ("current" or "dynamic" scaling), without state or warm-up:
 
     forward    x (.., in)     W  (out, in)     sums over in
     grad_x     dy (.., out)   Wᵀ (in, out)     sums over out
     grad_w     dyᵀ (out, ..)  xᵀ (in, ..)      sums over the tokens
 
     scaling  x, xᵀ    W, Wᵀ      dy, dyᵀ        one scale for
-    tensor   e4m3     e4m3       e5m2           the whole operand
-    row      e4m3     e4m3       e4m3           what is summed to one number
+    tensor   e4m3     e4m3       e5m2           the full operand
+    row      e4m3     e4m3       e4m3           the numbers that are summed to one result
     block    e4m3     e4m3       e4m3           1 x 128 of x and dy, 128 x 128 of W
 
-Gradients span many powers of two. Where all share a scale they get e5m2, which has twice the exponents of e4m3 and half
-the resolution (arXiv 2209.05433, section 4); where few share one, e4m3 reaches far enough (DeepSeek-V3, arXiv
-2412.19437, section 3.3.2, where block scaling is from).
+Gradients span many powers of two. If a full tensor shares a scale they get e5m2, which has twice the exponents of e4m3
+and half the resolution (arXiv 2209.05433, section 4); if few numbers share one, e4m3 has enough range (DeepSeek-V3,
+arXiv 2412.19437, section 3.3.2, the source of block scaling).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gangline_parallel_megatron_style.precision.quantise import quantise
 
 @dataclass(frozen=True)
 class Recipe:
-    """How operands are rounded: the format of gradients, and what shares a scale in activations and in weights."""
+    """How operands are rounded: the format of gradients, and the granularity of scales of activations and weights."""
 
     gradients: Format
     activations: Grain
@@ -52,7 +52,7 @@ RECIPES = {
 
 
 class Fp8Precision(Precision):
-    """Products of `Linear` in float8, all else in bfloat16; what is kept, in float32."""
+    """Precision with the matmuls of `Linear` in float8, all else in bfloat16; parameters and gradients in float32."""
 
     param_dtype = reduce_dtype = grad_dtype = torch.float32
     compute_dtype = torch.bfloat16
@@ -64,7 +64,7 @@ class Fp8Precision(Precision):
         return _Linear.apply(x, w, b, self)
 
     def compute_product(self, x: Tensor, w: Tensor) -> Tensor:
-        """`linear` without a bias, and without a backward pass."""
+        """Compute `linear` without a bias and without a backward pass."""
         y_NF = self._multiply(_flatten_rows(x), Format.E4M3, w, self.recipe.weights)
         return _restore_shape(y_NF, x)
 
@@ -78,30 +78,30 @@ class Fp8Precision(Precision):
         )
 
     def _multiply(self, a_MI: Tensor, form: Format, b_OI: Tensor, grain: Grain) -> Tensor:
-        """A Bᵀ (M, N) in the compute dtype; no rows, or nothing to sum over, where a rank holds no part."""
+        """Return A Bᵀ (M, N) in the compute dtype; zeros if a dimension is 0, as on a rank with an empty shard."""
         (m, k), n = a_MI.shape, b_OI.shape[0]
         if not m or not n or not k:
             return a_MI.new_zeros(m, n, dtype=self.compute_dtype)
         arguments = (a_MI.to(self.compute_dtype), form.name, self.recipe.activations.name, b_OI.to(self.compute_dtype))
-        whole = torch.compiler.is_compiling() and a_MI.is_cuda  # our kernels are faster than what is made of operators
+        whole = torch.compiler.is_compiling() and a_MI.is_cuda  # these kernels are faster than compiled operators
         return (torch.ops.gangline.float8_product if whole else multiply_rounded)(*arguments, grain.name)
 
 
 def multiply_rounded(a_MI: Tensor, form: str, a_grain: str, b_OI: Tensor, b_grain: str) -> Tensor:
-    """A Bᵀ (M, O) of two matrices in their dtype, each rounded to float8 first: A to `form`, B to e4m3."""
+    """Return A Bᵀ (M, O) in the operands' dtype, each operand first rounded to float8: A to `form`, B to e4m3."""
     a = quantise(a_MI, Format[form], Grain[a_grain])
     b = quantise(b_OI, Format.E4M3, Grain[b_grain])
     return multiply(a, b, a_MI.dtype)[: len(a_MI), : len(b_OI)].contiguous()
 
 
-# One operator to torch.compile, which would trace neither the kernels' choice nor, before torch 2.13, the product.
+# One operator for torch.compile, which can trace neither the choice of kernels nor, before torch 2.13, the matmul.
 torch.library.custom_op("gangline::float8_product", multiply_rounded, mutates_args=()).register_fake(
     lambda a_MI, form, a_grain, b_OI, b_grain: a_MI.new_empty(a_MI.shape[0], b_OI.shape[0])
 )
 
 
 class _Linear(torch.autograd.Function):
-    """x (.., in), W (out, in), b (out,) -> x Wᵀ + b. Keeps W and, where W is trained, x; they are rounded again."""
+    """Autograd function x (.., in), W (out, in), b (out,) -> x Wᵀ + b. Saves W and, if W is trained, x, unrounded."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, precision: Fp8Precision) -> Tensor:
@@ -122,16 +122,16 @@ class _Linear(torch.autograd.Function):
 
 
 def _flatten_rows(x: Tensor) -> Tensor:
-    """(.., F) -> (N, F)."""
+    """Flatten (.., F) to (N, F)."""
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def _restore_shape(y_NF: Tensor, x: Tensor) -> Tensor:
-    """(N, F) -> (.., F) with the leading dims of x; to autograd a tensor of its own, which others may write into."""
+    """Return (N, F) as (.., F) with the leading dims of x; a new tensor to autograd, so it may be changed in place."""
     return torch.ops.aten._unsafe_view(y_NF, (*x.shape[:-1], y_NF.shape[1]))
 
 
 def build(config: Fp8, run: Run) -> Fp8Precision:
-    """The precision `fp8`. Raises UserError where the GPU cannot multiply float8 matrices of this scaling."""
+    """Return the precision `fp8`. Raises UserError if the GPU does not support float8 matmuls with this scaling."""
     refuse(config.scaling, run.job.device)
     return Fp8Precision(RECIPES[config.scaling])

@@ -1,4 +1,4 @@
-"""A Bᵀ of two float8 matrices: by the tensor cores of a GPU, or by the same numbers in float32 on a CPU.
+"""Matmul A Bᵀ of two float8 matrices: on the tensor cores of a GPU, or emulated in float32 on a CPU.
 
 M rows of A, O features out (the rows of B), I features in (the columns of both)
 """
@@ -13,9 +13,9 @@ from gangline_parallel_megatron_style.precision.formats import Grain, Quantised
 
 
 def multiply(a: Quantised, b: Quantised, dtype: torch.dtype) -> Tensor:
-    """(M, I), (O, I) -> (M, O): summed in float32, then rounded to `dtype`.
+    """Multiply (M, I) by (O, I) to (M, O): summed in float32, then rounded to `dtype`.
 
-    On a CPU, of dequantised values: these are exact in float32, and so are the bits those of torch's scaled product.
+    A CPU multiplies dequantised values, which are exact in float32: the bits are those of torch's scaled matmul.
     """
     if a.values.device.type == "cpu":
         return (a.dequantise() @ b.dequantise().t()).to(dtype)
@@ -38,9 +38,9 @@ def multiply(a: Quantised, b: Quantised, dtype: torch.dtype) -> Tensor:
 
 
 def _lay_out(q: Quantised) -> Tensor:
-    """Scales in the shape and order in memory that cuBLAS reads."""
-    if q.grain is Grain.TILE:  # rows next to each other
+    """Return the scales in the shape and memory order that cuBLAS reads."""
+    if q.grain is Grain.TILE:  # adjacent rows are adjacent in memory
         return q.scale.t().contiguous().t()
-    if q.grain is Grain.BLOCK:  # along I next to each other, filled up to a multiple of four
+    if q.grain is Grain.BLOCK:  # adjacent along I, padded to a multiple of four
         return F.pad(q.scale, (0, -q.scale.shape[1] % 4)).t()
     return q.scale

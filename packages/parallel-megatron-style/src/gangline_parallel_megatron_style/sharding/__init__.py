@@ -1,1 +1,1 @@
-"""Which rank holds which box of which array. Torch-free."""
+"""Placement of arrays: the boxes of every array and the ranks that hold them. Torch-free."""

@@ -1,8 +1,8 @@
-"""Where every array of the run lies: parameter groups, buffers and the registry, from plan and mesh alone. Torch-free.
+"""Layout of every array of the run: parameter groups, buffers and the registry, from plan and mesh alone. Torch-free.
 
-An array is cut in this order: along a tensor dim over `tp`, along one over a fold (`cuts`), and what is left between
-rows over the ranks that share its optimizer state (`ranks`, `packing`). The runtime, checkpoints, error feedback and
-the closed forms of a layout's cost all read what `lay_out` gives.
+An array is sharded in this order: along a tensor dim over `tp`, along another over a fold (`cuts`), and the rest
+between rows over the ranks that share its optimizer state (`ranks`, `packing`). The runtime, checkpoints, error
+feedback and the closed forms of a layout's cost all read the result of `lay_out`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from gangline_parallel_megatron_style.sharding.cuts import CutArray, count_grad_
 from gangline_parallel_megatron_style.sharding.packing import ArrayRows, Packing, pack
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks
 
-EMBED, HEAD, TIED = "embed", "head", "tied"  # parameter groups beside the blocks
+EMBED, HEAD, TIED = "embed", "head", "tied"  # parameter groups besides the blocks
 
 
 @dataclass(frozen=True)
 class ParamKind:
-    """How arrays are stored and reduced: those of one parameter group and one kind share a buffer.
+    """Storage and reduction of arrays: arrays of one parameter group and one kind share a buffer.
 
-    fold          the fold they lie on, or None: all data ranks hold the same
-    master_dtype  computed in the dtype that they are kept in: that of master weights, or codes
-    trained       has gradients
-    low_bit       the dtype that they are stored in, where it is not that of master weights (`Plan.low_bit`)
+    fold          the fold that shards the arrays, or None: all data ranks hold equal arrays
+    master_dtype  whether they are computed in their stored dtype: that of master weights, or codes
+    trained       whether they have gradients
+    low_bit       their stored dtype, if it is not that of master weights (`Plan.low_bit`)
     """
 
     fold: str | None
@@ -41,8 +41,8 @@ class ParamKind:
 class BufferLayout:
     """Arrays of one parameter group and one kind, in one flat buffer.
 
-    sums  array -> neighbours along `tp` over which its gradient is added: the whole axis, or those that share a
-          key-value head; 0: none
+    sums  array -> number of neighbours along `tp` over which its gradient is added: the full axis, or the ranks that
+          share a key-value head; 0: none
     """
 
     group: str
@@ -53,7 +53,7 @@ class BufferLayout:
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """The whole model's arrays.
+    """The layout of all arrays of the model.
 
     groups  parameter group -> its buffers
     stage   parameter group -> the pp ranks that have it, its owner first
@@ -66,11 +66,11 @@ class ModelLayout:
 
 @dataclass(frozen=True)
 class ModelShapes:
-    """What a model is made of: shapes of parameters by the name they are kept under, and what else matters of them."""
+    """Shapes of a model's parameters and buffers by stored name, with their aliases and the frozen parameters."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    buffers: Mapping[str, tuple[tuple[int, ...], str]]  # persistent ones: shape and dtype
-    aliases: Mapping[str, tuple[str, ...]]  # name of either -> all names under which modules have it
+    buffers: Mapping[str, tuple[tuple[int, ...], str]]  # of persistent buffers: shape and dtype
+    aliases: Mapping[str, tuple[str, ...]]  # stored name of a parameter or buffer -> all its names in modules
     frozen: Collection[str] = ()
 
 
@@ -84,10 +84,10 @@ def lay_out(
     sequence_parallel: bool,
     dtype: str,
 ) -> ModelLayout:
-    """`ranks`: the pp rank of the embedding, of each block, and of the head.
+    """Return the layout of the model. `ranks`: the pp rank of the embedding, of each block, and of the head.
 
-    Raises ValueError for what lies outside of the modules that the plan names, is shared in a way that has no home, or
-    does not divide.
+    Raises ValueError for an array that is outside of the modules that the plan names, is shared in an unsupported way,
+    or does not divide.
     """
     homes = {EMBED: ranks[0], **{f"{plan.blocks}.{i}": rank for i, rank in enumerate(ranks[1:-1])}, HEAD: ranks[-1]}
     group_names = {name: choose_group(name, plan, model_shapes.aliases[name]) for name in model_shapes.shapes}
@@ -124,7 +124,7 @@ def lay_out(
 def _pack_rows(
     kind: ParamKind, cut: Mapping[str, CutArray], plan: Plan, mesh: Mesh, zero: int
 ) -> list[tuple[Packing, dict[str, tuple[Division, ...]]]]:
-    """The buffers of these arrays, and how each array is cut in all."""
+    """Return the buffers of these arrays, and all divisions of each array."""
     ranks = StateRanks.of(plan, mesh, kind.fold)
     parts = ranks.shards if zero else 1
     every = ranks.fold.size if ranks.fold else 1
@@ -144,7 +144,7 @@ def _pack_rows(
 
 
 def _lay_out_buffers(plan: Plan, mesh: Mesh, model_shapes: ModelShapes, homes: Mapping[str, int]) -> dict[str, Layout]:
-    """Persistent buffers are whole, on the pipeline rank of their module."""
+    """Return layouts of persistent buffers: full, on one pipeline rank. Raises ValueError if several share one."""
     layouts = {}
     for name, (shape, dtype) in model_shapes.buffers.items():
         places = sorted({homes[_find_place(alias, plan)] for alias in model_shapes.aliases[name]})
@@ -155,7 +155,7 @@ def _lay_out_buffers(plan: Plan, mesh: Mesh, model_shapes: ModelShapes, homes: M
 
 
 def compute_local_shape(layout: Layout, mesh: Mesh, coordinate: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of an array on the rank at `coordinate` before its rows are cut."""
+    """Return the shape of an array on the rank at `coordinate` before its rows are sharded."""
     shape = list(layout.shape)
     for division in layout.divisions:
         if not division.rows:
@@ -165,15 +165,15 @@ def compute_local_shape(layout: Layout, mesh: Mesh, coordinate: Mapping[str, int
 
 
 def locate_part(division: Division, mesh: Mesh, coordinate: Mapping[str, int]) -> tuple[int, int]:
-    """(start, end) along its dim of the part of a division that the rank at `coordinate` holds."""
+    """Return (start, end) along the dim of a division of the part that the rank at `coordinate` holds."""
     part = mesh.index(coordinate, division.axes) // division.every % division.parts
     return division.bounds[0][part], division.bounds[0][part + 1]
 
 
 def choose_group(name: str, plan: Plan, aliases: Sequence[str]) -> str:
-    """The parameter group of an array: a block, the embedding, the head, or what both of these use.
+    """Return the parameter group of an array: a block, the embedding, the head, or `TIED` if the latter two share it.
 
-    Raises ValueError for other ways of sharing, and for what lies in none of them.
+    Raises ValueError if other groups share it, and if it is in none of the modules that the plan names.
     """
     places = {_find_place(alias, plan) for alias in (name, *aliases)}
     if len(places) == 1:
@@ -196,7 +196,7 @@ def _find_place(name: str, plan: Plan) -> str:
 
 
 def _pack(rows: tuple[tuple[int, int], ...], parts: int, names: tuple[str, ...]) -> list[Packing]:
-    """`pack` under these names; blocks of the same shapes are packed once."""
+    """Return the result of `pack` under these names; blocks of equal shapes are packed once."""
     return [
         Packing(
             tuple(ArrayRows(names[int(array.name)], array.count, array.width) for array in packing.arrays),

@@ -1,4 +1,4 @@
-"""How an array is cut along its dims: over `tp` between units such as heads, over a fold in equal parts. Torch-free."""
+"""Sharding of arrays along their dims: over `tp` between units such as heads, over folds in equal parts. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 
 @dataclass(frozen=True)
 class CutArray:
-    """An array after the cuts along its dims, before its rows are cut.
+    """An array after sharding along its dims, before its rows are sharded.
 
-    shape       of the largest part
-    fold        the fold that it lies on
-    neighbours  ranks of tp that hold the same part: all of them where tp cuts nothing
+    shape       shape of the largest part
+    fold        name of the fold that shards it, or None
+    neighbours  number of tp ranks that hold one part in common: all if it is not sharded over tp
     """
 
     shape: tuple[int, ...]
@@ -28,14 +28,14 @@ class CutArray:
     neighbours: int
 
     def as_rows(self, name: str) -> ArrayRows:
-        """As rows along the last dim; an array of one dim is one row."""
+        """Return the array as rows along the last dim; an array of one dim is one row."""
         if len(self.shape) <= 1:
             return ArrayRows(name, 1, prod(self.shape))
         return ArrayRows(name, prod(self.shape[:-1]), self.shape[-1])
 
 
 def cut_array(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> CutArray:
-    """The parts that the plan's cuts make of an array. Raises ValueError where its dims do not divide."""
+    """Return the parts of an array by the plan's cuts. Raises ValueError if its dims do not divide."""
     divisions: tuple[Division, ...] = ()
     part_shape, fold_name, neighbours = list(shape), None, mesh.size("tp")
     for axis, cut in plan.get_cuts(name, len(shape)).items():
@@ -61,10 +61,10 @@ def cut_array(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> CutA
 
 
 def cut_over_tp(name: str, length: int, cut: Cut, size: int) -> tuple[tuple[int, ...], int]:
-    """(bounds, every) of a dim that the `size` ranks of tp cut between units (heads; arXiv 2305.13245, section 2.2).
+    """Return (bounds, every) of a dim that `size` tp ranks shard between units (heads; arXiv 2305.13245, section 2.2).
 
-    Rank index i holds part (i // every) % parts. With 2 key-value heads, tp=4, every=2: parts 0, 0, 1, 1. Rows of
-    dim 0 may be cut unevenly (a vocabulary), the last parts the smaller ones. Raises ValueError where neither fits.
+    Rank index i holds part (i // every) % parts. With 2 key-value heads, tp=4, every=2: parts 0, 0, 1, 1. Rows of dim 0
+    may be sharded unevenly (a vocabulary), the last parts being smaller. Raises ValueError if neither fits.
     """
     units = length // cut.unit
     if units * cut.unit != length:
@@ -78,7 +78,7 @@ def cut_over_tp(name: str, length: int, cut: Cut, size: int) -> tuple[tuple[int,
 
 
 def count_grad_neighbours(name: str, cut: CutArray, plan: Plan, mesh: Mesh, sequence_parallel: bool) -> int:
-    """Ranks of tp over which the gradient of an array is added, because they saw other tokens or heads; 0: none."""
+    """Return the number of tp ranks that add an array's gradient because they saw other tokens or heads; 0: none."""
     tp = mesh.size("tp")
     fold = find_active_fold(plan, mesh, cut.fold)
     if tp == 1 or (fold is not None and "tp" in fold.out_of):

@@ -1,18 +1,18 @@
-"""How the arrays of a parameter group lie in flat buffers that ranks share evenly, cut between rows. Torch-free.
+"""Packing of a parameter group's arrays into flat buffers that ranks shard evenly, between rows. Torch-free.
 
-A parameter group (a block) is gathered and reduced in one piece, so its arrays lie in one buffer, which n ranks cut
-into n ranges of equal length. No row may be cut, and every array must be one view of the buffer, so nothing may be put
-into the middle of an array: the range length is a multiple of the row widths, and each array begins at a multiple of
-its own width. An array of one dim is one row. Where the widths have no small common multiple, arrays of each width have
-a buffer of their own.
+A parameter group (a block) is gathered and reduced in one piece, so its arrays are in one buffer, which n ranks shard
+into n ranges of equal length. No row may be split, and every array must be one view of the buffer, so padding inside an
+array is impossible. Therefore the range length is a multiple of the row widths, and each array begins at a multiple of
+its own width. An array of one dim is one row. If the widths have no small common multiple, arrays of each width have a
+buffer of their own.
 
-A checkpoint stores an array in chunks that no border may cut, so their rows divide the greatest common divisor of the
-array's borders: borders at rows 2050 and 4211 leave chunks of one row, a million of them in a model of 8 B parameters.
-So ranges begin on a grain: a power of two of rows of the widest array (of narrower ones a multiple of that), the
-largest that costs no more than 1 % of the buffer. A power of two, because numbers of heads and features have many
-factors of two, so that the grain fits the borders of other cuts, too. Where arrays begin counts as much as where ranges
-do: wide arrays come first and those of one row last, so that little lies off the grain, and what filling there is goes
-between arrays, which begin on the largest multiple of the grain that divides a range.
+A checkpoint stores an array in chunks that no shard border may split, so their number of rows divides the greatest
+common divisor of the array's borders: borders at rows 2050 and 4211 leave chunks of one row, a million chunks in a
+model of 8 B parameters. So ranges begin on a grain: a power of two of rows of the widest array (of narrower ones a
+multiple of that), the largest that costs no more than 1 % of the buffer. It is a power of two because numbers of heads
+and features have many factors of two, so that the grain also fits other layouts. The starts of arrays matter as much as
+those of ranges: wide arrays come first and single rows last, so that little is off the grain. Padding goes between
+arrays, which begin on the largest multiple of the grain that divides a range.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
-ALIGNED = 8  # elements: what kernels for 16-bit numbers like, where nothing else says where an array begins
-WASTE = 1.1  # how much longer than its arrays one buffer may be before several are better
-GRAIN = 0.01  # of its arrays: what a buffer may be longer for, so that its borders lie on a coarse grain
+ALIGNED = 8  # elements: alignment for 16-bit kernels, if no other rule sets where an array begins
+WASTE = 1.1  # maximum size of one buffer relative to its arrays, before several buffers are preferred
+GRAIN = 0.01  # maximum padding relative to the arrays, for borders on a coarse grain
 
 
 @dataclass(frozen=True)
 class ArrayRows:
-    """An array as a rank has it: `count` rows of `width` elements."""
+    """An array on a rank: `count` rows of `width` elements."""
 
     name: str
     count: int
@@ -41,7 +41,7 @@ class ArrayRows:
 
 @dataclass(frozen=True)
 class Packing:
-    """One buffer: `parts` ranges of `length` elements each, and where in it each array begins."""
+    """One buffer: `parts` ranges of `length` elements each, and the start of each array in the buffer."""
 
     arrays: tuple[ArrayRows, ...]
     starts: tuple[int, ...]
@@ -53,7 +53,7 @@ class Packing:
         return self.parts * self.length
 
     def compute_row_bounds(self, index: int) -> tuple[int, ...]:
-        """How many rows of the array number `index` begin before each range, and before the end."""
+        """Return how many rows of array number `index` begin before each range, and before the end."""
         array, start = self.arrays[index], self.starts[index]
         return tuple(
             min(max(-(-(part * self.length - start) // array.width), 0), array.count) for part in range(self.parts + 1)
@@ -61,7 +61,7 @@ class Packing:
 
 
 def pack(arrays: Sequence[ArrayRows], parts: int) -> list[Packing]:
-    """Buffers for these arrays, in order: one where that wastes little, else one for each width of rows."""
+    """Return buffers for these arrays, in order: one if that wastes little, else one for each width of rows."""
     if parts == 1:
         return [_pack(arrays, 1, 1)] if arrays else []
     together = _pack(arrays, parts, lcm(*(array.width for array in arrays if array.count > 1))) if arrays else None
@@ -74,7 +74,7 @@ def pack(arrays: Sequence[ArrayRows], parts: int) -> list[Packing]:
 
 
 def _align_to_grain(least: Packing) -> Packing:
-    """The same arrays with all borders on multiples of the largest power of two of rows that costs little."""
+    """Return the packing with all borders on multiples of the largest power of two of rows that costs little."""
     stacks = sorted((array for array in least.arrays if array.count > 1), key=lambda array: -array.width)
     if not stacks:
         return least
@@ -89,7 +89,7 @@ def _align_to_grain(least: Packing) -> Packing:
 
 
 def _spread(packing: Packing, grain: int) -> Packing:
-    """Arrays begin on multiples of the largest multiple of the grain that divides a range and still fits."""
+    """Return the packing with arrays on multiples of the largest fitting multiple of the grain that divides a range."""
     for step in range(packing.length, grain, -grain):
         if packing.length % step == 0:
             starts = _place(packing.arrays, packing.parts, packing.length, step)
@@ -99,7 +99,7 @@ def _spread(packing: Packing, grain: int) -> Packing:
 
 
 def _pack(arrays: Sequence[ArrayRows], parts: int, multiple: int, grain: int = 1) -> Packing:
-    """The shortest range length, a multiple of `multiple`, into whose ranges the arrays fit."""
+    """Pack the arrays into ranges of the least length that fits, a multiple of `multiple`."""
     least = max(-(-sum(array.size for array in arrays) // parts), *(array.width for array in arrays))
     length = -(-least // multiple) * multiple
     while (starts := _place(arrays, parts, length, grain)) is None:
@@ -108,14 +108,14 @@ def _pack(arrays: Sequence[ArrayRows], parts: int, multiple: int, grain: int = 1
 
 
 def _place(arrays: Sequence[ArrayRows], parts: int, length: int, grain: int) -> list[int] | None:
-    """Where each array begins, or None where they do not fit."""
+    """Return the start of each array, or None if they do not fit."""
     starts, free = [], 0
     for array in arrays:
         if parts == 1:
             free = -(-free // ALIGNED) * ALIGNED
         else:
             free = -(-free // array.width) * array.width
-            if free // length != (free + array.size - 1) // length:  # a border falls into it
+            if free // length != (free + array.size - 1) // length:  # a border would split it
                 step = length if array.count == 1 else lcm(grain, array.width)
                 free = -(-free // step) * step
         starts.append(free)

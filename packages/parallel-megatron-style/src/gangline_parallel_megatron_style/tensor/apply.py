@@ -1,4 +1,4 @@
-"""From a plan's cuts along `tp` to modules that compute with their parts."""
+"""Tensor parallelism of a model: from a plan's sharding along `tp` to modules that compute with their shards."""
 
 from __future__ import annotations
 
@@ -38,18 +38,16 @@ def cut_modules(
     first_rows: Mapping[str, int],
     losses: Mapping[str, Call | None],
 ) -> Setting:
-    """Let the modules of `model` compute with the parts of their parameters that this rank of `comm` holds.
-
-    Gives what they share.
+    """Make the modules of `model` compute with their parameters' shards on this rank of `comm`; return their setting.
 
     Sets the `product` of every `Linear`, the `lookup` of every `Embedding` and the `loss` seam, and calls `bind(comm)`
-    once on the nearest module with a `bind` around every other cut parameter. Parameters stay as they are: the caller
-    puts the parts in their places, before or after. A stage of a pipeline may lack modules that the plan names.
+    once on the nearest module with a `bind` around every other sharded parameter. Parameters stay unchanged: the caller
+    replaces them by their shards, before or after. A pipeline stage may lack modules that the plan names.
 
-    first_rows: the first row here of every embedding and head that is cut, by the name its weight is kept under.
-    losses: what is computed at the `loss` seams (`gangline_basics.model.seams.get_calls`).
-    Raises TypeError where a cut is not one that its module can compute with, UserError where
-    a loss over a cut vocabulary would be another than the module's own, or a product or lookup is somebody's own.
+    first_rows: first row on this rank of every sharded embedding and head, by the stored name of its weight
+    losses: the calls that nodes declare at the `loss` seams (`gangline_basics.model.seams.get_calls`)
+    Raises TypeError if a module cannot compute with its shard. Raises UserError if the loss over a sharded vocabulary
+    would differ from the module's own, or if a matmul or lookup is a custom function.
     """
     setting = Setting(comm, precision, sequence_parallel)
     _Cutter(model, plan, setting, first_rows, losses).run()
@@ -67,13 +65,13 @@ class _Cutter:
     ) -> None:
         self.model, self.plan, self.setting, self.first_rows = model, plan, setting, first_rows
         self.losses = losses
-        self.cuts: dict[str, dict[str, int]] = {}  # module path -> own parameter's name -> the dim that is cut
+        self.cuts: dict[str, dict[str, int]] = {}  # module path -> own parameter's name -> sharded dim
         for name, parameter in model.named_parameters(remove_duplicate=False):
             cut = plan.get_cuts(name, parameter.dim()).get(AXIS)
             if cut is not None:
                 path, _, own = name.rpartition(".")
                 self.cuts.setdefault(path, {})[own] = cut.dim
-        self.regions: dict[str, Region] = {}  # path of the module around the products -> its region
+        self.regions: dict[str, Region] = {}  # path of the module around the linears -> its region
         self.bound: set[str] = set()
 
     def run(self) -> None:
@@ -138,7 +136,7 @@ class _Cutter:
 
 
 def _match_call(path: str, function: object, declared: Call | None) -> LossCall:
-    """The loss that is to be computed over a cut vocabulary: node and function must declare the same."""
+    """Return the loss over a sharded vocabulary. Raises UserError unless node and function declare equal losses."""
     own = call_of(function)
     if not isinstance(own, LossCall) or own != declared:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Entering and leaving a region: all of its communication. The algebra is in `region`."""
+"""Entering and leaving a tensor-parallel region: all of its communication. The formulas are in `region`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline_parallel_megatron_style.tensor.visit import Visit, compute_input_g
 
 
 class Enter(torch.autograd.Function):
-    """x (B·t, D) -> X (N, D): the rows that the products of the region multiply."""
+    """Autograd function x (B·t, D) -> X (N, D): the rows that the matmuls of the region multiply."""
 
     @staticmethod
     def forward(ctx, x_ND: Tensor, visit: Visit) -> Tensor:
@@ -25,9 +25,9 @@ class Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, _: None):
-        """Products give no gradient but leave dY with the visit, so that each dW is computed while dx travels.
+        """Reduce dx over tp, and meanwhile compute each dW, from the dY that the matmuls left with the visit.
 
-        And X is gathered while Σ dY_i W_i is computed: deferred weight gradients wait for no other rank.
+        X is gathered while Σ dY_i W_i is computed, so that deferred weight gradients wait for no other rank.
         """
         setting: Setting = ctx.visit.setting
         comm, sequence_parallel = setting.comm, setting.sequence_parallel
@@ -52,10 +52,11 @@ class Enter(torch.autograd.Function):
 
 
 class Leave(torch.autograd.Function):
-    """P (N, D), a part of each row's sum, -> y (B·t, D), bias b (D,) added once. Keeps nothing.
+    """Autograd function P (N, D), a part of each row's sum, -> y (B·t, D), with bias b (D,) added once.
 
-    A function of its own behind the product: what the product keeps is then complete before the ranks meet, so a
-    recomputed block ends without its last collective (torch.utils.checkpoint stops when it has all that was kept).
+    Saves no tensors. It is separate from the matmul, whose saved tensors are then complete before the collective: a
+    recomputed block ends without its last collective (torch.utils.checkpoint stops once all saved tensors are
+    recomputed).
     """
 
     @staticmethod
@@ -63,7 +64,7 @@ class Leave(torch.autograd.Function):
         ctx.setting, (ctx.b,) = setting, hidden
         if setting.sequence_parallel:
             y_ND = setting.comm.reduce_scatter(partial_ND)
-        else:  # in place: nothing else reads the product
+        else:  # in place: the matmul's output has no other reader
             y_ND = setting.comm.all_reduce(partial_ND)
             ctx.mark_dirty(partial_ND)
         if ctx.b is not None:

@@ -1,4 +1,4 @@
-"""The products inside a region: arithmetic on local tensors, no communication. The algebra is in `region`."""
+"""Matmuls inside a tensor-parallel region: arithmetic on local tensors, no communication. Formulas are in `region`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gangline_parallel_megatron_style.tensor.rows import from_rows, to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, is_trained
 from gangline_parallel_megatron_style.tensor.visit import Visit, Waiting
 
-Weights = tuple[Tensor, Tensor | None]  # and bias; a tuple, so that autograd does not see them
+Weights = tuple[Tensor, Tensor | None]  # weight and bias; a tuple hides them from autograd
 
 
 class Column(torch.autograd.Function):
-    """X (N, D), W (F, D) -> Y (N, F). Its backward pass leaves dY with the visit, and `Enter`'s does the work."""
+    """Autograd function X (N, D), W (F, D) -> Y (N, F). Its backward leaves dY with the visit, for `Enter`."""
 
     @staticmethod
     def forward(ctx, x_ND: Tensor, anchor: Tensor | None, weights: Weights, visit: Visit) -> Tensor:
         ctx.visit, ctx.order, ctx.weights = visit, visit.products, weights
         ctx.set_materialize_grads(False)
-        if anchor is not None:  # x wants no gradient, so `Enter` will have no backward pass
+        if anchor is not None:  # x needs no gradient, so `Enter` has no backward pass
             ctx.save_for_backward(x_ND)
         return visit.setting.precision.linear(x_ND, *weights)
 
@@ -38,10 +38,11 @@ class Column(torch.autograd.Function):
 
 
 class Row(torch.autograd.Function):
-    """X (B, T, F), A (D, F) -> P (N, D), this rank's part of the sum.
+    """Autograd function X (B, T, F), A (D, F) -> P (N, D), this rank's part of the sum.
 
-    X is saved as it comes, because the operator that made it saves it too: one tensor. Its rows, where they are no
-    view, are made again in the backward pass."""
+    X is saved in its own shape, because its producer saves it too: one tensor in memory. Its rows, if they are not a
+    view, are copied again in the backward pass.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, anchor: Tensor | None, weights: Weights, setting: Setting) -> Tensor:

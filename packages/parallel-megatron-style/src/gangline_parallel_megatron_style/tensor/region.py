@@ -1,20 +1,20 @@
-"""A region: one module whose first products are cut along their outputs and whose last along its inputs.
+"""A tensor-parallel region: one module whose first linears are sharded by columns (outputs), its last by rows (inputs).
 
 Attention with its heads, or a feed-forward layer with its hidden features (arXiv 1909.08053, section 3). W_i, A_i are
 the rows or columns on tp rank i of n; x, y, dx, dy: this rank's tokens; X, dY: all tokens.
 
                     plain                             sequence parallel (arXiv 2205.05198, section 4.2.2)
-    enter           X = x                             X = all-gather(x)                x alone is kept
+    enter           X = x                             X = all-gather(x)                only x is saved
       backward      dx = all-reduce(Σ dY_i W_i)       dx = reduce-scatter(Σ dY_i W_i)
-    column          Y_i = X W_iᵀ                      the same; Σ runs over all products of one x, in order of call
-      backward      dW_i = dY_iᵀ X                    X is gathered again, once for all products of one x
-    row             P_i = X_i A_iᵀ                    the same
-      backward      dX_i = dY A_i, dA_i = dYᵀ X_i     the same
+    column          Y_i = X W_iᵀ                      as plain; Σ runs over all matmuls of one x, in order of call
+      backward      dW_i = dY_iᵀ X                    X is gathered again, once for all matmuls of one x
+    row             P_i = X_i A_iᵀ                    as plain
+      backward      dX_i = dY A_i, dA_i = dYᵀ X_i     as plain
     leave           y = all-reduce(P_i)               y = reduce-scatter(P_i)
       backward      dY = dy                           dY = all-gather(dy)
 
-What crosses is in `crossing`, what multiplies in `products`. Weights are hidden from autograd in tuples: their
-gradients are computed while dx travels, or deferred in a zero-bubble schedule (`weight_grads`).
+Communication is in `crossing`, matmuls in `products`. Weights are hidden from autograd in tuples: their gradients are
+computed while dx is in flight, or deferred in a zero-bubble schedule (`weight_grads`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from gangline_parallel_megatron_style.tensor.visit import Visit
 
 @dataclass
 class Region:
-    """The products of one module. `columns`: how many of them are called on the same x.
+    """The matmuls of one module. `columns`: number of matmuls that are called on one x.
 
-    The first product on an x enters the region; the others find what it entered with by the identity of x. That is
-    forgotten once `columns` products have been called on it, or another x comes, or the region is left. To forget
-    early costs one collective more, and no correctness.
+    The first matmul on an x enters the region; the others find the entered tensor by the identity of x. It is dropped
+    once `columns` matmuls have been called on it, another x comes, or the region is left. Dropping it early costs one
+    more collective and does not change the result.
     """
 
     setting: Setting
@@ -45,13 +45,13 @@ class Region:
     _open: tuple[Tensor, tuple[int, bool], Visit, Tensor] | None = field(default=None, repr=False)
 
     def multiply_colwise(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        """x (B, t, in), w (out / n, in), b (out / n,) -> (B, T, out / n); T = n·t if sequence parallel, else t."""
+        """Map x (B, t, in), w (out / n, in), b (out / n,) to (B, T, out / n); T = n·t if sequence parallel, else t."""
         visit, x_ND = self._enter(x)
         y_NF = Column.apply(x_ND, None if x_ND.requires_grad else make_anchor(w, b), (w, b), visit)
         return from_rows(y_NF, x.shape, self.setting.sequence_parallel)
 
     def multiply_rowwise(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        """x (B, T, in / n), w (out, in / n), b (out,) -> (B, t, out): the sum over the ranks, b added to it once."""
+        """Map x (B, T, in / n), w (out, in / n), b (out,) to (B, t, out): the sum over the ranks, plus b once."""
         self._open = None
         partial_ND = Row.apply(x, None if x.requires_grad else make_anchor(w), (w, None), self.setting)
         y_ND = Leave.apply(partial_ND, None if partial_ND.requires_grad else make_anchor(b), (b,), self.setting)

@@ -1,4 +1,4 @@
-"""Along the sequence: cutting and gathering dim 1, and sums over the ranks that hold the rest of a sequence."""
+"""Sequence parallelism: splitting and gathering dim 1, and sums over the ranks that hold the rest of a sequence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gangline_parallel_megatron_style.tensor.setting import Setting
 
 
 def cut_sequence(x: Tensor, comm: Comm) -> Tensor:
-    """(B, T, ...) -> this rank's run of T / n, a view. Raises ValueError where n does not divide T."""
+    """Return this rank's T / n consecutive tokens of (B, T, ...), a view. Raises ValueError if n does not divide T."""
     if x.shape[1] % comm.size:
         raise ValueError(f"{x.shape[1]} tokens do not divide over the {comm.size} ranks of {comm.axis}")
     size = x.shape[1] // comm.size
@@ -24,22 +24,22 @@ def cut_sequence(x: Tensor, comm: Comm) -> Tensor:
 
 
 def gather_sequence(x: Tensor, comm: Comm) -> Tensor:
-    """(B, t, F) on each rank -> (B, n·t, F) on all; each rank's gradients for all tokens are added up."""
+    """Gather (B, t, F) from each rank into (B, n·t, F) on all; backward adds up the ranks' gradients for all tokens."""
     return from_rows(all_gather(to_rows(x, True), comm), x.shape, True)
 
 
 def make_sequence_reducer(comm: Comm) -> Callable[[Tensor], Tensor]:
-    """What `forward_context.Frame.over_sequence` takes: x -> Σ x over the axis, differentiable; itself for one rank."""
+    """Return `forward_context.Frame.over_sequence`: x -> Σ x over the axis, differentiable; x for one rank."""
     return partial(all_reduce, comm=comm)
 
 
 def make_head_gatherer(comm: Comm, sequence_parallel: bool) -> Callable[[Tensor], Tensor]:
-    """What `forward_context.Frame.for_all_heads` takes: x (B, t, F) -> (B, T, F), its gradients of all ranks added."""
+    """Return `forward_context.Frame.for_all_heads`: x (B, t, F) -> (B, T, F); backward adds all ranks' gradients."""
     return partial(gather_sequence, comm=comm) if sequence_parallel else partial(_Shared.apply, comm)
 
 
 class _Shared(torch.autograd.Function):
-    """What is the same on all ranks, each of which uses it for other heads."""
+    """Autograd identity for a tensor that is equal on all ranks, each of which uses it for other heads."""
 
     @staticmethod
     def forward(ctx, comm: Comm, x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class _Shared(torch.autograd.Function):
 
 
 class _Everyones(torch.autograd.Function):
-    """A sum over the ranks whose result is one objective for all: its gradient reaches each part once."""
+    """Autograd sum over the ranks whose result is one objective for all: its gradient reaches each part once."""
 
     @staticmethod
     def forward(ctx, x: Tensor, comm: Comm) -> Tensor:
@@ -64,7 +64,7 @@ class _Everyones(torch.autograd.Function):
 
 
 def look_up_shard(tokens_BT: Tensor, w_VD: Tensor, *, setting: Setting) -> Tensor:
-    """The lookup of a whole embedding under sequence parallelism: (B, T) -> (B, t, D), of this rank's run of tokens."""
+    """Look up this rank's tokens in a full embedding under sequence parallelism: (B, T) -> (B, t, D)."""
     return F.embedding(cut_sequence(tokens_BT, setting.comm) if setting.sequence_parallel else tokens_BT, w_VD)
 
 
@@ -77,6 +77,6 @@ def compute_shard_loss(
     loss: Callable[..., Tensor],
     comm: Comm,
 ) -> Tensor:
-    """`loss` of a whole head under sequence parallelism: of this rank's run of tokens, then the sum over the ranks."""
+    """Compute `loss` of a full head for this rank's tokens under sequence parallelism, and sum it over the ranks."""
     own = loss(hidden_BTD, w_VD, cut_sequence(targets_BT, comm), cut_sequence(loss_mask_BT, comm))
     return _Everyones.apply(own, comm)

@@ -1,4 +1,4 @@
-"""What all cut modules of a model share, and what their autograd functions ask of weights."""
+"""State that all tensor-parallel modules of a model share, and helpers of their autograd functions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gangline.precision import Precision
 
 @dataclass
 class Setting:
-    """The ranks of the axis `tp`, how to multiply, and whether a rank holds its own run of tokens between regions.
+    """The ranks of the axis `tp`, the precision, and whether each rank holds its own tokens between regions.
 
-    The last is off while a text is written, one token at a time.
+    Sequence parallelism is off during text generation, which runs one token at a time.
     """
 
     comm: Comm
@@ -24,12 +24,12 @@ class Setting:
 
 
 def make_anchor(*weights: Tensor | None) -> Tensor | None:
-    """What makes autograd call a backward where only weights, which it does not see, want gradients."""
+    """Return an empty tensor that makes autograd call a backward for trained weights hidden from it, else None."""
     if torch.is_grad_enabled() and any(is_trained(w) for w in weights):
         return torch.empty(0, requires_grad=True)
     return None
 
 
 def is_trained(weight: Tensor | None) -> bool:
-    """Whether there is such a weight, and it is trained."""
+    """Return whether a weight exists and is trained."""
     return weight is not None and weight.requires_grad

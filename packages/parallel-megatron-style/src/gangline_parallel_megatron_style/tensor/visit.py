@@ -1,4 +1,4 @@
-"""One x in a region, and the backward passes of the products that were called on it."""
+"""One x in a tensor-parallel region, and the backward passes of the matmuls that were called on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline_parallel_megatron_style.tensor.setting import Setting, is_trained
 
 @dataclass
 class Waiting:
-    """What the backward pass of one product left: its order of call, dY (N, F), and the weights."""
+    """Data that the backward pass of one matmul left: its order of call, dY (N, F), and the weights."""
 
     order: int
     dy_NF: Tensor
@@ -24,7 +24,7 @@ class Waiting:
         return is_trained(self.w) or is_trained(self.b)
 
     def accumulate(self, setting: Setting, x_ND: Tensor) -> None:
-        """Compute and accumulate the gradients of weight and bias, where they are trained."""
+        """Compute and accumulate the gradients of weight and bias, if they are trained."""
         if is_trained(self.w):
             accumulate_grad(self.w, setting.precision.compute_grad_w(self.dy_NF, x_ND))
         if self.b is not None and is_trained(self.b):
@@ -32,9 +32,9 @@ class Waiting:
 
 
 class Visit:
-    """Counts the products called on one x, and collects dY of each in the backward pass.
+    """Counter of the matmuls called on one x, and collector of their dY in the backward pass.
 
-    Holds no activation: what a backward pass needs is saved with autograd, so that recomputation can drop it.
+    It holds no activation: tensors for the backward pass are saved with autograd, so that recomputation can drop them.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -43,13 +43,13 @@ class Visit:
         self.waiting: list[Waiting] = []
 
     def take(self) -> list[Waiting]:
-        """All that has been left, in order of call; forgotten here, for a graph may be run backward again."""
+        """Return and clear the collected matmuls, in order of call; cleared because a graph may run backward again."""
         matmuls, self.waiting = self.waiting, []
         return sorted(matmuls, key=lambda left: left.order)
 
 
 def compute_input_gradient(setting: Setting, waiting: list[Waiting]) -> Tensor:
-    """Σ dY_i W_i over the products of one x, (N, D): this rank's part of the sum over the ranks."""
+    """Return Σ dY_i W_i over the matmuls of one x, (N, D): this rank's part of the sum over the ranks."""
     first, *others = waiting
     dx_ND = setting.precision.compute_grad_x(first.dy_NF, first.w)
     for matmul in others:
