@@ -1,4 +1,4 @@
-"""Health for gangline: hooks only, no torch."""
+"""Pluggy hooks of gangline-health: health checks, simulator, command `health`. Does not import torch."""
 
 from __future__ import annotations
 

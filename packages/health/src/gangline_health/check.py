@@ -1,4 +1,4 @@
-"""health=on: asks its monitors, answers by its playbooks. A monitor that raises is named, and left out on all ranks."""
+"""Check `health=on`: runs monitors, answers verdicts by playbooks; a monitor that raises is dropped on all ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class WatchCheck(HealthCheck):
-    """The monitors that the configuration turns on, in a fixed order."""
+    """Health check that runs the monitors turned on in the configuration, in a fixed order."""
 
     def __init__(self, config: WatchedHealth, run: Run) -> None:
         self.config, self.run_dir = config, run.job.dir
@@ -50,8 +50,8 @@ class WatchCheck(HealthCheck):
             self._add(RepeatedMonitor(run.job.dir, every))
         if config.machine.on:
             self._add(MachineMonitor(config.machine, run.job.dir or "."))
-        self.failed: dict[str, str] = {}  # monitor -> what it raised here, until it is told
-        self.silent: set[str] = set()  # those that raised here, until all ranks leave them out together
+        self.failed: dict[str, str] = {}  # monitor -> its exception on this rank, until `observe` reports it
+        self.silent: set[str] = set()  # monitors that raised on this rank, and wait until all ranks remove them
         self.rank, self.step = 0, 0
 
     def _add(self, monitor: Monitor) -> None:
@@ -66,7 +66,7 @@ class WatchCheck(HealthCheck):
         for monitor in self.monitors.values():
             monitor.attach(runtime, comms, store, device)
 
-    # --- what core asks ----------------------------------------------------------------------------------------------
+    # --- called by core ----------------------------------------------------------------------------------------------
 
     def before_run(self) -> Iterable[Verdict]:
         if self.rank == 0:
@@ -114,14 +114,14 @@ class WatchCheck(HealthCheck):
         self.failed = {}
 
     def respond(self, agreed: Agreed, record: StepRecord | None) -> Order | None:
-        for failure in agreed.select("check-failed"):  # every rank is asked the same: collectives and state stay equal
+        for failure in agreed.select("check-failed"):  # all ranks drop it here, so collectives and state stay equal
             self.monitors.pop(str(failure.details.get("monitor")), None)
         steps = [int(verdict.details["step"]) for verdict in agreed.verdicts if "step" in verdict.details]
         now = max(steps, default=0) if record is None else record.step
         return playbooks.respond(self.config.playbooks, self.config.budget, agreed, now)
 
     def _ask_all(self, ask: Callable[[Monitor], Iterable[Verdict]]) -> list[Verdict]:
-        """What all monitors say; one that raises says nothing, and is not asked again."""
+        """Return the verdicts of all monitors. One that raises returns none here, and is not called again."""
         verdicts: list[Verdict] = []
         for name, monitor in self.monitors.items():
             if name in self.silent:

@@ -1,4 +1,4 @@
-"""The options of `health=on`. Torch-free."""
+"""Options of `health=on`: monitors, playbooks, alerts, metrics. Torch-free."""
 
 from __future__ import annotations
 
@@ -39,81 +39,81 @@ ActionWord = Annotated[str, OneOf(ACTIONS)]
 
 @dataclass
 class NumbersOptions:
-    """What is found in loss and gradient norm, before a step is applied."""
+    """Options of the monitor of loss and gradient norm, which judges a step before its update is applied."""
 
-    on: bool = True  # whether these are watched
-    window: Annotated[int, Ge(16)] = 128  # steps that tell how large the noise is
-    warmup: Annotated[int, Ge(8)] = 32  # steps that must be in the window before any is judged
-    spike: Annotated[float, Gt(3)] = 8.0  # a loss so many robust standard deviations above the last is one
-    gradient_spike: Annotated[float, Gt(3)] = 10.0  # the same of the logarithm of the gradient norm
-    divergence: Annotated[float, Gt(3)] = 8.0  # a loss that stays so many deviations above its best, diverges
-    zero_steps: PositiveInt = 10  # steps in a row with gradients that are zero
+    on: bool = True  # monitor of loss and gradient norm: spikes, divergence, not finite, zero gradients
+    window: Annotated[int, Ge(16)] = 128  # number of past steps from which the noise is estimated
+    warmup: Annotated[int, Ge(8)] = 32  # number of steps in the window before the first is judged
+    spike: Annotated[float, Gt(3)] = 8.0  # threshold of a loss spike, in robust standard deviations above recent steps
+    gradient_spike: Annotated[float, Gt(3)] = 10.0  # threshold of a gradient spike, in deviations of log gradient norm
+    divergence: Annotated[float, Gt(3)] = 8.0  # threshold of divergence: deviations of the loss above its minimum
+    zero_steps: PositiveInt = 10  # number of steps in a row with zero gradients before a warning
 
 
 @dataclass
 class CorruptionOptions:
-    """What must be the same to the last bit."""
+    """Options of the monitor of silent data corruption: comparisons that must agree to the last bit."""
 
-    on: bool = True  # whether the weights of replicas are compared
-    every: PositiveInt = 100  # steps from one comparison to the next
-    gradients: bool = True  # whether the gradients of replicas are compared too, before they are applied
-    checkpoints: bool = True  # whether weights are compared with those saved, at saves due by checkpoint.every
-    recompute_every: PositiveInt | None = None  # do each so many-th step twice, and compare; null: none
+    on: bool = True  # monitor of silent data corruption (SDC): comparison of the weights of replicas
+    every: PositiveInt = 100  # steps between two comparisons of replicas
+    gradients: bool = True  # comparison of the gradients of replicas too, before their update is applied
+    checkpoints: bool = True  # comparison of weights read with checksums of the save, for saves due by checkpoint.every
+    recompute_every: PositiveInt | None = None  # step interval of recomputing a step to compare its bits; null: never
 
 
 @dataclass
 class RankLossesOptions:
-    """Ranks whose own loss is not like that of the others."""
+    """Options of the monitor of ranks whose own loss differs from the other ranks' losses."""
 
-    on: bool = True  # whether these are found
-    window: Annotated[int, Ge(32)] = 64  # steps that tell how far ranks differ by chance
-    lasting: Annotated[float, Gt(1)] = 2.0  # so many robust deviations from the others, in most of the window
-    spike: Annotated[float, Gt(3)] = 20.0  # so many of them in one step
-    again: PositiveInt = 500  # steps until the same rank is told again
+    on: bool = True  # monitor of ranks whose loss differs from the other ranks' losses
+    window: Annotated[int, Ge(32)] = 64  # number of steps from which chance differences between ranks are estimated
+    lasting: Annotated[float, Gt(1)] = 2.0  # threshold over most of the window, in deviations from the median rank
+    spike: Annotated[float, Gt(3)] = 20.0  # threshold of the loss of one step, in deviations from the median rank
+    again: PositiveInt = 500  # steps before a rank is reported again
 
 
 @dataclass
 class SavesOptions:
-    """Saves that come to nothing."""
+    """Options of the monitor of checkpoint saves that fail."""
 
-    on: bool = True  # whether they are found
+    on: bool = True  # monitor of checkpoint saves that fail
 
 
 @dataclass
 class RepeatedOptions:
-    """Starts that fail where the ones before them did."""
+    """Options of the monitor of starts that fail at the same step as the starts before."""
 
-    on: bool = True  # whether they are found
+    on: bool = True  # monitor of starts that fail repeatedly at one step
 
 
 @dataclass
 class MachineOptions:
-    """What is asked of the machine, in threads of its own."""
+    """Options of the machine monitor, which runs each probe in a thread of its own."""
 
-    on: bool = True  # whether the machine is asked
-    seconds: PositiveFloat = 60.0  # from one question to the next
-    deadline: PositiveFloat = 10.0  # seconds after which a probe that has not answered is unknown
-    memory: Share = 0.02  # warn where less of the memory is left
-    disk: Share = 0.02  # or less of the disk that the run is written to
-    descriptors: Share = 0.9  # or more of this process's file descriptors are open
-    skew_seconds: PositiveFloat = 1.0  # or its clock is so far from the median of all ranks
+    on: bool = True  # monitor of the machine: GPUs, memory, disk, file descriptors, clock
+    seconds: PositiveFloat = 60.0  # seconds between two probes
+    deadline: PositiveFloat = 10.0  # seconds after which a probe without an answer counts as unknown
+    memory: Share = 0.02  # minimum share of the machine's memory that is free; a warning below
+    disk: Share = 0.02  # minimum share of free space on the disk of the run directory; a warning below
+    descriptors: Share = 0.9  # maximum share of this process's file descriptors in use; a warning above
+    skew_seconds: PositiveFloat = 1.0  # maximum clock skew from the median of all ranks, in seconds; a warning above
 
 
 @dataclass
 class Playbook:
-    """What is done about one kind of finding: one action after the other, while the run makes no progress."""
+    """Answer to one kind of verdict: one action after the other, while the run makes no progress."""
 
-    actions: list[ActionWord] = field(default_factory=lambda: ["warn"])  # in this order; the last stays
-    patience: PositiveInt = 1  # findings in a row before the first action; until then a step is left out
+    actions: list[ActionWord] = field(default_factory=lambda: ["warn"])  # actions in order; the last one repeats
+    patience: PositiveInt = 1  # verdicts in a row before the first action; until then their own suggestions count
     back: NonNegativeInt = (
-        0  # roll_back, restart, exclude: from a checkpoint so many steps or more before the first, if there is one
+        0  # minimum steps from the checkpoint (roll_back, restart, exclude) to the first bad step, if one is that old
     )
-    skip: bool = True  # roll_back: pass over the samples that were read since
-    rate: Annotated[float, Gt(0), Le(1)] = 1.0  # lower_rate, roll_back, restart: the learning rate times this
-    rate_steps: NonNegativeInt = 0  # for so many steps
+    skip: bool = True  # skipping of the samples read since the checkpoint (roll_back); false: they are read again
+    rate: Annotated[float, Gt(0), Le(1)] = 1.0  # factor of the learning rate after lower_rate, roll_back, restart
+    rate_steps: NonNegativeInt = 0  # number of steps at the reduced learning rate
 
     def list_ineffective(self, usual: Playbook) -> Iterator[tuple[str, str]]:
-        """(option, why) of each option that differs from that of `usual` and changes nothing."""
+        """Yield (option, why) for each option that differs from `usual` and has no effect."""
         returns = {"roll_back", "restart", "exclude"} & set(self.actions)
         slows = {"roll_back", "restart", "lower_rate"} & set(self.actions)
         needs = "actions has none of roll_back, restart, "
@@ -129,7 +129,7 @@ class Playbook:
 
 @dataclass
 class Playbooks:
-    """By kind of finding."""
+    """Playbooks by kind of verdict."""
 
     not_finite: Playbook = field(default_factory=lambda: Playbook(["roll_back", "roll_back", "stop"], patience=3))
     loss_spike: Playbook = field(
@@ -150,26 +150,26 @@ class Playbooks:
     slow_rank: Playbook = field(default_factory=lambda: Playbook(["note"]))
 
     def get_playbook(self, kind: str) -> Playbook | None:
-        """The playbook for a kind of verdict ("loss-spike"); None: there is none."""
+        """Return the playbook for a kind of verdict ("loss-spike"), or None for a kind without one."""
         return getattr(self, kind.replace("-", "_"), None)
 
     def iterate_by_kind(self) -> Iterator[tuple[str, Playbook]]:
-        """(kind of verdict, its playbook)."""
+        """Yield (kind of verdict, its playbook)."""
         for each in fields(self):
             yield each.name.replace("_", "-"), getattr(self, each.name)
 
 
 @dataclass
 class Budget:
-    """What keeps a run from going round in circles: only steps that were never done before renew it."""
+    """Limit on returns to a checkpoint without progress; only steps that were never done before renew it."""
 
-    orders: PositiveInt = 6  # returns and restarts of any kind without progress; then the run stops
-    progress: PositiveInt = 200  # steps beyond the furthest point at which something was ordered
+    orders: PositiveInt = 6  # number of rollbacks and restarts of any kind without progress before the run stops
+    progress: PositiveInt = 200  # number of steps past the furthest order after which the budget is renewed
 
 
 @dataclass
 class WatchedHealth(HealthConfig):
-    """Looks at the numbers of each step before it is applied; playbooks answer what is found, within budgets."""
+    """Health monitors that judge each step before its update; playbooks answer verdicts within a budget."""
 
     numbers: NumbersOptions = field(default_factory=NumbersOptions)
     corruption: CorruptionOptions = field(default_factory=CorruptionOptions)
@@ -180,15 +180,15 @@ class WatchedHealth(HealthConfig):
     saves: SavesOptions = field(default_factory=SavesOptions)
     repeated: RepeatedOptions = field(default_factory=RepeatedOptions)
     alert: Annotated[str, RunsCode(data=is_url)] = (
-        ""  # a command (JSON on its input) or a URL (POST): told each finding that is more than a note
+        ""  # shell command (JSON on stdin) or URL (POST) for alerts: warnings, orders, failures; empty: none
     )
-    metrics_port: Annotated[int, Ge(0), Le(65535)] = 0  # serve OpenMetrics at this port; 0: no
-    metrics_host: str = "127.0.0.1"  # at this address alone; 0.0.0.0: to whoever reaches the machine
+    metrics_port: Annotated[int, Ge(0), Le(65535)] = 0  # port of the OpenMetrics (Prometheus) server; 0: no server
+    metrics_host: str = "127.0.0.1"  # address that the metrics server listens on; 0.0.0.0: all interfaces
     playbooks: Playbooks = field(default_factory=Playbooks)
     budget: Budget = field(default_factory=Budget)
 
     def check(self, run: Run) -> list[Problem]:
-        """Playbooks without an action, a window that cannot be filled, an alert that goes nowhere."""
+        """Return problems: a playbook without an action, a window that cannot be filled, an invalid alert target."""
         problems = []
         for kind, playbook in self.playbooks.iterate_by_kind():
             place = f"health.on.playbooks.{kind.replace('-', '_')}"
@@ -259,7 +259,7 @@ class WatchedHealth(HealthConfig):
         return record_comms(comms)
 
     def list_notices(self, run: Run) -> list[str]:
-        """Return what playbooks lack: options with an effect, a checkpoint to go back to, one that is old enough."""
+        """Return notices on playbooks: options without effect, no checkpoint to return to, or only ones too recent."""
         return [*self._report_ineffective(run), *self._report_no_checkpoint(run)]
 
     def _report_ineffective(self, run: Run) -> list[str]:

@@ -1,8 +1,8 @@
-"""What NVML says of every GPU that operators take as a defect. Torch-free.
+"""Probe of GPU defects by NVML. Torch-free.
 
-Uncorrected ECC errors since the driver was loaded, rows to be remapped or that could not be (Meta's GCM drains for
-either), a clock held down by heat or power brake, a temperature at the slowdown threshold; and, of what happened since
-the last question, Xid events and errors or losses of NVLinks.
+It reports uncorrected ECC errors since the driver was loaded, rows that wait to be remapped or could not be (Meta's GCM
+drains a node for either), a clock held down by heat or power brake, and a temperature at the slowdown threshold. Since
+the last probe, it also reports Xid events and errors or losses of NVLinks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from gangline_health.probes import Finding
 
-# Xids that a program causes by itself (NVIDIA, "XID Errors": 13, 31, 43, 45, 68, 69): no defect of the machine
+# Xids that a program causes by itself (NVIDIA, "XID Errors": 13, 31, 43, 45, 68, 69): not a defect of the machine
 OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 69})
 XIDS = {
     48: "uncorrectable ECC error", 63: "row remapping", 64: "row remapping failed", 74: "NVLink error",
@@ -25,46 +25,46 @@ XIDS = {
 }  # fmt: skip
 COUNTERS = {"CRC": "NVML_NVLINK_ERROR_DL_CRC_FLIT", "replay": "NVML_NVLINK_ERROR_DL_REPLAY",
             "recovery": "NVML_NVLINK_ERROR_DL_RECOVERY"}  # fmt: skip
-SLOW_CLOCK = 0.5  # of the highest, while the GPU is busy
-BUSY = 90  # percent
-MOST_EVENTS = 64  # read at once
+SLOW_CLOCK = 0.5  # share of the highest clock below which a busy GPU is slow
+BUSY = 90  # percent of utilization
+MOST_EVENTS = 64  # events read per probe
 
 
 def has_gpus(devices: str = "/dev") -> bool:
-    """Return whether this machine has a GPU of NVIDIA, also under WSL, by its device files."""
+    """Return whether this machine has an NVIDIA GPU, also under WSL, by its device files."""
     return any(Path(devices).glob("nvidia[0-9]*")) or Path(devices, "dxg").exists()
 
 
 class Gpus:
-    """All GPUs of this machine. It keeps what was counted before, so that only what is new is said."""
+    """Probe of all GPUs of this machine. It stores earlier counters, so that it reports only new NVLink errors."""
 
     def __init__(self, nvml: Any = None) -> None:
         self._nvml = nvml
         self._count: int | None = None
         self._handles: dict[int, Any] = {}
-        self._events: Any = None  # where the driver has none: None
+        self._events: Any = None  # NVML event set; None if the driver has no events
         self._counted: dict[tuple[int, int, str], int] = {}
-        self._active: set[tuple[int, int]] = set()  # (GPU, link)
+        self._active: set[tuple[int, int]] = set()  # (GPU, link) of links that were up
 
     def __call__(self) -> list[Finding]:
-        """Findings; a GPU that does not answer is one, and hides nothing of the others.
+        """Return the defects found. A GPU that does not answer is a defect, and hides no defect of another GPU.
 
-        Raises what NVML raises where it cannot be begun, and without nvidia-ml-py ImportError.
+        Raises NVML's error if NVML cannot be initialized, and ImportError without nvidia-ml-py.
         """
         if self._count is None:
             self._count = self._begin()
         findings: list[Finding] = []
         for number in range(self._count):
             try:
-                findings.extend(self._find_defects(number))  # what was said before an error stays said
+                findings.extend(self._find_defects(number))  # findings before an error are kept
             except self._nvml.NVMLError as error:
                 lost = isinstance(error, self._nvml.NVMLError_GpuIsLost)
                 what = "is lost: it has fallen off the bus" if lost else f"does not answer ({error})"
                 findings.append(Finding(f"GPU {number} does not answer", f"GPU {number} {what}"))
-        return [*findings, *self._read_xids()]  # an event is given once: nothing that raises comes after it
+        return [*findings, *self._read_xids()]  # NVML returns an event once: no call that may raise comes after this
 
     def _begin(self) -> int:
-        """How many GPUs there are."""
+        """Initialize NVML and return the number of GPUs."""
         nvml = self._nvml = self._nvml or import_module("pynvml")
         nvml.nvmlInit()
         count: int = nvml.nvmlDeviceGetCount()
@@ -116,7 +116,7 @@ class Gpus:
             yield "slow clock", f"is busy at {clock} MHz of {highest}"
 
     def _find_link_errors(self, number: int, handle: Any) -> Iterator[Finding]:
-        """Of each NVLink: errors since the last question, and whether it was lost."""
+        """Yield the new errors of each NVLink since the last probe, and each NVLink that was lost."""
         nvml = self._nvml
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
             state = self._query(nvml.nvmlDeviceGetNvLinkState, handle, link)
@@ -137,24 +137,24 @@ class Gpus:
                     yield Finding(f"GPU {number} link {link} {name}", what)
 
     def _read_xids(self) -> Iterator[Finding]:
-        """Those that came since the last question. Raises nothing of NVML's."""
+        """Yield the Xid events since the last probe. Raises no NVML error."""
         nvml = self._nvml
         for _ in range(MOST_EVENTS if self._events is not None else 0):
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
-            except nvml.NVMLError:  # there is none, or they cannot be had any more
+            except nvml.NVMLError:  # no event is left, or events are no longer available
                 return
             xid = int(event.eventData)
             if xid not in OF_PROGRAMS:
                 gpu = "a GPU"
-                with suppress(nvml.NVMLError):  # one that is lost has no name any more
+                with suppress(nvml.NVMLError):  # a lost GPU no longer has a UUID
                     gpu = f"GPU {nvml.nvmlDeviceGetUUID(event.device)}"
                 yield Finding(
                     f"{gpu} Xid {xid}", f"{gpu} reported Xid {xid}" + (f" ({XIDS[xid]})" if xid in XIDS else "")
                 )
 
     def _query(self, call: Callable[..., Any], *arguments: object) -> Any:
-        """None where this GPU does not support the question, has no such part or answers others alone."""
+        """Return the result of an NVML call; None if this GPU does not support it, lacks the part or denies access."""
         nvml = self._nvml
         try:
             return call(*arguments)

@@ -1,7 +1,7 @@
-"""From verdicts to an order, within budgets that only progress renews: pure functions. Torch-free.
+"""Playbooks: pure functions that turn verdicts into one order, within a budget that only progress renews. Torch-free.
 
-A budget is counted from the lines of attempts.jsonl, which neither a rollback nor a restart undoes. A run makes
-progress where it comes further than it ever was when something was ordered.
+The budget is counted from the lines of attempts.jsonl, which neither a rollback nor a restart undoes. A run makes
+progress when it gets past the furthest step at which an order was given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RETURNS = ("roll_back", "restart")
 
 
 def count_used(lines: Iterable[Attempt], progress: int, now: int) -> int:
-    """How many of these orders, oldest first, the run has had without `progress` steps of progress up to step `now`."""
+    """Return how many of these orders, oldest first, came without `progress` steps of progress up to step `now`."""
     count, furthest = 0, None
     for line in lines:
         if furthest is not None and line.step - furthest >= progress:
@@ -32,9 +32,11 @@ def count_used(lines: Iterable[Attempt], progress: int, now: int) -> int:
 
 
 def respond(playbooks: Playbooks, budget: Budget, agreed: Agreed, now: int) -> Order | None:
-    """The strongest of what the playbooks say; it answers every kind that one of them had a word for.
+    """Return the strongest order of the playbooks, which answers every kind that a playbook had an order for; or None.
 
-    now: the step that is judged, or about to come.
+    A return or restart beyond the budget becomes STOP.
+
+    now  step that is judged, or about to begin
     """
     orders = [
         order
@@ -55,10 +57,9 @@ def respond(playbooks: Playbooks, budget: Budget, agreed: Agreed, now: int) -> O
 
 
 def join_orders(orders: Sequence[Order]) -> Order:
-    """The strongest, that does for all what each asked for.
+    """Return the strongest order, extended by the other orders: earliest return, lowest rate, every exclusion.
 
-    The earliest return, the lowest rate and every exclusion. Where one passes over all that was read since, so do all:
-    one that would read it again makes no batch good.
+    If one order skips all samples read since the checkpoint, the result does: reading them again repeats a bad batch.
     """
     strongest = max(orders, key=lambda order: order.action)
     kinds = tuple(dict.fromkeys(kind for order in (strongest, *orders) for kind in order.kinds))
@@ -78,7 +79,7 @@ def join_orders(orders: Sequence[Order]) -> Order:
 
 
 def answer(kind: str, playbook: Playbook, budget: Budget, agreed: Agreed, now: int) -> Order | None:
-    """What one playbook says about its kind; None while it is patient: the verdict's own suggestion counts then."""
+    """Return the order of one playbook; None while it is patient: then the verdict's own suggestion counts."""
     verdicts = agreed.select(kind)
     if max(int(verdict.details.get("row", 1)) for verdict in verdicts) < playbook.patience:
         return None
@@ -91,13 +92,13 @@ def answer(kind: str, playbook: Playbook, budget: Budget, agreed: Agreed, now: i
         return does
     returns = [line for line in lines[len(lines) - before :] if line.order in RETURNS]
     starts = [id.step for line in returns if (id := CheckpointId.parse(line.start or "")) is not None]
-    return replace(does, before_step=max(1, min([does.before_step, *starts])))  # older than what did not help
+    return replace(does, before_step=max(1, min([does.before_step, *starts])))  # older than checkpoints tried
 
 
 def choose_action(actions: Sequence[str], found: Sequence[Verdict]) -> str:
-    """The first of these that can be done: none is excluded where no finding names it for sure.
+    """Return the first of these actions that is possible; `exclude` needs a verdict that names the cause for sure.
 
-    What is worth an exclusion is not answered by nothing: else a return, or a stop where nobody says how far.
+    If only `exclude` is left, it becomes a rollback, or a stop if no verdict says how far to go back.
     """
     for action in actions:
         if action != "exclude" or name_causes(found):
@@ -106,14 +107,14 @@ def choose_action(actions: Sequence[str], found: Sequence[Verdict]) -> str:
 
 
 def name_causes(found: Sequence[Verdict]) -> tuple[str, ...]:
-    """Whom findings name as the cause: nodes, also by one of their ranks ("rank 3")."""
+    """Return the nodes that verdicts name as the cause, also by one of their ranks ("rank 3")."""
     return tuple(dict.fromkeys(str(v.details["exclude"]) for v in found if v.details.get("exclude")))
 
 
 def make_order(kind: str, action: str, playbook: Playbook, found: Sequence[Verdict], now: int) -> Order:
-    """An action's word as an order. Every start from a checkpoint is from one made before the first finding."""
+    """Return the order for an action's name. A start from a checkpoint uses one made before the first bad step."""
     kinds, rate, rate_steps = (kind,), playbook.rate, playbook.rate_steps
-    if action == "lower_rate":  # a step that a verdict would leave out is left out
+    if action == "lower_rate":  # a step is still skipped if a verdict suggests so
         suggested = max(Action.WARN, *(verdict.suggestion for verdict in found))
         return Order(suggested, kinds, rate=rate, rate_steps=rate_steps)
     if action not in ("roll_back", "restart", "exclude"):
@@ -127,7 +128,7 @@ def make_order(kind: str, action: str, playbook: Playbook, found: Sequence[Verdi
         exclude=name_causes(found) if action == "exclude" else (),
     )
     steps = [int(verdict.details["first"]) for verdict in found if "first" in verdict.details]
-    if not steps and action != "roll_back":  # a machine that is slow has spoilt nothing
+    if not steps and action != "roll_back":  # a slow machine has damaged no state
         return does
     first = max(1, min(steps, default=now))
     return replace(does, before_step=max(1, first - playbook.back), else_before=first)

@@ -1,7 +1,7 @@
-"""Readings of a machine: memory, disk, file descriptors. Each may be slow, hang or be impossible.
+"""Probes of a machine: memory, disk, file descriptors. A probe may be slow, hang or be impossible.
 
-A probe is a function that gives what it finds wrong. It is asked in a thread of its own, so that
-nothing that trains ever waits for a driver; what has not answered within its deadline, or raises, is unknown.
+A probe is a function that returns the defects it finds. It runs in a thread of its own, so that training never waits
+for a driver. A probe that raises, or has no answer within its deadline, is unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong; `key` says of what (a GPU, a link, a kind), and stays the same while the numbers change."""
+    """Defect found by a probe. `key` names its subject (a GPU, a link, a kind) and stays while the numbers change."""
 
     key: str
     text: str
@@ -28,7 +28,7 @@ UNASKED = "not asked yet"
 
 
 class Probe:
-    """One probe and what is known of it; `findings` is None while it is unknown, and `why` says why."""
+    """Probe with its latest findings; `findings` is None while they are unknown, and `why` is the reason."""
 
     def __init__(self, name: str, ask: Callable[[], Findings], every: float, deadline: float) -> None:
         self.name, self.ask, self.every, self.deadline = name, ask, every, deadline
@@ -39,13 +39,13 @@ class Probe:
         self._answer: tuple[Findings | None, str] | None = None
 
     def poll(self) -> None:
-        """Take up an answer, and ask again where it is time; returns at once."""
+        """Take an answer that has come, and start the probe again when it is due. Returns at once."""
         now = time.monotonic()
         if self._answer is not None:
             (self.findings, self.why), self._answer, self._thread = self._answer, None, None
         elif self._thread is not None and now - self._begun > self.deadline:
             self.findings, self.why = None, f"no answer within {self.deadline:g} s"
-        if self._thread is None and now - self._begun >= self.every:  # one that hangs is not asked again
+        if self._thread is None and now - self._begun >= self.every:  # a probe that hangs is not started again
             self._begun, self._thread = now, threading.Thread(target=self._work, daemon=True)
             self._thread.start()
 
@@ -57,7 +57,7 @@ class Probe:
 
 
 def check_memory(least: float) -> Findings:
-    """Memory of the machine that can still be had, as a share of all."""
+    """Return a finding if less than the share `least` of the machine's memory is available."""
     with open("/proc/meminfo") as file:
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in file if line.split()[1].isdigit()}
     free = kilobytes["MemAvailable"] / kilobytes["MemTotal"]
@@ -65,7 +65,7 @@ def check_memory(least: float) -> Findings:
 
 
 def check_disk(path: str, least: float) -> Findings:
-    """Room where the run writes."""
+    """Return a finding if less than the share `least` of the disk under `path` is free."""
     usage = shutil.disk_usage(path)
     free = usage.free / usage.total
     text = f"{free:.1%} of the disk under {path} is left, {usage.free / 2**30:.1f} GiB"
@@ -73,7 +73,7 @@ def check_disk(path: str, least: float) -> Findings:
 
 
 def check_descriptors(most: float) -> Findings:
-    """Open files of this process, as a share of its limit."""
+    """Return a finding if more than the share `most` of this process's file descriptors are open."""
     limit, count = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(os.listdir("/proc/self/fd"))
     text = f"{count} of {limit} file descriptors are open"
     return [Finding("descriptors", text)] if count > most * limit else []

@@ -1,4 +1,4 @@
-"""Read the pulses of ranks from outside, also of a rank that was stopped or killed. Torch-free."""
+"""Reader of the pulses of ranks from outside, also of a rank that was stopped or killed. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ TRIES = 10_000
 
 @dataclass(frozen=True)
 class Collective:
-    """One row of a rank's record.
+    """Collective in a rank's record.
 
-    sequence  how many collectives of this group the rank had begun, this one counted; of a transfer between some ranks
-              (`peers`, indices along the axis; none: unknown) how many before it
+    sequence  number of collectives of this group that the rank had begun, with this one; for a transfer between some
+              ranks (`peers`, indices along the axis; empty: unknown) the number of collectives before it
     """
 
     axis: str
-    ranks: tuple[int, ...] | None  # None: too many to be kept
+    ranks: tuple[int, ...] | None  # None: too many to store
     operation: str
     sequence: int
     bytes: int
     began: float  # seconds on the machine's monotonic clock
-    done: float  # 0: not finished, or nobody has waited for it yet
+    done: float  # 0: not finished, or not yet waited for
     peers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a pulse said at one moment. Times are seconds on the machine's monotonic clock."""
+    """Content of a pulse at one moment. Times are seconds on the machine's monotonic clock."""
 
     rank: int
     world: int
     generation: int
     pid: int
-    alive: bool  # whether the process that wrote it is there
-    beat: int  # another one after every change
-    step: int  # under way
+    alive: bool  # True while the process that wrote the pulse exists
+    beat: int  # changes with every phase and collective
+    step: int  # step under way
     phase: str
-    under: str  # of a wait in a collective: the phase that it is part of
+    under: str  # during a wait in a collective: the phase that contains it
     since: float
-    waits: Collective | None  # the collective that the rank waits in
-    begun: dict[tuple[str, tuple[int, ...] | None], int] = field(default_factory=dict)  # collectives of each group
+    waits: Collective | None  # collective that the rank waits in
+    begun: dict[tuple[str, tuple[int, ...] | None], int] = field(default_factory=dict)  # collectives begun, by group
     recent: tuple[Collective, ...] = ()  # oldest first
-    spent: dict[str, float] = field(default_factory=dict)  # seconds of each phase since the start
-    lasted: dict[str, list[int]] = field(default_factory=dict)  # of each phase a histogram, see `layout.find_column`
-    member: str = ""  # the callback or health check that has been called and has not returned: "health/on"
+    spent: dict[str, float] = field(default_factory=dict)  # seconds in each phase since the start
+    lasted: dict[str, list[int]] = field(default_factory=dict)  # histogram by phase, see `layout.find_column`
+    member: str = ""  # callback or health check that was called and has not returned: "health/on"
 
 
 class PulseReader:
-    """One rank's pulse, mapped. Raises OSError where the file is gone, ValueError where it is of another layout."""
+    """Memory-mapped pulse of one rank. Raises OSError if the file is gone, ValueError if it has another layout."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,24 +71,24 @@ class PulseReader:
 
     @property
     def owner(self) -> int:
-        """The process that started the rank, and watches over it."""
+        """Process id of the launcher that started the rank and watches it."""
         return parse_owner(self.path)
 
     def is_current(self) -> bool:
-        """Whether the file is still this one: a rank that is started again makes another."""
+        """Return whether the file is still the one mapped: a restarted rank makes another."""
         try:
             return self.path.stat().st_ino == self.inode
         except OSError:
             return False
 
     def read_beat(self) -> int:
-        """What changes with every phase and every collective."""
+        """Return the beat, which changes with every phase and every collective."""
         return self._words[layout.BEAT]
 
     def read(self) -> Seen:
-        """All that it says."""
+        """Return the content of the pulse at one moment."""
         words, row = self._words, [0] * layout.ROW_WORDS
-        for _ in range(TRIES):  # the head, and what it points to, of one moment; all else only ever grows
+        for _ in range(TRIES):  # until head and its row are of one moment; all other words only grow
             head = words[: layout.HEAD].tolist()
             if head[layout.ROW]:
                 start = layout.RECORD + layout.ROW_WORDS * ((head[layout.ROW] - 1) % layout.RECORDS)
@@ -122,16 +122,16 @@ class PulseReader:
         )
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the mapped memory."""
         self._words.release()
         self._memory.close()
 
 
 def find(run_dir: str | Path) -> list[Path]:
-    """Return the pulses of the ranks of a run's newest start on this machine, by rank.
+    """Return the pulse files of the ranks of a run's newest start on this machine, by rank.
 
-    Those of a launcher that is dead are not among them, nor those of ranks that a launcher had before the run was
-    divided anew and has no longer: whoever took them for ranks would wait for the dead.
+    Pulses of a dead launcher are left out, and of ranks that a launcher lost when the run was divided differently: a
+    caller that took these for ranks would wait for dead processes.
     """
     started = {file: _read_generation(file) for file in list_pulses(run_dir)}
     newest = max(started.values(), default=0)
@@ -139,7 +139,7 @@ def find(run_dir: str | Path) -> list[Path]:
 
 
 def open_readers(run_dir: str | Path) -> list[PulseReader]:
-    """Return a reader of each pulse that `find` gives; one that is being made, or has just gone, is left out."""
+    """Return a reader of each pulse that `find` returns, except one that is being made or has just gone."""
     readers = []
     for path in find(run_dir):
         with suppress(OSError, ValueError):
@@ -148,7 +148,7 @@ def open_readers(run_dir: str | Path) -> list[PulseReader]:
 
 
 def _read_generation(file: Path) -> int:
-    """Which start of the ranks a pulse is of; -1 for one that is gone, or not whole yet."""
+    """Return the generation (start of the ranks) of a pulse; -1 if it is gone or not yet complete."""
     with suppress(OSError), file.open("rb", buffering=0) as stream:
         words = os.pread(stream.fileno(), 8, 8 * layout.GENERATION)
         if len(words) == 8:

@@ -1,6 +1,6 @@
-"""A discrete-event simulation of a long job: faults, saves, detection, restarts, spares, repairs. Torch-free.
+"""Discrete-event simulation of a long job: faults, saves, detection, restarts, spares, repairs. Torch-free.
 
-Between two events everything is known, so the course jumps from event to event: a fault (drawn from the exponential
+The state changes only at events, so the simulation jumps from one to the next: a fault (drawn from the exponential
 distribution of all nodes together), the end of a recovery, a node that comes back from repair.
 """
 
@@ -18,7 +18,7 @@ from gangline_health.ledger.spans import KINDS
 
 @dataclass
 class EventSimulation(SimulatorConfig):
-    """Faults of all nodes together, drawn from the exponential distribution."""
+    """Simulator of the faults of all nodes together, drawn from the exponential distribution."""
 
 
 PART = Part(
@@ -30,22 +30,22 @@ PART = Part(
 
 
 def build(config: EventSimulation) -> FailureSimulator:
-    """The part `simulator=events`."""
+    """Build the part `simulator=events`."""
     return EventSimulator()
 
 
 class EventSimulator(FailureSimulator):
-    """Faults come while the job trains and while it recovers, not while it waits for nodes."""
+    """Simulator in which faults come while the job trains or recovers, but not while it waits for nodes."""
 
     def simulate(self, job: SimulatedJob) -> SimulatedTime:
         draw = random.Random(job.seed)
         mean, wall, every = job.reliability.mtbf_seconds, job.days * 86400.0, job.every
         seconds = dict.fromkeys(KINDS, 0.0)
-        repairs: list[float] = []  # when nodes come back
+        repairs: list[float] = []  # times at which nodes come back
         now, spares, fewest, faults = 0.0, job.spares, job.spares, 0
 
         def spend(kind: str, length: float) -> float:
-            """As much of it as is left of the job's time; what was spent."""
+            """Add `length` seconds, at most what is left of the job's time, to a kind; return what was added."""
             nonlocal now
             length = min(length, wall - now)
             seconds[kind] += length
@@ -54,7 +54,7 @@ class EventSimulator(FailureSimulator):
 
         recovering = False
         while now < wall:
-            fault = draw.expovariate(1.0 / mean)  # from here on
+            fault = draw.expovariate(1.0 / mean)  # seconds from now
             if recovering:
                 recovery = job.detection_seconds + job.restart_seconds
                 detected = spend("detection", min(fault, job.detection_seconds))
@@ -65,7 +65,7 @@ class EventSimulator(FailureSimulator):
                 stretches, rest = divmod(min(fault, time_left), every + job.save_seconds)
                 spend("compute", stretches * every)
                 spend("checkpoint_stall", stretches * job.save_seconds)
-                spend("lost_work" if fault < time_left else "compute", rest)  # what ends by its time has lost nothing
+                spend("lost_work" if fault < time_left else "compute", rest)  # the end of the job loses no work
             if now >= wall:
                 break
             faults, recovering = faults + 1, True

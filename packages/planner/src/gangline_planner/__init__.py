@@ -1,4 +1,4 @@
-"""What a run will cost: hooks only, no torch."""
+"""Pluggy hooks of gangline-planner: the command `plan`. Does not import torch."""
 
 from __future__ import annotations
 

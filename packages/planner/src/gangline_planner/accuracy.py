@@ -12,8 +12,10 @@ FILE = Path(__file__).parent / "accuracy.json"  # written by benchmarks/planner_
 
 @cache
 def load_accuracy() -> Mapping[str, float]:
-    """Return `rows`, `tables`, the spread of errors (`median`, `ninetieth`, `bias`), and their drift over GPUs
-    (`slope`, `slope_low`, `slope_high`). Each table was predicted by a fit on the other tables.
+    """Return the errors of predicted step times on published runs; each table was predicted by a fit on the others.
+
+    Keys: `rows`, `tables`, the spread of errors (`median`, `ninetieth`, `bias`), and their drift over GPUs (`slope`,
+    `slope_low`, `slope_high`).
     """
     stats: Mapping[str, float] = json.loads(FILE.read_text(encoding="utf-8"))
     return stats

@@ -1,4 +1,4 @@
-"""The layouts that words leave open (axes, folds, microbatches, what is recomputed), and the words for them."""
+"""Alternatives of a run: the layouts that its overrides leave open (axes, folds, microbatches, recomputation)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gangline.mesh import AXES, DATA_AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline_planner.assumed import Planned
 
-LARGEST = 8  # sequences of a microbatch that are tried where the words leave them open
+LARGEST = 8  # largest microbatch to try if the overrides leave it open, in sequences
 
 
 class LaidOut(NamedTuple):
-    """A run on a mesh; case: whose model it has."""
+    """Run on a mesh; `case` is the case whose model it has."""
 
     case: Planned
     run: Run
@@ -26,7 +26,10 @@ class LaidOut(NamedTuple):
 
 
 def lay_out_alternatives(case: Planned) -> Iterator[list[LaidOut]]:
-    """The alternatives whose batch divides, those together that differ in what is recomputed, the least of it first."""
+    """Yield alternatives whose batch divides over the mesh.
+
+    Each list holds runs that differ only in what is recomputed, least recomputation first.
+    """
     size, world = case.run.batch.global_size, case.world
     for one, parallel, bases in iterate_alternatives(case):
         mesh = build_mesh(parallel, world)
@@ -37,7 +40,7 @@ def lay_out_alternatives(case: Planned) -> Iterator[list[LaidOut]]:
 
 
 def build_mesh(parallel: ParallelConfig, world: int) -> Mesh:
-    """The layout's mesh; read off where all axes are named."""
+    """Return the mesh of a layout, from its options if they name all axes."""
     sizes = tuple((axis, getattr(parallel, axis, None)) for axis in AXES)
     named = all(size is not None for _, size in sizes)
     return _intern_mesh(sizes if named else tuple(parallel.size_axes(world).items()))
@@ -45,13 +48,14 @@ def build_mesh(parallel: ParallelConfig, world: int) -> Mesh:
 
 @cache
 def _intern_mesh(sizes: tuple[tuple[str, int], ...]) -> Mesh:
-    """One object for all layouts of these sizes."""
+    """Return the mesh of these sizes, one object for all layouts that share them."""
     return Mesh.of(dict(sizes))
 
 
 def iterate_alternatives(case: Planned) -> Iterator[tuple[Planned, ParallelConfig, list[list[Run]]]]:
-    """(the case whose model it has, a layout, the runs that may have it, by microbatch and by what is recomputed) where
-    the words leave them open, and other sizes of folds. What was typed stays.
+    """Yield (case with the model, layout, runs by microbatch and by recomputation) for what the overrides leave open.
+
+    Sizes of folds vary too. Options that the user set stay.
     """
     run = case.run
     option_names = {get_option_name(word) for word in case.words}
@@ -67,7 +71,7 @@ def iterate_alternatives(case: Planned) -> Iterator[tuple[Planned, ParallelConfi
 
 
 def _iterate_edits(case: Planned, typed: set[str]) -> Iterator[Planned]:
-    """The case, and those whose edits share the model otherwise."""
+    """Yield the case, and a case for each other way in which its edits may divide the model over ranks."""
     groups = list(case.run.edits)
     for options in product(*(config.iterate_layouts(case.run, case.world) for config in case.run.edits.values())):
         edits = dict(zip(groups, options, strict=True))
@@ -88,14 +92,14 @@ def _list_micro_sizes(run: Run, typed: set[str]) -> list[int | None]:
 
 
 def list_changes(before: PartConfig, after: PartConfig) -> list[str]:
-    """Names of the options that differ."""
+    """Return the names of the options that differ."""
     if before is after:
         return []
     return [item.name for item in fields(after) if getattr(before, item.name) != getattr(after, item.name)]
 
 
 def list_overrides(before: Run, after: Run) -> tuple[str, ...]:
-    """What to type for `after` beside the words of `before`."""
+    """Return the overrides to add to those of `before` for the run `after`."""
     overrides = [
         f"parallel.{name}={getattr(after.parallel, name)}" for name in list_changes(before.parallel, after.parallel)
     ]
@@ -109,5 +113,5 @@ def list_overrides(before: Run, after: Run) -> tuple[str, ...]:
 
 
 def get_option_name(word: str) -> str:
-    """The option that a word is about."""
+    """Return the name of the option that an override sets."""
     return word.lstrip("+").partition("=")[0]

@@ -1,4 +1,4 @@
-"""From words to a run that can be planned: what the words leave open and a plan needs is assumed, and said."""
+"""Completion of overrides to a run that can be planned: what a plan needs beyond them is assumed, and reported."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gangline.plugin.registry import installed
 from gangline_basics.cluster.file import Cluster
 
 LENGTH = 8192  # tokens per sequence: Llama 3's (arXiv 2407.21783, table 4)
-STEP = 2**22  # tokens per step: Llama 2's (arXiv 2307.09288, section 2.2) and those that Llama 3 begins with
-SHARERS = 8  # most ranks per sequence of a step: Llama 3 405B trains on 2,048 sequences per step with 16,384 GPUs
+STEP = 2**22  # tokens per step: Llama 2's (arXiv 2307.09288, section 2.2), and Llama 3's at first
+SHARERS = 8  # maximum ranks per sequence of a step: Llama 3 405B trains on 2,048 sequences per step with 16,384 GPUs
 PRECISION = "bf16"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A run with its model at hand. assumed: words that were added to the user's."""
+    """Run with its model. assumed: overrides that were added to the user's `words`."""
 
     run: Run
     words: tuple[str, ...]
@@ -39,9 +39,10 @@ class Planned:
 
 
 def complete_words(words: Sequence[str]) -> Planned:
-    """Complete `words` to a run: assume precision, sequence length, batch and strategy, each only if it is not named.
+    """Return the run of `words`, with precision, sequence length, batch and strategy assumed if they are not named.
 
-    A recipe or another run names all of them. Raises UserError for words that make no run. The layout is not checked.
+    A recipe or another run names all of them. Raises UserError for overrides that make no run. The layout is not
+    checked.
     """
     names = {word.lstrip("+").partition("=")[0] for word in words}
     complete = bool(names & {"recipe", "from", "resume"})
@@ -64,9 +65,9 @@ def complete_words(words: Sequence[str]) -> Planned:
 
 
 def choose_batch_sizes(batch: BatchSection, names: Set[str], world: int) -> BatchSection:
-    """Return `batch` with the sizes of a published pre-training for those that `names` leaves out.
+    """Return `batch` with the sizes of a published pre-training for sizes that `names` leaves out.
 
-    A microbatch is assumed only with a sequence length or a global batch: otherwise `train` has one that can be known.
+    A microbatch is assumed only with a sequence length or a global batch: otherwise `train` finds its own.
     """
     length = "batch.sequence_length" not in names
     sequences = names.isdisjoint({"batch.global_size", "batch.ramp"})
@@ -85,8 +86,10 @@ def choose_batch_sizes(batch: BatchSection, names: Set[str], world: int) -> Batc
 
 
 def choose_strategy(words: Sequence[str]) -> tuple[str, ...]:
-    """`parallel=NAME` where the words name no strategy, and the one that a run has by default lacks options that they
-    set, or has not room for the ranks: of the installed ones that can, that with most layouts, of equals the first.
+    """Return `parallel=NAME` if the overrides name no strategy and the default one does not fit them, else ().
+
+    The default does not fit if it lacks options that they set, or has no room for the ranks. Of the installed
+    strategies that fit, the one with most layouts is chosen; of equals the first.
     """
     names = {word: word.lstrip("+").partition("=")[0].split(".") for word in words}
     options = {name[1] for name in names.values() if name[0] == "parallel" and len(name) > 1}
@@ -110,7 +113,7 @@ def _has_room(config: ParallelConfig, options: set[str], world: int) -> bool:
 
 
 def check_run(run: Run) -> UserError | None:
-    """Why this run cannot be: what its parts and its layout say against it."""
+    """Return why this run is impossible, by its parts and its layout; None if it is possible."""
     try:
         problems = [problem for part in (run.model, *run.edits.values()) for problem in part.check(run)]
         problems += run.parallel.check(run) or find_layout_problems(run)
@@ -120,7 +123,7 @@ def check_run(run: Run) -> UserError | None:
 
 
 def explain(case: Planned, run: Run, cluster: Cluster) -> Explained:
-    """Raises UserError for a strategy that does not explain itself."""
+    """Return the explanation of a run by its strategy. Raises UserError for a strategy that does not explain itself."""
     mesh = Mesh.of(run.parallel.size_axes(case.world))
     explanation = run.parallel.explain(run, mesh, case.model, cluster.topology)
     if explanation is None:
@@ -133,5 +136,5 @@ def explain(case: Planned, run: Run, cluster: Cluster) -> Explained:
 
 
 def get_kernels(run: Run) -> Kernels:
-    """How the operations between products run: in fused kernels where the blocks are compiled."""
+    """Return how operations between matmuls run: in fused kernels if the blocks are compiled."""
     return "fused" if run.job.compile else "apart"

@@ -1,4 +1,4 @@
-"""What no step of a layout is faster than: most layouts are passed over for it."""
+"""Lower bounds on the step time of layouts, by which most layouts are skipped."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from gangline_planner.price.sharing import Cores
 from gangline_planner.price.step import StageTime, compute_jitter
 from gangline_planner.price.transfers import compute_transfer_seconds
 
-SPLIT = 0.9  # of the way through a pipeline: stages are not all as long
+SPLIT = 0.9  # share of the way through a pipeline: not all stages are equally long
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A layout that the words leave open.
+    """Layout that the overrides leave open.
 
-    least   seconds that its step takes at least
-    floor   what a layout takes at least that computes more, and may hide more of its transfers behind that
-    bytes   of its fullest rank, at least
+    least   lower bound on the seconds of its step
+    floor   lower bound for a layout that recomputes more, and may hide more of its transfers behind that
+    bytes   lower bound on the bytes of its fullest rank
     """
 
     least: float
     floor: float
     bytes: int
-    first: Run  # that of the words
-    case: Planned  # whose model it has
+    first: Run  # run of the overrides
+    case: Planned  # case whose model it has
     base: Run
     parallel: ParallelConfig
 
     @property
     def run(self) -> Run:
-        """The run that has it."""
+        """Run with this layout."""
         return replace(self.base, parallel=self.parallel)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What to type for it."""
+        """Overrides to type for this layout."""
         return list_overrides(self.first, self.run)
 
 
 def sort_by_bound(case: Planned, cluster: Cluster) -> list[Alternative]:
-    """The alternatives, the fastest bound first."""
+    """Return the alternatives, lowest bound on the step time first."""
     seconds = LeastSeconds(case, cluster)
     every = (laid_out for same in lay_out_alternatives(case) for laid_out in same)
     return sorted(
@@ -62,8 +62,10 @@ def sort_by_bound(case: Planned, cluster: Cluster) -> list[Alternative]:
 
 
 def iterate_by_bound(case: Planned, cluster: Cluster) -> Iterator[Alternative]:
-    """The same one by one. Those that recompute are bounded when their turn may have come, for they take no less time
-    than the one that does not, its transfers beside computation left out.
+    """Yield the alternatives, lowest bound on the step time first.
+
+    An alternative that recomputes is bounded only when its turn may have come: without its transfers that overlap
+    computation it takes at least as long as the one that recomputes least.
     """
     seconds, number = LeastSeconds(case, cluster), count()
     waiting: list[tuple[float, int, Alternative | list[tuple[int, LaidOut]]]] = []
@@ -85,16 +87,16 @@ def iterate_by_bound(case: Planned, cluster: Cluster) -> Iterator[Alternative]:
 
 
 class LeastSeconds:
-    """Seconds that a step takes at least; prices what layouts share once."""
+    """Calculator of lower bounds on the seconds of a step; work that layouts share is priced once."""
 
     def __init__(self, case: Planned, cluster: Cluster) -> None:
         self.case, self.cluster = case, cluster
-        # by the identity of `work` and of `beside`, which are kept alive
+        # by the identity of `work` and of `beside`; the bounds are stored to keep these alive
         self._known: dict[int, tuple[LayoutBounds, StageTime, float]] = {}
         self._sent: dict[int, tuple[LayoutBounds, list[tuple[When, float]]]] = {}
 
     def bound_alternative(self, laid_out: LaidOut) -> Alternative | None:
-        """None: it cannot be."""
+        """Return the layout with its bounds; None if it is impossible."""
         case, run, parallel, mesh = laid_out
         bounds = parallel.compute_bounds(run, mesh, case.model, self.cluster.topology)
         if bounds is None:
@@ -109,7 +111,7 @@ class LeastSeconds:
     def _bound_without_jitter(
         self, run: Run, mesh: Mesh, bounds: LayoutBounds, model: tuple[Node, Plan]
     ) -> tuple[float, float]:
-        """Without jitter: (without transfers beside computation, with them)."""
+        """Return bounds in seconds without jitter: (without transfers that overlap computation, with them)."""
         if bounds.work is None:
             work = self._bound_by_peak(run, mesh, model) / (1 - bounds.idle)
             return work, work
@@ -122,7 +124,7 @@ class LeastSeconds:
         _, time, waits = self._known[id(bounds.work)]
         m, ranks = bounds.microbatches, mesh.size("pp")
         busy = (time.all + waits) * m / ranks
-        # the last microbatch's gradient comes back to the first stage after all of them have been at the last one
+        # the gradient of the last microbatch returns to the first stage after all microbatches were at the last one
         back = time.all - time.weights if bounds.splits_backward else time.all
         chain = (back + waits) * (1 + (m - 1) / bounds.stages)
         first = time.forward * (ranks - 1) / bounds.stages  # until the last rank begins
@@ -130,7 +132,7 @@ class LeastSeconds:
         return least, least + (SPLIT * self._bound_exposed_transfers(bounds, time, ranks) if bounds.beside else 0.0)
 
     def _bound_exposed_transfers(self, bounds: LayoutBounds, time: StageTime, ranks: int) -> float:
-        """Seconds of transfers that no computation beside them can hide: `measure_exposed` hides no more of any."""
+        """Return the seconds of transfers that no computation can hide: `measure_exposed` never hides more."""
         forward, backward, m = time.forward / ranks, (time.all - time.forward) / ranks, bounds.microbatches
         turn = min(m, ranks) if bounds.stages > ranks else 1
         room = {"F": forward * m, "B": backward * m, "end": backward * turn, "update": forward * turn}
@@ -145,4 +147,4 @@ class LeastSeconds:
     def _bound_by_peak(self, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> float:
         rates, length = Rates.of(self.cluster, run.precision.get_product_format()), run.batch.sequence_length
         work = count_flops_per_token(model[0], length, model[1]) * length * run.batch.global_size
-        return work / mesh.world / max(rates.narrow, rates.wide, rates.attention * 2)  # counted uncut
+        return work / mesh.world / max(rates.narrow, rates.wide, rates.attention * 2)  # attention counted as not causal

@@ -1,4 +1,4 @@
-"""The layout that is planned: the one that the words make, or where that cannot be, the best that they leave open."""
+"""Choice of the layout to plan: that of the overrides, or if it is impossible or too large the best they leave open."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gangline_planner.bounds import Alternative, iterate_by_bound
 from gangline_planner.forecast import Forecast, forecast
 from gangline_planner.price.step import Pieces
 
-NEAR = 0.05  # of a step: what one plan takes less than another is then within their error
+NEAR = 0.05  # share of a step: smaller differences between plans are within their error
 
 
 def choose_plan(case: Planned, cluster: Cluster, tokens: float | None) -> tuple[Forecast, tuple[str, ...]]:
-    """(its plan, the words that were assumed or chosen). Raises UserError where no layout can be.
+    """Return (the plan, overrides that were assumed or chosen). Raises UserError if no layout is possible.
 
     What is left open is chosen such that no layout is faster by more than `NEAR`; `search` finds the fastest.
     """
@@ -38,8 +38,10 @@ def choose_plan(case: Planned, cluster: Cluster, tokens: float | None) -> tuple[
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """Without the search for reference cycles: layouts have none, and it walks all that are alive again and again, a
-    fifth of the time.
+    """Pause the garbage collector within the context.
+
+    Layouts have no reference cycles, and the search for cycles takes a fifth of the time: it visits all live objects
+    again and again.
     """
     running = gc.isenabled()
     gc.disable()
@@ -54,15 +56,15 @@ def pause_gc() -> Iterator[None]:
 def find_fastest(
     case: Planned, cluster: Cluster, tokens: float | None = None, within: float = 0.0
 ) -> tuple[Forecast | None, tuple[str, ...]]:
-    """(the plan of the fastest layout that fits and that the words leave open, its words); None: none does.
+    """Return (plan of the fastest layout that fits, its overrides), of those left open; (None, ()) if none fits.
 
-    within: a share of its step by which another may be faster, where looking for that would take long.
+    within  share of its step time by which another layout may be faster, where finding that one would take long
     """
     best: Forecast | None = None
     words: tuple[str, ...] = ()
     for other in iterate_by_bound(case, cluster):
         if best is not None and other.least >= best.step.seconds / (1 + within):
-            break  # all that follow are slower than this one at their best
+            break  # the bound of each that follows is above this step time
         if other.bytes > cluster["memory.bytes"]:
             continue
         beaten = Beaten([best] if best is not None else [], limit=cluster["memory.bytes"])
@@ -74,11 +76,11 @@ def find_fastest(
 
 
 class Beaten:
-    """Whether what a layout takes at least, known before its timeline, is more than others take.
+    """Test of whether a layout's lower bound, known before its timeline, is above the plans of other layouts.
 
-    plans   those with which it is compared
-    memory  whether one of them must take no more memory, too
-    limit   bytes beyond which no layout is of use
+    plans   plans to compare with
+    memory  whether such a plan must take no more memory, too
+    limit   bytes beyond which a layout is useless
     """
 
     def __init__(self, plans: Sequence[Forecast], memory: bool = False, limit: float = inf) -> None:
@@ -94,8 +96,9 @@ class Beaten:
 def plan_alternative(
     other: Alternative, cluster: Cluster, tokens: float | None = None, beaten: Beaten | None = None
 ) -> Forecast | None:
-    """The plan of an alternative. None: it does not divide, or is beaten. `check_run` takes longer, and is asked of the
-    best alone.
+    """Return the plan of an alternative; None if it does not divide, or is beaten.
+
+    `check_run` is not called: it takes longer, so only the best alternative is checked.
     """
     try:
         explanation = explain(other.case, other.run, cluster)
@@ -108,6 +111,6 @@ def plan_alternative(
 
 
 def merge_words(case: Planned, words: Sequence[str]) -> tuple[str, ...]:
-    """What was assumed, in so far as it was not chosen otherwise, and what was chosen."""
+    """Return the assumed overrides that were not chosen differently, and the chosen overrides."""
     names = {get_option_name(word) for word in words}
     return (*(word for word in case.assumed if get_option_name(word) not in names), *words)

@@ -1,4 +1,4 @@
-"""`gangline plan compare`: a plan beside what the run measured, term by term, and where they part most."""
+"""Command `gangline plan compare`: a plan next to what the run measured, term by term, with the largest difference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline_planner.assumed import Planned, explain
 from gangline_planner.forecast import Forecast, forecast
 from gangline_planner.page import format_unknown_costs
 
-WARM = 2  # steps at the beginning of a run that are slower than all others: allocators, compilers, caches
+WARM = 2  # first steps of a run, which are slower than all others: allocators, compilers, caches
 WAITS = ("tp", "cp", "fold", "dp", "pp", "bubble", "jitter")
 
 
@@ -37,7 +37,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Comparison:
-    """terms: of a step's time; they are not all of it. memory: bytes; None where the run did not say."""
+    """Plan and measurements. terms: parts of a step's time, not all of it; memory: bytes, None if not recorded."""
 
     plan: Forecast
     steps: int
@@ -47,7 +47,7 @@ class Comparison:
 
     @property
     def worst(self) -> Term | None:
-        """The term that makes most of the difference."""
+        """Term with the largest difference; None without terms."""
         return max(self.terms, key=lambda term: abs(term.apart), default=None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,7 +61,10 @@ class Comparison:
 
 
 def compare(path: str, cluster: Cluster) -> Comparison:
-    """Raises UserError for what is no run directory, and for a run that has no steps behind its first ones."""
+    """Return a run's plan next to its measurements.
+
+    Raises UserError if the path is no run directory, or if the run has no steps after its first ones.
+    """
     directory = RunDirectory.open(path)
     report = make_notes("gangline plan compare")
     records = read_records(directory.metrics, report) if Path(directory.metrics).exists() else []
@@ -93,7 +96,7 @@ def compare(path: str, cluster: Cluster) -> Comparison:
 
 
 def _list_terms(kinds: Mapping[str, float], steps: Sequence[dict[str, Any]]) -> list[Term]:
-    """By the phases of the ranks where the run has them, waits for other ranks apart; else by those of rank 0."""
+    """Return terms by the phases of all ranks, with waits apart; if these are not recorded, by rank 0's phases."""
     waits = sum(kinds[kind] for kind in WAITS)
     passes = kinds["compute"] + kinds["recompute"]
     parted = [one["rank_phases"] for one in steps if one.get("rank_phases")]
@@ -110,7 +113,7 @@ def _list_terms(kinds: Mapping[str, float], steps: Sequence[dict[str, Any]]) -> 
 
 
 def format_comparison(found: Comparison) -> str:
-    """The whole page."""
+    """Return the complete report."""
     lines = [f"{found.steps} steps of {found.plan.world} ranks beside a plan for {found.plan.cluster.name}"]
     lines += format_unknown_costs(found.plan)
     lines.append(f"  {'':18} {'planned':>11} {'measured':>11}")

@@ -1,4 +1,4 @@
-"""What failures leave of the time, event by event: by a part of group `simulator`, where one is installed."""
+"""Simulation of the goodput that failures leave, event by event, by an installed part of group `simulator`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gangline.explain.reliability import DAY, GROUP, SimulatedJob, build_simulat
 from gangline.plugin.registry import installed
 from gangline_planner.forecast import Forecast
 
-DAYS = 30.0  # where nobody says how many tokens the run is of
+DAYS = 30.0  # length of a course if the number of tokens is unknown
 COURSES = 5
-REPAIR = DAY  # of a node that failed; as many spares are taken as hardly ever all are in repair
-MOST = 1e5  # failures that are simulated one by one
+REPAIR = DAY  # seconds to repair a node; there are enough spares that hardly ever all are in repair
+MOST = 1e5  # maximum number of failures to simulate
 
 
 @dataclass(frozen=True)
 class SimulatedGoodput:
-    """Means over some courses of the job.
+    """Means over some simulated courses of the job.
 
     by     the part that simulated it
-    days   of each course
+    days   length of each course
     """
 
     by: str
@@ -29,7 +29,7 @@ class SimulatedGoodput:
     goodput: float
     failures: float
     spares: int
-    shares: dict[str, float]  # of the time, by the simulator's own kinds
+    shares: dict[str, float]  # of the time, by the simulator's kinds
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -42,7 +42,7 @@ class SimulatedGoodput:
 
 
 def simulate_goodput(plan: Forecast) -> SimulatedGoodput | None:
-    """The course of the planned run. None where no simulator is installed, or failures are not known or too many."""
+    """Return the simulated goodput of a run; None without a simulator, or if failures are unknown or too many."""
     offers, reliability = installed().get_offers(GROUP), plan.reliability
     if not offers or reliability is None or plan.save_every is None:
         return None
@@ -51,7 +51,7 @@ def simulate_goodput(plan: Forecast) -> SimulatedGoodput | None:
         return None
     name = min(offers)
     plays = build_simulator(name)
-    repaired = REPAIR / reliability.mtbf_seconds  # nodes that are in repair on average
+    repaired = REPAIR / reliability.mtbf_seconds  # mean number of nodes in repair
     nodes = ceil(plan.world / plan.explained.topology.gpus_per_node)
     job = SimulatedJob(
         nodes=nodes,
@@ -59,7 +59,7 @@ def simulate_goodput(plan: Forecast) -> SimulatedGoodput | None:
         faults_per_node_day=DAY / reliability.mtbf_seconds / nodes,
         save_seconds=reliability.save_seconds,
         checkpoint_seconds=plan.save_every,
-        detection_seconds=0.0,  # what the cluster file says of coming back begins with the failure
+        detection_seconds=0.0,  # the cluster file counts recovery from the failure on
         restart_seconds=reliability.recovery_seconds,
         repair_seconds=REPAIR,
         spares=ceil(repaired + 3 * sqrt(repaired)),
@@ -77,7 +77,7 @@ def simulate_goodput(plan: Forecast) -> SimulatedGoodput | None:
 
 
 def format_goodput(found: SimulatedGoodput) -> str:
-    """One line."""
+    """Return the result as one line."""
     shares = sorted(((share, kind) for kind, share in found.shares.items() if share >= 5e-5), reverse=True)
     breakdown = ", ".join(f"{kind.replace('_', ' ')} {share:.2%}" for share, kind in shares)
     return (

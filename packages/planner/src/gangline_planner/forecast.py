@@ -1,4 +1,4 @@
-"""A plan: what a run holds, takes, costs and loses on a cluster."""
+"""Plan of a run on a cluster: its memory, time, cost and losses."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from gangline.explain.reliability import DAY, Reliability
 from gangline_basics.cluster.file import Cluster
 from gangline_planner.price.step import Pieces, StepTime, compute_step_time
 
-STATE = ("master weights", "optimizer state", "callbacks")  # what a checkpoint holds of a rank, beside its weights
-LEAST = 1e-3  # of the time: with less progress than that nobody trains
+STATE = ("master weights", "optimizer state", "callbacks")  # kinds of a rank's memory in a checkpoint, without weights
+LEAST = 1e-3  # share of the time in progress, below which a run has no number of days
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Everything that `gangline plan` prints. None: the cluster file lacks the numbers that it takes, or the layout
-    does not fit, so that nothing is trained, saved or paid for.
+    """Plan of a run: everything that `gangline plan` prints.
+
+    A property is None if the cluster file lacks the numbers for it, or if the layout does not fit, so that nothing is
+    trained, saved or paid for.
     """
 
     explained: Explained
     cluster: Cluster
     step: StepTime
     reliability: Reliability | None
-    tokens: float | None  # to be trained on in all
+    tokens: float | None  # number of tokens to train on in total
 
     @property
     def world(self) -> int:
@@ -46,17 +48,17 @@ class Forecast:
 
     @property
     def mfu(self) -> float:
-        """Model operations, attention not discounted for causality, over the peak in 16 bits."""
+        """Model FLOPs utilisation: model operations, with attention as if not causal, over the peak in 16 bits."""
         return self.explained.token_flops * self.tokens_per_second / (self.world * self.cluster["peak.bf16"])
 
     @property
     def save_every(self) -> float | None:
-        """Seconds of training between two saves that lose the least (Young and Daly)."""
+        """Seconds of training between two saves that lose the least time (Young and Daly)."""
         return self.reliability.compute_young_daly() if self.reliability and self.fits else None
 
     @property
     def goodput(self) -> float | None:
-        """The expected share of the time in steps that stand, saving so often; 0 where failures leave none."""
+        """Expected share of the time in steps not undone, with saves at `save_every`; 0 if failures leave none."""
         if self.reliability is None or self.save_every is None:
             return None
         try:
@@ -66,14 +68,14 @@ class Forecast:
 
     @property
     def save_stall(self) -> float | None:
-        """Seconds of a step that saves hold it up, on average."""
+        """Mean seconds by which saves delay a step."""
         if self.reliability is None or self.save_every is None:
             return None
         return self.step.seconds * self.reliability.save_seconds / self.save_every
 
     @property
     def tokens_per_day(self) -> float | None:
-        """Failures included where their rate is known."""
+        """Tokens per day, reduced by failures if their rate is known."""
         if not self.fits:
             return None
         goodput = self.goodput
@@ -81,7 +83,7 @@ class Forecast:
 
     @property
     def days(self) -> float | None:
-        """Of wall time for all tokens. None, too, where failures leave hardly any progress."""
+        """Days of wall time for all tokens; None also if failures leave hardly any progress."""
         each = self.tokens_per_day
         if self.tokens is None or each is None or each < LEAST * self.tokens_per_second * DAY:
             return None
@@ -98,18 +100,18 @@ class Forecast:
 
     @property
     def electricity_dollars(self) -> float | None:
-        """Of the energy alone, which a rented accelerator's price holds already."""
+        """Dollars for energy alone, which the price of a rented accelerator already includes."""
         price = self.cluster.get("price.kwh")
         return None if price is None or self.megawatt_hours is None else self.megawatt_hours * 1000 * price
 
     def plan_tokens(self, tokens: float | None) -> Forecast:
-        """The plan of so many tokens."""
+        """Return the plan for this number of tokens."""
         return replace(self, tokens=tokens)
 
     def plan_budget(self, budget: float) -> Forecast:
-        """The plan of as many tokens as so many dollars pay for, of none where it does not fit.
+        """Return the plan for as many tokens as `budget` dollars buy; its `tokens` is None if the layout does not fit.
 
-        Raises UserError where nobody says a price.
+        Raises UserError if the price is unknown.
         """
         price = self.cluster.get("price.hour")
         if not price:
@@ -129,7 +131,7 @@ class Forecast:
         return self.days * 24 * self.world * (watts + (self.cluster.get("watts.rest") or 0.0)) / 1e6
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """Return the complete plan as plain data."""
         fullest = self.explained.ranks[self.explained.fullest]
         return {
             "cluster": self.cluster.name,
@@ -165,7 +167,7 @@ class Forecast:
 def forecast(
     explained: Explained, cluster: Cluster, tokens: float | None = None, pieces: Pieces | None = None
 ) -> Forecast:
-    """Raises UserError where the cluster file lacks what a step's time is made of."""
+    """Return the plan of a run. Raises UserError if the cluster file lacks a number that the step time needs."""
     step = compute_step_time(explained, cluster, pieces)
     return Forecast(explained, cluster, step, _compute_reliability(explained, cluster), tokens)
 

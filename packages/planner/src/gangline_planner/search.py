@@ -1,4 +1,4 @@
-"""`gangline plan search`: the layouts that words leave open, the fastest first, and what those lack that do not fit."""
+"""Command `gangline plan search`: layouts left open by the overrides, fastest first, and memory that others lack."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = 10
-DRAWN = 1.2  # of the seconds of the slowest of the front: what is behind is in no picture
-# what may be typed and makes a rank hold more or less: left open, the search tries the rest of it
+DRAWN = 1.2  # multiple of the slowest step time of the front, beyond which no layout is drawn
+# options that change what a rank holds: if the user leaves them open, the search tries their other values
 ROOM = (
     *(f"parallel.{name}" for name in ("tp", "pp", "cp", "dp_shard", "dp_replicate", "zero", "schedule", "chunks")),
     "batch.micro_size",
@@ -35,14 +35,14 @@ AXES = ("seconds of a step", "gigabytes of the fullest rank")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout, and the words that make it of the user's."""
+    """Layout with its plan, and the overrides to add to the user's for it."""
 
     plan: Forecast
     words: tuple[str, ...]
 
     @property
     def lacks(self) -> float:
-        """Bytes that it needs beyond what an accelerator has; 0 where it fits."""
+        """Bytes that it needs beyond an accelerator's memory; 0 if it fits."""
         return max(0.0, self.plan.memory - self.plan.cluster["memory.bytes"])
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,10 +51,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """fit: fastest first; large: those that do not fit, the least too large first.
+    """Layouts found. fit: fastest first; large: layouts that do not fit, least missing memory first.
 
-    every   all that were priced in full and fit; of those behind `fit` nobody asked `check`
-    others  how many more there are: none of them can be among `fit`
+    every   all layouts that were priced in full and fit; those not in `fit` were not checked by `check_run`
+    others  number of further layouts, none of which can be among `fit`
     """
 
     fit: tuple[Candidate, ...]
@@ -64,13 +64,13 @@ class SearchResult:
 
     @property
     def drawn(self) -> list[Candidate]:
-        """Of `every` those that are not much slower than the fastest and those of the front."""
+        """Layouts of `every` that are not much slower than the fastest one and the front."""
         slowest = max((one.plan.step.seconds for one in (*self.fit[:1], *self.pareto)), default=0.0)
         return [one for one in self.every if one.plan.step.seconds <= DRAWN * slowest]
 
     @property
     def pareto(self) -> list[Candidate]:
-        """Of `every` those than which none is faster with no more memory, the fastest first."""
+        """Layouts of `every` for which no other is faster with no more memory, fastest first."""
         front: list[Candidate] = []
         for one in sorted(self.every, key=lambda one: (one.plan.step.seconds, one.plan.memory)):
             if not front or one.plan.memory < front[-1].plan.memory:
@@ -80,12 +80,14 @@ class SearchResult:
 
 @pause_gc()
 def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
-    """`shown` of each kind at most. Alternatives come by the least time that they can take, so that none is looked at
-    which cannot be among the first. Every one that fits has passed `check`.
+    """Return at most `shown` layouts that fit, all checked by `check_run`, and at most `shown` that do not fit.
+
+    Alternatives come by their lower bound on the step time, so that no layout is planned that cannot be among the
+    first.
     """
     fit: list[Candidate] = []
     large: list[Candidate] = []
-    crowded: list[Alternative] = []  # whose memory does not fit at its least
+    crowded: list[Alternative] = []  # their memory does not fit even at its lower bound
     alternatives, looked = sort_by_bound(case, cluster), 0
     for other in alternatives:
         if len(fit) >= shown and other.least >= fit[shown - 1].plan.step.seconds:
@@ -103,7 +105,7 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
             large.append(candidate)
         else:
             place = bisect(fit, plan.step.seconds, key=lambda one: one.plan.step.seconds)
-            if place >= shown or check_run(other.run) is None:  # which takes longer, and is asked of the first alone
+            if place >= shown or check_run(other.run) is None:  # it takes longer, so only the first are checked
                 fit.insert(place, candidate)
     for other in nsmallest(shown, crowded, key=lambda other: other.bytes):
         plan = plan_alternative(other, cluster)
@@ -116,7 +118,7 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
 
 
 def explain_misfit(found: SearchResult, words: Sequence[str], case: Planned) -> UserError:
-    """Which layout lacks least, and what would mend it. found: none fits."""
+    """Return an error that names the layout that lacks least memory, and how to fix that. found: no layout fits."""
     what, more = "no layout that the words leave open fits.", f"launch.processes={2 * case.world}"
     if not found.large:
         return UserError(what, "None of them divides the model and the batch.", f"Other sizes, such as  {more}")
@@ -137,7 +139,7 @@ def explain_misfit(found: SearchResult, words: Sequence[str], case: Planned) -> 
 
 
 def draw_layouts(found: SearchResult, cluster: Cluster) -> Figure:
-    """Time against memory, of layouts that fit."""
+    """Return a figure of time against memory, of layouts that fit."""
     from gangline_planner.pictures.front import draw_front
 
     every, front = ([(*get_point(one), " ".join(one.words)) for one in group] for group in (found.drawn, found.pareto))
@@ -145,12 +147,12 @@ def draw_layouts(found: SearchResult, cluster: Cluster) -> Figure:
 
 
 def get_point(one: Candidate) -> tuple[float, float]:
-    """(seconds of a step, gigabytes of its fullest rank)."""
+    """Return (seconds of a step, gigabytes of its fullest rank)."""
     return one.plan.step.seconds, one.plan.memory / 1e9
 
 
 def format_search(found: SearchResult, words: Sequence[str], case: Planned) -> str:
-    """The whole page; each row a line that `train` takes."""
+    """Return the complete report; each row is a line that `train` takes."""
     lines = [f"assumed: {' '.join(case.assumed)}"] if case.assumed else []
     lines += [line for one in (*found.fit, *found.large)[:1] for line in format_unknown_costs(one.plan)]
     lines += [f"{'s a step':>9} {'MFU':>6} {'GB':>7}"] if found.fit else ["no layout fits"]

@@ -1,4 +1,4 @@
-"""`gangline plan table`: the table that a budget begins with, sizes of models by sizes of clusters."""
+"""Command `gangline plan table`: days, money and energy by sizes of models and sizes of clusters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline_planner.choose import NEAR, find_fastest
 from gangline_planner.forecast import Forecast
 from gangline_planner.page import format_number
 
-MODELS = {  # name on the page -> words
+MODELS = {  # name in the table -> overrides
     "8B": "model=llama3-8b",
     "70B": "model=llama3-70b",
     "405B": "model=llama3-405b",
@@ -21,13 +21,13 @@ MODELS = {  # name on the page -> words
 # Llama 3 405B's, 16.8 M tokens a step (arXiv 2407.21783, table 4): one batch for all rows, up to the largest cluster
 BATCH = "batch.sequence_length=8192 batch.global_size=2048"
 WORLDS = (8, 64, 512, 4096, 32768)
-TOKENS = 20  # of training to a parameter (Hoffmann et al., arXiv 2203.15556, table 3)
+TOKENS = 20  # trained on per parameter (Hoffmann et al., arXiv 2203.15556, table 3)
 HEAD = "| model | accelerators | tokens | layout | MFU | days | accelerator-hours | money | MWh | electricity |"
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A model on so many accelerators. plan: None where no layout fits."""
+    """Model on a number of accelerators. plan: None if no layout fits."""
 
     model: str
     world: int
@@ -35,7 +35,7 @@ class TableRow:
 
     @property
     def text(self) -> str:
-        """As a row of Markdown."""
+        """Row of a Markdown table."""
         plan = self.plan
         if plan is None:
             return f"| {self.model} | {self.world:,} | | no layout fits | | | | | | |"
@@ -57,9 +57,9 @@ class TableRow:
 
 
 def plan_row(model: str, world: int, cluster: Cluster) -> TableRow:
-    """The fastest layout that fits."""
+    """Return the row with the fastest layout that fits."""
     case = complete_words(["parallel=3d", *MODELS[model].split(), *BATCH.split(), f"launch.processes={world}"])
-    case = replace(case, run=replace(case.run, batch=replace(case.run.batch, micro_size=1)))  # where the search begins
+    case = replace(case, run=replace(case.run, batch=replace(case.run.batch, micro_size=1)))  # start of the search
     plan, _ = find_fastest(case, cluster, within=NEAR)
     return TableRow(model, world, plan and plan.plan_tokens(TOKENS * plan.explained.parameters))
 
@@ -71,7 +71,7 @@ def iterate_rows(cluster: Cluster) -> Iterator[TableRow]:
 
 
 def list_assumptions(cluster: Cluster) -> list[str]:
-    """What the table takes for granted, and from where its prices are."""
+    """Return what the table assumes, and where its prices come from."""
     assumptions = [
         f"On {cluster.name} ({cluster.about}); {TOKENS} tokens to a parameter (arXiv 2203.15556), 2,048 sequences of "
         f"8,192 tokens a step, in bf16; a layout that fits and than which none is faster by {NEAR:.0%}; failures "
@@ -84,6 +84,6 @@ def list_assumptions(cluster: Cluster) -> list[str]:
 
 
 def format_table(found: Iterator[TableRow], cluster: Cluster) -> str:
-    """As Markdown."""
+    """Return the table as Markdown."""
     line = "|" + " --- |" * (HEAD.count("|") - 1)
     return "\n".join([HEAD, line, *(row.text for row in found), "", "\n\n".join(list_assumptions(cluster))])

@@ -1,4 +1,4 @@
-"""Trackers of other people's services for gangline: hooks only, no torch."""
+"""Pluggy hooks of gangline-track: trackers for third-party services. Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""A service told of a run from a thread of its own: no step waits for it, and none is lost by a kill.
+"""Tracker that sends a run to a service from a thread of its own: no step waits for it, and a kill loses no step.
 
-The loop's thread puts records in a bounded queue and goes on. The other thread opens the run at the service, asks which
-step it has already, sends from metrics.jsonl what it lacks up to where the run goes on, and then what comes. So a step
-is sent once: what a kill took from the queue is made up for by the next start, and a step that comes again, after a
-kill or a way back, keeps the value it was first sent with. (A service's history cannot be rewritten; metrics.jsonl and
+The loop's thread puts records in a bounded queue and continues. The other thread opens the run at the service, asks for
+the newest step there, sends missing steps from metrics.jsonl up to where the run continues, and then new records. So a
+step is sent once: the next start sends what a kill took from the queue, and a step that is repeated, after a kill or a
+rollback, keeps the value it was first sent with. (A service's history cannot be rewritten; metrics.jsonl and
 TensorBoard show the branch that the run is on.)
 
-What the service raises is raised by the next call of the loop, which core says once and leaves the tracker out.
+An exception of the service is raised by the next call of the loop; core reports it once and leaves the tracker out.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from gangline_track.config import Service
 if TYPE_CHECKING:
     from gangline.config import Run
 
-BATCH = 200  # records that are sent together
-PAUSE = 5.0  # seconds between what is sent: records that come together cost less than one by one
+BATCH = 200  # maximum number of records sent together
+PAUSE = 5.0  # seconds to collect records: one call for several costs less than one for each
 
 
 class TrackingFailed(RuntimeError):
-    """The service cannot be told any more; the run goes on without it."""
+    """Failure of a service, which gets no more records; the run continues without it."""
 
 
 class Connection(ABC):
-    """One run at a service. All of it is called on one thread, which is not the loop's; it may raise what it likes."""
+    """One run at a service. Its methods run on one thread, which is not the loop's; they may raise anything."""
 
     @abstractmethod
     def open(self, start: Start) -> int:
-        """Begin the run there, or go on with it: the newest step that it has, 0 where it has none."""
+        """Begin the run at the service, or continue it; return the newest step there, 0 without one."""
 
     @abstractmethod
     def send(self, records: list[StepRecord]) -> None:
-        """Steps in order, none of which it has."""
+        """Send steps in order, none of which the service has."""
 
     @abstractmethod
     def close(self, summary: dict[str, Any], notes: list[str], pictures: list[Path]) -> None:
-        """The end; notes: all lines of this start. pictures: PNG files of the run directory."""
+        """End the run. notes: all lines of this start; pictures: PNG files of the run directory."""
 
 
 class BackgroundTracker(Tracker):
-    """The tracker of a `Connection`, which `connect` makes on the other thread; name: for what people are told."""
+    """Tracker of a `Connection`, which `connect` makes on the other thread; `name` appears in messages."""
 
     def __init__(self, name: str, config: Service, connect: Callable[[], Connection]) -> None:
         self.name, self.config, self.connect = name, config, connect
@@ -64,7 +64,7 @@ class BackgroundTracker(Tracker):
         self.missed = 0
         self.failure = ""
         self.thread: threading.Thread | None = None
-        self.until: float | None = None  # when the end waits no more, once it has begun
+        self.until: float | None = None  # deadline of the end on the monotonic clock, once the end has begun
 
     # --- on the loop's thread ----------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class BackgroundTracker(Tracker):
         self._raise_failure()
         if record.step % self.config.every and record.validation_loss is None:
             return
-        if self.waiting.qsize() < self.config.queue:  # the last place is the summary's; nobody else puts
+        if self.waiting.qsize() < self.config.queue:  # the last place is for the summary; only this thread puts
             self.waiting.put_nowait(record)
         else:
             self.missed += 1
@@ -89,13 +89,13 @@ class BackgroundTracker(Tracker):
         self.notes.append(text)
 
     def start_end(self, summary: dict[str, Any]) -> None:
-        """Never waits: while other trackers end one after another, this one's service is told of the end, too."""
+        """Put the summary into the queue without waiting, so that services end at once and not one after another."""
         if self.until is None:
             self.until = time.monotonic() + self.config.deadline_seconds
             self.waiting.put_nowait(summary)
 
     def end(self, summary: dict[str, Any]) -> None:
-        """Waits for the service until the deadline, and no longer. It is counted from `start_end`, where that was."""
+        """Wait for the service until the deadline, counted from `start_end` if called. Raises TrackingFailed."""
         if self.thread is None:
             return
         self.start_end(summary)
@@ -123,7 +123,7 @@ class BackgroundTracker(Tracker):
     def _say(self, text: str) -> None:
         print(f"train: track={self.name} {text}", file=sys.stderr, flush=True)
 
-    # --- on its own --------------------------------------------------------------------------------------------------
+    # --- on the tracker's thread -------------------------------------------------------------------------------------
 
     def _work(self, start: Start, earlier: BackgroundTracker | None) -> None:
         try:
@@ -154,7 +154,7 @@ class BackgroundTracker(Tracker):
                 return
 
     def _make_up(self, connection: Connection, start: Start, newest: int) -> int:
-        """Sends what metrics.jsonl has beyond `newest`, up to where the run goes on: the newest step sent."""
+        """Send steps of metrics.jsonl after `newest`, up to where the run continues; return the newest step sent."""
         path = Path(start.directory) / "metrics.jsonl"
         if newest >= start.first_step or not path.exists():
             return newest
@@ -170,7 +170,7 @@ class BackgroundTracker(Tracker):
         return missing[-1].step if missing else newest
 
     def _receive_records(self) -> tuple[list[StepRecord], dict[str, Any] | None]:
-        """Records that have come, and the summary once the run has ended: waits for the first, then a little."""
+        """Return new records, and the summary once the run has ended; wait for the first record, then a little."""
         records: list[StepRecord] = []
         until: float | None = None
         while len(records) < BATCH:
@@ -186,28 +186,28 @@ class BackgroundTracker(Tracker):
         return records, None
 
 
-_LIVE: dict[tuple[str, str], BackgroundTracker] = {}  # of this process: what was begun and never ended
+_LIVE: dict[tuple[str, str], BackgroundTracker] = {}  # trackers of this process that were begun and not ended
 SENT_LATER = "metrics.jsonl has all, and the run's next start sends what is missing"
 
 
 def get_scalars(record: StepRecord) -> dict[str, float]:
-    """The numbers of a record that are one number each."""
+    """Return the measurements of a record that are single numbers."""
     return {name: to_float(value) for name, value in list_numbers(record).items() if not isinstance(value, list)}
 
 
 def get_lists(record: StepRecord) -> dict[str, list[float]]:
-    """Return the finite numbers of each measurement that is a list: a histogram has no place for others."""
+    """Return the finite numbers of each measurement that is a list: a histogram takes no others."""
     lists = {name: map(to_float, value) for name, value in list_numbers(record).items() if isinstance(value, list)}
     return {name: [value for value in values if math.isfinite(value)] for name, values in lists.items()}
 
 
 def to_float(value: float | str) -> float:
-    """As a float; metrics.jsonl has one that is not finite as a string."""
+    """Return the value as a float; metrics.jsonl holds a number that is not finite as a string."""
     return float(value)
 
 
 def flatten_options(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested options by their whole names."""
+    """Return nested options by their full names."""
     options: dict[str, Any] = {}
     for key, value in content.items():
         options |= flatten_options(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -215,7 +215,7 @@ def flatten_options(content: dict[str, Any], prefix: str = "") -> dict[str, Any]
 
 
 def build(config: Service, run: Run) -> BackgroundTracker:
-    """The tracker of a service. Its library is imported on the tracker's own thread, for that takes seconds."""
+    """Return the tracker of a service. Its library is imported on the tracker's thread, because that takes seconds."""
 
     def connect() -> Connection:
         connection: Connection = importlib.import_module(config.home).connect(config)

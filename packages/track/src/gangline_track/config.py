@@ -1,4 +1,4 @@
-"""The options of track=wandb, track=mlflow and track=trackio. Torch-free, and free of their libraries."""
+"""Options of track=wandb, track=mlflow and track=trackio. Imports neither torch nor their libraries."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Service(TrackConfig):
-    """What all of them have. The run's steps never wait for the service: a queue and a thread stand between."""
+    """Options of every service. Steps of the run never wait for the service: a queue and a thread are in between."""
 
-    module: ClassVar[str] = ""  # of the service's own library
-    extra: ClassVar[str] = ""  # of gangline-track
-    home: ClassVar[str] = ""  # the module of its `Connection`
+    module: ClassVar[str] = ""  # module of the service's library
+    extra: ClassVar[str] = ""  # extra of gangline-track
+    home: ClassVar[str] = ""  # module of its `Connection`
 
-    project: str = "gangline"  # where its runs are kept together
-    every: PositiveInt = 1  # of so many steps one is sent; those with a validation loss always
-    queue: PositiveInt = 10_000  # records that wait for a slow service; those beyond it are left out
-    deadline_seconds: PositiveFloat = 30.0  # how long the run's end waits for what is still to be sent
+    project: str = "gangline"  # project at the service that holds the runs
+    every: PositiveInt = 1  # step interval between records sent; steps with a validation loss are always sent
+    queue: PositiveInt = 10_000  # maximum number of records waiting for a slow service; more are not sent
+    deadline_seconds: PositiveFloat = 30.0  # maximum seconds that the run's end waits for records still to send
 
     def check(self, run: Run) -> list[Problem]:
         if find_spec(self.module) is None:
@@ -38,28 +38,28 @@ class Service(TrackConfig):
 
 @dataclass
 class Wandb(Service):
-    """Weights & Biases. Without a key or a network it goes on offline, in the run directory, and says so."""
+    """Weights & Biases. Without a key or a network it continues offline, in the run directory, and reports that."""
 
     module: ClassVar[str] = "wandb"
     extra: ClassVar[str] = "wandb"
     home: ClassVar[str] = "gangline_track.to_wandb"
 
-    mode: Literal["online", "offline", "disabled"] = "online"  # offline: `wandb sync` sends it later
-    entity: str | None = None  # user or team; null: the key's own
-    group: str | None = None  # under which runs are shown together
-    tags: list[str] = field(default_factory=list)  # words to find the run by
-    connect_seconds: PositiveFloat = 60.0  # how long it tries to reach the service before it goes on offline
+    mode: Literal["online", "offline", "disabled"] = "online"  # connection mode; offline: `wandb sync` uploads later
+    entity: str | None = None  # user or team that owns the run; null: default of the API key
+    group: str | None = None  # name of the group of runs at wandb; null: none
+    tags: list[str] = field(default_factory=list)  # tags to find the run by
+    connect_seconds: PositiveFloat = 60.0  # connection timeout in seconds; then the run continues offline
 
 
 @dataclass
 class Mlflow(Service):
-    """MLflow: a tracking server, or a file of SQLite."""
+    """MLflow: a tracking server, or a SQLite file."""
 
     module: ClassVar[str] = "mlflow"
     extra: ClassVar[str] = "mlflow"
     home: ClassVar[str] = "gangline_track.to_mlflow"
 
-    uri: str | None = None  # of the tracking server; null: MLFLOW_TRACKING_URI, else mlflow.db in the run directory
+    uri: str | None = None  # URI of the tracking server; null: MLFLOW_TRACKING_URI, else mlflow.db in the run directory
 
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)
@@ -73,16 +73,16 @@ class Mlflow(Service):
 
 @dataclass
 class Trackio(Service):
-    """Trackio: a file of SQLite on this machine, a Space of Hugging Face, or a server of one's own."""
+    """Trackio: a SQLite file on this machine, a Hugging Face Space, or a self-hosted server."""
 
     module: ClassVar[str] = "trackio"
     extra: ClassVar[str] = "trackio"
     home: ClassVar[str] = "gangline_track.to_trackio"
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    path: str | None = None  # the folder of its files; null: TRACKIO_DIR, else where `trackio show` looks
-    space: str | None = None  # a Space's name, USER/NAME; null: nothing leaves this machine
-    server: str | None = None  # a server's address; null: none
+    path: str | None = None  # folder of the SQLite files; null: TRACKIO_DIR, else where `trackio show` looks
+    space: str | None = None  # name of a Hugging Face Space, USER/NAME; null: data stays on this machine
+    server: str | None = None  # address of a self-hosted server; null: none
 
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)

@@ -1,4 +1,4 @@
-"""RUN_DIR/track/SERVICE.json: which run at the service this run directory is, so that a start goes on with it."""
+"""Id of this run at a service, in RUN_DIR/track/SERVICE.json, so that a start continues the run there."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gangline.storage.files import read_regular, write_whole
 
 
 class RunId:
-    """The name of the run at a place of a service; at another place it has another."""
+    """Id of the run at one place of a service; at another place it has another id."""
 
     def __init__(self, run_dir: str | Path, service: str, place: str) -> None:
         self.path, self.place = Path(run_dir) / "track" / f"{service}.json", redact_secrets(place)
 
     def read(self) -> str | None:
-        """None where the run has not been there; a file that somebody spoilt says nothing."""
+        """Return the id; None if the run has not been there, or if the file is damaged."""
         try:
             content = json.loads(read_regular(self.path))
             name, place = str(content["id"]), content["place"]
@@ -24,7 +24,7 @@ class RunId:
                 return None
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        if place != self.place:  # an earlier version wrote the whole address
+        if place != self.place:  # an earlier version wrote the complete address
             self.write(name)
         return name
 
@@ -34,5 +34,5 @@ class RunId:
 
 
 def redact_secrets(place: str) -> str:
-    """A place without the user, the password and the query of its URL, where services have their secrets."""
+    """Return a place without the user, password and query of its URL, where services have their secrets."""
     return re.sub(r"(://)[^/\s@]*@|\?\S*", r"\1", place)

@@ -1,4 +1,4 @@
-"""MLflow: one run of an experiment, by its client; the process's own active run is left alone."""
+"""MLflow tracker: one run of an experiment, by `MlflowClient`; the process's own active run stays as it is."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from gangline_track.background import Connection, flatten_options, get_scalars
 from gangline_track.config import Mlflow
 from gangline_track.run_id import RunId
 
-METRICS, PARAMS, LENGTH = 1000, 100, 500  # of one call, and letters of a value: what every store takes
-NOTE = "mlflow.note.content"  # what its page shows as the run's description
-STATUS = {"done": "FINISHED", "stop": "FAILED", "error": "FAILED"}  # else a signal: KILLED
+METRICS, PARAMS, LENGTH = 1000, 100, 500  # per call, and characters of a value: limits of every store
+NOTE = "mlflow.note.content"  # tag that MLflow shows as the run's description
+STATUS = {"done": "FINISHED", "stop": "FAILED", "error": "FAILED"}  # any other reason is a signal: KILLED
 
 
 class MlflowConnection(Connection):
-    """A run of MLflow. It has no histograms, so what is a list is left out."""
+    """Run of MLflow, which has no histograms: a measurement that is a list is left out."""
 
     def __init__(self, config: Mlflow) -> None:
         self.config = config
 
     def open(self, start: Start) -> int:
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of each table that it makes
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs each table that it creates
         logging.getLogger("alembic").setLevel(logging.WARNING)
         uri = self.config.uri or os.environ.get("MLFLOW_TRACKING_URI") or make_local_uri(start.directory)
         self.client = MlflowClient(tracking_uri=uri)
@@ -50,7 +50,7 @@ class MlflowConnection(Connection):
         return max((point.step for point in self.client.get_metric_history(self.id, "loss")), default=0)
 
     def _goes_on(self) -> bool:
-        """Whether the run is there, and is running again; one that was deleted begins anew."""
+        """Return whether the run exists, and mark it as running; for a deleted run, a new one begins."""
         try:
             alive = self.id and self.client.get_run(self.id).info.lifecycle_stage == "active"
         except MlflowException as error:
@@ -89,10 +89,10 @@ class MlflowConnection(Connection):
 
 
 def make_local_uri(directory: str | Path) -> str:
-    """The file of SQLite in a run directory."""
+    """Return the URI of the SQLite file in a run directory."""
     return f"sqlite:///{(Path(directory) / 'mlflow.db').absolute()}"
 
 
 def connect(config: Mlflow) -> MlflowConnection:
-    """What the tracker's thread works with."""
+    """Return the connection that the tracker's thread uses."""
     return MlflowConnection(config)

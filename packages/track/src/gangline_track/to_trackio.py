@@ -1,4 +1,4 @@
-"""Trackio. It knows a run by its name, so the name has letters that no other run's has."""
+"""Trackio tracker. Trackio identifies a run by its name, so the name ends in a random suffix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gangline_track.run_id import RunId
 
 
 class TrackioConnection(Connection):
-    """A run of Trackio, on this machine unless a Space or a server is named."""
+    """Run of Trackio, on this machine unless a Space or a server is named."""
 
     def __init__(self, config: Trackio) -> None:
         self.config = config
@@ -33,11 +33,11 @@ class TrackioConnection(Connection):
             config={**start.config, "parameters": start.parameters, "world": start.world},
             resume="allow" if name else "never",
             embed=False,
-            auto_log_cpu=False,  # the record has what the run measures
+            auto_log_cpu=False,  # the step record has these measurements
             auto_log_gpu=False,
         )
         run_id.write(self.run.name)
-        self.newest = self.run._next_step - 1  # it asks for it as the run begins, and tells it nowhere else
+        self.newest = self.run._next_step - 1  # read by Trackio as the run begins, and not public
         return max(self.newest, 0)
 
     def send(self, records: list[StepRecord]) -> None:
@@ -56,5 +56,5 @@ class TrackioConnection(Connection):
 
 
 def connect(config: Trackio) -> TrackioConnection:
-    """What the tracker's thread works with."""
+    """Return the connection that the tracker's thread uses."""
     return TrackioConnection(config)

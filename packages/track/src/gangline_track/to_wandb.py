@@ -1,4 +1,4 @@
-"""Weights & Biases. Its step is the run's step, and the run keeps its id over all starts."""
+"""Weights & Biases tracker: its step is the run's step, and the run keeps its id over all starts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gangline_track.config import Wandb
 from gangline_track.run_id import RunId
 from gangline_track.wandb_file import find_newest_step
 
-LINES = 200  # of the notes that are kept
+LINES = 200  # maximum number of notes to keep
 
 
 class WandbConnection(Connection):
-    """A run of wandb; its files are in RUN_DIR/wandb."""
+    """Run of wandb, with its files in RUN_DIR/wandb."""
 
     def __init__(self, config: Wandb) -> None:
         self.config = config
-        self.last: int | None = None  # the newest step of this start
+        self.last: int | None = None  # newest step that this start sent
 
     def open(self, start: Start) -> int:
         run_id = RunId(start.directory, "wandb", f"{self.config.entity or ''}/{self.config.project}")
@@ -38,11 +38,11 @@ class WandbConnection(Connection):
                 why = explain_no_service(self.config.connect_seconds)
                 mode = "offline" if why else mode
             self.run = self._begin(start, name, mode)
-        except Exception as error:  # an expired key, no network, a project that is another's
+        except Exception as error:  # an expired key, no network, another user's project
             if mode != "online":
                 raise
             why = str(error).strip().splitlines()[0]
-            wandb.teardown()  # it holds the id of the run that it could not begin
+            wandb.teardown()  # wandb holds the id of the run that it could not begin
             self.run = self._begin(start, name, "offline")
         if why:
             later = f"wandb sync {Path(start.directory) / 'wandb'}/offline-run-*"
@@ -60,10 +60,10 @@ class WandbConnection(Connection):
             init_timeout=config.connect_seconds,
             finish_timeout=config.deadline_seconds,
             silent=True,
-            console="off",  # core keeps what is printed
+            console="off",  # core stores the output
             disable_git=True,  # provenance.json has it
             disable_code=True,
-            x_disable_stats=True,  # the record has what the run measures
+            x_disable_stats=True,  # the step record has these measurements
         )
         return wandb.init(
             project=config.project,
@@ -90,22 +90,22 @@ class WandbConnection(Connection):
         if notes:
             self.run.notes = "\n".join(notes[-LINES:])
         self.run.summary.update({f"run/{name}": value for name, value in summary.items() if value is not None})
-        if pictures and self.last is not None:  # beside the last step: a step of their own would be one of the run's
+        if pictures and self.last is not None:  # at the last step: a separate one would count as a step of the run
             self.run.log({f"pictures/{path.stem}": wandb.Image(str(path)) for path in pictures}, step=self.last)
         self.run.finish(exit_code=0 if summary.get("why") == "done" else 1)
 
 
 def explain_no_service(seconds: float) -> str:
-    """Why there is no logging in; empty where there is. A login with a key asks the service, one without nobody."""
+    """Return why a login fails, or "". A login with a key asks the service; a login without one asks no server."""
     if wandb.api.api_key and (why := explain_unreachable(wandb.setup().settings.base_url, seconds)):
         return why
     return "" if wandb.login(prompt=False) else "there is no key: wandb login, or WANDB_API_KEY"
 
 
 def explain_unreachable(url: str, seconds: float) -> str:
-    """Why nobody answers there; empty where somebody does, or a proxy is asked in our place.
+    """Return why the service does not answer; "" if it does, or if a proxy is asked in its place.
 
-    wandb itself may wait without an end for a service whose machine refuses the connection.
+    wandb itself may wait without end for a service whose machine refuses the connection.
     """
     place = urlsplit(url)
     if getproxies() or place.hostname is None:
@@ -120,5 +120,5 @@ def explain_unreachable(url: str, seconds: float) -> str:
 
 
 def connect(config: Wandb) -> WandbConnection:
-    """What the tracker's thread works with."""
+    """Return the connection that the tracker's thread uses."""
     return WandbConnection(config)

@@ -1,7 +1,7 @@
-"""What run-ID.wandb holds, wandb's own record of a run: the steps that an earlier start left there.
+"""Reader of run-ID.wandb, wandb's own record of a run: finds the steps that an earlier start left there.
 
-A header of 7 bytes, then the log format of LevelDB: blocks of 32 KiB, in them chunks of (checksum, length, kind), of
-which one or several make a record, a message of wandb's protocol. Of a record that a kill tore, nothing is given.
+The file has a header of 7 bytes, then the log format of LevelDB: blocks of 32 KiB with chunks of (checksum, length,
+kind). One or several chunks make a record, a message of wandb's protocol. A record that a kill tore is not returned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def read_messages(path: Path) -> Iterator[bytes]:
-    """Every whole record, in order."""
+    """Yield every complete record, in order."""
     content = read_regular(path, sys.maxsize)
     at, parts = HEADER, b""
     while at + CHUNK.size <= len(content):
@@ -38,8 +38,8 @@ def read_messages(path: Path) -> Iterator[bytes]:
 
 
 def read_history(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """(step, name -> value as JSON) of every step that was logged."""
-    protocol = import_module("wandb.proto.wandb_internal_pb2")  # made at run time: type checkers find nothing in it
+    """Yield (step, {name: value as JSON}) for every step that was logged."""
+    protocol = import_module("wandb.proto.wandb_internal_pb2")  # made at run time: invisible to type checkers
     for message in read_messages(path):
         record = protocol.Record()
         try:
@@ -52,6 +52,6 @@ def read_history(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def find_newest_step(run_dir: str | Path, name: str) -> int:
-    """Of the run `name`, over all of its starts in the run directory; 0 where there is none."""
+    """Return the newest step of the run `name` over all of its starts in the run directory; 0 without one."""
     files = Path(run_dir).glob(f"wandb/*run-*-{name}/run-{name}.wandb")
     return max((step for file in files for step, _ in read_history(file)), default=0)

@@ -1,1 +1,1 @@
-"""Machines measured before a run: bad ranks are named before step 1."""
+"""Burn-in: measures machines before a run, and names bad ranks before step 1."""

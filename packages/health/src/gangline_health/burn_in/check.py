@@ -1,4 +1,4 @@
-"""health=burn_in: measures all ranks before the first step, and again at a start on other nodes."""
+"""Check `health=burn_in`: measures all ranks before the first step, and again at a start on other nodes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 LOGS, FILE = "logs", "burn-in.json"
 CLUSTER = "cluster.yaml"  # in the run directory
-SMALL_MESSAGE = 8  # bytes: its time is the latency
+SMALL_MESSAGE = 8  # bytes of the message whose time is the latency
 
 
 class BurnInCheck(HealthCheck):
-    """Looks once; afterwards there is nothing to observe."""
+    """Health check that measures once, before the run; it observes no step."""
 
     def __init__(self, config: BurnInHealth, run: Run) -> None:
         self.config = config
@@ -50,10 +50,10 @@ class BurnInCheck(HealthCheck):
     def before_run(self) -> Iterable[Verdict]:
         answers = gather_json(self.world, self.device, [name_of_this_node(), read_measured_nodes(self.run_dir)])
         nodes = [node for node, _ in answers]
-        if answers[0][1] == nodes:  # rank 0's word: these were measured, and a restart is to be fast
+        if answers[0][1] == nodes:  # rank 0 knows these nodes as measured, and a restart must be fast
             return []
         rows = [RankRates.of(row) for row in gather_json(self.world, self.device, self._measure(nodes))]
-        if self.rank:  # the verdicts of rank 0 are for all
+        if self.rank:  # rank 0 reports for all ranks
             return []
         return self._judge(rows)
 
@@ -88,7 +88,7 @@ class BurnInCheck(HealthCheck):
         return verdicts
 
     def _measure(self, nodes: list[str]) -> dict[str, Any]:
-        """This rank; the parts with others are the same calls on all ranks."""
+        """Return the measurements of this rank; all ranks make the same collective calls in the same order."""
         comm, device, options = self.world, self.device, self.config
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         large, small = measure.LARGE[device.type]
@@ -128,9 +128,9 @@ class BurnInCheck(HealthCheck):
 
 
 def is_all_reduce_exact(comm: Comm, device: torch.device) -> bool:
-    """Whether an all-reduce of whole numbers gives what it must.
+    """Return whether an all-reduce of integers is exact.
 
-    In float64, which holds whole numbers up to 2^53: those of float32 end at 2^24, the sum of some 180 ranks.
+    It uses float64, which holds integers up to 2^53: float32 holds them up to 2^24, the sum over some 180 ranks.
     """
     own = torch.arange(1024, dtype=torch.float64, device=device)
     total = comm.all_reduce((own * (comm.index + 1)).contiguous())
@@ -138,14 +138,14 @@ def is_all_reduce_exact(comm: Comm, device: torch.device) -> bool:
 
 
 def get_memory_bytes(device: torch.device, ranks: int) -> float:
-    """Bytes of an accelerator; of a CPU this rank's share of its machine's."""
+    """Return the bytes of an accelerator's memory; for a CPU, this rank's share of the machine's memory."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / max(1, ranks)
 
 
 def read_measured_nodes(run_dir: Path | None) -> list[str] | None:
-    """The node of each rank, of ranks that were found to be good."""
+    """Return the node of each rank in a burn-in of this run directory without bad ranks; None without one."""
     if run_dir is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Options of health=burn_in. Torch-free."""
+"""Options of `health=burn_in`, measurements before a run. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from gangline import Part, Problem, UserError
 from gangline.config import HealthConfig, OneOf, PositiveFloat, PositiveInt, Run
 from gangline_basics.cluster.file import load_cluster
 
-Less = Annotated[float, Gt(0)]  # and less than 1
+Less = Annotated[float, Gt(0)]  # a share; `BurnInHealth.check` demands less than 1
 
 
 @dataclass
 class BurnInHealth(HealthConfig):
-    """Measures every rank before the first step, names those that are slow or wrong, and writes a cluster file."""
+    """Burn-in: measures every rank before the first step, names slow or wrong ranks, writes a cluster file."""
 
-    seconds: PositiveFloat = 0.5  # for each measurement of a rank by itself
-    repetitions: PositiveInt = 5  # of each transfer; the fastest counts
-    pairs: PositiveInt = 16  # up to so many ranks, all pairs are measured; beyond, neighbours at growing distances
-    matmul: Less = 0.15  # bad: products so much slower than the median rank's, as a share
-    memory: Less = 0.25  # the same of copies in memory
-    link: Less = 0.3  # the same of transfers to other ranks
-    shared: PositiveFloat = 3.0  # ranks on a CPU take each other's cores: there the shares are so many times as large
-    act: Annotated[str, OneOf(("stop", "warn"))] = "stop"  # what is done where a rank is bad
-    base: str = "h100_ib"  # a cluster file for what is not measured
+    seconds: PositiveFloat = 0.5  # time of each measurement of a single rank, in seconds
+    repetitions: PositiveInt = 5  # number of repetitions of each transfer; the fastest counts
+    pairs: PositiveInt = 16  # maximum number of ranks for all pairs; beyond, neighbours at growing distances
+    matmul: Less = 0.15  # threshold of slow matmuls, as a share below the median rank's rate
+    memory: Less = 0.25  # threshold of slow memory copies, as a share below the median rank's rate
+    link: Less = 0.3  # threshold of slow transfers to other ranks, as a share below the median rank's rate
+    shared: PositiveFloat = 3.0  # factor of these shares on a CPU, where ranks take cores from each other
+    act: Annotated[str, OneOf(("stop", "warn"))] = "stop"  # action on a bad rank
+    base: str = "h100_ib"  # cluster file for numbers that are not measured
 
     def check(self, run: Run) -> list[Problem]:
-        """Shares that no rank could be below, and a cluster that does not exist."""
+        """Return problems: a share that no rank can be below, or a cluster file that does not exist."""
         problems = [
             Problem(
                 f"health.burn_in.{name}={getattr(self, name):g}: no rank can be slower by that share.",

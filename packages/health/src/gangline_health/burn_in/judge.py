@@ -1,6 +1,6 @@
-"""What was measured of all ranks: who is bad, a table, and the machine as a cluster file. Torch-free, pure.
+"""Evaluation of burn-in: bad ranks, slow links, and the machine as a cluster file. Torch-free, pure functions.
 
-A rank is held against the median of all: those of one job are machines of one kind.
+A rank is compared with the median of all ranks, because machines of one job are of one kind.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ MOST_SHARE = 0.9  # a rank below a tenth of the median is bad on any machine
 
 @dataclass(frozen=True)
 class RankRates:
-    """One rank, measured; rates in operations or bytes a second.
+    """Measurements of one rank; rates in operations or bytes per second.
 
-    sent        to each peer, by its rank
-    all_reduce  of all ranks together; to_node, to_others: all-to-all inside the node and between nodes, 0 where
-                nobody is there
-    wrong       what it computed wrongly
+    sent        rate to each peer, by the peer's rank
+    all_reduce  rate over all ranks; to_node, to_others: all-to-all inside the node and between nodes, 0 without a peer
+                there
+    wrong       names of computations with a wrong result
     """
 
     rank: int
@@ -50,7 +50,7 @@ class RankRates:
 
 @dataclass(frozen=True)
 class BadRank:
-    """A rank and all that speaks against it."""
+    """Bad rank, and all that speaks against it."""
 
     rank: int
     node: str
@@ -58,7 +58,7 @@ class BadRank:
 
 
 def find_bad_ranks(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) -> list[BadRank]:
-    """Those far below the median of all ranks, and those that computed wrongly."""
+    """Return the ranks far below the median of all ranks, and the ranks that computed wrongly."""
     against: dict[int, list[str]] = {row.rank: [f"computes wrongly: {what}" for what in row.wrong] for row in rows}
     for name, share, unit in (("matmul", options.matmul, "TFLOP/s"), ("memory", options.memory, "GB/s")):
         scale = 1e12 if name == "matmul" else 1e9
@@ -79,7 +79,7 @@ def find_bad_ranks(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: boo
 
 
 def find_slow_links(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) -> list[str]:
-    """Pairs that are slow though neither of the two is slow with most others."""
+    """Return a line for each slow pair of ranks of which neither is slow with most other ranks."""
     bad = {one.rank for one in find_bad_ranks(rows, options, on_cpu)}
     links = []
     for tier in ("node", "cluster"):
@@ -101,7 +101,7 @@ def compute_tolerance(share: float, options: BurnInHealth, on_cpu: bool) -> floa
 
 
 def find_below(rates: dict[int, float], share: float) -> list[tuple[int, float, float]]:
-    """(rank, its rate, the median) of those below the median by more than a share of it."""
+    """Return (rank, its rate, the median) for each rank that is below the median by more than a share of it."""
     if len(rates) < 2:
         return []
     middle = statistics.median(rates.values())
@@ -109,15 +109,15 @@ def find_below(rates: dict[int, float], share: float) -> list[tuple[int, float, 
 
 
 def select_sent(row: RankRates, rows: Sequence[RankRates], tier: str) -> dict[int, float]:
-    """What a rank sends to each peer of its node, or of others."""
+    """Return the rate of a rank to each peer in its node (tier "node"), or to each peer elsewhere."""
     nodes = {other.rank: other.node for other in rows}
     return {int(peer): rate for peer, rate in row.sent.items() if (nodes[int(peer)] == row.node) == (tier == "node")}
 
 
 def build_cluster(rows: Sequence[RankRates], base: Cluster, about: str, when: str, small_size: int) -> Cluster:
-    """The machine in the numbers of a cluster file: what was measured, and beside it what the base says.
+    """Return the machine as a cluster file: measured numbers, and those of `base` for the rest.
 
-    small_size: rows of the small product.
+    small_size: rows of the small matmul.
     """
     by = f"measured by burn-in, {when}, {about}"
     rate, small = (statistics.median(getattr(row, name) for row in rows) for name in ("matmul", "small_matmul"))

@@ -1,1 +1,1 @@
-"""health=chaos: faults put into a run, to see that they are found and survived."""
+"""Fault injection (`health=chaos`), to see that a run detects and survives faults."""

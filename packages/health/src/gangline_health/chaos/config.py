@@ -1,4 +1,4 @@
-"""Options of health=chaos. Torch-free."""
+"""Options of `health=chaos`, fault injection. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Kind = Annotated[str, OneOf(KINDS)]
 
 @dataclass
 class ChaosHealth(HealthConfig):
-    """Breaks the run on purpose, as a seed or a list says; every fault is a line in events.jsonl."""
+    """Fault injection from a seed or a list; every fault is a line in events.jsonl."""
 
-    faults: NonNegativeInt = 0  # how many, at random moments
-    seconds: PositiveFloat = 900.0  # from the run's begin, within which they come
-    seed: NonNegativeInt = 0  # of kinds, moments and ranks
-    kinds: list[Kind] = field(default_factory=lambda: list(ANYWHERE))  # that are drawn from
+    faults: NonNegativeInt = 0  # number of faults at random moments
+    seconds: PositiveFloat = 900.0  # window of the random faults, in seconds from the run's begin
+    seed: NonNegativeInt = 0  # seed of the kinds, moments and ranks of random faults
+    kinds: list[Kind] = field(default_factory=lambda: list(ANYWHERE))  # kinds of random faults
     at: list[str] = field(default_factory=list)  # faults by step, each as kind@step or kind@step:rank
-    slow_seconds: PositiveFloat = 0.5  # of a slow rank: by which each of its steps is longer
-    slow_steps: NonNegativeInt = 50  # how many steps it is slow
-    full_steps: PositiveInt = 10  # how many steps a disk is full
-    store_seconds: PositiveFloat = 2.0  # how long a store is lost
+    slow_seconds: PositiveFloat = 0.5  # delay of each step of a slow rank, in seconds
+    slow_steps: NonNegativeInt = 50  # number of steps that a rank is slow
+    full_steps: PositiveInt = 10  # number of steps that a disk is full
+    store_seconds: PositiveFloat = 2.0  # time that the store is unreachable, in seconds
 
     def check(self, run: Run) -> list[Problem]:
-        """Chosen without a word of what to break, or a fault that nobody can read."""
+        """Return problems: no fault is configured, or a fault in `at` is malformed."""
         problems = []
         if not self.faults and not self.at:
             problems.append(

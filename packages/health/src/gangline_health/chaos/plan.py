@@ -1,6 +1,6 @@
-"""Which faults come when, on which rank: drawn from a seed, or listed. Torch-free, pure.
+"""Schedule of faults: kind, time and rank of each, drawn from a seed or listed. Torch-free.
 
-What was done is remembered in the run directory: a run that is started again goes on behind it.
+Faults that were injected are recorded in the run directory, so that a restarted run continues after them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ KINDS = (
     "kill", "kill-all", "kill-agent", "stop", "slow", "hang", "exception", "nan", "bit-flip", "gradient-flip",
     "miscompute", "bad-restore", "bad-batch", "disk-full", "lost-store",
 )  # fmt: skip
-# What a run survives by itself with the same losses: no kill of those who would start it again, no changed numbers.
+# Kinds that a run survives by itself with equal losses: no kill of its launcher, no changed numbers.
 ANYWHERE = ("kill", "stop", "slow", "hang", "exception")
-APART = 5  # steps that a run must have done since it was started, before the next fault comes
+APART = 5  # minimum number of steps after a start before the next random fault
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. Either `step` or `second` (since the run's begin) says when; no rank: drawn when it comes."""
+    """Fault due at `step`, or at `second` since the run's begin; `rank` is taken modulo the number of ranks."""
 
     number: int
     kind: str
@@ -32,12 +32,12 @@ class Fault:
     second: float | None = None
 
     def is_due(self, step: int, seconds: float) -> bool:
-        """Whether it is time, at the begin of step `step`, `seconds` after the run began."""
+        """Return whether the fault is due at the begin of step `step`, `seconds` after the run began."""
         return step >= self.step if self.step is not None else seconds >= (self.second or 0.0)
 
 
 def parse(words: str) -> tuple[str, int, int | None]:
-    """ "kill@100:1" -> (kind, step, rank or None). Raises ValueError."""
+    """Return (kind, step, rank or None) of a fault such as "kill@100:1". Raises ValueError if it is malformed."""
     match = re.fullmatch(r"([a-z-]+)@(\d+)(?::(\d+))?", words)
     if match is None or match[1] not in KINDS:
         raise ValueError(f"{words!r} is no fault: write kind@step or kind@step:rank")
@@ -45,9 +45,9 @@ def parse(words: str) -> tuple[str, int, int | None]:
 
 
 def plan(faults: int, seconds: float, seed: int, kinds: list[str], at: list[str]) -> list[Fault]:
-    """Every fault, in the order in which they come; the same for the same words, whatever the layout.
+    """Return all faults: the random ones by time, then the listed ones; equal for equal arguments, whatever the layout.
 
-    The rank is a large number, of which the rest by the number of ranks counts: so it is right for any world.
+    A random rank is a large number, to be taken modulo the number of ranks: so it is valid for any world size.
     """
     draw = random.Random(f"gangline-chaos-{seed}")
     moments = sorted(draw.uniform(0.0, seconds) for _ in range(faults))
@@ -59,7 +59,7 @@ def plan(faults: int, seconds: float, seed: int, kinds: list[str], at: list[str]
 
 
 class FaultsDone:
-    """What has been done of a plan, in files of the run directory: each fault once, whoever comes first."""
+    """Record of injected faults as files in the run directory: each fault once, by the first process that claims it."""
 
     def __init__(self, run_dir: str | Path) -> None:
         self.folder = Path(run_dir, "logs", "chaos")
@@ -79,7 +79,7 @@ class FaultsDone:
         return fault.number in self._made
 
     def claim(self, fault: Fault) -> bool:
-        """Whether this process is the one that does it; known to all from then on, also after a kill."""
+        """Return whether this process is the first to claim the fault; other ranks see the claim, also after a kill."""
         try:
             handle = os.open(self.folder / str(fault.number), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:

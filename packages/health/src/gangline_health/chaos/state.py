@@ -1,4 +1,4 @@
-"""What is broken at the moment on this rank: set by the check at a step's begin, read by what traffic goes through."""
+"""Active faults of this rank: set by the check at the begin of a step, read by its communicators and store."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass
 class Broken:
-    """The faults that come through traffic, each until it has happened."""
+    """Faults that communicators and the store apply, each until it has happened."""
 
     hang: bool = False
     exception: bool = False
     nan: bool = False
     miscompute: bool = False
-    slow_until: int = 0  # the last step that is slow
-    slow_from: int = 0  # the step in which it was slow last
+    slow_until: int = 0  # last slow step
+    slow_from: int = 0  # newest step that was slowed down
     step: int = 0
-    store_until: float = 0.0  # on the monotonic clock
+    store_until: float = 0.0  # end of the outage on the monotonic clock
 
 
 now = Broken()

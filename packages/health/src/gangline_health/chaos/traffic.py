@@ -1,4 +1,4 @@
-"""A Comm and a store that break where the plan says so; otherwise they pass on what they are given."""
+"""Communicators and a store with injected faults; without an active fault they forward each call."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from gangline_health.chaos.config import ChaosHealth
 
 _STEP = ("forward_backward", "forward", "backward")
-LEAST = 64  # numbers of a tensor that may be a gradient
+LEAST = 64  # minimum number of elements of a tensor that may be a gradient
 
 
 def break_comms(config: ChaosHealth, run: Run, comms: Comms) -> Comms:
-    """Comms that this rank's faults come through."""
+    """Return communicators and a store that apply this rank's faults."""
     broken_comms = WrappedComms(comms, lambda comm: BrokenComm(comm, config.slow_seconds))
     broken_comms.store = BrokenStore(comms.store)
     return broken_comms
 
 
 class BrokenComm(Wrapped):
-    """Before each collective of a step: is it broken?"""
+    """Communicator that applies active faults before each collective of a step."""
 
     def __init__(self, inner: Comm, slow_seconds: float) -> None:
         super().__init__(inner)
@@ -83,7 +83,7 @@ class BrokenComm(Wrapped):
 
 
 class BrokenStore:
-    """The job's store, which cannot be reached for a while."""
+    """Store of the job that is unreachable until `state.now.store_until`."""
 
     def __init__(self, inner: Store) -> None:
         self._inner = inner

@@ -1,6 +1,6 @@
-"""`gangline health`: what a run spent its time on, and what one would. Nothing here imports torch.
+"""Command `gangline health`: where a run's time went, and what failures would cost. It imports no torch.
 
-Each verb is a module that is imported when it is asked for.
+Each subcommand is a module that is imported when it is called.
 """
 
 from __future__ import annotations
@@ -18,5 +18,5 @@ VERBS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """The verb `gangline health`."""
+    """Run the command `gangline health`."""
     return run_verb("health", VERBS, __name__, argv)

@@ -1,4 +1,4 @@
-"""`gangline health burn-in [WORDS]`: the machines of a job, measured by a small run of one step, launched as any."""
+"""Command `gangline health burn-in [OVERRIDES]`: measures a job's machines by a small run of one step."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from gangline_basics.launch.nodes import parse_nodes
 if TYPE_CHECKING:
     from gangline.config import Run
 
-# A model that says nothing of the machine; the step after the measurements shows that a whole one can be done. The
-# commands of several nodes are one run, so nothing here differs between them: the text is Python's own source.
+# A tiny model: its one step after the measurements shows that a complete step works. The commands of several nodes are
+# one run, so that nothing here may differ between nodes: the text is Python's own source.
 MODEL = (
     "model.dim=64", "model.layers=1", "model.heads=2", "model.kv_heads=2", "model.hidden=128",
     "batch.sequence_length=32", "data=text", "data.path=null",
     "run.steps=1", "run.sample=0", "validate.every=null", "checkpoint=off", "track=[]", "parallel=ddp",
 )  # fmt: skip
-MOST_SAMPLES = 4096  # of the one step
+MOST_SAMPLES = 4096  # maximum global batch of the one step
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print it; the exit code is that of the run: 0, or 3 where a rank is bad."""
+    """Run the measurements and print them; the exit code is that of the run: 0, or 3 if a rank is bad."""
     flags = Flags(
         "health burn-in",
         "Measure products, memory and links of every rank, and name those far below the median (exit code 3).",
@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def compose_launch(words: Sequence[str]) -> Run:
-    """The run that is to be launched. Raises UserError, also for nodes that would not find each other."""
+    """Return the run to launch. Raises UserError, also for nodes that would not find each other."""
     from gangline.config.compose import compose_one
 
     if earlier := next((word for word in words if word.startswith(("resume=", "from="))), ""):
@@ -74,7 +74,7 @@ def compose_launch(words: Sequence[str]) -> Run:
 
 
 def choose_global_size(run: Run) -> int:
-    """A global batch that divides over the ranks, also where fewer nodes come than the most."""
+    """Return a global batch that divides over the ranks, also with fewer nodes than the maximum."""
     from gangline.config.check import count_ranks
 
     worlds = [count_ranks(run)]
@@ -86,7 +86,7 @@ def choose_global_size(run: Run) -> int:
 
 
 def show(found: dict[str, Any], run_dir: Path, console: Console) -> None:
-    """A table of ranks, with the bad ones marked."""
+    """Print a table of ranks, with the bad ones marked."""
     bad = {one["rank"]: one["why"] for one in found["bad"]}
     table = Table(title=f"{len(found['ranks'])} ranks", title_justify="left")
     columns = ("rank", "node", "TFLOP/s", "memory GB/s", "all-reduce", "in the node", "to others GB/s", "")

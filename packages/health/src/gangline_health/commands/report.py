@@ -1,4 +1,4 @@
-"""`gangline health report RUN_DIR`: the ledger of a run as a table, as JSON, as a picture."""
+"""Command `gangline health report RUN_DIR`: prints the ledger of a run as a table or JSON, and plots it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline_health.ledger.report import Ledger, build_ledger
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print it. Raises UserError for what is no run, and where the picture cannot be written."""
+    """Print the ledger of a run. Raises UserError if there is none, and if the figure cannot be written."""
     parser = argparse.ArgumentParser(
         prog="gangline health report", description="Where every second of a run went; the largest loss first."
     )
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def show(of: Ledger, console: Console) -> None:
-    """Tables for people."""
+    """Print the ledger as tables."""
     wall, summary = of.wall_seconds or 1.0, of.to_dict()
     account = Table(title=f"{of.run_dir}: {of.wall_seconds:.1f} s", title_justify="left")
     for column, side in (("where the time went", "left"), ("seconds", "right"), ("share", "right")):

@@ -1,4 +1,4 @@
-"""`gangline health watch RUN_DIR`: a page of a run that lives, in the terminal."""
+"""Command `gangline health watch RUN_DIR`: live status of a run in the terminal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gangline_health.live.status import RunFollower, Status
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 64
-SHOWN = 16  # ranks
+SHOWN = 16  # maximum number of ranks in the table
 
 
 def run(argv: Sequence[str]) -> int:
-    """Show it until the run has ended or Ctrl-C. Raises UserError for what is no run."""
+    """Show the status until the run ends or Ctrl-C. Raises UserError if the path is no run directory."""
     parser = argparse.ArgumentParser(
         prog="gangline health watch", description="Loss, step, ranks, verdicts and the last checkpoint of a run."
     )
@@ -48,12 +48,12 @@ def run(argv: Sequence[str]) -> int:
 
 
 def render_page(status: Status) -> Group:
-    """All of it."""
+    """Return all parts of the status report."""
     return Group(*render_head(status), *render_ranks(status), *render_verdicts(status))
 
 
 def render_head(status: Status) -> Iterable[Text]:
-    """The run, its newest step, its loss, its checkpoint."""
+    """Yield the lines about the run, its newest step, its loss and its checkpoint."""
     of = f" of {status.steps}" if status.steps else ""
     record = status.record or {}
     yield escape_text(f"{status.name}: {status.state}, step {record.get('step', 0)}{of}, in {status.run_dir}", "bold")
@@ -78,7 +78,7 @@ def render_head(status: Status) -> Iterable[Text]:
 
 
 def render_ranks(status: Status) -> Iterable[Table]:
-    """Those of this machine, by their pulse."""
+    """Yield a table of the ranks on this machine, from their pulses."""
     if not status.ranks:
         return
     title = f"{len(status.ranks)} of {status.ranks[0].world} ranks are on this machine"
@@ -96,7 +96,7 @@ def render_ranks(status: Status) -> Iterable[Table]:
 
 
 def render_verdicts(status: Status) -> Iterable[Text]:
-    """The newest last."""
+    """Yield a line for each recent verdict, the newest last."""
     for line in status.verdicts:
         at = str(line.get("time", ""))[11:19]
         evidence = str(line.get("evidence", ""))
@@ -105,12 +105,12 @@ def render_verdicts(status: Status) -> Iterable[Text]:
 
 
 def escape_text(text: str, style: str = "") -> Text:
-    """Text of a run's files, which may not steer the terminal, nor seem to be another line."""
+    """Return text from a run's files so that it can neither steer the terminal nor look like another line."""
     return Text(escape_controls(text.replace("\n", "\\n")), style)
 
 
 def draw_bars(losses: Sequence[float]) -> str:
-    """The newest losses as bars, the highest of them as the highest bar; "x" for what is no number."""
+    """Return the newest losses as bars, the highest loss as the highest bar; "x" for a loss that is not finite."""
     newest_losses = list(losses)[-WIDTH:]
     finite = [loss for loss in newest_losses if math.isfinite(loss)]
     if not finite:

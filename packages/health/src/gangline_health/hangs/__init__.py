@@ -1,1 +1,1 @@
-"""Ranks that do not come on: found from outside, by their pulses."""
+"""Hang detection: finds hung ranks from outside, by their pulses."""

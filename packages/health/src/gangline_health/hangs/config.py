@@ -1,4 +1,4 @@
-"""Options of health.on.hangs. Torch-free."""
+"""Options of health.on.hangs, the hang watcher. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class HangsOptions:
-    """Ranks that do not come on: who, since when, in which operation; watched by a process beside the ranks."""
+    """Hang detection by a process next to the ranks: names the hung rank, since when, and in which operation."""
 
-    on: bool = True  # whether ranks are watched
-    act: Annotated[str, OneOf(("restart", "warn"))] = "restart"  # restart: kill the rank, so that the launcher starts
-    floor_seconds: Annotated[float, Ge(0.5)] = 2.0  # no phase is too long before that
-    quiet_seconds: PositiveFloat = 60.0  # the same of saves, validation and callbacks, which vary with disk and data
-    factor: Annotated[float, Ge(1.5)] = 4.0  # a phase is too long from so many times its 99th percentile on
-    unlearned_seconds: PositiveFloat = 900.0  # and before it has been seen often enough: a first step, a first save
+    on: bool = True  # hang watcher, a process next to the ranks
+    act: Annotated[str, OneOf(("restart", "warn"))] = "restart"  # action on a hung rank; restart kills it
+    floor_seconds: Annotated[float, Ge(0.5)] = 2.0  # minimum hang limit of any phase, in seconds
+    quiet_seconds: PositiveFloat = 60.0  # minimum hang limit of saves, validation and callbacks, in seconds
+    factor: Annotated[float, Ge(1.5)] = 4.0  # hang limit of a phase, as a multiple of its 99th percentile
+    unlearned_seconds: PositiveFloat = 900.0  # hang limit of a phase seen too rarely (first step or save), in seconds
 
     def find_problems(self, run: Run) -> Iterator[Problem]:
-        """Limits in the wrong order: what is longer would never be reached, or cut short what is still in time."""
+        """Yield a problem for each pair of limits in the wrong order; launch.timeout_seconds must be the longest."""
         place, transfer = "health.on.hangs", run.launch.timeout_seconds
         order = ("floor_seconds", "quiet_seconds", "unlearned_seconds")
         for short, long in pairwise(order):

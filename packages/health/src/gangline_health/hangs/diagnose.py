@@ -1,7 +1,7 @@
-"""From what every rank's pulse says to the rank and the operation that the others wait for. Pure, torch-free.
+"""Diagnosis of a hang: finds in the pulses of all ranks the rank and operation that the others wait for. Torch-free.
 
-A rank that stands still is not to blame where it waits for another one that has not begun the same collective; whom
-they all wait for is. A rank that others wait for and that still comes on is slow, and no hang.
+Pure functions. A rank that stands still is not to blame while it waits for a rank that has not begun the same
+collective; the rank that all wait for is. A rank that others wait for and that still advances is slow, not hung.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gangline_health.pulses import Collective, Seen
 
 @dataclass(frozen=True)
 class Watched:
-    """A rank as its watcher sees it."""
+    """Rank as its watcher sees it."""
 
     pulse: Seen
-    still: float  # seconds without a change of its pulse
-    limit: float  # seconds that it may stand still where it is
-    state: str  # of its main thread in /proc: R, S, D, T (stopped), Z; "" where it is gone
+    still: float  # seconds without a change of the pulse
+    limit: float  # seconds that the rank may stand still in its phase
+    state: str  # state of the main thread in /proc: R, S, D, T (stopped), Z; "" if the process is gone
     host: str = ""
 
     @property
@@ -38,10 +38,10 @@ class Watched:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong.
+    """Cause of a hang: the ranks to blame and their operation.
 
-    why  "stopped" (by a signal), "behind" (others wait for it in a collective), "alone" (nobody waits for it
-         yet), "mismatch" (ranks are in different operations), "transfer" (all are in the same one, and it does not end)
+    why  "stopped" (by a signal), "behind" (others wait for it in a collective), "alone" (no rank waits for it yet),
+         "mismatch" (ranks are in different operations), "transfer" (all are in the same operation, and it does not end)
     """
 
     ranks: tuple[int, ...]
@@ -51,9 +51,12 @@ class Diagnosis:
 
 
 def diagnose(ranks: Sequence[Watched]) -> Diagnosis | None:
-    """None while nobody is overdue, or those who are wait for a rank that comes on."""
+    """Return the cause of a hang; None while no rank is overdue, or the overdue ranks wait for a rank that advances.
+
+    None also if a process has ended: the launcher handles that.
+    """
     late = [one for one in ranks if one.overdue]
-    if not late or not all(one.pulse.alive for one in ranks):  # who has ended, the launcher knows
+    if not late or not all(one.pulse.alive for one in ranks):  # the launcher handles a process that has ended
         return None
     if stopped := [one for one in late if one.stopped]:
         return _name_culprits("stopped", stopped, ranks)
@@ -71,12 +74,12 @@ def _diagnose_transfer(late: list[Watched], ranks: Sequence[Watched]) -> Diagnos
         for rank in _find_awaited(one, by_rank):
             other = by_rank.get(rank)
             if other is None or not other.overdue:
-                return None  # it comes on, or nothing is known of it yet
+                return None  # it advances, or is not known yet
             absent[rank] = other
     apart = _find_mismatch(late)
     if apart is not None:
         return apart
-    if absent:  # each waits for another: the one that is the furthest behind
+    if absent:  # ranks wait for each other: name the one furthest behind
         first = min(absent.values(), key=lambda one: sum(one.pulse.begun.values()))
         return _name_culprits("mismatch", [first], ranks)
     one = min(late, key=lambda one: one.pulse.since)
@@ -88,7 +91,7 @@ def _diagnose_transfer(late: list[Watched], ranks: Sequence[Watched]) -> Diagnos
 
 
 def _find_awaited(one: Watched, by_rank: dict[int, Watched]) -> list[int]:
-    """The ranks that have not come to where this one waits."""
+    """Return the ranks that have not reached the operation in which this rank waits."""
     waits = one.pulse.waits
     if waits is None or waits.ranks is None:
         return []
@@ -104,14 +107,14 @@ def _find_awaited(one: Watched, by_rank: dict[int, Watched]) -> list[int]:
 
 
 def _is_missing(one: Watched, ranks: Sequence[Watched]) -> bool:
-    """Whether another rank waits in a collective that this one has not begun."""
+    """Return whether another rank waits in a collective that this rank has not begun."""
     return any(
         one.rank in _find_awaited(other, {each.rank: each for each in ranks}) for other in ranks if other is not one
     )
 
 
 def _find_mismatch(late: Sequence[Watched]) -> Diagnosis | None:
-    """Ranks that have begun different operations as the same one of a group: the first, and who is alone with his."""
+    """Return a diagnosis of the earliest collective for which ranks began different operations, naming the minority."""
     collectives: dict[tuple[str, tuple[int, ...], int], dict[int, Collective]] = {}
     for one in late:
         for each in one.pulse.recent:
@@ -134,7 +137,7 @@ def _name_culprits(why: str, culprits: list[Watched], ranks: Sequence[Watched]) 
     waits = first.pulse.waits
     operation = _find_first_missing(first, ranks) or (_describe_collective(waits) if waits else first.pulse.phase)
     where = f"in {_describe_collective(waits)}, part of {first.pulse.under}" if waits else f"in {first.pulse.phase}"
-    if first.pulse.member:  # "health/mine", as a user chose it
+    if first.pulse.member:  # a part that the user chose, "health/mine"
         where += f", in what {first.pulse.member.replace('/', '=', 1)} does"
     how = "is stopped by a signal (state T)" if why == "stopped" else "stands still"
     host = f" on {first.host}" if first.host else ""
@@ -147,7 +150,7 @@ def _name_culprits(why: str, culprits: list[Watched], ranks: Sequence[Watched]) 
 
 
 def _find_first_missing(one: Watched, ranks: Sequence[Watched]) -> str:
-    """The first operation that others have begun and this rank has not."""
+    """Return the first operation that other ranks have begun and this rank has not; "" if there is none."""
     collectives = []
     for other in ranks:
         for each in (*other.pulse.recent, *([other.pulse.waits] if other.pulse.waits else ())):

@@ -1,4 +1,4 @@
-"""How long a phase may take: learned from how long it took, by the ranks themselves. Torch-free."""
+"""Time limits of phases, learned from the durations that ranks measured. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from gangline.pulse.layout import PHASES, compute_upper
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.pulses import Seen
 
-ENOUGH = 8  # of one phase, on all ranks of the machine together, before it is known
-NEVER = ("end",)  # phases in which a rank is not waited for
-# Phases that take as long as a disk, a callback or the length of a validation set, and now and then far longer.
+ENOUGH = 8  # occurrences of a phase, over all ranks of the machine, before it has a limit of its own
+NEVER = ("end",)  # phases in which other ranks do not wait for a rank
+# Phases that last as long as a disk, a callback or a validation set takes, and sometimes far longer.
 QUIET = ("start", "build", "restore", "between", "callback", "validate", "save", "checkpoint", "recovery")
 
 
 def estimate_percentile(histogram: list[int], share: float) -> float:
-    """Seconds that this share of the phases did not reach; at most a quarter above the true value."""
+    """Return the seconds below which this share of the phases stayed; at most a quarter above the true value."""
     total, running_sum = sum(histogram), 0
     for number, count in enumerate(histogram):
         running_sum += count
@@ -25,9 +25,9 @@ def estimate_percentile(histogram: list[int], share: float) -> float:
 
 
 def learn_limits(ranks: Iterable[Seen], options: HangsOptions) -> dict[str, float]:
-    """Of each phase that was seen often enough the seconds from which on it is too long.
+    """Return the hang limit in seconds of each phase that was seen often enough.
 
-    The ranks leave out their first steps, and count afresh at each start.
+    The ranks leave out their first steps, and count from zero at each start.
     """
     limits = {}
     every = list(ranks)
@@ -40,5 +40,5 @@ def learn_limits(ranks: Iterable[Seen], options: HangsOptions) -> dict[str, floa
 
 
 def get_limit(phase: str, known: dict[str, float], options: HangsOptions) -> float:
-    """Seconds that a rank may stay in a phase."""
+    """Return the seconds that a rank may stay in a phase."""
     return float("inf") if phase in NEVER else known.get(phase, options.unlearned_seconds)

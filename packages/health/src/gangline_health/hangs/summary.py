@@ -1,6 +1,7 @@
-"""What machines tell each other of their ranks: one file each in the run directory, written where somebody asks.
+"""Summaries of ranks that machines exchange: one file per machine in the run directory, written on request.
 
-A machine asks by writing its own, when one of its ranks is overdue; the others answer by writing theirs. Torch-free.
+A machine requests summaries by writing its own, when one of its ranks is overdue; the others answer by writing theirs.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from gangline.storage.files import open_own, read_regular
 from gangline_health.hangs.diagnose import Watched
 from gangline_health.pulses import Collective, Seen
 
-FRESH_SECONDS = 10.0  # an older one says nothing of now
+FRESH_SECONDS = 10.0  # age beyond which a summary is ignored
 
 
 @functools.cache
 def identify_machine() -> str:
-    """What can be seen from here, in 12 digits: its name is not enough, for containers and copied machines share it.
+    """Return 12 hex digits for the host, its boot, its processes and its shared memory.
 
-    Two watchers read the same pulses where they see the same processes and the same shared memory.
+    The name of a host is not enough: containers and copied machines share it. Two watchers read the same pulses if they
+    see the same processes and the same shared memory.
     """
     identifiers = [os.uname().nodename]
     for what in (
@@ -44,7 +46,7 @@ def get_summary_path(run_dir: Path, machine: str) -> Path:
 
 
 def tell(run_dir: Path, machine: str, ranks: list[Watched]) -> None:
-    """Write this machine's file, replaced as a whole."""
+    """Write this machine's summary, replacing the file in one step."""
     file = get_summary_path(run_dir, machine)
     draft = file.with_name(f"{file.name}.{os.getpid()}")
     with open_own(draft, "w") as stream:
@@ -53,7 +55,7 @@ def tell(run_dir: Path, machine: str, ranks: list[Watched]) -> None:
 
 
 def read_summaries(run_dir: Path, machine: str) -> list[Watched]:
-    """What the other machines have told lately."""
+    """Return the ranks in the recent summaries of the other machines."""
     ranks: list[Watched] = []
     for file in sorted((run_dir / "logs").glob("pulse-*.json")):
         if file == get_summary_path(run_dir, machine):

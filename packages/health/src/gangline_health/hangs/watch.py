@@ -1,6 +1,6 @@
-"""The process beside the ranks of a machine: reads their pulses, and says which rank the others wait for. Torch-free.
+"""Hang watcher: a process next to a machine's ranks that reads their pulses and names the rank the others wait for.
 
-It takes no part in what the ranks do together, so it sees them also when that stands still.
+It takes no part in the ranks' collectives, so that it still works when these hang. Torch-free.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from gangline_health.live.target import name_target
 from gangline_health.pulses import PulseReader, Seen, find
 
 INTERVAL = 0.2  # seconds between two looks
-LEARN = 2.0  # seconds between two looks at how long phases take
-STARVED = 0.2  # of a core: a rank that wants to run and gets less is not to blame for it
+LEARN = 2.0  # seconds between two updates of the learned limits
+STARVED = 0.2  # share of a core: a runnable rank that gets less is not to blame
 
 
 @dataclass
 class Standing:
-    """One rank's pulse, and how long it has not moved. A rank that is started again has another pulse."""
+    """Pulse of one rank, and how long it has not moved. A restarted rank has another pulse."""
 
     reader: PulseReader
     pulse: Seen
@@ -43,7 +43,7 @@ class Standing:
     cpu: float = 0.0
 
     def look(self, passed: float) -> None:
-        """`passed` seconds later; time in which this process or the rank got no core does not count."""
+        """Update after `passed` seconds; time in which this process or the rank got no core does not count."""
         beat = self.reader.read_beat()
         state, cpu = processes.read_state(self.pulse.pid)
         seconds = min(passed, 2 * INTERVAL)
@@ -55,20 +55,20 @@ class Standing:
 
 @dataclass
 class Watcher:
-    """The ranks of this machine, and what was found of them."""
+    """Watcher of the ranks of this machine, with the hangs it has reported."""
 
     run_dir: Path
     options: HangsOptions
-    alert: str = ""  # a command or a URL
+    alert: str = ""  # shell command or URL
     host: str = field(default_factory=lambda: os.uname().nodename)
     machine: str = field(default_factory=summary.identify_machine)
     standing: dict[Path, Standing] = field(default_factory=dict)
     known: dict[str, float] = field(default_factory=dict)
     learn_at: float = 0.0
-    found: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)  # (generation, ranks), each told once
+    found: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)  # (generation, ranks) of reported hangs
 
     def look(self, passed: float) -> Diagnosis | None:
-        """One look at every rank."""
+        """Look once at every rank of this machine; return the diagnosis of a hang, or None."""
         self._meet()
         for one in self.standing.values():
             one.look(passed)
@@ -77,14 +77,14 @@ class Watcher:
             self.learn_at = now + LEARN
             self.known = learn_limits([one.reader.read() for one in self.standing.values()], self.options)
         if not any(one.still >= self.options.floor_seconds - 2 * INTERVAL for one in self.standing.values()):
-            self.found.clear()  # every rank moves again: its next hang is another one
+            self.found.clear()  # every rank moves again: its next hang is a new one
             if self._is_asked():
                 summary.tell(self.run_dir, self.machine, self.list_ranks())
             return None
         return self.judge()
 
     def judge(self) -> Diagnosis | None:
-        """Of all ranks that are known, those of other machines too."""
+        """Return the diagnosis over all known ranks, including those of other machines; None if there is no hang."""
         own = self.list_ranks()
         if not any(one.overdue for one in own):
             return None
@@ -99,19 +99,19 @@ class Watcher:
         return diagnose(own)
 
     def list_ranks(self) -> list[Watched]:
-        """Every rank of this machine, with its limit where it is now."""
+        """Return every rank of this machine, with its limit in its present phase."""
         ranks = []
         for one in self.standing.values():
             pulse = one.reader.read()
             may = get_limit(pulse.phase, self.known, self.options)
             if one.state == "T":
                 may = min(may, self.options.floor_seconds)
-            # so much earlier as a look may come late
+            # earlier by as much as a look may be late
             ranks.append(Watched(pulse, one.still, max(may - 2 * INTERVAL, INTERVAL), one.state, self.host))
         return sorted(ranks, key=lambda one: one.rank)
 
     def _is_asked(self) -> bool:
-        """Whether another machine wants to know how the ranks of this one are."""
+        """Return whether another machine requests a summary of this machine's ranks."""
         own = summary.get_summary_path(self.run_dir, self.machine)
         with contextlib.suppress(OSError):
             theirs = [file.stat().st_mtime for file in own.parent.glob("pulse-*.json") if file != own]
@@ -120,7 +120,7 @@ class Watcher:
         return False
 
     def _meet(self) -> None:
-        """Ranks that have come, those that were started again, and those that are no longer here."""
+        """Update the list of ranks: open pulses of new or restarted ranks, close pulses of ranks that are gone."""
         there = find(self.run_dir)
         for file, one in list(self.standing.items()):
             if file not in there or not one.reader.is_current():
@@ -136,9 +136,9 @@ class Watcher:
     # --- acting -------------------------------------------------------------------------------------------------------
 
     def act(self, diagnosis: Diagnosis) -> None:
-        """Write down what was found, tell people, and kill the rank, so that the launcher starts the ranks again.
+        """Report a hang, and kill the rank if `act` is restart, so that the launcher restarts the ranks.
 
-        It is killed also where nobody could be told; an alert delays that by its time limit at the most.
+        The rank is killed even if the report fails; an alert delays that by its time limit at most.
         """
         own = self.list_ranks()
         culprits = [one for one in own if one.rank in diagnosis.ranks]
@@ -147,14 +147,14 @@ class Watcher:
             return
         self.found.add((generation, diagnosis.ranks))
         if not culprits:
-            return  # the watcher of their machine says so
+            return  # the watcher of their machine reports it
         try:
             self._tell(diagnosis, own, culprits)
-        except Exception as error:  # a full disk, say
+        except Exception as error:  # such as a full disk
             print(f"health: {diagnosis.evidence}; it could not be told: {type(error).__name__}: {error}", flush=True)
         if self.options.act == "restart":
             evidence = f"hang: {diagnosis.evidence}; it was killed"
-            # a signal comes in anybody's code, and so does a network that carries nothing
+            # a stop signal or a dead network may hit any code, so the member is not to blame
             member = culprits[0].pulse.member if diagnosis.why not in ("stopped", "transfer") else ""
             failure = RankFailure(diagnosis.ranks[0], "bug", 1, evidence, member=member)
             claim(self.run_dir / "logs", generation, failure)
@@ -162,7 +162,7 @@ class Watcher:
                 processes.kill(one.pulse, signal.SIGKILL)
 
     def _tell(self, diagnosis: Diagnosis, own: list[Watched], culprits: list[Watched]) -> None:
-        """To events.jsonl, with all stacks to a file of its own, and to people."""
+        """Write a verdict to events.jsonl and all stacks to a file of their own, and send the alert."""
         generation = max(one.pulse.generation for one in own)
         place = self.run_dir / "logs" / f"hang-{generation}-rank-{diagnosis.ranks[0]:05d}.json"
         where = ", ".join(f"rank {rank}" for rank in diagnosis.ranks)
@@ -182,7 +182,7 @@ class Watcher:
 
 
 def build_report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -> dict:
-    """All that is known, for people."""
+    """Return all that is known about a hang, as plain data for a JSON file."""
     return {
         "ranks": diagnosis.ranks,
         "why": diagnosis.why,
@@ -212,15 +212,15 @@ def build_report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, s
 
 
 def lock_watch(run_dir: Path, machine: str) -> contextlib.AbstractContextManager[None]:
-    """One watcher for a machine and a run, of however many agents; another waits here until it is gone.
+    """Return a lock that allows one watcher for a machine and a run, whatever the number of agents; others wait for it.
 
-    Where no file can be locked each agent's watches: what one finds is then said as often.
+    If no file can be locked, the watcher of each agent runs, and each reports what it finds.
     """
     return lock_file(run_dir / "logs" / f"watch-{machine}.lock", required=False, mode=0o666)
 
 
 def main(run_dir: str, options: dict) -> None:
-    """The sidecar's target."""
+    """Run the hang watcher as a sidecar."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     watcher = Watcher(Path(run_dir), HangsOptions(**options), read_target(run_dir))
     with lock_watch(watcher.run_dir, watcher.machine):

@@ -1,1 +1,1 @@
-"""Where the seconds of a run went: each of them in exactly one account."""
+"""Ledger of a run's time: each second in exactly one account."""

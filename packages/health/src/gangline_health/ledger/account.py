@@ -1,10 +1,10 @@
-"""From the starts of a run to spans of time: what each second was spent on. Torch-free.
+"""Accounting of a run's time: turns the starts of a run into spans, one for what each second was spent on. Torch-free.
 
-A step lies before its record's `time`: data, forward and backward, update. Its waits for other ranks are the mean of
-what the ranks say (`rank_phases`), of which a pipeline's bubble is at most what 1F1B needs, (p - 1) / (m + p - 1) of
-the passes (arXiv 2104.04473, section 2.2). What the first step of a start takes beyond those after it is compilation.
-From the last sign of life of a start that was killed, as much as a step takes is lost work, and the rest up to when
-it was seen is detection.
+A step ends at its record's `time`, and holds data, forward and backward, and update. Its waits for other ranks are the
+mean over ranks (`rank_phases`); of these, a pipeline's bubble is at most what 1F1B needs, (p - 1) / (m + p - 1) of the
+passes (arXiv 2104.04473, section 2.2). Compilation is the time that the first step of a start takes beyond later steps.
+After the last sign of life of a killed start, the duration of one step is lost work, and the rest until the failure was
+noticed is detection.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from itertools import pairwise
 from gangline_health.ledger.spans import Span
 from gangline_health.ledger.starts import Line, RanksStart, find_undone, parse_time
 
-BASE, STEP, PHASE = 0, 1, 2  # levels: what a start was about, a step in it, a phase that rank 0 wrote down
+BASE, STEP, PHASE = 0, 1, 2  # levels: a start, a step in it, a phase that rank 0 logged
 PHASES = {"save": "checkpoint_stall", "recovery": "recovery", "validate": "compute"}
-FAULTS = ("rank", "node", "joined", "order")  # launches that follow a start of the same job
-Bubble = Callable[[Line, Line], float]  # (start, step's record) -> share of its passes that its schedule cannot fill
+FAULTS = ("rank", "node", "joined", "order")  # reasons of launches that follow a start of the same job
+Bubble = Callable[[Line, Line], float]  # (start, step record) -> share of the passes that the schedule leaves empty
 
 
 def generate_spans(starts: Sequence[RanksStart], bubble: Bubble = lambda start, record: 0.0) -> Iterator[Span]:
-    """Every span that the files tell of; they overlap (`flatten_spans`)."""
+    """Yield every span that the files of a run describe; spans overlap (see `flatten_spans`)."""
     undone_ids = find_undone(starts)
     for before, each in pairwise((None, *starts)):
         assert each is not None
@@ -37,28 +37,28 @@ def generate_spans(starts: Sequence[RanksStart], bubble: Bubble = lambda start, 
 
 
 def continues_job(each: RanksStart) -> bool:
-    """Whether a start replaces one of the same job."""
+    """Return whether a start replaces an earlier start of the same job."""
     return each.launch is not None and each.launch.get("why") in FAULTS
 
 
 def estimate_detection(each: RanksStart) -> float:
-    """When it was seen that the start before had ended."""
+    """Return when the end of the start before was noticed, in seconds since the epoch."""
     detection = (each.launch or {}).get("found")
     return parse_time({"time": detection}) if detection else each.begin
 
 
 def compute_step_seconds(each: RanksStart) -> float:
-    """Seconds that a step of a start takes, 0 where it did none."""
+    """Return the median seconds of a start's last 16 steps, 0 without a step."""
     return statistics.median([record["step_seconds"] for record in each.steps[-16:]] or [0.0])
 
 
 def get_first_step_time(each: RanksStart) -> float:
-    """When the first step of a start began to be taken; where there is none, its last sign of life."""
+    """Return when the first step of a start began; without a step, the start's last sign of life."""
     return each.steps[0]["time"] - _sum_phases(each.steps[0]) if each.steps else each.last
 
 
 def _split_restart(before: RanksStart | None, each: RanksStart) -> Iterator[Span]:
-    """From the last sign of life of a start to the launch of the next."""
+    """Yield the spans from the last sign of life of a start to the launch of the next."""
     if before is None:
         return
     if not before.ended:
@@ -66,13 +66,13 @@ def _split_restart(before: RanksStart | None, each: RanksStart) -> Iterator[Span
     if continues_job(each):
         detection = max(
             before.last, estimate_detection(each)
-        )  # ranks that lost a peer may speak after the one that knew why
+        )  # ranks that lost a peer may write after the rank that knew why
         yield Span(before.last, detection, "detection", BASE)
         yield Span(detection, each.begin, "recovery", BASE)
 
 
 def _generate_phase_spans(each: RanksStart, kind: str) -> Iterator[Span]:
-    """build and restore are what the start was about; of an unfinished phase the rest of the start."""
+    """Yield a span for each phase; build and restore count as `kind`, an unfinished phase lasts to the start's end."""
     begins: dict[str, float] = {}
     for line in each.events:
         if line["event"] != "phase":

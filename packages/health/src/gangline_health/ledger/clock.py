@@ -1,6 +1,6 @@
-"""Times of lines whose clock was set back meanwhile: the run's seconds are those of the monotonic clock. Torch-free.
+"""Correction of times in lines whose clock was set back: a run's seconds follow the monotonic clock. Torch-free.
 
-A clock that is ahead of where it should be stays as it is, and is told: a machine that slept looks the same.
+A clock that was set forward is not corrected but reported: a machine that slept looks alike.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
-STEP_SECONDS = 1.0  # a clock that is set right bit by bit is never so far off between two lines
+STEP_SECONDS = 1.0  # more than a gradual clock adjustment ever makes between two lines
 
 Line = dict[str, Any]
 
 
 def parse_time(line: Line) -> float:
-    """Seconds since the epoch of a line of events.jsonl or metrics.jsonl."""
+    """Return the time of a line of events.jsonl or metrics.jsonl, in seconds since the epoch."""
     time = line["time"]
     return float(time) if isinstance(time, int | float) else datetime.fromisoformat(time).timestamp()
 
 
 def set_right(lines: Iterable[Line]) -> list[Line]:
-    """The same lines, in the same order; times of a clock that was set back go on from where they had been.
+    """Return the lines in their order, with the times of a clock that was set back continued from before.
 
-    A record of a step is of the machine that wrote the events of its generation.
+    A step record belongs to the machine that wrote the events of its generation.
     """
     every = list(lines)
     for those in _group_by_machine(every):
@@ -35,9 +35,9 @@ def set_right(lines: Iterable[Line]) -> list[Line]:
 
 
 def sum_forward_jumps(lines: Iterable[Line]) -> float:
-    """By how many seconds more than its monotonic clock a machine's clock went on, while it was not started again.
+    """Return the seconds by which clocks of machines advanced more than their monotonic clocks, reboots left out.
 
-    It was set forward, or the machine slept. lines: as `set_right` gives them.
+    The clock was set forward, or the machine slept. lines: as `set_right` returns them.
     """
     pairs = [pair for those in _group_by_machine(list(lines)) for pair in pairwise(line for _, line in those)]
     ticks = [
@@ -47,7 +47,7 @@ def sum_forward_jumps(lines: Iterable[Line]) -> float:
 
 
 def _group_by_machine(every: list[Line]) -> Iterator[list[tuple[int, Line]]]:
-    """(number, line) of those with both clocks, a list for each machine, in the order of its starts and its clock."""
+    """Yield a list of (number, line) for each machine, of lines with both clocks, by generation and monotonic clock."""
     machine = {line["generation"]: line["host"] for line in every if line.get("event") == "start" and "host" in line}
     keyed = [
         (str(line.get("host") or machine.get(line.get("generation"), "")), line.get("generation", 1), number)
@@ -60,13 +60,13 @@ def _group_by_machine(every: list[Line]) -> Iterator[list[tuple[int, Line]]]:
 
 
 def _find_early(lines: list[tuple[int, Line]]) -> Iterator[tuple[int, float]]:
-    """(number of a line, by how much its time is too early), of the lines for which that is so."""
+    """Yield (number, seconds too early) for each line whose time is too early."""
     ahead, before = 0.0, None
     for number, line in lines:
         at, tick = parse_time(line), float(line["monotonic"])
         if before is not None:
-            off = before[0] + (tick - before[1]) - (at + ahead)  # more than nothing: it was set back
-            if tick < before[1]:  # the machine was started again
+            off = before[0] + (tick - before[1]) - (at + ahead)  # positive: the clock was set back
+            if tick < before[1]:  # the machine was rebooted
                 ahead = 0.0
             elif off > STEP_SECONDS or off < -STEP_SECONDS:
                 ahead = max(0.0, ahead + off)

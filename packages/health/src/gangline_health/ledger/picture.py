@@ -1,4 +1,4 @@
-"""A ledger as a figure: the run from left to right with its faults, and what each kind sums up to. Torch-free."""
+"""Figure of a ledger: the run from left to right with its faults, and the seconds of each kind. Torch-free."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ COLOURS = dict(
         strict=True,
     )
 )  # fmt: skip
-ROW = 0.27  # inches
-BINS = 700  # of the run, where some piece is shorter than that
+ROW = 0.27  # height of a bar in inches
+BINS = 700  # bins of the run, if a part is too short to draw
 
 
 def format_kind(kind: str) -> str:
-    """A kind as people write it."""
+    """Return the name of a kind for people, without underscores."""
     return kind.replace("_", " ")
 
 
@@ -53,7 +53,7 @@ def draw_ledger(of: Ledger) -> Figure:
 
 
 def _lay_out(of: Ledger) -> list[tuple[float, float, str]]:
-    """(from, to, kind), as shares of the run: the pieces, or where they are many the kind that a bin has most of."""
+    """Return (from, to, kind) as shares of the run: its parts, or for short parts the main kind of each bin."""
     wall = of.wall_seconds or 1.0
     if all((part.end - part.begin) / wall * BINS > 2 for part in of.parts):
         return [(part.begin / wall, part.end / wall, part.kind) for part in of.parts]

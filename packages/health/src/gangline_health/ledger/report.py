@@ -1,4 +1,4 @@
-"""What `gangline health report` says: seconds by kind, faults, recovery, and the best that could be had. Torch-free."""
+"""Ledger for `gangline health report`: seconds by kind, faults, recovery, and the best save interval. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from gangline_health.ledger.clock import sum_forward_jumps
 from gangline_health.ledger.spans import Span, flatten_spans, sum_seconds
 from gangline_health.ledger.starts import RanksStart, has_sense, parse_time, read
 
-STEPS = ("compute", "data_wait", "exposed_communication", "bubble")  # what steps that stand were spent on
+STEPS = ("compute", "data_wait", "exposed_communication", "bubble")  # kinds of time in steps that were not undone
 
 
 @dataclass(frozen=True)
 class Interruption:
-    """One interruption of the run.
+    """Interruption of the run.
 
-    at                seconds since the run began: the last sign of life before it
-    found             seconds from there until it was seen
-    named             what it was said to be
-    recovery_seconds  from then on until a step was done; None: none was
+    at                seconds from the run's begin to the last sign of life before the interruption
+    found             seconds from there until it was noticed
+    named             evidence, or the kinds of verdicts that led to a rollback
+    recovery_seconds  from then on until a step was done; None: no step was
     """
 
-    kind: str  # "rank", "node", "killed", or the verdict's kind where an order led back
+    kind: str  # "rank", "node", "killed", or "order" for a rollback
     at: float
     found: float
     named: str
@@ -41,14 +41,14 @@ class Interruption:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The account of a run: `parts` tile [0, wall_seconds], in seconds since it began."""
+    """Account of a run's time: `parts` tile [0, wall_seconds], in seconds since the run began."""
 
     run_dir: str
     wall_seconds: float
     parts: list[Span]
     faults: list[Interruption]
-    saves: list[float]  # seconds that each save held training up
-    clock_forward: float = 0.0  # seconds among them that a clock was set forward, or its machine slept
+    saves: list[float]  # seconds that each save blocked training
+    clock_forward: float = 0.0  # seconds that a clock was set forward, or its machine slept
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -56,17 +56,17 @@ class Ledger:
 
     @property
     def ettr(self) -> float:
-        """Effective training time ratio (arXiv 2410.21680, section 5): steps that stand over the time not idle."""
+        """Effective training time ratio (arXiv 2410.21680, section 5): time in steps not undone over time not idle."""
         busy_seconds = self.wall_seconds - self.seconds["idle"]
         return sum(self.seconds[kind] for kind in STEPS) / busy_seconds if busy_seconds else 0.0
 
     @property
     def mtbf_seconds(self) -> float | None:
-        """Mean time between faults; None without one."""
+        """Mean time between faults, in seconds that were not idle; None without a fault."""
         return (self.wall_seconds - self.seconds["idle"]) / len(self.faults) if self.faults else None
 
     def compute_best_interval(self) -> dict[str, float] | None:
-        """Young's and Daly's interval for these faults and saves, and the ratio that it gives; None without either."""
+        """Return the Young/Daly save interval and its ETTR; None without a fault, a save or a recovery."""
         recovered = [fault.recovery_seconds for fault in self.faults if fault.recovery_seconds is not None]
         if self.mtbf_seconds is None or not self.saves or not recovered:
             return None
@@ -94,9 +94,9 @@ class Ledger:
 
 
 def build_ledger(run_dir: Path, report: Callable[[str], object] = warnings.warn) -> Ledger:
-    """Build the account of a run, also of one that lives; `report` gets a line where steps are missed.
+    """Build the account of a run, also while it runs; `report` gets a line if steps are missing.
 
-    Raises UserError where nothing was written.
+    Raises UserError if the run directory holds no events and no metrics.
     """
     entries = [line for line in read_events(run_dir) if isinstance(line, dict)]
     events = [line for line in entries if "event" in line and has_sense(line)]
@@ -118,7 +118,7 @@ def build_ledger(run_dir: Path, report: Callable[[str], object] = warnings.warn)
 
 
 def find_faults(starts: Sequence[RanksStart], begin: float) -> list[Interruption]:
-    """Starts that ended before their time, and orders that led back."""
+    """Return the starts that ended early, and the orders that rolled the run back."""
     every: list[Interruption] = []
     for before, each in pairwise(starts):
         launch = each.launch or {}
@@ -146,7 +146,7 @@ def _compute_recovery(at: float, each: RanksStart) -> float | None:
 
 
 def _make_bubble(run_dir: Path) -> Bubble:
-    """The share of the passes that 1F1B leaves empty, from each step's batch and its start's mesh."""
+    """Return the function for the share of the passes that 1F1B leaves empty, by each step's batch and its mesh."""
     try:
         batch = RunDirectory.open(str(run_dir)).run().batch
     except (UserError, OSError, ValueError):  # a run of parts that are not installed here

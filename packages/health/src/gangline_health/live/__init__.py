@@ -1,1 +1,1 @@
-"""A run while it lives: its page, its alerts, its metrics. Nothing here imports torch or takes part in a step."""
+"""Live status of a run: terminal report, alerts, metrics. It imports no torch, and takes no part in a step."""

@@ -1,7 +1,7 @@
-"""The process that tells people: each finding that is more than a note, to a command or a webhook. Torch-free.
+"""Alert sidecar: sends each verdict above a note, and orders and failures, to a command or a webhook. Torch-free.
 
-It reads events.jsonl beside the run, so no step waits for an answer. On several machines one of them tells; where it
-is lost another takes its place, from where the first had come to.
+It reads events.jsonl next to the run, so that no step waits for an answer. On several machines one sidecar sends; if it
+is lost, another continues from where the first had come to.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from gangline_health.live.target import is_url, name_target
 
 INTERVAL = 0.5  # seconds between two looks
 SECONDS = 10.0  # a command or a server that takes longer has failed
-LAST_SECONDS = 7.0  # for all that is to be told when the job ends: less than a sidecar then has
-SLICE = 0.2  # seconds between two looks at whether it is the end
-COMMAND = "GANGLINE_ALERT"  # the variable that hands the command to its shell
-SENT_BY_THEMSELVES = ("alert", "watcher")  # the watch of hangs tells before it kills
+LAST_SECONDS = 7.0  # for all alerts at the end of the job: less than a sidecar then has
+SLICE = 0.2  # seconds between two checks for the end of the job
+COMMAND = "GANGLINE_ALERT"  # environment variable that hands the command to its shell
+SENT_BY_THEMSELVES = ("alert", "watcher")  # writers that send their own alerts: the hang watcher before it kills
 
 Line = dict[str, Any]
 
 
 def send(target: str, content: Line, seconds: float = SECONDS, until: Callable[[], float] = lambda: math.inf) -> str:
-    """To a URL as a POST of JSON, else to a command of the shell as its input. Why it failed, or "".
+    """Send JSON to a URL by POST, or else to a shell command on its input; return why that failed, or "".
 
-    Raises nothing, and is back after `seconds`, whatever the other side does; a command, and what it has started, is
-    killed then, or at the time `until` of the monotonic clock, which may become earlier meanwhile.
+    Raises nothing, and returns after about `seconds`, whatever the other side does. A command, and all that it has
+    started, is killed then, or at the time `until` of the monotonic clock, which may become earlier meanwhile.
     """
     body = json.dumps(content).encode()
     seconds = min(seconds, until() - time.monotonic())
@@ -62,10 +62,10 @@ def send(target: str, content: Line, seconds: float = SECONDS, until: Callable[[
             why[0] = str(error.reason)
         except OSError as error:
             why[0] = error.strerror or str(error)
-        except Exception as error:  # what answers is no HTTP, the URL is none
-            why[0] = type(error).__name__  # its words may hold the URL
+        except Exception as error:  # the answer is no HTTP, or the URL is invalid
+            why[0] = type(error).__name__  # the message may hold the URL
 
-    # a server that sends a byte now and then is never too late for the timeout of a socket
+    # a socket's timeout never ends a connection to a server that sends a byte now and then
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     late = time.monotonic() + seconds + 1.0
@@ -88,7 +88,7 @@ def _run(command: str, body: bytes, seconds: float, until: Callable[[], float]) 
             "/bin/sh",
             "-c",
             f'eval "${COMMAND}"',
-        ],  # every user can read the arguments of a process, and it may hold a secret
+        ],  # every user can read the arguments of a process, and the command may hold a secret
         env={**os.environ, COMMAND: command},
         stdin=pipe,
         stdout=subprocess.DEVNULL,
@@ -100,16 +100,16 @@ def _run(command: str, body: bytes, seconds: float, until: Callable[[], float]) 
                 _, stderr = process.communicate(payload, timeout=min(SLICE, max(0.01, late - time.monotonic())))
                 break
             except subprocess.TimeoutExpired:
-                payload = None  # it is kept from the first time
+                payload = None  # `communicate` still has it from the first call
                 if time.monotonic() >= min(late, until()):
-                    os.killpg(process.pid, signal.SIGKILL)  # the shell alone would leave what it has started
+                    os.killpg(process.pid, signal.SIGKILL)  # killing the shell alone would leave what it has started
                     raise
     lines = stderr.decode(errors="replace").strip().splitlines()
     return "" if process.returncode == 0 else f"exit code {process.returncode}{': ' + lines[-1] if lines else ''}"
 
 
 def is_worth_sending(line: Line) -> bool:
-    """Whether people want to know: verdicts that warn or more, orders that change the course, a job that failed."""
+    """Return whether to send a line: a verdict above a note, a return, restart or stop, a failure, a new launch."""
     match line.get("event"):
         case "verdict":
             return line.get("suggestion") not in (None, "note") and line.get("by") not in SENT_BY_THEMSELVES
@@ -123,9 +123,9 @@ def is_worth_sending(line: Line) -> bool:
 
 
 class Alerts:
-    """Sends what is worth it, once, and remembers how far it has come.
+    """Sender of alerts: sends each line that is worth it once, and stores how far it has come.
 
-    since: where nobody has sent anything yet, lines from before this time (seconds since the epoch) are history.
+    since  time (seconds since the epoch) before which lines are not sent, if no sidecar has sent any yet
     """
 
     def __init__(self, run_dir: Path, target: str, since: float = 0.0) -> None:
@@ -134,11 +134,11 @@ class Alerts:
         come_to = self._read_offset()
         self.since = since if come_to is None else 0.0
         self.follower = Follower(run_dir / "events.jsonl", come_to or 0)
-        self.failed = False  # until an alert arrives again
-        self.until = math.inf  # when the last one is to have been sent, on the monotonic clock
+        self.failed = False  # True until an alert arrives again
+        self.until = math.inf  # deadline of the last alert, on the monotonic clock
 
     def look(self) -> None:
-        """Send what is new. After each line it is written down how far that is, so that a kill repeats one at most."""
+        """Send new lines, and store the offset after each, so that a kill repeats one at most."""
         offset = self.follower.offset
         for line in self.follower.iterate():
             if is_worth_sending(line) and _parse_time(line) >= self.since:
@@ -151,7 +151,7 @@ class Alerts:
             self._remember()
 
     def _remember(self) -> None:
-        with suppress(OSError):  # a full disk: what is repeated later is better than no alert
+        with suppress(OSError):  # a full disk: an alert that repeats is better than none
             write_whole(self.place, str(self.follower.offset))
 
     def _tell(self, why: str) -> None:
@@ -167,7 +167,7 @@ class Alerts:
 
 
 def _parse_time(line: Line) -> float:
-    """When it was written; of a line that does not say so, infinity."""
+    """Return the time of a line in seconds since the epoch; infinity for a line without one."""
     try:
         return datetime.fromisoformat(line["time"]).timestamp()
     except (KeyError, TypeError, ValueError):
@@ -175,7 +175,7 @@ def _parse_time(line: Line) -> float:
 
 
 def main(run_dir: str, since: float) -> None:
-    """The sidecar's target. At its end it still sends what the run's end wrote."""
+    """Run the alert sidecar. At the end of the job, it still sends what the end of the run wrote."""
     over, target = threading.Event(), read_target(run_dir)
     alerts: Alerts | None = None
 
@@ -194,8 +194,9 @@ def main(run_dir: str, since: float) -> None:
 
 
 def wait_for_lock(run_dir: Path, over: threading.Event) -> bool:
-    """Wait until no other machine of the job tells; False where the run is over before. Where no file can be locked
-    each machine tells for itself, which is said once.
+    """Wait until no other machine of the job sends alerts; return False if the run ends before that.
+
+    If no file can be locked, each machine sends all alerts, which is reported once.
     """
     try:
         lock = open_lock(run_dir / "logs" / "alert.lock")
@@ -212,7 +213,7 @@ def wait_for_lock(run_dir: Path, over: threading.Event) -> bool:
 
 
 def note(run_dir: Path, verdict: Verdict) -> None:
-    """To events.jsonl and to the log."""
+    """Write a verdict to events.jsonl, and its evidence to the log."""
     events = Events(run_dir, by="alert")
     events.write("verdict", **verdict.to_dict())
     events.close()
@@ -220,6 +221,6 @@ def note(run_dir: Path, verdict: Verdict) -> None:
 
 
 def read_target(run_dir: str) -> str:
-    """`health.on.alert` as this process' environment has it: the command line of a process is for all to read."""
+    """Return `health.on.alert` with this process's environment: a process's command line can be read by all users."""
     target: str = getattr(RunDirectory.open(run_dir).run().health["on"], "alert", "")
     return target

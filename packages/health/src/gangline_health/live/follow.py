@@ -1,4 +1,4 @@
-"""New whole lines of a file that grows, as JSON. Torch-free."""
+"""Reader of new complete lines of a growing file, as JSON. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gangline.storage.files import open_regular
 
 
 class Follower:
-    """Gives every line once. A line that is still being written comes later; what is no JSON is left out."""
+    """Reader that returns each complete line once; a line that is not a JSON object is skipped."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path, self.offset = path, offset
 
     def read_lines(self) -> list[dict[str, Any]]:
-        """Those since the last call; of a file that is shorter than it was, all."""
+        """Return the lines since the last call; all lines if the file is shorter than before."""
         return list(self.iterate())
 
     def iterate(self) -> Iterator[dict[str, Any]]:
-        """The same, one by one: `offset` is the end of the line that was given last."""
+        """Yield the lines since the last call, one by one; `offset` is the end of the line yielded last."""
         try:
             with open_regular(self.path, sys.maxsize) as file:
                 if file.seek(0, 2) < self.offset:

@@ -1,4 +1,4 @@
-"""The status of a run as metric families of prometheus_client. Torch-free; needs the extra `metrics`."""
+"""OpenMetrics of a run: its status as metric families of prometheus_client. Torch-free; needs the extra `metrics`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _make_families(status: Status) -> Iterator[Metric]:
 
 
 def _parse_number(value: Any) -> float | None:
-    """Return a field of a record as a number, also "nan" and "inf"; None for one that has none."""
+    """Return a field of a record as a number, also "nan" and "inf"; None if it is missing or not a number."""
     try:
         return None if value is None else float(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The process that serves the metrics of a run: GET /metrics. Torch-free; needs the extra `metrics`."""
+"""Sidecar that serves the metrics of a run at GET /metrics. Torch-free; needs the extra `metrics`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gangline_health.live.openmetrics import RunCollector
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Serves the metrics of one run."""
+    """HTTP server of the metrics of one run."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -28,9 +28,9 @@ class MetricsServer(ThreadingHTTPServer):
 
 
 class MetricsHandler(BaseHTTPRequestHandler):
-    """Answers GET /metrics with OpenMetrics text, whatever `Accept` says; any other path is not found.
+    """Handler that answers GET /metrics and / with OpenMetrics text, whatever `Accept` says, and 404 elsewhere.
 
-    The handler of prometheus_client answers every path, and repeats a version out of `Accept` in its own header.
+    The handler of prometheus_client answers every path, and repeats a version from `Accept` in its own header.
     """
 
     server: MetricsServer
@@ -48,11 +48,11 @@ class MetricsHandler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: every question would be a line."""
+        """Skip logging: every request would be a line."""
 
 
 def main(run_dir: str, host: str, port: int) -> None:
-    """The sidecar's target. An address that is taken is a verdict; the run goes on without."""
+    """Run the metrics sidecar. If the address is taken, write a verdict; the run continues without metrics."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         server = MetricsServer(Path(run_dir), host, port)

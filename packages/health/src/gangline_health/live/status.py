@@ -1,6 +1,6 @@
-"""How a run is, from its files and the pulses of the ranks on this machine. Torch-free.
+"""Status of a run, from its files and the pulses of the ranks on this machine. Torch-free.
 
-It reads what the run writes anyway, so that nothing in a step waits for who looks.
+It reads what the run writes anyway, so that no step waits for a reader.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gangline.run.ending import RunEnding, read_ending
 from gangline_health.live.follow import Follower
 from gangline_health.pulses import Seen, open_readers
 
-KEPT = 256  # newest steps of which the loss is kept
-SAID = 8  # newest verdicts
+KEPT = 256  # newest steps whose loss is stored
+SAID = 8  # newest verdicts that are stored
 ROUTINE = ("watch",)
 
 Line = dict[str, Any]
@@ -27,26 +27,26 @@ Line = dict[str, Any]
 
 @dataclass
 class Status:
-    """What is known of a run."""
+    """Status of a run at one moment."""
 
     run_dir: Path
     name: str = ""
-    steps: int | None = None  # to be done
-    record: Line | None = None  # of the newest step
+    steps: int | None = None  # number of steps that the run is to do
+    record: Line | None = None  # record of the newest step
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    checkpoint: str | None = None  # the newest that is whole
+    checkpoint: str | None = None  # newest complete checkpoint
     launches: int = 0
-    why: str = ""  # of the newest launch
+    why: str = ""  # reason of the newest launch
     verdicts: deque[Line] = field(default_factory=lambda: deque(maxlen=SAID))
     counted: Counter[str] = field(default_factory=Counter)  # verdicts by kind
     orders: Counter[str] = field(default_factory=Counter)  # orders by action
-    ranks: list[Seen] = field(default_factory=list)  # of this machine
+    ranks: list[Seen] = field(default_factory=list)  # living ranks of this machine
     ending: RunEnding | None = None
     now: float = 0.0
 
     @property
     def state(self) -> str:
-        """In a word: "training", "starting", or how it ended."""
+        """State in a word: "training", "starting", or how the run ended."""
         if self.ending is not None:
             return self.ending.reason
         if self.ranks:
@@ -55,13 +55,13 @@ class Status:
 
     @property
     def quiet_seconds(self) -> float | None:
-        """Since the newest step ended."""
+        """Seconds since the newest step ended; None without a step."""
         at = self.record.get("time") if self.record else None
         return None if not isinstance(at, int | float) else max(0.0, self.now - at)
 
 
 class RunFollower:
-    """Follows the files of a run. Raises UserError for what is no run."""
+    """Follower of the files of a run. Raises UserError if the path is no run directory."""
 
     def __init__(self, run_dir: Path) -> None:
         if not run_dir.is_dir():
@@ -72,13 +72,13 @@ class RunFollower:
         try:
             run = RunDirectory.open(str(run_dir)).run()
             self.status.name, self.status.steps = run.job.name, run.job.steps
-        except (UserError, OSError, ValueError):  # of parts that are not installed here
+        except (UserError, OSError, ValueError):  # a run of parts that are not installed here
             self.status.name = run_dir.name
         self._records = Follower(run_dir / "metrics.jsonl")
         self._events = Follower(run_dir / "events.jsonl")
 
     def look(self) -> Status:
-        """How it is now."""
+        """Read what is new, and return the status now."""
         status = self.status
         for record in self._records.read_lines():
             if isinstance(record.get("step"), int):
@@ -91,7 +91,7 @@ class RunFollower:
 
     def _add_record(self, record: Line) -> None:
         status = self.status
-        if status.record is not None and record["step"] <= status.record["step"]:  # the run went back
+        if status.record is not None and record["step"] <= status.record["step"]:  # the run was rolled back
             for _ in range(min(len(status.losses), status.record["step"] - record["step"] + 1)):
                 status.losses.pop()
         status.record = record
@@ -111,7 +111,7 @@ class RunFollower:
 
 
 def _parse_loss(record: Line) -> float:
-    """Also "nan" and "inf", as records have them; not a number where it is none."""
+    """Return the loss of a record, also "nan" and "inf" as records have them; NaN if it is not a number."""
     try:
         return float(record["loss"])
     except (KeyError, TypeError, ValueError):
@@ -119,7 +119,7 @@ def _parse_loss(record: Line) -> float:
 
 
 def list_living_ranks(run_dir: Path) -> list[Seen]:
-    """The ranks of this machine that are there."""
+    """Return the pulses of the ranks on this machine whose process exists."""
     ranks = []
     for reader in open_readers(run_dir):
         pulse = reader.read()

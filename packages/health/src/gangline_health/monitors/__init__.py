@@ -1,1 +1,1 @@
-"""What finds: one module for each thing that is watched."""
+"""Monitors of `health=on`: one module for each thing that is watched."""

@@ -1,4 +1,4 @@
-"""What the bits of tensors add up to: sums of words modulo 2^64, which a flipped bit changes (Fletcher's idea)."""
+"""Checksums of tensors: sums of their words modulo 2^64, which a flipped bit changes (Fletcher's idea)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Piece = tuple[str, tuple[int, ...], torch.Tensor]  # (name, offset in the global
 
 
 def list_weights(runtime: Runtime) -> list[Piece]:
-    """The boxes of the model that this rank holds."""
+    """Return the boxes of the model's weights that this rank holds."""
     return _sort((shard.name, shard.offset, shard.local) for shard in runtime.shards())
 
 
 def list_gradients(runtime: Runtime) -> list[Piece]:
-    """The boxes of the gradient that this rank holds, of what is trained."""
+    """Return the boxes of gradients that this rank holds, of trained parameters."""
     pieces = [piece for parameter in runtime.parameters() for piece in parameter.pieces]
     return _sort((p.shard.name, p.shard.offset, p.tensor.grad) for p in pieces if p.tensor.grad is not None)
 
@@ -35,15 +35,15 @@ def _sort(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def hash_boxes(pieces: Sequence[Piece]) -> int:
-    """Which boxes these are: a hash of 64 bits, 0 for none."""
+    """Return a hash of which boxes these are, 64 bits; 0 for an empty list."""
     boxes = [(name, offset, tuple(box.shape)) for name, offset, box in pieces]
     digest = hashlib.blake2b(repr(boxes).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True) if boxes else 0
 
 
 def compute_fingerprint(pieces: Sequence[Piece]) -> tuple[int, int, int]:
-    """(which boxes these are, the sum of their words, the sum weighted by place)."""
-    sums: dict[torch.device, torch.Tensor] = {}  # a box is added up where it is
+    """Return (hash of which boxes these are, sum of their words, sum weighted by position)."""
+    sums: dict[torch.device, torch.Tensor] = {}  # each box is summed on its own device
     for number, (_, _, box) in enumerate(pieces):
         term = (2 * number + 1) * sum_words(box)  # an odd factor loses no bit modulo 2^64
         sums[box.device] = sums[box.device] + term if box.device in sums else term
@@ -52,7 +52,7 @@ def compute_fingerprint(pieces: Sequence[Piece]) -> tuple[int, int, int]:
 
 
 def sum_words(tensor: torch.Tensor) -> torch.Tensor:
-    """(2,) int64, where the tensor is: the sum of its words, plain and weighted by place."""
+    """Return the sum of a tensor's words, plain and weighted by position: (2,) int64 on its device."""
     bits = view_words(tensor)
     sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
     for at in range(0, bits.numel(), CHUNK):
@@ -64,10 +64,10 @@ def sum_words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sum_arrays(runtime: Runtime, device: torch.device) -> tuple[list[str], torch.Tensor]:
-    """(the model's arrays, (arrays,) int64): of each, what this rank's share adds to its checksum.
+    """Return (the model's arrays, this rank's share of the checksum of each: (arrays,) int64).
 
-    Added over all ranks, it is a function of the whole array alone, not of how it is cut: each word counts by its place
-    in the array, and of the holders of a box one alone.
+    The sum over all ranks depends on the full array alone, not on its sharding: each word counts by its position in the
+    array, and only one holder of a box counts.
     """
     checksums = {name: torch.zeros((), dtype=torch.int64) for name in sorted(runtime.registry) if is_of_model(name)}
     for shard in runtime.shards():
@@ -79,7 +79,7 @@ def sum_arrays(runtime: Runtime, device: torch.device) -> tuple[list[str], torch
 
 
 def _sum_placed(shard: Shard) -> torch.Tensor:
-    """0-d int64: the words of a box, each times twice its place in the whole array plus one."""
+    """Return the sum of a box's words, each times twice its position in the full array plus one: 0-d int64."""
     box, device = shard.local.detach(), shard.local.device
     if not box.dim():
         return view_words(box).to(torch.int64).sum()
@@ -101,6 +101,6 @@ def _sum_placed(shard: Shard) -> torch.Tensor:
 
 
 def view_words(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of a tensor as whole numbers, one for each element."""
+    """Return the bits of a tensor as integers, one for each element."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.detach().contiguous().view(kinds[tensor.element_size()]).reshape(-1)

@@ -1,10 +1,10 @@
-"""Silent data corruption: what must be the same to the last bit is compared, by the sums of its words.
+"""Monitor of silent data corruption: compares checksums of values that must be equal to the last bit.
 
 - Ranks that hold the same boxes of the weights: replicas take the same steps on the same gradients, so a flipped bit in
-  one of them, in memory or in a product, stays in its weights. Their gradients too, once the ranks have added theirs.
+  one of them, in memory or in a matmul, stays in its weights. Their gradients too, once they are summed over ranks.
   Replicas that differ between synchronisations (`Runtime.differs`) are not compared with each other.
-  Who is not with more than half of them is named; without such a majority it is known that they differ.
-  A rank whose boxes no other holds exactly has none to be compared with, and that is said.
+  A rank outside the majority of its replicas is named; without a majority it is only known that they differ.
+  A rank is not compared if no other rank holds exactly its boxes, and that is reported.
 - The weights of a checkpoint, when they were saved and when they are read.
 - A step that is done twice (`gangline_health.monitors.recompute`), which needs no replica.
 """
@@ -32,32 +32,32 @@ NO_GRADIENT = (0, 0, 0)
 
 
 class Odd(NamedTuple):
-    """A rank among the replicas of what it holds."""
+    """Comparison of a rank's bits with all replicas of its boxes."""
 
     replicas: int
-    alike: int  # those that have its bits, with itself
-    outvoted: bool  # whether more than half of them have the same other bits
+    alike: int  # number of replicas with its bits, itself included
+    outvoted: bool  # True if more than half of the replicas have the same other bits
 
 
 class CorruptionMonitor(Monitor):
-    """Knows between two comparisons only the step of the last one on which all agreed."""
+    """Monitor that compares checksums; between comparisons it knows only the last step at which all replicas agreed."""
 
     name = "corruption"
 
     def __init__(self, options: CorruptionOptions, save_every: int | None = None) -> None:
         self.options, self.save_every = options, save_every
-        self.agreed: int | None = None  # the last step at which replicas had the same weights; None: not known yet
-        self.odd: dict[int, dict[str, Odd]] = {}  # rank -> what is odd
-        self.alone: list[int] | None = None  # ranks that are compared with no other; None: not looked at yet
-        self.untold = False  # whether that has to be said
+        self.agreed: int | None = None  # last step at which replicas had equal weights; None: not known yet
+        self.odd: dict[int, dict[str, Odd]] = {}  # rank -> weights or gradients -> comparison, of odd ranks
+        self.alone: list[int] | None = None  # ranks without a replica to compare with; None: not determined yet
+        self.untold = False  # True until `alone` is reported
         self.rank, self.ranks, self.device = 0, 1, torch.device("cpu")
-        self.apart = 0  # this rank's place along the axes where replicas differ
-        self.gradient = NO_GRADIENT  # of the step under way, where it is compared
+        self.apart = 0  # this rank's index along the axes where replicas differ
+        self.gradient = NO_GRADIENT  # fingerprint of the step under way, if it is compared
         self.saved: dict[str, Any] = {}  # {step, sums: {array: [dtype, checksum]}} of the newest step that is saved
-        self.stored: dict[str, Any] = {}  # the same, of the checkpoint that the run goes on from
-        self.read: tuple[list[str], torch.Tensor] | None = None  # this rank's share of the checksums of what was read
-        self.damaged: list[str] = []  # arrays that were read otherwise than they were saved
-        self.begun: int | None = None  # the step of the checkpoint that was read, in the first step after it
+        self.stored: dict[str, Any] = {}  # as `saved`, of the checkpoint that the run continues from
+        self.read: tuple[list[str], torch.Tensor] | None = None  # this rank's share of the checksums after the read
+        self.damaged: list[str] = []  # arrays that were read differently from the save
+        self.begun: int | None = None  # step of the checkpoint that was read, in the first step after it
         self.recompute = RepeatedSteps(options.recompute_every)
 
     def describe(self) -> str:
@@ -85,7 +85,7 @@ class CorruptionMonitor(Monitor):
     def before_step(self, step: int) -> None:
         self.recompute.step = step
         self.gradient = NO_GRADIENT
-        if self.stored and self.read is None:  # the weights are still what was read
+        if self.stored and self.read is None:  # the weights are still as they were read
             self.read = sum_arrays(self.runtime, self.device)
 
     def before_update(self, step: int, loss: float, grad_norm: float) -> Iterable[Verdict]:
@@ -95,7 +95,7 @@ class CorruptionMonitor(Monitor):
 
     def collective(self, comm: Comm, step: int) -> None:
         self.odd, self.damaged = {}, []
-        if self.agreed is None:  # what all have read from one checkpoint, or drawn from one seed, is the same
+        if self.agreed is None:  # weights read from one checkpoint, or drawn from one seed, are equal
             self.agreed = step - 1
         self.begun = int(self.stored["step"]) if self.read is not None else None
         self._compare_read(comm)
@@ -125,7 +125,7 @@ class CorruptionMonitor(Monitor):
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _add_up(self, comm: Comm, step: int) -> None:
-        """At a step that is saved: what the whole weights add up to, for the checkpoint's document."""
+        """Store the checksums of the full weights, for the checkpoint of a step that is saved."""
         if not self.options.checkpoints or not self.save_every or step % self.save_every:
             return
         names, sums = sum_arrays(self.runtime, self.device)
@@ -136,7 +136,10 @@ class CorruptionMonitor(Monitor):
         }
 
     def _compare_read(self, comm: Comm) -> None:
-        """In the first step after a checkpoint was read. Arrays that it lacks or that have another dtype are not."""
+        """Compare the weights read from a checkpoint with those saved, in the first step after the read.
+
+        Arrays that the checkpoint lacks, or that have another dtype, are not compared.
+        """
         if self.read is None:
             return
         names, sums = self.read
@@ -151,7 +154,7 @@ class CorruptionMonitor(Monitor):
     def _get_dtype(self, name: str) -> str:
         return str(self.runtime.registry[name].dtype)
 
-    # --- what is said -------------------------------------------------------------------------------------------------
+    # --- verdicts -----------------------------------------------------------------------------------------------------
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         if self.untold and self.alone:
@@ -162,7 +165,7 @@ class CorruptionMonitor(Monitor):
         yield from self.recompute.judge(record.step)
         for rank, odd in self.odd.items():
             first = (self.agreed or 0) + 1
-            if self.begun is not None:  # what all have read is the same, unless it was read wrongly
+            if self.begun is not None:  # all ranks read equal weights, unless the read was damaged
                 first = self.begun + (0 if damaged else 1)
             details: dict[str, int | str] = {"step": record.step, "first": first, "row": 1, "rank": rank}
             details["proven"] = True
@@ -211,10 +214,10 @@ class CorruptionMonitor(Monitor):
 
 
 def find_odd_ranks(rows: Sequence[tuple[Any, ...]]) -> dict[int, Odd]:
-    """The ranks that are not with the majority of those who hold the same.
+    """Return the ranks outside the majority of the ranks that hold the same boxes.
 
-    rows: by rank, (which boxes it holds, sums of their bits...). Without a majority all of the group are named, and
-    none is outvoted.
+    rows: by rank, (hash of its boxes, sums of their bits...). Without a majority all ranks of the group are returned,
+    and none is outvoted.
     """
     groups: dict[Any, list[int]] = defaultdict(list)
     for rank, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""The machine that a rank runs on."""
+"""Monitor of the machine that a rank runs on: GPUs, memory, disk, file descriptors, clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = 2.0  # seconds that a start waits for first answers
 
 
 class MachineMonitor(Monitor):
-    """Says each finding once, and again when it has gone and come back. The first rank of a machine asks for all."""
+    """Monitor that reports each finding once, and again if it comes back. Local rank 0 probes for its machine."""
 
     name = "machine"
 
@@ -46,15 +46,15 @@ class MachineMonitor(Monitor):
         self.rank = 0
         self.skew_limit = options.skew_seconds
         self.skew: float | None = (
-            None  # seconds by which this rank's clock is off the median of all; None: not asked now
+            None  # seconds by which this rank's clock is off the median of all; None: not compared now
         )
-        self.asked_at: int | None = None  # the step in which clocks were compared last
+        self.asked_at: int | None = None  # step of the last comparison of clocks
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
         self.rank, self.device = comms.rank, device
 
     def collective(self, comm: Comm, step: int) -> None:
-        """Compare the clocks of all ranks, read as one when the last has come."""
+        """Compare the clocks of all ranks, read together after a barrier."""
         self.skew = None
         if comm.size == 1 or (self.asked_at is not None and step - self.asked_at < CLOCKS):
             return
@@ -70,7 +70,7 @@ class MachineMonitor(Monitor):
         return ", ".join(probe.name for probe in self.probes)
 
     def explain_unknown(self) -> str:
-        """Wait a little for the first answers of the probes."""
+        """Return the probes without findings, and why; waits a little for first answers."""
         until = time.monotonic() + PATIENCE
         while any(probe.why == UNASKED for probe in self.probes) and time.monotonic() < until:
             for probe in self.probes:

@@ -1,11 +1,11 @@
-"""Loss and gradient norm of a step, judged before it is applied. Torch-free.
+"""Monitor of loss and gradient norm: judges a step before its update is applied. Torch-free.
 
-A step is held against the last steps that were no spikes, in robust standard deviations: of the loss, and of the
-logarithm of the gradient norm, whose tail is long. Where batches differ much by themselves (few tokens, a mixture), the
-median knows nothing of the tail: so the largest rise from one step to the next counts as well. What was left out is no
-measure of what comes; only where spikes came alone again and again in one window, such batches are usual here.
-Optimizers that leave out such steps judge so as well (OLMo 2, arXiv 2501.00656, section 3); the answer to one that
-lasts is PaLM's (arXiv 2204.02311, section 5.1).
+A step is compared with the last steps that were no spikes, in robust standard deviations: of the loss, and of the
+logarithm of the gradient norm, whose tail is long. If batches differ much by themselves (few tokens, a mixture), the
+median says nothing about the tail: so the largest rise from one step to the next counts as well. Skipped steps do not
+count as history; only if single spikes came repeatedly in one window are such batches usual here. Optimizers that skip
+such steps judge in the same way (OLMo 2, arXiv 2501.00656, section 3); the answer to a lasting spike is PaLM's (arXiv
+2204.02311, section 5.1).
 """
 
 from __future__ import annotations
@@ -22,39 +22,37 @@ from gangline_health.robust import RECENT, compute_centre, compute_deviation, co
 if TYPE_CHECKING:
     from gangline.record import StepRecord
 
-LEAST_LOSS = 0.01  # a deviation of the loss below this share of its median is taken as this
-LEAST_LOG_NORM = 0.15  # and of the logarithm of the gradient norm below this: twice the usual norm is no spike
-FARTHER = 2.0  # a spike is so many times as far above the last steps as the largest rise of the window
-SURPRISE = 100.0  # nats that a batch may hold together: one sentence that nobody could foresee, in a small batch
-SEVERAL = 4  # spikes that came alone in one window, before rises of their size are usual
-ROUTINE = 24  # steps in a row in which a loss scale may be halved before that is no search for one any more
+LEAST_LOSS = 0.01  # minimum deviation of the loss, as a share of its median
+LEAST_LOG_NORM = 0.15  # minimum deviation of the log gradient norm: twice the usual norm is no spike
+FARTHER = 2.0  # minimum height of a spike, as a multiple of the largest rise of the window
+SURPRISE = 100.0  # nats of one unpredictable sentence: in a small batch, its loss is no spike
+SEVERAL = 4  # single spikes in one window before rises of their size are usual
+ROUTINE = 24  # steps in a row in which a loss scale may be halved while it is searched for
 
 
 class NumbersMonitor(Monitor):
-    """Keeps a window of losses and of logarithms of gradient norms, and how long each finding has lasted."""
+    """Monitor that keeps a window of losses and log gradient norms, and how long each kind of verdict has lasted."""
 
     name = "numbers"
 
     def __init__(self, options: NumbersOptions, scaled: bool = False, tokens: int | None = None) -> None:
-        """tokens: of a step."""
+        """Create the monitor; `tokens` is the number of tokens per step, None: unknown."""
         self.options = options
         self.one_sentence = SURPRISE / tokens if tokens else 0.0
-        self.routine = ROUTINE if scaled else 0  # steps in a row that are not finite and nobody's concern
+        self.routine = ROUTINE if scaled else 0  # non-finite steps in a row that are not reported
         self.losses: list[float] = []
-        self.norms: list[float] = []  # logarithms
-        self.rows: dict[str, int] = {}  # kind -> steps in a row that found it
-        self.best: tuple[float, float, int] | None = None  # lowest loss of a few steps, its noise, its step
-        self.found: set[str] = set()  # in the step under way
-        self.once: dict[
-            str, float
-        ] = {}  # kind -> how far above the centre a spike is that is the first in a row so far
-        self.alone: dict[str, list[tuple[int, float]]] = {}  # kind -> (step, how far above) of those that came alone
+        self.norms: list[float] = []  # logarithms of gradient norms
+        self.rows: dict[str, int] = {}  # kind -> steps in a row with such a verdict
+        self.best: tuple[float, float, int] | None = None  # lowest median loss of recent steps, its noise, its step
+        self.found: set[str] = set()  # kinds found in the step under way
+        self.once: dict[str, float] = {}  # kind -> height above the centre of a spike that is the first in a row so far
+        self.alone: dict[str, list[tuple[int, float]]] = {}  # kind -> (step, height above the centre) of single spikes
 
     def describe(self) -> str:
         limits = f"loss over {self.options.spike:g} and gradient norm over {self.options.gradient_spike:g} deviations"
         return f"{limits}, divergence, {self.options.zero_steps} steps of zero gradients, not finite"
 
-    # --- findings -----------------------------------------------------------------------------------------------------
+    # --- verdicts -----------------------------------------------------------------------------------------------------
 
     def before_update(self, step: int, loss: float, grad_norm: float) -> Iterable[Verdict]:
         self.found = set()
@@ -70,7 +68,7 @@ class NumbersMonitor(Monitor):
     ) -> Iterable[Verdict]:
         logarithmic = window is self.norms
         middle, noise = compute_centre(window), max(compute_deviation(window), least)
-        if not noise:  # a loss of exactly 0 in every step, as where no token counts: nothing to judge by
+        if not noise:  # a loss of exactly 0 in every step, as without valid tokens: no noise to judge by
             return
         above = (math.log(value) if logarithmic else value) - middle
         far = above / noise
@@ -110,7 +108,7 @@ class NumbersMonitor(Monitor):
         yield from self._find_divergence(record)
 
     def _extend_window(self, kind: str, step: int, value: float, window: list[float]) -> list[float]:
-        """The window with this step. A spike never comes into it; one that came alone is remembered as such."""
+        """Return the window with this step. A spike is left out; a single spike is remembered in `alone`."""
         row, once = self.rows.get(kind, 0), self.once.pop(kind, None)
         if row == 0:
             if once is not None:
@@ -124,12 +122,12 @@ class NumbersMonitor(Monitor):
         return [one for one in self.alone.get(kind, ()) if step - self.options.window <= one[0] < step]
 
     def _get_usual_rise(self, kind: str, step: int) -> float:
-        """The rise that so many spikes of one window had at the least, each of which came alone."""
+        """Return the rise that at least `SEVERAL` single spikes of one window had; 0.0 if there are fewer."""
         rises = sorted((above for _, above in self._list_recent_spikes(kind, step)), reverse=True)
         return rises[SEVERAL - 1] if len(rises) >= SEVERAL else 0.0
 
     def _report_not_finite(self, record: StepRecord) -> Verdict:
-        """In the place of core's own, which stops the run."""
+        """Return the verdict that replaces core's own, which would stop the run."""
         row = self.rows["not-finite"]
         evidence = f"loss {record.loss}, gradient norm {record.grad_norm}, {row} in a row; the weights are as they were"
         details = {"step": record.step, "row": row, "first": record.step - row + 1}
@@ -138,7 +136,7 @@ class NumbersMonitor(Monitor):
         )
 
     def _find_divergence(self, record: StepRecord) -> Iterable[Verdict]:
-        """The median of the last steps against the lowest that it has been, in deviations as large as then."""
+        """Yield a verdict if the median of the last steps is far above its minimum, in deviations of that time."""
         if len(self.losses) < max(self.options.warmup, RECENT):
             return
         recent = compute_centre(self.losses)

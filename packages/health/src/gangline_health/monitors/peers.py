@@ -1,4 +1,4 @@
-"""Ranks that do the same work: those of one pipeline stage. A longer stage, such as the head's, is no slow rank's.
+"""Peers: ranks that do equal work, those of one pipeline stage. A longer stage, such as the head's, is no slow rank.
 
 Torch-free.
 """
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Peers:
-    """stages: of each rank; none where all do the same work."""
+    """Pipeline stage of each rank, `stages`; empty if all ranks do equal work."""
 
     stages: tuple[int, ...] = ()
 
     def find_peers(self, rank: int, ranks: int) -> list[int]:
-        """The ranks, of so many, that do the work of `rank`, itself among them."""
+        """Return which of `ranks` ranks do the work of `rank`, itself included."""
         if len(self.stages) != ranks:
             return list(range(ranks))
         return [other for other, stage in enumerate(self.stages) if stage == self.stages[rank]]
 
     def compute_peer_medians(self, values: Sequence[float]) -> list[float]:
-        """(ranks,) seconds -> of each rank the median of its peers, of two the faster; of one without peers its own."""
+        """Return for each rank the median seconds of its peers, (ranks,); of two the faster, of one its own."""
         stages = self.stages if len(self.stages) == len(values) else (0,) * len(values)
         medians = {}
         for stage in set(stages):

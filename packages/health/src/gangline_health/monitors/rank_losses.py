@@ -1,9 +1,9 @@
-"""Ranks whose own loss is not like that of the others: what only they read or compute is bad. Torch-free.
+"""Monitor of ranks whose own loss differs from the other ranks': their data or their compute is bad. Torch-free.
 
-From `rank_losses` of the step record. Ranks see different samples, so in one step their losses differ by chance: how
-far is learned from all ranks over a window. A single step far beyond that is a batch of a rare kind, and a note; a rank
-that stays above or below the others in most steps of a whole window does not differ by chance. The median of its
-differences is what counts, so that no few batches move it.
+It reads `rank_losses` of the step record. Ranks see different samples, so in one step their losses differ by chance: by
+how much is learned from all ranks over a window. A single step far beyond that is a batch of a rare kind, and a note. A
+rank that stays above or below the others in most steps of a window does not differ by chance. The median of its
+differences counts, so that a few batches do not move it.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from gangline_health.robust import NORMAL
 if TYPE_CHECKING:
     from gangline.record import StepRecord
 
-LEAST_RANKS = 3  # of two that differ nobody knows which one is wrong
-LEAST_LOSS = 0.01  # a deviation below this share of the loss is taken as this
-SURPRISE = 100.0  # nats that a rank's batch may hold together, as of the whole batch (`numbers`)
-FARTHER = 2.0  # and so many times as far as the farthest difference of the window
+LEAST_RANKS = 3  # minimum number of ranks: of two that differ, it is unknown which one is wrong
+LEAST_LOSS = 0.01  # minimum deviation, as a share of the loss
+SURPRISE = 100.0  # nats of one unpredictable sentence in a rank's batch, as in `numbers`
+FARTHER = 2.0  # minimum height of a spike, as a multiple of the largest difference in the window
 
 
 class RankLossesMonitor(Monitor):
-    """Keeps each rank's difference from the median rank over the last steps."""
+    """Monitor that keeps each rank's difference from the median rank over the last steps."""
 
     name = "rank_losses"
 
     def __init__(self, options: RankLossesOptions) -> None:
         self.options = options
         self.previous: StepRecord | None = None
-        self.rows: list[dict[int, float]] = []  # rank -> its loss less the median rank's, of each step
-        self.told: dict[int, int] = {}  # rank -> the step in which it was said
+        self.rows: list[dict[int, float]] = []  # rank -> its loss minus the median rank's, for each step
+        self.told: dict[int, int] = {}  # rank -> step of its last verdict
 
     def describe(self) -> str:
         off = f"{self.options.lasting:g} deviations from that of the others"
         return f"ranks whose own loss is {off} in most of {self.options.window} steps"
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
-        # what the ranks tell each other of a step is in its record only once all checks have looked at it
+        # ranks exchange a step's values after all checks have seen its record, so they are there in the next step
         previous, self.previous = self.previous, record
         if previous is not None and previous.rank_losses is not None:
             yield from self._judge(previous, previous.rank_losses)
@@ -63,7 +63,7 @@ class RankLossesMonitor(Monitor):
             yield from self._find_lasting_differences(record, own, middle)
 
     def _estimate_noise(self, middle: float) -> float:
-        """By how much ranks differ by chance: robust, over all ranks and steps of the window."""
+        """Return by how much ranks differ by chance: robust, over all ranks and steps of the window."""
         apart = [abs(difference) for row in self.rows for difference in row.values()]
         return max(NORMAL * statistics.median(apart), LEAST_LOSS * abs(middle))
 
@@ -105,6 +105,6 @@ class RankLossesMonitor(Monitor):
             yield Verdict("rank-loss", f"rank {rank}", 0.8, evidence, Action.WARN, details=details)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Nothing is kept: another start may have other ranks."""
+        """Clear the window: another start may have other ranks."""
         self.previous = None
         self.rows, self.told = [], {}

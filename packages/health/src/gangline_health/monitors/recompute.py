@@ -1,8 +1,8 @@
-"""A step done twice from the same weights and data: a rank that comes to other bits computes wrongly.
+"""Recomputation of a step from the same weights and data: a rank whose bits differ computes wrongly.
 
-No replica is needed. What a rank gives into collectives, what it gets out of them and what it comes to at the end is
-added up in both runs. Where one rank computes wrongly the results of all differ; it is the one whose first difference
-is in what it gave: until then it had got the same. Where there is none, a transfer changed what it carried.
+It needs no replica. In both runs, checksums cover what a rank gives into collectives, what it gets from them, and its
+result. If one rank computes wrongly, the results of all differ; the culprit is the rank whose first difference is in
+what it gave: until then its inputs were equal. If there is no such rank, a transfer changed what it carried.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAME, COMPUTED, RECEIVED = 0, 1, 2
 
 @dataclass
 class Event:
-    """Something that a rank gave (`own`) or got, in the order in which it did."""
+    """Checksum of a value that a rank gave (`own`) or got, in order."""
 
     what: str
     own: bool
@@ -40,7 +40,7 @@ class Event:
 
 
 class Recorder:
-    """The events of the step that is being recorded, if one is."""
+    """Recorder of the events of a step; `events` is None while it is off."""
 
     events: list[Event] | None = None
 
@@ -50,7 +50,7 @@ class Recorder:
 
     @contextmanager
     def record_events(self) -> Iterator[list[Event]]:
-        """Within, all traffic of this rank is noted."""
+        """Record all traffic of this rank within the context."""
         events: list[Event] = []
         self.events = events
         try:
@@ -59,11 +59,11 @@ class Recorder:
             self.events = None
 
 
-RECORDER = Recorder()  # of this rank: its comms are made before the check that asks for it
+RECORDER = Recorder()  # of this rank: communicators are built before the check that records
 
 
 class Heard(Generic[T]):
-    """A collective under way whose result is noted."""
+    """Collective under way whose result is recorded when it is waited for."""
 
     def __init__(self, inner: Pending[T], what: str) -> None:
         self.inner, self.what = inner, what
@@ -76,7 +76,7 @@ class Heard(Generic[T]):
 
 
 class RecordedComm(Wrapped):
-    """Notes what goes in and what comes out, while a step is recorded."""
+    """Communicator that records its inputs and outputs while a step is recorded."""
 
     def _note(self, name: str, call: Callable[[], Pending[T]], *given: Tensor) -> Pending[T]:
         if RECORDER.events is None:
@@ -107,26 +107,26 @@ class RecordedComm(Wrapped):
 
 
 def record_comms(comms: Comms) -> Comms:
-    """Comms whose traffic can be noted."""
+    """Return communicators whose traffic can be recorded."""
     return WrappedComms(comms, RecordedComm)
 
 
 class RepeatedSteps:
-    """Each `every`-th step is done twice, and the second result is the one that counts."""
+    """Wrapper that does every `every`-th step twice; the second result is used."""
 
     def __init__(self, every: int | None) -> None:
         self.every = every
-        self.step = 0  # the one under way
-        self.trusted: int | None = None  # the last step that came to the same twice
+        self.step = 0  # step under way
+        self.trusted: int | None = None  # last step with two equal runs
         self.rank = 0
-        self.mine, self.where = SAME, ""  # this rank's first difference
-        self.looked = False  # whether this step was done twice
-        self.found: list[int] = []  # by rank
+        self.mine, self.where = SAME, ""  # this rank's first difference, and where it is
+        self.looked = False  # True if this step was done twice
+        self.found: list[int] = []  # first difference of each rank
 
     def attach(self, runtime: Runtime, rank: int) -> None:
-        """From here on `runtime.step` does some steps twice."""
+        """Replace `runtime.step` by one that does some steps twice."""
         self.rank = rank
-        if list(runtime.local()[0]):  # what compression leaves over goes into the next step
+        if list(runtime.local()[0]):  # the remainder of compressed gradients goes into the next step
             self.every = None
         if self.every is None:
             return
@@ -154,7 +154,7 @@ class RepeatedSteps:
         return result
 
     def collective(self, comm: Comm, device: torch.device) -> None:
-        """What every rank found, where the step was done twice."""
+        """Gather the first difference of every rank, if the step was done twice."""
         self.found = []
         if self.looked:
             difference = torch.tensor([self.mine], dtype=torch.int64, device=device)
@@ -163,7 +163,7 @@ class RepeatedSteps:
                 self.trusted = self.step
 
     def judge(self, step: int) -> Iterable[Verdict]:
-        """A rank says of itself that it computes wrongly: it alone knows where."""
+        """Yield a verdict if the runs differ; a rank reports itself, because only it knows where."""
         if not any(self.found):
             return
         details: dict[str, int | str] = {"step": step, "first": (self.trusted or 0) + 1, "row": 1}
@@ -178,7 +178,7 @@ class RepeatedSteps:
 
 
 def find_first_difference(before: Sequence[Event], after: Sequence[Event]) -> tuple[int, str]:
-    """(SAME, COMPUTED or RECEIVED, where) of the first event that is not the same in both."""
+    """Return (SAME, COMPUTED or RECEIVED, where) for the first event that differs between two runs."""
     for one, other in zip(before, after, strict=False):
         if one.what != other.what or one.own != other.own or not torch.equal(one.sums, other.sums):
             return (COMPUTED if one.own or other.own else RECEIVED), one.what

@@ -1,8 +1,8 @@
-"""A start of the ranks that fails where the ones before it did: new workers alone do not mend that. Torch-free.
+"""Monitor of starts that fail at the same step as the starts before: new workers alone do not fix that. Torch-free.
 
-Looked at before the first step of a start, in what the starts before it left in the run directory. A failure that comes
-back at the same step comes from what the ranks read (the checkpoint, a batch) or from what they need (memory): an older
-checkpoint helps against the first, and nothing but another setting against the last.
+It looks before the first step of a start at what earlier starts left in the run directory. A failure that comes back at
+the same step is caused by what the ranks read (the checkpoint, a batch) or by what they need (memory): an older
+checkpoint helps against the former, only other settings against the latter.
 """
 
 from __future__ import annotations
@@ -31,23 +31,26 @@ if TYPE_CHECKING:
     from gangline.record import StepRecord
     from gangline.runtime import Runtime
 
-# torch on a GPU, torch on a CPU, Python
+# messages of torch on a GPU, torch on a CPU, Python
 NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory\. Tried|can't allocate memory|\bMemoryError\b")
 MORE_MEMORY = (
     "New processes have no more of it: lower batch.micro_size, set run.recompute=full or run.loss_chunk, or cut the "
     "run over more ranks"
 )
-SAME = 1  # steps: a kill may come before the record of the step before it is out
-NEWEST_BYTES = 1 << 22  # of metrics.jsonl that are read, from its end
+SAME = 1  # tolerance in steps: a kill may come before the record of the step before is written
+NEWEST_BYTES = 1 << 22  # read from the end of metrics.jsonl
 
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """Starts in a row that failed at one step: how many, the most steps that they had done, why the last one failed.
+    """Starts in a row that failed at one step.
 
-    no_memory: how many of them, the last one and those before it, had no memory left.
+    times      number of these starts
+    step       most steps that they had done
+    why        reason of the last failure
+    no_memory  number of starts without memory left, counted back from the last one
     """
 
     times: int
@@ -57,7 +60,7 @@ class Repeated:
 
 
 class RepeatedMonitor(Monitor):
-    """Says before the first step what the starts before this one came to."""
+    """Monitor that reports before the first step how earlier starts failed."""
 
     name = "repeated"
 
@@ -76,13 +79,13 @@ class RepeatedMonitor(Monitor):
             return
         events = read_events(self.run_dir)
         launches = [line for line in events if line.get("event") == "launch"]
-        if not launches or not launches[-1].get("futile"):  # the start before did steps that were new
+        if not launches or not launches[-1].get("futile"):  # the start before did new steps
             return
         failure = find_repeated(launches, count_reached(events, read_newest_records(Path(self.run_dir))))
         if failure is None:
             return
         step = failure.step + 1
-        short = failure.no_memory >= 2  # one alone may be what the fault before it left behind
+        short = failure.no_memory >= 2  # a single one may be left over from the fault before it
         times = failure.no_memory if short else failure.times
         details = {"step": step, "row": times}
         evidence = f"{times} starts in a row failed in step {step}; the last one: {failure.why or 'nobody knows why'}"
@@ -94,10 +97,10 @@ class RepeatedMonitor(Monitor):
             yield Verdict("repeated-failure", f"step {step}", 0.8, evidence, Action.WARN, details=details)
 
     def _find_first_untrusted(self) -> int:
-        """From which step on checkpoints are not trusted: from that on which this start began with.
+        """Return the first step whose checkpoints are not trusted: that of the checkpoint that this start began with.
 
-        One between two that are due by `checkpoint.every` is of a tier for the newest steps; the next one that is due
-        lies elsewhere.
+        If that one lies between two that are due by `checkpoint.every`, it belongs to a tier for the newest steps,
+        which is not trusted since the last due checkpoint; the due ones are stored elsewhere.
         """
         lines = attempts.read(self.run_dir or ".")
         id = CheckpointId.parse(lines[-1].start or "") if lines else None
@@ -109,7 +112,7 @@ class RepeatedMonitor(Monitor):
 
 
 def find_repeated(launches: Sequence[Line], reached: dict[int, int]) -> Repeated | None:
-    """What the newest launches follow: failures of ranks, all at one step; None where they are fewer than two."""
+    """Return the failures of ranks at one step that precede the newest launches; None if there are fewer than two."""
     step, whys = None, list[str]()
     for earlier, line in reversed([*pairwise(launches)]):
         before = int(earlier["generation"])
@@ -126,14 +129,14 @@ def find_repeated(launches: Sequence[Line], reached: dict[int, int]) -> Repeated
 
 
 def _is_failure(line: Line) -> bool:
-    """Whether a launch follows a failure of ranks: of its own job, or of the one before it."""
+    """Return whether a launch follows a failure of ranks, of its own job or of the job before."""
     return line.get("why") == "rank" or (line.get("why") == "start" and line.get("after") in ("bug", "killed"))
 
 
 def count_reached(events: Iterable[Line], steps: Iterable[Line]) -> dict[int, int]:
-    """By generation the most steps that were done, as rank 0 wrote it.
+    """Return the most steps done by each generation, as rank 0 wrote them.
 
-    Of a start that went back: since then, by its records alone. What it said before is of where it came from.
+    For a start that was rolled back, only records since then count: earlier lines are of the branch that it left.
     """
     step_counts: dict[int, int] = {}
     last_attempts: dict[int, int] = {}  # generation -> the newest attempt that it went back from
@@ -152,7 +155,7 @@ def count_reached(events: Iterable[Line], steps: Iterable[Line]) -> dict[int, in
 
 
 def read_newest_records(run_dir: Path) -> list[Line]:
-    """The newest lines of metrics.jsonl; a torn one is left out."""
+    """Return the newest lines of metrics.jsonl, without a torn line."""
     path, records = run_dir / "metrics.jsonl", []
     with suppress(OSError), open_regular(path, sys.maxsize) as file:
         file.seek(max(0, path.stat().st_size - NEWEST_BYTES))

@@ -1,4 +1,4 @@
-"""Saves that come to nothing: training goes on, and every step from there on is one more that a fault would undo.
+"""Monitor of checkpoint saves that fail: training continues, and a fault would undo every step since the last save.
 
 Torch-free.
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class SavesMonitor(Monitor):
-    """Says each reason once, until a save has come to something again."""
+    """Monitor that reports each reason once, until a save succeeds again."""
 
     name = "saves"
 
     def __init__(self) -> None:
         self.said: str | None = None
-        self.whole: int | None = None  # the step in which a checkpoint was last heard to be whole
+        self.whole: int | None = None  # step in which a complete checkpoint was last reported
         self.previous: StepRecord | None = None
         self.rank = 0
 
@@ -37,7 +37,7 @@ class SavesMonitor(Monitor):
         self.rank = comms.rank
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
-        # what became of a save is in the record only once all checks have looked at it: it is seen in the next one
+        # a save's result is in the record only after all checks have seen it: it is read in the next step
         previous, self.previous = self.previous, record
         if previous is None or self.rank:  # a save fails on all ranks at once
             return

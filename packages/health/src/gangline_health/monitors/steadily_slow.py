@@ -1,7 +1,7 @@
-"""Ranks that are slower than the others by a few percent, all the time: too little to be an outlier of any one step.
+"""Detection of ranks that are a few percent slower all the time: too little to be an outlier of any one step.
 
-A steady few percent of one rank are a few percent of the whole job. Noise has both signs; so a rank counts where it was
-that much slower than the median rank of its stage in each of ten stretches that follow each other. Torch-free.
+A steady few percent of one rank are a few percent of the whole job. Noise has both signs; so a rank counts if it was
+that much slower than the median rank of its stage in each of ten consecutive stretches. Torch-free.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ STRETCHES = 10
 
 @dataclass
 class SlowRanks:
-    """Seconds of own work of each rank, by step, in the stretch under way; who was slow in those before."""
+    """Seconds of own work by step and rank in the current stretch, and the slow ranks of earlier stretches."""
 
-    slower: float  # times the median rank, in each stretch
-    steps: int  # of all stretches together
+    slower: float  # multiple of the median rank, in each stretch
+    steps: int  # number of steps of all stretches together
     peers: Peers = field(default_factory=Peers)
     rows: list[Sequence[float]] = field(default_factory=list)
-    slow: list[dict[int, float]] = field(default_factory=list)  # of each stretch, rank -> times the median rank
+    slow: list[dict[int, float]] = field(default_factory=list)  # for each stretch: rank -> multiple of the median rank
 
     def add(self, own: Sequence[float]) -> dict[int, float]:
-        """(ranks,) seconds of one step -> rank -> times the median rank, of those found with this step."""
+        """Add the seconds of one step, (ranks,); return {rank: multiple of the median rank} of ranks found with it."""
         if self.rows and len(self.rows[0]) != len(own):
             self.rows, self.slow = [], []
         self.rows.append(own)
@@ -42,5 +42,5 @@ class SlowRanks:
         steady = set.intersection(*(set(one) for one in self.slow))
         slow_ranks = {rank: statistics.median(one[rank] for one in self.slow) for rank in sorted(steady)}
         if slow_ranks:
-            self.slow = []  # told again when as many steps have passed
+            self.slow = []  # reported again after as many steps
         return slow_ranks

@@ -1,9 +1,9 @@
-"""Ranks that are slower than the others: who, in what, since when, and what it costs. Torch-free.
+"""Monitor of stragglers: which ranks are slow, in what phase, since when, and what it costs. Torch-free.
 
-From `rank_phases` of the step record: what each rank did itself, without its waits for others. In a step that all
-take together the slowest one sets the pace; it is also the one that waits the least. So a rank is judged by the median
-of its own seconds over a window, against the median of the ranks that do the same work, in robust deviations of the
-ranks from each other. Stages of a pipeline are never compared: one of them has the head, and is longer.
+It reads `rank_phases` of the step record: what each rank did itself, without its waits for others. In a step that all
+ranks take together the slowest rank sets the pace; it also waits the least. So a rank is judged by the median of its
+own seconds over a window, against the median of the ranks that do equal work, in robust deviations between ranks.
+Stages of a pipeline are never compared: one has the head, and is longer.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from gangline.record import StepRecord
     from gangline.runtime import Runtime
 
-OWN = ("data", "forward", "backward", "optimizer", "other")  # a rank's own work; saves are the disk's
+OWN = ("data", "forward", "backward", "optimizer", "other")  # a rank's own work; saves depend on the disk
 
 
 class StragglersMonitor(Monitor):
-    """Keeps each rank's seconds of the last steps, by phase."""
+    """Monitor that keeps each rank's seconds of the last steps, by phase."""
 
     name = "stragglers"
 
     def __init__(self, options: StragglersOptions) -> None:
         self.options, self.peers = options, Peers()
-        self.rows: list[dict[str, list[float]]] = []  # of each step
+        self.rows: list[dict[str, list[float]]] = []  # seconds by phase and rank, for each step
         self.previous: StepRecord | None = None
-        self.since: dict[str, int] = {}  # rank -> the step from which on it was slow
-        self.told: dict[str, int] = {}  # rank -> the step in which it was said
+        self.since: dict[str, int] = {}  # rank -> first step in which it was slow
+        self.told: dict[str, int] = {}  # rank -> step of its last verdict
         self.steady = SlowRanks(options.steadily, options.steady_steps)
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
@@ -54,7 +54,7 @@ class StragglersMonitor(Monitor):
         return f"ranks {self.options.slower:g} times slower than the median of {of} over {self.options.window} steps"
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
-        # what the ranks tell each other of a step is in its record only once all checks have looked at it
+        # ranks exchange a step's values after all checks have seen its record, so they are there in the next step
         previous, self.previous = self.previous, record
         if previous is not None:
             yield from self._judge(previous)
@@ -84,25 +84,25 @@ class StragglersMonitor(Monitor):
         self.told = {rank: step for rank, step in self.told.items() if rank in slow}
 
     def _compute_medians(self, phases: Iterable[str]) -> list[float]:
-        """Of each rank the median over the window of its seconds in these phases together."""
+        """Return for each rank the median over the window of its seconds in these phases together."""
         names = tuple(phases)
         ranks = range(len(self.rows[0]["data"]))
         return [statistics.median(sum(row[name][rank] for name in names) for row in self.rows) for rank in ranks]
 
     def _find_slow_ranks(self, own: list[float]) -> list[tuple[int, float]]:
-        """(rank, its score) of those over every limit."""
+        """Return (rank, its score) of each rank above every limit."""
         usual, ranks = self.peers.compute_peer_medians(own), range(len(own))
         compared = [rank for rank in ranks if usual[rank] > 0 and len(self.peers.find_peers(rank, len(own))) > 1]
         if not compared:
             return []
-        # the noise is that of all: a stage may have few ranks
+        # noise over all ranks: a stage may have few
         spread = NORMAL * statistics.median(abs(own[rank] / usual[rank] - 1) for rank in compared)
         slow_ranks = []
         for rank in compared:
             seconds, middle = own[rank], usual[rank]
             more, noise = seconds - middle, max(spread, 0.02, 1e-6 / middle)
             score = more / middle / noise
-            known = str(rank) in self.since  # until it is clearly as fast as the others again
+            known = str(rank) in self.since  # a slow rank stays one until it is clearly as fast as the others
             slower = 1 + (self.options.slower - 1) / (2 if known else 1)
             far = seconds >= slower * middle and score >= self.options.score
             if far and more >= self.options.least_seconds:
@@ -117,8 +117,8 @@ class StragglersMonitor(Monitor):
             excess[phase] = each[rank] - self.peers.compute_peer_medians(each)[rank]
         phase = max(excess, key=lambda name: excess[name])
         next_slowest = max(seconds for other, seconds in enumerate(own) if other != rank)
-        cost = max(0.0, own[rank] - next_slowest)  # what a step would be shorter without it
-        step = (record.rank_seconds or {}).get("max", record.step_seconds)  # equal on all ranks: else each tells it
+        cost = max(0.0, own[rank] - next_slowest)  # seconds that a step would be shorter without this rank
+        step = (record.rank_seconds or {}).get("max", record.step_seconds)  # equal on all ranks, so one reports
         share = cost / step if step else 0.0
         where = " of its stage" if len(peers) < len(own) else ""
         evidence = (
@@ -142,7 +142,7 @@ class StragglersMonitor(Monitor):
         return Verdict("slow-rank", f"rank {rank}", 0.8, evidence, Action.NOTE, details=details)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Nothing is kept: another start has other processes, perhaps on other machines."""
+        """Clear the window: another start has other processes, perhaps on other machines."""
         self.previous = None
         self.rows, self.since, self.told = [], {}, {}
         self.steady = SlowRanks(self.options.steadily, self.options.steady_steps, self.peers)

@@ -1,1 +1,1 @@
-"""`gangline plan calibrate`: this machine as a cluster file."""
+"""Calibration (`gangline plan calibrate`): measures this machine for a cluster file."""

@@ -1,4 +1,4 @@
-"""How long something takes with all ranks at it at once: calls one behind the other, as in a step."""
+"""Timing with all ranks busy at once: calls one after the other, as in a step."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 from gangline.comm.base import Comm
 
-MOST = 1000  # calls of one measurement
+MOST = 1000  # maximum calls of one measurement
 
 
 def measure_seconds(work: Callable[[], object], comm: Comm, device: torch.device, budget: float = 0.05) -> float:
-    """Of one call: the mean over about `budget` seconds of calls, and over the ranks, which begin together.
+    """Return the seconds of one call: mean over about `budget` seconds of calls, and over ranks, which begin together.
 
-    Where ranks share cores each call alone may find one free; only many in a row show what a rank gets of them.
+    If ranks share cores, a single call may find a free one; only many in a row show what a rank gets of them.
     """
     work()
     once = max(measure_calls(work, 1, comm, device), 1e-7)
@@ -25,7 +25,7 @@ def measure_seconds(work: Callable[[], object], comm: Comm, device: torch.device
 
 
 def measure_calls(work: Callable[[], object], times: int, comm: Comm, device: torch.device) -> float:
-    """Seconds of so many calls on this rank."""
+    """Return the seconds of `times` calls on this rank."""
     comm.barrier()
     finish(device)
     start = time.perf_counter()
@@ -36,7 +36,7 @@ def measure_calls(work: Callable[[], object], times: int, comm: Comm, device: to
 
 
 def measure_alone(work: Callable[[], object], comm: Comm, device: torch.device, budget: float = 0.1) -> float:
-    """Of one call on the first rank while the others wait; on all ranks the same number."""
+    """Return the seconds of one call on the first rank while the others wait; equal on all ranks."""
     seconds = 0.0
     comm.barrier()
     if comm.index == 0:
@@ -53,27 +53,27 @@ def measure_alone(work: Callable[[], object], comm: Comm, device: torch.device, 
 
 
 def compute_mean(value: float, comm: Comm, device: torch.device) -> float:
-    """Over the ranks."""
+    """Return the mean of a value over ranks."""
     if comm.size == 1:
         return value
     return float(comm.all_reduce(torch.tensor([value], dtype=torch.float64, device=device)).item()) / comm.size
 
 
 def reduce_max(value: float, comm: Comm, device: torch.device) -> float:
-    """Of all ranks."""
+    """Return the maximum of a value over ranks."""
     if comm.size == 1:
         return value
     return float(comm.all_reduce(torch.tensor([value], dtype=torch.float64, device=device), "max").item())
 
 
 def broadcast_value(value: int, comm: Comm, device: torch.device) -> int:
-    """What the first rank says."""
+    """Return the value of the first rank."""
     if comm.size == 1:
         return value
     return int(comm.broadcast(torch.tensor([value], device=device), 0).item())
 
 
 def finish(device: torch.device) -> None:
-    """Wait for what the device was given."""
+    """Wait for the device to finish its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,8 +1,8 @@
-"""From measured seconds to the numbers of a cluster file, each with a floor below which no machine is.
+"""Fit of measured seconds to the numbers of a cluster file, each with a floor below which no machine is.
 
-Products, attention, copies and collectives are measured apart. What a step of a small model takes beyond these is what
-moves memory between products (`elementwise.passes`) and, where the host itself computes, what starting all that hangs
-by a product takes (`matmul.half`): both by the very sums that a plan is made of.
+Matmuls, attention, copies and collectives are measured apart. The rest of a small model's step is memory traffic
+between matmuls (`elementwise.passes`) and, if the host itself computes, the start of each matmul and all that goes with
+it (`matmul.half`): both are fitted by the sums that a plan uses.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from gangline_planner.calibrate.small_steps import MICROBATCHES, STARTS, SmallMo
 from gangline_planner.price.products import BACKWARD, Rates
 from gangline_planner.price.step import StageTime
 
-START = 1e-6  # seconds that no product takes less to start
-LATENCY = 1e-6  # and no message
-PASSES = 1.0  # what is kept is written once
-SMALLEST = 0.1  # of what a measurement took: the least that is taken for what it was to measure
+START = 1e-6  # minimum seconds to start a matmul
+LATENCY = 1e-6  # minimum seconds of a message
+PASSES = 1.0  # minimum: what is kept is written once
+SMALLEST = 0.1  # minimum of a fitted term, as a share of the measured time
 
 Numbers = dict[str, float]
 K = TypeVar("K")
@@ -36,15 +36,15 @@ K = TypeVar("K")
 
 @dataclass
 class Measured:
-    """Seconds of one call, ranks on the average. Of several rounds each number is the middle one.
+    """Seconds of one call, mean over ranks; of several rounds, the median.
 
-    copied    bytes a second
-    products  by dtype
-    forward, backward  of attention
-    steps     forward and backward of all microbatches; updates: what follows them; starts: passes of the smallest model
-    alone     how much longer a step takes while all ranks take one
-    late      how much later the last rank ends its computation than all do on the average, of what it takes
-    hidden    the share of a transfer that computation hides
+    copied    bytes per second
+    products  matmuls, by dtype
+    forward, backward  passes of attention
+    steps     forward and backward of all microbatches; update: what follows them; starts: passes of the smallest model
+    alone     time of a step while all ranks take one, as a multiple of its time while one rank does
+    late      time from the mean end of a computation to the last rank's, as a share of its duration
+    hidden    share of a transfer that computation hides
     """
 
     copied: float = 0.0
@@ -61,7 +61,7 @@ class Measured:
 
 
 def merge_rounds(rounds: Sequence[Measured]) -> Measured:
-    """So that a moment in which the machine did something else counts in none."""
+    """Return the median of each number over rounds, so that other load in one round does not count."""
     one = rounds[0]
     return Measured(
         copied=median(each.copied for each in rounds),
@@ -83,7 +83,7 @@ def _compute_medians(rounds: Sequence[Mapping[K, float]]) -> dict[K, float]:
 
 
 def fit_numbers(measured: Measured, ranks: int, device: str) -> Numbers:
-    """Names of a cluster file's numbers."""
+    """Return the numbers of a cluster file, by name."""
     numbers: Numbers = {"memory.bandwidth": measured.copied}
     for name, seconds in measured.products.items():
         each, start = fit_rate(seconds, measured.copied, 4 if name == "fp32" else 2)
@@ -94,7 +94,7 @@ def fit_numbers(measured: Measured, ranks: int, device: str) -> Numbers:
     numbers["module.seconds"] = measured.starts / (3 * MICROBATCHES * count_work(STARTS, device).modules)
     numbers["host.seconds"] = measured.update
     numbers |= fit_steps(measured.steps, numbers, device)
-    if device == "cpu":  # an accelerator is shared with nobody: what is above 1 there is noise
+    if device == "cpu":  # an accelerator is not shared: a value above 1 is noise
         numbers["node.alone"] = max(1.0, measured.alone)
     if ranks > 1:
         numbers |= fit_links(measured.sent)
@@ -104,7 +104,7 @@ def fit_numbers(measured: Measured, ranks: int, device: str) -> Numbers:
 
 
 def fit_rate(seconds: Mapping[MatrixProduct, float], memory: float, itemsize: int) -> tuple[float, float]:
-    """(seconds of an operation, seconds at the start), what crosses memory left out, as a plan adds it."""
+    """Return (seconds of an operation, seconds at the start), without memory traffic, which a plan adds."""
     points = []
     for shape, duration in seconds.items():
         traffic = (shape.rows * (shape.inner + shape.columns) + shape.inner * shape.columns) * itemsize
@@ -115,7 +115,7 @@ def fit_rate(seconds: Mapping[MatrixProduct, float], memory: float, itemsize: in
 
 
 def fit_attention(measured: Measured, peak: float) -> Numbers:
-    """Rates over the peak, and the keys over which they reach half of it."""
+    """Return the rates of attention over the peak, and the number of keys over which they reach half of it."""
     points = []
     for shape, duration in measured.forward.items():
         flops = shape.flops * shape.visible
@@ -136,7 +136,7 @@ def fit_attention(measured: Measured, peak: float) -> Numbers:
 
 
 def fit_steps(seconds: Mapping[SmallModel, float], known: Numbers, device: str) -> Numbers:
-    """`elementwise.passes`, and on a CPU `matmul.half`: planned seconds are a sum of both and of what is known."""
+    """Return `elementwise.passes`, and on a CPU a fitted `matmul.half`, from the seconds that other terms leave."""
     half = known["matmul.half"]
 
     def predict_step(model: SmallModel, half: float, passes: float) -> float:
@@ -158,7 +158,7 @@ def fit_steps(seconds: Mapping[SmallModel, float], known: Numbers, device: str) 
 
 
 def fit_links(seconds: Mapping[CollectiveCall, float]) -> Numbers:
-    """One latency for a round and one bandwidth, over all operations and numbers of ranks."""
+    """Return one latency per round and one bandwidth, over all operations and numbers of ranks."""
     points = [(float(call.rounds), call.bytes, duration, duration) for call, duration in seconds.items()]
     latency, each = fit_two_costs(points)
     most = max(points, key=lambda point: point[1])
@@ -169,7 +169,7 @@ def fit_links(seconds: Mapping[CollectiveCall, float]) -> Numbers:
 
 
 def count_work(model: SmallModel, device: str) -> StageWork:
-    """Of one microbatch."""
+    """Return the work of one microbatch."""
     run = build_run(model, device)
     explanation = run.parallel.explain(run, Mesh.of({}), compose_model(run))
     assert explanation is not None, "parallel=single explains itself"
@@ -177,7 +177,7 @@ def count_work(model: SmallModel, device: str) -> StageWork:
 
 
 def compute_stage_time(model: SmallModel, device: str, known: Numbers) -> StageTime:
-    """Of one microbatch, with these numbers."""
+    """Return the seconds of one microbatch with these numbers."""
     numbers = {**known, "matmul.efficiency": 1.0, "memory.efficiency": 1.0}
     cluster = Cluster(
         "measured", "", Topology(), {name: Quantity(value, "measured") for name, value in numbers.items()}

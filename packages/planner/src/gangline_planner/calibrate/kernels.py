@@ -1,4 +1,4 @@
-"""What a rank computes: products by shape and dtype, fused attention, and what moves memory."""
+"""Measurements of a rank's computation: matmuls by shape and dtype, fused attention, memory copies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ATTENTION = {  # sequences, tokens, heads, width of a head
 
 
 def measure_products(dtype: str, comm: Comm, device: torch.device) -> Mapping[MatrixProduct, float]:
-    """Seconds of one of the three products that a linear takes: forward, of its input and of its weight."""
+    """Return by shape the mean seconds of a linear's three matmuls: forward, gradient of its input, of its weight."""
     seconds = {}
     for rows, inner, columns in PRODUCTS[device.type]:
         x, weight, gradient = (
@@ -46,7 +46,7 @@ def measure_products(dtype: str, comm: Comm, device: torch.device) -> Mapping[Ma
 def measure_attention(
     comm: Comm, device: torch.device
 ) -> tuple[dict[AttentionProduct, float], dict[AttentionProduct, float]]:
-    """Seconds (forward, backward) of causal fused attention, in float32 on a CPU and in bfloat16 on a GPU."""
+    """Return seconds by shape (forward, backward) of causal fused attention: float32 on a CPU, bfloat16 on a GPU."""
     ahead, behind, dtype = {}, {}, torch.bfloat16 if device.type == "cuda" else torch.float32
     for sequences, tokens, heads, width in ATTENTION[device.type]:
         q, k, v = (
@@ -67,12 +67,12 @@ def measure_attention(
             sequences=sequences, queries=tokens, keys=tokens, heads=heads, kv_heads=heads, head_dim=width
         )
         ahead[shape] = once
-        behind[shape] = max(whole - once, once)  # it computes more than the forward pass, so it takes as long
+        behind[shape] = max(whole - once, once)  # it computes more than the forward pass, so it takes at least as long
     return ahead, behind
 
 
 def measure_copy_bandwidth(comm: Comm, device: torch.device) -> float:
-    """Bytes a second that a copy reads and writes, of arrays too large for a cache."""
+    """Return the bytes per second that a copy reads and writes, of arrays too large for a cache."""
     numbers = 1 << (28 if device.type == "cuda" else 23)
     a, b = torch.randn(numbers, device=device), torch.empty(numbers, device=device)
     return 2 * a.nbytes / measure_seconds(lambda: b.copy_(a), comm, device)

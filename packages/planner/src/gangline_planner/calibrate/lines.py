@@ -1,4 +1,4 @@
-"""Sums of two costs through measurements. Torch-free."""
+"""Least-squares fit of two costs to measurements. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ Point = tuple[float, float, float, float]
 
 
 def fit_two_costs(points: Sequence[Point]) -> tuple[float, float]:
-    """(x, y), neither below nothing, so that a x + b y comes to t for all (a, b, t, whole): least squares of what is
-    left over `whole`, which is what was measured where t is a part of that.
+    """Return (x, y), neither negative, such that a x + b y is close to t for all (a, b, t, whole).
 
-    So a small message counts as much as a large one. Raises ValueError where nothing is said of either.
+    It minimises squares of the error over `whole`, the measured total of which t may be a part: so a small message
+    counts as much as a large one. Raises ValueError if all a and b are 0.
     """
     scaled = [(a / whole, b / whole, t / whole) for a, b, t, whole in points]
     aa, bb = sum(a * a for a, _, _ in scaled), sum(b * b for _, b, _ in scaled)

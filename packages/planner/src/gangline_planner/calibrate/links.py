@@ -1,7 +1,7 @@
-"""What ranks send each other: core's collectives by size, among two and among all, each behind a little computation.
+"""Measurements of collectives by size, among two ranks and among all, each after a little computation.
 
-In a step a rank comes to a collective from its own computation, and waits for those that were interrupted in theirs: so
-much longer than the computation alone does both take together.
+In a step a rank comes to a collective from its own computation, and waits for ranks that were interrupted in theirs. So
+the time of a collective is what both take together, less the computation alone.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gangline_planner.calibrate.clock import measure_seconds
 from gangline_planner.price.transfers import count_messages
 
 SIZES = {"cpu": (1 << 12, 1 << 18, 1 << 21), "cuda": (1 << 14, 1 << 22, 1 << 26)}  # bytes that a rank has
-COMPUTED = {"cpu": 256, "cuda": 2048}  # rows of the square products between
+COMPUTED = {"cpu": 256, "cuda": 2048}  # rows of the square matmuls in between
 PRODUCTS = 3
-LEAST = 0.02  # of the computation before it: what no clock tells from nothing
+LEAST = 0.02  # minimum, as a share of the computation before: a clock does not resolve less
 
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """A collective. bytes: that leave a rank."""
+    """Collective among a number of ranks. bytes: sent by each rank."""
 
     operation: Operation
     ranks: int
@@ -32,12 +32,12 @@ class CollectiveCall:
 
     @property
     def rounds(self) -> int:
-        """As a plan counts them in a node."""
+        """Number of messages in a row, as a plan counts them in a node."""
         return count_messages(self.operation, self.ranks)[0]
 
 
 def measure_collectives(groups: Sequence[Comm], world: Comm, device: torch.device) -> Mapping[CollectiveCall, float]:
-    """Seconds by what is sent among these groups, by all of their kind at once."""
+    """Return the seconds of each collective in these groups, run by all groups of a kind at once."""
     seconds, compute = {}, make_computation(device)
     for comm in groups:
         for size in SIZES[device.type]:
@@ -53,7 +53,7 @@ def measure_collectives(groups: Sequence[Comm], world: Comm, device: torch.devic
 
 
 def make_computation(device: torch.device) -> Callable[[], None]:
-    """A few products, about a millisecond."""
+    """Return a function that computes a few matmuls, for about a millisecond."""
     x = torch.randn(COMPUTED[device.type], COMPUTED[device.type], device=device)
 
     def work() -> None:
@@ -76,7 +76,7 @@ def _make_calls(comm: Comm, size: int, device: torch.device) -> list[tuple[Colle
 
 
 def measure_overlap(comm: Comm, device: torch.device) -> float:
-    """The share of an all-reduce that computation beside it hides, 0 to 1."""
+    """Return the share of an all-reduce that concurrent computation hides, 0 to 1."""
     x, compute = torch.zeros(SIZES[device.type][-1] // 4, device=device), make_computation(device)
 
     def send() -> object:

@@ -1,4 +1,4 @@
-"""One rank of `gangline plan calibrate`: `python -m gangline_planner.calibrate.rank FILE`, under torchrun or alone."""
+"""Rank of `gangline plan calibrate`, run as `python -m gangline_planner.calibrate.rank FILE THREADS ROUNDS`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gangline_planner.calibrate.small_steps import MODELS, STARTS, SmallModel, S
 
 
 def main(path: str, threads: int, rounds: int) -> None:
-    """Measures with all other ranks, and the first writes what it found."""
+    """Measure together with all other ranks; the first rank writes the numbers to `path`."""
     world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
@@ -38,7 +38,7 @@ def main(path: str, threads: int, rounds: int) -> None:
 
 
 def measure_rank(comms: Comms, device: torch.device, rounds: int) -> Numbers:
-    """Name of a cluster file's number -> its value."""
+    """Return the numbers of a cluster file, by name."""
     ready = {model: SmallStep(model, device) for model in (STARTS, *MODELS[device.type])}
     marks = (RoundProgress(f"round {number} of {rounds}", comms.rank == 0) for number in range(1, rounds + 1))
     measurement = merge_rounds([_measure_round(comms, device, ready, progress) for progress in marks])
@@ -51,7 +51,7 @@ def measure_rank(comms: Comms, device: torch.device, rounds: int) -> Numbers:
 def _measure_round(
     comms: Comms, device: torch.device, ready: dict[SmallModel, SmallStep], done: RoundProgress
 ) -> Measured:
-    """Everything once, so that what else the machine does meanwhile meets all of it."""
+    """Return a measurement of everything once, so that other load on the machine meets all of it."""
     comm = comms.world
     largest = ready[MODELS[device.type][-1]]
     forward, backward = done("attention", kernels.measure_attention(comm, device))
@@ -84,7 +84,7 @@ def _measure_round(
 
 
 def _measure_delay(step: SmallStep, comm: Comm, device: torch.device) -> float:
-    """Of a few steps, how much longer the slowest rank takes than all do on the average, of that."""
+    """Return how much longer the slowest rank takes for a few steps than the mean, as a share of the mean."""
     own = measure_calls(step.run_passes, 3, comm, device)
     average = compute_mean(own, comm, device)
     return reduce_max(own, comm, device) / average - 1

@@ -1,4 +1,4 @@
-"""Steps of small models under `parallel=single`: what their products do not explain is fitted."""
+"""Steps of small models under `parallel=single`, to fit the time that their matmuls do not explain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MICROBATCHES = 2
 
 @dataclass(frozen=True)
 class SmallModel:
-    """A model and the shape of its microbatches."""
+    """Size of a small model, and the shape of its microbatches."""
 
     dim: int
     sequence_length: int
@@ -31,7 +31,7 @@ class SmallModel:
     layers: int = 2
 
 
-STARTS = SmallModel(16, 8, 1)  # so small that starting its kernels is all it takes
+STARTS = SmallModel(16, 8, 1)  # so small that only the starts of its kernels take time
 MODELS = {
     "cpu": (SmallModel(64, 128, 2), SmallModel(128, 256, 2), SmallModel(256, 128, 2), SmallModel(256, 512, 2)),
     "cuda": (SmallModel(1024, 2048, 4), SmallModel(2048, 2048, 2), SmallModel(4096, 4096, 1)),
@@ -39,7 +39,7 @@ MODELS = {
 
 
 def build_run(model: SmallModel, device: str) -> Run:
-    """A run of one process, which a plan is made of, too."""
+    """Return a run of one process, both to measure and to plan."""
     heads = max(2, model.dim // 64)
     return build_default_run(
         model=DecoderConfig(vocab_size=256, dim=model.dim, layers=model.layers, heads=heads, hidden=4 * model.dim),
@@ -55,7 +55,7 @@ def build_run(model: SmallModel, device: str) -> Run:
 
 
 class SmallStep:
-    """A step of a small model, ready to be taken again and again on one batch."""
+    """Step of a small model that can be repeated on one batch."""
 
     def __init__(self, model: SmallModel, device: torch.device) -> None:
         run, mesh = build_run(model, device.type), Mesh.of({})
@@ -69,11 +69,11 @@ class SmallStep:
         self.batches = [_make_batch(model, device) for _ in range(MICROBATCHES)]
 
     def run_passes(self) -> None:
-        """Forward and backward."""
+        """Run forward and backward of all microbatches."""
         self.runtime.step(self.batches)
 
     def update(self) -> None:
-        """What a step does behind its passes."""
+        """Run what follows the passes of a step: clipping and the optimizer."""
         self.runtime.clip(1.0)
         self.optimizer.step(1e-6)
 

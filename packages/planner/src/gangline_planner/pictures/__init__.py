@@ -1,1 +1,1 @@
-"""Pictures of plans: as text on a terminal, and as files by `gangline_basics.figure`."""
+"""Figures of plans: as text on a terminal, and as files by `gangline_basics.figure`."""

@@ -1,4 +1,4 @@
-"""A plan as a figure: the step by kinds of time, the memory of each pipeline rank, and the pipeline's timeline."""
+"""Figure of a plan: the step by kinds of time, the memory of each pipeline rank, and the pipeline's timeline."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ROW = 0.18  # inches
-VECTORS = 2000  # actions; more are drawn as an image
+ROW = 0.18  # height of a bar in inches
+VECTORS = 2000  # maximum number of actions as vectors; more are drawn as an image
 
 
 @use_style()
 def draw_plan(plan: Forecast) -> Figure:
-    """Return all three, one below the other; one rank has no timeline."""
+    """Return the figure: step, memory and timeline, one below the other; a single rank has no timeline."""
     axes = " x ".join(f"{axis} {size}" for axis, size in plan.explained.mesh.sizes if size > 1) or "one rank"
     about = f"{axes}; MFU {plan.mfu:.1%}, {plan.tokens_per_second:,.0f} tokens a second"
     title = f"A step of {plan.world} ranks of {plan.cluster.name}: {plan.step.seconds:.4g} s"

@@ -1,4 +1,4 @@
-"""Pictures of letters: a stacked bar, rows of them, a pipeline's timeline, points on a plane."""
+"""Figures in letters: a stacked bar, rows of bars, a pipeline's timeline, points on a plane."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gangline_basics.explain.timeline import StepTimeline
 from gangline_planner.pictures.colours import ACTION_WORDS, choose_letters
 
 WIDE, HIGH = 80, 12
-ROWS = 16  # ranks that are shown; of more, as many evenly apart
+ROWS = 16  # maximum number of ranks to draw; of more, as many evenly apart
 
 
 def draw_bar(parts: Mapping[str, float], named: Mapping[str, str], whole: float, wide: int = WIDE) -> str:
-    """A bar of letters as long as the parts' share of `whole`; the ends of parts are rounded, so that they add up."""
+    """Return a bar of letters, each part as long as its share of `whole`; ends are rounded, so that parts add up."""
     line, until = "", 0.0
     for kind, size in parts.items():
         until += size
@@ -22,7 +22,7 @@ def draw_bar(parts: Mapping[str, float], named: Mapping[str, str], whole: float,
 
 
 def draw_step_bar(kinds: Mapping[str, float]) -> Iterator[str]:
-    """The step as one bar, and what its letters mean."""
+    """Yield the step as one bar, and a legend of its letters."""
     letters = choose_letters(kinds)
     bar = draw_bar(kinds, letters, sum(kinds.values()))
     yield f"  |{bar}|"
@@ -30,7 +30,7 @@ def draw_step_bar(kinds: Mapping[str, float]) -> Iterator[str]:
 
 
 def draw_memory_bars(ranks: Sequence[Mapping[str, int]], limit: float) -> Iterator[str]:
-    """The memory of each pipeline rank as a bar; the mark is the limit."""
+    """Yield the memory of each pipeline rank as a bar; the mark is the limit."""
     kinds = dict.fromkeys(kind for memory in ranks for kind in memory)
     letters, most = choose_letters(kinds), max(limit, *(sum(memory.values()) for memory in ranks))
     mark = round(WIDE * limit / most)
@@ -45,8 +45,9 @@ def draw_memory_bars(ranks: Sequence[Mapping[str, int]], limit: float) -> Iterat
 
 
 def draw_timeline(found: StepTimeline) -> Iterator[str]:
-    """What each pipeline rank does at each moment: the letter of its action, a point where it waits. Of steps in which
-    an action would be shorter than a letter, the beginning and the end.
+    """Yield what each pipeline rank does at each moment: the letter of its action, or a point while it waits.
+
+    If an action would be shorter than a letter, only the beginning and the end of the step are drawn.
     """
     passes = [end - start for spans in found.spans for action, start, end in spans if action.kind == "F"]
     cell = min(found.makespan / WIDE, sum(passes) / len(passes))
@@ -69,7 +70,7 @@ def draw_timeline(found: StepTimeline) -> Iterator[str]:
 
 
 def choose_ranks(count: int) -> list[int]:
-    """Numbers of ranks: all, or the first, the last and some evenly between."""
+    """Return the ranks to draw: all, or the first, the last and some evenly between."""
     if count <= ROWS:
         return list(range(count))
     return [round(row * (count - 1) / (ROWS - 1)) for row in range(ROWS)]
@@ -78,7 +79,7 @@ def choose_ranks(count: int) -> list[int]:
 def draw_points(
     points: Sequence[tuple[float, float]], front: Sequence[tuple[float, float]], names: tuple[str, str]
 ) -> str:
-    """Points as dots, those of the front as stars: x to the right, y upwards."""
+    """Return a plot with points as dots and points of the front as stars: x to the right, y upwards."""
     every = [*points, *front]
     (left, right), (low, high) = ((min(values), max(values)) for values in zip(*every, strict=True))
     cells = [[" "] * WIDE for _ in range(HIGH)]

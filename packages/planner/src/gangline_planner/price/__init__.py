@@ -1,1 +1,1 @@
-"""From shapes and bytes to seconds, with the numbers of a cluster file. Torch-free arithmetic."""
+"""Prices of shapes and bytes in seconds, by the numbers of a cluster file. Torch-free arithmetic."""

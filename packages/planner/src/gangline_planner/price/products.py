@@ -1,13 +1,13 @@
-"""How long a product takes: a roofline (Williams, Waterman and Patterson, CACM 52, 2009) with a ramp.
+"""Seconds of a matmul: a roofline (Williams, Waterman and Patterson, CACM 52, 2009) with a ramp.
 
-A product of f operations takes (f + half) / rate, where `half` are the operations that its start and its ragged end
-cost (launch, fill of the pipeline, the last wave of tiles), and its operands cross memory once. Both are added: tiles
-that wait for operands do not multiply, and measured products of few rows with many matrices take the sum and not the
-greater (SimuMax, configs/system/b200_bf16_ceperm.json, group_matmul). The gradient of a weight is added to the sum of
-earlier microbatches, which is read and written. In 8 or 4 bits what is multiplied is cast before: read once and written
-twice, by rows and by columns; the maker's own norms and gates (Transformer Engine) write so few bits themselves.
-Attention reaches its rate over many keys; over few, starts and the tiles that causality halves cost as much as
-`attention.half` keys do.
+A matmul of f operations takes (f + half) / rate, where `half` is the number of operations that its start and its ragged
+end cost (launch, fill of the pipeline, the last wave of tiles), and its operands cross memory once. Both are added:
+tiles that wait for operands do not multiply, and measured matmuls of few rows with many matrices take the sum, not the
+maximum (SimuMax, configs/system/b200_bf16_ceperm.json, group_matmul). The gradient of a weight is added to the sum of
+earlier microbatches, which is read and written. In 8 or 4 bits operands are cast before: read once and written twice,
+by rows and by columns; the vendor's own norms and gates (Transformer Engine) write so few bits themselves. Attention
+reaches its rate over many keys; over few keys, starts and the tiles that causality halves cost as much as
+`attention.half` keys.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ BACKWARD = 2.5  # operations of fused attention's backward pass to one forward p
 
 @dataclass(frozen=True)
 class Rates:
-    """A cluster's numbers as seconds need them.
+    """Numbers of a cluster file, in the form that prices need.
 
-    wide, narrow  operations a second of large products in 16 bits, and in the format of blocks' products
+    wide, narrow  operations per second of large matmuls in 16 bits, and in the format of the blocks' matmuls
     """
 
     wide: float
@@ -39,14 +39,14 @@ class Rates:
     attention_backward: float
     attention_half: float
     attention_width: float = 0.0
-    cast: float = 0.0  # bytes that a number's cast moves, 0 where no cast is a kernel of its own
+    cast: float = 0.0  # bytes moved to cast a number, 0 if no cast is a kernel of its own
     itemsize: int = 2
-    narrow_itemsize: float = 2  # of what products of blocks read
-    gradient: int = 4  # bytes of a number of the sum of gradients
+    narrow_itemsize: float = 2  # bytes per number that matmuls of blocks read
+    gradient: int = 4  # bytes per number in the sum of gradients
 
     @classmethod
     def of(cls, cluster: Cluster, products: str, kernels: Kernels = "fused") -> Rates:
-        """products, kernels: as `Explained` names them. Raises UserError where the file lacks it."""
+        """Return the rates; `products` and `kernels` as in `Explained`. Raises UserError if the file lacks a number."""
         plain = products if products in ("fp64", "fp32", "fp16") else "bf16"
         efficiency = cluster["matmul.efficiency"]
         own = cluster[f"matmul.efficiency_{products}"] if products in ("fp8", "fp4") else efficiency
@@ -66,7 +66,7 @@ class Rates:
 
 
 def compute_matmul_seconds(product: MatrixProduct, rates: Rates, what: Pass = "forward") -> float:
-    """One product: forward, of what goes in (`inputs`), or of its weight (`weights`)."""
+    """Return the seconds of one matmul: forward, gradient of its input (`inputs`) or of its weight (`weights`)."""
     rate = rates.narrow if product.block else rates.wide
     weights = product.matrices * product.inner * product.columns
     read = rates.narrow_itemsize if product.block else rates.itemsize
@@ -80,7 +80,7 @@ def compute_matmul_seconds(product: MatrixProduct, rates: Rates, what: Pass = "f
 
 
 def compute_attention_seconds(product: AttentionProduct, rates: Rates, backward: bool = False) -> float:
-    """Fused attention, what causality hides passed over."""
+    """Return the seconds of fused attention, without the part that causality hides."""
     keys = min(product.keys, product.window or product.keys)
     flops = product.flops * product.visible * (1 + rates.attention_half / keys)
     flops *= 1 + rates.attention_width / product.head_dim
@@ -90,7 +90,7 @@ def compute_attention_seconds(product: AttentionProduct, rates: Rates, backward:
 
 
 def compute_forward_seconds(products: Mapping[Product, int], rates: Rates) -> float:
-    """All of these, forward."""
+    """Return the seconds of the forward passes of all these matmuls and attentions."""
     return sum(
         times
         * (compute_attention_seconds(p, rates) if isinstance(p, AttentionProduct) else compute_matmul_seconds(p, rates))
@@ -99,7 +99,7 @@ def compute_forward_seconds(products: Mapping[Product, int], rates: Rates) -> fl
 
 
 def compute_input_seconds(products: Mapping[Product, int], rates: Rates) -> float:
-    """The gradients of what goes in; attention's whole backward pass, which has no weight."""
+    """Return the seconds of the gradients of inputs; for attention, which has no weight, its complete backward pass."""
     return sum(
         times
         * (
@@ -112,7 +112,7 @@ def compute_input_seconds(products: Mapping[Product, int], rates: Rates) -> floa
 
 
 def compute_weight_seconds(products: Mapping[Product, int], rates: Rates) -> float:
-    """The gradients of weights."""
+    """Return the seconds of the gradients of weights."""
     return sum(
         n * compute_matmul_seconds(p, rates, "weights") for p, n in products.items() if isinstance(p, MatrixProduct)
     )

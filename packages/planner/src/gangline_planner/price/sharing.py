@@ -1,8 +1,8 @@
-"""Ranks that share cores: while some wait, those that compute have what these leave, up to `node.alone` times as much.
+"""Ranks that share cores: while some wait, ranks that compute get their cores, up to `node.alone` times the speed.
 
-The rates of a cluster file are those of a rank while all of its node compute; where each has an accelerator of its own,
-nobody has more than that. Only cores of one node can be shared, and only computation is done by cores: what links take
-is the same however many ranks wait.
+The rates of a cluster file are those of a rank while all ranks of its node compute; if each has an accelerator of its
+own, it never gets more than that. Only cores of one node can be shared, and only computation uses cores: the time on
+links is equal however many ranks wait.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gangline_basics.explain.timeline import StepTimeline
 
 @dataclass(frozen=True)
 class Cores:
-    """Who shares them.
+    """Cores of nodes that ranks share.
 
-    alone  how much faster a rank computes at most while all others of its node wait
-    ranks  that a node has room for
-    each   ranks of one pipeline rank; pp is the outermost axis, so they are neighbours
+    alone  maximum speed of a rank, while all others of its node wait, as a multiple of its usual speed
+    ranks  number of ranks that a node has room for
+    each   number of ranks in one pipeline rank; pp is the outermost axis, so they are neighbours
     """
 
     alone: float
@@ -35,12 +35,12 @@ class Cores:
 
     @classmethod
     def of(cls, cluster: Cluster, topology: Topology, world: int, pipeline: int) -> Cores:
-        """pipeline: number of pipeline ranks."""
+        """Return the cores of a cluster's nodes; `pipeline` is the number of pipeline ranks."""
         return cls(max(1.0, cluster.get("node.alone") or 1.0), topology.gpus_per_node, world // pipeline, pipeline)
 
     @cached_property
     def nodes(self) -> tuple[dict[int, int], ...]:
-        """Of each pipeline rank: node -> its ranks there."""
+        """Number of ranks on each node, for each pipeline rank."""
         nodes = []
         for rank in range(self.pipeline):
             first, end = rank * self.each, (rank + 1) * self.each
@@ -49,7 +49,7 @@ class Cores:
         return tuple(nodes)
 
     def compute_speeds(self, computing: Iterable[int]) -> dict[int, float]:
-        """Of the pipeline ranks that compute, in rates of the cluster file: each as fast as where least is left."""
+        """Return the speed of each pipeline rank in `computing`, on its fullest node, over the cluster file's rates."""
         crowds: Counter[int] = Counter()
         computing = tuple(computing)
         for rank in computing:
@@ -61,7 +61,7 @@ class Cores:
 
     @cached_property
     def most(self) -> float:
-        """The fastest that any of them ever computes."""
+        """Highest speed at which any pipeline rank ever computes."""
         if self.alone == 1.0:
             return 1.0
         return max(self.compute_speeds([rank])[rank] for rank in range(self.pipeline))
@@ -70,20 +70,20 @@ class Cores:
 def share_cores(
     timeline: StepTimeline, cores: Cores, computing: Callable[[StepAction], float], hop: float = 0.0
 ) -> StepTimeline:
-    """The timeline with every moment as early as idle cores let it be.
+    """Return the timeline with every moment as early as idle cores allow.
 
-    computing  what share of an action is computation
+    computing  returns the share of an action that is computation
     hop        seconds in which a result goes to the next stage, which no core makes shorter
 
-    Between two moments at which a rank begins or ends, time passes as fast as for the slowest of those that are busy.
+    Between two moments at which a rank begins or ends, time passes as fast as for the slowest busy rank.
     """
     if cores.most == 1.0:
         return timeline
-    changes: list[tuple[float, bool, int, float]] = []  # moment, whether it begins, pipeline rank, its computing share
+    changes: list[tuple[float, bool, int, float]] = []  # (moment, whether it begins, pipeline rank, busy share)
     for rank, spans in enumerate(timeline.spans):
         free = 0.0
         for action, start, end in spans:
-            departure = max(free, start - hop)  # what it waits for is under way at the end of the wait
+            departure = max(free, start - hop)  # the awaited result is under way at the end of the wait
             for begin, over, part in ((departure, start, 0.0), (start, end, computing(action))):
                 if over > begin:
                     changes += [(begin, True, rank, part), (over, False, rank, part)]
@@ -110,6 +110,6 @@ def share_cores(
 
 
 def _compute_pace(busy: dict[int, float], cores: Cores) -> float:
-    """What a second of the timeline takes, at most 1."""
+    """Return the seconds that a second of the timeline takes, at most 1."""
     speeds = cores.compute_speeds(rank for rank, part in busy.items() if part)
     return max((1 - part + part / speeds.get(rank, 1.0) for rank, part in busy.items()), default=1.0)

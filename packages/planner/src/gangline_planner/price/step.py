@@ -1,4 +1,4 @@
-"""The time of a step, by kind: the layout's own actions in their order, with what each of them takes."""
+"""Time of a step by kind: the actions of the layout in their order, with the seconds of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gangline_planner.price.products import (
 from gangline_planner.price.sharing import Cores, share_cores
 from gangline_planner.price.transfers import compute_transfer_seconds
 
-TOKEN_BYTES = 4  # as data sources store them
+TOKEN_BYTES = 4  # of a token in data sources
 KINDS = ("compute", "recompute", "tp", "cp", "fold", "dp", "pp", "bubble", "optimizer", "host", "data", "jitter")
 
 
@@ -29,11 +29,11 @@ KINDS = ("compute", "recompute", "tp", "cp", "fold", "dp", "pp", "bubble", "opti
 class StepTime:
     """Seconds of a step on the rank that ends last.
 
-    others    by kind, what ranks of a pipeline wait for each other left out
-    waits     what they wait, be it for what others compute or for what is on its way
-    unknown   seconds, at the peak rate, of nodes that do not say what they multiply: the step takes at least these more
-    timeline  when each action runs, without what comes after the last backward pass
-    sends     how much sooner the step would end were results at the next stage at once
+    others    seconds by kind, without the waits of pipeline ranks for each other
+    waits     seconds of these waits, for what other ranks compute or for results under way
+    unknown   seconds, at the peak rate, of nodes that do not state their operations: a step takes at least these more
+    timeline  when each action runs, without what follows the last backward pass
+    sends     returns how much sooner the step would end if results were at the next stage at once
     """
 
     seconds: float
@@ -45,7 +45,7 @@ class StepTime:
 
     @cached_property
     def kinds(self) -> dict[str, float]:
-        """Seconds by kind; they add up to `seconds`. pp: of sends and receives that nothing hides."""
+        """Seconds by kind, which add up to `seconds`. pp: sends and receives that are not hidden."""
         pp = min(self.waits, max(0.0, self.sends()))
         seconds = {**self.others, "pp": pp, "bubble": self.waits - pp}
         return {kind: seconds[kind] for kind in KINDS}
@@ -53,7 +53,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class StageTime:
-    """Seconds of one microbatch on one stage, transfers left out."""
+    """Seconds of one microbatch on one stage, without transfers."""
 
     forward: float
     inputs: float
@@ -88,18 +88,18 @@ class StageTime:
 
 @dataclass(frozen=True)
 class Exposed:
-    """What a rank waits for, in seconds: a microbatch forward and backward, and after all of them."""
+    """Seconds of transfers that a rank waits for: per microbatch forward and backward, and after all microbatches."""
 
     forward: dict[str, float]
     backward: dict[str, float]
     end: float
     update: float
-    hop: float  # of a result to the next stage
+    hop: float  # seconds of a result to the next stage
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a step is made of: by stage, by rank, and each action with its share of what its rank waits for."""
+    """Seconds that a step is made of: by stage, by rank, and by action with its share of its rank's waits."""
 
     rates: Rates
     stages: list[StageTime]
@@ -127,8 +127,10 @@ class Pieces:
         return cls(rates, stages, waits, times, updates)
 
     def compute_least_seconds(self, explained: Explained, cluster: Cluster) -> float:
-        """Seconds that the step takes at least, jitter included: before a rank's first action the stages before it
-        run, after its last one those whose gradients are still to come.
+        """Return a lower bound on the seconds of the step, jitter included.
+
+        Before a rank's first action the earlier stages run, after its last one the stages whose gradients are still to
+        come.
         """
         ready, back = [0.0], [0.0]
         for time in self.times:
@@ -145,7 +147,7 @@ class Pieces:
         return plain + compute_jitter(plain, explained.mesh.world, cluster)
 
     def compute_busy_share(self, action: StepAction) -> float:
-        """The share of an action in which its rank computes."""
+        """Return the share of an action in which its rank computes."""
         time, whole = self.stages[action.stage], self.times[action.stage].get_time(action.kind)
         if action.kind == "F":
             own = time.forward
@@ -156,7 +158,7 @@ class Pieces:
         return min(1.0, own / whole) if whole else 0.0
 
     def compute_busiest_seconds(self, explained: Explained) -> float:
-        """Seconds in which the busiest rank computes and waits inside its actions."""
+        """Return the seconds in which the busiest rank computes, and waits inside its actions."""
         each = (
             sum(self.times[stage].F + self.times[stage].get_time("B") for stage in rank.stages)
             for rank in explained.ranks
@@ -169,8 +171,10 @@ def make_cores(explained: Explained, cluster: Cluster) -> Cores:
 
 
 def compute_jitter(seconds: float, world: int, cluster: Cluster) -> float:
-    """What the slowest of all ranks adds: the greatest of n normal draws lies about sqrt(2 ln n) deviations out. One
-    part of a deviation grows with the step (clocks, heat); the other does not (hosts, allocators, the network).
+    """Return the seconds that the slowest of all ranks adds to a step.
+
+    The greatest of n normal draws lies about sqrt(2 ln n) deviations out. One part of a deviation grows with the step
+    (clocks, heat); the other does not (hosts, allocators, the network).
     """
     deviation = seconds * cluster["jitter.sigma"] + (cluster.get("jitter.seconds") or 0.0)
     return deviation * sqrt(2 * log(max(world, 1)))
@@ -179,7 +183,7 @@ def compute_jitter(seconds: float, world: int, cluster: Cluster) -> float:
 def estimate(explained: Explained, cluster: Cluster, stretch: float) -> float:
     """Return the seconds of a step without its timeline.
 
-    stretch: the makespan over `Pieces.compute_busiest_seconds`, of an earlier timeline.
+    stretch  makespan of an earlier timeline, over `Pieces.compute_busiest_seconds`
     """
     pieces = Pieces.of(explained, cluster)
     late = max(wait.end + wait.update + update for wait, update in zip(pieces.waits, pieces.updates, strict=True))
@@ -188,7 +192,7 @@ def estimate(explained: Explained, cluster: Cluster, stretch: float) -> float:
 
 
 def compute_step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = None) -> StepTime:
-    """pieces: where they are known. Raises UserError for a number that the cluster file does not have."""
+    """Return the time of a step, from `pieces` if known. Raises UserError if the cluster file lacks a number."""
     pieces = pieces or Pieces.of(explained, cluster)
     rates, stages, waits, times, updates = pieces.rates, pieces.stages, pieces.waits, pieces.times, pieces.updates
     hop = max(wait.hop for wait in waits)
@@ -196,7 +200,7 @@ def compute_step_time(explained: Explained, cluster: Cluster, pieces: Pieces | N
     late = [wait.end + wait.update + update for wait, update in zip(waits, updates, strict=True)]
 
     def run(hop: float) -> tuple[StepTimeline, list[float]]:
-        """(the timeline, when each rank is through with the step)."""
+        """Return (the timeline, when each rank ends the step)."""
         timeline = share_cores(step_timeline(explained, times, latency=hop), cores, pieces.compute_busy_share, hop)
         return timeline, [spans[-1][2] + behind for spans, behind in zip(timeline.spans, late, strict=True)]
 
@@ -207,7 +211,7 @@ def compute_step_time(explained: Explained, cluster: Cluster, pieces: Pieces | N
     plain += data
     jitter = compute_jitter(plain, explained.mesh.world, cluster)
     rank, wait, m = explained.ranks[last], waits[last], explained.microbatches
-    alike = m * sum(stages[s].all for s in rank.stages)  # were all of its node to compute all the time
+    alike = m * sum(stages[s].all for s in rank.stages)  # if all ranks of its node computed all the time
     waited = m * (sum(wait.forward.values()) + sum(wait.backward.values()))
     share = min(1.0, (timeline.compute_busy_time(last) - waited) / alike) if cores.most > 1.0 and alike else 1.0
     kinds = {
@@ -221,7 +225,7 @@ def compute_step_time(explained: Explained, cluster: Cluster, pieces: Pieces | N
         "jitter": jitter,
     }
     rest = plain + jitter - sum(kinds.values())
-    idle = rest if rest > 1e-9 * plain else 0.0  # what is left of rounding is no time
+    idle = rest if rest > 1e-9 * plain else 0.0  # a rounding error counts as 0
     unknown = (
         sum(work.unknown_flops for work in explained.work)
         * 3
@@ -235,17 +239,17 @@ def compute_step_time(explained: Explained, cluster: Cluster, pieces: Pieces | N
 
 
 def compute_data_seconds(explained: Explained, cluster: Cluster, hidden: float) -> float:
-    """What a step waits for its data, which are read ahead of need while earlier steps run; 0 where nobody says how
-    fast a rank reads.
-    """
+    """Return the seconds that a step waits for data, prefetched in earlier steps; 0 if the read rate is unknown."""
     read = cluster.get("storage.read")
     share = explained.tokens / explained.mesh.size(*DATA_AXES)
     return max(0.0, share * TOKEN_BYTES / read - hidden) if read else 0.0
 
 
 def measure_exposed(rank: RankExplained, explained: Explained, stages: list[StageTime], cluster: Cluster) -> Exposed:
-    """What of a rank's transfers it waits for: all of those that the computation behind them needs, and of the others
-    what computation does not cover. At the end nothing covers the last of them.
+    """Return the seconds of transfers that a rank waits for.
+
+    These are all transfers that the next computation needs, and of the others what computation does not cover. The last
+    transfer at the end is never covered.
     """
     m, share = explained.microbatches, cluster["overlap.share"]
     forward = sum(stages[stage].forward for stage in rank.stages)
@@ -262,7 +266,7 @@ def measure_exposed(rank: RankExplained, explained: Explained, stages: list[Stag
         if transfer.when in waits:
             seconds /= m
         if not transfer.waits:
-            # of a matmul that waits for parts of its input
+            # a matmul that waits for parts of its input starts with the first
             pieces = transfer.calls if transfer.when in late else transfer.ranks
             least = seconds / max(1, pieces) if transfer.when in late or transfer.axes == ("tp",) else 0.0
             covered = min(room[transfer.when], share * (seconds - least))
@@ -277,7 +281,7 @@ def measure_exposed(rank: RankExplained, explained: Explained, stages: list[Stag
 
 
 def get_transfer_kind(axes: tuple[str, ...]) -> str:
-    """tp, cp or dp where all axes are; what a strategy calls otherwise lies on a fold."""
+    """Return tp, cp or dp if all axes are of that kind; axes that a strategy names differently are a fold."""
     if set(axes) <= {"tp"}:
         return "tp"
     if set(axes) <= {"cp"}:

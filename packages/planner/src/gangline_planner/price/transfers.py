@@ -1,10 +1,10 @@
-"""How long a collective takes: bytes over the slowest links that it crosses, and a latency for each message on its way.
+"""Seconds of a collective: bytes over the slowest links that it crosses, and a latency for each message in a row.
 
 Ranks of one node that take part together share that node's links to others, so a ring over k ranks of each node moves
-as fast as k links (the rails of a fat tree); those of a rack share its links to others where the cluster file says what
-is inside a rack (`link.rack`), and those of a datacentre its fibre. Rings and trees: Thakur, Rabenseifner and Gropp,
-IJHPCA 19, 2005. The more nodes a collective has, the more switches its messages cross and meet others in: with each
-doubling of the nodes it takes `link.cluster.crowding` of its bytes' time more.
+as fast as k links (the rails of a fat tree). Ranks of a rack share its links to others if the cluster file has numbers
+for links inside a rack (`link.rack`), and ranks of a datacentre its fibre. Rings and trees: Thakur, Rabenseifner and
+Gropp, IJHPCA 19, 2005. The more nodes a collective has, the more switches its messages cross and share with others:
+each doubling of the nodes adds `link.cluster.crowding` of its bytes' time.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TIERS = ("node", "rack", "cluster", "fibre")
 
 
 class Crossed(NamedTuple):
-    """Links of one tier on the way of a collective.
+    """Links of one tier that a collective crosses.
 
-    parts, left  into how many parts its ranks fall without these links, and with them
-    each         ranks of such a part, which use its links together
+    parts, left  number of parts into which its ranks fall without these links, and with them
+    each         number of ranks in such a part, which use its links together
     """
 
     tier: str
@@ -33,11 +33,11 @@ class Crossed(NamedTuple):
 
 
 def compute_transfer_seconds(sent: Transfer, cluster: Cluster) -> float:
-    """All calls of a step, one after the other, with nothing beside them."""
+    """Return the seconds of all calls of a step, one after the other, without other load."""
     if sent.ranks < 2 or not sent.calls:
         return 0.0
     links = find_crossed_links(sent, cluster)
-    if sent.operation == "send":  # to one rank, by the slowest of them
+    if sent.operation == "send":  # to one rank, over the slowest of the links
         tier = links[-1].tier
         return sent.calls * cluster[f"link.{tier}.latency"] + sent.bytes / compute_link_speed(tier, cluster)
     latency = sum(
@@ -48,8 +48,9 @@ def compute_transfer_seconds(sent: Transfer, cluster: Cluster) -> float:
 
 
 def find_crossed_links(sent: Transfer, cluster: Cluster) -> list[Crossed]:
-    """From the links inside a node to those that connect all ranks. Links inside a rack that the file does not know are
-    those of the cluster.
+    """Return the links that a transfer crosses, from inside a node up to those that connect all ranks.
+
+    If the cluster file has no numbers for links inside a rack, the cluster's links are used.
     """
     if sent.tier == "node":
         return [Crossed("node", sent.ranks, 1, 1)]
@@ -64,15 +65,15 @@ def find_crossed_links(sent: Transfer, cluster: Cluster) -> list[Crossed]:
 
 
 def compute_link_speed(tier: str, cluster: Cluster) -> float:
-    """Bytes a second that a rank sends."""
+    """Return the bytes per second that a rank sends over links of a tier."""
     return cluster[f"link.{tier}.bandwidth"] * cluster[f"link.{tier}.efficiency"]
 
 
 def count_messages(operation: Operation, ranks: int, nodes: int = 1) -> tuple[int, int]:
-    """(inside nodes, between them): messages of a call that wait for each other.
+    """Return (messages inside nodes, messages between nodes) of a call, counting messages that wait for each other.
 
-    What all get of all goes round a ring, from rank to rank; a sum that all get goes up a tree and down; what each has
-    for each other goes to all of them at once.
+    All-gather and reduce-scatter go round a ring, from rank to rank; all-reduce goes up a tree and down; all-to-all
+    goes to all ranks at once.
     """
     if operation == "send":
         return (1, 0) if nodes == 1 else (0, 1)
@@ -89,7 +90,7 @@ def _compute_byte_seconds(sent: Transfer, links: list[Crossed], cluster: Cluster
     for place, link in enumerate(links):
         if link.tier == "cluster":
             speeds[place] /= 1 + crowding * log2(link.parts / link.left)
-    if sent.operation == "all_to_all":  # to each peer its own part: by this rank's own links
+    if sent.operation == "all_to_all":  # to each peer its own part, over this rank's own links
         near = [*(link.each for link in links), sent.ranks]
         peers = [(behind - before) / (sent.ranks - 1) for before, behind in pairwise(near)]
         return sent.bytes * max(share / fast for share, fast in zip(peers, speeds, strict=True))
