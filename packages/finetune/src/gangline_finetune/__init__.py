@@ -1,4 +1,4 @@
-"""From a model to one that does as it is told: hooks only, no torch."""
+"""Fine-tuning of a model: LoRA, chat data, preferences (DPO) and evaluation; hooks only, no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the package offers. Torch-free."""
+"""Parts of the package: model edits, callbacks and data sources. Torch-free."""
 
 from __future__ import annotations
 

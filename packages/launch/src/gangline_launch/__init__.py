@@ -1,4 +1,4 @@
-"""The same run on a cluster: hooks only, no torch."""
+"""Launchers `slurm` and `kubernetes`, and the command `gangline launch`: hooks only, no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scheduler starts on each node: the elastic agent of gangline-basics, with what the scheduler knows.
+"""Entry point of a node: starts the elastic agent of gangline-basics with the node's name, address and place.
 
 python -m gangline_launch.agent RUN_DIR --nodes 4:5 --per-node 8 --processes 32
 """
@@ -17,17 +17,17 @@ from pathlib import Path
 from gangline import UserError
 from gangline_launch.mistakes import report_mistake
 
-# Variables by which `gangline.launch.detected` takes a process for a rank of Slurm; an agent is not one.
+# Variables by which `gangline.launch.detected` takes a process for a rank of Slurm. An agent is not a rank.
 _OF_A_RANK = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
 _OF_THE_STORAGE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR)
 _AGENT = "gangline_launch.agent:run"
-EXIT_REQUEUE = 75  # saved, or too few nodes: to be started again
-POD_INDEX = "GANGLINE_PLACE"  # set in a pod alone
+EXIT_REQUEUE = 75  # exit code after a save, or with too few nodes: the job should be started again
+POD_INDEX = "GANGLINE_PLACE"  # set only in pods
 
 
 def main(argv: list[str]) -> int:
-    """The agent of this node, to the end of the job; its exit code. What can be refused is, before torch is loaded."""
-    for signum in (signal.SIGUSR1, signal.SIGUSR2):  # before there is anything to save a notice means nothing
+    """Run the agent of this node to the end of the job; return its exit code. Refusals come before torch is loaded."""
+    for signum in (signal.SIGUSR1, signal.SIGUSR2):  # there is nothing to save yet, so a notice is ignored
         signal.signal(signum, signal.SIG_IGN)
     options = parse(argv)
     from gangline.run.directory import RunDirectory
@@ -63,9 +63,9 @@ def main(argv: list[str]) -> int:
 
 
 def refuse_temporary_folder() -> None:
-    """Processes are forked by way of a socket in TMPDIR. Raises UserError where none can be made there."""
+    """Raise UserError if no socket can be created in TMPDIR: processes are forked through one."""
     try:
-        with Listener(family="AF_UNIX"):  # as multiprocessing makes it
+        with Listener(family="AF_UNIX"):  # as multiprocessing creates it
             pass
     except OSError as error:
         where = os.environ.get("TMPDIR", "the folder for temporary files")
@@ -77,7 +77,7 @@ def refuse_temporary_folder() -> None:
 
 
 def run(argv: list[str]) -> int:
-    """In the agent's own process."""
+    """Run the elastic agent in its own process; return its exit code."""
     options = parse(argv)
     from gangline.run.directory import RunDirectory
     from gangline_basics.launch.several import run_node
@@ -93,7 +93,7 @@ def run(argv: list[str]) -> int:
 
 
 def refuse_other_code(changed: list[str]) -> None:
-    """Parts of another version than those that the run was made with. Raises UserError."""
+    """Raise UserError if `changed` names parts whose version differs from the version that the run was created with."""
     if changed:
         raise UserError(
             "the code on the nodes is not the code that the run was submitted with.",
@@ -103,7 +103,7 @@ def refuse_other_code(changed: list[str]) -> None:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """What the rendered script says."""
+    """Parse the arguments that the rendered script passes to the agent."""
     parser = argparse.ArgumentParser(prog="gangline_launch.agent")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--nodes", required=True, help="the fewest and the most, spares among them: 4:5")

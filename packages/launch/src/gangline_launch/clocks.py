@@ -1,7 +1,7 @@
-"""The clocks of the nodes, compared through the file system that they share. Torch-free.
+"""Comparison of the nodes' clocks through their shared file system, before ranks start. Torch-free.
 
-A node is taken for lost by the times that nodes write down (torch's rendezvous). Clocks that differ by more than
-launch.lost_seconds would end every start after a moment, with no word on why.
+torch's rendezvous takes a node for lost by the times that nodes write. Clocks that differ by more than
+launch.lost_seconds would end every start after a moment, without a reason in the log.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from gangline import UserError
 from gangline.storage.files import write_whole
 from gangline_launch import job as jobs
 
-FOLDER = "clocks"  # in RUN_DIR/launch: a file of each node, with its time in it
-RECENT_SECONDS = 600.0  # an older file says nothing of that node's clock today
-TRIES = 5  # storage that is busy answers late, and so tells no time
-AGAIN_SECONDS = 1.0  # from one look at a clock that seems wrong to the next
+FOLDER = "clocks"  # in RUN_DIR/launch: one file per node, which holds that node's time
+RECENT_SECONDS = 600.0  # an older file does not show that node's clock of today
+TRIES = 5  # busy storage answers late, so a write to it does not measure the clock
+AGAIN_SECONDS = 1.0  # seconds from one comparison to the next, if the clocks seem to differ
 
 
 def forget(run_dir: Path) -> None:
-    """What an earlier job's nodes wrote is no word on the nodes of the next: before it is submitted."""
+    """Remove the times that an earlier job's nodes wrote, before the next job is submitted."""
     with suppress(FileNotFoundError):
         for path in (jobs.make_launch_folder(run_dir) / FOLDER).iterdir():
             path.unlink(missing_ok=True)
 
 
 def compare(run_dir: Path, name: str, most_seconds: float) -> None:
-    """Write down the time of this node; raises UserError where another node's differs by more than `most_seconds`.
+    """Write this node's time; raise UserError if another node's clock differs by more than `most_seconds`.
 
-    A file's own time is of the storage's clock, or of the node's: the difference is that of two nodes, or nothing.
-    What differs is looked at again, with this node's time written anew: storage that stalls mends itself.
+    The modification time of a file comes from the storage's clock or from the node's own. In the first case the
+    difference of two nodes' offsets is the difference of their clocks; in the second it is always 0.
+    A difference is measured again with a new time of this node, because storage that stalls recovers by itself.
     """
     folder = jobs.make_launch_folder(run_dir) / FOLDER
     folder.mkdir(exist_ok=True)
@@ -54,7 +55,7 @@ def compare(run_dir: Path, name: str, most_seconds: float) -> None:
 
 
 def _find_clock_difference(own: Path, most_seconds: float) -> tuple[str, float] | None:
-    """(another node, the seconds between its clock and this one's), where these are too many."""
+    """Return (another node, seconds between its clock and this one's) if over `most_seconds`, else None."""
     if not any(_note(own, most_seconds / 4) for _ in range(TRIES)):
         own.unlink(missing_ok=True)
         return None
@@ -71,16 +72,16 @@ def _find_clock_difference(own: Path, most_seconds: float) -> tuple[str, float] 
 
 
 def _note(path: Path, within: float) -> bool:
-    """Replace the time of this node by the present one; whether that took less than `within` seconds."""
+    """Replace this node's time by the current one; return whether the write took less than `within` seconds."""
     start, before = time.monotonic(), time.time()
-    write_whole(path, f"{before}", durable=False)  # its rename leaves the file's own time: that of the write
+    write_whole(path, f"{before}", durable=False)  # the rename keeps the modification time of the write
     return time.monotonic() - start < within
 
 
 def _read(path: Path) -> tuple[float, float] | None:
-    """(seconds by which a node is ahead of the storage, when it wrote that); None of a file that is gone.
+    """Return (seconds by which a node's clock is ahead of the storage's, when it wrote that), both from one open file.
 
-    Both are of one file: the next one that takes its name has other times.
+    Returns None if the file is gone or not a number. One open file, since a file that replaces it has other times.
     """
     try:
         with path.open() as file:

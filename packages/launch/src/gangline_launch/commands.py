@@ -1,4 +1,4 @@
-"""`gangline launch VERB RUN_DIR`. Torch-free."""
+"""Command `gangline launch VERB RUN_DIR`: follow, cancel or inspect the job of a run. Torch-free."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from gangline_launch.state import SchedulerError
 
 
 def attach(run_dir: Path) -> int:
-    """Follow it; the exit code of the run."""
+    """Follow the job to its end; return the exit code of the run."""
     return follow(run_dir.resolve(), make_scheduler(jobs.require_job(run_dir)), run_dir, begun=True)
 
 
 def cancel(run_dir: Path) -> int:
-    """Returns at once."""
+    """Ask the scheduler to end the job, and return without waiting for its end."""
     job = jobs.require_job(run_dir)
     scheduler = make_scheduler(job)
     state = scheduler.get_state(job)
@@ -40,7 +40,7 @@ def cancel(run_dir: Path) -> int:
 
 
 def show_logs(run_dir: Path) -> int:
-    """What the nodes said last, and where all of it is."""
+    """Print the last lines of all nodes, and the paths of all log files."""
     jobs.require_job(run_dir)
     lines = Lines(run_dir)
     lines.skip(LAST_LINES)
@@ -51,7 +51,7 @@ def show_logs(run_dir: Path) -> int:
 
 
 def show_status(run_dir: Path) -> int:
-    """How the job and the run stand."""
+    """Print the state of the job, the last step and loss of the run, and how it ended."""
     job = jobs.require_job(run_dir)
     print(f"{job.scheduler} job {job.id}: {make_scheduler(job).get_state(job).describe()}")
     metrics = run_dir / "metrics.jsonl"
@@ -77,7 +77,7 @@ VERBS: dict[str, tuple[Callable[[Path], int], str]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a verb of `gangline launch`. Raises UserError."""
+    """Run a verb of `gangline launch`; return its exit code. Raises UserError for wrong arguments or a failed verb."""
     texts, runs = {verb: text for verb, (_, text) in VERBS.items()}, {verb: partial(_run, verb) for verb in VERBS}
     return run_verb("launch", texts, runs, argv)
 

@@ -1,4 +1,4 @@
-"""What a run on any scheduler's nodes may say. Torch-free."""
+"""Options of `launch` that all cluster schedulers share. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from gangline_launch.fabric import FABRICS
 if TYPE_CHECKING:
     from gangline.config import Run
 
-STOP_SECONDS = 5.0  # of a scheduler's notice, for the agents themselves
+STOP_SECONDS = 5.0  # reserved for the agents to stop, of the time from the scheduler's signal to SIGKILL
 
 
 @dataclass
 class ClusterLaunch(ElasticLaunch, ABC):
-    """Nodes that a scheduler gives: it starts one elastic agent on each of them."""
+    """Base options of a launcher whose scheduler gives nodes and starts one elastic agent on each."""
 
     here: ClassVar[bool] = False
 
-    gpus_per_node: NonNegativeInt | None = None  # null: as many as the scheduler says that a node has
-    spares: NonNegativeInt = 0  # nodes beyond launch.nodes, which wait and take the place of one that is lost
-    signal_seconds: PositiveFloat | None = 120.0  # from the scheduler's signal to its SIGKILL: for the last save
-    join_seconds: PositiveFloat = 120.0  # how long the fewest nodes are waited for before the job ends
+    gpus_per_node: NonNegativeInt | None = None  # GPUs per node; null: as many as the scheduler reports
+    spares: NonNegativeInt = 0  # spare nodes beyond launch.nodes: each waits and replaces a lost node
+    signal_seconds: PositiveFloat | None = 120.0  # seconds from the scheduler's signal to SIGKILL; null: no signal
+    join_seconds: PositiveFloat = 120.0  # seconds to wait for the minimum number of nodes before the job ends
     image: Annotated[str | None, RunsCode()] = (
-        None  # a container with gangline in it; null: the environment of the submit
+        None  # container image with gangline installed; null: the environment of the submit
     )
-    fabric: Annotated[str, OneOf(FABRICS)] = "default"  # settings of the network by its name
-    futile_requeues: NonNegativeInt = 3  # limit of starts of the job in a row without a new step; then it ends
-    shared: list[str] = field(default_factory=list)  # mount points that nodes see, though they look like local disks
+    fabric: Annotated[str, OneOf(FABRICS)] = "default"  # name of a set of network settings (NCCL, EFA, ...)
+    futile_requeues: NonNegativeInt = 3  # maximum number of job starts in a row without a new step; then the job ends
+    shared: list[str] = field(default_factory=list)  # mount points that all nodes see, but that look like local disks
     setup: Annotated[list[str], RunsCode()] = field(
         default_factory=list
-    )  # bash before the agents ('module load cuda'); failure ends the job
-    dry_run: bool = False  # print what would be submitted, and submit nothing
+    )  # setup commands of bash before the agents start ('module load cuda'); a failure ends the job
+    dry_run: bool = False  # dry run: print what would be submitted, and submit nothing
 
     def get_seconds_to_stop(self) -> float | None:
         return min(self.grace_seconds, max(1.0, (self.signal_seconds or self.grace_seconds) - STOP_SECONDS))
 
     def count_max_nodes(self) -> int:
-        """Those that train; spares come on top."""
+        """Return the maximum number of nodes that train; spares are not counted."""
         return parse_nodes(self.nodes)[1]
 
     def format_elastic_nodes(self) -> str:
-        """`launch.nodes` of the agents."""
+        """Return `launch.nodes` as the agents get it, "FEWEST:MOST", with spares counted in MOST."""
         fewest, most = parse_nodes(self.nodes)
         return f"{fewest}:{most + self.spares}"
 
@@ -56,19 +56,19 @@ class ClusterLaunch(ElasticLaunch, ABC):
         return fabric.get_variables(self.fabric)
 
     def survives(self) -> bool:
-        """Whether the job can go on without one of its nodes."""
+        """Return whether the job can continue without one of its nodes."""
         fewest, most = parse_nodes(self.format_elastic_nodes())
         return fewest < most
 
     @abstractmethod
     def count_gpus_per_node(self, run: Run) -> int:
-        """Of each node; none for a run on the CPU."""
+        """Return the GPUs of each node; 0 for a run on the CPU."""
 
     def count_ranks(self, run: Run) -> int:
         return self.processes or run.parallel.count_ranks(self.count_gpus_per_node(run) * self.count_max_nodes())
 
     def check(self, run: Run) -> list[Problem]:
-        """Numbers of nodes without sense, more ranks than a node has GPUs, a run directory where nodes cannot meet."""
+        """Return problems: invalid node counts, more ranks than GPUs per node, a run directory on an object store."""
         try:
             parse_nodes(self.nodes)
         except UserError as error:

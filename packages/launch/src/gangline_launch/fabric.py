@@ -1,26 +1,26 @@
-"""Settings of a network by its name: `launch.fabric=infiniband_sharp`. Each line with its source. Torch-free.
+"""Settings of a network (NCCL, EFA, TCPXO) by name: `launch.fabric=infiniband_sharp`, each with its source. Torch-free.
 
-What the user has set in the environment stays; what a site tunes beyond these lines belongs into launch.setup.
+Variables that the user has set in the environment stay. Tuning of a site beyond these settings belongs in launch.setup.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Opened: names, values and defaults are those of these pages. No network of these kinds was there to try them on.
+# Names, values and defaults were read on these pages. They were not tried: no such network was available.
 NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 OFI = "https://github.com/aws/aws-ofi-nccl/blob/2daf7d303aa139a03140aa530957d10521e4478d/doc/efa-env-var.md"
 _GKE = (
     "https://github.com/GoogleCloudPlatform/container-engine-accelerators/blob/089e022496faec95606d663eda8767078d347e34"
 )
 TCPXO = f"{_GKE}/gpudirect-tcpxo/nccl-test-latest.yaml"
-# Of the vendor's guide; its table of variables was not opened.
+# Link to the vendor's guide; its table of variables was not read.
 GKE = "https://cloud.google.com/kubernetes-engine/docs/how-to/gpu-bandwidth-gpudirect-tcpx"
 
 
 @dataclass(frozen=True)
 class FabricLine:
-    """A variable of the ranks' environment (`setup`: a line of shell on each node instead), why, and who says so."""
+    """Environment variable of the ranks (or with `setup` a shell line on each node), with its reason and source."""
 
     name: str
     value: str
@@ -75,10 +75,10 @@ FABRICS: dict[str, tuple[FabricLine, ...]] = {
     ),
 }
 
-_EFA = "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"  # its page was not opened
+_EFA = "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"  # this page was not read
 _SHARED = "https://github.com/Mellanox/k8s-rdma-shared-dev-plugin/blob/master/README.md"
-# What a pod asks for in order to see an adapter, as an example to type, and who says so. The part behind rdma/ is the
-# site's own, from the settings of its device plugin.
+# Example of what a pod requests in order to see a network adapter, and its source. The part after rdma/ is the site's
+# own choice, in the settings of its device plugin.
 POD_DEVICES: dict[str, tuple[str, str]] = {
     "infiniband": ("rdma/hca_shared_devices_a:1", _SHARED),
     "infiniband_sharp": ("rdma/hca_shared_devices_a:1", _SHARED),
@@ -88,10 +88,10 @@ POD_DEVICES: dict[str, tuple[str, str]] = {
 
 
 def get_variables(fabric: str) -> dict[str, str]:
-    """For the environment of the ranks."""
+    """Return the environment variables of the ranks, name -> value."""
     return {line.name: line.value for line in FABRICS[fabric] if not line.setup}
 
 
 def get_setup_lines(fabric: str) -> list[str]:
-    """Lines of shell on each node."""
+    """Return the shell lines that each node runs."""
     return [line.value for line in FABRICS[fabric] if line.setup]

@@ -1,4 +1,4 @@
-"""Follows a job from where it was submitted: what it waits for, then what its run says. Torch-free."""
+"""Follower of a submitted job: prints what the job waits for, then the lines that its nodes write. Torch-free."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from gangline_launch.job import FOLDER, SubmittedJob, require_job
 from gangline_launch.state import JobState, Scheduler, SchedulerError
 
 EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
-LOOK_SECONDS = 0.5  # between two looks at what was written
-ASK_SECONDS = 2.0  # between two questions to the scheduler, at first; later ASK_MOST
+LOOK_SECONDS = 0.5  # seconds from one look at the nodes' files to the next
+ASK_SECONDS = 2.0  # seconds from one query of the scheduler to the next, at first; they grow to ASK_MOST
 ASK_MOST = 15.0
-LAST_LINES = 20  # of what was said before
+LAST_LINES = 20  # number of earlier lines that are shown
 
 
 @dataclass
 class Lines:
-    """What the nodes write, as it comes."""
+    """Tail of the files that the nodes write in RUN_DIR/launch."""
 
     run_dir: Path
-    read: dict[Path, int] = field(default_factory=dict)  # bytes of each file that were shown
+    read: dict[Path, int] = field(default_factory=dict)  # bytes of each file already shown
 
     def skip(self, keep: int = 0) -> None:
-        """Pass over what is there, but for the last `keep` lines."""
+        """Skip the lines written so far, except the last `keep`."""
         for path in self._list_files():
             content = read_regular(path, sys.maxsize)
             self.read[path] = len(content) - sum(map(len, content.splitlines(keepends=True)[-keep:] if keep else []))
 
     def show(self, to: TextIO) -> None:
-        """New whole lines."""
+        """Print the complete lines that are new since the last call."""
         for path in self._list_files():
             with open_regular(path, sys.maxsize) as file:
                 file.seek(self.read.get(path, 0))
@@ -55,7 +55,7 @@ class Lines:
 
 
 class Detached(KeyboardInterrupt):
-    """A signal asks this command to end, as Ctrl-C does; the job continues."""
+    """Signal that asks this command to end, as Ctrl-C does; the job continues."""
 
     def __init__(self, signum: int) -> None:
         super().__init__()
@@ -92,10 +92,11 @@ def _say_detached(request: KeyboardInterrupt, text: str) -> int:
 
 @_detach_on_signal()
 def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False) -> int:
-    """To the end of the job, whichever is the run's newest; the exit code of the run.
+    """Follow the run's newest job to its end; return the exit code of the run.
 
-    shown: the run directory as the user calls it. begun: the job may have said something already. Ctrl-C, SIGTERM and
-    SIGHUP leave the job alone. Raises UserError for what was the user's mistake.
+    shown  the run directory as the user typed it
+    begun  the job may have printed lines already
+    Ctrl-C, SIGTERM and SIGHUP end only this command. Raises UserError for a mistake of the user.
     """
     lines = Lines(run_dir)
     lines.skip(LAST_LINES if begun else 0)
@@ -134,7 +135,7 @@ def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False
 
 @_detach_on_signal()
 def follow_all(run_dirs: Sequence[Path], scheduler: Scheduler) -> list[int]:
-    """The runs of a sweep to the end of their jobs, a line for each change; the exit code of each run."""
+    """Follow the jobs of a sweep to their ends, one line per change; return the exit code of each run."""
     last_lines: dict[Path, str] = {}
     codes: dict[Path, int] = {}
     errors: set[str] = set()
@@ -157,7 +158,7 @@ def follow_all(run_dirs: Sequence[Path], scheduler: Scheduler) -> list[int]:
 
 
 def _get_state(scheduler: Scheduler, job: SubmittedJob, said: set[str]) -> JobState | None:
-    """None where the scheduler has no answer, which is said once: the job goes on, and it is asked again."""
+    """Return the job's state; None if the scheduler does not answer, which is printed once and tried again later."""
     try:
         state = scheduler.get_state(job)
     except SchedulerError as error:
@@ -172,7 +173,7 @@ def _get_state(scheduler: Scheduler, job: SubmittedJob, said: set[str]) -> JobSt
 def _cancel(scheduler: Scheduler, job: SubmittedJob) -> bool:
     try:
         scheduler.cancel(job)
-    except SchedulerError:  # it is asked again
+    except SchedulerError:  # tried again in the next round
         return False
     return True
 
@@ -186,7 +187,7 @@ def _report_exit_code(run_dir: Path, state: JobState) -> int:
 
 
 def report_end(run_dir: Path, state: JobState, shown: Path) -> int:
-    """Say it; the exit code of the run. Raises UserError for what was the user's mistake."""
+    """Print how the job ended; return the exit code of the run. Raises UserError if a mistake of the user ended it."""
     ending = read_ending(run_dir)
     if ending is not None and ending.reason == "mistake":
         what, *details = ending.evidence.splitlines()

@@ -1,7 +1,7 @@
-"""An agent that is forked from the server that its ranks will come from: torch is loaded once a node. Torch-free.
+"""Start of the elastic agent as a fork of its ranks' forkserver, so that torch is loaded once per node. Torch-free.
 
-A scheduler signals the whole process group of what it started. So the agent leads a group of its own, and it alone is
-told.
+A scheduler signals the whole process group of what it started. The agent therefore leads its own process group, and
+gets signals only from this process.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gangline_basics.launch import failures, forkserver
 if TYPE_CHECKING:
     from gangline.config.schema import Run
 
-_UNSEEN = 255  # multiprocessing's exit code of a process whose end nobody saw
+_UNSEEN = 255  # multiprocessing's exit code of a process whose end was not observed
 OF_AN_AGENT = ("gangline_basics.launch.elastic", "gangline_basics.launch.meeting")
 
 
 def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
-    """Run `target(*args)`, "package.module:name", in a process of its own that has loaded what the run's ranks need.
+    """Run `target(*args)`, "package.module:name", in a process that has loaded what the run's ranks need.
 
-    Its exit code, 128 + n where signal n ended it. Signals are handed on. Call it in the main thread.
+    Returns its exit code, or 128 + n if signal n ended it. Signals are forwarded to it. Call it in the main thread.
     """
     forwarder = _Told()
     before = {
@@ -42,7 +42,7 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
         context = multiprocessing.get_context("forkserver")
         ready, tell = context.Pipe(duplex=False)
         agent = context.Process(target=_enter, args=(target, args, os.getpid(), forkserver.find_loaded(), tell))
-        agent.start()  # returns once the server has loaded everything
+        agent.start()  # returns after the server has loaded everything
         forwarder.holds = True
         tell.close()
         _wait(ready)
@@ -51,11 +51,11 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
             signal.signal(signum, forwarder)
         agent.join()
         code = agent.exitcode or 0
-        if code == _UNSEEN:  # the server is gone, which the agent has noticed and says
+        if code == _UNSEEN:  # the server is gone; the agent has noticed and reports it
             guard.wait_for_end(agent.pid or 0)
             return EXIT_FAILURE
         return exit_code(code)
-    except SystemExit:  # asked to end as the agent had just begun: it would be waited for, and has not heard of it
+    except SystemExit:  # a stop signal just after the agent's start, which has not received it: it would be waited for
         if agent is not None and agent.pid is not None:
             agent.kill()
         raise
@@ -70,15 +70,15 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
 
 
 class _Told:
-    """Hands signals on. Before the agent is there, one that asks for the end ends this process, and the server."""
+    """Signal handler that forwards signals to the agent. Before the agent starts, a stop signal ends this process."""
 
     def __init__(self) -> None:
-        self.holds = False  # the agent has been started, and is told once it can be
+        self.holds = False  # the agent has started; signals are held until it can receive them
         self._pid = 0
         self._held: list[int] = []
 
     def start_forwarding(self, pid: int) -> None:
-        """The agent takes signals; it gets those that came before."""
+        """Forward signals to the agent from now on, first the held ones."""
         self._pid = pid
         while self._held:
             guard.send(pid, hand_on(self._held.pop(0)))
@@ -93,13 +93,13 @@ class _Told:
 
 
 def _wait(ready: Connection) -> None:
-    """Until the agent can be signalled, or has ended."""
+    """Wait until the agent can be signalled, or has ended."""
     with contextlib.suppress(EOFError):
         ready.recv_bytes()
 
 
 def _enter(target: str, args: tuple[Any, ...], owner: int, loaded: set[str], tell: Connection) -> None:
-    """In the agent's own process."""
+    """Run the target in the forked agent, in its own process group, and exit with its code. It dies with `owner`."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in NOTICES:
@@ -109,7 +109,7 @@ def _enter(target: str, args: tuple[Any, ...], owner: int, loaded: set[str], tel
     forkserver.adopt(loaded)
     try:
         tell.send_bytes(b"ready")
-    except BrokenPipeError:  # who started this agent ends, or has ended
+    except BrokenPipeError:  # the process that started this agent is ending, or has ended
         sys.exit(128 + signal.SIGTERM)
     tell.close()
     sys.exit(load(target)(*args))

@@ -1,4 +1,4 @@
-"""Whose a directory is: given back after a dry run, a job's from the submit to its end. Torch-free."""
+"""Ownership of a run directory: given back after a dry run, the job's from submit to its end. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def give_back(directory: RunDirectory) -> int:
-    """Nothing was submitted: a new directory goes, one that was there is as it was. 0, an exit code."""
+    """Discard a new run directory, or restore an existing one, after a dry run; return exit code 0."""
     directory.put_back()
     if not directory.discard():
         directory.unlock()
@@ -24,8 +24,9 @@ def give_back(directory: RunDirectory) -> int:
 
 @contextlib.contextmanager
 def keep_job_on_error(directory: RunDirectory, scheduler: Scheduler) -> Iterator[None]:
-    """While its job may live no error takes the directory away; one whose job is known to be over may, as after a run
-    on this machine: nothing is left of a run that its ranks refused.
+    """Keep the run directory on errors while its job may live; on UserError take it back if the job is over.
+
+    A run that its ranks refused then leaves no directory behind, as on this machine.
     """
     directory.hand_over()
     try:

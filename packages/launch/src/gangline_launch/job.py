@@ -1,4 +1,4 @@
-"""RUN_DIR/launch: which job of which scheduler the run is, what was submitted, and what its nodes said. Torch-free."""
+"""Files in RUN_DIR/launch: which job of which scheduler the run is, its script and its nodes' output. Torch-free."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ IDS = {"slurm": r"[0-9]+", "kubernetes": r"[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """The newest job of a run. `id` is the scheduler's name for it; `task` its place in the array of a sweep; `mark`
-    what its submit has labelled it with, where names are the user's and may come again.
+    """The newest job of a run.
+
+    id: the scheduler's name of it. task: index in a sweep's array job. mark: label of its submit, since names may
+    recur.
     """
 
     scheduler: str
@@ -46,7 +48,7 @@ class SubmittedJob:
 
 @contextmanager
 def lock_submit(run_dir: Path) -> Iterator[None]:
-    """While a command submits the run, no other one does. Raises UserError, also where the folder cannot be written."""
+    """Lock the run while a command submits it. Raises UserError if another one does, or without write access."""
     try:
         handle = open_lock(make_launch_folder(run_dir) / LOCK)
         try:
@@ -81,29 +83,29 @@ def _lock(handle: int, run_dir: Path) -> None:
 
 
 def quote_path(run_dir: str | Path) -> str:
-    """As it is typed in a shell."""
+    """Return the path quoted for a shell."""
     return shlex.quote(str(run_dir))
 
 
 def format_resume_hint(run_dir: str | Path) -> str:
-    """The second line of a message."""
+    """Return the line of a message that shows how to resume the run."""
     return f"  To go on:  train resume={quote_path(run_dir)}"
 
 
 def make_launch_folder(run_dir: str | Path) -> Path:
-    """Made where it is not there."""
+    """Return RUN_DIR/launch, created if missing."""
     path = Path(run_dir, FOLDER)
     path.mkdir(exist_ok=True)
     return path
 
 
 def write_job(run_dir: str | Path, job: SubmittedJob) -> None:
-    """In the place of an earlier one."""
+    """Write the run's newest job to job.json, replacing an earlier one."""
     write_whole(make_launch_folder(run_dir) / FILE, json.dumps(asdict(job), indent=2) + "\n")
 
 
 def read_job(run_dir: str | Path) -> SubmittedJob | None:
-    """The newest job; None where the run was never submitted. Raises UserError for a damaged file."""
+    """Return the newest job; None if the run was never submitted. Raises UserError for a damaged file."""
     try:
         return SubmittedJob(**json.loads(read_regular(Path(run_dir, FOLDER, FILE))))
     except FileNotFoundError:
@@ -116,7 +118,7 @@ def read_job(run_dir: str | Path) -> SubmittedJob | None:
 
 
 def require_job(run_dir: str | Path) -> SubmittedJob:
-    """The newest job. Raises UserError where there is none."""
+    """Return the newest job. Raises UserError if there is none."""
     if not Path(run_dir).is_dir():
         raise UserError(f"there is no run directory {run_dir}.")
     job = read_job(run_dir)

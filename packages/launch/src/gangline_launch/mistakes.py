@@ -1,4 +1,4 @@
-"""A mistake that is found before ranks start, said where the command that follows the job looks. Torch-free."""
+"""Report of a user's mistake found before ranks start, written for the command that follows the job. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gangline import UserError
 
 
 def report_mistake(run_dir: Path, error: UserError, ends: bool = False) -> int:
-    """Say a mistake here, and where the command that follows finds it; its exit code. ends: so does the whole job."""
+    """Print a mistake and write it to ending.json; return its exit code. ends: the whole job ends with it."""
     print(f"train: {error}", file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
         note_mistake(run_dir, error, ends)
@@ -18,9 +18,9 @@ def report_mistake(run_dir: Path, error: UserError, ends: bool = False) -> int:
 
 
 def note_mistake(run_dir: Path, error: UserError, ends: bool = False) -> None:
-    """ending.json, unless the others have begun without this node or one of them has said why it ends.
+    """Write the mistake to ending.json, unless the other nodes train already or one has written why it ends.
 
-    Both times are those of the file system that all nodes share.
+    With `ends` it is always written. Both times that are compared come from the file system that all nodes share.
     """
     from gangline.run.ending import decide_ending, read_ending, write_ending
 

@@ -1,4 +1,4 @@
-"""The nodes that were given: names, addresses, places in the network; ranks in the order of the places. Torch-free."""
+"""Nodes that the scheduler gave: names, addresses and network places, by which ranks are ordered. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from gangline_launch.slurm.commands import parse_fields
 
 @dataclass(frozen=True)
 class GivenNode:
-    """name: the scheduler's, of a pod "NODE/INDEX": a node may have several, and names of a job's nodes differ.
+    """A node of the job.
 
-    address: where the others reach it. place: in the network, from the top to the node.
+    name     the scheduler's; for a pod "NODE/INDEX", since a node may hold several pods; unique within the job
+    address  by which the other nodes reach it
+    place    in the network, from the top to the node
     """
 
     name: str
@@ -26,11 +28,11 @@ class GivenNode:
 
 
 def find_own_node(run_dir: Path, environ: Mapping[str, str] = os.environ) -> GivenNode:
-    """The node of this process."""
+    """Return the node of this process, from the variables of Kubernetes or Slurm."""
     host = os.uname().nodename
-    if "GANGLINE_POD" in environ:  # in a JobSet: the pod's own name in its network, and the node that it is on
+    if "GANGLINE_POD" in environ:  # in a JobSet: the pod's own address, and the node that it runs on
         node, address = environ.get("GANGLINE_KUBERNETES_NODE", host), environ["GANGLINE_POD"]
-        index = environ.get("GANGLINE_PLACE", "")  # in the order of the places that Kueue has given to the pods
+        index = environ.get("GANGLINE_PLACE", "")  # follows the order of the places that Kueue gave to the pods
         place = levels.find_place(run_dir, node) or f"{index}.{node.replace('.', '-')}"
         return GivenNode(f"{node}/{index}", address, place)
     name = environ.get("SLURMD_NODENAME", host)
@@ -38,7 +40,7 @@ def find_own_node(run_dir: Path, environ: Mapping[str, str] = os.environ) -> Giv
 
 
 def read_addresses(run_dir: Path) -> dict[str, str]:
-    """Name -> address, as the batch script has asked Slurm for them; {} where it has not."""
+    """Return name -> address, as the batch script wrote Slurm's answer; {} if it did not."""
     path = Path(run_dir, FOLDER, "nodes")
     lines = [parse_fields(line) for line in read_regular(path).decode().splitlines()] if path.exists() else []
     return {line["NodeName"]: line.get("NodeAddr") or line["NodeName"] for line in lines if "NodeName" in line}

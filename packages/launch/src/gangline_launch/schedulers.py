@@ -1,4 +1,4 @@
-"""Which scheduler has a job. Torch-free."""
+"""Choice of the scheduler that has a job. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gangline_launch.state import Scheduler
 
 
 def make_scheduler(job: SubmittedJob) -> Scheduler:
-    """By the name that the submit wrote down. Raises UserError for one of a newer version."""
+    """Return the scheduler of a job. Raises UserError if this version does not know it."""
     if job.scheduler == "slurm":
         return SlurmScheduler()
     if job.scheduler == "kubernetes":

@@ -1,4 +1,4 @@
-"""How a job stands, in the words that all schedulers share. Torch-free."""
+"""State of a cluster job, in terms that all schedulers share. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Protocol
 
 from gangline_launch.job import SubmittedJob
 
-WAITS, RUNS, ENDED, GONE = "waits", "runs", "ended", "gone"  # GONE: the scheduler knows nothing of it any more
+WAITS, RUNS, ENDED, GONE = "waits", "runs", "ended", "gone"  # GONE: the scheduler has forgotten the job
 
 
 @dataclass(frozen=True)
 class JobState:
-    """phase: WAITS, RUNS, ENDED or GONE. word: the scheduler's own word. why: what it waits for, or how it ended."""
+    """State of a job. phase: WAITS, RUNS, ENDED or GONE; word: the scheduler's own; why: reason of the wait or end."""
 
     phase: str
     word: str
     why: str = ""
     nodes: str = ""
-    starts: int = 0  # how often it was started again
-    hopeless: str = ""  # what to change where no waiting helps; "" where waiting may
+    starts: int = 0  # number of restarts
+    hopeless: str = ""  # what to change if waiting cannot help; "" if it can
 
     @property
     def over(self) -> bool:
         return self.phase in (ENDED, GONE)
 
     def describe(self) -> str:
-        """For people."""
+        """Return the state as one line of text."""
         again = f", started again {self.starts} times" if self.starts > 1 else ", started again" * self.starts
         on = f" on {self.nodes}" if self.nodes and self.phase == RUNS else ""
         why = f" ({self.why})" if self.why else ""
@@ -34,14 +34,14 @@ class JobState:
 
 
 class SchedulerError(Exception):
-    """The scheduler refused a question, or gave no answer to it; its text says how. The job is as it was."""
+    """The scheduler refused a query or did not answer it; its text says why. The job is unchanged."""
 
 
 class Scheduler(Protocol):
-    """What may be asked of the one that has the job. Raises SchedulerError where there is no answer."""
+    """Scheduler that has a job. Its methods raise SchedulerError if it does not answer."""
 
     def get_state(self, job: SubmittedJob) -> JobState:
-        """How it stands now."""
+        """Return the current state of a job."""
 
     def cancel(self, job: SubmittedJob) -> None:
-        """End it: its ranks save first, where they can. Returns at once."""
+        """Cancel the job and return at once; its ranks save first if they can."""

@@ -1,4 +1,4 @@
-"""Whether what a run needs lies on storage that the nodes see: found out before the submit. Torch-free."""
+"""Check before the submit that the files a run needs are on storage shared by all nodes. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BESIDE_IMAGE = "of this command (which the batch script's last line uses outside the image)"
 
-# File systems of one machine alone; whatever else is mounted (nfs, lustre, gpfs, beegfs, wekafs, ceph) is shared.
+# File systems local to one machine; all others (nfs, lustre, gpfs, beegfs, wekafs, ceph) count as shared.
 OF_ONE_MACHINE = {
     "tmpfs",
     "ramfs",
@@ -33,7 +33,7 @@ OF_ONE_MACHINE = {
 
 
 def find_mount(path: str | Path, mounts: Path = Path("/proc/mounts")) -> tuple[str, str]:
-    """(mount point, kind of file system) of a path, or of the nearest folder above it that is there."""
+    """Return (mount point, file system type) of a path, or of its nearest existing parent folder."""
     real = os.path.realpath(path)
     best = ("/", "")
     for line in mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else ():
@@ -47,7 +47,7 @@ def find_mount(path: str | Path, mounts: Path = Path("/proc/mounts")) -> tuple[s
 def find_local_paths(
     needed: Iterable[tuple[str, str]], shared: Sequence[str], mounts: Path = Path("/proc/mounts")
 ) -> Iterator[Problem]:
-    """Of (what it is, path), those on a file system of this machine alone. shared: mount points that nodes see."""
+    """Yield a problem for each (what it is, path) on a local file system. shared: mount points that all nodes see."""
     for what, path in needed:
         point, kind = find_mount(path, mounts)
         inside = any(os.path.realpath(path).startswith(os.path.realpath(each).rstrip("/") + "/") for each in shared)
@@ -60,8 +60,9 @@ def find_local_paths(
 
 
 def list_needed_paths(run: Run, run_dir: Path, code: bool = True) -> Iterator[tuple[str, str]]:
-    """What the nodes have to see: the run directory, files that options name, and the code; an image has its own, but
-    the last line of the batch script, which queues the job again, runs outside of it.
+    """Yield (what it is, path) for all that nodes read: run directory, files named by options, and the code.
+
+    An image has its own code, but the last line of the batch script, which requeues the job, runs outside of it.
     """
     yield "the run directory", str(run_dir)
     for place, config in run.iterate_parts():

@@ -1,4 +1,4 @@
-"""Families of language models: hooks only, no torch."""
+"""Model families and edits of models: hooks only, no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Config nodes of gated delta-rule layers and of gated attention. Torch-free; the mathematics is in their modules."""
+"""Config nodes of gated delta-rule layers and of gated attention. Torch-free; the formulas are in their modules."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gangline.model.products import Product
 from gangline.model.tree import Decoding, Node, Shape
 from gangline_basics.model.decoder_nodes import AttentionNode, NormNode
 
-CHUNK = 64  # tokens that a delta-rule layer multiplies at once
+CHUNK = 64  # tokens per chunk of a delta-rule layer
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadNormNode(NormNode):
-    """Root-mean-square normalisation of each of `heads` heads, of width `dim`."""
+    """RMS norm of each of `heads` heads, of width `dim`."""
 
     heads: int
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Its input and one number of each head, and where the weight counts from 1 their sum."""
+        """Return the bytes of its input, one number per head, and with `offset` the sum weight + 1."""
         heads = max(1, self.heads // sizes.size("tp"))
         nbytes = sizes.inner_tokens * heads * (self.dim * sizes.itemsize + sizes.master_itemsize)
         return nbytes + (self.dim * sizes.itemsize if self.offset else 0)
@@ -31,16 +31,16 @@ class HeadNormNode(NormNode):
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputedNormNode(NormNode):
-    """A norm in what a layer computes again in its backward pass."""
+    """Norm inside a layer that recomputes it in its backward pass."""
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Nothing."""
+        """Return 0: the layer recomputes it."""
         return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatedAttentionNode(AttentionNode):
-    """Attention whose output is gated: `wq` makes of each head its query, and behind it its gate."""
+    """Attention whose output is gated: `wq` computes for each head its query, followed by its gate."""
 
     module: ClassVar[str] = "gangline_models.modules.gated_attention:GatedAttention"
 
@@ -55,8 +55,10 @@ class GatedAttentionNode(AttentionNode):
         return super().get_decoding()
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """x; queries and keys after rotation, values, the output and its log-sum-exp; the gate, which lies beside what
-        the norm of queries keeps, what it becomes, and the gated output.
+        """Return the bytes of the saved activations.
+
+        These are x; rotated queries and keys, values, the output and its log-sum-exp; the gate, in one tensor with the
+        input of the query norm, its sigmoid, and the gated output.
         """
         heads, key_heads = self.heads // sizes.size("tp"), max(1, self.kv_heads // sizes.size("tp"))
         inner = (5 * heads + 2 * key_heads) * self.head_dim
@@ -66,7 +68,7 @@ class GatedAttentionNode(AttentionNode):
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConvolutionNode(Node):
-    """`width` taps of each of `channels` channels."""
+    """Short causal convolution: `width` taps for each of `channels` channels."""
 
     module: ClassVar[str] = "gangline_models.modules.short_convolution:ShortConvolution"
     channels: int
@@ -79,20 +81,20 @@ class ShortConvolutionNode(Node):
         return "cached"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Nothing: the layer computes it again."""
+        """Return 0: the layer recomputes it."""
         return 0
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
         return ()
 
     def count_flops(self, sequence_length: int) -> int:
-        """None that a matrix unit computes."""
+        """Return 0: a matrix unit computes nothing of it."""
         return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecayNode(Node):
-    """How fast each of `heads` heads forgets."""
+    """Decay rate of each of `heads` heads."""
 
     module: ClassVar[str] = "gangline_models.modules.delta:Decay"
     heads: int
@@ -101,7 +103,7 @@ class DecayNode(Node):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Nothing: the layer computes it again."""
+        """Return 0: the layer recomputes it."""
         return 0
 
     def get_shapes(self) -> dict[str, Shape]:
@@ -110,9 +112,9 @@ class DecayNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaNode(Node):
-    """A layer with the gated delta rule: `key_heads` of width `key_dim`, each for `heads` / `key_heads` value heads.
+    """Gated delta-rule layer: `key_heads` of width `key_dim`, each for `heads` / `key_heads` value heads.
 
-    It says nothing of the seam `attention`: what it remembers goes from token to token, so tokens are not cut.
+    It declares no seam `attention`: its state passes from token to token, so a sequence cannot be sharded.
     """
 
     module: ClassVar[str] = "gangline_models.modules.delta:GatedDelta"
@@ -140,17 +142,17 @@ class GatedDeltaNode(Node):
         return "cached"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """x, what the first two products make of it, and what the last one reads; all between is computed again."""
+        """Return the bytes of x, the outputs of the first two matmuls, and the last one's input; rest is recomputed."""
         values = self.heads * self.value_dim
         inner = 2 * self.key_heads * self.key_dim + 3 * values + 2 * self.heads
         return (sizes.tokens * self.dim + sizes.inner_tokens * inner // sizes.size("tp")) * sizes.itemsize
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
-        """It does not say."""
+        """Return None: its matmuls are not listed."""
         return None
 
     def count_flops(self, sequence_length: int) -> int:
-        """Reading and writing the state, and inside of a chunk scores, their inverse and what they read."""
+        """Return the FLOPs of state reads and writes, and in a chunk of scores, their inverse and their outputs."""
         chunk = min(self.chunk, sequence_length)
         state = 3 * self.key_dim * self.value_dim
         inside = chunk * (2 * self.key_dim + 2 * self.value_dim + (self.key_dim + self.value_dim) // 2)

@@ -1,4 +1,4 @@
-"""Config nodes of latent attention. Torch-free; the mathematics is in `gangline_models.modules.latent`."""
+"""Config nodes of latent attention (MLA). Torch-free; the formulas are in `gangline_models.modules.latent`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gangline_basics.model.rope_rates import Rope
 
 @dataclass(frozen=True, kw_only=True)
 class LatentUpNode(Node):
-    """A latent vector, normalised, then a product for all heads; with `down` what makes it of x."""
+    """Normalised latent vector, then a matmul for all heads; with `down`, also the down-projection from x."""
 
     module: ClassVar[str] = "gangline_models.modules.latent:LatentUp"
     dim: int
@@ -35,7 +35,7 @@ class LatentUpNode(Node):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """What the product for all heads reads; the norm says its own."""
+        """Return the bytes of the input of `up`; the norm counts its own."""
         return sizes.tokens * self.rank * sizes.itemsize
 
 
@@ -43,8 +43,8 @@ class LatentUpNode(Node):
 class MlaNode(Node):
     """Multi-head latent attention. The width of a query and a key is nope_dim + rope_dim, of a value v_dim.
 
-    wq: of queries that have no latent vector; else `q`. interleaved: the two features of a pair that is rotated are
-    neighbours, not halves apart.
+    wq           projection of queries without a latent vector; otherwise `q`
+    interleaved  the two features of a rotated pair are neighbours, instead of half the features apart
     """
 
     module: ClassVar[str] = "gangline_models.modules.latent:LatentAttention"
@@ -72,11 +72,11 @@ class MlaNode(Node):
         return self.nope_dim + self.rope_dim
 
     def count_flops(self, sequence_length: int) -> int:
-        """q·k and p·v with all keys."""
+        """Return the FLOPs of q·k and p·v with all keys."""
         return 2 * self.heads * (self.head_dim + self.v_dim) * sequence_length
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
-        """None where queries and values are of two widths, for which there is no such product."""
+        """Return the attention matmul; None if queries and values differ in width, which it cannot describe."""
         if self.head_dim != self.v_dim:
             return None
         heads, width = self.heads, self.head_dim
@@ -84,7 +84,7 @@ class MlaNode(Node):
 
     @property
     def call(self) -> AttentionCall:
-        """What is computed at its seam."""
+        """Call at the seam `attention`."""
         return AttentionCall(scale=self.scale)
 
     def get_seams(self) -> Mapping[str, Call]:
@@ -94,7 +94,7 @@ class MlaNode(Node):
         return "cached"
 
     def list_volumes(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
-        """Of the key that all heads share, where tp cuts heads: gathered if tokens are cut, its gradient added up."""
+        """Return the volume of the key that all heads share under tp: gathered if tokens are sharded; grads summed."""
         ranks = sizes.size("tp")
         if ranks == 1:
             return ()
@@ -109,9 +109,11 @@ class MlaNode(Node):
         return (volume,)
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """x; queries and keys after rotation; values and the keys that they lie beside; the output and its
-        log-sum-exp. The key that all heads share lies beside the latent vector, which a norm keeps. Where values are
-        not as wide as keys, all are filled up to one width, and the last product reads a copy of the output.
+        """Return the bytes of the saved activations.
+
+        These are x; rotated queries and keys; the output of `kv.up`, values and unrotated keys; the output and its
+        log-sum-exp. The key that all heads share is stored with the latent vector, which a norm saves. If values are
+        not as wide as keys, all are padded to one width, and the last matmul saves a copy of the output.
         """
         heads = self.heads // sizes.size("tp")
         inner = 2 * self.head_dim + self.nope_dim + 2 * self.v_dim

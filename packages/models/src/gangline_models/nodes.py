@@ -13,7 +13,7 @@ from gangline_basics.model.decoder_nodes import DecoderNode, NormNode
 
 @dataclass(frozen=True, kw_only=True)
 class WidthNormNode(NormNode):
-    """Root-mean-square normalisation over all heads together; dim: the width of all."""
+    """RMSNorm over all heads together; dim: the width of all heads."""
 
     module: ClassVar[str] = "gangline_models.modules.width_norm:WidthNorm"
 
@@ -21,14 +21,14 @@ class WidthNormNode(NormNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Its input and one number a token; a rank has the heads that tp leaves it."""
+        """Return the bytes of its input and one number per token; tp shards the heads."""
         width = self.dim // sizes.size("tp")
         return sizes.inner_tokens * (width * sizes.itemsize + sizes.master_itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNormNode(NormNode):
-    """Normalisation to mean 0 and variance 1, with a weight and a bias."""
+    """LayerNorm: normalisation to mean 0 and variance 1, with a weight and a bias."""
 
     module: ClassVar[str] = "gangline_models.modules.layer_norm:LayerNorm"
 
@@ -39,13 +39,13 @@ class LayerNormNode(NormNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Its input, and of each token mean and deviation."""
+        """Return the bytes of its input, and mean and deviation of each token."""
         return sizes.tokens * (self.dim * sizes.itemsize + 2 * sizes.master_itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UngatedFeedForwardNode(Node):
-    """Two products with GELU between them."""
+    """Ungated feed-forward: two matmuls with GELU between them."""
 
     module: ClassVar[str] = "gangline_models.modules.ungated:UngatedFeedForward"
     dim: int
@@ -60,14 +60,14 @@ class UngatedFeedForwardNode(Node):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """x, the first product, and its activation."""
+        """Return the bytes of x, the first matmul, and its activation."""
         inner = sizes.inner_tokens * self.hidden // sizes.size("tp")
         return (sizes.tokens * self.dim + 2 * inner) * sizes.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class PositionedEmbeddingNode(Node):
-    """The sum of a token's vector and its position's; vocab_size of `positions`: how many there are."""
+    """Sum of token and position embeddings; vocab_size of `positions` is the number of positions."""
 
     module: ClassVar[str] = "gangline_models.modules.positions:PositionedEmbedding"
     tokens: EmbeddingNode
@@ -79,7 +79,7 @@ class PositionedEmbeddingNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class PositionedDecoderNode(DecoderNode):
-    """A decoder with a `PositionedEmbeddingNode`."""
+    """Decoder with a `PositionedEmbeddingNode`."""
 
     def get_ties(self) -> dict[str, str]:
         return {"head.weight": "embed.tokens.weight"} if self.tied else {}

@@ -1,4 +1,4 @@
-"""What the package offers: families, published shapes of them, and edits of models. Torch-free."""
+"""Parts of the package: model families, published shapes, and model edits. Torch-free."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ FAMILIES: dict[str, tuple[type[FamilyConfig], str]] = {
 
 
 def open_rope(config: type[FamilyConfig]) -> dict[str, str]:
-    """Return the group of rotary positions with the choice that the options have by default, {} without positions."""
+    """Return {"rope": the default choice of rotary positions}; {} for options without rotary positions."""
     default: Any = config.__dataclass_fields__.get("rope")
     return {} if default is None else {"rope": find_name(default.default_factory())}
 
 
 def make_part(name: str, config: type[FamilyConfig], summary: str) -> Part:
-    """Return a part that the module of the family builds. A shape has the capabilities of its family."""
+    """Return a part that the family's module builds. Only the family has capabilities; shapes inherit them."""
     family = next(base for base in config.__mro__ if base in OWN)
     capabilities = {
         "pretrained": "gangline_models.hugging_face.pretrained:HuggingFace",

@@ -1,4 +1,4 @@
-"""Mixture of experts for gangline: hooks only, no torch."""
+"""Mixture of experts (MoE) for gangline: hooks only, no torch."""
 
 from __future__ import annotations
 

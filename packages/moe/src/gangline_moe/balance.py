@@ -1,10 +1,11 @@
-"""Losses that even the load of the experts, and the metrics that a layer with experts emits.
+"""Load-balancing losses of experts, and the metrics of an MoE layer.
 
-Losses are means over the tokens whose targets count: a term is the sum over this rank's own, which the strategy divides
-by the step's count of them. So padding and what is only read (a prompt) weigh nothing. The load, which the bias and the
-next step's shares follow, is of all tokens but padding: experts compute prompts, too. Other metrics are of all tokens.
+Losses are means over the tokens that contribute to the loss: a term is the sum over this rank's tokens, which the
+strategy divides by the step's token count. So padding and prompts, which are only read, have no weight. The load, from
+which the bias and the next step's shares are updated, counts all tokens but padding: experts compute prompts too. Other
+metrics count all tokens.
 
-B sequences of T tokens, N = B·T, E experts, k of them for a token
+B sequences of T tokens, N = B·T, E experts, k experts per token
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from gangline_moe.routers.base import Choice, Router
 
 
 def apply_balance(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Tensor) -> Tensor:
-    """`hidden_BTD`, whose backward pass now adds the router's losses; emits them, the load and the entropy.
+    """Return `hidden_BTD`, whose backward pass adds the router's losses; emit them, the load and the entropy.
 
-    load_E: how many (token, expert) pairs each expert got on this rank, padding's among them, before any is dropped.
+    load_E: (token, expert) pairs of each expert on this rank, with padding, before capacity drops any.
     """
     node = router.node
     if router.training and node.emits_loss():
@@ -39,20 +40,21 @@ def apply_balance(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Te
 
 
 def drop_padding(load_E: Tensor, choice: Choice) -> Tensor:
-    """The load of tokens that do not only fill their row up."""
+    """Return the load without padding tokens, shape (E,)."""
     if (padding_BT := get_padding()) is None:
         return load_E
     own_N = (~padding_BT).reshape(-1).to(load_E.dtype)
-    counts = load_E.new_zeros(len(load_E) + 1)  # the last: no expert
+    counts = load_E.new_zeros(len(load_E) + 1)  # the last entry: pairs without an expert
     counts.scatter_add_(0, choice.expert_Nk.flatten(), own_N.repeat_interleave(choice.expert_Nk.shape[1]))
     return counts[:-1]
 
 
 def compute_sequence_loss(choice: Choice, counts_BT: Tensor) -> Tensor:
-    """Σ over sequences of t · Σ_i f_i P_i, t being the sequence's tokens on this rank that count.
+    """Return Σ over sequences of t · Σ_i f_i P_i, t being the sequence's tokens on this rank that count.
 
-    f_i = E / (k T) · how often the sequence's T tokens that count chose expert i, P_i = its mean probability for them
-    (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20). Both are of the whole sequence, a part of which this rank has.
+    f_i = E / (k T) · how often the sequence's T tokens that count chose expert i, P_i = its mean probability over those
+    tokens (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20). Both are over the full sequence, which is sharded over
+    ranks.
     """
     E, k = choice.prob_NE.shape[1], choice.expert_Nk.shape[1]
     B = len(counts_BT)
@@ -68,16 +70,18 @@ def compute_sequence_loss(choice: Choice, counts_BT: Tensor) -> Tensor:
 
 
 def compute_step_loss(prob_NE: Tensor, share_E: Tensor, counts_N: Tensor) -> Tensor:
-    """Σ over tokens of E · Σ_i f_i p_i: the loss of Switch (arXiv 2101.03961, equations 4 to 6), whose shares f are of
-    the whole batch, here of the last step's: this step's are known only when all of its microbatches are through."""
+    """Return Σ over tokens of E · Σ_i f_i p_i, the loss of Switch (arXiv 2101.03961, equations 4 to 6).
+
+    The shares f are of the last step's global batch: this step's are known only after all of its microbatches.
+    """
     return prob_NE.shape[1] * (prob_NE @ share_E.to(prob_NE) * counts_N).sum()
 
 
 def compute_z_loss(logits_NE: Tensor, counts_N: Tensor) -> Tensor:
-    """Σ over tokens of (log Σ_i exp logit_i)² (ST-MoE, arXiv 2202.08906, equation 5)."""
+    """Return Σ over tokens of (log Σ_i exp logit_i)² (ST-MoE, arXiv 2202.08906, equation 5)."""
     return (logits_NE.logsumexp(-1).square() * counts_N).sum()
 
 
 def compute_entropy(prob_NE: Tensor) -> Tensor:
-    """Of each token's probabilities, in nats, (N,)."""
+    """Return the entropy of each token's probabilities, in nats, (N,)."""
     return torch.special.entr(prob_NE).sum(-1)

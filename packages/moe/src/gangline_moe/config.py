@@ -31,39 +31,39 @@ if TYPE_CHECKING:
     from gangline.plan import Plan
     from gangline.shard import Shard
 
-FOLD = "ep"  # the axis that experts live on, made of ranks of others
+FOLD = "ep"  # mesh axis of expert parallelism, folded from ranks of other axes
 TokenAxis = Literal["dp_replicate", "dp_shard", "cp", "tp"]
 
 
 @dataclass
 class MoeOptions(EditConfig):
-    """Feed-forward layers become `experts` smaller ones, of which a router gives each token `top_k`."""
+    """Options of the edit `moe`: feed-forwards become `experts` smaller ones, of which a token gets `top_k`."""
 
-    experts: PositiveInt = 8  # in each layer
-    top_k: PositiveInt = 2  # experts that each token goes through
-    hidden: PositiveInt | None = None  # width of an expert; null: the feed-forward's / top_k: a token costs the same
-    shared: NonNegativeInt = 0  # experts that every token goes through beside the routed ones
-    shared_gate: bool = False  # what those give is multiplied by a number between 0 and 1 of each token (Qwen3-Next)
-    first: NonNegativeInt = 0  # the first block with experts; those before it stay as they are
-    every: PositiveInt = 1  # of every so many blocks from there one has experts
+    experts: PositiveInt = 8  # number of routed experts per layer
+    top_k: PositiveInt = 2  # number of experts per token
+    hidden: PositiveInt | None = None  # expert FFN width; null: the feed-forward's / top_k, at equal cost per token
+    shared: NonNegativeInt = 0  # number of shared experts, which every token goes through besides the routed ones
+    shared_gate: bool = False  # sigmoid gate per token on the shared experts' output (Qwen3-Next)
+    first: NonNegativeInt = 0  # first block with experts; earlier blocks stay dense
+    every: PositiveInt = 1  # interval of blocks with experts: one of every n, from `first` on
     router: RouterConfig = field(default_factory=Softmax)
-    capacity_factor: PositiveFloat | None = None  # an expert takes at most this times the mean load; null: all
-    ep: PositiveInt | None = None  # ranks that share the experts of a layer; null: as many as divide both
-    # Not of pp: the ranks along it hold different layers.
-    ep_out_of: list[TokenAxis] = field(default_factory=lambda: ["dp_shard", "cp"])  # the mesh axes those ranks are of
-    ranks_per_node: PositiveInt | None = None  # with more of ep than this rows travel inside nodes first; null: at once
-    upcycle_from: str | None = None  # the directory of a run without experts; each expert begins as its feed-forward
+    capacity_factor: PositiveFloat | None = None  # expert capacity as a multiple of the mean load; null: no limit
+    ep: PositiveInt | None = None  # expert parallel size: ranks that share a layer's experts; null: largest possible
+    # pp is not allowed: its ranks hold different layers.
+    ep_out_of: list[TokenAxis] = field(default_factory=lambda: ["dp_shard", "cp"])  # mesh axes whose ranks form ep
+    ranks_per_node: PositiveInt | None = None  # ranks per node, from which a larger ep is hierarchical; null: never
+    upcycle_from: str | None = None  # run directory of a dense run to upcycle: its feed-forwards become the experts
 
     file_options: ClassVar[tuple[str, ...]] = ("upcycle_from",)
     layout_options: ClassVar[tuple[str, ...]] = ("ep", "ep_out_of", "ranks_per_node")
 
     def resolve(self, run: Run) -> MoeOptions:
-        """With `ep` as large as experts and layout allow, where it was left open."""
+        """Return the options with `ep` set: if null, as large as the experts and the layout allow."""
         options = replace(self, hidden=self.get_dense_hidden(run)) if self.upcycle_from and not self.hidden else self
         return replace(options, ep=gcd(self.experts, self._count_expert_ranks(run))) if self.ep is None else options
 
     def iterate_layouts(self, run: Run, world: int) -> Iterator[MoeOptions]:
-        """Every size of `ep` where it is open, each said outright: what an open one comes to depends on the layout."""
+        """Yield the options with every possible `ep` if it is null, each explicit: a null ep depends on the layout."""
         if self.ep is not None:
             yield self
             return
@@ -71,19 +71,19 @@ class MoeOptions(EditConfig):
         yield from (replace(self, ep=size) for size in range(1, both + 1) if both % size == 0)
 
     def _count_expert_ranks(self, run: Run) -> int:
-        """Ranks that may share a layer's experts: of the axes of `ep_out_of`, where the strategy folds any."""
+        """Return the number of ranks that may share a layer's experts: those of `ep_out_of`; 1 without folds."""
         from gangline.config.check import count_ranks
 
         if isinstance(run.parallel, Single | Ddp):
             return 1
         try:
             return Mesh.of(run.parallel.size_axes(count_ranks(run))).size(*self.ep_out_of)
-        except UserError:  # said where layouts are checked
+        except UserError:  # reported by the check of layouts
             return 1
 
     @staticmethod
     def get_dense_hidden(run: Run) -> int | None:
-        """Width of the model's feed-forwards, where its options say it."""
+        """Return the width of the model's feed-forwards; None if its options do not give it."""
         return getattr(run.model, "hidden", None)
 
     def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
@@ -143,20 +143,20 @@ class MoeOptions(EditConfig):
 
 @dataclass
 class ExpertsHealth(HealthConfig):
-    """Warns of an expert without tokens, and of one with far more than its share."""
+    """Options of the health check `experts`: warns of an expert without tokens, or with far more than its share."""
 
-    patience: PositiveInt = 20  # steps in a row before it is said
-    hot: Annotated[IsNotNan[float], Gt(1)] = 4.0  # times the mean load of its layer
+    patience: PositiveInt = 20  # steps in a row before a dead or hot expert is reported
+    hot: Annotated[IsNotNan[float], Gt(1)] = 4.0  # threshold of a hot expert, as a multiple of its layer's mean load
 
 
 @dataclass
 class Heatmap(TrackConfig):
-    """Pictures for TensorBoard: the load of every expert (across) of every layer (down), now and then."""
+    """Options of the tracker `experts`: TensorBoard heatmaps of the load of every expert (across) and layer (down)."""
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    every: PositiveInt = 50  # steps from one picture to the next; each is of all steps since the last
-    path: str | None = None  # null: tensorboard/experts in the run directory
+    every: PositiveInt = 50  # interval of heatmaps in steps; each covers all steps since the last
+    path: str | None = None  # directory of the event files; null: tensorboard/experts in the run directory
 
     def check(self, run: Run) -> list[Problem]:
         if find_spec("matplotlib") is None:

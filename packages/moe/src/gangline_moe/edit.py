@@ -1,4 +1,4 @@
-"""The model edit `moe`: feed-forward nodes become layers with experts. Torch-free and pure."""
+"""Model edit `moe`: replaces feed-forward nodes by MoE layers. Torch-free and pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LINEARS = ("w_gate", "w_up", "w_down")
 
 
 def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[str]]:
-    """Put a layer with experts in the place of the chosen blocks' feed-forwards; claims their paths.
+    """Replace the feed-forwards of the chosen blocks by MoE layers; claim their paths.
 
-    Raises UserError where the model has no feed-forward to replace, and where experts would compute something else.
+    Raises UserError if the model has no feed-forward to replace, or if experts would compute something else.
     """
     feed_forwards = {path: node for path, node in iterate_nodes(tree) if isinstance(node, FeedForwardNode)}
     moe_paths = [path for path in feed_forwards if _has_experts(_find_block(path, plan), options)]
@@ -45,13 +45,13 @@ def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[
 
 
 def _list_unsupported(node: FeedForwardNode) -> list[str]:
-    """What the feed-forward computes that experts do not."""
+    """Return the features of the feed-forward that experts do not support."""
     features = [] if node.gating.activation == "silu" else [node.gating.activation]
     return features + ([] if type(node).module == FeedForwardNode.module else [type(node).__name__])
 
 
 def _find_block(path: str, plan: Plan) -> int:
-    """The number of the block that a node lies in; -1 for none."""
+    """Return the number of the block that contains a node; -1 if none does."""
     inside = re.match(re.escape(plan.blocks) + r"\.(\d+)(\.|$)", path)
     return int(inside[1]) if inside else -1
 
@@ -61,7 +61,7 @@ def _has_experts(block: int, options: MoeOptions) -> bool:
 
 
 def explain_refusal(found: dict[str, FeedForwardNode], plan: Plan, options: MoeOptions) -> UserError:
-    """Why there is nothing to edit."""
+    """Return the error that says why there is nothing to edit."""
     if not found:
         return UserError(
             "moe has nothing to replace in this model.",
@@ -76,7 +76,7 @@ def explain_refusal(found: dict[str, FeedForwardNode], plan: Plan, options: MoeO
 
 
 def make_layer_node(dense: FeedForwardNode, options: MoeOptions) -> MoeNode:
-    """What stands in the place of `dense`."""
+    """Return the MoE layer that replaces `dense`."""
     hidden = options.hidden or max(1, dense.hidden // options.top_k)
     build = load(installed().find_part(options.router).part.build)
     router = build(options.router, dim=dense.dim, experts=options.experts, top_k=options.top_k)
@@ -106,7 +106,7 @@ def _has_bias(dense: FeedForwardNode, name: str) -> bool:
 def extend_plan(
     plan: Plan, chosen: list[str], left: set[str], options: MoeOptions, qk_norm: bool, biased: list[str]
 ) -> Plan:
-    """The plan with rules for the new layers before the model's own, less those that match nothing any more."""
+    """Return the plan with rules for the new layers before the model's own, less rules that no longer match."""
     example = chosen[0]
     rules = {name: plan.init(f"{example}.{name}.weight") for name in LINEARS}
     for place in sorted({_make_pattern(path) for path in chosen}):
@@ -133,7 +133,7 @@ def extend_plan(
 
 
 def _make_pattern(path: str) -> str:
-    """The path with a star for every number."""
+    """Return the path with a star for every number."""
     return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 

@@ -1,4 +1,4 @@
-"""The experts of a layer: gated feed-forwards, stacked, each for a run of rows."""
+"""Experts of a layer: gated feed-forwards whose weights are stacked, each applied to its contiguous rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gangline_moe.products import PlainProducts, Products, choose_products
 
 
 class Stack(nn.Module):
-    """rows (A, I), expert by expert -> each times its expert's matrix transposed, and its expert's bias, (A, O).
+    """Grouped linear of all experts: rows (A, I), sorted by expert -> x W_e^T + b_e of each row's expert e, (A, O).
 
     A rank of the fold holds some of the experts: their number is read from the weight (E, O, I); biases are (E, O).
     """
@@ -29,7 +29,7 @@ class Stack(nn.Module):
         self.products: Products = PlainProducts()
 
     def multiply_by(self, precision: Precision) -> None:
-        """Called once, before the first product."""
+        """Choose the matmuls for a precision. Called once, before the first matmul."""
         self.products = choose_products(precision)
 
     def forward(self, x_AI: Tensor, bounds: Tensor) -> Tensor:
@@ -37,9 +37,9 @@ class Stack(nn.Module):
 
 
 class Experts(nn.Module):
-    """rows (A, D), expert by expert -> W_down gated(W_gate x, W_up x), (A, D).
+    """Gated feed-forward of all experts: rows (A, D), sorted by expert -> W_down gated(W_gate x, W_up x), (A, D).
 
-    One autograd function that keeps little; product by product where an edit has wrapped one of them.
+    One autograd function that saves few activations; separate matmuls if an edit has wrapped one of the stacks.
     """
 
     def __init__(self, node: ExpertsNode) -> None:
@@ -56,14 +56,14 @@ class Experts(nn.Module):
 
 
 def add_expert_bias(y_AO: Tensor, bias_EO: Tensor | None, bounds: Tensor) -> Tensor:
-    """`y_AO` with each row's expert's bias added in place."""
+    """Add each row's expert's bias to `y_AO` in place; return `y_AO`."""
     if bias_EO is None or y_AO.is_meta or not len(y_AO):
         return y_AO
     return y_AO.add_(bias_EO.repeat_interleave(bounds.diff(), dim=0, output_size=len(y_AO)).to(y_AO.dtype))
 
 
 def compute_bias_gradient(dy_AO: Tensor, bias_EO: Tensor, bounds: Tensor) -> Tensor:
-    """(E, O): each run's rows added, in float32 at least."""
+    """Return the sum of each expert's rows, (E, O), in float32 or wider."""
     if dy_AO.is_meta or not len(dy_AO):
         return torch.zeros_like(bias_EO)
     wide = dy_AO.to(torch.promote_types(dy_AO.dtype, torch.float32))
@@ -71,7 +71,7 @@ def compute_bias_gradient(dy_AO: Tensor, bias_EO: Tensor, bounds: Tensor) -> Ten
 
 
 class StackProduct(torch.autograd.Function):
-    """One product. x is kept only where the weight is trained."""
+    """Grouped matmul of one stack. x is saved only if the weight is trained."""
 
     @staticmethod
     def forward(ctx, x_AI: Tensor, weight: Tensor, bias: Tensor | None, bounds: Tensor, products: Products) -> Tensor:
@@ -95,9 +95,9 @@ class StackProduct(torch.autograd.Function):
 
 
 class GatedProducts(torch.autograd.Function):
-    """W_down gated(W_gate x, W_up x). Kept are x and the two products before the gate; the rest is computed again.
+    """Compute W_down gated(W_gate x, W_up x). Only x and both matmuls before the gate are saved; others are recomputed.
 
-    The parameters are kept in `ctx` beside the saved tensors, as `forward_context.return_weight_gradient` asks.
+    The parameters are kept in `ctx` next to the saved tensors, as `forward_context.return_weight_gradient` requires.
     """
 
     @staticmethod

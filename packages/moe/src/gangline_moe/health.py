@@ -1,4 +1,4 @@
-"""The health check `experts`: an expert that no token reaches, or that takes far more than its share. Torch-free."""
+"""Health check `experts`: finds an expert without tokens, or with far more than its share. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ExpertsCheck(HealthCheck):
-    """Counts for how many steps in a row each expert was dead or hot; says so once when patience is over."""
+    """Health check that counts the steps in a row for which each expert was dead or hot; warns once at `patience`."""
 
     def __init__(self, config: ExpertsHealth, run: Run) -> None:
         self.patience, self.hot = config.patience, config.hot

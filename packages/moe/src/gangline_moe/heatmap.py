@@ -1,4 +1,4 @@
-"""The tracker `experts`: pictures of the experts' load for TensorBoard."""
+"""Tracker `experts`: heatmaps of the experts' load for TensorBoard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TAG = "experts/load"
 
 
 class HeatmapTracker(Tracker):
-    """A picture each `every` steps: a row of cells for each layer, coloured by each expert's load over the mean."""
+    """Tracker that draws a heatmap each `every` steps: a row per layer, coloured by an expert's load over the mean."""
 
     def __init__(self, path: str | None, every: int) -> None:
         self.path, self.every = path, every
@@ -70,5 +70,5 @@ class HeatmapTracker(Tracker):
 
 
 def build(config: Heatmap, run: Run) -> HeatmapTracker:
-    """Pictures for TensorBoard."""
+    """Build the tracker."""
     return HeatmapTracker(config.path, config.every)

@@ -1,4 +1,4 @@
-"""The layer with experts: route, dispatch, compute, combine."""
+"""MoE layer: route, dispatch, compute, combine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gangline_moe.routers.base import Choice
 
 
 class MoeLayer(nn.Module):
-    """x (B, T, D) -> Σ over the token's experts of weight · expert(x), plus shared(x), gated or not; (B, T, D).
+    """MoE layer: x (B, T, D) -> Σ over the token's experts of weight · expert(x), plus (gated) shared(x); (B, T, D).
 
-    On a fold of R ranks each holds E/R experts, and rows are sent to them and back; the shared experts are computed
-    meanwhile.
+    On a fold of R ranks each rank holds E/R experts, and rows are sent to them and back; the shared experts are
+    computed during the transfer.
     """
 
     def __init__(self, node: MoeNode) -> None:
@@ -33,7 +33,7 @@ class MoeLayer(nn.Module):
         self.axis: Comm | None = None
 
     def bind(self, axis: Comm) -> None:
-        """axis: the ranks that share the experts."""
+        """Set the ranks that share the experts."""
         self.axis = axis
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -53,13 +53,13 @@ class MoeLayer(nn.Module):
         return apply_balance(y_BTD, self.router, choice, load_E)
 
     def compute_shared(self, x_BTD: Tensor) -> Tensor | None:
-        """What every token goes through."""
+        """Return the output of the shared experts, which every token goes through; None without them."""
         if self.shared is None or self.shared_gate is None:
             return None if self.shared is None else self.shared(x_BTD)
         return self.shared_gate(x_BTD).sigmoid() * self.shared(x_BTD)
 
     def make_permutation(self, choice: Choice) -> tuple[Permutation, Tensor]:
-        """(pairs sorted by expert, those over an expert's capacity dropped; (E,) the load before that)."""
+        """Return (pairs sorted by expert, dropped over an expert's capacity; (E,) the load before drops)."""
         E = self.node.router.experts
         permutation = sort_by_expert(choice.expert_Nk, E, choice.whole)
         load_E = permutation.counts

@@ -1,4 +1,4 @@
-"""The load of a run's experts, step by step, from its metrics. Torch-free."""
+"""Load history of a run's experts, step by step, from its metrics. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOAD = "/load"
 
 @dataclass(frozen=True)
 class StepLoads:
-    """One step: the load of each layer's experts by the layer's path, and the layers' other numbers."""
+    """Loads of one step: layer path -> the load of each expert, and the layers' other metrics."""
 
     step: int
     loads: dict[str, list[float]]
@@ -24,7 +24,7 @@ class StepLoads:
 
 
 def get_loads(metrics: Mapping[str, object]) -> dict[str, list[float]]:
-    """Layer -> how many (token, expert) pairs each expert got; a layer that no token reached is left out."""
+    """Return layer -> (token, expert) pairs of each expert; layers that no token reached are left out."""
     return {
         name.removesuffix(LOAD): list(load)
         for name, load in metrics.items()
@@ -33,15 +33,15 @@ def get_loads(metrics: Mapping[str, object]) -> dict[str, list[float]]:
 
 
 def compute_imbalance(metrics: Mapping[str, object]) -> dict[str, float]:
-    """How uneven each layer's load was, largest over mean, and under "moe/imbalance" the worst of them."""
+    """Return each layer's imbalance, largest load over mean, and the worst one as "moe/imbalance"."""
     each = {f"{layer}/imbalance": max(load) * len(load) / sum(load) for layer, load in get_loads(metrics).items()}
     return {**each, "moe/imbalance": max(each.values())} if each else {}
 
 
 def load_history(run_dir: str | Path, report: Callable[[str], object] = warnings.warn) -> list[StepLoads]:
-    """Load the steps of a run in order, none of a branch that was left behind.
+    """Load the steps of a run in order, without steps that a later rollback replaced.
 
-    `report` gets a line where some are missed. Raises UserError where there is none.
+    `report` gets a line if steps are missing. Raises UserError if no step has expert loads.
     """
     path = Path(run_dir) / "metrics.jsonl"
     try:
@@ -65,20 +65,20 @@ def load_history(run_dir: str | Path, report: Callable[[str], object] = warnings
 
 
 def compute_shares(steps: list[StepLoads], layer: str) -> list[float]:
-    """Each expert's load over the mean, over all of `steps`: 1 is even."""
+    """Return each expert's load over the mean, over all of `steps`: 1 is even."""
     totals = [sum(column) for column in zip(*(step.loads[layer] for step in steps if layer in step.loads), strict=True)]
     mean = sum(totals) / len(totals)
     return [total / mean for total in totals]
 
 
 def list_layers(steps: list[StepLoads]) -> list[str]:
-    """Every layer with experts, in the order of the model."""
+    """Return the paths of all MoE layers, in the order of the model."""
     layers = {layer for step in steps for layer in step.loads}
     return sorted(layers, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")])
 
 
 def split_steps(steps: list[StepLoads], count: int) -> list[list[StepLoads]]:
-    """`steps` in at most `count` runs of nearly equal length."""
+    """Split `steps` into at most `count` ranges of nearly equal length."""
     count = min(count, len(steps))
     edges = [len(steps) * i // count for i in range(count + 1)]
     return [steps[start:stop] for start, stop in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""The config nodes of a layer with experts. Torch-free."""
+"""Config nodes of an MoE layer: router, experts, layer. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gangline_basics.model.gating import SWIGLU, Gating
 from gangline_moe.config import FOLD
 from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
-INDEX = 8  # bytes of a number of a token, of an expert, or of rows
+INDEX = 8  # bytes of an index of a token, of an expert, or of rows
 WHAT = "rows to experts and back, if balanced"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouterNode(Node):
-    """What every router is made from. The numbers are those of `gangline_moe.routers.config.RouterConfig`."""
+    """Config node of every router. The numbers are those of `gangline_moe.routers.config.RouterConfig`."""
 
     dim: int
     experts: int
@@ -40,7 +40,7 @@ class RouterNode(Node):
         return bool(self.sequence_loss or self.step_loss or self.z_loss)
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Scores of all experts, those of the chosen and which they are; the input, where the gate reads a copy."""
+        """Return the saved bytes: all scores, the chosen scores and indices; the input, if the gate reads a copy."""
         N, E, k = sizes.tokens, self.experts, self.top_k
         nbytes = N * (E + k) * sizes.master_itemsize + N * k * INDEX
         if self.z_loss:
@@ -52,11 +52,11 @@ class RouterNode(Node):
         return nbytes
 
     def copies(self, sizes: LocalSizes) -> bool:
-        """Whether the gate reads another tensor than the layer is given: its weights have the masters' dtype."""
+        """Return whether the gate reads a copy of the layer's input: its weights have the masters' dtype."""
         return bool(self.jitter) or sizes.master_itemsize != sizes.itemsize
 
     def count_division_bytes(self, sizes: LocalSizes) -> int:
-        """Bytes kept to divide the chosen scores by their sum: the scores and the sums."""
+        """Return the bytes kept to divide the chosen scores by their sum: the scores and the sums."""
         return sizes.tokens * (self.top_k + 1) * sizes.master_itemsize
 
 
@@ -82,7 +82,7 @@ class SigmoidNode(RouterNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        shares = self.sequence_loss or self.step_loss  # scores as shares of 1: their sums are kept
+        shares = self.sequence_loss or self.step_loss  # scores are normalised to sum to 1: their sums are saved
         sums = sizes.tokens * sizes.master_itemsize if shares else 0
         return super().count_activation_bytes(sizes) + self.renormalise * self.count_division_bytes(sizes) + sums
 
@@ -107,20 +107,20 @@ def _get_common_options(config: RouterConfig) -> dict[str, Any]:
 
 
 def build_softmax(config: Softmax, *, dim: int, experts: int, top_k: int) -> RouterNode:
-    """The router `softmax`."""
+    """Build the config node of the router `softmax`."""
     return SoftmaxNode(
         dim=dim, experts=experts, top_k=top_k, renormalise=config.renormalise, **_get_common_options(config)
     )
 
 
 def build_biased(config: Biased, *, dim: int, experts: int, top_k: int) -> RouterNode:
-    """The router `biased`."""
+    """Build the config node of the router `biased`."""
     node = build_softmax(config, dim=dim, experts=experts, top_k=top_k)
     return replace(node, gate=LinearNode(in_features=dim, out_features=experts, bias=True))
 
 
 def build_sigmoid(config: Sigmoid, *, dim: int, experts: int, top_k: int) -> RouterNode:
-    """The router `sigmoid`."""
+    """Build the config node of the router `sigmoid`."""
     return SigmoidNode(
         dim=dim,
         experts=experts,
@@ -132,7 +132,7 @@ def build_sigmoid(config: Sigmoid, *, dim: int, experts: int, top_k: int) -> Rou
 
 
 def build_grouped(config: Grouped, *, dim: int, experts: int, top_k: int) -> RouterNode:
-    """The router `grouped`."""
+    """Build the config node of the router `grouped`."""
     return GroupedNode(
         dim=dim,
         experts=experts,
@@ -146,13 +146,13 @@ def build_grouped(config: Grouped, *, dim: int, experts: int, top_k: int) -> Rou
 
 
 def build_expert_choice(config: ExpertChoice, *, dim: int, experts: int, top_k: int) -> RouterNode:
-    """The router `expert_choice`."""
+    """Build the config node of the router `expert_choice`."""
     return ExpertChoiceNode(dim=dim, experts=experts, top_k=top_k, **_get_common_options(config))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackNode(LinearNode):
-    """`experts` linears in one: rows x (A, in) in runs of one expert each -> (A, out); a token is in `top_k` runs."""
+    """Stacked linears of `experts` experts: rows x (A, in) sorted by expert -> (A, out); a token has `top_k` rows."""
 
     module: ClassVar[str] = "gangline_moe.experts:Stack"
     experts: int = 0
@@ -169,7 +169,7 @@ class StackNode(LinearNode):
         return 2 * self.top_k * self.out_features * self.in_features
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
-        """If all experts get as many rows."""
+        """Return the grouped matmul, with equally many rows for each expert."""
         return (
             MatrixProduct(
                 rows=sizes.tokens * self.top_k,
@@ -180,16 +180,16 @@ class StackNode(LinearNode):
         )
 
     def count_rows(self, sizes: LocalSizes) -> int:
-        """If all experts get as many."""
+        """Return the number of rows of a microbatch, with balanced load."""
         return sizes.tokens * self.top_k
 
 
-STACK = StackNode()  # of the size that the experts around it say
+STACK = StackNode()  # its sizes come from the enclosing ExpertsNode
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsNode(Node):
-    """`experts` gated feed-forwards of width `hidden`, stacked; a token is multiplied with `top_k` of them."""
+    """Config node of `experts` gated feed-forwards of width `hidden`, stacked; a token goes through `top_k`."""
 
     module: ClassVar[str] = "gangline_moe.experts:Experts"
     dim: int
@@ -215,18 +215,20 @@ class ExpertsNode(Node):
 
     @property
     def wrapped(self) -> bool:
-        """Whether an edit put something around one of the products."""
+        """True if an edit has wrapped one of the stacks."""
         return any(isinstance(stack, WrapNode) for stack in (self.w_gate, self.w_up, self.w_down))
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Nothing beyond what the layer states: it knows how many rows come."""
+        """Return 0: `MoeNode` counts these activations, since it knows the number of rows."""
         return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoeNode(Node):
-    """A layer with experts in the place of a feed-forward. `shared`: what every token goes through beside them, times
-    sigmoid(`shared_gate` x) where there is one.
+    """MoE layer in place of a feed-forward.
+
+    shared       experts that every token goes through, besides the routed ones
+    shared_gate  their output is multiplied by sigmoid(`shared_gate` x); None: it is not
     """
 
     module: ClassVar[str] = "gangline_moe.layer:MoeLayer"
@@ -238,12 +240,13 @@ class MoeNode(Node):
     ranks_per_node: int | None = None
 
     def get_decoding(self) -> Decoding | None:
-        """Over a capacity a token is dropped or not by the other tokens of its microbatch."""
+        """Return None with a capacity: other tokens of the microbatch then decide which tokens are dropped."""
         return "tokenwise" if self.capacity_factor is None else None
 
     def count_rows(self, sizes: LocalSizes) -> int:
-        """Pairs of a token and an expert of it in a microbatch on one rank, if all experts get as many: as many leave
-        a rank of the fold as come to it.
+        """Return the (token, expert) pairs of a microbatch on one rank, with balanced load.
+
+        As many rows leave a rank of the fold as arrive on it.
         """
         pairs, experts = sizes.tokens * self.router.top_k, self.router.experts
         if self.capacity_factor is None:
@@ -251,10 +254,12 @@ class MoeNode(Node):
         return min(pairs, experts * max(1, math.ceil(self.capacity_factor * pairs / experts)))
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Each row on its way in and out and its two products before the gate (where products are wrapped, also the
-        activated gate and what the last product reads); where rows and pairs lie and where each
-        expert's rows begin, on a fold also of those that came; the input, where the gate multiplies it as it is and no
-        shared expert counts it.
+        """Return the bytes of the saved activations.
+
+        These are each row's input and output, and its two matmuls before the gate (if stacks are wrapped, also the
+        activated gate and the input of the last matmul); the indices of rows and pairs and each expert's bounds, on a
+        fold also those of arrived rows; and the layer's input, if the gate reads it without a copy and no shared expert
+        counts it.
         """
         rows, dim, hidden = self.count_rows(sizes), self.experts.dim, self.experts.hidden
         inner = 2 + self.experts.wrapped * (1 + self.experts.gating.plain)
@@ -263,14 +268,14 @@ class MoeNode(Node):
         own = self.router.experts // sizes.size(FOLD)
         if sizes.size(FOLD) > 1:
             nbytes += (own + 1 + (2 * rows if own > 1 else 0)) * INDEX
-        if self.shared_gate is not None:  # what the shared experts give, and its gate
+        if self.shared_gate is not None:  # the output of the shared experts, and their gate
             nbytes += sizes.tokens * (dim + 1) * sizes.itemsize
         if self.shared is None and not self.router.copies(sizes):
             nbytes += sizes.tokens * dim * sizes.itemsize
         return nbytes
 
     def list_volumes(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
-        """Rows to their experts and back in the forward pass, their gradients the same ways; how many they are."""
+        """Return the all-to-all volumes: rows to experts and back, their gradients likewise, and the row counts."""
         ranks, each = sizes.size(FOLD), self.ranks_per_node
         if ranks == 1:
             return ()

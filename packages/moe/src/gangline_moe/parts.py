@@ -1,4 +1,4 @@
-"""What the package offers beside the edit: a health check and a tracker. Torch-free."""
+"""Parts of the package besides the edit: a health check and a tracker. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The experts' load as a figure: over the run, a plot for each layer; and at one time, a row for each layer.
+"""Figures of the experts' load: over the run, a plot for each layer; and at one time, a row for each layer.
 
-Torch-free. The colours stand for an expert's load over the mean load of its layer: blue below it, red above it.
+Torch-free. The colours show an expert's load over the mean load of its layer: blue below it, red above it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-MOST = 2.0  # times the mean: the end of the colours
-SCALE = 0.12  # inches: the height of the colour scale
+MOST = 2.0  # multiple of the mean at the end of the colour scale
+SCALE = 0.12  # height of the colour scale in inches
 
 
 @use_style()
 def draw_over_time(steps: list[StepLoads], columns: int, run: str) -> Figure:
-    """Return experts down and steps across, a plot for each layer; each cell is of one stretch of steps."""
+    """Return a figure with a plot per layer, experts down and steps across; each cell covers a range of steps."""
     parts, layers = split_steps(steps, columns), list_layers(steps)
     counts = {layer: len(load) for step in steps for layer, load in step.loads.items()}
     heights = [min(2.0, max(0.5, 0.12 * counts[layer])) for layer in layers]
@@ -43,7 +43,7 @@ def draw_over_time(steps: list[StepLoads], columns: int, run: str) -> Figure:
 
 @use_style()
 def draw_by_layer(steps: list[StepLoads], run: str) -> Figure:
-    """Return layers down and experts across, over all of `steps`."""
+    """Return a figure with layers down and experts across, over all of `steps`."""
     layers = list_layers(steps)
     heights = [max(0.8, 0.2 * len(layers)), SCALE]
     figure, (axes, scale) = make_subplots(f"Load of the experts: {run}", _format_steps(steps), heights)
@@ -57,7 +57,7 @@ def draw_by_layer(steps: list[StepLoads], run: str) -> Figure:
 
 
 def _draw_cells(axes: Axes, table: Sequence[Sequence[float]]) -> AxesImage:
-    """Add a row of cells for each of `table`; NaN is a cell without a value."""
+    """Draw a row of cells for each row of `table`; NaN is a cell without a value."""
     from matplotlib import colormaps
 
     colours = colormaps["RdBu_r"].with_extremes(bad=PALE)

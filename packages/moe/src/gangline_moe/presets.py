@@ -1,4 +1,4 @@
-"""The parts of the group `moe`: one edit with the shapes that models were published with. Torch-free."""
+"""Parts of the group `moe`: one edit with the shapes of published models. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ BUILD = "gangline_moe.edit:edit"
 
 @dataclass
 class Mixtral8x7B(MoeOptions):
-    """As published in mistralai/Mixtral-8x7B-v0.1/config.json."""
+    """Experts as published in mistralai/Mixtral-8x7B-v0.1/config.json."""
 
     hidden: int | None = 14_336
 
 
 @dataclass
 class Qwen3_30B_A3B(MoeOptions):
-    """As published in Qwen/Qwen3-30B-A3B/config.json."""
+    """Experts as published in Qwen/Qwen3-30B-A3B/config.json."""
 
     experts: int = 128
     top_k: int = 8
@@ -28,7 +28,7 @@ class Qwen3_30B_A3B(MoeOptions):
 
 @dataclass
 class Qwen3Next80B(MoeOptions):
-    """As published in Qwen/Qwen3-Next-80B-A3B-Instruct/config.json."""
+    """Experts as published in Qwen/Qwen3-Next-80B-A3B-Instruct/config.json."""
 
     experts: int = 512
     top_k: int = 10
@@ -39,7 +39,7 @@ class Qwen3Next80B(MoeOptions):
 
 @dataclass
 class DeepSeekV3(MoeOptions):
-    """The feed-forward of DeepSeek-V3 (arXiv 2412.19437, sections 2.1.2 and 4.2), with its router `grouped`."""
+    """Experts of DeepSeek-V3 (arXiv 2412.19437, sections 2.1.2 and 4.2), with its router `grouped`."""
 
     experts: int = 256
     top_k: int = 8
@@ -50,7 +50,7 @@ class DeepSeekV3(MoeOptions):
 
 @dataclass
 class GptOss20B(MoeOptions):
-    """As published in openai/gpt-oss-20b/config.json, with its router `biased`."""
+    """Experts as published in openai/gpt-oss-20b/config.json, with its router `biased`."""
 
     experts: int = 32
     top_k: int = 4
@@ -59,7 +59,7 @@ class GptOss20B(MoeOptions):
 
 @dataclass
 class GptOss120B(GptOss20B):
-    """As published in openai/gpt-oss-120b/config.json, with its router `biased`."""
+    """Experts as published in openai/gpt-oss-120b/config.json, with its router `biased`."""
 
     experts: int = 128
 

@@ -1,9 +1,9 @@
-"""Products of runs of rows, each run with a matrix of its own.
+"""Grouped GEMM: matmuls of rows sorted by expert, each expert's rows with its own matrix.
 
-A rows in E runs, `bounds` (E + 1,) where they begin and end. Measured (float32 and bfloat16, 8 to 256 experts, CPU):
-`grouped_mm` is as fast as a loop over experts or up to 1.35 times faster, a padded batched product slower but for
-bfloat16 runs of a few rows; all give the same bits. It rejects float64 and widths that are no multiple of 16 bytes:
-for those there is the loop, as there is for a precision that does more than multiply in its dtype.
+A rows in E runs; the rows of run e are bounds[e] to bounds[e + 1], `bounds` (E + 1,). Measured (float32 and bfloat16, 8
+to 256 experts, CPU): `grouped_mm` is as fast as a loop over experts or up to 1.35 times faster, a padded batched matmul
+slower except for bfloat16 runs of a few rows; all give equal bits. It rejects float64 and widths that are not multiples
+of 16 bytes: a loop over experts computes those, and any precision that does more than multiply in its dtype.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from gangline.precision import Precision
 
 
 class Products(ABC):
-    """The three products of a stack of linear layers."""
+    """The three matmuls of a stack of linear layers: forward, input gradient, weight gradient."""
 
     @abstractmethod
     def multiply_rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
-        """Each row times the transposed matrix of its run, (A, O): what a linear layer computes."""
+        """Multiply each row by the transposed matrix of its run, (A, O), as a linear layer does."""
 
     @abstractmethod
     def compute_grad_x(self, y_AO: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
-        """Each row times the matrix of its run, (A, I): the gradient of the input of `rows`."""
+        """Multiply each row by the matrix of its run, (A, I): the gradient of the input of `multiply_rows`."""
 
     @abstractmethod
     def compute_grad_w(self, y_AO: Tensor, x_AI: Tensor, bounds: Tensor) -> Tensor:
-        """Each run's yᵀ x, (E, O, I): the gradient of the matrices of `rows`."""
+        """Compute each run's yᵀ x, (E, O, I): the gradient of the matrices of `multiply_rows`."""
 
 
 class PlainProducts(Products):
-    """In the dtype of what they are given, grouped where `grouped_mm` takes it, else run by run."""
+    """Matmuls in the dtype of their inputs: `grouped_mm` if it supports them, else run by run."""
 
     def multiply_rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
         return _multiply_by_run(x_AI, w_EOI.transpose(1, 2), bounds)
@@ -53,7 +53,7 @@ class PlainProducts(Products):
 
 
 class PrecisionProducts(Products):
-    """Run by run as the precision multiplies (float8)."""
+    """Matmuls run by run, as the precision multiplies (float8)."""
 
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
@@ -78,7 +78,7 @@ class PrecisionProducts(Products):
 
 
 def choose_products(precision: Precision) -> Products:
-    """Grouped, unless the precision has gradients of its own (`compute_grad_x`, `compute_grad_w`), as float8 does."""
+    """Choose grouped matmuls, unless the precision overrides `compute_grad_x` or `compute_grad_w`, as float8 does."""
     plain = (
         type(precision).compute_grad_x is Precision.compute_grad_x
         and type(precision).compute_grad_w is Precision.compute_grad_w
@@ -87,7 +87,7 @@ def choose_products(precision: Precision) -> Products:
 
 
 def list_runs(rows: Tensor, bounds: Tensor) -> list[tuple[int, slice]]:
-    """The runs that have rows. The host waits for `bounds`. Without memory there are no rows to tell apart."""
+    """Return (index, slice) of each run with rows. The host waits for `bounds`. On the meta device: []."""
     if rows.is_meta:
         return []
     return [(i, slice(start, stop)) for i, (start, stop) in enumerate(pairwise(bounds.tolist())) if stop > start]
@@ -103,7 +103,7 @@ def _multiply_by_run(x_AI: Tensor, w_EIO: Tensor, bounds: Tensor) -> Tensor:
 
 
 def _fits(x: Tensor, *widths: int) -> bool:
-    """Whether `grouped_mm` takes matrices of this dtype and these widths (while it is traced, bfloat16 alone)."""
+    """Return whether `grouped_mm` supports matrices of this dtype and these widths (when traced, only bfloat16)."""
     if x.dtype == torch.float64 or x.is_meta or (x.dtype != torch.bfloat16 and torch.compiler.is_compiling()):
         return False
     return all(width * x.element_size() % 16 == 0 for width in widths)

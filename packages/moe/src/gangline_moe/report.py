@@ -1,4 +1,4 @@
-"""`gangline moe report RUN_DIR`: layers × experts over time, as text and as a picture. Torch-free."""
+"""Command `gangline moe report RUN_DIR`: layers × experts over time, as text and as a figure. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gangline_moe.load_history import StepLoads, compute_shares, list_layers, lo
 from gangline_moe.picture import draw_over_time
 
 VERBS = {"report": "how evenly the experts of each layer were used over a run"}
-SHADES = " .:-+*#%@"  # of the load over the mean: nothing to SHADED times the mean and more
+SHADES = " .:-+*#%@"  # characters for the load over the mean, from 0 to SHADED times the mean and more
 SHADED = 2.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a verb of `gangline moe`."""
+    """Run a verb of `gangline moe`; return its exit code."""
     return run_verb("moe", VERBS, {"report": report}, argv)
 
 
 def report(argv: Sequence[str]) -> int:
-    """Print the loads of experts. Raises UserError for a run without experts, or a picture that cannot be written."""
+    """Print the loads of experts. Raises UserError for a run without experts, or a figure that cannot be written."""
     flags = Flags("moe report", "Show the load of experts: a column for each stretch of steps, a row for each expert.")
     flags.add_argument("run_dir", metavar="RUN_DIR")
     flags.add_argument("--svg", metavar="FILE", help="the report as a picture, too")
@@ -38,7 +38,7 @@ def report(argv: Sequence[str]) -> int:
 
 
 def format_report(steps: list[StepLoads], columns: int, run: str) -> str:
-    """A block of rows for each layer, darker where an expert had more than the mean."""
+    """Format the loads as text: a block of rows for each layer, darker for more load over the mean."""
     parts = split_steps(steps, columns)
     lines = [
         f"load of the experts: {run}",
@@ -57,13 +57,13 @@ def format_report(steps: list[StepLoads], columns: int, run: str) -> str:
 
 
 def describe_load(last: list[float]) -> str:
-    """The largest load over the mean, and who has none."""
+    """Describe the largest load over the mean, and the experts without tokens."""
     idle = [str(expert) for expert, value in enumerate(last) if value == 0]
     return f"max/mean {max(last):.2f}" + (f", no token for {', '.join(idle)}" if idle else "")
 
 
 def _format_numbers(step: StepLoads, layer: str) -> str:
-    """The layer's other numbers of a step."""
+    """Format the layer's entropy and dropped share of a step."""
     numbers = {name.removeprefix(f"{layer}/"): value for name, value in step.numbers.items() if name.startswith(layer)}
     words = [f"{name} {numbers[name]:.4g}" for name in ("entropy", "dropped") if name in numbers]
     return "".join(f", {word}" for word in words)

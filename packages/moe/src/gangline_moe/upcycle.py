@@ -1,6 +1,7 @@
-"""Sparse upcycling: experts that begin as copies of a trained feed-forward (Komatsuzaki et al., arXiv 2212.05055).
+"""Sparse upcycling: experts initialised as copies of a trained feed-forward (Komatsuzaki et al., arXiv 2212.05055).
 
-The router is drawn. Where the weights of a token's experts add up to 1, the model begins as the one it came from.
+The router is initialised randomly. If the weights of a token's experts add up to 1, the upcycled model starts with the
+outputs of the dense one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ EXPERT = re.compile(r"(.*)\.experts\.((?:w_gate|w_up|w_down)\.weight)")
 
 
 def find_upcycle_problems(options: MoeOptions, run: Run) -> list[Problem]:
-    """Why the run named cannot be upcycled; none for a run that goes on, whose weights are in its own checkpoint."""
+    """Return problems of upcycling the run; [] for a resumed run, whose weights are in its own checkpoint."""
     if holds_checkpoint(run):
         return []
     where = f"moe.upcycle_from={options.upcycle_from}"
@@ -46,7 +47,7 @@ def find_upcycle_problems(options: MoeOptions, run: Run) -> list[Problem]:
 
 
 def _open(run_dir: str) -> tuple[Run, Checkpointer, CheckpointId]:
-    """The run, its checkpointer and newest checkpoint. Raises UserError where there is no run or no checkpoint."""
+    """Return the run, its checkpointer and newest checkpoint. Raises UserError if run or checkpoint is missing."""
     source = RunDirectory.open(run_dir).run()
     checkpointer: Checkpointer = registry.build(source.checkpoint, source, None)
     id = checkpointer.find_latest()
@@ -56,9 +57,9 @@ def _open(run_dir: str) -> tuple[Run, Checkpointer, CheckpointId]:
 
 
 def upcycle(run_dir: str, shards: Sequence[Shard]) -> None:
-    """Fill this rank's arrays from the newest checkpoint of a run without experts; the router's stay as drawn.
+    """Fill this rank's arrays from the newest checkpoint of a dense run; the router keeps its initial weights.
 
-    Raises UserError where the two models differ in more than their experts.
+    Raises UserError if the two models differ in more than their experts.
     """
     import torch
 
@@ -82,7 +83,7 @@ def upcycle(run_dir: str, shards: Sequence[Shard]) -> None:
             local = torch.empty(local.shape[1:], dtype=local.dtype)
         pairs.append((shard, Shard(name, shape, local.dtype, offset, local)))
     layouts = {part.name: Layout(part.global_shape) for _, part in pairs}
-    for shard, part in pairs:  # one at a time: no more than one expert is held beside the model
+    for shard, part in pairs:  # one at a time: at most one expert is held next to the model
         checkpointer.load(id, [part], Registry.of(Mesh.of({}), {part.name: layouts[part.name]}))
         if part.local is not shard.local:
             shard.local.copy_(part.local.expand_as(shard.local))

@@ -1,1 +1,1 @@
-"""Conversations as data: read, rendered by the tokenizer's own template, masked and packed."""
+"""Conversations as data: read, rendered by the tokenizer's chat template, masked and packed."""

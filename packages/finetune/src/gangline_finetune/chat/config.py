@@ -1,4 +1,4 @@
-"""The options of `data=chat`. Torch-free."""
+"""Options of `data=chat`. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from gangline_basics.data.chat import ChatTemplate
     from gangline_basics.data.codec import TokenizerCodec
 
-RENDERED = 100  # rows of which a check renders as many as it takes to find one that the template takes
+RENDERED = 100  # maximum number of rows that a check renders, until the template accepts a row
 
 
 @dataclass
 class TemplatedConfig(DataConfig, ABC):
-    """What is read through a tokenizer and its chat template."""
+    """Base options of data that is read through a tokenizer and its chat template."""
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "tokenizer", "template")
     holds: ClassVar[str] = "chats"
 
-    path: str | list[str] | None = None  # .jsonl (compressed too) or .parquet: a file, a directory, a glob or a list
-    tokenizer: str | None = None  # a tokenizer.json; null: the one beside model.weights
-    template: str | None = None  # a file with a chat template; null: the tokenizer's own
-    validation_fraction: Share = 0.02  # of the rows is held out, evenly spread; 1, of a validation set: all
+    path: str | list[str] | None = None  # rows in .jsonl (compressed too) or .parquet: a file, directory, glob or list
+    tokenizer: str | None = None  # path of a tokenizer.json; null: the one next to model.weights
+    template: str | None = None  # file with a chat template; null: the tokenizer's own
+    validation_fraction: Share = 0.02  # share of the rows held out, evenly spread; 1, of a validation set: all
 
     def build_codec(self, run: Run) -> TokenizerCodec:
         from gangline_basics.data.codec import TokenizerCodec
@@ -52,7 +52,7 @@ class TemplatedConfig(DataConfig, ABC):
         return read_tokenizer_files(find_tokenizer(self.tokenizer, weights), weights, self.template)
 
     def check(self, run: Run) -> list[Problem]:
-        """The tokenizer, its template, and every row: all but what rendering all and tokenizing come to."""
+        """Return problems of tokenizer, template and rows; not of rendering and tokenizing all rows."""
         from gangline_finetune.chat.tokenizer import check_same
 
         try:
@@ -66,7 +66,7 @@ class TemplatedConfig(DataConfig, ABC):
         return find_vocabulary_problems(run.model.vocab_size, codec.vocab_size, f"data.tokenizer={tokenizer}", why)
 
     def check_rows(self, template: ChatTemplate) -> None:
-        """Raises UserError for the first row that is not what it has to be, and where none of the first is rendered."""
+        """Raise UserError for the first invalid row, and if the template refuses all of the first `RENDERED` rows."""
         from gangline_basics.data.chat import TemplateRefusal
         from gangline_finetune.chat.rows import read_rows
 
@@ -88,21 +88,21 @@ class TemplatedConfig(DataConfig, ABC):
 
     @abstractmethod
     def make_renderer(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
-        """What renders the chats of a row, and raises TemplateRefusal.
+        """Return a function that renders the chats of a row, and raises TemplateRefusal.
 
-        Raises UserError for a row that is not what it has to be.
+        Raises UserError for an invalid row.
         """
 
 
 @dataclass
 class ChatConfig(TemplatedConfig):
-    """Conversations, of which what the assistant says is learnt. They are read into memory, and packed into rows.
+    """Conversations, trained on the assistant's messages. They are read into memory, and packed into rows.
 
-    A chat is rendered by the chat template of the tokenizer. Rows hold whole chats, one behind another, of which none
-    sees another; a chat that is longer than a row is cut at its end.
+    A chat is rendered by the tokenizer's chat template. Rows hold complete chats, one after another, without attention
+    between them; a chat longer than a row is truncated at its end.
     """
 
-    field: str = "messages"  # of a row: its list of {"role": ..., "content": ...}
+    field: str = "messages"  # field of a row with the list of messages, {"role": ..., "content": ...}
 
     def make_renderer(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
         from gangline_basics.data.answers import ASSISTANT, is_trained_on, render_chat

@@ -1,4 +1,4 @@
-"""Which row comes when: a fresh random order in each epoch, a function of (seed, split, epoch) alone. Torch-free."""
+"""Order of rows: a new random permutation in each epoch, a function of (seed, split, epoch) only. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class RowOrder:
-    """Sample i of the run -> one of `count` rows."""
+    """Map from sample i of the run to one of `count` rows."""
 
     def __init__(self, count: int, seed: int, split: str) -> None:
         self.count, self.seed, self.split = count, seed, split
@@ -20,6 +20,6 @@ class RowOrder:
         return int(self._epoch(epoch)[turn])
 
     def _draw(self, epoch: int) -> np.ndarray:
-        """Rows by the raw output of Philox, which is the same under every version of numpy."""
+        """Draw a permutation from the raw output of Philox, which is equal in every version of numpy."""
         key = blake2b(f"{self.seed}\0{self.split}\0{epoch}".encode(), digest_size=16).digest()
         return np.argsort(np.random.Philox(key=np.frombuffer(key, "<u8")).random_raw(self.count), kind="stable")

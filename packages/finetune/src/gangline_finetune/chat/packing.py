@@ -1,4 +1,4 @@
-"""Chats into rows of a fixed size, as little left empty as can be had cheaply. Torch-free.
+"""Packing of chats into rows of a fixed size, with little padding. Torch-free.
 
 Best-fit decreasing (Ding et al., arXiv 2404.10830, section 3): the longest first, each into the row with the least room
 that still holds it.
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def pack_best_fit(lengths: np.ndarray, capacity: int) -> list[list[int]]:
-    """The pieces of each row, by number; rows by their first piece. A piece has 1 to `capacity` tokens."""
+    """Return the pieces of each row, by number; rows by their first piece. A piece has 1 to `capacity` tokens."""
     rooms: list[tuple[int, int]] = []  # (room, row), ascending
     rows: list[list[int]] = []
     for piece in np.argsort(-np.asarray(lengths), kind="stable").tolist():

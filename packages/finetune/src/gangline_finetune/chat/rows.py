@@ -1,4 +1,4 @@
-"""The rows of JSON lines and Parquet files, and what a conversation in one has to be. Torch-free."""
+"""Rows of JSON lines and Parquet files, and their required fields. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gangline_basics.data.chat_rows import drop_nulls
 from gangline_basics.data.compressed import open_decompressed
 from gangline_basics.data.corpus import list_corpus
 
-Row = tuple[str, dict[str, Any]]  # where it stands, for messages; its fields
+Row = tuple[str, dict[str, Any]]  # (file and line, for messages; fields)
 LINES, COLUMNS = (".jsonl", ".ndjson", ".json"), ".parquet"
 KINDS = "Read are .jsonl, compressed too, and .parquet."
 
 
 def read_rows(path: str | list[str] | None) -> Iterator[Row]:
-    """(where it stands, for messages; the row) of all files that `path` names, in order.
+    """Yield (file and line, for messages; row) of all files that `path` names, in order.
 
-    Raises UserError for what is missing, is no such file, or is damaged.
+    Raises UserError for a missing, unsupported or damaged file.
     """
     if path is None:
         raise UserError("data.path is not given.", "It names the files with the chats.", "data.path=chats.jsonl")
@@ -62,7 +62,7 @@ def _read_parquet(path: str) -> Iterator[Row]:
 
 
 def get_field(row: dict[str, Any], field: str, where: str) -> Any:
-    """A field of a row. Raises UserError, naming those that are there."""
+    """Return a field of a row. Raises UserError, which lists the existing fields, if it is missing."""
     if row.get(field) is None:
         lists = [name for name, value in row.items() if isinstance(value, list)]
         raise UserError(
@@ -74,14 +74,14 @@ def get_field(row: dict[str, Any], field: str, where: str) -> Any:
 
 
 def says(message: dict[str, Any]) -> bool:
-    """Whether there is something in a message: words, or a call of tools and whatever else a template may write."""
+    """Return whether a message has content: text, tool calls or other fields that a template may render."""
     return any(value for key, value in message.items() if key not in ("role", "name", "content", "weight")) or bool(
         message["content"].strip()
     )
 
 
 def select_split(every: Sequence[Row], fraction: float, split: str) -> list[Row]:
-    """The rows of a split: held out is `fraction` of all, evenly spread, and one at the least where it is not 0."""
+    """Return the rows of a split. `fraction` of all is held out, evenly spread, and at least one unless it is 0."""
     count = len(every)
     holdout_size = min(count, max(1, round(count * fraction))) if fraction else 0
     mask = [

@@ -1,4 +1,4 @@
-"""Chats in memory, several to a row.
+"""Chats in memory, several packed into a row.
 
 T tokens of a row
 """
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 class ChatSource(TemplatedSource):
-    """Rows of T + 1 tokens: whole chats, then padding, each a document of its own.
+    """Source of rows of T + 1 tokens: complete chats, then padding, each a separate document.
 
-    A target counts where the assistant said it and its input is of the same chat. chats: cut to T + 1 tokens already.
+    A target contributes to the loss if the assistant said it and its input is in its chat. chats: truncated to T + 1
+    tokens already.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class ChatSource(TemplatedSource):
 
 
 def build(config: ChatConfig, run: Run, split: Split) -> ChatSource:
-    """Read and tokenize one split. Raises UserError where nothing is left to learn."""
+    """Read and tokenize one split. Raises UserError if no target is left to train on."""
     read, T = encode_rows(config, run, split), run.batch.sequence_length
     chats = [chat for row in read.rows for chat in row]
     long = sum(len(chat.tokens) > T + 1 for chat in chats)

@@ -1,4 +1,4 @@
-"""What `data=chat` and `data=preferences` have in common: rows of a file, rendered, in memory, as rows of tokens.
+"""Base of `data=chat` and `data=preferences`: rows of a file, rendered and tokenized, in memory.
 
 T tokens of a row
 """
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class EncodedRows:
-    """The rows of a split, each its chats as tokens; why others were left out -> how many."""
+    """Rows of a split, each its chats as tokens; left_out: reason -> number of rows left out."""
 
     codec: TokenizerCodec
     rows: list[list[MaskedTokens]]
     left_out: Counter[str] = field(default_factory=Counter)
 
     def describe_left_out(self) -> str:
-        """What was left out, for people, from a semicolon on."""
+        """Describe the rows left out, beginning with a semicolon."""
         return "".join(f"; {count} left out: {why}" for why, count in self.left_out.items() if count)
 
 
 def encode_rows(config: TemplatedConfig, run: Run, split: Split) -> EncodedRows:
-    """Read, render and tokenize one split. Raises UserError."""
+    """Read, render and tokenize one split. Raises UserError for invalid rows or tokenizers."""
     tokenizer = find_tokenizer(config.tokenizer, run.model.get_weights_directory())
     codec, template = TokenizerCodec(tokenizer, None, "replace"), read_template(tokenizer, config.template)
     rendered: list[list[RenderedChat]] = []
@@ -60,9 +60,9 @@ def encode_rows(config: TemplatedConfig, run: Run, split: Split) -> EncodedRows:
 
 @dataclass(frozen=True)
 class FilledRow:
-    """Chats one behind another, document 0, 1, ..., and then padding, a document of its own; each (T + 1,).
+    """Row of chats, document 0, 1, ..., and then padding, a separate document; arrays are (T + 1,).
 
-    filled: how many of the first T are of chats.
+    filled: number of the first T tokens that are from chats.
     """
 
     tokens: np.ndarray
@@ -72,7 +72,7 @@ class FilledRow:
     filled: int
 
     def make_sample(self, counts: np.ndarray) -> Sample:
-        """A sample of the row, of whose targets `counts` (T,) do."""
+        """Make a sample of the row, with loss mask `counts` (T,)."""
         return {
             "tokens": self.tokens,
             "loss_mask": counts,
@@ -83,7 +83,7 @@ class FilledRow:
 
 
 class TemplatedSource(DataSource, ABC):
-    """Rows of chats in memory. chats: all of them; rows: which of them, by number, are in each row of T + 1 tokens."""
+    """Source of rows of chats in memory. chats: all; rows: numbers of the chats in each row of T + 1 tokens."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class TemplatedSource(DataSource, ABC):
         self._of = (seed, split, sequence_length, codec.identity)
 
     def fill_row(self, row: int) -> FilledRow:
-        """Row number `row` of those in memory."""
+        """Fill row number `row` with its chats and padding."""
         T, numbers, at = self.sequence_length, self.rows[row], 0
         filled_row = FilledRow(
             np.zeros(T + 1, self.codec.dtype),

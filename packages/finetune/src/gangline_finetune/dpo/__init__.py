@@ -1,1 +1,1 @@
-"""Preferences: pairs of answers as data, and the loss that learns from them (Rafailov et al., arXiv 2305.18290)."""
+"""Direct preference optimization (DPO; Rafailov et al., arXiv 2305.18290): pairs of answers as data, and their loss."""

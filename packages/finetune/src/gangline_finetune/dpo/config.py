@@ -1,4 +1,4 @@
-"""The options of `data=preferences` and `dpo=on`. Torch-free."""
+"""Options of `data=preferences` and `dpo=on`. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class PreferencesConfig(TemplatedConfig):
-    """Pairs of answers to one prompt, of which one was chosen and the other rejected, for `dpo=on`.
+    """Pairs of answers to one prompt, one chosen and the other rejected, for `dpo=on`.
 
-    A row of a file has `prompt`, `chosen` and `rejected`: texts, or lists of messages. The two others may be whole
-    chats that begin alike, with `prompt` or without. Of a side with several answers all are compared, and nothing of
-    what a user or a tool said between them. A sample is a pair: both chats in one row, of which none sees the other.
+    A row of a file has `prompt`, `chosen` and `rejected`: texts, or lists of messages. `chosen` and `rejected` may be
+    complete chats with an equal beginning, with or without `prompt`. If a side has several answers, all are compared,
+    but messages of a user or a tool between them are not. A sample is a pair: both chats in one row, without attention
+    between them.
     """
 
     holds: ClassVar[str] = "pairs"
@@ -50,14 +51,15 @@ class PreferencesConfig(TemplatedConfig):
 
 @dataclass
 class DpoConfig(EditConfig):
-    """The loss of direct preference optimization, in the place of cross-entropy: a mean over pairs.
+    """Loss of direct preference optimization (DPO), in place of cross-entropy: a mean over pairs.
 
         -log sigmoid(beta · (log p(chosen) / q(chosen) - log p(rejected) / q(rejected)))
 
-    q is the model that the run begins with: it is asked once, before the first step, and no second copy is kept.
+    q is the reference model, with the initial weights: it scores all pairs once, before the first step, without a
+    second copy in memory.
     """
 
-    beta: PositiveFloat = 0.1  # how dear it is to leave the model that the run begins with
+    beta: PositiveFloat = 0.1  # DPO beta: strength of the penalty for diverging from the reference model
 
     def check(self, run: Run) -> list[Problem]:
         if not isinstance(run.data, PreferencesConfig):
@@ -76,7 +78,7 @@ class DpoConfig(EditConfig):
         ]
 
     def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
-        """Of the pairs of a step: the share whose chosen answer won, and by how much on average."""
+        """Return the metrics of a step's pairs: share whose chosen answer gained more, and mean margin."""
         pairs = metrics.get("dpo_pairs")
         if not isinstance(pairs, float | int) or not pairs:
             return {}

@@ -1,4 +1,4 @@
-"""The loss over pairs of answers (arXiv 2305.18290, equation 7).
+"""DPO loss over pairs of answers (arXiv 2305.18290, equation 7).
 
 B batch, T tokens, D model width
 """
@@ -17,12 +17,13 @@ from gangline.model.build import Wrapper
 from gangline.model.forward_context import emit_metric, sum_over_sequence
 from gangline_finetune.dpo.nodes import DpoHeadNode
 
-ROUNDING = 256  # machine epsilons of a log-likelihood that a sum over an answer may be off by
+ROUNDING = 256  # rounding error of a log-likelihood summed over an answer, in machine epsilons
 
 
 def compute_dpo_losses(now_B2: Tensor, first_B2: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Log-likelihoods of (chosen, rejected), by the model as it is and as it was -> losses (B,), and margins (B,): by
-    how much the chosen answer has gained on the other, times beta.
+    """Return losses (B,), and margins (B,): the gain of the chosen answer over the rejected one, times beta.
+
+    now_B2, first_B2: log-likelihoods of (chosen, rejected), by the trained and by the reference model.
     """
     gained_B2 = now_B2 - first_B2
     margin_B = beta * (gained_B2[:, 0] - gained_B2[:, 1])
@@ -30,28 +31,29 @@ def compute_dpo_losses(now_B2: Tensor, first_B2: Tensor, beta: float) -> tuple[T
 
 
 def mark_won_pairs(now_B2: Tensor, margin_B: Tensor, beta: float) -> Tensor:
-    """Return (B,) bool: the chosen answer has gained on the other by more than rounding.
+    """Return (B,) bool: whether the chosen answer has gained on the other by more than rounding.
 
-    In the first step both models are the same, and margins are rounding, which differs between layouts.
+    In the first step both models are equal, and margins are rounding, which differs between layouts.
     """
     rounding = ROUNDING * torch.finfo(now_B2.dtype).eps
     return margin_B > beta * rounding * now_B2.abs().sum(1)
 
 
 def _select_side(batch: Batch, side: int) -> Batch:
-    """Of the targets that count only those of that document count."""
+    """Return the batch with only the loss targets of document `side`."""
     return replace(batch, loss_mask=batch.loss_mask & (batch.document == side))
 
 
 class DpoHead(Wrapper):
-    """hidden (B, T, D), rows of pairs -> the sum of their losses. Rows without `dpo_first` are texts, as before, of
-    which `dpo_apart` asks for the losses of both sides, (2,): so the first model runs once for a pair.
+    """Head: hidden (B, T, D), rows of pairs -> the sum of their losses.
 
-    A rank has some tokens of a row, and so a part of the log-likelihoods; their sum over the ranks is the same on all.
-    Of a pair the rank speaks that has the one target that counts.
+    Rows without `dpo_first` are texts with the usual loss; with `dpo_apart` the result is the losses of both sides,
+    (2,), so that the reference model runs once per pair. A rank has some tokens of a row, and so a part of the
+    log-likelihoods; their sum over the ranks is equal on all. Only the rank with a pair's one loss target reports its
+    loss and metrics.
     """
 
-    weight: Tensor  # of what is inside
+    weight: Tensor  # of the wrapped head
     loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     normalise: Callable[[Tensor], Tensor]
 
@@ -75,7 +77,7 @@ class DpoHead(Wrapper):
         return (losses_B * mine_B).sum()
 
     def compute_log_likelihoods(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """((B, 2) of the answers of both sides of each row, how many ranks have each token)."""
+        """Return ((B, 2) log-likelihoods of both sides' answers in each row, number of ranks that hold each token)."""
         assert batch.document is not None, "pairs are documents"
         log_likelihoods = []
         for b in range(len(batch.tokens)):
@@ -87,15 +89,17 @@ class DpoHead(Wrapper):
                 counts = (document == side) & within.any(-1)
                 log_likelihoods.append(-self._compute_loss(x_BTD[row], batch.targets[row], counts))
         here_2B = torch.stack(log_likelihoods)
-        # Ranks beside each other may have the same tokens, all of them: how often a token is counted, the number of
-        # ranks says, for together they have each token of a row once.
+        # Several ranks may hold equal tokens, then equally often: the tokens of all ranks over the row's length are
+        # that number.
         every = sum_over_sequence(torch.cat((here_2B, torch.ones_like(here_2B[:1]))))
         often = (every[-1] * batch.tokens.shape[1] / batch.extra["dpo_length"][0]).detach()
         return (every[:-1] / often).view(-1, 2), often
 
     def _compute_loss(self, x_1TD: Tensor, targets_1T: Tensor, counts_1T: Tensor) -> Tensor:
-        """The sum over the targets that count, and no logits of others where x has as many tokens as there are targets
-        (under sequence parallelism it has a part of them).
+        """Return the loss summed over the targets in `counts_1T`.
+
+        If x has as many tokens as there are targets, no other logits are computed (under sequence parallelism x is
+        sharded).
         """
         if x_1TD.shape[1] == targets_1T.shape[1]:
             x_1TD, targets_1T, counts_1T = (

@@ -1,4 +1,4 @@
-"""The config node of the loss over pairs. Torch-free."""
+"""Config node of the DPO loss over pairs. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gangline.model.tree import WrapNode
 
 @dataclass(frozen=True, kw_only=True)
 class DpoHeadNode(WrapNode):
-    """A head whose loss is of pairs."""
+    """Head whose loss is over pairs."""
 
     module: ClassVar[str] = "gangline_finetune.dpo.modules:DpoHead"
     beta: float
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Logits stand once for each answer; what the head keeps it says itself."""
+        """Return 0: logits exist for one answer at a time, and the wrapped head counts its own."""
         return 0

@@ -1,4 +1,4 @@
-"""A row of a file as a pair of chats. Torch-free."""
+"""Parser of a row of a file to a pair of chats. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIDES = ("chosen", "rejected")
 
 @dataclass(frozen=True)
 class Pair:
-    """Two ways on from one prompt."""
+    """Prompt with a chosen and a rejected continuation."""
 
     prompt: Messages
     chosen: Messages
@@ -23,9 +23,10 @@ class Pair:
 
 
 def parse_pair(row: dict[str, Any], where: str) -> Pair:
-    """The pair of a row, each side an answer of the assistant, or several with what came between.
+    """Parse the pair of a row; each side is one answer of the assistant, or several with other messages between.
 
-    Raises UserError, naming the row, for one that is empty, whose sides are equal, or begin or end otherwise.
+    Raises UserError, naming the row, if it is empty, its sides are equal, or a side does not begin and end with an
+    answer.
     """
     sides = [_make_messages(get_field(row, side, where), ASSISTANT, where, side) for side in SIDES]
     if row.get("prompt") is not None:
@@ -57,7 +58,7 @@ def parse_pair(row: dict[str, Any], where: str) -> Pair:
 
 
 def _strip_prompt(prompt: Messages, sides: list[Messages], where: str) -> tuple[Messages, list[Messages]]:
-    """(the prompt, the answers) of sides that may be whole chats, and may have a system's message first."""
+    """Return (prompt, answers) of sides that may be complete chats, and may start with a system message."""
     begins = [_begin(prompt, side) for side in sides]
     whole = next((begin for begin in begins if begin), prompt)
     if any(begin is None or (begin and _list_turns(begin) != _list_turns(whole)) for begin in begins):
@@ -69,7 +70,7 @@ def _strip_prompt(prompt: Messages, sides: list[Messages], where: str) -> tuple[
 
 
 def _begin(prompt: Messages, side: Messages) -> Messages | None:
-    """The prompt at the beginning of a whole chat; empty: the side is the answer alone; None: it begins otherwise."""
+    """Return the prompt that a complete chat begins with; []: the side is only the answer; None: another prompt."""
     for before in (0, 1):
         end = before + len(prompt)
         if _list_turns(side[before:end]) == _list_turns(prompt) and all(
@@ -84,7 +85,7 @@ def _list_turns(messages: Messages) -> list[tuple[str, str]]:
 
 
 def _make_messages(value: Any, role: str, where: str, field: str) -> Messages:
-    """A text is one message of that role. Raises UserError for an empty one."""
+    """Return the messages of a field; a text becomes one message of `role`. Raises UserError for an empty message."""
     messages = (
         [{"role": role, "content": value}] if isinstance(value, str) else parse_messages(value, f"data.path: {where}")
     )

@@ -1,4 +1,4 @@
-"""Pairs of answers in memory, each pair a row.
+"""Pairs of answers in memory, one pair per row.
 
 T tokens of a row
 """
@@ -23,17 +23,20 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_finetune.dpo.config import PreferencesConfig
 
-AT_ONCE = 64  # pairs that the first model is asked about at a time
+AT_ONCE = 64  # pairs that the reference model scores at a time
 Two = tuple[MaskedTokens, MaskedTokens]  # chosen and rejected
 
 
 class PreferenceSource(TemplatedSource):
-    """A sample is a pair: chosen as document 0 of its row, rejected as 1. One target of it counts: what is divided by
-    the number of targets is a mean over pairs.
+    """Source whose sample is a pair: chosen as document 0 of its row, rejected as document 1.
 
-    Beside the tokens it has `dpo_answers` (2, n, 2) int64, positions [start, stop) in each document of the inputs whose
-    targets are its answers, of which a side has n at most (empty where it has fewer); `dpo_first` (2,) float64, how
-    likely both sides' answers are to the model that the run begins with; and `dpo_length`, T.
+    One target per pair is in the loss mask, so a loss divided by the number of targets is a mean over pairs. Further
+    fields of a sample:
+
+    dpo_answers  (2, n, 2) int64, positions [start, stop) in each document of the inputs whose targets are its
+                 answers, at most n per side (empty if it has fewer)
+    dpo_first    (2,) float64, log-likelihoods of both sides' answers by the reference model
+    dpo_length   T
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class PreferenceSource(TemplatedSource):
         self.answers = _find_answer_spans(sides).reshape(len(pairs), 2, -1, 2)
 
     def sample(self, i: int) -> Sample:
-        """Raises RuntimeError before `begin`."""
+        """Return sample i. Raises RuntimeError before `begin`."""
         if self.first is None:
             raise RuntimeError("the first model has not been asked")
         number = self.order.get_row(i)
@@ -61,7 +64,7 @@ class PreferenceSource(TemplatedSource):
         }
 
     def begin(self, model: FirstModel) -> None:
-        """Raises UserError where a run goes on and what its first model said is gone."""
+        """Score all pairs by the reference model, or read its scores. Raises UserError if a resumed run lacks them."""
         path = Path(model.directory) / f"first-model-{self.compute_fingerprint()}.npy"
         if model.step == 0:
             self.first = self._score_pairs(model)
@@ -90,7 +93,7 @@ class PreferenceSource(TemplatedSource):
             _write(path, self.first)
 
     def _score_pairs(self, model: FirstModel) -> np.ndarray:
-        """(pairs, 2) float64."""
+        """Return the reference model's log-likelihoods, (pairs, 2) float64."""
         scores = []
         for start in range(0, self.count_samples(), AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, self.count_samples()))
@@ -101,7 +104,7 @@ class PreferenceSource(TemplatedSource):
         return np.concatenate(scores)
 
     def _make_sides(self, number: int) -> Sample:
-        """Both sides of a pair: the targets of their answers count, and each side is to have a loss of its own."""
+        """Return both sides of a pair as a sample: the loss mask is their answers, and each has a separate loss."""
         row = self.fill_row(number)
         return {  # type: ignore[typeddict-unknown-key]
             **row.make_sample(row.learnt[1:] & (row.document[1:] < 2) & (row.position[1:] > 0)),
@@ -118,7 +121,7 @@ def _write(path: Path, first: np.ndarray) -> None:
 
 
 def _find_answer_spans(sides: Sequence[MaskedTokens]) -> np.ndarray:
-    """(sides, n, 2): the runs of learnt targets in each, by the positions of their inputs."""
+    """Return the runs of loss targets in each side, by the positions of their inputs, (sides, n, 2)."""
     spans = [np.flatnonzero(np.diff(side.learnt[1:], prepend=False, append=False)).reshape(-1, 2) for side in sides]
     whole = np.zeros((len(sides), max(map(len, spans)), 2), np.int64)
     for runs, into in zip(spans, whole, strict=True):
@@ -127,7 +130,7 @@ def _find_answer_spans(sides: Sequence[MaskedTokens]) -> np.ndarray:
 
 
 def build(config: PreferencesConfig, run: Run, split: Split) -> PreferenceSource:
-    """Read and tokenize one split. Raises UserError where no pair is left."""
+    """Read and tokenize one split. Raises UserError if no pair is left."""
     read, T = encode_rows(config, run, split), run.batch.sequence_length
     pairs = [(chosen, rejected) for chosen, rejected in read.rows]
     fit = [pair for pair in pairs if sum(len(side.tokens) for side in pair) <= T + 1]

@@ -1,1 +1,1 @@
-"""`gangline eval`: tasks of lm-eval on the model of a run."""
+"""Command and callback for evaluation: tasks of lm-eval on the model of a run."""

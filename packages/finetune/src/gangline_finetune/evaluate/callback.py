@@ -1,4 +1,4 @@
-"""`callback=eval`: tasks of lm-eval while a run lives."""
+"""Callback `eval`: tasks of lm-eval during a run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gangline_finetune.evaluate.tasks import Questions, flatten_results
 
 
 class EvalCallback(Callback):
-    """Rank 0 asks lm-eval's questions; what is likely, and what is written, all ranks compute, whatever the layout.
+    """Callback in which rank 0 runs lm-eval, and all ranks compute likelihoods and generation, on any layout.
 
-    Numbers are of the weights after the step. They are those of `gangline eval`, which computes in float32, but for
-    the rounding of the run's precision and layout.
+    Results are of the weights after the step. They equal those of `gangline eval`, which computes in float32, up to the
+    rounding of the run's precision and layout.
     """
 
     def __init__(self, config: EvalConfig, run: Run) -> None:
@@ -37,7 +37,7 @@ class EvalCallback(Callback):
         self.writer = LiveWriter(self.run, runtime, comms)
 
     def begin(self, step: int) -> None:
-        """A task that cannot be asked ends the run before its first step."""
+        """Load the tasks; a task that cannot be evaluated ends the run before its first step."""
         config = self.config
         if self.comms.rank == 0:
             try:
@@ -59,17 +59,17 @@ class EvalCallback(Callback):
         return answer["numbers"]
 
     def _ask(self) -> dict[str, Any]:
-        """What ends the others' wait: numbers, or what was raised here, before any of it reaches the run."""
+        """Run the tasks on rank 0, and send metrics or the error to the waiting ranks, before the error is raised."""
         try:
             answer: dict[str, Any] = {"numbers": flatten_results(self.questions.ask_model(self.model))}
         except Exception as error:
-            if self.writer.broken:  # the others have raised it, too, and wait for nothing
+            if self.writer.broken:  # the other ranks have raised it too, and do not wait
                 raise
             self.failed, answer = error, {"failed": _format_error(error)}
         return self.writer.tell(answer)
 
     def _raise(self, why: list[str] | None) -> None:
-        """The same end on all ranks, on rank 0 with its own trace."""
+        """Raise an error on all ranks, on rank 0 with its own traceback."""
         if self.comms.rank == 0 and self.failed is not None:
             raise self.failed
         if why is not None:
@@ -83,5 +83,5 @@ def _format_error(error: Exception | None) -> list[str] | None:
 
 
 def build(config: EvalConfig, run: Run) -> EvalCallback:
-    """The callback `eval`."""
+    """Build the callback `eval`."""
     return EvalCallback(config, run)

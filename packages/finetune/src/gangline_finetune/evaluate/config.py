@@ -1,4 +1,4 @@
-"""The options of `callback=eval`, and names of tasks. Torch-free."""
+"""Options of `callback=eval`, and parsing of task names. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ SUFFIXES = (".yaml", ".yml")  # of a file that describes a task
 
 
 def _has_only_names(tasks: Any) -> bool:
-    """Whether these are names of tasks alone. A file is a program: lm-eval imports the Python that it names."""
+    """Return whether all tasks are names. A file is a program: lm-eval imports the Python that it names."""
     return not any(str(task).endswith(SUFFIXES) for task in tasks)
 
 
 @dataclass
 class EvalConfig(CallbackConfig):
-    """Tasks of lm-eval every so many steps, by the model on its ranks: what `gangline eval` asks after the run.
+    """Tasks of lm-eval every n steps, on the run's own ranks: the evaluation of `gangline eval` during the run.
 
-    In the step's record, and so in every tracker, are `eval/TASK/METRIC`.
+    The step's record, and so every tracker, gets `eval/TASK/METRIC`.
     """
 
     file_options: ClassVar[tuple[str, ...]] = ("files",)
 
-    every: PositiveInt = 100  # steps between evaluations
-    tasks: Annotated[list[str], RunsCode(data=_has_only_names)] = field(default_factory=list)  # names of lm-eval's
+    every: PositiveInt = 100  # interval of evaluations in steps
+    tasks: Annotated[list[str], RunsCode(data=_has_only_names)] = field(default_factory=list)  # names of lm-eval tasks
     files: Annotated[list[str], RunsCode()] = field(default_factory=list)  # YAML files that describe one task each
-    shots: NonNegativeInt | None = None  # examples before each question; null: as the task has it
-    limit: PositiveInt | None = None  # questions of each task; null: all
-    batch: PositiveInt = 8  # texts at a time, on each data rank
-    chat: bool = False  # ask by the chat template of the run's data
+    shots: NonNegativeInt | None = None  # few-shot examples before each question; null: the task's own number
+    limit: PositiveInt | None = None  # maximum number of questions per task; null: all
+    batch: PositiveInt = 8  # batch size in texts, on each data rank
+    chat: bool = False  # chat template of the run's data, applied to questions
 
     def check(self, run: Run) -> list[Problem]:
         if not self.tasks and not self.files:
@@ -54,17 +54,16 @@ class EvalConfig(CallbackConfig):
 
 
 def check_installed(command: str = "gangline eval") -> None:
-    """Raises UserError where there is no lm-eval."""
+    """Raise UserError if lm-eval is not installed."""
     if find_spec("lm_eval") is None:
         raise UserError(f"{command} needs lm-eval.", "", "pip install 'gangline-finetune[eval]'")
 
 
 def locate_tasks(tasks: Sequence[str]) -> tuple[list[str], list[str], bool]:
-    """(names of tasks, folders of their files, whether some are named without a file, and so may be lm-eval's own).
+    """Return (names of tasks, folders of their files, whether a name without a file may be a task of lm-eval itself).
 
-    tasks: names, and YAML files that describe one each.
-
-    Raises UserError for a file that is not there or describes none.
+    tasks: names, and YAML files that describe one task each. Raises UserError for a file that is missing or describes
+    none.
     """
     names, folders, theirs = [], [], False
     for task in tasks:

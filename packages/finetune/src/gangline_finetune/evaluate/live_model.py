@@ -1,4 +1,4 @@
-"""The model of a run that is under way, on all of its ranks: rank 0 asks, and all of them compute.
+"""Model of a running run, on all of its ranks: rank 0 requests, and all ranks compute.
 
 T tokens
 """
@@ -20,9 +20,9 @@ from gangline_finetune.evaluate.text_model import AskedRow, TextModel, make_lm_c
 
 
 class LiveWriter(Writer):
-    """Rank 0's calls are answered by `serve` of the others, which gives them what it gives rank 0.
+    """Writer on all ranks: `serve` on the other ranks answers rank 0's calls, and returns the result that rank 0 gets.
 
-    What the runtime raises it raises on all ranks; `broken` says that it did.
+    Errors of the runtime are raised on all ranks; `broken` is then true.
     """
 
     def __init__(self, run: Run, runtime: Runtime, comms: Comms) -> None:
@@ -30,7 +30,7 @@ class LiveWriter(Writer):
         self.runtime, self.comms, self.device = runtime, comms, comms.device
         self.broken = False
 
-    # --- what all ranks do ------------------------------------------------------------------------------------------
+    # --- on all ranks -----------------------------------------------------------------------------------------------
 
     def _score(self, rows: list[AskedRow]) -> list[float]:
         index, width = self.runtime.data_coordinate
@@ -40,7 +40,7 @@ class LiveWriter(Writer):
         return self.runtime.score(batches)[: len(rows)].tolist()
 
     def _batch(self, tokens: list[int], count: int) -> Batch:
-        """One row, filled up to the length that the run trains with, of which the last `count` tokens count."""
+        """Make a batch of one row, padded to the run's sequence length; its last `count` tokens are the loss mask."""
         T, stop = self.context, len(tokens) - 1
         tokens_1T, targets_1T = torch.zeros(1, T, dtype=torch.int64), torch.zeros(1, T, dtype=torch.int64)
         tokens_1T[0, :stop], targets_1T[0, :stop] = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
@@ -59,10 +59,10 @@ class LiveWriter(Writer):
         sampling = Sampling(**{**how, "ends": frozenset(how["ends"])})
         return self.runtime.generate(starts, sampling, stop=self.find_stop(stop))
 
-    # --- who asks, and who answers ----------------------------------------------------------------------------------
+    # --- requests on rank 0, and `serve` on the others --------------------------------------------------------------
 
     def score(self, rows: list[AskedRow]) -> list[float]:
-        """Log-likelihoods of the last tokens of each row. On rank 0."""
+        """Score the log-likelihoods of the last tokens of each row. On rank 0."""
         return self._call_together("score", rows)
 
     def generate(self, starts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str] = ()) -> list[Written]:
@@ -70,11 +70,11 @@ class LiveWriter(Writer):
         return self._call_together("write", [list(start) for start in starts], how, list(stop))
 
     def tell(self, answer: Any) -> Any:
-        """End `serve` of the other ranks, and give them this."""
+        """End `serve` on the other ranks, which return `answer`."""
         return gather_json(self.comms.world, self.device, ["end", answer])[0][1]
 
     def serve(self) -> Any:
-        """Compute what rank 0 asks for until it tells the answer. On every other rank."""
+        """Serve rank 0's requests until it sends the answer, and return that. On every other rank."""
         while True:
             what, *arguments = gather_json(self.comms.world, self.device, None)[0]
             if what == "end":
@@ -94,7 +94,7 @@ class LiveWriter(Writer):
 
 
 class LiveModel(TextModel):
-    """lm-eval's questions, on rank 0. batch: rows at a time on each data rank."""
+    """Model for lm-eval's requests, on rank 0. batch: rows at a time on each data rank."""
 
     writer: LiveWriter
 
@@ -102,7 +102,7 @@ class LiveModel(TextModel):
         super().__init__(writer, batch * writer.runtime.data_coordinate[1], likelihoods_alone)
 
     def score_rows(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
-        """Whether a continuation is the likeliest the model says by writing one as long."""
+        """Score rows; a continuation is the likeliest if greedy generation of that length writes it."""
         values = [value for part in self._split_batches(rows) for value in self.writer.score(part)]
         return list(zip(values, self._check_likeliest(rows), strict=True))
 
@@ -121,5 +121,5 @@ class LiveModel(TextModel):
 
 
 def make_live_lm(writer: LiveWriter, batch: int, likelihoods_alone: Collection[str]) -> Any:
-    """As lm-eval's `LM`."""
+    """Make the model an instance of lm-eval's `LM`."""
     return make_lm_class(LiveModel)(writer, batch, likelihoods_alone)

@@ -1,4 +1,4 @@
-"""The model of a run that has ended, or of a checkpoint: whole, in one process.
+"""Model of a finished run, or of a checkpoint: complete, in one process.
 
 B batch, T tokens, V vocabulary
 """
@@ -19,15 +19,15 @@ from gangline_models.hugging_face.contract import get_model_format
 
 
 def load_lm(run_dir: str, **options: Any) -> Any:
-    """The model of a run as lm-eval's `LM`. options: as `RunModel` has them. Raises UserError as it does."""
+    """Load the model of a run as lm-eval's `LM`. options: those of `RunModel`. Raises UserError as it does."""
     return make_lm_class(RunModel)(run_dir, **options)
 
 
 def read_context_length(run: Run) -> int:
-    """Return how many tokens lm-eval shows the exported model at a time: what its config.json says.
+    """Return the context length in tokens that lm-eval uses for the exported model, from its config.json.
 
-    Learned positions and stretched rotary ones reach beyond the rows of the run. A model that is not exported has the
-    rows of the run alone.
+    Learned positions and scaled RoPE reach beyond the rows of the run. A model that cannot be exported has the length
+    of the run's rows.
     """
     row_length, format = run.batch.sequence_length, get_model_format(run.model)
     try:
@@ -38,9 +38,9 @@ def read_context_length(run: Run) -> int:
 
 
 class RunModel(TextModel):
-    """Load a checkpoint, by default the newest, with the context length of its export.
+    """Model of a checkpoint, by default the newest, with the context length of its export.
 
-    Raises UserError where there is no checkpoint.
+    Raises UserError if there is no checkpoint.
     """
 
     def __init__(self, run_dir: str, *, checkpoint: str | None = None, batch: int = 8) -> None:
@@ -51,7 +51,7 @@ class RunModel(TextModel):
         self._device = next(self.model.parameters()).device
 
     def score_rows(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
-        """Rows of about the same length together."""
+        """Score rows, batched by similar length."""
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(rows)
         order = sorted(range(len(rows)), key=lambda n: -len(rows[n].tokens))
         for start in range(0, len(order), self.batch):
@@ -68,7 +68,7 @@ class RunModel(TextModel):
 
     @torch.inference_mode()
     def _compute_logits(self, rows: list[list[int]]) -> Tensor:
-        """(B, T, V) of the next token, in float32; shorter rows are filled up behind their ends."""
+        """Compute the logits of the next token, (B, T, V), in float32; shorter rows are padded at their ends."""
         T = max(map(len, rows))
         tokens_BT = torch.tensor([row + [0] * (T - len(row)) for row in rows], device=self._device)
         return self.model.compute_logits(

@@ -1,4 +1,4 @@
-"""Tasks of lm-eval, and what it says of a model by them."""
+"""Tasks of lm-eval, and the results of a model."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from gangline import UserError
 from gangline_finetune.evaluate.config import locate_tasks
 from gangline_finetune.evaluate.text_model import TextModel
 
-Aggregate = Callable[[Any], Any]  # what a metric was of each question -> its number
-LARGEST = 1e15  # that a table shows in full
+Aggregate = Callable[[Any], Any]  # values of a metric, one per question -> result
+LARGEST = 1e15  # largest number that a table shows in full
 
 
 class Questions:
-    """tasks: names of lm-eval, and YAML files. shots, limit, chat: as `gangline eval` has them.
+    """Tasks of lm-eval. tasks: names, and YAML files. shots, limit, chat: as in `gangline eval`.
 
-    Raises UserError for a task that there is not.
+    Raises UserError for an unknown task.
     """
 
     def __init__(self, tasks: Sequence[str], *, shots: int | None, limit: int | None, chat: bool) -> None:
         self.names, folders, theirs = locate_tasks(tasks)
         self.shots, self.limit, self.chat = shots, limit, chat
-        # Of its own tasks lm-eval reads every file, 14,000 of them, to know their names.
+        # With its defaults, lm-eval reads all of its 14,000 task files to know their names.
         self._manager = TaskManager(include_path=folders or None, include_defaults=theirs)
         if unknown := [name for name in self.names if name not in self._manager.all_tasks]:
             what = f"lm-eval has no task {unknown[0]}."
@@ -40,13 +40,13 @@ class Questions:
 
     @cached_property
     def _tasks(self) -> dict[str, Any]:
-        """By name. What they ask is read for it, so that what is missing shows. Raises what lm-eval raises."""
+        """Tasks by name, loaded with their questions, so that missing data shows. Raises lm-eval's errors."""
         return self._manager.load(self.names)["tasks"]
 
     def find_likelihood_tasks(self) -> set[str]:
-        """Names of the tasks with choices, of which the likelihoods count, and not whether one is the likeliest text.
+        """Return the names of tasks with choices, which need likelihoods but not whether one is the likeliest text.
 
-        Raises what lm-eval raises where a task cannot be read.
+        Raises lm-eval's errors if a task cannot be read.
         """
         return {
             name
@@ -55,16 +55,16 @@ class Questions:
         }
 
     def check(self, model: TextModel) -> None:
-        """Raises UserError where a task wants answers that the model cannot write: before the first is asked."""
+        """Raise UserError if a task needs answers that the model cannot generate, before the first question."""
         for task in self._tasks.values():
             if task.OUTPUT_TYPE == "generate_until":
                 model.get_max_answer_tokens(task.config.generation_kwargs or {})
 
     def ask_model(self, model: Any) -> dict[str, Any]:
-        """All that lm-eval says of the model. model: one of its `LM`.
+        """Evaluate a model, an instance of lm-eval's `LM`; return lm-eval's report.
 
-        As its `simple_evaluate` does, but for a description of the machine, for which that runs pip and other commands
-        for seconds, here in the middle of a run.
+        It does what lm-eval's `simple_evaluate` does, except for the description of the machine, for which that runs
+        pip and other commands for seconds, here in the middle of a run.
         """
         with _isolate_random():
             random.seed(DEFAULT_RANDOM_SEED)
@@ -73,7 +73,7 @@ class Questions:
             loaded = self._manager.load(self.names)
             for task in loaded["tasks"].values():
                 own = task.get_config("num_fewshot")
-                if own is None or (own and self.shots is not None):  # a task that says 0 means it
+                if own is None or (own and self.shots is not None):  # a task with 0 examples keeps 0
                     task.set_config(key="num_fewshot", value=self.shots or 0)
                 task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
                 task.aggregation = partial(_bound_aggregations, task.aggregation)
@@ -89,9 +89,9 @@ class Questions:
 
 
 def _bound_aggregations(aggregation: Callable[[], dict[str, Aggregate]]) -> dict[str, Aggregate]:
-    """A task's aggregations by metric, each of which returns inf where the number is too large for a float.
+    """Return a task's aggregations by metric, which return inf if the number is too large for a float.
 
-    The perplexity of words of a model that has learned little is, and lm-eval would lose every task with it.
+    The word perplexity of a poorly trained model is too large, and lm-eval would lose the results of every task.
     """
 
     def bound(aggregate: Aggregate) -> Aggregate:
@@ -108,7 +108,7 @@ def _bound_aggregations(aggregation: Callable[[], dict[str, Aggregate]]) -> dict
 
 
 def flatten_results(found: dict[str, Any]) -> dict[str, float]:
-    """ "TASK/METRIC" -> number, without errors; a filter other than lm-eval's "none" is named behind the metric."""
+    """Return "TASK/METRIC" -> number, without errors; a filter other than lm-eval's "none" follows the metric."""
     flat = {}
     for task, of_task in found["results"].items():
         for key, value in of_task.items():
@@ -119,7 +119,7 @@ def flatten_results(found: dict[str, Any]) -> dict[str, float]:
 
 
 def format_results(found: dict[str, Any]) -> dict[str, Any]:
-    """The same for lm-eval's table, which fails at numbers that are too large, or not finite."""
+    """Return the results for lm-eval's table, which fails on numbers that are too large or not finite."""
 
     def format_value(value: Any) -> Any:
         return f"~{value:.4g}" if isinstance(value, float) and not abs(value) < LARGEST else value
@@ -132,7 +132,7 @@ def format_results(found: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _isolate_random() -> Iterator[None]:
-    """lm-eval seeds the generators of the process; they go on as if it had not."""
+    """Restore the process's random generators after the block, since lm-eval seeds them."""
     python, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:

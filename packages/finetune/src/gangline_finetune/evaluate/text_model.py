@@ -1,4 +1,4 @@
-"""A model as lm-eval's `LM`: likelihoods of texts, and greedy answers, whoever computes them."""
+"""Base of models as lm-eval's `LM`: likelihoods of texts, and greedy answers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Asked = tuple[tuple[str, str], list[int], list[int]]  # texts, and tokens of con
 
 
 class AskedRow(NamedTuple):
-    """A row of tokens.
+    """A row of tokens to score.
 
-    answer_length  how many of the last tokens are asked for
-    greedy         whether it is also asked if these are the likeliest; where it is not, the answer may be anything
+    answer_length  number of the last tokens that are scored
+    greedy         whether the caller needs to know if they are the likeliest; if false, that result is arbitrary
     """
 
     tokens: list[int]
@@ -28,14 +28,14 @@ class AskedRow(NamedTuple):
 
 
 def make_lm_class(model: type[TextModel]) -> type[Any]:
-    """The class as one of lm-eval's `LM`."""
+    """Make a class that derives from `model` and from lm-eval's `TemplateLM`."""
     from lm_eval.api.model import TemplateLM
 
     return type(model.__name__, (model, TemplateLM), {})
 
 
 class TextModel(ABC):
-    """What lm-eval's `TemplateLM` wants of a model.
+    """Methods that lm-eval's `TemplateLM` requires of a model.
 
     batch: rows at a time. likelihoods_alone: names of tasks that do not ask whether an answer is the likeliest text.
     Raises UserError for a run whose data is not text.
@@ -50,24 +50,24 @@ class TextModel(ABC):
         self.max_length = writer.context
         self.path: str | None = getattr(self.codec, "path", None)
         self._special = {} if self.path is None else read_special_tokens(Path(self.path).expanduser().parent)
-        self._greedy: list[bool] | None = None  # of the requests at hand; None: of none
+        self._greedy: list[bool] | None = None  # of the current requests; None: no requests
 
     @abstractmethod
     def score_rows(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
-        """Of each row's last tokens the log-likelihood, and whether each is the likeliest."""
+        """Return the log-likelihood of each row's last tokens, and whether they are the likeliest."""
 
     # --- tokens ------------------------------------------------------------------------------------------------------
 
     @property
     def eot_token_id(self) -> int:
-        """What ends a text: the tokenizer's own end, else what stands between files."""
+        """Token that ends a text: the tokenizer's end of sequence, else the separator of files."""
         token_id = self._find_token("eos_token")
         token_id = getattr(self.codec, "separator", None) if token_id is None else token_id
         return 0 if token_id is None else token_id
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has nothing before it."""
+        """Token before a text without context: the tokenizer's beginning of sequence, else the end token."""
         token_id = self._find_token("bos_token")
         return self.eot_token_id if token_id is None else token_id
 
@@ -94,17 +94,17 @@ class TextModel(ABC):
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         return self.writer.template.source if chat_template else None
 
-    # --- what lm-eval asks -------------------------------------------------------------------------------------------
+    # --- requests of lm-eval -----------------------------------------------------------------------------------------
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """As `TemplateLM` has it."""
+        """Return the log-likelihoods as `TemplateLM` does, and note which tasks need the likeliest answer."""
         self._greedy = [request.task_name not in self.likelihoods_alone for request in requests]
         return super().loglikelihood(requests, disable_tqdm)  # type: ignore[misc]
 
     def _loglikelihood_tokens(self, requests: list[Asked], **_: Any) -> list[tuple[float, bool]]:
-        """Of each continuation its log-likelihood, and whether it is what the model would have written.
+        """Return the log-likelihood of each continuation, and whether it is what greedy generation writes.
 
-        Raises UserError for one that is longer than what the model looks at, before anything is computed.
+        Raises UserError for a continuation longer than the context, before anything is computed.
         """
         self._check_lengths(requests)
         flags = [True] * len(requests) if self._greedy is None else self._greedy
@@ -136,18 +136,18 @@ class TextModel(ABC):
         return log_likelihoods
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """What the model writes, greedily. Raises UserError where a task wants it drawn."""
+        """Generate greedy answers. Raises UserError if a task requires sampling."""
         return [self._answer(*request.args) for request in requests]
 
     def get_max_answer_tokens(self, options: Mapping[str, Any]) -> int:
-        """Return how many tokens an answer may have.
+        """Return the maximum number of tokens of an answer.
 
-        options: a task's `generation_kwargs`. Raises UserError for answers that are drawn, or too long.
+        options: a task's `generation_kwargs`. Raises UserError for sampled answers, and for too long ones.
         """
         if options.get("do_sample") and options.get("temperature", 1.0) > 0:
             raise UserError("the task wants answers that are drawn.", "gangline eval writes the likeliest.")
         most = int(options.get("max_gen_toks", 256))  # lm-eval's default
-        if most >= self.max_length:  # as lm-eval's own models refuse: of the question nothing would be left
+        if most >= self.max_length:  # as lm-eval's own models refuse: no room would be left for the question
             raise UserError(
                 f"the task wants answers of up to {most} tokens from a model of {self.max_length}.",
                 "No token is left for the question.",
@@ -159,6 +159,6 @@ class TextModel(ABC):
         most = self.get_max_answer_tokens(options)
         until = options.get("until") or []
         until = [until] if isinstance(until, str) else list(until)
-        row = self.tok_encode(text)[most - self.max_length :]  # not as text, which may come to more
+        row = self.tok_encode(text)[most - self.max_length :]  # as tokens: re-encoded text may have more
         (answer,) = self.writer.write([row or text], most, temperature=0.0, stop=list(filter(None, until)))
         return answer.text

@@ -1,1 +1,1 @@
-"""Low-rank adapters: a model edit that wraps linears and trains what it adds."""
+"""LoRA, low-rank adapters: a model edit that wraps linears and trains only the adapters."""

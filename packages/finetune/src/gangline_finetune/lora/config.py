@@ -1,4 +1,4 @@
-"""The options of `lora=on`. Torch-free."""
+"""Options of `lora=on`. Torch-free."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
 
 @dataclass
 class LoraConfig(EditConfig):
-    """Beside each linear W of the targets a product of two narrow matrices is trained, and nothing else is.
+    """LoRA: next to each target linear W a low-rank product of two narrow matrices is trained, and all else is frozen.
 
-        y = W x + scale · B A x        A (rank, in) drawn, B (out, rank) zero: the model begins as it was
+        y = W x + scale · B A x        A (rank, in) random, B (out, rank) zero: the initial model is unchanged
 
     scale is alpha / rank (Hu et al., arXiv 2106.09685, section 4.1), or with `rslora` alpha / sqrt(rank) (arXiv
-    2312.03732). With `dora` each row of W + scale · B A has a length that is trained by itself (arXiv 2402.09353).
+    2312.03732). With `dora` each row of W + scale · B A has a separately trained length (arXiv 2402.09353).
     """
 
     wraps: ClassVar[bool] = True
     file_options: ClassVar[tuple[str, ...]] = ("adapter",)
 
-    rank: PositiveInt = 8  # of B A
-    alpha: PositiveFloat = 16.0  # B A x is multiplied by alpha / rank
-    targets: list[str] = field(default_factory=lambda: ["*"])  # linears by their last name (wq) or path; * is any
-    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0  # share of the features of x that A does not see
-    rslora: bool = False  # alpha / sqrt(rank) in place of alpha / rank
-    dora: bool = False  # directions and lengths of rows are trained apart
-    base: Literal["full", "bf16", "8bit"] = "full"  # how its frozen weights are kept; full: as the precision says
+    rank: PositiveInt = 8  # rank of the low-rank matrices B A
+    alpha: PositiveFloat = 16.0  # LoRA alpha: B A x is scaled by alpha / rank
+    targets: list[str] = field(default_factory=lambda: ["*"])  # target linears by last name (wq) or path; * is any
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0  # dropout rate of the adapter's input features
+    rslora: bool = False  # rank-stabilised scale alpha / sqrt(rank), in place of alpha / rank
+    dora: bool = False  # DoRA: directions and lengths of rows trained separately
+    base: Literal["full", "bf16", "8bit"] = "full"  # storage of the frozen weights; full: in the precision's dtype
 
-    adapter: str | None = None  # a directory of peft's to start from; null: drawn anew
+    adapter: str | None = None  # directory of a peft adapter to start from; null: random initialization
 
     @property
     def scale(self) -> float:
-        """What B A x is multiplied by."""
+        """Factor of B A x."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
     def check(self, run: Run) -> list[Problem]:
-        """Whether the adapter to start from is of this base and these options."""
+        """Return problems of base storage, and of an adapter to start from with another base or other options."""
         from gangline.run.directory import holds_checkpoint
         from gangline_finetune.lora.start import find_adapter_problems
 
@@ -73,7 +73,7 @@ class LoraConfig(EditConfig):
         return []
 
     def list_notices(self, run: Run) -> list[str]:
-        """Of adapters that peft has no like of, which an export would say after training only."""
+        """Return notices of adapters that peft does not support, which an export would refuse only after training."""
         from gangline.model.compose import compose_model
         from gangline.model.tree import get_parameter_shapes
         from gangline_finetune.lora.peft import split_unsupported_linears
@@ -95,7 +95,7 @@ class LoraConfig(EditConfig):
 
         shards = [shard for shard in shards if not plan.is_frozen(parse_parameter(shard.name))]
         if not shards:
-            return  # the base alone is asked for: the adapter may be gone by now
+            return  # only the base is requested: the adapter may be gone by now
         from gangline_finetune.lora.load import load
         from gangline_finetune.lora.start import compose_names_and_shapes
 
@@ -108,7 +108,7 @@ class LoraConfig(EditConfig):
         return merge_adapter(name, weight, stored, self.scale)
 
     def extract_adapter(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter:
-        """As peft keeps it."""
+        """Return the adapter in peft's format."""
         from gangline_finetune.lora.lengths import compute_lengths
         from gangline_finetune.lora.peft import CONFIG, make_adapter_config, map_names
 

@@ -1,4 +1,4 @@
-"""The edit: which linears are wrapped, and what the plan says of what is beside them. Torch-free."""
+"""Model edit `lora`: wraps linears, and extends the plan for the adapters. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode,
 
 
 def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[str]]:
-    """Wrap every target. Raises UserError where a target names no linear, and for what stacks cannot have."""
+    """Wrap every target. Raises UserError if a target matches no linear, and for options that stacks do not support."""
     plan, coded = plan.extend(frozen=("*",)), list[str]()
     if options.base == "bf16":
         plan = keep_in_bf16(tree, plan)
@@ -41,7 +41,7 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
             Init(a, "uniform", linear.in_features**-0.5),
             *(Init(part, "constant", 0.0) for part in parts[1:]),
         )
-        theirs[place] = tuple(Name(f"{part}.weight", "") for part in parts)  # not in a directory of the base model
+        theirs[place] = tuple(Name(f"{part}.weight", "") for part in parts)  # absent in a directory of the base model
         trained_parts[place] = parts
     every = {"cuts": cuts, "inits": inits, "names": theirs, "trained": trained_parts}
     rules: dict[str, tuple] = {kind: sum(of_places.values(), ()) for kind, of_places in every.items()}
@@ -49,10 +49,10 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
 
 
 def choose_linears(linears: Mapping[str, LinearNode], targets: Iterable[str]) -> dict[str, LinearNode]:
-    """Those of the linears, by path, that a target names. Raises UserError for one that names none.
+    """Return the linears, by path, that a target matches. Raises UserError for a target without a match.
 
-    A target without a dot is the last name of a path, in which * stands for any letters; with dots it is a path, in
-    which * stands for one name.
+    A target without a dot is the last name of a path, with * for any characters; with dots it is a path, with * for one
+    name.
     """
     paths: set[str] = set()
     for target in targets:
@@ -85,7 +85,7 @@ def _check_stacks(found: Mapping[str, LinearNode], options: LoraConfig) -> None:
 
 
 def _get_site(path: str, plan: Plan) -> str:
-    """The path within the block, so that blocks stay alike; the key of a draw has the block's own."""
+    """Return the path of a linear within its block, so that blocks stay alike; a random draw is keyed by block too."""
     return re.sub(rf"{re.escape(plan.blocks)}\.\d+\.", "", path, count=1)
 
 
@@ -113,9 +113,9 @@ def _wrap(inner: Node, linear: LinearNode, options: LoraConfig, site: str) -> Lo
 def _make_cuts(cut: Cut | None, a: str, b: str) -> tuple[Cut, ...]:
     if cut is None:
         return ()
-    if cut.dim == 0:  # by its outputs: every rank has all of A, and of B the rows of its outputs
+    if cut.dim == 0:  # column parallel: A replicated, B sharded by rows
         return (Cut.whole(a, "tp"), Cut.colwise(b, cut.unit))
-    return (Cut.rowwise(a, cut.unit), Cut.whole(b, "tp"))  # by its inputs: what the ranks' A give is added up for B
+    return (Cut.rowwise(a, cut.unit), Cut.whole(b, "tp"))  # row parallel: A sharded by inputs, its outputs summed
 
 
 def _make_length_cuts(cut: Cut | None, lengths: str) -> tuple[Cut, ...]:

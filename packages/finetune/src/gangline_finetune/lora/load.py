@@ -1,4 +1,4 @@
-"""A peft adapter into the arrays of a run, each rank its own part."""
+"""Loader of a peft adapter into the arrays of a run, each rank its own shards."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def load(
     plan: Plan,
     base: str | None,
 ) -> None:
-    """Fill the shards that are parts of an adapter.
+    """Fill the shards that belong to an adapter.
 
-    names: ours -> theirs. shapes: of all parameters of the model. base: the directory of its weights, for DoRA.
+    names: parameter -> peft's name. shapes: of all parameters of the model. base: the directory of its weights, for
+    DoRA.
     """
     from safetensors import safe_open
 
@@ -43,7 +44,7 @@ def load(
 
 
 def _compute_base_lengths(base: str, weight: str, shape: Shape, like: Shard, plan: Plan) -> torch.Tensor:
-    """Lengths of those rows of a weight of the base that `like` has."""
+    """Compute the row lengths of a base weight, only of the rows in the shard `like`."""
     (rows,) = like.box.slices
     w = torch.empty(rows.stop - rows.start, shape[1], dtype=torch.float32)
     name, offset = name_model_array(weight), (rows.start, 0)

@@ -1,4 +1,4 @@
-"""Adapters added to the weights that they wrap."""
+"""Merging of adapters into the weights that they wrap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def merge_adapter(name: str, weight: Tensor, stored: Mapping[str, Tensor], scale: float) -> Tensor:
-    """The parameter `name` with its adapter, if it has one: what the wrapped linear multiplies with."""
+    """Return the parameter `name` merged with its adapter, if it has one."""
     path = name.removesuffix(".weight")
     if f"{path}.lora_a.weight" not in stored:
         return weight

@@ -1,4 +1,4 @@
-"""What is computed beside a linear, of I features in and O out."""
+"""Adapters next to a linear, of I features in and O out: LoRA and DoRA."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode,
 
 
 class Lengths(nn.Module):
-    """What is added to the length of each row, (O,)."""
+    """Additions to the length of each row, (O,)."""
 
     def __init__(self, node: LengthsNode) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Lengths(nn.Module):
 
 
 class LowRank(Wrapper, ABC):
-    """x (..., I) -> what is inside + scale · B A x, (..., O). `where` says which rows are whose, in a stack."""
+    """Adapted linear: x (..., I) -> wrapped linear + scale · B A x, (..., O). `where`: bounds of rows in a stack."""
 
     lora_a: Any
     lora_b: Any
@@ -32,25 +32,25 @@ class LowRank(Wrapper, ABC):
         self.lora_a, self.lora_b, self.scale = construct(node.lora_a), construct(node.lora_b), node.scale
 
     def forward(self, x: Tensor, *where: Tensor) -> Tensor:
-        beside = self.lora_a(self.drop_inputs(x), *where) * self.scale  # the scale is put on what is narrow
+        beside = self.lora_a(self.drop_inputs(x), *where) * self.scale  # scaled while it is narrow
         return super().forward(x, *where) + self.lora_b(beside, *where)
 
     def drop_inputs(self, x: Tensor) -> Tensor:
-        """What A sees of x."""
+        """Return the input of A."""
         return x
 
 
 class Lora(LowRank):
-    """A sees all of x."""
+    """LoRA without dropout."""
 
 
 class DroppedLowRank(LowRank, ABC):
-    """A sees only some features of x: drawn by (seed, step, sample, position, feature, path of the linear)."""
+    """LoRA with dropout of x for A, drawn by (seed, step, sample, position, feature, path of the linear)."""
 
-    weight: Tensor  # of what is inside
-    matrix: Tensor  # what that multiplies with
+    weight: Tensor  # of the wrapped linear
+    matrix: Tensor  # that the wrapped linear multiplies by
     bias: Tensor | None
-    tp: Comm | None = None  # the ranks that have the other parts of the weight
+    tp: Comm | None = None  # the ranks that hold the other shards of the weight
 
     def wrap(self, node: DroppedLoraNode) -> None:  # type: ignore[override]
         super().wrap(node)
@@ -61,7 +61,7 @@ class DroppedLowRank(LowRank, ABC):
 
     @property
     def row_cut(self) -> Comm | None:
-        """The ranks that have the other features of x; None: they are all here."""
+        """Ranks that hold the other features of x; None: all features are on this rank."""
         return self.tp if self.tp is not None and self.weight.shape[1] < self.in_features else None
 
     def drop_inputs(self, x: Tensor) -> Tensor:
@@ -73,14 +73,14 @@ class DroppedLowRank(LowRank, ABC):
 
 
 class DroppedLora(DroppedLowRank):
-    """Beside a linear, and nothing else."""
+    """LoRA with dropout."""
 
 
 class Dora(DroppedLowRank):
-    """x (..., I) -> m V x / |V| + bias with V = W + scale · B A, |V| the lengths of its rows and m = |W| + `lengths`.
+    """DoRA: x (..., I) -> m V x / |V| + bias with V = W + scale · B A, |V| its row lengths and m = |W| + `lengths`.
 
-    |V| counts as a constant in the backward pass (arXiv 2402.09353, section 4.3). Kept are differences to |W| and not
-    m, so that zeros are the beginning, whoever has which part of W.
+    |V| counts as a constant in the backward pass (arXiv 2402.09353, section 4.3). Stored are differences from |W|
+    instead of m, so that their initial value is zero for any sharding of W.
     """
 
     def wrap(self, node: DoraNode) -> None:  # type: ignore[override]
@@ -95,12 +95,12 @@ class Dora(DroppedLowRank):
 
     @torch.no_grad()
     def _compute_lengths(self) -> tuple[Tensor, Tensor]:
-        """|W| and |V|, both (O,), of whole rows."""
-        w = self.matrix.detach()  # of codes the values that they stand for
+        """Return |W| and |V|, both (O,), of unsharded rows."""
+        w = self.matrix.detach()  # decoded, if codes are stored
         v = w + self.scale * (self.lora_b.weight.to(w.dtype) @ self.lora_a.weight.to(w.dtype))
         wide = torch.promote_types(w.dtype, torch.float32)
         squares = torch.stack([x.to(wide).square().sum(1) for x in (w, v)])
         if self.row_cut:
             squares = self.row_cut.all_reduce(squares)
         before, after = squares.sqrt()
-        return before, after.clamp_min(torch.finfo(wide).tiny)  # of a row of zeros nothing comes
+        return before, after.clamp_min(torch.finfo(wide).tiny)  # rows of zeros give zeros

@@ -1,4 +1,4 @@
-"""Config nodes of adapters. Torch-free."""
+"""Config nodes of adapters (LoRA, DoRA). Torch-free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline.model.tree import Decoding, Node, Shape, WrapNode
 
 @dataclass(frozen=True, kw_only=True)
 class LengthsNode(Node):
-    """What DoRA adds to the length of each row of a weight (out, in)."""
+    """DoRA's additions to the length of each row of a weight (out, in)."""
 
     module: ClassVar[str] = "gangline_finetune.lora.modules:Lengths"
     out_features: int
@@ -29,7 +29,7 @@ class LengthsNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class LoraNode(WrapNode):
-    """A linear, or a stack of them, with a low-rank product beside it: lora_a (rank, in), lora_b (out, rank)."""
+    """Linear, or stack of linears, with a low-rank adapter: lora_a (rank, in), lora_b (out, rank)."""
 
     module: ClassVar[str] = "gangline_finetune.lora.modules:Lora"
     lora_a: LinearNode
@@ -40,13 +40,13 @@ class LoraNode(WrapNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """A x, for the gradient of B."""
+        """Return the bytes of A x, saved for the gradient of B."""
         return self.lora_a.count_rows(sizes) * self.lora_a.out_features * sizes.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class DroppedLoraNode(LoraNode):
-    """The same around a linear, with dropout. site: the linear's path in its block, whose features are drawn apart."""
+    """LoRA linear with dropout. site: the linear's path in its block, which keys the random draw."""
 
     module: ClassVar[str] = "gangline_finetune.lora.modules:DroppedLora"
     dropout: float = 0.0
@@ -56,14 +56,14 @@ class DroppedLoraNode(LoraNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """And what A sees of x, and which features that is."""
+        """Return the bytes of A x; with dropout also the input of A and its mask."""
         dropped = 2 * self.lora_a.in_features if self.dropout else 0
         return super().count_activation_bytes(sizes) + self.lora_a.count_rows(sizes) * dropped * sizes.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoraNode(DroppedLoraNode):
-    """The same, with lengths of rows of their own."""
+    """DoRA linear, with trained row lengths."""
 
     module: ClassVar[str] = "gangline_finetune.lora.modules:Dora"
     lora_lengths: LengthsNode
@@ -72,7 +72,7 @@ class DoraNode(DroppedLoraNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """And the sum of both products, for the gradient of the lengths."""
+        """Return the bytes of `DroppedLoraNode` and of the linear's output, for the gradient of the lengths."""
         return (
             super().count_activation_bytes(sizes)
             + self.lora_b.count_rows(sizes) * self.lora_b.out_features * sizes.itemsize

@@ -1,9 +1,9 @@
-"""Adapters in the format of peft: adapter_config.json, and adapter_model.safetensors by their names. Torch-free.
+"""Adapters in peft's format: adapter_config.json, and adapter_model.safetensors with peft's names. Torch-free.
 
-    ours    blocks.0.attention.wq.lora_a.weight
-    theirs  base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight
+    gangline  blocks.0.attention.wq.lora_a.weight
+    peft      base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight
 
-The lengths of DoRA are kept by us as differences to those of the base, and by them as they are.
+DoRA's lengths are stored here as differences from the base's, and by peft as absolute lengths.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PARTS = {
     "lora_b.weight": "lora_B.weight",
     "lora_lengths.weight": "lora_magnitude_vector",
 }
-SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}  # ours -> theirs, of one value
-DEFAULTS: dict[str, Any] = {"r": 8, "lora_alpha": 8, "use_rslora": False, "use_dora": False}  # where theirs is silent
-# What theirs may say beside, whatever it is: about training, about who else reads it, or said again by the tensors.
+SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}  # option -> key of equal value
+DEFAULTS: dict[str, Any] = {"r": 8, "lora_alpha": 8, "use_rslora": False, "use_dora": False}  # peft's defaults
+# Keys that may have any value: about training, about other readers, or given by the tensors.
 IDLE = {
     "auto_mapping",
     "base_model_name_or_path",
@@ -50,8 +50,8 @@ IDLE = {
     "target_modules",
     "task_type",
 }
-# And values that change nothing of what is computed here. Ways to begin that are not among these (pissa, olora, corda,
-# loftq and what comes) may have changed the base, too: their adapter is of another one than it says.
+# Values without an effect on the output. Other initialisations (pissa, olora, corda, loftq, future ones) may have
+# changed the base too: their adapter then belongs to another base than the one named.
 PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal"),
@@ -60,7 +60,7 @@ EMPTY: tuple[Any, ...] = (None, False, [], {})  # of any other key: switched off
 
 
 def find_unknown_key(config: Mapping[str, Any]) -> str | None:
-    """The first key of theirs whose value may change what is computed, and is not known here."""
+    """Return the first key of peft's config whose value may change the output and is not supported, or None."""
     for name, value in config.items():
         if name in SAME.values() or name in IDLE:
             continue
@@ -70,9 +70,9 @@ def find_unknown_key(config: Mapping[str, Any]) -> str | None:
 
 
 def find_module(plan: Plan, path: str, shape: Shape) -> str:
-    """Their module around the linear at `path`, whose weight has this shape. Raises UserError where theirs is another.
+    """Return the Hugging Face module of the linear at `path`, whose weight has this shape.
 
-    Where one of their matrices is several of ours, or one of ours several of theirs, their adapter is another one, too.
+    Raises UserError if one Hugging Face matrix is several parameters, or several are one: their adapters differ too.
     """
     matrices = find_theirs(plan, f"{path}.weight", shape)
     if len(matrices) != 1 or matrices[0].index is not None or matrices[0].first is not None:
@@ -86,9 +86,9 @@ def find_module(plan: Plan, path: str, shape: Shape) -> str:
 
 
 def split_unsupported_linears(shapes: Mapping[str, Shape], plan: Plan) -> tuple[list[str], list[str]]:
-    """Last names of the linears with an adapter: of those whose matrices their files cut in another way, of the others.
+    """Return last names of adapted linears: (those whose Hugging Face matrices are divided differently, the others).
 
-    A linear that their files do not have is of neither.
+    A linear that the files do not have is in neither list.
     """
     other, same = dict[str, None](), dict[str, None]()
     for part in shapes:
@@ -104,7 +104,7 @@ def split_unsupported_linears(shapes: Mapping[str, Shape], plan: Plan) -> tuple[
 
 
 def map_names(shapes: Mapping[str, Shape], plan: Plan) -> dict[str, str]:
-    """Our name of each part of an adapter -> theirs."""
+    """Return adapter parameter -> peft's name."""
     names = {}
     for name in shapes:
         for ours, theirs in PARTS.items():
@@ -115,7 +115,7 @@ def map_names(shapes: Mapping[str, Shape], plan: Plan) -> dict[str, str]:
 
 
 def make_adapter_config(options: LoraConfig, shapes: Mapping[str, Shape], plan: Plan) -> dict[str, Any]:
-    """The content of adapter_config.json."""
+    """Return the content of adapter_config.json."""
     wrapped = [name.removesuffix(".lora_a.weight") for name in shapes if name.endswith(".lora_a.weight")]
     modules = [find_module(plan, path, shapes[f"{path}.weight"]) for path in wrapped]
     transposed = any(find_theirs(plan, f"{path}.weight", shapes[f"{path}.weight"])[0].transpose for path in wrapped)
@@ -133,7 +133,7 @@ def make_adapter_config(options: LoraConfig, shapes: Mapping[str, Shape], plan: 
 
 
 def _list_unwrapped(shapes: Mapping[str, Shape], plan: Plan, wrapped: list[str]) -> set[str]:
-    """Last names of their matrices that are not wrapped."""
+    """Return the last names of Hugging Face matrices without an adapter."""
     paths = {
         name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) > 1
     }
@@ -143,13 +143,13 @@ def _list_unwrapped(shapes: Mapping[str, Shape], plan: Plan, wrapped: list[str])
 
 
 def _shorten_names(modules: list[str], others: set[str]) -> list[str]:
-    """Their last names, where these name nothing else; peft and servers take either."""
+    """Return the modules' last names if no other module has them, else full names; peft and servers accept both."""
     last = {module.rpartition(".")[2] for module in modules}
     return sorted(modules if last & others else last)
 
 
 def read_config(directory: str) -> dict[str, Any]:
-    """adapter_config.json. Raises UserError where there is none, or it is of another kind of adapter."""
+    """Read adapter_config.json. Raises UserError if it is missing, or of an unsupported adapter."""
     path = Path(directory).expanduser() / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -171,7 +171,7 @@ def read_config(directory: str) -> dict[str, Any]:
 
 
 def read_shapes(directory: str) -> dict[str, Shape]:
-    """Shapes of the tensors of an adapter, by their names. Raises UserError for a file that cannot be read."""
+    """Return the shapes of an adapter's tensors, by name. Raises UserError for a file that cannot be read."""
     path = Path(directory).expanduser() / WEIGHTS
     try:
         with TensorFile(path) as file:
@@ -181,7 +181,7 @@ def read_shapes(directory: str) -> dict[str, Shape]:
 
 
 def check_files(directory: str, names: Mapping[str, str], shapes: Mapping[str, Shape]) -> None:
-    """Raises UserError, naming the tensor and the shapes, unless the files hold just the parts in `names`."""
+    """Raise UserError, naming the tensor and the shapes, unless the files hold exactly the tensors in `names`."""
     there = read_shapes(directory)
     what = f"lora.adapter={directory} is an adapter for another base, or of other targets."
     for ours, theirs in names.items():

@@ -1,4 +1,4 @@
-"""Whether an adapter of others fits a run, told before anything is built. Torch-free."""
+"""Check before a run starts that a peft adapter fits it. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def compose_names_and_shapes(run: Run) -> tuple[dict[str, str], dict[str, Shape], Plan]:
-    """(our name of each part of the run's adapter -> peft's, shapes of all parameters, the plan)."""
+    """Return (parameter of the run's adapter -> peft's name, shapes of all parameters, the plan)."""
     tree, plan = compose_model(run)
     shapes = get_parameter_shapes(tree)
     return map_names(shapes, plan), shapes, plan
 
 
 def find_adapter_problems(options: LoraConfig, run: Run) -> list[Problem]:
-    """What keeps the run from starting with `options.adapter`."""
+    """Return problems that keep the run from starting with `options.adapter`."""
     directory = str(options.adapter)
     try:
         theirs = read_config(directory)

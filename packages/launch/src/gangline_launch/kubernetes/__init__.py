@@ -1,1 +1,1 @@
-"""`launch=kubernetes`."""
+"""Launcher `launch=kubernetes`: a JobSet in a queue of Kueue."""

@@ -1,4 +1,4 @@
-"""`launch=kubernetes`, as configuration. Torch-free."""
+"""Options of `launch=kubernetes`. Torch-free."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ SUBDOMAIN = re.compile(rf"{NAME.pattern}(\.{NAME.pattern})*")
 
 @dataclass
 class KubernetesLaunch(ClusterLaunch):
-    """A JobSet in a queue of Kueue; each pod is a node."""
+    """Options of `launch=kubernetes`: a JobSet in a queue of Kueue, each pod a node."""
 
-    namespace: str = "default"  # where the JobSet and the queue are
-    queue: str | None = None  # the LocalQueue of Kueue that gives quotas; null: started at once, without Kueue
-    cluster_queue: str | None = None  # make that LocalQueue, for this ClusterQueue; null: it is there
-    priority: str | None = None  # a WorkloadPriorityClass of Kueue
-    topology: str | None = None  # a label of nodes, such as cloud.provider.com/topology-rack: pods in one domain
-    topology_mode: Literal["required", "preferred"] = "preferred"  # whether to wait for such a domain
-    levels: list[str] = field(default_factory=list)  # labels of nodes, the widest first, by which ranks are in order
-    resources: list[str] | None = None  # what a pod asks for beside GPUs, NAME:COUNT; []: the site adds what it needs
-    volume: str | None = None  # CLAIM:/mount, the PersistentVolumeClaim on which the run directory lies
-    secrets: list[str] = field(default_factory=list)  # names of Secrets whose keys are variables of the ranks
-    futile_requeues: NonNegativeInt = 10  # limit of ends of a pod with 75 in a row without a new step; then it fails
-    job_restarts: NonNegativeInt = 3  # how often the whole JobSet may be started again
+    namespace: str = "default"  # Kubernetes namespace of the JobSet and its queue
+    queue: str | None = None  # LocalQueue of Kueue that gives quotas; null: start at once, without Kueue
+    cluster_queue: str | None = None  # ClusterQueue for which to create that LocalQueue; null: the LocalQueue exists
+    priority: str | None = None  # WorkloadPriorityClass of Kueue; null: none
+    topology: str | None = None  # node label whose value all pods share, such as cloud.provider.com/topology-rack
+    topology_mode: Literal["required", "preferred"] = "preferred"  # topology placement: required waits for one domain
+    levels: list[str] = field(default_factory=list)  # node labels, widest first, that order ranks by network locality
+    resources: list[str] | None = None  # pod resources besides GPUs, NAME:COUNT; []: the site adds what it needs
+    volume: str | None = None  # PersistentVolumeClaim that holds the run directory, CLAIM:/mount
+    secrets: list[str] = field(default_factory=list)  # Kubernetes Secrets whose keys become variables of the ranks
+    futile_requeues: NonNegativeInt = 10  # maximum number of exits of a pod with 75 in a row without a new step
+    job_restarts: NonNegativeInt = 3  # maximum number of restarts of the whole JobSet
 
     def count_gpus_per_node(self, run: Run) -> int:
         if run.job.device is not None and run.job.device.split(":")[0] == "cpu":
@@ -47,7 +47,7 @@ class KubernetesLaunch(ClusterLaunch):
         return 8 if self.gpus_per_node is None else self.gpus_per_node
 
     def check(self, run: Run) -> list[Problem]:
-        """As for any cluster; what a pod cannot be without."""
+        """Return problems of any cluster launch, and of image, volume, run directory, names and devices of a pod."""
         problems = super().check(run)
         if self.image is None:
             mend = "launch.image=registry/name:tag, made from this version."
@@ -78,22 +78,22 @@ class KubernetesLaunch(ClusterLaunch):
         return claim, mount and os.path.normpath(mount)
 
     def map_to_pod(self, run_dir: str | Path) -> Path | None:
-        """Return the path of the run directory in a pod; None where it is not below the volume's mount point here.
+        """Return the path of the run directory in a pod; None if it is not below the volume's mount point here.
 
-        Links are resolved here, because a pod has only the volume: there the same directory is below `launch.volume`.
+        Links are resolved here, because a pod has only the volume: there the directory is below `launch.volume`.
         """
         _, mount = self.claim_and_mount()
         path = os.path.relpath(os.path.realpath(run_dir), os.path.realpath(mount))
         return None if path.split("/")[0] in (".", "..") else Path(mount, path)
 
     def parse_devices(self) -> dict[str, str]:
-        """What a pod asks for beside GPUs."""
+        """Return the resources that a pod requests besides GPUs, name -> count."""
         read = [RESOURCE.fullmatch(word) for word in self.resources or []]
         return {each["name"]: each["count"] for each in read if each}
 
     def _check_names(self) -> list[Problem]:
-        """Names that Kubernetes would refuse after the submit, or read as something else."""
-        forms = {  # option: (what it names, its form, at most so many letters: 63 for values of labels)
+        """Return problems of names that Kubernetes would refuse after the submit, or read as something else."""
+        forms = {  # option: (what it names, its pattern, maximum length: 63 for label values)
             "namespace": ("a namespace", NAME, 63),
             "queue": ("a LocalQueue", SUBDOMAIN, 63),
             "cluster_queue": ("a ClusterQueue", SUBDOMAIN, 253),

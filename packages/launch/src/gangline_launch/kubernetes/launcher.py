@@ -1,4 +1,4 @@
-"""`launch=kubernetes`: writes the manifests, applies them, follows the JobSet. Torch-free."""
+"""Launcher `launch=kubernetes`: writes the manifests, applies them, follows the JobSet. Torch-free."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from gangline_launch.kubernetes.config import KubernetesLaunch
 
 FILE = "jobset.yaml"
-LATE = re.compile(r"no answer|timed? ?out|EOF|connection reset", re.IGNORECASE)  # it may still be done
+LATE = re.compile(r"no answer|timed? ?out|EOF|connection reset", re.IGNORECASE)  # kubectl may still apply it
 
 
 class KubernetesLauncher(Launcher):
-    """The ranks run in pods; this process only looks on."""
+    """Launcher whose ranks run in pods; this process only follows them."""
 
     def __init__(self, config: KubernetesLaunch, run: Run) -> None:
         self.config, self.run = config, run
 
     def launch(self, directory: RunDirectory) -> int:
-        """Apply the manifests and follow to the end; Ctrl-C leaves it alone. Raises UserError where that is refused."""
+        """Apply the manifests and follow the job; return its exit code. Ctrl-C detaches. Raises UserError."""
         run_dir = directory.path.resolve()
         mark = uuid.uuid4().hex
         in_pod = self.config.map_to_pod(run_dir)
@@ -63,7 +63,7 @@ class KubernetesLauncher(Launcher):
 
 
 def refuse_second(run_dir: Path) -> None:
-    """Two jobs of one run. Raises UserError where an earlier one has not ended, or nobody can say."""
+    """Raise UserError if an earlier job has not ended, or its state is unknown: two jobs of one run would damage it."""
     job = jobs.read_job(run_dir)
     if job is None or job.scheduler != "kubernetes":
         return
@@ -83,14 +83,14 @@ def refuse_second(run_dir: Path) -> None:
 
 
 def submit(directory: RunDirectory, job: SubmittedJob, manifest: Path) -> None:
-    """Apply it. job.json is there before, so that a submit that is killed or has no answer loses no job.
+    """Apply the manifest. job.json is written before, so that a submit that is killed or gets no answer loses no job.
 
-    Raises UserError where there is none, and all is as it was; also where nobody can say, and the directory is the
-    job's.
+    Raises UserError if the submit is refused; all files are then as before. Raises it also if it is unknown whether the
+    cluster took the job; the directory is then the job's.
     """
     before, ending = jobs.read_job(directory.path), read_ending(directory.path)
     jobs.write_job(directory.path, job)
-    clear_ending(directory.path)  # an earlier job's is no word on this one
+    clear_ending(directory.path)  # the ending of an earlier job does not apply to this one
     try:
         run_kubectl("apply", "--filename", str(manifest))
     except UserError:
@@ -123,5 +123,5 @@ def _as_before(run_dir: Path, job: SubmittedJob | None, ending: RunEnding | None
 
 
 def dump(objects: list[dict[str, Any]]) -> str:
-    """As one YAML text."""
+    """Return the objects as one YAML text."""
     return "---\n".join(yaml.safe_dump(each, sort_keys=False, width=120) for each in objects)

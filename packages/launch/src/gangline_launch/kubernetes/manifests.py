@@ -1,7 +1,7 @@
-"""A run as objects of Kubernetes, plain data: a JobSet, and a LocalQueue of Kueue where one is to be made. Torch-free.
+"""Kubernetes objects of a run as plain data: a JobSet, and a LocalQueue of Kueue if one is to be created. Torch-free.
 
-One replicated job of one indexed Job whose pods are the nodes: Kueue admits them together or not at all (gang), the Job
-makes a pod that is lost anew and in its place, and the agents of the others go on meanwhile.
+The JobSet has one replicated job of one indexed Job, whose pods are the nodes. Kueue admits all pods or none (gang
+scheduling). The Job recreates a lost pod under its index, while the agents of the other pods continue.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_launch.kubernetes.config import KubernetesLaunch
 
-FINAL_CODES = (2, 3)  # a mistake, a verdict: not to be started again
+FINAL_CODES = (2, 3)  # a mistake or a verdict: not to be started again
 SAVED_CODES = (75,)
-MARK = "gangline/submit"  # the label by which a submit knows its JobSet from any other
+MARK = "gangline/submit"  # label that tells the JobSet of a submit from all others
 
 
 def make_name(run_dir: Path, mark: str) -> str:
-    """The JobSet's name, of the run directory's for people and a hash of its path and of the submit's mark.
+    """Return the JobSet's name, unique per submit: the run directory's name, a hash of its path and the submit's mark.
 
-    No other submit of this run or another has it. A letter first, as a DNS-1035 label; at most 40 letters, for pods add
-    the replicated job, their index and a suffix, 63 together.
+    It begins with a letter, as a DNS-1035 label, and has at most 40 characters: pods append the replicated job, their
+    index and a suffix, 63 in all.
     """
     words = re.sub(r"[^a-z0-9]+", "-", run_dir.name.lower()).strip("-")
     words = words if words[:1].isalpha() else f"run-{words}"
@@ -37,7 +37,7 @@ def make_name(run_dir: Path, mark: str) -> str:
 
 
 def render(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> list[dict[str, Any]]:
-    """The objects to apply, in order. run_dir: its path in the pods; mark: of this submit, and of no other."""
+    """Return the objects to apply, in order. run_dir: its path in the pods; mark: unique to this submit."""
     objects = []
     if config.cluster_queue is not None:
         objects.append(
@@ -52,7 +52,7 @@ def render(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> list
 
 
 def build_job_set(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> dict[str, Any]:
-    """The JobSet."""
+    """Return the JobSet of the run."""
     labels = {"app.kubernetes.io/managed-by": "gangline", MARK: mark}
     if config.queue is not None:
         labels["kueue.x-k8s.io/queue-name"] = config.queue
@@ -68,7 +68,7 @@ def build_job_set(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) 
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": {
                 "maxRestarts": config.job_restarts,
-                "restartStrategy": "BlockingRecreate",  # no pod of a start lives beside those of the next one
+                "restartStrategy": "BlockingRecreate",  # pods of one start do not overlap with pods of the next
                 "rules": rules,
             },
             "replicatedJobs": [
@@ -92,7 +92,7 @@ def build_job_set(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) 
 
 
 def build_pod_rules() -> list[dict[str, Any]]:
-    """A final exit fails the job; a pod that was evicted, or that saved and left, costs none of its tries."""
+    """Return the Job's failure rules: a final exit code fails the job; eviction or exit 75 does not count as a try."""
     return [
         {"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(FINAL_CODES)}},
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -101,10 +101,10 @@ def build_pod_rules() -> list[dict[str, Any]]:
 
 
 def render_script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
-    """What bash does in a pod. All that it says is in a file of the run directory, as on any other cluster.
+    """Return the bash script of a pod. Its output goes to a file in the run directory, as on any other cluster.
 
-    bash becomes the agent, which so has the pod's SIGTERM; tail shows the file to `kubectl logs`, from where this pod
-    began, and may miss what is said in the last second. The index is the Job's own (batch/v1, Indexed).
+    bash becomes the agent (exec), which therefore gets the pod's SIGTERM. tail shows the file to `kubectl logs` from
+    this pod's start, and may miss lines of the last second. The index is the Job's own (batch/v1, Indexed).
     """
     agent = [
         "exec python -P -m gangline_launch.agent",
@@ -127,7 +127,7 @@ def render_script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
 
 
 def build_pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
-    """A node: one agent with the GPUs of its machine."""
+    """Return the pod template of a node: one agent with all GPUs of its machine."""
     claim, mount = config.claim_and_mount()
     own = {"GANGLINE_KUBERNETES_NODE": "spec.nodeName", "GANGLINE_POD": "status.podIP"}
     variables = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in own.items()]
@@ -137,7 +137,7 @@ def build_pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, An
     container: dict[str, Any] = {
         "name": "agent",
         "image": config.image,
-        # Kubernetes makes $$ a $
+        # Kubernetes turns $$ into $
         "command": ["/bin/bash", "-c", render_script(config, run, run_dir).replace("$", "$$")],
         "env": variables,
         "volumeMounts": [{"name": "runs", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}],
@@ -145,7 +145,7 @@ def build_pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, An
     limits = {"nvidia.com/gpu": str(gpus)} if (gpus := config.count_gpus_per_node(run)) else {}
     if limits := {**limits, **config.parse_devices()}:
         container["resources"] = {"limits": limits}
-    if config.fabric in fabric.POD_DEVICES:  # adapters take memory that stays where it is
+    if config.fabric in fabric.POD_DEVICES:  # adapters register (pin) memory
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     if config.secrets:
         container["envFrom"] = [{"secretRef": {"name": name}} for name in config.secrets]

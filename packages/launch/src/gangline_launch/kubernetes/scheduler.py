@@ -1,4 +1,4 @@
-"""How a JobSet stands, and kubectl. Torch-free."""
+"""State of a JobSet, read through kubectl. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SECONDS = 120.0
 
 
 class KubectlError(SchedulerError):
-    """kubectl refused, or had no answer; its text says how. What was asked of the cluster may have been done."""
+    """kubectl refused a command or got no answer; its text says why. The cluster may have carried out the command."""
 
 
 def run_kubectl(*words: str) -> str:
-    """What kubectl prints. Raises UserError where it is not here, KubectlError where it refuses or has no answer."""
+    """Return the output of kubectl. Raises UserError if it is not installed, KubectlError if it fails or times out."""
     what = f"kubectl {' '.join(words[:2])}"
     try:
         process = subprocess.run(["kubectl", *words], capture_output=True, text=True, timeout=SECONDS)
@@ -37,7 +37,7 @@ def run_kubectl(*words: str) -> str:
 
 
 class KubernetesScheduler:
-    """Answers from `kubectl get jobset`. A job's id is NAMESPACE/NAME; only what its submit has marked is that job."""
+    """Scheduler that asks `kubectl get jobset`. A job's id is NAMESPACE/NAME; its JobSet has its mark as label."""
 
     def get_state(self, job: SubmittedJob) -> JobState:
         namespace, _, name = job.id.partition("/")
@@ -48,7 +48,7 @@ class KubernetesScheduler:
         return parse_state(job_set)
 
     def cancel(self, job: SubmittedJob) -> None:
-        """Deletes what this submit has made, by its mark, and nothing else."""
+        """Delete the JobSet that has the job's mark. Raises KubectlError if the job has no mark."""
         namespace, _, _ = job.id.partition("/")
         if not job.mark:
             raise KubectlError(f"{job.id} has no mark of its submit, so nobody can say whose it is")
@@ -56,7 +56,7 @@ class KubernetesScheduler:
 
 
 def read(text: str) -> dict[str, Any] | None:
-    """What `--output json` prints; None for nothing. Raises KubectlError for what is no JSON object."""
+    """Return the object that `--output json` printed, None for no output. Raises KubectlError for anything else."""
     if not text.strip():
         return None
     try:
@@ -69,7 +69,7 @@ def read(text: str) -> dict[str, Any] | None:
 
 
 def parse_state(job_set: dict[str, Any]) -> JobState:
-    """From the object that kubectl gives."""
+    """Return the state of a job, from its JobSet as kubectl prints it."""
     status = job_set.get("status", {})
     starts = int(status.get("restarts", 0))
     for condition in status.get("conditions", []):
@@ -82,5 +82,5 @@ def parse_state(job_set: dict[str, Any]) -> JobState:
     ready, active = (sum(int(each.get(name, 0)) for each in counts) for name in ("ready", "active"))
     if ready or not active:
         return JobState(RUNS if ready else WAITS, "running" if ready else "pods start", starts=starts)
-    # A job is ready once all its pods are; the run trains before, where a spare or a lost pod is missing.
+    # A job is ready when all its pods are. The run trains earlier, without a spare or a lost pod.
     return JobState(RUNS, "active", "not every pod is ready", starts=starts)

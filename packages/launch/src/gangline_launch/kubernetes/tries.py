@@ -1,7 +1,7 @@
-"""RUN_DIR/launch/tries-INDEX.json: how often a pod ended with 75 in a row without a new step of the run. Torch-free.
+"""Counts of a pod's exits with 75 in a row without a new step, in RUN_DIR/launch/tries-INDEX.json. Torch-free.
 
-75 costs none of the tries of a Job, so Kubernetes alone would start such a pod again without limit: when another pod
-never starts, all others wait, end with 75 and keep their GPUs.
+An exit with 75 does not count as a try of a Job, so Kubernetes alone would restart such a pod without limit: if another
+pod never starts, all others wait, exit with 75 and keep their GPUs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def forget(run_dir: Path) -> None:
 
 
 def count(run_dir: Path, index: str) -> tuple[int, int]:
-    """Count an end of the pod with 75; return how many there were in a row without a new step, and the last step."""
+    """Count an exit of the pod with 75; return the number of exits in a row without a new step, and the last step."""
     path, step = jobs.make_launch_folder(run_dir) / f"tries-{index}.json", read_highest_step(run_dir)
     try:
         before, tries = json.loads(read_regular(path))
@@ -35,7 +35,7 @@ def count(run_dir: Path, index: str) -> tuple[int, int]:
 
 
 def refuse_more(run_dir: Path, index: str, most: int) -> None:
-    """Count an end of the pod with 75. Raises UserError where there were `most` of them."""
+    """Count an exit of the pod with 75. Raises UserError at the `most`-th exit in a row without a new step."""
     tries, step = count(run_dir, index)
     if tries < max(1, most):
         return

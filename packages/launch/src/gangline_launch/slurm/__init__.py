@@ -1,1 +1,1 @@
-"""`launch=slurm`."""
+"""Launcher `launch=slurm`: an array or batch job of Slurm."""

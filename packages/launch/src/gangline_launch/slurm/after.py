@@ -1,4 +1,4 @@
-"""The last line of the batch script: whether the job is started again, by ending.json and by what starts came to.
+"""Last line of the batch script: restarts the job or not, by ending.json and by the results of earlier starts.
 
 python -m gangline_launch.slurm.after RUN_DIR CODE
 """
@@ -27,7 +27,7 @@ WORDS = {"requeue": "it is queued again", "submit": "it is submitted again witho
 
 
 def read_own_job(environ: Mapping[str, str] = os.environ) -> str:
-    """As scontrol knows it. The last task of an array has the array's own number as SLURM_JOB_ID, which means all."""
+    """Return this job's id as scontrol takes it. SLURM_JOB_ID of an array's last task would mean the whole array."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environ["SLURM_JOB_ID"]
 
@@ -35,8 +35,10 @@ def read_own_job(environ: Mapping[str, str] = os.environ) -> str:
 def decide(
     ending: RunEnding | None, code: int, step: int, before: list[JobRequeue], futile: int, new: tuple[str, ...]
 ) -> tuple[str, str]:
-    """(what comes next, why). `before`: the earlier starts; futile: how many without a new step end it; new: nodes to
-    leave out that the job may still get.
+    """Return ("requeue", "submit" or "end", why).
+
+    before: the earlier starts. futile: number of starts in a row without a new step that ends the job. new: nodes to
+    exclude that the job may still get.
     """
     ending = ending or decide_ending(0, failure="lost", exit_code=code)
     if not ending.requeue:
@@ -51,13 +53,13 @@ def decide(
 
 
 def main(run_dir: str, code: str) -> int:
-    """Start the job again, or not; its exit code."""
+    """Restart the job if it may continue; return the exit code of the batch script."""
     path, job = Path(run_dir), read_own_job()
     ending = read_ending(path)
     end = ending.exit_code if ending is not None else int(code)
     try:
         lines = retry_while_away(lambda: commands.show_job(job))
-        if lines and lines[0].get("JobState") == "RUNNING":  # else it was cancelled, or Slurm starts it again by itself
+        if lines and lines[0].get("JobState") == "RUNNING":  # else it was cancelled, or Slurm restarts it by itself
             restart_job(path, job, ending, int(code))
     except (SlurmError, UserError, OSError) as error:
         print(f"train: job {job} is not started again: {error}\n{jobs.format_resume_hint(path)}", flush=True)
@@ -65,7 +67,7 @@ def main(run_dir: str, code: str) -> int:
 
 
 def restart_job(path: Path, job: str, ending: RunEnding | None, code: int) -> None:
-    """Start it again, or not. Raises SlurmError, UserError."""
+    """Restart the job by requeue or submit, or let it end, and log which. Raises SlurmError, UserError."""
     config = RunDirectory.open(path).run().launch
     if not isinstance(config, SlurmLaunch):
         raise UserError("the run has another launcher by now than launch=slurm.")
@@ -89,7 +91,7 @@ def restart_job(path: Path, job: str, ending: RunEnding | None, code: int) -> No
 
 
 def resubmit(path: Path, words: list[str]) -> None:
-    """A new job of the same script; of one task, where the script is that of a sweep. Raises as `submit` does."""
+    """Submit a new job of the batch script; for a sweep, only this task. Raises as `submit` does."""
     task = os.environ.get("SLURM_ARRAY_TASK_ID")
     script = next(above / "launch" / FILE for above in (path, *path.parents) if (above / "launch" / FILE).exists())
     submit(
@@ -102,7 +104,7 @@ def resubmit(path: Path, words: list[str]) -> None:
 
 
 def drain(names: list[str], ending: RunEnding | None) -> None:
-    """Tell Slurm to give the nodes to nobody, with the evidence as the reason; who may not do so is told."""
+    """Drain the nodes in Slurm, with the evidence as the reason; print a line if Slurm refuses."""
     why = (ending.evidence.splitlines() or [""])[0] if ending is not None else ""
     try:
         commands.ask("scontrol", "update", f"NodeName={','.join(names)}", "State=DRAIN", f"Reason=gangline: {why}")

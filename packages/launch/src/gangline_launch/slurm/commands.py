@@ -1,4 +1,4 @@
-"""Slurm's own commands, asked as a user would. Torch-free."""
+"""Slurm's commands (sbatch, squeue, scontrol, sinfo), run as the user. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gangline import UserError
 from gangline_launch.state import SchedulerError
 
 Answer = TypeVar("Answer")
-SECONDS = 120.0  # a controller that is busy answers late
+SECONDS = 120.0  # a busy controller answers late
 PATIENCE = 900.0  # a controller that restarts is away for minutes
-ASK_AGAIN, ASK_AGAIN_MOST = 2.0, 60.0  # seconds between two attempts, at first and at the most
-STATE = re.compile(r"\s(JobState|Reason|Restarts|ExitCode|NodeList)=")  # scontrol's fields that are read
-AWAY = re.compile(  # what Slurm's commands say where the controller did not answer
+ASK_AGAIN, ASK_AGAIN_MOST = 2.0, 60.0  # seconds between two attempts: at first, and maximum
+STATE = re.compile(r"\s(JobState|Reason|Restarts|ExitCode|NodeList)=")  # fields of scontrol that are parsed
+AWAY = re.compile(  # errors of Slurm's commands if the controller did not answer
     r"timed out|unable to contact|connection (refused|reset)|communication connection failure|zero bytes were|"
     r"transport endpoint|controller not responding|backup controller|unexpected message received",
     re.IGNORECASE,
@@ -28,19 +28,19 @@ AWAY = re.compile(  # what Slurm's commands say where the controller did not ans
 
 
 class SlurmError(SchedulerError, ABC):
-    """A command of Slurm failed; its text says how."""
+    """A command of Slurm failed; its text says why."""
 
 
 class SlurmRefused(SlurmError):
-    """Slurm answered, and would not."""
+    """Slurm answered with a refusal."""
 
 
 class SlurmAway(SlurmError):
-    """The controller gave no answer: it restarts, or is busy. What was asked of it may have been done."""
+    """The controller gave no answer: it restarts or is busy. It may have carried out the command."""
 
 
 def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
-    """What a command of Slurm prints. Raises UserError where Slurm is not here, SlurmError where it refuses."""
+    """Return the output of a Slurm command. Raises UserError if it is not installed, SlurmError if it fails."""
     try:
         process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     except FileNotFoundError:
@@ -58,7 +58,7 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def retry_while_away(question: Callable[[], Answer], seconds: float = PATIENCE) -> Answer:
-    """Its answer; asked again, ever later, while the controller is away. Raises SlurmAway after `seconds`."""
+    """Return the answer; ask again, ever later, while the controller is away. Raises SlurmAway after `seconds`."""
     deadline, wait = time.monotonic() + seconds, ASK_AGAIN
     while True:
         try:
@@ -72,7 +72,7 @@ def retry_while_away(question: Callable[[], Answer], seconds: float = PATIENCE) 
 
 
 def submit(script: str, words: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> str:
-    """The number of the new job. Raises UserError with what the site asks for, SlurmAway where it may be one or not."""
+    """Return the new job's number. Raises UserError with hints on refusal, SlurmAway if it is unknown."""
     try:
         return ask("sbatch", "--parsable", *words, script, environment=environment).split(";")[0].strip()
     except SlurmAway:
@@ -82,14 +82,14 @@ def submit(script: str, words: Sequence[str] = (), environment: Mapping[str, str
 
 
 def find_job_by_comment(comment: str) -> str | None:
-    """The number of this user's job whose comment ends so, also of one that has ended just now."""
+    """Return the number of this user's job, also a recently ended one, whose comment ends with `comment`, or None."""
     user = getpass.getuser()
     lines = ask("squeue", "--noheader", "--states=all", f"--user={user}", "--format=%F %k").splitlines()
     return next((line.split()[0] for line in lines if line.strip().endswith(comment)), None)
 
 
 def show_job(job: str) -> list[dict[str, str]]:
-    """What scontrol says of a job, and of each task of an array; [] of one that it has forgotten."""
+    """Return the fields of a job, and of each task of an array, from scontrol; [] if Slurm has forgotten it."""
     try:
         text = ask("scontrol", "--oneliner", "show", "job", job)
     except SlurmError as error:
@@ -100,9 +100,9 @@ def show_job(job: str) -> list[dict[str, str]]:
 
 
 def parse_fields(line: str) -> dict[str, str]:
-    """A line of `scontrol --oneliner`: "A=1 B=x y C=" -> {"A": "1", "B": "x y", "C": ""}.
+    """Parse a line of `scontrol --oneliner`: "A=1 B=x y C=" -> {"A": "1", "B": "x y", "C": ""}.
 
-    The first of two equal keys counts: paths, which may hold any text, are last in the line.
+    Of two equal keys the first counts: paths, which may hold any text, are last in the line.
     """
     pairs = re.findall(r"(?:^|(?<=\s))([A-Za-z][\w/:]*)=(.*?)(?=\s+[A-Za-z][\w/:]*=|\s*$)", line)
     return dict(reversed(pairs))
@@ -110,7 +110,7 @@ def parse_fields(line: str) -> dict[str, str]:
 
 @cache
 def find_gpus_per_node(partition: str | None) -> int | None:
-    """The most GPUs that each node of a partition has, as the site counts them; None where Slurm does not answer."""
+    """Return the GPUs that every node of a partition (None: the default) has; None if Slurm does not answer."""
     options = ["--partition", partition] if partition else []
     try:
         lines = ask("sinfo", "--noheader", "--format=%P %G", *options).splitlines()
@@ -122,7 +122,7 @@ def find_gpus_per_node(partition: str | None) -> int | None:
 
 
 def is_single_machine() -> bool:
-    """Whether every node of the cluster is this machine."""
+    """Return whether every node of the cluster is this machine."""
     try:
         lines = ask("scontrol", "--oneliner", "show", "node").splitlines()
     except SlurmError:
@@ -132,13 +132,13 @@ def is_single_machine() -> bool:
 
 
 def parse_gpu_count(gres: str) -> int:
-    """ "gpu:h100:8(S:0-1),nvme:1" -> 8; each kind counts, as for --gpus-per-node."""
+    """Parse a GPU count, "gpu:h100:8(S:0-1),nvme:1" -> 8; GPUs of all types count, as for --gpus-per-node."""
     words = [re.sub(r"\(.*|^gres/", "", word).split(":") for word in re.split(r",(?![^(]*\))", gres)]
     return sum(int(word[-1]) if word[-1].isdigit() else 1 for word in words if word[0] == "gpu")
 
 
 def list_partitions() -> list[str]:
-    """Names, the default one first."""
+    """Return the names of the partitions, the default first; [] if Slurm does not answer."""
     try:
         names = ask("sinfo", "--noheader", "--format=%P").split()
     except (SlurmError, UserError):
@@ -152,7 +152,7 @@ def _parse_errors(text: str) -> list[str]:
 
 
 def _suggest_fixes(error: str) -> list[str]:
-    """What to type, by what Slurm said."""
+    """Return hints for the user, by Slurm's error message."""
     there = f"Partitions: {', '.join(list_partitions())}." if "artition" in error and list_partitions() else ""
     hints = {
         "account": "The site wants an account:  launch.account=...   Yours:  sacctmgr show associations user=$USER",

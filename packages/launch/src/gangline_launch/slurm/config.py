@@ -1,4 +1,4 @@
-"""`launch=slurm`, as configuration. Torch-free."""
+"""Options of `launch=slurm`. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gangline_launch.slurm.commands import STATE
 if TYPE_CHECKING:
     from gangline.config import Run
 
-# Options of sbatch that the script holds anyway -> who says them.
+# Options of sbatch that the script sets itself -> the option of gangline that sets them.
 OWN = {
     **{name: f"launch.{name}" for name in ("partition", "account", "qos", "time", "constraint", "nodes", "switches")},
     **{"segment": "launch.segment", "gpus-per-node": "launch.gpus_per_node", "exclusive": "launch.exclusive"},
@@ -28,7 +28,7 @@ OWN = {
         "the launcher itself",
     ),
 }
-# Options of sbatch that say which nodes and when. Others can run a program: --export sets BASH_ENV for the script.
+# Options of sbatch that choose nodes and time. Others can run a program: --export sets BASH_ENV for the script.
 PLACE = ("reservation", "gres", "mem", "mem-per-gpu", "cpus-per-task", "cpus-per-gpu", "nodelist", "exclude", "nice")
 NOT_IN_A_LINE = re.compile("[\\\\\x00-\x1f\x7f\x85\u2028\u2029]")
 TIME = re.compile(r"\d+-\d+(:\d+){0,2}|\d+(:\d+){1,2}")
@@ -41,28 +41,28 @@ def _is_placement(value: Any) -> bool:
 
 @dataclass
 class SlurmLaunch(ClusterLaunch):
-    """A job of Slurm."""
+    """Options of `launch=slurm`: a batch job of Slurm."""
 
     at_once: ClassVar[bool] = True
 
-    partition: str | None = None  # null: the site's default
-    account: str | None = None  # who pays; null: your default account
-    qos: str | None = None  # null: the default of the account
-    time: str | None = None  # '2:30:00' or 1-12:00:00, in YAML in quotes; null: the most that the partition gives
-    constraint: str | None = None  # features that the nodes must have, in Slurm's words: 'h100&ib'
-    exclusive: bool = True  # whole nodes
-    container: Literal["pyxis", "apptainer"] = "pyxis"  # what runs launch.image on a node
+    partition: str | None = None  # Slurm partition; null: the site's default
+    account: str | None = None  # Slurm account that is charged; null: your default account
+    qos: str | None = None  # Slurm quality of service (QOS); null: the account's default
+    time: str | None = None  # time limit: '2:30:00' or 1-12:00:00, quoted in YAML; null: the partition's default
+    constraint: str | None = None  # node features, as for sbatch --constraint: 'h100&ib'; null: any node
+    exclusive: bool = True  # exclusive use of complete nodes
+    container: Literal["pyxis", "apptainer"] = "pyxis"  # container runtime for launch.image
     mounts: Annotated[list[str], RunsCode()] = field(
         default_factory=list
-    )  # what an image sees beside the run directory: /data or /from:/to
-    switches: PositiveInt | None = None  # the most leaf switches that the nodes may lie under (topology/tree)
-    switches_wait: str | None = None  # how long such nodes are waited for, as a time; null: the site's most
-    segment: PositiveInt | None = None  # so many nodes each lie in one block (topology/block, Slurm 23.11 and newer)
-    drain: bool = False  # tell Slurm to give nodes that were found bad to nobody; takes an operator's rights
+    )  # mounts of the image besides the run directory: /data or /from:/to
+    switches: PositiveInt | None = None  # maximum number of leaf switches of the job (topology/tree); null: no limit
+    switches_wait: str | None = None  # time to wait for nodes on so few switches; null: the site's maximum
+    segment: PositiveInt | None = None  # nodes per segment, each in one block (topology/block, Slurm 23.11 or newer)
+    drain: bool = False  # drain of bad nodes in Slurm; needs an operator's rights
     options: Annotated[list[str], RunsCode(data=_is_placement)] = field(
         default_factory=list
-    )  # more of sbatch, as a site asks for: --reservation=night
-    most_running: PositiveInt | None = None  # runs of a sweep at the same time; null: all
+    )  # more options of sbatch that a site needs: --reservation=night
+    most_running: PositiveInt | None = None  # maximum number of runs of a sweep at a time; null: all
 
     def count_gpus_per_node(self, run: Run) -> int:
         if run.job.device is not None and run.job.device.split(":")[0] == "cpu":
@@ -70,11 +70,11 @@ class SlurmLaunch(ClusterLaunch):
         return (commands.find_gpus_per_node(self.partition) or 0) if self.gpus_per_node is None else self.gpus_per_node
 
     def refuse_unknown_gpus(self, run: Run) -> None:
-        """Before a submit. Raises UserError where Slurm did not say how many GPUs a node has."""
+        """Raise UserError if Slurm did not report the GPUs of a node, before a submit without launch.gpus_per_node."""
         asks = self.gpus_per_node is None and (run.job.device or "").split(":")[0] != "cpu"
         if (
             asks and commands.find_gpus_per_node(self.partition) is None and shutil.which("sinfo")
-        ):  # else sbatch is not here either
+        ):  # without sinfo, sbatch is missing too and says so
             raise UserError(
                 "Slurm did not say how many GPUs a node has.",
                 "sinfo had no answer; without it the job would ask for none.",
@@ -82,13 +82,13 @@ class SlurmLaunch(ClusterLaunch):
             )
 
     def make_exclude_option(self, names: Iterable[str]) -> list[str]:
-        """For sbatch's command line, whose --exclude takes the place of one in `options`: those nodes as well."""
+        """Return --exclude for sbatch, with the nodes of `options` too: a command line replaces their own --exclude."""
         own = [word.partition("=")[2] for word in self.options if word.startswith("--exclude=")]
         left_out = sorted(names)
         return [f"--exclude={','.join([*own, *left_out])}"] if left_out else []
 
     def check(self, run: Run) -> list[Problem]:
-        """As for any cluster; what Slurm would not read, or would read in another way than it is meant."""
+        """Return problems of any cluster launch, and of values that Slurm would refuse or read differently."""
         problems = super().check(run)
         problems += self._check_text(run)
         limit = parse_slurm_time(self.time)
@@ -130,7 +130,7 @@ class SlurmLaunch(ClusterLaunch):
         return problems
 
     def _check_text(self, run: Run) -> list[Problem]:
-        """A line of the script is one option; sbatch removes backslashes, and a % in a path is a pattern of Slurm's."""
+        """Return problems of text: a script line is one option, sbatch removes backslashes, % in a path is special."""
         problems = []
         if "%" in (run.job.dir or ""):
             why = "Slurm puts numbers in the place of % in the names of files that nodes write."
@@ -150,7 +150,7 @@ class SlurmLaunch(ClusterLaunch):
 
 
 def parse_slurm_time(time: str | None) -> int | None:
-    """Of a time as Slurm reads it: minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+    """Return the seconds of a Slurm time: minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
     if time is None or not TIME.fullmatch(time):
         return None
     days, dash, clock = time.rpartition("-")

@@ -1,4 +1,4 @@
-"""`launch=slurm`: writes the batch script, submits it, follows the job. Torch-free."""
+"""Launcher `launch=slurm`: writes the batch script, submits it, follows the job. Torch-free."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 class SlurmLauncher(Launcher):
-    """The ranks run on the nodes that Slurm gives; this process only looks on."""
+    """Launcher whose ranks run on the nodes that Slurm gives; this process only follows them."""
 
     def __init__(self, config: SlurmLaunch, run: Run) -> None:
         self.config, self.run = config, run
 
     def launch(self, directory: RunDirectory) -> int:
-        """Submit the run and follow its job to the end; Ctrl-C leaves it alone. The exit code of the run."""
+        """Submit the run and follow its job to the end; return the run's exit code. Ctrl-C leaves the job running."""
         run_dir = directory.path.resolve()
         if self.config.dry_run:
             print(script.render(self.config, self.run, run_dir), end="")
@@ -55,7 +55,7 @@ class SlurmLauncher(Launcher):
             return follow(run_dir, SlurmScheduler(), shown=directory.path)
 
     def launch_all(self, directories: Sequence[RunDirectory]) -> list[int]:
-        """One array job, each of whose tasks is a run; Ctrl-C leaves it alone. The exit code of each run."""
+        """Submit one array job, a run per task, and follow it; return each run's exit code. Ctrl-C detaches."""
         paths = [directory.path.resolve() for directory in directories]
         runs = [directory.run() for directory in directories]
         refuse_different(self.config, runs, [str(directory.path) for directory in directories])
@@ -77,7 +77,7 @@ class SlurmLauncher(Launcher):
         return follow_all(paths, SlurmScheduler())
 
     def _submit(self, above: Path, run_dirs: Sequence[Path], tasks: Sequence[int] = ()) -> str:
-        """What an earlier job left behind is no word on this one."""
+        """Render and submit the script, without excluded nodes; return the job's number. Old endings are removed."""
         path = jobs.make_launch_folder(above) / script.FILE
         write_whole(path, script.render(self.config, self.run, above, len(tasks)))
         path.chmod(0o755)
@@ -104,7 +104,7 @@ class SlurmLauncher(Launcher):
         return number
 
     def _refuse_storage(self, above: Path, runs: Iterable[tuple[Run, Path]]) -> None:
-        """Unless all nodes are this machine."""
+        """Raise UserError if a path that the nodes need is local, unless all nodes are this machine."""
         paths = [("the run directory", str(above))]
         for run, run_dir in runs:
             paths += storage.list_needed_paths(run, run_dir, code=self.config.image is None)
@@ -114,7 +114,7 @@ class SlurmLauncher(Launcher):
 
 
 def refuse_different(config: SlurmLaunch, runs: Sequence[Run], names: Sequence[str]) -> None:
-    """Runs of a sweep that need different jobs. Raises UserError, which names the options."""
+    """Raise UserError, which names the differing options, if the runs of a sweep need different jobs."""
     first = runs[0]
     if all(
         script.build_agent_command(config, run, Path()) == script.build_agent_command(config, first, Path())
@@ -134,7 +134,7 @@ def refuse_different(config: SlurmLaunch, runs: Sequence[Run], names: Sequence[s
 
 
 def list_differing_options(runs: Sequence[Run]) -> list[str]:
-    """Options from which a number of processes comes, and that are not the same in all runs."""
+    """Return the options that determine the number of processes and differ between the runs."""
     options = []
     if len({type(run.parallel) for run in runs}) > 1:
         options.append("parallel")
@@ -147,7 +147,7 @@ def list_differing_options(runs: Sequence[Run]) -> list[str]:
 
 
 def report_unknown_job(error: SlurmAway, directories: Sequence[RunDirectory]) -> int:
-    """Nobody can say whether there is a job: the directories stay, for there may be one. An exit code."""
+    """Report that the job's existence is unknown and keep the directories for it; return an exit code."""
     for directory in directories:
         directory.hand_over()
     print(
@@ -159,7 +159,7 @@ def report_unknown_job(error: SlurmAway, directories: Sequence[RunDirectory]) ->
 
 
 def refuse_second(run_dir: Path) -> None:
-    """Two jobs of one run. Raises UserError where an earlier one has not ended, or nobody can say."""
+    """Raise UserError if an earlier job has not ended, or its state is unknown: two jobs of one run would damage it."""
     try:
         job = find_job(run_dir)
         state = SlurmScheduler().get_state(job) if job is not None and job.scheduler == "slurm" else None

@@ -1,4 +1,4 @@
-"""RUN_DIR/launch/requeues.jsonl: what each start of a run's jobs came to, and what came next. Torch-free."""
+"""Log of each start of a run's jobs, RUN_DIR/launch/requeues.jsonl: its result and what came next. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BEGIN = "begin"
 
 @dataclass(frozen=True)
 class JobRequeue:
-    """A line: a start of the job ended with `step` steps done, and what came next.
+    """A line of requeues.jsonl: a start of the job ended after `step` steps, and what came next.
 
-    then: "requeue", "submit" (anew, without the nodes in `exclude`), "end", or "begin": the user submitted the run, and
-    what was before counts no more.
+    then  "requeue", "submit" (a new job without the nodes in `exclude`), "end", or "begin": the user submitted the run,
+          and earlier lines no longer count
     """
 
     time: float
@@ -32,7 +32,7 @@ class JobRequeue:
 
 
 def read(run_dir: Path) -> list[JobRequeue]:
-    """Since the user submitted the run last, oldest first; a torn or foreign line does not count."""
+    """Return the lines since the user last submitted the run, oldest first; skip torn or unreadable lines."""
     path = Path(run_dir, jobs.FOLDER, FILE)
     requeues: list[JobRequeue] = []
     for line in read_regular(path).splitlines() if path.exists() else []:
@@ -46,7 +46,7 @@ def read(run_dir: Path) -> list[JobRequeue]:
 
 
 def append(run_dir: Path, line: JobRequeue) -> None:
-    """On a line of its own, also after a torn one."""
+    """Append a line; after a torn line it still starts a new one."""
     path = jobs.make_launch_folder(run_dir) / FILE
     torn = path.exists() and not read_regular(path).endswith(b"\n")
     with open_own(path, "a") as file:
@@ -54,11 +54,11 @@ def append(run_dir: Path, line: JobRequeue) -> None:
 
 
 def read_excluded_nodes(lines: list[JobRequeue]) -> set[str]:
-    """The nodes that the newest job was submitted without."""
+    """Return the nodes that the newest job was submitted without."""
     return {name for line in lines if line.then in (BEGIN, "submit") for name in line.exclude}
 
 
 def read_highest_step(run_dir: Path) -> int:
-    """The most that the run ever did."""
+    """Return the highest step that the run has recorded; 0 if none."""
     path = run_dir / "metrics.jsonl"
     return max((record["step"] for record in (read_records(path) if path.exists() else [])), default=0)

@@ -1,4 +1,4 @@
-"""How a job of Slurm stands: scontrol says, never sacct, for many sites and every test have no accounting."""
+"""State of a Slurm job, from scontrol and never sacct: many sites and every test have no accounting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline_launch.state import ENDED, GONE, RUNS, WAITS, JobState
 _WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _RUNS = ("RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 
-# Slurm's reasons that no waiting mends -> what does.
+# Slurm's pending reasons that waiting does not resolve -> what to change.
 HOPELESS = {
     "BadConstraints": "No node is like that: launch.constraint, launch.gpus_per_node, launch.nodes, launch.partition.",
     "PartitionNodeLimit": "The partition gives no job so many nodes: launch.nodes, launch.spares, launch.partition.",
@@ -40,7 +40,7 @@ HELD = re.compile(r"held|hold", re.IGNORECASE)  # JobHeldUser, JobHoldMaxRequeue
 
 
 class SlurmScheduler:
-    """Answers from `scontrol show job`."""
+    """Scheduler that asks `scontrol show job`."""
 
     def get_state(self, job: SubmittedJob) -> JobState:
         lines = commands.show_job(job.id if job.task is None else f"{job.id}_{job.task}")
@@ -55,7 +55,7 @@ class SlurmScheduler:
 
 
 def parse_state(fields: dict[str, str]) -> JobState:
-    """From one line of `scontrol --oneliner show job`."""
+    """Return the state of a job, from one line of `scontrol --oneliner show job`."""
     word, reason = fields.get("JobState", ""), fields.get("Reason", "None")
     short = reason.split(",")[0].split("(")[0].strip()
     starts, nodes = int(fields.get("Restarts", "0")), fields.get("NodeList", "").replace("(null)", "")
@@ -74,6 +74,6 @@ def parse_state(fields: dict[str, str]) -> JobState:
 
 
 def _format_job_number(fields: dict[str, str]) -> str:
-    """Return the job's number as it is typed; of a task of an array both numbers."""
+    """Return the job's number as the user types it; of a task of an array, both numbers."""
     array, task = fields.get("ArrayJobId"), fields.get("ArrayTaskId", "")
     return f"{array}_{task}" if array and task.isdigit() else fields.get("JobId", "JOB")

@@ -1,4 +1,4 @@
-"""The batch script of a run: rendered once, kept in RUN_DIR/launch/, readable by who has to mend it. Torch-free."""
+"""Batch script of a run: rendered once, kept in RUN_DIR/launch/, and readable for whoever fixes it. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = "job.sh"
 
 
 def render(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int = 0) -> str:
-    """The script of the run in `run_dir`; of an array of `tasks` runs, listed in `run_dir`/launch/runs."""
+    """Return the script of the run in `run_dir`, or of an array of `tasks` runs, listed in `run_dir`/launch/runs."""
     lines = ["#!/bin/bash", *(f"#SBATCH {word}" for word in list_sbatch_options(config, run, run_dir, tasks))]
     lines += [
         "",
@@ -51,12 +51,12 @@ def render(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int = 0) -> str:
 
 
 def quote_python() -> str:
-    """That of the submit."""
+    """Return the path of the submit's Python, quoted for the shell."""
     return shlex.quote(sys.executable)
 
 
 def build_agent_command(config: SlurmLaunch, run: Run, run_dir: Path) -> list[str]:
-    """The command on each node, in the image where there is one."""
+    """Return the words of the agent's command on each node, inside the image if there is one."""
     command = [
         f"{'python' if config.image else quote_python()} -P -m gangline_launch.agent",
         '"$run_dir"',
@@ -71,12 +71,12 @@ def build_agent_command(config: SlurmLaunch, run: Run, run_dir: Path) -> list[st
 
 
 def list_mounts(config: SlurmLaunch, run_dir: Path) -> list[str]:
-    """What the image sees."""
+    """Return the mounts of the image, the run directory first."""
     return [str(run_dir), *config.mounts]
 
 
 def list_sbatch_options(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int) -> list[str]:
-    """For #SBATCH."""
+    """Return the options of the #SBATCH lines."""
     fewest, _, _ = config.format_elastic_nodes().partition(":")
     most = config.count_max_nodes() + config.spares
     nodes = str(most) if int(fewest) == config.count_max_nodes() else f"{int(fewest) + config.spares}-{most}"
@@ -109,13 +109,13 @@ def list_sbatch_options(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int
 
 
 def quote_option(option: str) -> str:
-    """ "--reservation=my night" -> "--reservation='my night'"."""
+    """Quote the value of an option: "--reservation=my night" -> "--reservation='my night'"."""
     name, sign, value = option.partition("=")
     return f"{name}={shlex.quote(value)}" if sign else name
 
 
 def list_srun_options(config: SlurmLaunch, run_dir: Path) -> list[str]:
-    """For srun."""
+    """Return the options of srun."""
     words = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0"]
     words += ["--no-kill"] if config.survives() else []
     if config.image and config.container == "pyxis":

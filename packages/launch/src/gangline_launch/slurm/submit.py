@@ -1,4 +1,4 @@
-"""One job for one request: where sbatch had no answer, the queue says whether there is a job. Torch-free."""
+"""One job per submit: if sbatch got no answer, the queue shows whether there is a job. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gangline_launch.slurm.commands import SlurmAway, SlurmError
 from gangline_launch.slurm.variables import make_sbatch_environment
 
 FILE = "submitting"  # in RUN_DIR/launch, from before sbatch until job.json is written
-LOOKS, LOOK_SECONDS = 3, 5.0  # a job that sbatch heard nothing of is looked for so often, so far apart
-PATIENCE = 60.0  # seconds in which a controller that is away may come back, while a user waits
+LOOKS, LOOK_SECONDS = 3, 5.0  # number of looks for a job whose sbatch got no answer, and the time from one to the next
+PATIENCE = 60.0  # seconds to wait for a controller that is away, while a user waits
 
 
 def submit(
@@ -29,10 +29,11 @@ def submit(
     tasks: Sequence[int] = (),
     patience: float | None = None,
 ) -> str:
-    """The number of the new job, which each run's job.json then names. tasks: the place of each run in an array;
-    patience: seconds in which a controller that is away may come back.
+    """Submit the script and write the job to each run's job.json; return the job's number.
 
-    Raises UserError where Slurm refused it, SlurmAway where it is unknown whether there is a job (see `find_job`).
+    tasks     index of each run in the array job
+    patience  seconds to wait for a controller that is away
+    Raises UserError if Slurm refuses the job, SlurmAway if it is unknown whether there is a job (see `find_job`).
     """
     mark = f"gangline-{uuid.uuid4().hex}"
     places: Sequence[int | None] = tasks or [None] * len(run_dirs)
@@ -52,7 +53,7 @@ def submit(
 
 @contextmanager
 def cancel_on_error(number: str) -> Iterator[None]:
-    """A job that cannot be written down, such as on a full disk, is none. Raises UserError, or the OSError."""
+    """Cancel the job on an OSError (disk full). Raises that error, or UserError if the job cannot be cancelled."""
     try:
         yield
     except OSError as error:
@@ -68,7 +69,7 @@ def cancel_on_error(number: str) -> Iterator[None]:
 
 
 def find_job(run_dir: Path) -> SubmittedJob | None:
-    """The newest job of a run, also one whose sbatch had no answer or was killed. Raises SlurmAway."""
+    """Return the newest job of a run, even if its sbatch got no answer or was killed; or None. Raises SlurmAway."""
     path = Path(run_dir, jobs.FOLDER, FILE)
     if path.exists():
         request = json.loads(read_regular(path))
@@ -80,7 +81,7 @@ def find_job(run_dir: Path) -> SubmittedJob | None:
 
 
 def _submit_job(script: Path, words: Sequence[str], mark: str, patience: float) -> str:
-    """The number of the job. The controller may still be at it where sbatch had no answer."""
+    """Submit with sbatch and return the job's number. If sbatch gets no answer, look for the job in the queue."""
     environment, dropped = make_sbatch_environment(script)
     if dropped:
         print(f"train: not passed to sbatch: {', '.join(dropped)}; {script} sets these options", flush=True)

@@ -1,4 +1,4 @@
-"""sbatch's own variables: SBATCH_* would replace options of the script, so sbatch runs without these. Torch-free."""
+"""Environment of sbatch, without SBATCH_* variables that would replace options of the script. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-# Options that only the launcher may set, also where the script leaves them out.
+# Options that only the launcher may set, even if the script omits them.
 OWN = ("array", "error", "exclusive", "no-kill", "no-requeue", "signal", "wait")
 # Options whose variable has another name, by "INPUT ENVIRONMENT VARIABLES" of https://slurm.schedmd.com/sbatch.html.
 NAMES = {
@@ -20,7 +20,7 @@ NAMES = {
 
 
 def make_sbatch_environment(script: Path, environ: Mapping[str, str] = os.environ) -> tuple[dict[str, str], list[str]]:
-    """Return the environment of sbatch, and the names of the variables that it lacks.
+    """Return the environment of sbatch, and the names of the variables removed from it.
 
     Slurm takes the command line before the environment, and the environment before the script.
     """
@@ -30,5 +30,5 @@ def make_sbatch_environment(script: Path, environ: Mapping[str, str] = os.enviro
 
 
 def _list_variables(options: Iterable[str]) -> set[str]:
-    """Return the variables by which sbatch takes these options."""
+    """Return the variables that set these options of sbatch."""
     return {f"SBATCH_{name}" for option in options for name in NAMES.get(option, (option.upper().replace("-", "_"),))}

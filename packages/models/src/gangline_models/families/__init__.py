@@ -1,1 +1,1 @@
-"""A family each: its options, its tree of nodes, the names of its weights, and its words in config.json."""
+"""Model families: for each its options, its tree of nodes, its Hugging Face names and its config.json."""

@@ -1,4 +1,4 @@
-"""Options that all families have: sizes, windows and rotary positions. Torch-free."""
+"""Base options of all model families: sizes, windows and rotary positions. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 @dataclass
 class FamilyConfig(ModelConfig):
-    """A decoder as a family has it."""
+    """Options of a family's decoder."""
 
     file_options: ClassVar[tuple[str, ...]] = ("weights",)
 
-    dim: PositiveInt = 768  # width of the residual stream
-    layers: PositiveInt = 12  # blocks of attention and feed-forward
-    heads: PositiveInt = 12  # of attention: queries
-    hidden: PositiveInt = 2048  # width of the feed-forward
-    tied: bool = False  # the head multiplies with the embedding's weight
-    norm_eps: NonNegativeFloat = 1e-6  # added to the mean square, or the variance, in every norm
-    z_loss: NonNegativeFloat = 0.0  # weight of log²Z of the logits: joins the gradients, not the loss (PaLM: 1e-4)
-    init_std: NonNegativeFloat = 0.02  # of every matrix; those that write to the residual stream: / sqrt(2 · layers)
-    weights: str | None = None  # a Hugging Face directory to start from instead of drawn weights
+    dim: PositiveInt = 768  # hidden size: width of the residual stream
+    layers: PositiveInt = 12  # number of blocks of attention and feed-forward
+    heads: PositiveInt = 12  # number of attention (query) heads
+    hidden: PositiveInt = 2048  # intermediate size: width of the feed-forward
+    tied: bool = False  # weight tying: the head uses the embedding's weight
+    norm_eps: NonNegativeFloat = 1e-6  # epsilon added to the mean square, or the variance, in every norm
+    z_loss: NonNegativeFloat = 0.0  # weight of the z-loss, log²Z of the logits; only in the gradients (PaLM: 1e-4)
+    init_std: NonNegativeFloat = 0.02  # standard deviation of initial matrices; output projections: / sqrt(2 · layers)
+    weights: str | None = None  # Hugging Face directory of initial weights; null: random initialization
 
     def get_weights_directory(self) -> str | None:
         return self.weights
 
     @property
     def key_heads(self) -> int:
-        """Key and value heads."""
+        """Number of key and value heads."""
         return self.heads
 
     @property
@@ -44,16 +44,16 @@ class FamilyConfig(ModelConfig):
         return self.dim // self.heads
 
     def get_window(self, block: int) -> int | None:
-        """The window of that block, or None."""
+        """Return the attention window of a block in tokens; None: full attention."""
         return None
 
     @property
     def windows(self) -> list[int | None]:
-        """Of each block."""
+        """Attention window of each block; None: full attention."""
         return [self.get_window(block) for block in range(self.layers)]
 
     def get_rope(self, block: int, length: int) -> Rope | None:
-        """The rotary positions of that block, in rows of `length` tokens; None: it has none."""
+        """Return the rotary positions of a block, for rows of `length` tokens; None: no rotary positions."""
         return None
 
     def check(self, run: Run) -> list[Problem]:
@@ -66,11 +66,11 @@ class FamilyConfig(ModelConfig):
 
 @dataclass
 class RotaryConfig(FamilyConfig):
-    """With rotary positions, and key heads that may be fewer."""
+    """Options of families with rotary positions and grouped-query attention."""
 
-    kv_heads: PositiveInt | None = None  # key and value heads, each for heads / kv_heads query heads; null: heads
+    kv_heads: PositiveInt | None = None  # number of key and value heads (grouped-query attention); null: heads
     head_dim: PositiveInt | None = None  # width of a head; null: dim / heads
-    rope_theta: PositiveFloat = 10_000.0  # base of the wavelengths of rotary positions
+    rope_theta: PositiveFloat = 10_000.0  # RoPE base (theta) of the wavelengths
     rope: RopeChoice = field(default_factory=PlainRope)
 
     @property
@@ -83,7 +83,7 @@ class RotaryConfig(FamilyConfig):
 
     @property
     def rotated(self) -> int:
-        """How many features of a head are rotated."""
+        """Number of rotated features of a head."""
         return self.head_width
 
     def get_rope(self, block: int, length: int) -> Rope | None:
@@ -109,9 +109,9 @@ class RotaryConfig(FamilyConfig):
 
 @dataclass
 class WindowedConfig(RotaryConfig):
-    """All blocks may see a window."""
+    """Options of families with one sliding window for all blocks."""
 
-    window: PositiveInt | None = None  # tokens that a query sees, itself among them; null: all before it
+    window: PositiveInt | None = None  # sliding window: tokens that a query sees, itself included; null: full attention
 
     def get_window(self, block: int) -> int | None:
         return self.window
@@ -119,10 +119,10 @@ class WindowedConfig(RotaryConfig):
 
 @dataclass
 class PatternConfig(WindowedConfig):
-    """Some blocks see a window, others all."""
+    """Options of families with a sliding window in some blocks and full attention in others."""
 
-    full_first: NonNegativeInt = 0  # with a window: so many blocks before the first that has it
-    full_every: PositiveInt | None = None  # with a window: of so many blocks the last one sees all; null: none does
+    full_first: NonNegativeInt = 0  # number of first blocks with full attention, if there is a window
+    full_every: PositiveInt | None = None  # interval of full-attention blocks, if there is a window; null: none
 
     def get_window(self, block: int) -> int | None:
         full = block < self.full_first or (self.full_every and (block + 1) % self.full_every == 0)
@@ -131,9 +131,9 @@ class PatternConfig(WindowedConfig):
 
 @dataclass
 class TwoRopesConfig(PatternConfig):
-    """Blocks with a window have rotary positions of their own base, and only the others' are scaled."""
+    """Options of families whose blocks with a window have their own RoPE base; only the other blocks are scaled."""
 
-    local_rope_theta: PositiveFloat = 10_000.0  # base of the wavelengths in blocks with a window
+    local_rope_theta: PositiveFloat = 10_000.0  # RoPE base (theta) in blocks with a window
 
     def get_rope(self, block: int, length: int) -> Rope | None:
         return Rope(self.local_rope_theta) if self.get_window(block) else super().get_rope(block, length)

@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen3: part `decoder` of basics, from and to their config.json. Torch-free."""
+"""Llama, Mistral and Qwen3: converter between part `decoder` of basics and their config.json. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gangline_models.families.decoder_window import WINDOW_FIELDS, make_window_j
 from gangline_models.hugging_face.contract import ModelFormat
 from gangline_models.hugging_face.fields import check_value, refuse_unknown
 
-# -> whether queries and keys are normalised
+# architecture -> whether it has norms of queries and keys (QK norm)
 ARCHITECTURES = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen3ForCausalLM": True}
 MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen3ForCausalLM": "qwen3"}
 
-# ours -> theirs, where the value is the same
+# option -> field of config.json with an equal value
 SAME = {
     "vocab_size": "vocab_size",
     "dim": "hidden_size",
@@ -31,14 +31,14 @@ SAME = {
     "norm_eps": "rms_norm_eps",
 }
 NEEDED = ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden")
-# What this architecture does not have: theirs -> the only value that means it is absent.
+# Features that this architecture lacks: field -> the only value that means it is absent.
 ABSENT = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
-# All that is looked at. What is beside it and not harmless is refused by its name.
+# All fields that are read. Any other field is refused by name, unless it is harmless.
 KNOWN = frozenset((*SAME.values(), *ABSENT, *ROPE_FIELDS, *WINDOW_FIELDS))
 
 
 class DecoderFormat(ModelFormat):
-    """config.json of the part `decoder`."""
+    """Converter of the part `decoder` from and to config.json."""
 
     architectures = tuple(ARCHITECTURES)
 
@@ -60,8 +60,8 @@ class DecoderFormat(ModelFormat):
 def read_decoder_config(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
     """Return the options of a config.json that has one of `ARCHITECTURES`.
 
-    Reads what transformers 4 writes (rope_theta, rope_scaling) and what 5 does (rope_parameters). Raises UserError for
-    what the decoder cannot compute.
+    Reads the fields of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters). Raises UserError for
+    unsupported features.
     """
     architecture, holder, ranges = (
         theirs["architectures"][0],
@@ -81,10 +81,10 @@ def read_decoder_config(directory: str | Path, theirs: dict[str, Any]) -> Decode
     missing = [SAME[name] for name in NEEDED if name not in ours]
     if missing:
         raise UserError(f"{directory}/config.json does not give {', '.join(missing)}.")
-    ours.setdefault("norm_eps", 1e-6)  # what transformers takes where a file is silent
+    ours.setdefault("norm_eps", 1e-6)  # default of transformers
     refuse_unknown(directory, theirs, KNOWN)
     if ARCHITECTURES[architecture]:
-        ours.setdefault("head_dim", 128)  # of Qwen3; a head of the others is hidden_size / heads wide
+        ours.setdefault("head_dim", 128)  # default of Qwen3; for the others hidden_size / heads
     return DecoderConfig(
         **ours,
         **read_rope(directory, theirs, ranges),
@@ -95,7 +95,7 @@ def read_decoder_config(directory: str | Path, theirs: dict[str, Any]) -> Decode
 
 
 def choose_architecture(config: DecoderConfig) -> str:
-    """Who of theirs computes what this model does. Raises UserError where nobody does."""
+    """Return the Hugging Face architecture that computes this model. Raises UserError if none does."""
     other = {"attention_scale": config.attention_scale, "soft_cap": config.soft_cap, "sinks": config.sinks or None}
     if extras := [f"model.{name}" for name, value in other.items() if value is not None]:
         raise UserError(
@@ -108,10 +108,10 @@ def choose_architecture(config: DecoderConfig) -> str:
 
 
 def make_config_json(config: DecoderConfig, *, dtype: str = "float32", max_position: int = 2048) -> dict[str, Any]:
-    """What transformers needs to open the model, in the words that both 4 and 5 read.
+    """Return the config.json for transformers, with fields that both 4 and 5 read.
 
-    max_position: the context it was trained with; with rotary scaling it follows from the scaling. Raises UserError for
-    what no architecture of theirs computes. The z-term of the loss is of training alone.
+    max_position: the context it was trained with; with RoPE scaling it follows from the scaling. Raises UserError for
+    features that no architecture supports. The z-loss is left out, since it matters only in training.
     """
     architecture = choose_architecture(config)
     values = {theirs: getattr(config, option) for option, theirs in SAME.items()}

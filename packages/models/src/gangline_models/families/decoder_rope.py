@@ -1,4 +1,4 @@
-"""Rotary positions in the words of config.json: transformers 4 (rope_scaling) and 5 (rope_parameters). Torch-free."""
+"""Converter of RoPE from and to config.json: transformers 4 (rope_scaling) and 5 (rope_parameters). Torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from gangline.errors import UserError
 from gangline_models.hugging_face.fields import check_value
 
-# ours -> theirs, of llama3
+# option -> field of config.json, for llama3
 SCALING = {
     "rope_scaling_factor": "factor",
     "rope_low_freq_factor": "low_freq_factor",
@@ -17,15 +17,14 @@ SCALING = {
     "rope_original_max_position": "original_max_position_embeddings",
 }
 ORIGINAL, SHARE = SCALING["rope_original_max_position"], "partial_rotary_factor"
-ROPE_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", SHARE, ORIGINAL)  # of a config.json
+ROPE_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", SHARE, ORIGINAL)  # fields of a config.json
 PLAIN = {"rope_type", "type", "rope_theta", SHARE, ORIGINAL}
 
 
 def read_rope(directory: str | Path, theirs: Mapping[str, Any], ranges: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of rotary positions. What a file does not say is what transformers takes for these architectures.
+    """Return the options of rotary positions. A missing field has the default of transformers for these architectures.
 
-    ranges: option -> its type and range. Raises UserError for what the decoder cannot compute and for a scaling that is
-    not said in full.
+    ranges: option -> its type and range. Raises UserError for unsupported features, and for an incomplete scaling.
     """
     parameters, old = theirs.get("rope_parameters") or {}, theirs.get("rope_scaling") or {}
     if parameters and old and parameters != old:
@@ -50,7 +49,7 @@ def read_rope(directory: str | Path, theirs: Mapping[str, Any], ranges: Mapping[
         scaled = {}
     else:
         lengths = {ORIGINAL: theirs.get("max_position_embeddings")} | dict(rope)
-        if ORIGINAL in theirs:  # one that stands above them comes first
+        if ORIGINAL in theirs:  # a field at the top level has precedence
             lengths[ORIGINAL] = theirs[ORIGINAL]
         scaled = {option: lengths.get(name) for option, name in SCALING.items()}
     missing = [SCALING[name] for name, value in scaled.items() if value is None]

@@ -1,7 +1,7 @@
-"""Which blocks have a window, in the words of config.json. Torch-free.
+"""Converter of the blocks' sliding windows from and to config.json. Torch-free.
 
-Llama has none, Mistral one for all blocks, Qwen3 says it of each block (`layer_types`; `max_window_layers` where a file
-has no such list). Their window counts as ours does: a query sees itself and the `sliding_window` - 1 tokens before it.
+Llama has none, Mistral one for all blocks, Qwen3 gives it per block (`layer_types`; `max_window_layers` if a file has
+no such list). Its window counts as in gangline: a query sees itself and the `sliding_window` - 1 tokens before it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gangline_models.hugging_face.fields import check_value
 if TYPE_CHECKING:
     from gangline_basics.model.config import DecoderConfig
 
-WINDOW, FIRST = 4096, 28  # what transformers takes where a file is silent: sliding_window, max_window_layers
+WINDOW, FIRST = 4096, 28  # transformers' defaults of sliding_window, max_window_layers
 WINDOW_FIELDS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """`window` and `full_every` of the model of a config.json. Raises UserError for an order that they cannot say."""
+    """Return `window` and `full_every` of a config.json. Raises UserError for a pattern that they cannot describe."""
     architecture = (theirs.get("architectures") or [None])[0]
     kinds = {"sliding_window": PositiveInt | None, "max_window_layers": NonNegativeInt | None}
     for name, hint in (kinds | {"use_sliding_window": bool | None}).items():
@@ -73,7 +73,7 @@ def _find_full_every(directory: str | Path, slides: Sequence[bool]) -> int | Non
 
 
 def make_window_json(config: DecoderConfig, architecture: str) -> dict[str, Any]:
-    """As config.json says it. Raises UserError where the architecture has windows in all blocks or none."""
+    """Return the window fields of config.json. Raises UserError if the architecture cannot have these windows."""
     if architecture == "LlamaForCausalLM":
         return {}
     if architecture == "MistralForCausalLM":

@@ -1,8 +1,8 @@
-"""DeepSeek-V3 (arXiv 2412.19437, section 2.1): latent attention; feed-forwards that are made for experts. Torch-free.
+"""DeepSeek-V3 (arXiv 2412.19437, section 2.1): latent attention (MLA) and, by gangline-moe, experts. Torch-free.
 
 The first blocks stay dense, the others have experts of gangline-moe (`moe.first`, `moe.shared`, `moe/router=grouped`).
-With all blocks dense it is a model, too. What its files hold to predict further tokens (section 2.2, multi-token
-prediction) is taken by mtp=on, and passed over without.
+A model with all blocks dense is valid too. Weights for multi-token prediction (section 2.2) are read with mtp=on, and
+skipped otherwise.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ NAMES = LAYER | {
     "attention.kv.norm": "self_attn.kv_a_layernorm",
     "attention.kv.up": "self_attn.kv_b_proj",
 }
-# Tensors of the layers after the last, which predict further tokens.
+# Tensors of the layers after the last, for multi-token prediction.
 FURTHER = tuple(
     Name(f"blocks.*.{name}.weight", f"model.layers.{{0}}.{name}.weight", unread="layer")
     for name in ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm", "shared_head.head")
 )
-INNER_EPS = 1e-6  # of the norms of latent vectors, whatever rms_norm_eps
+INNER_EPS = 1e-6  # of the norms of latent vectors, independent of rms_norm_eps
 ROUTING = (
     *("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "num_experts_per_tok", "n_shared_experts"),
     *("moe_intermediate_size", "router_aux_loss_coef", "output_router_logits", "ep_size", "aux_loss_alpha", "seq_aux"),
 )
-PASSED = ("qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers")  # follow from others, or of MTP
+PASSED = ("qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers")  # follow from other fields, or belong to MTP
 
 
 @dataclass
 class DeepSeek(FamilyConfig):
-    """Latent attention; its feed-forwards are made for experts."""
+    """Options of DeepSeek-V3: latent attention; experts come from the edit `moe`."""
 
-    q_rank: PositiveInt | None = 1536  # width of what queries are made of; null: they are made of the input
-    kv_rank: PositiveInt = 512  # width of what keys and values are made of
-    nope_dim: PositiveInt = 128  # features of a query and a key without rotary positions
-    rope_dim: PositiveInt = 64  # features with them; of keys they are one for all heads
-    v_dim: PositiveInt = 128  # width of a value
-    interleaved: bool = True  # the features of a pair that is rotated are neighbours; false: half the features apart
-    biases: bool = False  # of the products that make latent vectors and of the output
-    rope_theta: PositiveFloat = 10_000.0  # base of the wavelengths of rotary positions
+    q_rank: PositiveInt | None = 1536  # rank of the latent vector of queries (q_lora_rank); null: no latent vector
+    kv_rank: PositiveInt = 512  # rank of the latent vector of keys and values (kv_lora_rank)
+    nope_dim: PositiveInt = 128  # features of a query and a key without RoPE
+    rope_dim: PositiveInt = 64  # features of a query and a key with RoPE; all heads share those of the key
+    v_dim: PositiveInt = 128  # width of a value head
+    interleaved: bool = True  # interleaved RoPE: rotated pairs are neighbours; false: half the features apart
+    biases: bool = False  # biases of the down-projections to latent vectors and of the output
+    rope_theta: PositiveFloat = 10_000.0  # RoPE base (theta) of the wavelengths
     rope: RopeChoice = field(default_factory=PlainRope)
 
     @property
@@ -76,12 +76,12 @@ class DeepSeek(FamilyConfig):
 
     @property
     def rotated(self) -> int:
-        """How many features of a head are rotated."""
+        """Number of rotated features of a head."""
         return self.rope_dim
 
     @property
     def scale(self) -> float:
-        """Of the scores: with YaRN they grow beside queries and keys (`mscale_all_dim`)."""
+        """Scale of the attention scores, which YaRN increases in addition to queries and keys (`mscale_all_dim`)."""
         magnitude = 1.0
         if isinstance(self.rope, YarnRope) and self.rope.mscale_all_dim and self.rope.factor > 1:
             magnitude = 0.1 * self.rope.mscale_all_dim * math.log(self.rope.factor) + 1
@@ -99,13 +99,13 @@ class DeepSeek(FamilyConfig):
         return [Problem(what, "Rotary positions turn features in pairs.", f"Take {self.rope_dim + 1}.")]
 
     def list_notices(self, run: Run) -> list[str]:
-        """Of weights that are there and not taken: those of layers behind what mtp=on takes."""
+        """Return notices of skipped weights: those of layers after the ones that mtp=on reads."""
         depth = getattr(run.edits.get("mtp"), "depth", 0)
         return report_skipped(self.weights, f"model.layers.{self.layers + depth}.")
 
 
 class DeepSeekFormat(FamilyFormat[DeepSeek]):
-    """config.json of this family."""
+    """Converter of this family from and to config.json."""
 
     options = DeepSeek
     architectures = ("DeepseekV3ForCausalLM",)
@@ -135,7 +135,7 @@ class DeepSeekFormat(FamilyFormat[DeepSeek]):
             reader.take(name)
         for name, value in (("moe_layer_freq", 1), ("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
             reader.expect(name, value)
-        reader.expect("head_dim", None, options["rope_dim"])  # transformers rotates by it
+        reader.expect("head_dim", None, options["rope_dim"])  # transformers uses it as the rotated width
         if (key_heads := reader.take("num_key_value_heads", 128)) not in (options["heads"], None):
             raise reader.explain("num_key_value_heads", key_heads, "Every head has a key of its own here.")
         return read_rope(reader, 10_000.0)

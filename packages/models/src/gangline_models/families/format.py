@@ -1,4 +1,4 @@
-"""Between the options of a family and its config.json: what the families share. Torch-free."""
+"""Base of the families' converters from and to config.json. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gangline_models.hugging_face.contract import ModelFormat
 from gangline_models.hugging_face.layers import list_layer_types
 from gangline_models.hugging_face.rope import read_rope
 
-TRAINING = {"weights", "init_std", "z_loss"}  # options that a config.json says nothing of
+TRAINING = {"weights", "init_std", "z_loss"}  # options without a field in config.json
 SIZES = {
     "vocab_size": "vocab_size",
     "dim": "hidden_size",
@@ -35,10 +35,10 @@ TwoRopes = TypeVar("TwoRopes", bound=TwoRopesConfig)
 
 
 class FamilyFormat(ModelFormat, ABC, Generic[Family]):
-    """A family's config.json as data; fields that need more than a look go through `read_more` and `write_more`.
+    """Converter of a family's config.json, as data; `read_more` and `write_more` handle fields that are not one value.
 
     same      option -> field of the same value
-    absent    fields that must have one value, because the family's tree computes nothing else
+    absent    fields that must have one value, because the family's tree supports no other
     silent    option -> its value in a file without the field: the default of the class in transformers
     nullable  options that a file may give as null
     """
@@ -67,7 +67,7 @@ class FamilyFormat(ModelFormat, ABC, Generic[Family]):
         return self.options(**options, weights=str(directory))
 
     def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options that need more than a look. options: those of `same`."""
+        """Return the options that are not one field. options: those of `same`."""
         return {}
 
     def write(self, options: Family, dtype: str, max_position: int) -> dict[str, Any]:
@@ -93,16 +93,16 @@ class FamilyFormat(ModelFormat, ABC, Generic[Family]):
 
 
 def _read_special_tokens(weights: str | None) -> dict[str, Any]:
-    """Return those of the initial weights; null without any, because transformers has other defaults."""
+    """Return the special token ids of the initial weights; null without them: transformers has other defaults."""
     there = Path(weights or ".") / "config.json"
     config = json.loads(there.read_text(encoding="utf-8")) if weights and there.is_file() else {}
     return {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
 class RotaryFormat(FamilyFormat[Rotary], ABC):
-    """With rotary positions, and key heads that may be fewer."""
+    """Converter of families with rotary positions and grouped-query attention."""
 
-    silent_theta: float = 10_000.0  # base of the wavelengths in a file without
+    silent_theta: float = 10_000.0  # RoPE base if a file has none
     nullable = frozenset(("kv_heads",))
 
     def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class RotaryFormat(FamilyFormat[Rotary], ABC):
 
 
 class PatternFormat(RotaryFormat[Pattern], ABC):
-    """With a window in some blocks."""
+    """Converter of families with a window in some blocks."""
 
     def write_more(self, options: Pattern, max_position: int) -> dict[str, Any]:
         window_fields = {"sliding_window": options.window, "layer_types": list_layer_types(options.windows)}
@@ -127,7 +127,7 @@ class PatternFormat(RotaryFormat[Pattern], ABC):
 
 
 class TwoRopesFormat(PatternFormat[TwoRopes], ABC):
-    """With rotary positions of another base in blocks with a window."""
+    """Converter of families with another RoPE base in blocks with a window."""
 
     def write_more(self, options: TwoRopes, max_position: int) -> dict[str, Any]:
         config_fields = super().write_more(options, max_position)

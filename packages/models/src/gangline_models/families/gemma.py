@@ -1,8 +1,8 @@
 """Gemma 2 (arXiv 2408.00118, section 2) and Gemma 3 (arXiv 2503.19786, section 2). Torch-free.
 
-Both: norms on both sides of attention and feed-forward, their weights counted from 1; vectors of tokens times sqrt(D);
-GELU in the place of SiLU (GEGLU); windows in most blocks. Gemma 2 bounds scores and logits by soft caps; Gemma 3 has
-norms of queries and keys instead, and another base of rotary positions in blocks with a window.
+Both: norms before and after attention and feed-forward, with weights counted from 1; token embeddings times sqrt(D);
+GELU in place of SiLU (GEGLU); windows in most blocks. Gemma 2 bounds scores and logits by soft caps; Gemma 3 instead
+has norms of queries and keys, and another RoPE base in blocks with a window.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ ABSENT = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "us
 
 @dataclass
 class Gemma2(PatternConfig):
-    """Soft caps, norms on both sides, a window in every second block."""
+    """Options of Gemma 2: soft caps, norms before and after, a window in every second block."""
 
     tied: bool = True
-    query_scalar: PositiveFloat = 256.0  # scores of attention are divided by its square root
-    soft_cap: PositiveFloat | None = 50.0  # bounds the scores to cap · tanh(scores / cap); null: none
-    logit_soft_cap: PositiveFloat | None = 30.0  # bounds the logits likewise
+    query_scalar: PositiveFloat = 256.0  # divisor of the attention scores, by its square root
+    soft_cap: PositiveFloat | None = 50.0  # soft cap of the attention scores, cap · tanh(scores / cap); null: none
+    logit_soft_cap: PositiveFloat | None = 30.0  # soft cap of the logits; null: none
     window: int | None = 4096
     full_every: int | None = 2
 
 
 class Gemma2Format(PatternFormat[Gemma2]):
-    """config.json of this family."""
+    """Converter of Gemma 2 from and to config.json."""
 
     options = Gemma2
     architectures = ("Gemma2ForCausalLM",)
@@ -66,7 +66,7 @@ class Gemma2Format(PatternFormat[Gemma2]):
     nullable = frozenset(("soft_cap", "logit_soft_cap"))
 
     def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
-        for name in ("hidden_act", "sliding_window_size"):  # transformers goes by hidden_activation, sliding_window
+        for name in ("hidden_act", "sliding_window_size"):  # transformers reads hidden_activation and sliding_window
             reader.take(name)
         types = read_types(reader, [SLIDING if (index + 1) % 2 else FULL for index in range(options["layers"])])
         windows = read_windows(reader, reader.take("sliding_window", 4096, PositiveInt), types)
@@ -78,17 +78,17 @@ class Gemma2Format(PatternFormat[Gemma2]):
 
 @dataclass
 class Gemma3(TwoRopesConfig):
-    """Norms of queries and keys, norms on both sides, two bases of rotary positions."""
+    """Options of Gemma 3: norms of queries and keys, norms before and after, two RoPE bases."""
 
     tied: bool = True
-    query_scalar: PositiveFloat = 256.0  # scores of attention are divided by its square root
+    query_scalar: PositiveFloat = 256.0  # divisor of the attention scores, by its square root
     rope_theta: float = 1_000_000.0
     window: int | None = 1024
     full_every: int | None = 6
 
 
 class Gemma3Format(TwoRopesFormat[Gemma3]):
-    """config.json of this family."""
+    """Converter of Gemma 3 from and to config.json."""
 
     options = Gemma3
     architectures = ("Gemma3ForCausalLM",)
@@ -114,7 +114,7 @@ class Gemma3Format(TwoRopesFormat[Gemma3]):
 
 
 def make_scalar_json(query_scalar: float) -> dict[str, Any]:
-    """Without a point where it is a whole number: transformers opens no file in which it has one."""
+    """Return query_pre_attn_scalar, an integer without a decimal point: transformers does not open 256.0."""
     return {"query_pre_attn_scalar": int(query_scalar) if query_scalar == int(query_scalar) else query_scalar}
 
 

@@ -1,6 +1,6 @@
-"""GPT-2 as it is (Radford et al., 2019): learned positions, LayerNorm, GELU, biases everywhere. Torch-free.
+"""GPT-2 (Radford et al., 2019): learned positions, LayerNorm, GELU, biases everywhere. Torch-free.
 
-Their files hold queries, keys and values in one matrix, and every matrix the other way round.
+Hugging Face files hold queries, keys and values in one matrix, and every matrix transposed.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ LAYER = {
 }
 TRANSPOSED = frozenset(name for name in LAYER if "norm" not in name)
 MASKS = ("attn.bias", "attn.masked_bias")
-SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")  # of a head for other tasks
+SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")  # fields of a head for other tasks
 
 
 @dataclass
 class Gpt2(FamilyConfig):
-    """Learned positions, LayerNorm, GELU, biases."""
+    """Options of GPT-2: learned positions, LayerNorm, GELU, biases."""
 
     vocab_size: int = 50_257
     hidden: int = 3072
-    positions: PositiveInt = 1024  # how many have a vector: no row may be longer
-    prefix: str = "transformer."  # what names in its files begin with; in the first published ones: nothing
+    positions: PositiveInt = 1024  # maximum sequence length: number of learned position embeddings
+    prefix: str = "transformer."  # prefix of the tensor names in its files; empty in the first published files
     tied: bool = True
     norm_eps: float = 1e-5
 
@@ -65,7 +65,7 @@ class Gpt2(FamilyConfig):
 
 
 class Gpt2Format(FamilyFormat[Gpt2]):
-    """config.json of this family."""
+    """Converter of GPT-2 from and to config.json."""
 
     options = Gpt2
     architectures = ("GPT2LMHeadModel",)
@@ -91,10 +91,10 @@ class Gpt2Format(FamilyFormat[Gpt2]):
         from gangline_models.hugging_face.tensors import list_tensor_names
 
         for name in ("n_ctx", "reorder_and_upcast_attn", *(f"summary_{word}" for word in SUMMARY)):
-            reader.take(name)  # old, of rounding alone, and of other tasks
+            reader.take(name)  # obsolete, rounding only, or of other tasks
         names = list_tensor_names(reader.directory)
         prefix = "" if "wte.weight" in names else "transformer."
-        reader.expect("max_position_embeddings", None, options["positions"])  # their other name of n_positions
+        reader.expect("max_position_embeddings", None, options["positions"])  # alias of n_positions
         hidden = reader.take("n_inner", hint=PositiveInt)
         return {"hidden": 4 * options["dim"] if hidden is None else hidden, "prefix": prefix}
 

@@ -1,8 +1,8 @@
-"""gpt-oss (arXiv 2508.10925, section 2): sinks, a window in every second block, biases, bounded products. Torch-free.
+"""gpt-oss (arXiv 2508.10925, section 2): sinks, a window in every second block, biases, clamped SwiGLU. Torch-free.
 
-A sink is a number per head that joins the sum of its softmax (Xiao et al., arXiv 2309.17453). Its feed-forwards are
-experts: this is the model around them, and gangline-moe puts them in their place. Nobody has a dense one; it can be
-trained, and has no names in files.
+A sink is a number per head that joins the sum of its softmax (Xiao et al., arXiv 2309.17453). Published gpt-oss models
+have experts as feed-forwards: this is the model around the experts, which gangline-moe adds. A dense model can be
+trained, but has no names in Hugging Face files.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ LINEARS = ("w_gate", "w_up", "w_down")
 
 
 def build_rope() -> YarnRope:
-    """What transformers takes where a file says nothing."""
+    """Build the default YaRN options of transformers."""
     return YarnRope(factor=32.0, original_max_position=4096, truncate=False)
 
 
 @dataclass
 class GptOss(PatternConfig):
-    """Sinks, a window in every second block, biases, bounded products; its feed-forwards are made for experts."""
+    """Options of gpt-oss: sinks, a window in every second block, biases, clamped SwiGLU; experts by the edit `moe`."""
 
     norm_eps: float = 1e-5
     rope_theta: float = 150_000.0
     rope: RopeChoice = field(default_factory=build_rope)
     window: int | None = 128
     full_every: int | None = 2
-    biases: bool = True  # of queries, keys, values and what they become
-    slope: PositiveFloat = 1.702  # of the sigmoid that gates
-    limit: PositiveFloat = 7.0  # bounds both products of a feed-forward
+    biases: bool = True  # biases of the query, key, value and output projections
+    slope: PositiveFloat = 1.702  # slope of the sigmoid that gates (swiglu_alpha)
+    limit: PositiveFloat = 7.0  # clamp of gate and up-projection of a feed-forward (swiglu_limit)
 
 
 class GptOssFormat(PatternFormat[GptOss]):
-    """config.json of this family."""
+    """Converter of gpt-oss from and to config.json."""
 
     options = GptOss
     architectures = ("GptOssForCausalLM",)
@@ -77,7 +77,7 @@ class GptOssFormat(PatternFormat[GptOss]):
     def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
         refuse_packed(reader, "quantization_config")
         refuse_experts(reader, "num_local_experts", 128)
-        for name in ("experts_per_token", "initial_context_length"):  # transformers goes by others
+        for name in ("experts_per_token", "initial_context_length"):  # transformers reads other fields
             reader.take(name)
         rope_fields = reader.take("rope_parameters") is not None or reader.take("rope_scaling")
         rope_options = read_rope(reader, self.silent_theta)

@@ -27,16 +27,16 @@ MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multipl
 
 @dataclass
 class Granite(RotaryConfig):
-    """Embedding, residual stream, scores and logits are multiplied with numbers."""
+    """Options of Granite: multipliers of embedding, residual stream, attention scores and logits."""
 
-    embedding_multiplier: PositiveFloat = 12.0  # of the tokens' vectors
-    residual_multiplier: PositiveFloat = 0.22  # of what joins the residual stream
-    attention_multiplier: PositiveFloat = 0.015625  # of the scores of attention, in the place of 1 / sqrt(head_dim)
-    logits_scaling: PositiveFloat = 8.0  # logits are divided by this
+    embedding_multiplier: PositiveFloat = 12.0  # multiplier of the token embeddings
+    residual_multiplier: PositiveFloat = 0.22  # multiplier of each block's output to the residual stream
+    attention_multiplier: PositiveFloat = 0.015625  # multiplier of the attention scores, in place of 1 / sqrt(head_dim)
+    logits_scaling: PositiveFloat = 8.0  # divisor of the logits
 
 
 class GraniteFormat(RotaryFormat[Granite]):
-    """config.json of this family."""
+    """Converter of Granite from and to config.json."""
 
     options = Granite
     architectures = ("GraniteForCausalLM",)

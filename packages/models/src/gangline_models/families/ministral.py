@@ -1,4 +1,4 @@
-"""Ministral (Mistral 7B, arXiv 2310.06825, section 2): each block sees a window or all. Torch-free."""
+"""Ministral (Mistral 7B, arXiv 2310.06825, section 2): each block has a window or full attention. Torch-free."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ministral(PatternConfig):
-    """Core's decoder with a window in some blocks."""
+    """Options of Ministral: the decoder of basics with a window in some blocks."""
 
 
 class MinistralFormat(PatternFormat[Ministral]):
-    """config.json of this family."""
+    """Converter of Ministral from and to config.json."""
 
     options = Ministral
     architectures = ("MinistralForCausalLM",)

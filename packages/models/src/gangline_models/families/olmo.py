@@ -1,6 +1,6 @@
-"""OLMo 2 (arXiv 2501.00656, section 2.1) and OLMo 3: norms behind attention and feed-forward. Torch-free.
+"""OLMo 2 (arXiv 2501.00656, section 2.1) and OLMo 3: norms after attention and feed-forward. Torch-free.
 
-Queries and keys are normalised over all heads together. OLMo 3 has a window in three blocks of four.
+Queries and keys are normalised over all heads together. OLMo 3 has a window in three of four blocks.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ ABSENT = {"hidden_act": "silu", "attention_bias": False}
 
 @dataclass
 class Olmo2(RotaryConfig):
-    """Norms behind attention and feed-forward, and over all queries and all keys."""
+    """Options of OLMo 2: norms after attention and feed-forward, and over all queries and all keys."""
 
     norm_eps: float = 1e-6
     rope_theta: float = 500_000.0
 
 
 class Olmo2Format(RotaryFormat[Olmo2]):
-    """config.json of this family."""
+    """Converter of OLMo 2 from and to config.json."""
 
     options = Olmo2
     architectures = ("Olmo2ForCausalLM",)
@@ -58,7 +58,7 @@ class Olmo2Format(RotaryFormat[Olmo2]):
 
 @dataclass
 class Olmo3(TwoRopesConfig):
-    """OLMo 2 with a window in most blocks."""
+    """Options of OLMo 3: OLMo 2 with a window in most blocks."""
 
     norm_eps: float = 1e-6
     rope_theta: float = 500_000.0
@@ -68,7 +68,7 @@ class Olmo3(TwoRopesConfig):
 
 
 class Olmo3Format(TwoRopesFormat[Olmo3]):
-    """config.json of this family."""
+    """Converter of OLMo 3 from and to config.json."""
 
     options = Olmo3
     architectures = ("Olmo3ForCausalLM",)

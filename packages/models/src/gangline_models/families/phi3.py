@@ -1,7 +1,6 @@
-"""Phi 3 (arXiv 2404.14219) and Phi 4 mini: the decoder of basics, which rotates a share of each head. Torch-free.
+"""Phi 3 (arXiv 2404.14219) and Phi 4 mini: the decoder of basics with partial RoPE. Torch-free.
 
-Their files hold queries, keys and values in one matrix, and gate and up-projection in another: the rows of ours, one
-below the other.
+Hugging Face files hold queries, keys and values in one matrix, and gate and up-projection in another, stacked by rows.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_models.hugging_face.config_reader import ConfigReader
 
-KINDS = ("default", "longrope")  # of rotary positions
+KINDS = ("default", "longrope")  # types of rotary positions
 
 
 @dataclass
 class Phi3(WindowedConfig):
-    """A share of each head is rotated."""
+    """Options of Phi 3: partial RoPE."""
 
     norm_eps: float = 1e-5
-    rotary_share: Annotated[float, Gt(0), Le(1)] = 1.0  # of the features of a head: so many are rotated, the first ones
+    rotary_share: Annotated[float, Gt(0), Le(1)] = 1.0  # share of a head's features that RoPE rotates, the first ones
 
     @property
     def rotated(self) -> int:
@@ -43,7 +42,7 @@ class Phi3(WindowedConfig):
 
 
 class Phi3Format(RotaryFormat[Phi3]):
-    """config.json of this family."""
+    """Converter of Phi 3 from and to config.json."""
 
     options = Phi3
     architectures = ("Phi3ForCausalLM",)

@@ -1,6 +1,6 @@
 """Qwen2 and Qwen2.5 (arXiv 2407.10671, section 2.2.1; 2412.15115): biases on queries, keys and values. Torch-free.
 
-Blocks from `max_window_layers` on may see a sliding window; in the published models none does.
+Blocks from `max_window_layers` on may have a sliding window; the published models use none.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Qwen2(PatternConfig):
-    """Queries, keys and values have biases."""
+    """Options of Qwen2: biases on queries, keys and values."""
 
     rope_theta: float = 1_000_000.0
 
 
 class Qwen2Format(PatternFormat[Qwen2]):
-    """config.json of this family."""
+    """Converter of Qwen2 from and to config.json."""
 
     options = Qwen2
     architectures = ("Qwen2ForCausalLM",)

@@ -1,9 +1,8 @@
-"""Qwen3-Next (Qwen, 2025): gated delta-rule layers, and every fourth a gated attention. Torch-free.
+"""Qwen3-Next (Qwen, 2025): gated delta-rule layers, and gated attention in every fourth block. Torch-free.
 
-Norms are counted from 1, of each head of attention a share is rotated. Its feed-forwards are made for experts of
-gangline-moe, of which one, gated, is every token's (`moe.shared=1 moe.shared_gate=true`). What a delta-rule layer
-remembers goes from token to token, so context parallelism is refused. What its files hold to predict further tokens
-(`mtp.*`) is passed over: the model is trained without it.
+Norms are counted from 1, and RoPE is partial. Published models have experts of gangline-moe, of which one shared
+expert is gated (`moe.shared=1 moe.shared_gate=true`). The state of a delta-rule layer passes from token to token, so
+context parallelism is refused. Weights for multi-token prediction (`mtp.*`) are skipped: the model is trained without.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ NAMES = LAYER | {
     "attention.decay.dt_bias": "linear_attn.dt_bias",
     **dict.fromkeys(("attention.conv_q", "attention.conv_k", "attention.conv_v"), "linear_attn.conv1d"),
 }
-# Names of what predicts further tokens have so many parts behind `mtp`: `mtp.fc.weight` has two, an expert's seven.
+# Names for multi-token prediction have 1 to 9 parts after `mtp`: `mtp.fc.weight` has two, an expert's seven.
 FURTHER = tuple(Name(f"mtp.{parts}", "mtp" + ".{n}" * parts, unread="tensor") for parts in range(1, 10))
-KINDS = ("default", "yarn")  # of rotary positions
+KINDS = ("default", "yarn")  # types of rotary positions
 ROUTING = (
     *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob"),
     *("decoder_sparse_step", "mlp_only_layers", "router_aux_loss_coef", "output_router_logits"),
@@ -63,26 +62,26 @@ ROUTING = (
 
 @dataclass
 class Qwen3Next(RotaryConfig):
-    """Gated delta-rule layers, and every fourth a gated attention; its feed-forwards are made for experts."""
+    """Options of Qwen3-Next: gated delta-rule layers and gated attention; experts come from the edit `moe`."""
 
     head_dim: int | None = 256
     rotary_share: Annotated[float, Gt(0), Le(1)] = (
-        0.25  # of the features of a head of attention: so many are rotated, the first ones
+        0.25  # partial RoPE: share of an attention head's features, the first ones, that are rotated
     )
-    full_every: PositiveInt | None = 4  # of so many blocks the last one has attention; null: none has
-    biases: bool = False  # of queries, keys, values and what they become
-    delta_key_heads: PositiveInt = 16  # of a delta-rule layer: queries and keys
-    delta_heads: PositiveInt = 32  # values; each key head is of delta_heads / delta_key_heads of them
-    delta_key_dim: PositiveInt = 128  # width of a query and a key
-    delta_value_dim: PositiveInt = 128  # width of a value
-    delta_taps: PositiveInt = 4  # of the convolution over queries, keys and values: a token and those before it
+    full_every: PositiveInt | None = 4  # interval of attention blocks, the last of every n; null: none
+    biases: bool = False  # biases of the query, key, value and output projections
+    delta_key_heads: PositiveInt = 16  # number of query and key heads of a delta-rule layer
+    delta_heads: PositiveInt = 32  # number of value heads, delta_heads / delta_key_heads for each key head
+    delta_key_dim: PositiveInt = 128  # width of a query and a key head of a delta-rule layer
+    delta_value_dim: PositiveInt = 128  # width of a value head of a delta-rule layer
+    delta_taps: PositiveInt = 4  # kernel size of the short causal convolution over queries, keys and values
 
     @property
     def rotated(self) -> int:
         return int(self.head_width * self.rotary_share)
 
     def attends(self, block: int) -> bool:
-        """Whether that block has attention; else it has a delta-rule layer."""
+        """Return whether a block has attention; otherwise it has a delta-rule layer."""
         return bool(self.full_every and (block + 1) % self.full_every == 0)
 
     def check(self, run: Run) -> list[Problem]:
@@ -99,12 +98,12 @@ class Qwen3Next(RotaryConfig):
         return problems
 
     def list_notices(self, run: Run) -> list[str]:
-        """Of weights that are there and not taken."""
+        """Return notices of skipped weights: those for multi-token prediction."""
         return report_skipped(self.weights, "mtp.")
 
 
 class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
-    """config.json of this family."""
+    """Converter of Qwen3-Next from and to config.json."""
 
     options = Qwen3Next
     architectures = ("Qwen3NextForCausalLM",)
@@ -155,7 +154,7 @@ class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
 
 def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
-    values = config.delta_heads // config.delta_key_heads  # heads of a key head, with which they are cut
+    values = config.delta_heads // config.delta_key_heads  # value heads per key head: they are sharded together
     wide = values * config.delta_value_dim
     here, convolutions = "blocks.*.attention", ("conv_q", "conv_k", "conv_v")
     norm = build_norm(config, offset=1.0)
@@ -179,7 +178,7 @@ def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]
             Cut(f"{here}.conv_v", 0, "tp", wide),
             Cut(f"{here}.decay", 0, "tp", values),
         ),
-        inits=(  # a head remembers 4 to 100 tokens at first (Gu and Dao, arXiv 2312.00752, section 3.6)
+        inits=(  # heads start with a memory of 4 to 100 tokens (Gu and Dao, arXiv 2312.00752, section 3.6)
             Init(f"{here}.decay.a_log", "uniform", 1.5),
             Init(f"{here}.decay.dt_bias", "constant", -3.0),
             *(Init(f"{here}.{name}", "uniform", config.delta_taps**-0.5) for name in convolutions),

@@ -1,6 +1,6 @@
 """SmolLM 3 (Hugging Face, 2025, huggingface.co/blog/smollm3): every fourth block has no rotary positions. Torch-free.
 
-Without them a block tells positions apart by causality alone (Kazemnejad et al., arXiv 2305.19466; in every fourth
+Such a block (NoPE) distinguishes positions by causality alone (Kazemnejad et al., arXiv 2305.19466; in every fourth
 block: Yang et al., arXiv 2501.18795).
 """
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class SmolLM3(RotaryConfig):
-    """Some blocks have no rotary positions."""
+    """Options of SmolLM 3: some blocks have no rotary positions (NoPE)."""
 
     tied: bool = True
     rope_theta: float = 2_000_000.0
-    nope_every: PositiveInt | None = 4  # of so many blocks the last one has no rotary positions; null: all have them
+    nope_every: PositiveInt | None = 4  # interval of blocks without rotary positions (NoPE), the last of n; null: none
 
     def get_rope(self, block: int, length: int) -> Rope | None:
         return None if self.nope_every and (block + 1) % self.nope_every == 0 else super().get_rope(block, length)
 
 
 class SmolLM3Format(RotaryFormat[SmolLM3]):
-    """config.json of this family."""
+    """Converter of SmolLM 3 from and to config.json."""
 
     options = SmolLM3
     architectures = ("SmolLM3ForCausalLM",)

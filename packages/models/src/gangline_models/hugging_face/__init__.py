@@ -1,1 +1,1 @@
-"""Between a config.json and the options of a family."""
+"""Hugging Face directories: conversion of config.json, tensor names and weights; export and import."""

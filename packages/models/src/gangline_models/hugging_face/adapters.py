@@ -1,6 +1,6 @@
-"""What edits that wrap leave behind: added to the weights that they wrap, or written apart. Torch-free.
+"""Adapters of wrapping edits (such as LoRA): merged into the weights that they wrap, or exported apart. Torch-free.
 
-What that is, an edit says: `EditConfig.merge` and `EditConfig.extract_adapter`.
+The edit defines both: `EditConfig.merge` and `EditConfig.extract_adapter`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Stored(Mapping[str, "torch.Tensor"]):
-    """The parameters of a checkpoint by name, each read when it is asked for."""
+    """Parameters of a checkpoint by name, each read when it is accessed."""
 
     def __init__(self, shapes: Shapes, read: Read) -> None:
         self._shapes, self._read = shapes, read
@@ -42,7 +42,7 @@ class Stored(Mapping[str, "torch.Tensor"]):
 
 
 def decode_kept(read: Read, shapes: Shapes, plan: Plan) -> Read:
-    """`read`, with weights in the place of codes (`Plan.low_bit`). shapes: of all parameters of the checkpoint."""
+    """Wrap `read` to decode int8 codes (`Plan.low_bit`) to weights. shapes: of all parameters of the checkpoint."""
     if all(rule.dtype != "int8" for rule in plan.low_bit):
         return read
 
@@ -60,7 +60,7 @@ def decode_kept(read: Read, shapes: Shapes, plan: Plan) -> Read:
 
 
 def merge_edits(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> Read:
-    """`read`, with what the edits (by group, the innermost first) wrap merged into each parameter.
+    """Wrap `read` to merge wrapping edits (by group, the innermost first) into each parameter.
 
     shapes: of all parameters of the checkpoint. Raises UserError for an edit that cannot be merged.
     """
@@ -79,16 +79,16 @@ def merge_edits(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> 
 
 
 def find_frozen_bits(shapes: Shapes, plan: Plan, base: str | None) -> int | None:
-    """To how many bits the frozen weights were rounded (`Plan.low_bit`), the least of all; None: they are as in `base`.
+    """Return the bits that frozen weights were rounded to (`Plan.low_bit`), the fewest; None: they are as in `base`.
 
-    shapes: of all parameters. base: their Hugging Face directory. Weights that lie there in bfloat16 are not rounded by
-    being kept so; where the directory cannot be read, all are taken to be rounded.
+    shapes: of all parameters. base: their Hugging Face directory. Weights that are bfloat16 in `base` are not rounded
+    by bfloat16 storage; if the directory cannot be read, all are assumed to be rounded.
     """
     from gangline_models.hugging_face.names import find_theirs
     from gangline_models.hugging_face.tensors import Tensors
 
     def is_in_base(name: str) -> bool:
-        """Whether the base holds it in bfloat16."""
+        """Return whether the base holds the parameter in bfloat16."""
         return all(tensors.get_dtype(theirs.name) == "bfloat16" for theirs in find_theirs(plan, name, shapes[name]))
 
     dtypes = {name: rule.dtype for name in shapes if (rule := plan.find_low_bit(name)) is not None}
@@ -104,9 +104,9 @@ def find_frozen_bits(shapes: Shapes, plan: Plan, base: str | None) -> int | None
 def write_apart(
     directory: str | Path, adapter: Adapter, arrays: Read, shapes: Shapes, dtype: str, base: str | None = None
 ) -> None:
-    """Write `directory` whole or not at all. base: the directory of the base's weights; None: nobody knows it.
+    """Write an adapter to `directory`, completely or not at all. base: directory of the base weights; None: unknown.
 
-    Raises UserError where `directory` exists or cannot be written.
+    Raises UserError if `directory` exists or cannot be written.
     """
     import torch
     from safetensors.torch import save_file
@@ -122,7 +122,7 @@ def write_apart(
         parameters, tensors = Stored(shapes, arrays), {}
         for name, tensor in arrays(adapter_shapes):
             changed_tensor = adapter.change(name, tensor, parameters) if adapter.change else tensor
-            # a copy, for the next one may lie in the same memory
+            # a copy, since the next tensor may reuse the memory
             tensors[adapter.names[name]] = changed_tensor.to(getattr(torch, dtype), copy=True).contiguous()
         save_file(tensors, partial / adapter.weights, {"format": "pt"})
         for name, content in adapter.files.items():

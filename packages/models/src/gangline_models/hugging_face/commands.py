@@ -1,4 +1,4 @@
-"""`gangline export` and `gangline import`: a run's weights out to others, others' weights into a run."""
+"""Commands `gangline export` and `gangline import`: weights of a run to Hugging Face, and back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def export_run(argv: Sequence[str]) -> int:
-    """`gangline export RUN_DIR OUT`: config.json and safetensors, array by array, without building the model."""
+    """Run `gangline export RUN_DIR OUT`: write config.json and safetensors by array, without building the model."""
     parser = argparse.ArgumentParser(
         prog="gangline export", description="Write a run's model as a Hugging Face directory."
     )
@@ -59,7 +59,7 @@ def export_run(argv: Sequence[str]) -> int:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Which weights to write, where and how: what `write_model` goes by."""
+    """Add the arguments of `write_model`: which weights to write, the path and the format."""
     parser.add_argument("out", metavar="OUT", help="the directory to write; it must not exist")
     add_weights(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
@@ -86,11 +86,13 @@ def write_model(
     read: Read,
     check: Callable[[], None] = lambda: None,
 ) -> int:
-    """Write the model of a checkpoint as a Hugging Face directory; how many tensors it has.
+    """Write the model of a checkpoint as a Hugging Face directory; return the number of its tensors.
 
-    where: what holds it, for messages. arrays: the shapes of all that the checkpoint holds. read: from names and shapes
-    of arrays to each of them, whole. check: what it raises keeps the directory from being there. Raises UserError where
-    no architecture of theirs is known for the model.
+    where   name of the source of the weights, in messages
+    arrays  name -> shape of every array in the checkpoint
+    read    from names and shapes of arrays to the arrays, unsharded
+    check   called at the end; if it raises, the directory is not created
+    Raises UserError if no Hugging Face architecture is known for the model.
     """
     from gangline.model.compose import compose_model
     from gangline_models.hugging_face.adapters import decode_kept, find_frozen_bits, merge_edits, write_apart
@@ -143,13 +145,13 @@ def write_model(
 def _check_after(
     arrays: Iterator[tuple[str, torch.Tensor]], check: Callable[[], None]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The arrays; `check` is called behind the last of them."""
+    """Yield the arrays, then call `check`."""
     yield from arrays
     check()
 
 
 def _collect_files(run: Run) -> dict[str, bytes]:
-    """What goes with the weights. Files of the data that are gone since the run keep nobody from its weights."""
+    """Collect files that accompany the weights. If data files are missing since the run, print a note and return {}."""
     try:
         return run.data.export_files(run)
     except UserError as error:
@@ -159,7 +161,7 @@ def _collect_files(run: Run) -> dict[str, bytes]:
 
 
 def _map_reader(read: Read, held: Mapping[str, str]) -> Read:
-    """What reads arrays as what reads parameters, each from the array that `held` names."""
+    """Wrap `read`, which reads arrays, to read parameters, each from the array that `held` names."""
 
     def read_by_parameter(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
         parameters = {held[name]: name for name in shapes}
@@ -187,7 +189,7 @@ def _compose_plan(run: Run) -> Plan:
 def _read_arrays(
     kept: Checkpointer, id: CheckpointId, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Arrays of a checkpoint, whole, one after another."""
+    """Yield arrays of a checkpoint, unsharded, one after another."""
     import torch
 
     from gangline.mesh import Mesh
@@ -202,7 +204,7 @@ def _read_arrays(
 
 
 def import_model(argv: Sequence[str]) -> int:
-    """`gangline import DIR`: checks a Hugging Face directory and prints the `train` command that starts from it."""
+    """Run `gangline import DIR`: check a Hugging Face directory and print the `train` command that starts from it."""
     parser = argparse.ArgumentParser(
         prog="gangline import", description="Show how to train on from a Hugging Face directory."
     )
@@ -216,7 +218,7 @@ def import_model(argv: Sequence[str]) -> int:
 
 
 def _check_tensors(directory: Path, config: ModelConfig, edits: Sequence[EditConfig]) -> None:
-    """Raises UserError where a run that starts from the directory would find that its weights lack or do not fit."""
+    """Raise UserError if weights of the directory are missing or do not fit, as a run that starts from it would."""
     from gangline.config.check import find_part_problems
     from gangline.config.defaults import build_default_run
     from gangline.model.build import construct
@@ -230,13 +232,13 @@ def _check_tensors(directory: Path, config: ModelConfig, edits: Sequence[EditCon
         raise UserError.of(problems)
     tree, plan = compose_model(run)
     refuse_larger(directory, tree)
-    check_pretrained(directory, list_shards(construct(tree), plan), plan)  # without their memory
+    check_pretrained(directory, list_shards(construct(tree), plan), plan)  # on the meta device
 
 
 def list_overrides(directory: Path) -> list[str]:
-    """The overrides of `train` for the model in a Hugging Face directory, not quoted for a shell: first `model=...`.
+    """Return the overrides of `train` for the model in a Hugging Face directory, unquoted: first `model=...`.
 
-    Of the weights the headers alone are read. Raises UserError where `train` would refuse them.
+    Only the headers of the weights are read. Raises UserError if `train` would refuse them.
     """
     config, edits = read_edited_config(directory)
     _check_tensors(directory, config, edits)
@@ -244,7 +246,7 @@ def list_overrides(directory: Path) -> list[str]:
 
 
 def _list_part_overrides(config: PartConfig) -> list[str]:
-    """A part as a user types it, with what it opens."""
+    """Return the overrides that choose a part and the parts that it opens."""
     from gangline.plugin.registry import installed
 
     offer = installed().find_part(config)
@@ -257,7 +259,7 @@ def _list_part_overrides(config: PartConfig) -> list[str]:
 
 
 def _list_settings(config: PartConfig, place: str, opens: Collection[str] = ()) -> list[str]:
-    """What differs from the part's defaults, as a user types it."""
+    """Return the overrides that differ from the part's defaults."""
     defaults = type(config)()
     settings = [
         (item.name, value)
@@ -268,7 +270,7 @@ def _list_settings(config: PartConfig, place: str, opens: Collection[str] = ()) 
 
 
 def format_train_command(overrides: Sequence[str]) -> str:
-    """The command to paste into a shell, an override a line."""
+    """Format the command to paste into a shell, one override per line."""
     return " \\\n  ".join(["train " + shlex.quote(overrides[0]), *map(shlex.quote, overrides[1:])])
 
 

@@ -1,4 +1,4 @@
-"""Between a Hugging Face config.json and a model's configuration. Torch-free."""
+"""Conversion between a Hugging Face config.json and a model's configuration. Torch-free."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gangline_models.hugging_face.fields import check_value
 from gangline_models.hugging_face.tensors import list_tensor_names
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # OWNER/MODEL
-# What the values of some fields look like; others are checked where they are read.
+# Types of some fields; others are checked when they are read.
 SHAPES = {
     "architectures": list[str] | None,
     "layer_types": list[str] | None,
@@ -31,11 +31,11 @@ SHAPES = {
     "rope_scaling": dict | None,
 }
 COUNTS = ("num_hidden_layers", "n_layer", "num_nextn_predict_layers", "num_mtp_layers")
-FEW = 1000  # layers: a list of so many costs nothing, and weights are not looked at
+FEW = 1000  # number of layers up to which a list costs nothing, and tensors are not counted
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
-    """The config.json of a directory. Raises UserError where there is none or it is not JSON."""
+    """Read the config.json of a directory. Raises UserError if it is missing or not a JSON object."""
     path = Path(directory).expanduser() / "config.json"
     try:
         content = json.loads(read_regular(path))
@@ -65,7 +65,7 @@ def read_config(directory: str | Path) -> dict[str, Any]:
 
 
 def _refuse_counts(directory: str | Path, content: dict[str, Any]) -> None:
-    """Raises UserError for more layers than the weights have tensors: before a list of so many is made."""
+    """Raise UserError if the file gives more layers than the weights have tensors, before it makes such a list."""
     for name in COUNTS:
         count = content.get(name)
         if isinstance(count, int) and count > FEW and count > (tensor_count := len(list_tensor_names(directory))):
@@ -76,10 +76,9 @@ def _refuse_counts(directory: str | Path, content: dict[str, Any]) -> None:
 
 
 def read_model_config(directory: str | Path) -> ModelConfig:
-    """The configuration of the plain model in a Hugging Face directory, to start from its weights.
+    """Return the configuration of the plain model in a Hugging Face directory, to start from its weights.
 
-    It is of the installed part that names the architecture. Raises UserError where none does, and for what the part
-    cannot compute.
+    Its part is the installed one of the architecture. Raises UserError if there is none, and for unsupported features.
     """
     return _read_model(directory, read_config(directory))
 
@@ -87,7 +86,7 @@ def read_model_config(directory: str | Path) -> ModelConfig:
 def read_edited_config(
     directory: str | Path, edits: Iterable[type[EditConfig]] | None = None
 ) -> tuple[ModelConfig, list[EditConfig]]:
-    """Return (the same of the model without its edits, the edits that it takes).
+    """Return (the configuration of the model without its edits, the edits found in config.json).
 
     edits: the classes to choose from; None: those of all installed edits.
     """
@@ -105,9 +104,9 @@ def _read_model(directory: str | Path, theirs: dict[str, Any]) -> ModelConfig:
 
 
 def make_run_config_json(run: Run, where: str, dtype: str) -> dict[str, Any]:
-    """Return the config.json of the run's model, edits and all. Raises UserError without such an architecture.
+    """Return the config.json of the run's model, edits included. Raises UserError without such an architecture.
 
-    where: what holds the weights, for the message. dtype: of the weights.
+    where: source of the weights, in the message. dtype: of the weights.
     """
     what, format = type(run.model).__name__, get_model_format(run.model)
     config = None if format is None else format.write(run.model, dtype, run.batch.sequence_length)
@@ -124,10 +123,10 @@ def make_run_config_json(run: Run, where: str, dtype: str) -> dict[str, Any]:
 
 
 def check_weights(run: Run) -> list[Problem]:
-    """Return what is wrong with the directory that `model.weights` names: it must hold this very model.
+    """Return problems of the directory in `model.weights`: it must hold this model.
 
-    Edits compare what belongs to them in `EditConfig.check`. A run that continues takes its weights from its checkpoint
-    and does not need the directory.
+    Edits compare their options in `EditConfig.check`. A run that continues takes its weights from its checkpoint and
+    does not need the directory.
     """
     config, directory = run.model, run.model.get_weights_directory()
     if directory is None or (here := get_model_format(config)) is None or holds_checkpoint(run):

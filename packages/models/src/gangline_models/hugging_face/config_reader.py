@@ -1,4 +1,4 @@
-"""Reads a config.json field by field, and refuses what nobody asked for. Torch-free."""
+"""Reader of config.json, field by field, that refuses unread fields. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from gangline_models.hugging_face.fields import check_value, refuse_unknown
 
 
 class ConfigReader:
-    """The fields of a config.json. What nobody has asked for by the end is refused by its name.
+    """Reader of a config.json, whose `finish` refuses by name the fields that were not read.
 
-    A field that is not there is what the class of transformers has for it: whoever asks says what that is. A field that
-    is null is null. hint: the type and range that another value must fit, as of an option; UserError where it does not.
-    holder: the beginning of messages; "": that the directory holds the model.
+    A missing field has the default of the class in transformers, which the caller passes as `absent`. A null field is
+    null.
+    hint: type and range of any other value, as of an option; UserError if it does not fit.
+    holder: beginning of messages; "": that the directory holds the model.
     """
 
     def __init__(self, directory: str | Path, theirs: Mapping[str, Any], holder: str = "") -> None:
@@ -24,15 +25,15 @@ class ConfigReader:
         self._asked: set[str] = set()
 
     def holds(self, name: str) -> bool:
-        """Return whether the file has the field, be it null."""
+        """Return whether the file has the field, even if null."""
         return name in self._theirs
 
     def take(self, name: str, absent: Any = None, hint: Any = Any) -> Any:
-        """The field, which may be null, or `absent` where the file has none."""
+        """Return the field, which may be null, or `absent` if the file lacks it."""
         return self.check(name, self._get(name, absent), hint | None if hint is not Any else Any)
 
     def read_given(self, name: str, absent: Any, hint: Any = Any) -> Any:
-        """Return the same of a field that must not be null. Raises UserError for null."""
+        """Return a field that must not be null, or `absent` if the file lacks it. Raises UserError for null."""
         if (value := self._get(name, absent)) is None:
             raise self.explain(name, "null", "transformers has no meaning for that.")
         return self.check(name, value, hint)
@@ -48,24 +49,24 @@ class ConfigReader:
         return self._theirs.get(name, absent)
 
     def check(self, name: str, value: Any, hint: Any) -> Any:
-        """Return a value that was read for the field. Raises UserError where it does not fit the hint."""
+        """Return `value`, read for the field `name`. Raises UserError if it does not fit the hint."""
         return check_value(name, value, hint, self.holder)
 
     def expect(self, name: str, *values: Any) -> None:
-        """Raises UserError where the field is there with another value than these. Null and false are both: not so."""
+        """Raise UserError if the field is present with another value than these. Null and false count as equal."""
         value = self.take(name, values[0])
         off = (value is None or value is False) and (values[0] is None or values[0] is False)
         if value not in values and not off:
             raise self.explain(name, value, f"gangline's model has only {name}={values[0]}.")
 
     def explain_missing(self, name: str) -> UserError:
-        """The error of a field that must be there."""
+        """Return the error for a field that the file must have."""
         return UserError(f"{self.directory}/config.json does not give {name}.")
 
     def explain(self, name: str, value: Any, why: str) -> UserError:
-        """The error of a field that we cannot compute."""
+        """Return the error for a field value that is not supported."""
         return UserError(f"{self.holder} with {name}={value}.", why)
 
     def finish(self) -> None:
-        """Raises UserError where a field is left over that says something."""
+        """Raise UserError if an unread field has a meaning."""
         refuse_unknown(self.directory, self._theirs, self._asked)

@@ -1,4 +1,4 @@
-"""Contracts of the capability `hugging_face`: between the options of a part and a config.json. Torch-free."""
+"""Contracts of the capability `hugging_face`: conversion between a part's options and config.json. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ CAPABILITY = "hugging_face"
 
 
 class ModelFormat(ABC):
-    """Reads and writes the config.json of a model. Capability of a model's part, a class without arguments."""
+    """Converter of a model's config.json: capability of a model's part, a class without constructor arguments."""
 
-    architectures: tuple[str, ...] = ()  # values of `architectures` in config.json that `read` takes
+    architectures: tuple[str, ...] = ()  # values of `architectures` in config.json that `read` supports
 
     @abstractmethod
     def read(self, directory: str | Path, config: dict[str, Any]) -> ModelConfig:
         """Return the options of the model of this config.json, which start from the weights of the directory.
 
-        config: its architecture is one of `architectures`. Raises UserError for what the model cannot compute.
+        config: its architecture is one of `architectures`. Raises UserError for unsupported features.
         """
 
     @abstractmethod
@@ -40,14 +40,14 @@ class ModelFormat(ABC):
 
     @abstractmethod
     def describe(self, options: Any) -> dict[str, Any]:
-        """Return the options that decide what the model computes, by name, with defaults filled in.
+        """Return the options that determine what the model computes, by name, with defaults filled in.
 
-        Two models with the same description take the same weights.
+        Two models with equal descriptions can load each other's weights.
         """
 
 
 class EditFormat(ABC):
-    """Reads and writes what a model edit adds to a config.json. Capability of its part, a class without arguments.
+    """Converter of a model edit's fields in config.json: capability of its part, a class without constructor arguments.
 
     Without this capability an edited model has no Hugging Face architecture, unless the edit wraps.
     """
@@ -55,7 +55,7 @@ class EditFormat(ABC):
     def read(self, cls: type[Any], config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
         """Return (options of class `cls`, the config.json of the model without the edit), or None for other models.
 
-        Raises UserError for what the edit cannot compute.
+        Raises UserError for unsupported features.
         """
         return None
 
@@ -72,14 +72,14 @@ class EditFormat(ABC):
 
 
 class SameModel(EditFormat):
-    """The edit changes nothing that a config.json describes, such as the loss."""
+    """Converter of an edit that changes nothing in a config.json, such as the loss."""
 
     def write(self, options: Any, config: dict[str, Any]) -> dict[str, Any]:
         return config
 
 
 def find_model_format(architecture: str, directory: str | Path) -> ModelFormat:
-    """Return the format of the one installed part that names an architecture. Raises UserError where none or two do."""
+    """Return the format of the one installed part that names an architecture. Raises UserError if none or two do."""
     offers, failures = dict[str, dict[str, ModelFormat]](), list[str]()
     for name, offer in sorted(installed().get_offers("model").items()):
         if spec := offer.part.capabilities.get(CAPABILITY):
@@ -114,7 +114,7 @@ def get_edit_format(cls: type[EditConfig]) -> EditFormat | None:
 
 
 def list_edit_classes() -> list[type[EditConfig]]:
-    """Return the classes of options of the installed edits that have a format, without those that derive from them."""
+    """Return the option classes of installed edits that have a format, without their subclasses."""
     every = [
         offer.part for group in sorted(installed().edit_groups()) for offer in installed().get_offers(group).values()
     ]

@@ -1,7 +1,4 @@
-"""Which fields of a config.json say nothing of what the model computes; the refusal of unknown fields and odd values.
-
-Torch-free.
-"""
+"""Refusal of unknown fields and invalid values of a config.json, and its list of harmless fields. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from gangline.config.ranges import explain_wrong, format_range, is_of
 from gangline.config.values import describe
 from gangline.errors import UserError
 
-# What says nothing of what the model computes from its weights: tokens, files, and what is of training alone. (Dropout
-# is: gangline's modules have none.)
+# Fields that do not change what the model computes from its weights: tokens, files, and training-only fields (also
+# dropout, which gangline's modules do not have).
 HARMLESS = frozenset(
     (
         *("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "auto_map", "use_cache"),
@@ -26,12 +23,12 @@ HARMLESS = frozenset(
         *("unsloth_version", "unsloth_fixed", "is_llama_config", "transformers.js_config"),
     )
 )
-# What would say something if it had another value.
+# Fields that would have a meaning with another value.
 OFF = dict.fromkeys(("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "rope_interleaved"), False)
 
 
 def refuse_unknown(directory: str | Path, theirs: Mapping[str, Any], read_names: Collection[str]) -> None:
-    """Raises UserError where a field that says something is left over: not null, not asked for, not harmless."""
+    """Raise UserError if a field with a meaning was not read: not null and not harmless."""
     unknown_fields = {
         name: value
         for name, value in theirs.items()
@@ -50,10 +47,9 @@ def refuse_unknown(directory: str | Path, theirs: Mapping[str, Any], read_names:
 
 
 def check_value(name: str, value: Any, hint: Any, holder: str = "a model") -> Any:
-    """Return the value of a field of config.json.
+    """Return the value of a field of config.json. Raises UserError if it does not fit.
 
-    hint: its type and range, as of an option. holder: the subject of the message. Raises UserError where the value does
-    not fit.
+    hint: its type and range, as of an option. holder: the subject of the message.
     """
     if complaint := _explain_mismatch(hint, value):
         text = json.dumps(value, default=str)
@@ -63,9 +59,9 @@ def check_value(name: str, value: Any, hint: Any, holder: str = "a model") -> An
 
 
 def _explain_mismatch(hint: Any, value: Any) -> str | None:
-    """Return what a value of a file must be and is not, as in "must be text"; None if it fits.
+    """Return the requirement that a value of a file violates, as in "must be text"; None if it fits.
 
-    An integer beyond 64 bits is refused: it is larger than any size, and has no float.
+    An integer beyond 64 bits is refused: it is larger than any size, and cannot be converted to float.
     """
     if not is_of(hint, value):
         return f"must be {', '.join(filter(None, (describe(hint), format_range(hint))))}"

@@ -1,6 +1,6 @@
-"""Which layers have a window, in the words of config.json. Torch-free.
+"""Conversion of the layers' window types from and to config.json. Torch-free.
 
-Their window counts as ours does: a query sees itself and the `sliding_window` - 1 tokens before it.
+A window counts as in gangline: a query sees itself and the `sliding_window` - 1 tokens before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SLIDING, FULL, LINEAR_LAYER = "sliding_attention", "full_attention", "linear_att
 
 
 def read_types(reader: ConfigReader, absent: Sequence[str]) -> Sequence[str]:
-    """Of each layer. absent: what a file without `layer_types` means. Raises UserError for another number of layers."""
+    """Return the type of each layer; `absent` if the file has no `layer_types`. Raises UserError for another length."""
     if (types := reader.take("layer_types", hint=list[str])) is None:
         return absent
     if len(types) != len(absent):
@@ -23,9 +23,7 @@ def read_types(reader: ConfigReader, absent: Sequence[str]) -> Sequence[str]:
 
 
 def read_windows(reader: ConfigReader, window: int | None, types: Sequence[str]) -> dict[str, Any]:
-    """`window`, `full_first` and `full_every` of layers of these types. Raises UserError for an order that they cannot
-    say.
-    """
+    """Return `window`, `full_first` and `full_every` of layer types. Raises UserError if they cannot describe them."""
     slides = [kind == SLIDING for kind in types]
     if unknown := set(types) - {SLIDING, FULL}:
         raise reader.explain("layer_types", ", ".join(sorted(unknown)), f"gangline has {SLIDING} and {FULL}.")
@@ -43,8 +41,9 @@ def read_windows(reader: ConfigReader, window: int | None, types: Sequence[str])
 
 
 def read_every(reader: ConfigReader, types: Sequence[str], other: str) -> int | None:
-    """Of every so many layers the last one is full, all others are `other`; None: none is full. Raises UserError for
-    another order.
+    """Return n if the last of every n layers is full and all others are `other`; None: none is full.
+
+    Raises UserError for another order.
     """
     every = list(types).index(FULL) + 1 if FULL in types else None
     if list(types) != [FULL if every and (index + 1) % every == 0 else other for index in range(len(types))]:
@@ -53,5 +52,5 @@ def read_every(reader: ConfigReader, types: Sequence[str], other: str) -> int | 
 
 
 def list_layer_types(windows: Iterable[int | None]) -> list[str]:
-    """Of layers with these windows."""
+    """Return the layer types of layers with these windows."""
     return [FULL if window is None else SLIDING for window in windows]

@@ -1,4 +1,4 @@
-"""From the plan's names to theirs, array by array. Torch-free."""
+"""Translation from the plan's parameter names to Hugging Face tensors. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from gangline.plan import Name, Plan
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# What files hold beside the weights: nothing is lost by passing over it.
+# Computed tensors that files may hold besides the weights: skipping them loses nothing.
 COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
 
 
 @dataclass(frozen=True)
 class Theirs:
-    """One of their tensors: the whole of ours, or, where theirs are stacked in ours, number `index` of it.
+    """A Hugging Face tensor that holds a parameter, or part of it.
 
-    shape: of theirs. Where several of ours make it up, ours begins `first` along dim `dim` of it and has every
-    `every`th of it from there. optional: files may lack it.
+    shape     of the tensor
+    index     number of its slice in a stacked parameter; None: the tensor has the complete parameter
+    first     start of the parameter along `dim` of the tensor, if several parameters make it up; None: they do not
+    every     stride of the parameter along `dim` from there
+    optional  files may lack it
     """
 
     name: str
@@ -34,7 +37,7 @@ class Theirs:
 
 
 def find_theirs(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
-    """Their tensors that make up our parameter `name`. Raises UserError where the plan gives it no name."""
+    """Return the Hugging Face tensors that make up a parameter. Raises UserError if the plan gives it no name."""
     for rule in plan.names:
         theirs = rule.translate(name)
         if theirs is None:
@@ -60,10 +63,10 @@ def find_theirs(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
 
 
 def find_unknown_names(plan: Plan, names: Iterable[str], shapes: Shapes | None = None) -> list[str]:
-    """Return those of the external `names` that match no parameter of the model.
+    """Return the external `names` that match no parameter of the model.
 
-    shapes: of all parameters and persistent buffers; None: unknown, and a block may hold all that the plan has names
-    for. A name of what `Name.unread` says is none of them.
+    shapes: of all parameters and persistent buffers; None: unknown, and a block may hold every name of the plan. Names
+    that a rule marks with `Name.unread` are not returned.
     """
     names = list(names)
     here = None if shapes is None else _list_exact_names(plan, shapes)
@@ -90,12 +93,12 @@ def find_unknown_names(plan: Plan, names: Iterable[str], shapes: Shapes | None =
 
 
 def find_layers(plan: Plan, names: Iterable[str]) -> set[int]:
-    """The numbers of the layers that their `names` are of."""
+    """Return the numbers of the layers that appear in Hugging Face `names`."""
     return {layer for rule in plan.names if rule.theirs for layer in _match_layers(_compile_pattern(plan, rule), names)}
 
 
 def _list_exact_names(plan: Plan, shapes: Shapes) -> set[str]:
-    """Their names of the parameters, and of those that are tied to one."""
+    """Return the Hugging Face names of the parameters, and of the parameters tied to one."""
     aliases = (rule.translate(alias) for alias, _ in plan.tied for rule in plan.names)
     names = {theirs.name for name, shape in shapes.items() for theirs in find_theirs(plan, name, shape)}
     return names | {name for name in aliases if name}
@@ -108,7 +111,7 @@ def _match_layers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
 
 
 def _compile_pattern(plan: Plan, rule: Name) -> re.Pattern[str]:
-    """Their names by a rule; of one about every block, group `layer` is the number of the block."""
+    """Compile a rule to a pattern of Hugging Face names; group `layer` is the block number in a rule of all blocks."""
     theirs = re.escape(rule.theirs)
     if rule.pattern.startswith(f"{plan.blocks}.*."):
         theirs = theirs.replace(r"\{0\}", r"(?P<layer>\d+)", 1)

@@ -1,4 +1,4 @@
-"""Start from weights that others trained."""
+"""Loading of pretrained weights from a Hugging Face directory into a rank's shards, and checks before."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from gangline.shard import Shard
 
 
-LARGER = 100  # times the numbers of a directory: a model of more parameters is another one
-LANES = 2  # weights that are read side by side: while one waits for the disk, another is converted
+LARGER = 100  # maximum ratio of the model's parameters to the directory's: a larger model is a different one
+LANES = 2  # weights that are read at a time: one waits for the disk while another is converted
 
 
 def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, seed: int = 0) -> None:
     """Fill this rank's `model/...` shards in place from a Hugging Face directory, reading only the rows of their boxes.
 
-    What others have nothing like, and what files may lack and do lack, is drawn by `seed`, as without a directory.
-    Several shards of a list are filled at once; of another iterable each is asked for when the one before is full.
-    Raises UserError where a tensor is missing, has another shape, or is one that this model has no place for.
+    Parameters without a Hugging Face tensor, and missing optional ones, are initialised by `seed`, as without a
+    directory. Shards of a list are filled concurrently; of another iterable, the next is requested when the previous
+    one is full.
+    Raises UserError if a tensor is missing, has another shape, or does not belong to this model.
     """
     from gangline.model.init import fill_as_kept, initialise
 
@@ -48,10 +49,10 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
 
 
 def check_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan) -> None:
-    """Whether `load_pretrained` can fill these shards, which need no memory: by headers, file sizes, and a tied head.
+    """Check that `load_pretrained` can fill these shards, by headers, file sizes, and a tied head; they need no memory.
 
-    shards: of the complete model. Raises UserError as `load_pretrained` does, and for a tensor that this very model
-    has no parameter for. Shards that are kept in fewer bits are not known here.
+    shards: of the complete model. Raises UserError as `load_pretrained` does, and for a tensor that matches no
+    parameter of this model. Shards stored in fewer bits are not supported.
     """
     shards = list(shards)
     with Tensors(directory) as tensors:
@@ -63,9 +64,9 @@ def check_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan)
 
 
 def refuse_larger(directory: str | Path, tree: Node) -> None:
-    """Raises UserError where the model has many times the numbers of the directory's weights: by headers alone.
+    """Raise UserError if the model has over `LARGER` times the numbers of the directory's weights, by headers only.
 
-    A model of such sizes is not built to learn which of its tensors differ.
+    Such a model is not built only to report which of its tensors differ.
     """
     with Tensors(directory) as tensors:
         weight_count = sum(prod(tensors.get_shape(name)) for name in tensors.files)
@@ -81,7 +82,7 @@ def refuse_larger(directory: str | Path, tree: Node) -> None:
 def check_names(directory: str | Path, plan: Plan, shapes: Shapes) -> None:
     """Compare the names of a directory's tensors with those of a model.
 
-    shapes: of all its parameters and persistent buffers. Raises UserError for a tensor that it has no parameter for.
+    shapes: of all its parameters and persistent buffers. Raises UserError for a tensor that matches no parameter.
     """
     with Tensors(directory) as tensors:
         _refuse_strangers(tensors, plan, shapes)
@@ -101,9 +102,9 @@ def _refuse_strangers(tensors: Tensors, plan: Plan, shapes: Shapes | None = None
 
 
 def _refuse_untied(tensors: Tensors, plan: Plan) -> None:
-    """Refuse a head of its own beside tied embeddings: transformers takes that head, this model would leave it out.
+    """Refuse a separate head next to tied embeddings: transformers uses that head, this model would ignore it.
 
-    A head that equals the embedding is a copy, as some tools write it.
+    A head that equals the embedding is a copy, which some tools write. Raises UserError.
     """
     for alias, owner in plan.tied:
         head, embedding = (
@@ -119,7 +120,7 @@ def _refuse_untied(tensors: Tensors, plan: Plan) -> None:
 
 
 def _is_same_tensor(tensors: Tensors, one: str, other: str) -> bool:
-    """Return whether two tensors have the same shape and numbers; a few rows of each are in memory at a time."""
+    """Return whether two tensors have equal shape and bits; a few rows of each are in memory at a time."""
     import torch
 
     if tensors.get_shape(one) != tensors.get_shape(other) or tensors.get_dtype(one) != tensors.get_dtype(other):
@@ -130,7 +131,7 @@ def _is_same_tensor(tensors: Tensors, one: str, other: str) -> bool:
 
 
 def _find_brought(tensors: Tensors, plan: Plan, shard: Shard) -> list[Theirs]:
-    """Their tensors that make up the parameter of a shard; none: it is drawn."""
+    """Return the Hugging Face tensors that make up the parameter of a shard; []: it is initialised by seed."""
     sources = find_theirs(plan, _get_owner(plan, shard), shard.global_shape)
     return [] if all(theirs.optional and theirs.name not in tensors.files for theirs in sources) else sources
 
@@ -156,10 +157,10 @@ def _check(tensors: Tensors, theirs: Theirs, shard: Shard, plan: Plan) -> None:
 
 
 def fill_each(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
-    """Fill shards, those of a list in `LANES` threads, each of which takes the next when it is done with one; of other
-    iterables one after the other, for who makes them may look at one when the next is asked for.
+    """Fill shards: those of a list in `LANES` threads, each of which takes the next when one is done.
 
-    Raises what a `fill` raises; the other threads then take no further one.
+    Other iterables are filled one after another, since their producer may read a shard when the next is requested.
+    Raises what a `fill` raises; the other threads then take no further shard.
     """
     if not isinstance(shards, Sequence):
         for shard in shards:
@@ -168,7 +169,7 @@ def fill_each(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
     coming, failed = iter(shards), False
 
     def iterate_own() -> Iterator[Shard]:
-        while not failed and (shard := next(coming, None)) is not None:  # of a list, in one step of the interpreter
+        while not failed and (shard := next(coming, None)) is not None:  # atomic for a list's iterator
             yield shard
 
     def run_lane() -> None:

@@ -1,6 +1,6 @@
-"""Rotary positions in the words of config.json: of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters).
+"""Converter of rotary positions (RoPE) from and to config.json: transformers 4 (rope_theta, rope_scaling) and 5.
 
-Torch-free.
+transformers 5 writes rope_parameters. Torch-free.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ PLAIN_WORDS = {"rope_type", "type", "rope_theta", SHARE, ORIGINAL}
 def read_rope(
     reader: ConfigReader, theta: float, *, original: int | None = None, share: bool = False
 ) -> dict[str, Any]:
-    """`rope_theta` and `rope`. theta, original: of a file without; share: the family rotates a share of each head.
+    """Return `rope_theta` and `rope` of a config.json.
 
-    Raises UserError for what no part of `model/rope` is.
+    theta, original: values for a file without them. share: the family rotates a share of each head. Raises UserError
+    for scaling that no part of `model/rope` computes.
     """
     if not share:
         reader.expect(SHARE, 1.0)
     fields, silent = take_fields(reader), reader.read_given("rope_theta", theta, PositiveFloat)
-    above = reader.take(ORIGINAL, original, PositiveInt)  # transformers takes it before the one in rope_parameters
+    above = reader.take(ORIGINAL, original, PositiveInt)  # in transformers it overrides the field in rope_parameters
     choice = read_choice(reader, fields, original=above, share=share)
     return {"rope_theta": _read_theta(reader, fields, silent), "rope": choice}
 
 
 def take_fields(reader: ConfigReader) -> Mapping[str, Any]:
-    """`rope_parameters`, or `rope_scaling`, its older name. Raises UserError where a file has both and they differ."""
+    """Return `rope_parameters`, or its older name `rope_scaling`. Raises UserError if a file has two different ones."""
     parameters, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
     if parameters and old and parameters != old:
         raise reader.explain("rope_scaling", old, f"It also has rope_parameters={parameters}.")
@@ -43,9 +44,9 @@ def take_fields(reader: ConfigReader) -> Mapping[str, Any]:
 
 
 def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, local_theta: float) -> dict[str, Any]:
-    """The same of a file that says it for each kind of layer, and `local_rope_theta` of those with a window.
+    """Return `rope_theta`, `rope` and `local_rope_theta` (in blocks with a window) of a file with both kinds of layer.
 
-    local: the field of older files that says the latter.
+    local: field of older files with the base of layers with a window.
     """
     parameters, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
     silent = reader.read_given("rope_theta", theta, PositiveFloat)
@@ -82,16 +83,16 @@ def _read_theta(reader: ConfigReader, said: Mapping[str, Any], silent: float) ->
 def read_choice(
     reader: ConfigReader, fields: Mapping[str, Any], *, original: int | None = None, share: bool = False
 ) -> RopeChoice:
-    """The part of `model/rope` that `rope_parameters` ask for.
+    """Return the part of `model/rope` that `rope_parameters` describe.
 
-    original: its ORIGINAL where one stands above them; share: the family rotates a share of each head.
+    original: ORIGINAL if config.json has it at the top level. share: the family rotates a share of each head.
     """
     kind = reader.check("rope_type", fields.get("rope_type", fields.get("type", "default")), str | None)
     kind = "longrope" if kind == "su" else kind
     if kind not in BY_KIND:
         raise reader.explain("rope_type", kind, f"gangline has {', '.join(BY_KIND)}.")
     config = BY_KIND[kind]
-    words = set(config.words.values()) - {LONGEST}  # that one stands beside rope_parameters
+    words = set(config.words.values()) - {LONGEST}  # that field is outside rope_parameters
     if unknown_fields := {
         name: value for name, value in fields.items() if name not in words | PLAIN_WORDS and value is not None
     }:

@@ -1,4 +1,4 @@
-"""The format of a safetensors file, read a few rows at a time into a small buffer, by several threads at once.
+"""Safetensors file format, read a few rows at a time into a small buffer, by several threads at once.
 
 A file is 8 bytes (little-endian length of the header), the header (JSON: name -> dtype, shape, data_offsets) and the
 tensors' bytes. It is not mapped: mapped pages come one by one from the disk, and count as memory of the process.
@@ -19,7 +19,7 @@ from gangline.shard import get_itemsize
 if TYPE_CHECKING:
     import torch
 
-BLOCK_BYTES = 1 << 20  # read at once: what is converted then still lies in the processor's cache
+BLOCK_BYTES = 1 << 20  # bytes per read: small enough to stay in the processor's cache for the conversion
 DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -38,7 +38,7 @@ _THEIRS = {ours: theirs for theirs, ours in DTYPES.items()}
 
 
 def encode_header(dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[bytes, dict[str, int]]:
-    """Return the begin of a file of these tensors, in this order, and the offset in the file of each tensor's bytes.
+    """Return the beginning of a file of these tensors, in order, and the file offset of each tensor's bytes.
 
     dtype  of all tensors, by torch's name
     """
@@ -48,13 +48,13 @@ def encode_header(dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[by
         ends.append(ends[-1] + prod(shape) * get_itemsize(dtype))
         header[name] = {"dtype": _THEIRS[dtype], "shape": list(shape), "data_offsets": ends[-2:]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the tensors' bytes are aligned
+    text += b" " * (-len(text) % 8)  # aligns the tensors' bytes
     begin = 8 + len(text)
     return len(text).to_bytes(8, "little") + text, {name: begin + end for name, end in zip(shapes, ends, strict=False)}
 
 
 class TensorFile:
-    """Open until `close`, or the end of the context. Raises OSError for a pipe, and for a damaged file."""
+    """Open safetensors file, until `close` or the end of the context. Raises OSError for a pipe or a damaged file."""
 
     def __init__(self, path: Path) -> None:
         from safetensors import SafetensorError, safe_open
@@ -62,7 +62,7 @@ class TensorFile:
         if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
             raise OSError("It is not a regular file.")
         try:
-            with safe_open(path, framework="np"):  # it checks the header against the size of the file
+            with safe_open(path, framework="np"):  # checks the header against the size of the file
                 pass
         except SafetensorError as error:
             raise OSError(str(error)) from error
@@ -89,16 +89,17 @@ class TensorFile:
         return tuple(self._entries[name]["shape"])
 
     def get_dtype(self, name: str) -> str:
-        """By torch's name. Raises UserError for numbers of a kind that is not read."""
+        """Return the torch name of a tensor's dtype. Raises UserError for an unsupported dtype."""
         theirs = self._entries[name]["dtype"]
         if theirs not in DTYPES:
             raise UserError(f"{self.path}: {name} has numbers of dtype {theirs}, which are not read.")
         return DTYPES[theirs]
 
     def fill(self, name: str, box: tuple[slice, ...], local: torch.Tensor) -> bool:
-        """Read the part of a tensor that `box` takes into `local`, where that has the same numbers in the same order.
+        """Read the slice `box` of a tensor into `local` directly; return whether it did.
 
-        False: it has others, and nothing was done. Raises UserError as `iterate_blocks` does.
+        It does nothing if dtype, device, layout or columns of `local` differ. Raises UserError as `iterate_blocks`
+        does.
         """
         shape, dtype, offset = self._locate(name)
         rows = range(*box[0].indices(shape[0])) if shape else range(1)
@@ -111,17 +112,17 @@ class TensorFile:
         return True
 
     def _locate(self, name: str) -> tuple[tuple[int, ...], torch.dtype, int]:
-        """(shape, dtype, where in the file it begins). Raises UserError for numbers of a kind that is not read."""
+        """Return (shape, dtype, file offset) of a tensor. Raises UserError for an unsupported dtype."""
         import torch
 
         begin = self._begin + self._entries[name]["data_offsets"][0]
         return self.get_shape(name), getattr(torch, self.get_dtype(name)), begin
 
     def iterate_blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
-        """The part of a tensor that `box` takes of it, a few rows at a time: (number of the first of them, the rows).
+        """Yield the slice `box` of a tensor, a few rows at a time: (number of the first row, the rows).
 
-        Rows run along all dims but the first. They are of the buffer, and gone with the next ones. A tensor of no dim
-        comes as it is, with number 0. Raises UserError for numbers of a kind that is not read.
+        Rows run along all dims but the first. They are views of a buffer that the next rows overwrite. A scalar is
+        yielded as it is, with number 0. Raises UserError for an unsupported dtype.
         """
         import torch
 

@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face directory, by their names there."""
+"""Tensors of a Hugging Face directory, by their names there."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FETCH = "hf download OWNER/MODEL --local-dir DIR fetches what lacks of a model of the hub."
-POINTER = b"version https://git-lfs"  # how a file begins that Git LFS has not fetched
+POINTER = b"version https://git-lfs"  # first bytes of a file that Git LFS has not fetched
 PULL = "git lfs pull, in that directory, fetches them."
 
 
 class Tensors:
-    """Reads without holding more than was asked for, in any thread. A context manager: files stay open inside it."""
+    """Reader of a directory's tensors, from any thread, a few rows at a time; files stay open inside the context."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory).expanduser()
         self._open = ExitStack()
         self._files: dict[str, TensorFile] = {}
-        self._index: dict[str, str] = {}  # tensor name -> the file that the index names for it
+        self._index: dict[str, str] = {}  # tensor name -> file, from the index
         self._opening = Lock()
 
     def __enter__(self) -> Tensors:
@@ -43,9 +43,9 @@ class Tensors:
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """Tensor name -> the file that has it. Other files that lie in the directory are not looked at.
+        """Tensor name -> the file that holds it. Other files in the directory are ignored.
 
-        Raises UserError where there are no weights or two sets of them, and where the index is damaged.
+        Raises UserError if there are no weights or two sets, or if the index is damaged.
         """
         index, one = self.directory / INDEX, self.directory / ONE_FILE
         if index.exists():
@@ -94,7 +94,7 @@ class Tensors:
             return self._files[name]
 
     def _refuse_copies(self, name: str) -> None:
-        """Refuse tensors of a file that the index says another file has: transformers may take either."""
+        """Raise UserError for a file's tensors that the index assigns to another file: transformers may take either."""
         for tensor in self._files[name].list_names():
             if (other := self._index.get(tensor, name)) != name:
                 raise UserError(
@@ -104,7 +104,7 @@ class Tensors:
                 )
 
     def get_shape(self, name: str) -> tuple[int, ...]:
-        """Global shape. Raises UserError where there is no such tensor."""
+        """Return the global shape of a tensor. Raises UserError if the tensor is missing."""
         if name not in self.files:
             raise UserError(f"{self.directory} has no tensor {name}.")
         file = self._open_file(self.files[name])
@@ -113,15 +113,15 @@ class Tensors:
         return file.get_shape(name)
 
     def get_dtype(self, name: str) -> str:
-        """By torch's name. Raises UserError for numbers of a kind that is not read."""
+        """Return the torch name of a tensor's dtype. Raises UserError for an unsupported dtype."""
         return self._open_file(self.files[name]).get_dtype(name)
 
     def fill(self, name: str, box: tuple[slice, ...], local: torch.Tensor) -> bool:
-        """Straight into `local` where that can be, as `TensorFile.fill`."""
+        """Read the slice `box` of a tensor into `local` directly; return whether it did, as `TensorFile.fill`."""
         return self._open_file(self.files[name]).fill(name, box, local)
 
     def iterate_blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
-        """The part of a tensor that `box` takes of it, a few rows at a time, as `TensorFile.iterate_blocks`."""
+        """Yield the slice `box` of a tensor, a few rows at a time, as `TensorFile.iterate_blocks`."""
         return self._open_file(self.files[name]).iterate_blocks(name, box)
 
 
@@ -133,10 +133,7 @@ def _is_pointer(path: Path) -> bool:
 
 
 def list_tensor_names(directory: str | Path) -> set[str]:
-    """The names of all tensors of the directory's weights; none where it has no weights.
-
-    Raises UserError where they cannot be told.
-    """
+    """Return the names of all tensors in the directory; empty without weights. Raises UserError for a damaged index."""
     place = Path(directory).expanduser()
     if not any((place / name).exists() for name in (ONE_FILE, INDEX)):
         return set()

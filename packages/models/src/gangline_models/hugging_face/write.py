@@ -1,7 +1,7 @@
-"""Write a model as others read it: config.json, safetensors files, and their index.
+"""Writer of a model as a Hugging Face directory: config.json, safetensors files, and their index.
 
-Shapes are known from the model's tree, so every file is laid out before the first
-tensor is read, and no more than one tensor is in memory, but where several of ours are joined in one of theirs.
+Shapes are known from the model's tree, so every file is laid out before the first tensor is read. At most one tensor is
+in memory, except if several parameters are joined in one Hugging Face tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 MAX_SHARD_BYTES = 5_000_000_000
-BLOCK_BYTES = 8 << 20  # converted at once
+BLOCK_BYTES = 8 << 20  # bytes converted at a time
 
 
 @dataclass
@@ -37,7 +37,7 @@ class _Slot:
     theirs: Theirs
     nbytes: int
     file: str = ""
-    offset: int = 0  # in the file
+    offset: int = 0  # in the file, in bytes
 
 
 def export(
@@ -51,16 +51,14 @@ def export(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     beside: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write `directory` whole or not at all.
+    """Write `directory` completely or not at all.
 
-    arrays  (name, whole tensor) in any order, drawn one at a time; each of `shapes` once. The next one may lie in the
-            same memory
+    arrays  (name, full tensor) in any order, read one at a time; each of `shapes` once. The next one may reuse the
+            memory
     shapes  global shape of every parameter by name (`gangline.model.tree.get_parameter_shapes`)
     config  the content of config.json
     beside  further files by name: a tokenizer's
-
-    Raises UserError where the directory exists or cannot be written, ValueError where `arrays` are not those of
-    `shapes`.
+    Raises UserError if the directory exists or cannot be written, ValueError if `arrays` do not match `shapes`.
     """
     target = Path(directory).expanduser()
     if target.exists():
@@ -131,14 +129,14 @@ def _write(
 
 
 class _Joined:
-    """What several of ours make up together of theirs: kept until the last of them has come."""
+    """Buffer of parameters that one Hugging Face tensor joins, each kept until the last one arrives."""
 
     def __init__(self, slots: Iterable[_Slot]) -> None:
         self._missing = Counter(slot.theirs.name for slot in slots if slot.theirs.first is not None)
         self._come: dict[str, dict[int, torch.Tensor]] = {}
 
     def take(self, theirs: Theirs, part: torch.Tensor) -> torch.Tensor | None:
-        """All of it, with the last part; None before that."""
+        """Return the complete tensor with the last part; None before that."""
         import torch
 
         if theirs.first is None:
@@ -146,7 +144,7 @@ class _Joined:
         come = self._come.setdefault(theirs.name, {})
         self._missing[theirs.name] -= 1
         if self._missing[theirs.name]:
-            come[theirs.first] = part.clone()  # the next one may lie in the same memory
+            come[theirs.first] = part.clone()  # the next one may reuse the memory
             return None
         come[theirs.first] = part
         del self._come[theirs.name]
@@ -157,14 +155,14 @@ class _Joined:
 
 
 def _split_blocks(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
-    """Its rows, a few at a time, so that no second tensor of its size is made to convert or transpose it."""
+    """Split a tensor into blocks of rows, so that conversion or transposition needs no second tensor of its size."""
     if not tensor.dim() or not tensor.numel():
         return [tensor]
     return tensor.split(max(1, len(tensor) * BLOCK_BYTES // tensor.nbytes))
 
 
 def _lay_out(slots: list[_Slot], max_shard_bytes: int) -> dict[str, list[_Slot]]:
-    """File name -> what lies in it: filled in order, a tensor larger than the limit in a file of its own."""
+    """Return file name -> tensors: files are filled in order; a tensor above the limit has a separate file."""
     groups: list[list[_Slot]] = [[]]
     file_bytes = 0
     for slot in slots:
@@ -182,7 +180,7 @@ def _lay_out(slots: list[_Slot], max_shard_bytes: int) -> dict[str, list[_Slot]]
 
 
 def _begin(file: BinaryIO, slots: list[_Slot], dtype: str) -> BinaryIO:
-    """Write the header, and tell each slot where in the file its bytes go."""
+    """Write the header, and set the file offset of each slot."""
     header, offsets = encode_header(dtype, {slot.theirs.name: slot.theirs.shape for slot in slots})
     file.write(header)
     for slot in slots:

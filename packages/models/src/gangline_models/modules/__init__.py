@@ -1,1 +1,1 @@
-"""Modules that the decoder of gangline-basics lacks, a file each: single-device code that knows nothing of ranks."""
+"""Modules that the decoder of gangline-basics lacks, one file each: single-device code without ranks."""

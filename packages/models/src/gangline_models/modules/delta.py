@@ -1,15 +1,15 @@
-"""The gated delta rule in chunks (Yang et al., Gated DeltaNet, arXiv 2412.06464, sections 3.1 to 3.3).
+"""Gated delta rule in chunks (Yang et al., Gated DeltaNet, arXiv 2412.06464, sections 3.1 to 3.3).
 
-A head remembers a matrix S, a row for each feature of a key: what value it has read for what key. At each token it
-forgets a share of all (1 - α), looks up what S has for the key, and writes the difference from the value, by the share
-β (the delta rule; Schlag et al., arXiv 2102.11174):
+A head keeps a state matrix S, a row for each feature of a key: the values that it has stored for keys. At each token it
+forgets a share of the state (1 - α), looks up the value that S has for the key, and writes the difference from the new
+value, scaled by β (the delta rule; Schlag et al., arXiv 2102.11174):
 
     S_t = α_t S_{t-1} + k_t β_t (v_t - α_t S_{t-1}ᵀ k_t)ᵀ         o_t = S_tᵀ q_t
 
 with α = exp(-exp(a_log) · softplus(a + dt_bias)), β = sigmoid(b), and k, q of length 1 (q then divided by the root of
 its width).
 
-Token by token that is slow. Inside a chunk of L tokens, with g_i = Σ_{j ≤ i} log α_j, what token i writes is u_i:
+Token by token that is slow. Inside a chunk of L tokens, with g_i = Σ_{j ≤ i} log α_j, token i writes u_i:
 
     u_i = β_i (v_i - exp(g_i) Sᵀ k_i - Σ_{j < i} exp(g_i - g_j) (k_i·k_j) u_j)
 
@@ -17,13 +17,13 @@ a triangular system (I + A) U = β V - (β exp(g) K) S, which is solved for both
 
     O = (exp(g) Q) S + tril(exp(g_i - g_j) Q Kᵀ) U        S' = exp(g_L) S + (exp(g_L - g) K)ᵀ U
 
-A document remembers nothing of the one before: pairs of tokens of two documents are left out, and a chunk takes and
-hands on the state of its own document only.
+The state does not cross documents: pairs of tokens of two documents are masked, and a chunk reads and passes on the
+state of its own document only.
 
 A cache keeps S of each head, and no keys.
 
 B batch, T tokens, D model width, C width of a head, F features.
-There are K key heads and H value heads, H / K to each key head; a row is cut into chunks of `chunk` tokens.
+There are K key heads and H value heads, H / K to each key head; a row is split into chunks of `chunk` tokens.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from gangline_models.delta_nodes import DecayNode, GatedDeltaNode
 
 
 class Decay(nn.Module):
-    """a (B, T, H) -> log α, in float32 at least."""
+    """Log decay of the state: a (B, T, H) -> log α, in float32 or wider."""
 
     def __init__(self, node: DecayNode) -> None:
         super().__init__()
         self.a_log, self.dt_bias = nn.Parameter(torch.empty(node.heads)), nn.Parameter(torch.empty(node.heads))
 
     def bind(self, axis: Comm) -> None:
-        """Numbers of heads are cut as heads are."""
+        """Ignore the ranks: parameters per head are sharded as heads are."""
 
     def forward(self, a_BTH: Tensor) -> Tensor:
         wide = torch.promote_types(a_BTH.dtype, torch.float32)
@@ -56,7 +56,7 @@ class Decay(nn.Module):
 
 
 class GatedDelta(nn.Module):
-    """x (B, t, D) -> (B, t, D)."""
+    """Gated delta-rule layer: x (B, t, D) -> (B, t, D)."""
 
     def __init__(self, node: GatedDeltaNode) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class GatedDelta(nn.Module):
         self.chunk = node.chunk
 
     def forward(self, x_BtD: Tensor, batch: Batch) -> Tensor:
-        """What lies between the products is computed again in the backward pass: it is many times their size."""
+        """Apply the layer; the backward pass recomputes all but the matmuls: it is many times their size."""
         arguments = self.wqkvz(x_BtD), self.wba(x_BtD), batch.document
         if batch.cache is not None:
             return self.w_out(self._mix_tokens(*arguments, batch.cache))
@@ -77,7 +77,7 @@ class GatedDelta(nn.Module):
         self, qkvz_BTF: Tensor, ba_BTF: Tensor, document_BT: Tensor | None, cache: Cache | None = None
     ) -> Tensor:
         values = self.each * self.value_dim
-        of_key_head = 2 * self.key_dim + 2 * values  # rows of wqkvz: of each key head q, k, v and z
+        of_key_head = 2 * self.key_dim + 2 * values  # rows of wqkvz: q, k, v and z of each key head
         q, k, v, z = (
             y.flatten(-2)
             for y in qkvz_BTF.unflatten(-1, (-1, of_key_head)).split(
@@ -110,9 +110,9 @@ def apply_delta_rule(
     *,
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """o (B, T, H, C), and S behind the last token (B, H, K's C, V's C) in float32 at least, as all inside.
+    """Return o (B, T, H, C), and S after the last token (B, H, K's C, V's C), computed in float32 or wider.
 
-    Documents are runs of tokens.
+    Documents are contiguous runs of tokens.
     """
     B, T, H, V = v_BTHC.shape
     wide = torch.promote_types(v_BTHC.dtype, torch.float32)
@@ -122,10 +122,10 @@ def apply_delta_rule(
     g, beta = (split_chunks(x.to(wide)[..., None], L) for x in (log_decay_BTH, beta_BTH))  # (B, H, chunks, L, 1)
     g = g.cumsum(3)
     document = torch.zeros(B, T, dtype=torch.int64, device=v.device) if document_BT is None else document_BT
-    # Tokens that fill up the last chunk are behind all others, in the last one's document, and change no state.
+    # Padding tokens of the last chunk follow all others, in the last token's document, and do not change the state.
     padded_document = torch.cat((document, document[:, -1:].expand(-1, -T % L)), dim=1)
     d = padded_document.unflatten(1, (-1, L))[:, None, :, :, None]  # (B, 1, chunks, L, 1)
-    before = F.pad(d[:, :, :-1, -1:], (0, 0, 0, 0, 1, 0), value=-2)  # whose state a chunk is given
+    before = F.pad(d[:, :, :-1, -1:], (0, 0, 0, 0, 1, 0), value=-2)  # the document of the state that a chunk receives
     takes, hands_on, lasts = (d == before).to(wide), (d == d[..., -1:, :]).to(wide), (d[..., -1:, :] == before).to(wide)
     mask = (d == d.mT) & torch.ones(L, L, dtype=torch.bool, device=v.device).tril()
     decay = (g - g.mT).masked_fill(~mask, -torch.inf).exp()
@@ -147,7 +147,7 @@ def apply_delta_rule(
 def step_delta_rule(
     q_B1KC: Tensor, k_B1KC: Tensor, v_B1HC: Tensor, log_decay_B1H: Tensor, beta_B1H: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`apply_delta_rule` of one token behind those whose S is given: the recurrence as it is written above.
+    """Apply the recurrence to one token, given the state S of the tokens before it; `apply_delta_rule` handles many.
 
     Raises ValueError for several tokens at a time.
     """
@@ -164,11 +164,11 @@ def step_delta_rule(
 
 
 def normalise_length(x: Tensor) -> Tensor:
-    """(..., C) divided by its length."""
+    """Divide x (..., C) by its length."""
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def split_chunks(x_BTHF: Tensor, length: int) -> Tensor:
-    """(B, H, chunks, L, F), filled up with zeros."""
+    """Split x into chunks, (B, H, chunks, L, F), padded with zeros."""
     x_BHTF = x_BTHF.transpose(1, 2)
     return F.pad(x_BHTF, (0, 0, 0, -x_BHTF.shape[2] % length)).unflatten(2, (-1, length))

@@ -1,9 +1,9 @@
-"""Attention with a gate on its output (Qiu et al., arXiv 2505.06708, section 2.2; Qwen3-Next).
+"""Gated attention: attention with a gate on its output (Qiu et al., arXiv 2505.06708, section 2.2; Qwen3-Next).
 
     o_i = attention(q_i, k, v) · sigmoid(W_g,i x)
 
-elementwise, for each head i, before W_O. A cache keeps keys and values as of any attention; the gate is of the token
-alone.
+elementwise, for each head i, before W_O. A cache keeps keys and values as for any attention; the gate depends only on
+the token.
 
 B batch, T tokens, D model width, H query heads, C width of a head
 """
@@ -17,7 +17,7 @@ from gangline_basics.model.attention import GroupedAttention
 
 
 class GatedAttention(GroupedAttention):
-    """x (B, T, D) -> (B, T, D). Rows of `wq`: of each head its query, then its gate."""
+    """Gated attention: x (B, T, D) -> (B, T, D). Rows of `wq`: for each head its query, then its gate."""
 
     def forward(self, x_BTD: Tensor, batch: Batch) -> Tensor:
         q_BTHC, gate_BTHC = self.wq(x_BTD).unflatten(-1, (-1, 2 * self.head_dim)).chunk(2, dim=-1)

@@ -10,7 +10,7 @@ from gangline_models.nodes import LayerNormNode
 
 
 class LayerNorm(nn.Module):
-    """x (..., D) -> (x - mean) / sqrt(variance + eps) · w + b, in float32 inside whatever x's dtype."""
+    """LayerNorm: x (..., D) -> (x - mean) / sqrt(variance + eps) · w + b, in float32 inside for any dtype of x."""
 
     def __init__(self, node: LayerNormNode) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Learned positions (Radford et al., GPT-2, 2019; Gehring et al., arXiv 1705.03122, section 3.1): a vector each.
+"""Learned position embeddings (Radford et al., GPT-2, 2019; Gehring et al., arXiv 1705.03122, section 3.1).
 
 B batch, T tokens, D model width
 """
@@ -13,7 +13,7 @@ from gangline_models.nodes import PositionedEmbeddingNode
 
 
 class PositionedEmbedding(nn.Module):
-    """batch -> the sum of its tokens' vectors and their positions', (B, T, D)."""
+    """Token plus position embedding: batch -> the sum of both vectors of each token, (B, T, D)."""
 
     def __init__(self, node: PositionedEmbeddingNode) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A short causal convolution of each channel by itself (Fu et al., H3, arXiv 2212.14052, section 3.1; Gated DeltaNet).
+"""Short causal convolution, depthwise (Fu et al., H3, arXiv 2212.14052, section 3.1; Gated DeltaNet).
 
 A cache keeps the last (taps - 1) inputs.
 
@@ -17,14 +17,14 @@ from gangline_models.delta_nodes import ShortConvolutionNode
 
 
 class ShortConvolution(nn.Module):
-    """x (B, T, F) -> silu of the sum over taps of x at earlier tokens of the same document, per channel; (B, T, F)."""
+    """Convolution of x (B, T, F) per channel: silu of the sum over taps of its document's earlier tokens; (B, T, F)."""
 
     def __init__(self, node: ShortConvolutionNode) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(node.channels, 1, node.width))
 
     def bind(self, axis: Comm) -> None:
-        """Channels are cut as heads are, so there is nothing to ask the other ranks."""
+        """Ignore the ranks: channels are sharded as heads are, so no communication is needed."""
 
     def forward(self, x_BTF: Tensor, document_BT: Tensor | None, cache: Cache | None = None) -> Tensor:
         if cache is None:
@@ -38,15 +38,15 @@ class ShortConvolution(nn.Module):
         return F.silu((seen_BTF * self.weight.to(x_BTF.dtype).squeeze(1).T).sum(1, keepdim=True))
 
     def get_tail(self, x_BTF: Tensor, document_BT: Tensor | None) -> Tensor:
-        """What the next token sees beside itself, (B, taps - 1, F): zeros for what its document does not have."""
+        """Return the inputs that the next token needs, (B, taps - 1, F); zeros before the start of its document."""
         if document_BT is not None:
             x_BTF = x_BTF * (document_BT == document_BT[:, -1:])[..., None]
         tail_length = self.weight.shape[-1] - 1
         return F.pad(x_BTF, (0, 0, tail_length, 0))[:, x_BTF.shape[1] :]
 
     def convolve_tokens(self, x_BTF: Tensor, document_BT: Tensor | None) -> Tensor:
-        """Of all tokens."""
-        taps = self.weight.to(x_BTF.dtype).squeeze(1).unbind(-1)  # the last one is of the token itself
+        """Convolve all tokens, (B, T, F)."""
+        taps = self.weight.to(x_BTF.dtype).squeeze(1).unbind(-1)  # the last tap is for the token itself
         y = x_BTF * taps[-1]
         for back, tap in enumerate(reversed(taps[:-1]), start=1):
             earlier = F.pad(x_BTF, (0, 0, back, 0))[:, : x_BTF.shape[1]]

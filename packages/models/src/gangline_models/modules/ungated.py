@@ -1,7 +1,7 @@
-"""The feed-forward of the first transformers, with GELU in the place of ReLU.
+"""Ungated feed-forward of the first transformers, with GELU in place of ReLU.
 
-Vaswani et al. (arXiv 1706.03762, section 3.3); GELU in its approximation by tanh (Hendrycks and Gimpel, arXiv
-1606.08415, section 2), which is what GPT-2 was trained with.
+Vaswani et al. (arXiv 1706.03762, section 3.3); GELU in its tanh approximation (Hendrycks and Gimpel, arXiv 1606.08415,
+section 2), with which GPT-2 was trained.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gangline_models.nodes import UngatedFeedForwardNode
 
 
 class UngatedFeedForward(nn.Module):
-    """x (..., D) -> W_down gelu(W_up x + b) + b', (..., D)."""
+    """Ungated feed-forward: x (..., D) -> W_down gelu(W_up x + b) + b', (..., D)."""
 
     def __init__(self, node: UngatedFeedForwardNode) -> None:
         super().__init__()

@@ -4,7 +4,8 @@ With N the width of all heads and r = 1 / sqrt(Σ x² / N + eps):
 
     y = x r w        dw = Σ dy x r        dx = r dy w - x r³ Σ (dy w x) / N
 
-Both sums over the features of a token go over the ranks that hold the other heads, one number a token each.
+Both sums over the features of a token are all-reduced over the ranks that hold the other heads, one number a token
+each.
 
 B batch, T tokens, H heads of this rank, C width of a head
 """
@@ -19,7 +20,7 @@ from gangline_models.nodes import WidthNormNode
 
 
 class WidthNorm(nn.Module):
-    """x (B, T, H, C) -> the same, normalised over H and C; sums in float32 whatever x's dtype."""
+    """RMSNorm over H and C: x (B, T, H, C) -> (B, T, H, C); sums in float32 for any dtype of x."""
 
     def __init__(self, node: WidthNormNode) -> None:
         super().__init__()
@@ -28,7 +29,7 @@ class WidthNorm(nn.Module):
         self.comm: Comm | None = None
 
     def bind(self, axis: Comm) -> None:
-        """axis: the ranks that hold the other heads."""
+        """Set the ranks that hold the other heads."""
         self.comm = axis
 
     def forward(self, x_BTHC: Tensor) -> Tensor:
@@ -37,7 +38,7 @@ class WidthNorm(nn.Module):
 
 
 class _Normalise(torch.autograd.Function):
-    """Features (B, T, F) of this rank, their weight (F,) -> (B, T, F). Kept: the features, and r."""
+    """Normalise features (B, T, F) of this rank, weight (F,) -> (B, T, F). Saved: the features, and r."""
 
     @staticmethod
     def forward(ctx, x_BTF: Tensor, weight_F: Tensor, width: int, eps: float, comm: Comm | None) -> Tensor:

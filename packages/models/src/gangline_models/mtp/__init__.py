@@ -1,1 +1,1 @@
-"""The model edit `mtp`: further tokens are predicted beside the next one."""
+"""Model edit `mtp`: multi-token prediction."""

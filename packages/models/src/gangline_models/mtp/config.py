@@ -1,4 +1,4 @@
-"""The options of mtp=on. Torch-free."""
+"""Options of mtp=on (multi-token prediction). Torch-free."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Mtp(EditConfig):
-    """Multi-token prediction: modules behind the last block predict further tokens (DeepSeek-V3, arXiv 2412.19437).
+    """Multi-token prediction: modules after the last block predict further tokens (DeepSeek-V3, arXiv 2412.19437).
 
-    Their mean cross-entropy times `weight` joins the gradients, not the loss, and is the metric `mtp_loss`. Embedding
-    and head are the model's own. Evaluation and generation are as they are without.
+    Their mean cross-entropy times `weight` is in the gradients, not in the loss, and is the metric `mtp_loss`.
+    Embedding and head are shared with the model. Evaluation and generation ignore the modules.
     """
 
-    depth: PositiveInt = 1  # further tokens, each predicted by a module of its own
-    weight: NonNegativeFloat = 0.3  # of their loss; DeepSeek-V3: 0.3, and 0.1 for the last third of its tokens
+    depth: PositiveInt = 1  # number of further tokens to predict, one module each
+    weight: NonNegativeFloat = 0.3  # loss weight of the further tokens; DeepSeek-V3: 0.3, and 0.1 for the last third
 
     def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
-        """Of each depth the mean cross-entropy of the targets that it had."""
+        """Return the mean cross-entropy of each depth, over the targets it had."""
         nats, targets = metrics.get("mtp_nats"), metrics.get("mtp_targets")
         if not isinstance(nats, list) or not isinstance(targets, list):
             return {}
@@ -39,7 +39,7 @@ class Mtp(EditConfig):
         return [Problem(what, "", f"mtp.depth={run.batch.sequence_length - 1} or less.")]
 
     def _check_files(self, run: Run) -> list[Problem]:
-        """Of the directory that the model begins with: whether it holds all modules, or none."""
+        """Return a problem if the directory of initial weights holds only a part of the modules."""
         there, lacks = self._list_found(run)
         if not there or not lacks:
             return []
@@ -47,7 +47,7 @@ class Mtp(EditConfig):
         return [Problem(what, f"It lacks {', '.join(lacks[:3])}.", "Take another mtp.depth, or mtp=off.")]
 
     def _check_frozen(self, run: Run) -> list[Problem]:
-        """Whether an edit beside this one, such as lora, keeps from learning what has only been drawn."""
+        """Return a problem if another edit, such as lora, freezes module weights that were only initialised."""
         from gangline.run.directory import holds_checkpoint
 
         others = [group for group, edit in run.edits.items() if edit is not self]
@@ -77,7 +77,7 @@ class Mtp(EditConfig):
         )
 
     def _list_found(self, run: Run) -> tuple[list[str], list[str]]:
-        """Names of the modules' tensors that the directory has, and of those that it lacks; none of no directory."""
+        """Return the names of the modules' tensors that the directory has, and those it lacks; empty without one."""
         from gangline.run.directory import holds_checkpoint
 
         directory = run.model.get_weights_directory()

@@ -1,4 +1,4 @@
-"""The edit: modules behind the last block, and what the plan says of blocks said of theirs. Torch-free and pure."""
+"""Model edit `mtp`: adds modules after the last block, and the plan's rules for their blocks. Torch-free and pure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_models.mtp.config import Mtp
 
-# Module of ours -> of theirs (DeepSeek-V3), behind what the names of a layer begin with.
+# Module -> its name in DeepSeek-V3's files, after the prefix of a layer.
 THEIRS = {"embed_norm": "enorm", "hidden_norm": "hnorm", "merge": "eh_proj", "head.norm": "shared_head.norm"}
-COPIES = {"embed": "embed_tokens", "head": "shared_head.head"}  # of what is shared: read over
-# Rules of the plan, each with a pattern, and patterns alone.
+COPIES = {"embed": "embed_tokens", "head": "shared_head.head"}  # copies of shared tensors: skipped when read
+# Fields of the plan that hold rules with a pattern, and fields that hold only patterns.
 RULES, PATTERNS = ("cuts", "inits", "seams", "low_bit"), ("master_dtype", "partial_grad", "frozen", "trained")
 
 
 def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
-    """Put the modules beside the head. Raises UserError for a model whose head or embedding is not that of basics."""
+    """Wrap the head with the modules. Raises UserError if the head or the embedding is not that of basics."""
     nodes = dict(iterate_nodes(tree))
     head, last = nodes.get(plan.head), f"{plan.blocks}.{plan.layers - 1}"
     if not isinstance(tree, DecoderNode) or not isinstance(head, HeadNode):
@@ -76,7 +76,7 @@ def _get_modules_path(plan: Plan) -> str:
 
 
 def _plan_modules(plan: Plan, head: HeadNode, depth: int) -> dict[str, tuple[Any, ...]]:
-    """First weights of norms, and of the product that merges."""
+    """Return the initial weights of the modules' norms and merges."""
     place, inits = f"{_get_modules_path(plan)}.*", list[Init]()
     for name in ("embed_norm", "hidden_norm", "head.norm"):
         for own in get_parameter_shapes(head.norm):
@@ -86,7 +86,7 @@ def _plan_modules(plan: Plan, head: HeadNode, depth: int) -> dict[str, tuple[Any
 
 
 def _plan_blocks(tree: Node, plan: Plan, last: str) -> dict[str, list[Any]]:
-    """What the plan says of the last block, of the modules' blocks."""
+    """Return the plan's rules for the last block, renamed to the modules' blocks."""
     inside = _Inside(tree, plan, last)
     rules: dict[str, list[Any]] = {}
     for kind in RULES:
@@ -99,7 +99,7 @@ def _plan_blocks(tree: Node, plan: Plan, last: str) -> dict[str, list[Any]]:
 
 
 class _Inside:
-    """Patterns of blocks, as patterns of what is alike in the modules."""
+    """Translator from patterns of the last block to patterns of the modules' blocks."""
 
     def __init__(self, tree: Node, plan: Plan, last: str) -> None:
         self._plan, self._last = plan, last
@@ -107,7 +107,7 @@ class _Inside:
         self._here = [name for name in self._everywhere if matches(last, name)]
 
     def rename(self, pattern: str) -> Iterator[str]:
-        """The pattern of ours, where it says something of the last block: of parameters, modules, or buffers."""
+        """Yield the renamed pattern if it matches a parameter, module or buffer of the last block."""
         number = self._last.rpartition(".")[2]
         for block in (f"{self._plan.blocks}.*", f"{self._plan.blocks}.{number}"):
             rest = pattern.removeprefix(block)
@@ -122,7 +122,7 @@ class _Inside:
 
 
 def _plan_names(plan: Plan, edited: Node, depth: int) -> Iterator[Name]:
-    """Each module as a layer of theirs behind the last; files may lack it, and those of most models have no such."""
+    """Yield names of each module as a layer after the last; optional, and empty if the model's files lack modules."""
     blocks = f"{plan.blocks}.*."
     begin = _find_layer_prefix(plan)
     for index in range(depth):
@@ -138,14 +138,14 @@ def _plan_names(plan: Plan, edited: Node, depth: int) -> Iterator[Name]:
 
 
 def _find_layer_prefix(plan: Plan) -> str | None:
-    """What the names of a layer begin with, up to its number; None: the model's files have no layers that merge."""
+    """Return the prefix of a layer's names, up to its number; None: the model's files have no merging layers."""
     merge = f"{plan.blocks}.*.{THEIRS['merge']}.weight"
     names = (rule.theirs for rule in plan.names if rule.pattern == merge)
     return next((theirs.removesuffix(f"{THEIRS['merge']}.weight") for theirs in names), None)
 
 
 def _number_layer(theirs: str, layer: int) -> str:
-    """The name in that layer; what further stars of the pattern match counts from 0 then."""
+    """Return the name in that layer; further stars of the pattern then count from 0."""
     theirs = theirs.replace("{0}", str(layer))
     for star in range(1, theirs.count("{") + 1):
         theirs = theirs.replace(f"{{{star}}}", f"{{{star - 1}}}")
@@ -153,7 +153,7 @@ def _number_layer(theirs: str, layer: int) -> str:
 
 
 def list_their_names(run: Run) -> list[str]:
-    """What a directory calls the arrays of the modules."""
+    """Return the Hugging Face names of the modules' tensors."""
     tree, plan = compose_model(run)
     module_shapes = (
         (name, shape)
@@ -164,10 +164,10 @@ def list_their_names(run: Run) -> list[str]:
 
 
 def list_frozen(run: Run) -> list[str]:
-    """Parameters of the modules' own that are not trained; none of a model that cannot be composed."""
+    """Return the modules' own parameters that are frozen; [] if the model cannot be composed."""
     try:
         tree, plan = compose_model(run)
     except UserError:
-        return []  # whoever checks a run composes it, too, and says why
+        return []  # the check of the run composes it too, and reports the reason
     place = f"{_get_modules_path(plan)}."
     return [n for n in get_parameter_shapes(tree) if plan.get_owner(n).startswith(place) and plan.is_frozen(n)]

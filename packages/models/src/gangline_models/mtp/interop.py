@@ -1,4 +1,4 @@
-"""Modules of multi-token prediction in a config.json. Torch-free."""
+"""Converter of multi-token prediction from and to config.json. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEEPSEEK = "DeepseekV3ForCausalLM"
 
 
 class MtpFormat(EditFormat):
-    """DeepSeek-V3 has the modules; other models are exported without."""
+    """Converter of DeepSeek-V3's modules; other models are exported without them."""
 
     def read(self, cls: type[Mtp], config: dict[str, Any]) -> tuple[Mtp, dict[str, Any]] | None:
         depth = config.get(FIELD)

@@ -1,11 +1,10 @@
 """Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
-Module k of n sees what module k - 1 gave for token i, of k = 1 the model itself (behind its last norm, as those who
-serve DeepSeek-V3 take it), and the embedding of token i + k; it predicts token i + k + 1.
+Module k of n reads the hidden state of module k - 1 for token i (of the model itself for k = 1, after its last norm, as
+inference of DeepSeek-V3 does), and the embedding of token i + k; it predicts token i + k + 1.
 
     h'_k = M_k [norm(embed(t_{i+k})); norm(h_{k-1})]     h_k = block_k(h'_k)     p_k = head(norm(h_k))
-
-    objective = loss + weight / n · Σ_k loss_k           sums over tokens, divided by how many count for the first
+    objective = loss + weight / n · Σ_k loss_k           sums over tokens, divided by the first token's count
 
 B batch, T tokens, t tokens of a rank's part of a sequence, D model width
 """
@@ -26,7 +25,7 @@ from gangline_models.mtp.nodes import MtpHeadNode, MtpNode
 
 
 class MtpModule(nn.Module):
-    """h_{k-1} (B, t, D) -> h_k (B, t, D); its embedding and the weight of its head are the model's."""
+    """Prediction module: h_{k-1} (B, t, D) -> h_k (B, t, D); it shares the model's embedding and head weight."""
 
     def __init__(self, node: MtpNode) -> None:
         super().__init__()
@@ -39,7 +38,7 @@ class MtpModule(nn.Module):
         self.path = node.path
 
     def forward(self, hidden_BTD: Tensor, batch: Batch, tokens_BT: Tensor) -> Tensor:
-        """tokens: t_{i+k} of each token i."""
+        """Return h_k, (B, t, D). tokens_BT: t_{i+k} of each token i."""
         ahead_BTD = self.embed_norm(self.embed(replace(batch, tokens=tokens_BT)))
         both = torch.cat((ahead_BTD, self.hidden_norm(hidden_BTD)), -1)
         with emit_under(self.path):
@@ -47,9 +46,9 @@ class MtpModule(nn.Module):
 
 
 class MtpHead(Wrapper):
-    """hidden (B, t, D) -> the loss of the next token; in training the others' joins the gradients as `mtp_loss`."""
+    """Head: hidden (B, t, D) -> the loss of the next token; in training `mtp_loss` joins the gradients."""
 
-    weight: Tensor  # of what is inside
+    weight: Tensor  # of the wrapped head
     loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     norm: nn.Module
     scale_hidden: Callable[[Tensor], Tensor]
@@ -63,7 +62,7 @@ class MtpHead(Wrapper):
             return super().forward(hidden_BTD, batch)
         hidden_BTD = self.norm(hidden_BTD)
         loss = self.loss(self.scale_hidden(hidden_BTD), self.weight, batch.targets, batch.loss_mask)
-        # Under sequence parallelism each rank has the loss of all T tokens, and what all of them emit is added up.
+        # Under sequence parallelism each rank has the loss of all T tokens, and emitted values are summed over ranks.
         ranks = batch.tokens.shape[1] // hidden_BTD.shape[1]
         further, targets = [], []
         module: Any

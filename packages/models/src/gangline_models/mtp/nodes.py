@@ -1,4 +1,4 @@
-"""Config nodes of multi-token prediction. Torch-free; the mathematics is in `gangline_models.mtp.modules`."""
+"""Config nodes of multi-token prediction. Torch-free; the formulas are in `gangline_models.mtp.modules`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from gangline.model.local_sizes import LocalSizes
 from gangline.model.tree import Decoding, Node, WrapNode
 from gangline_basics.model.decoder_nodes import HeadNode
 
-INDEX_BYTES = 8  # of the number of a token
+INDEX_BYTES = 8  # of a token's index
 
 
 @dataclass(frozen=True, kw_only=True)
 class MtpNode(Node):
-    """What predicts one token further than the module before.
+    """Module that predicts one token further than the module before it.
 
-    embed and head are the model's own, told by `shares`: name from here -> full name. path: of the block,
-    under which it emits. first: no other module is before it.
+    path    of the block, under which it emits metrics
+    first   it is the first module
+    shares  parameter name here -> full name, for embedding and head, which are the model's own
     """
 
     module: ClassVar[str] = "gangline_models.mtp.modules:MtpModule"
@@ -37,9 +38,10 @@ class MtpNode(Node):
         return dict(self.shares)
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """What the product that merges reads, less what goes in: that the head before keeps, too, unless it scales.
+        """Return the bytes of the merge's input and of token indices, less the hidden state if another head saves it.
 
-        A lookup keeps which rows it took: those of the first module are the batch's own, where the vocabulary is whole.
+        The head before saves it unless it scales its input. A lookup saves its token indices; those of the first module
+        are the batch's own if the vocabulary is not sharded.
         """
         width = 2 * self.dim if self.first and self.head.scale != 1.0 else self.dim
         rows = 0 if self.first and sizes.size("tp") == 1 else sizes.inner_tokens * INDEX_BYTES
@@ -48,7 +50,7 @@ class MtpNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class MtpHeadNode(WrapNode):
-    """A head that has modules for further tokens beside it, and adds their loss while it is trained."""
+    """Head with modules for further tokens, which adds their loss in training."""
 
     module: ClassVar[str] = "gangline_models.mtp.modules:MtpHead"
     mtp: tuple[MtpNode, ...]
@@ -61,5 +63,5 @@ class MtpHeadNode(WrapNode):
         return self.weight > 0
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """The modules say their own."""
+        """Return 0: the modules count their own."""
         return 0

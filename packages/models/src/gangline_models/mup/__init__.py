@@ -1,1 +1,1 @@
-"""The model edit `mup`: the rates that are best for a narrow model are best for a wide one."""
+"""Model edit `mup`: learning rates tuned on a narrow model are optimal for a wide one."""

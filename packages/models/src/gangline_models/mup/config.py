@@ -1,4 +1,4 @@
-"""The options of mup=on, and what they ask of the optimizer. Torch-free."""
+"""Options of mup=on, and the learning rates that it requires. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Mup(EditConfig):
-    """Maximal update parametrisation: learning rates found on a narrow model hold for a wide one (arXiv 2203.03466).
+    """Maximal update parametrisation (muP): learning rates of a narrow model hold for a wide one (arXiv 2203.03466).
 
-    At `base_dim` the model is what it is without the edit. It needs the rates of the matrices in the blocks to fall as
-    one over the width, in `optimizer.rates`; a run without them is refused with the words that bring them.
+    At `base_dim` the model is equal to the one without the edit. The learning rates of the blocks' matrices must scale
+    as 1 / width, in `optimizer.rates`; the check refuses other rates, and prints the overrides for the required ones.
     """
 
-    base_dim: PositiveInt = 256  # model.dim of the narrow model
-    base_head_dim: PositiveInt | None = None  # width of its heads; null: that of this model, which then has more heads
+    base_dim: PositiveInt = 256  # width of the narrow model, its model.dim
+    base_head_dim: PositiveInt | None = None  # head width of the narrow model; null: that of this model
 
     def check(self, run: Run) -> list[Problem]:
         from gangline.model.compose import compose_model
@@ -58,7 +58,7 @@ class Mup(EditConfig):
 
 
 def compute_rate_factors(shapes: Mapping[str, tuple[int, ...]], plan: Plan, wider: float) -> dict[str, float]:
-    """Parameter -> factor of its rate, of those that have one: matrices of the blocks, which grow along both dims."""
+    """Return parameter -> learning rate factor of the blocks' matrices, which grow in both dims; {} at base width."""
     if wider == 1:
         return {}
     return {name: 1 / wider for name, shape in shapes.items() if len(shape) >= 2 and name.startswith(f"{plan.blocks}.")}

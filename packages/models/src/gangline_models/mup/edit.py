@@ -1,13 +1,13 @@
-"""Maximal update parametrisation for Adam (Yang et al., arXiv 2203.03466, table 8). Torch-free and pure.
+"""Maximal update parametrisation (muP) for Adam (Yang et al., arXiv 2203.03466, table 8). Torch-free and pure.
 
-With m = width / base width, and beside the rates that the optimizer has (see `config`):
+With m = width / base width, and the optimizer's learning rates (see `config`):
 
-    matrices of the blocks   first weights with 1/sqrt(m) of their deviation, rate 1/m
-    logits                   times 1/m; weights and rate of the head as they are
-    embedding, norms         as they are
-    scores of attention      q·k / head width, in the place of its root; equal at the base width (section 4, definition)
+    matrices of the blocks   initial weights with 1/sqrt(m) of their deviation, learning rate 1/m
+    logits                   times 1/m; weights and learning rate of the head unchanged
+    embedding, norms         unchanged
+    scores of attention      q·k / head width, in place of its root; equal at the base width (section 4, definition)
 
-So each activation, and what a step changes of it, has a size that does not depend on the width.
+So the size of each activation, and of its change in a step, does not depend on the width.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gangline_models.mup.config import Mup
 
 
 def edit(tree: Node, plan: Plan, options: Mup) -> tuple[Node, Plan, list[str]]:
-    """Scale logits, scores and first weights. Raises UserError for a model whose nodes it does not know."""
+    """Scale logits, scores and initial weights. Raises UserError for a model with unknown nodes."""
     wider = plan.facts["dim"] / options.base_dim
     nodes = dict(iterate_nodes(tree))
     head = map_paths(tree).get(plan.head)

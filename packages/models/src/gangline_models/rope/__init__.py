@@ -1,1 +1,1 @@
-"""Ways to a longer context by slower rotation: the group `model/rope`, one file each."""
+"""RoPE scaling for longer contexts: the group `model/rope`, one file per method."""

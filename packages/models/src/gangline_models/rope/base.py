@@ -1,4 +1,4 @@
-"""What every way of scaling rotary positions says of itself. Torch-free."""
+"""Base class of RoPE scaling methods. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,45 +16,46 @@ GROUP = "model/rope"
 
 @dataclass
 class RopeChoice(PartConfig):
-    """The base of the parts of `model/rope`. `words`: option -> the field of their `rope_parameters`.
+    """Base of the parts of `model/rope`.
 
-    `needed` of these a file must give; `nullable` may be null there, which is as if they were not there, but that a
-    `factor` follows from the two lengths then.
+    words     option -> field of `rope_parameters` in config.json
+    needed    fields that a file must have
+    nullable  fields that may be null, which equals a missing field: a `factor` then follows from the two lengths
     """
 
-    kind: ClassVar[str] = ""  # their rope_type
+    kind: ClassVar[str] = ""  # rope_type in config.json
     words: ClassVar[Mapping[str, str]] = {}
     needed: ClassVar[tuple[str, ...]] = ()
     nullable: ClassVar[tuple[str, ...]] = ()
 
     def make_scaling(self, length: int) -> RopeScaling | None:
-        """The rates for rows of `length` tokens; None: those of the base."""
+        """Return the scaling for rows of `length` tokens; None: unscaled frequencies."""
         return None
 
     @classmethod
     def read(cls, theirs: Mapping[str, Any]) -> RopeChoice:
-        """From their `rope_parameters`."""
+        """Return the options of `rope_parameters`."""
         options = {ours: theirs[name] for ours, name in cls.words.items() if theirs.get(name) is not None}
         return cls(**options)
 
     def to_json(self) -> dict[str, Any]:
-        """As their `rope_parameters` say it."""
+        """Return the options as `rope_parameters`."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         parameters = {name: values[ours] for ours, name in self.words.items() if values[ours] is not None}
         return {"rope_type": self.kind, **parameters}
 
     def compute_max_position(self, trained: int) -> int:
-        """Their max_position_embeddings of a model that was trained on rows of so many tokens."""
+        """Return max_position_embeddings of a model trained on rows of `trained` tokens."""
         return trained
 
 
 @dataclass
 class PlainRope(RopeChoice):
-    """The rates of the base alone."""
+    """RoPE without scaling."""
 
     kind: ClassVar[str] = "default"
 
 
 def build(config: RopeChoice, length: int) -> RopeScaling | None:
-    """What a part of the group builds."""
+    """Build the scaling of a part of the group."""
     return config.make_scaling(length)

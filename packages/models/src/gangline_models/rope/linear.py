@@ -1,4 +1,4 @@
-"""Position interpolation (Chen et al., arXiv 2306.15595, 3.2): all rates are slower by one factor. Torch-free."""
+"""Linear RoPE scaling by position interpolation (Chen et al., arXiv 2306.15595, 3.2). Torch-free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gangline_models.rope.base import RopeChoice
 
 @dataclass(frozen=True)
 class LinearScaling(RopeScaling):
-    """Position m is rotated as m / factor."""
+    """Linear scaling: position m is rotated as m / factor."""
 
     factor: float
 
@@ -23,13 +23,13 @@ class LinearScaling(RopeScaling):
 
 @dataclass
 class LinearRope(RopeChoice):
-    """All wavelengths grow by one factor."""
+    """Linear RoPE scaling: all wavelengths grow by one factor."""
 
     kind: ClassVar[str] = "linear"
     words: ClassVar[Mapping[str, str]] = {"factor": "factor"}
     needed: ClassVar[tuple[str, ...]] = ("factor",)
 
-    factor: PositiveFloat = 8.0  # all wavelengths grow by this
+    factor: PositiveFloat = 8.0  # factor by which all wavelengths grow
 
     def make_scaling(self, length: int) -> RopeScaling:
         return LinearScaling(self.factor)

@@ -1,4 +1,4 @@
-"""Llama 3.1's scaling: wavelengths beyond a band grow, those below it stay; computed by gangline-basics. Torch-free."""
+"""Llama 3.1's RoPE scaling: only wavelengths above a band grow in full; computed by gangline-basics. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Llama3Rope(RopeChoice):
-    """Long wavelengths grow, short ones stay."""
+    """RoPE scaling of Llama 3.1: long wavelengths grow, short ones stay."""
 
     kind: ClassVar[str] = "llama3"
     words: ClassVar[Mapping[str, str]] = {
@@ -28,10 +28,10 @@ class Llama3Rope(RopeChoice):
     }
     needed: ClassVar[tuple[str, ...]] = ("factor", "low_freq_factor", "high_freq_factor")
 
-    factor: PositiveFloat = 8.0  # long wavelengths grow by this
-    low_freq_factor: PositiveFloat = 1.0  # wavelengths above original_max_position / this grow in full
-    high_freq_factor: PositiveFloat = 4.0  # wavelengths below original_max_position / this stay
-    original_max_position: PositiveInt = 8192  # sequence length that the rotary positions were made for
+    factor: PositiveFloat = 8.0  # factor by which long wavelengths grow
+    low_freq_factor: PositiveFloat = 1.0  # limit: wavelengths above original_max_position / this grow in full
+    high_freq_factor: PositiveFloat = 4.0  # limit: wavelengths below original_max_position / this are unscaled
+    original_max_position: PositiveInt = 8192  # original context length in tokens, before scaling
 
     def check(self, run: Run) -> list[Problem]:
         if self.high_freq_factor > self.low_freq_factor:

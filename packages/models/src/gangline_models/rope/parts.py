@@ -1,4 +1,4 @@
-"""The parts of the group `model/rope`. Torch-free."""
+"""Parts of the group `model/rope` (RoPE scaling). Torch-free."""
 
 from __future__ import annotations
 

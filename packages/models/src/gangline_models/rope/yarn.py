@@ -1,9 +1,8 @@
-"""YaRN (Peng et al., arXiv 2309.00071): long wavelengths interpolated, short ones kept. Torch-free.
+"""YaRN RoPE scaling (Peng et al., arXiv 2309.00071): long wavelengths interpolated, short ones kept. Torch-free.
 
-Pair i of R/2 makes L · rate_i / 2π turns over the L tokens that the model was made for (section 3.2). Pairs with more
-than beta_fast turns keep their rate, those with fewer than beta_slow are slowed by `factor`, and between the pairs
-where that happens the share of each goes linearly in i. Queries and keys grow by 0.1 ln(factor) + 1 (section 3.4,
-eq. 15).
+Pair i of R/2 makes L · rate_i / 2π turns over the L tokens of the original context (section 3.2). Pairs with more than
+beta_fast turns keep their frequency, pairs with fewer than beta_slow are slowed by `factor`, and in between the blend
+is linear in i. Queries and keys grow by 0.1 ln(factor) + 1 (section 3.4, eq. 15).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class YarnScaling(RopeScaling):
-    """truncate: the two pairs between which it blends are whole numbers, as in the authors' code."""
+    """YaRN scaling. truncate: both pairs between which it blends are rounded to integers, as in the authors' code."""
 
     factor: float
     original_max_position: int
@@ -50,13 +49,13 @@ class YarnScaling(RopeScaling):
         return tuple(rates)
 
     def _compute_pair(self, turns: float, theta: float, width: int) -> float:
-        """Which pair, between two as a rule, makes so many turns over the original context."""
+        """Compute the (fractional) index of the pair that makes `turns` turns over the original context."""
         return width * math.log(self.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 
 @dataclass
 class YarnRope(RopeChoice):
-    """Long wavelengths grow, short ones stay, attention is sharpened."""
+    """YaRN scaling: long wavelengths grow, short ones stay, attention is sharpened."""
 
     kind: ClassVar[str] = "yarn"
     words: ClassVar[Mapping[str, str]] = {
@@ -74,14 +73,14 @@ class YarnRope(RopeChoice):
         *("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
     )
 
-    factor: PositiveFloat = 4.0  # long wavelengths grow by this
-    original_max_position: PositiveInt = 32_768  # sequence length that the rotary positions were made for
-    beta_fast: PositiveFloat = 32.0  # pairs of more turns than this over that length stay
-    beta_slow: PositiveFloat = 1.0  # pairs of fewer turns grow in full
-    attention_factor: PositiveFloat | None = None  # queries and keys grow by this; null: as the paper says
-    mscale: PositiveFloat | None = None  # with mscale_all_dim: of the paper's 0.1 above the line (DeepSeek)
-    mscale_all_dim: PositiveFloat | None = None  # the same below the line
-    truncate: bool = True  # blend between whole pairs
+    factor: PositiveFloat = 4.0  # factor by which long wavelengths grow
+    original_max_position: PositiveInt = 32_768  # original context length in tokens, before scaling
+    beta_fast: PositiveFloat = 32.0  # limit: pairs with more turns than this over that length are unscaled
+    beta_slow: PositiveFloat = 1.0  # limit: pairs with fewer turns than this grow in full
+    attention_factor: PositiveFloat | None = None  # scale of queries and keys; null: the paper's formula
+    mscale: PositiveFloat | None = None  # factor of the paper's 0.1 in the numerator, with mscale_all_dim (DeepSeek)
+    mscale_all_dim: PositiveFloat | None = None  # factor of the paper's 0.1 in the denominator, with mscale
+    truncate: bool = True  # rounding of the blend's limits to integer pairs
 
     def check(self, run: Run) -> list[Problem]:
         if getattr(run.model, "rope_theta", None) != 1:

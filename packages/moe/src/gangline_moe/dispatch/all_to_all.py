@@ -1,4 +1,4 @@
-"""How rows get to the ranks of their experts and back: the contract of a transfer, and the flat all-to-all."""
+"""All-to-all of rows to the ranks of their experts and back: the contract of a transfer, and the flat version."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from gangline.comm.base import Comm, Pending
 
 
 class AllToAll(ABC):
-    """The transfer of one microbatch over the ranks of a fold, and its reverse; rows are (A, ...), expert by expert."""
+    """Transfer of one microbatch over the ranks of a fold, and its reverse; rows are (A, ...), sorted by expert."""
 
     @abstractmethod
     def to_experts(self, rows: Tensor) -> Pending[Tensor]:
-        """Start to send this rank's rows to their experts -> (a, ...), the rows of the experts here."""
+        """Start to send this rank's rows to their experts -> (a, ...), the rows of the experts on this rank."""
 
     @abstractmethod
     def from_experts(self, rows: Tensor) -> Pending[Tensor]:
-        """The way back: (a, ...) -> (A, ...), in the order in which they were sent."""
+        """Start to send rows back: (a, ...) -> (A, ...), in the order in which they were sent."""
 
 
 @dataclass(frozen=True)
 class FlatAllToAll(AllToAll):
-    """One message to each rank. What arrives is sorted by rank.
+    """Flat all-to-all: one message to each rank. Arrived rows are sorted by source rank.
 
-    sent, received: rows for each rank, and of each.
+    sent, received: number of rows to and from each rank.
     """
 
     comm: Comm

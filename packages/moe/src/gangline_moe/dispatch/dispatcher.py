@@ -1,9 +1,9 @@
-"""Sending rows to the ranks that hold their experts, and back: two all-to-alls with uneven splits.
+"""Token dispatch to the ranks that hold the experts, and back: two all-to-alls with uneven splits.
 
-Rows are sorted by expert, and a rank holds consecutive experts, so what goes to a rank is one run. What arrives is
-sorted by source rank; it is regrouped by expert, source ranks in order. The rows of an expert then are in the order of
-one process that has all ranks' tokens, and give the same bits (on a CPU where the widths are multiples of 32: else the
-last row of an activation goes through another loop).
+Rows are sorted by expert, and a rank holds consecutive experts, so the rows for a rank are contiguous. Arrived rows are
+sorted by source rank, then regrouped by expert, source ranks in order. The rows of an expert then have the order that
+one process with all ranks' tokens would give, and the same bits (on a CPU if the widths are multiples of 32: otherwise
+the last row of an activation goes through another loop).
 
 E experts, D model width. A rows leave this rank, a arrive for the experts here.
 """
@@ -23,15 +23,15 @@ from gangline_moe.dispatch.all_to_all import AllToAll, FlatAllToAll
 from gangline_moe.dispatch.hierarchical import HierarchicalAllToAll
 from gangline_moe.dispatch.per_expert import PerExpertAllToAll
 
-FEW = 8  # experts on a rank, up to which each has a message of its own
+FEW = 8  # maximum number of experts on a rank that get one message each
 
 
 @dataclass
 class Route:
-    """How the rows of one microbatch travel over the ranks of a fold.
+    """Route of one microbatch's rows over the ranks of a fold.
 
-    order_a  sorts the arrived rows by expert; None: they are
-    bounds   (experts here + 1,): where the rows of each expert begin and end
+    order_a  sorts the arrived rows by expert; None: they are sorted
+    bounds   (experts here + 1,): the rows of expert e are bounds[e] to bounds[e + 1]
     """
 
     transfer: AllToAll
@@ -40,10 +40,10 @@ class Route:
 
 
 def plan_route(comm: Comm, rows: int, counts_E: Tensor, ranks_per_node: int | None = None) -> Route:
-    """Tell each rank how many rows of which expert come to it. One small all-to-all, one wait of the host.
+    """Exchange the row counts of each expert and plan the transfer. One small all-to-all, one wait of the host.
 
-    rows: A, of which counts_E are for each expert. Few experts on a CPU: each expert's rows travel in a message of
-    their own, which saves the regrouping (measured with gloo, 16 MiB a rank: see `benchmarks/moe.py dispatch`).
+    rows: A, of which counts_E are for each expert. With few experts per rank on a CPU, each expert's rows are one
+    message, which saves the regrouping (measured with gloo, 16 MiB a rank: see `benchmarks/moe.py dispatch`).
     """
     here = len(counts_E) // comm.size
     arriving_E = comm.all_to_all(counts_E.contiguous())
@@ -52,7 +52,7 @@ def plan_route(comm: Comm, rows: int, counts_E: Tensor, ranks_per_node: int | No
     if counts_E.device.type == "cpu" and 1 < here <= FEW and not hierarchical:
         per_expert = PerExpertAllToAll(comm, *by_rank.tolist())
         return Route(per_expert, None, per_expert.bounds)
-    if counts_E.is_meta:  # on the meta device: as if every rank got as much
+    if counts_E.is_meta:  # on the meta device: as if every rank got equally many rows
         sent = received = [rows // comm.size] * comm.size
     else:
         sent, received = by_rank.sum(-1).tolist()
@@ -71,7 +71,7 @@ def plan_route(comm: Comm, rows: int, counts_E: Tensor, ranks_per_node: int | No
 
 @dataclass
 class _Transfer:
-    """One transfer: `start` in the forward pass, `start_back` in the backward pass; `pending` is the one under way."""
+    """One transfer: `start` in the forward pass, `start_back` in the backward pass; `pending` is the one in flight."""
 
     start: Callable[[Tensor], Pending[Tensor]]
     start_back: Callable[[Tensor], Pending[Tensor]]
@@ -85,7 +85,7 @@ class _Transfer:
 
 
 class _Depart(torch.autograd.Function):
-    """Sends rows off; gives nothing but the place in the graph. Its backward waits for their gradient."""
+    """Start a transfer; its empty output only marks its place in the graph. Backward waits for the gradient."""
 
     @staticmethod
     def forward(ctx, rows: Tensor, transfer: _Transfer) -> Tensor:
@@ -100,7 +100,7 @@ class _Depart(torch.autograd.Function):
 
 
 class _Arrive(torch.autograd.Function):
-    """Waits for the rows that arrive. Its backward sends their gradient off."""
+    """Wait for the arriving rows. Backward starts the transfer of their gradient."""
 
     @staticmethod
     def forward(ctx, departed: Tensor, transfer: _Transfer) -> Tensor:
@@ -115,7 +115,7 @@ class _Arrive(torch.autograd.Function):
 
 
 class _Reorder(torch.autograd.Function):
-    """rows -> rows[order], `order` being a permutation."""
+    """Reorder rows -> rows[order], `order` being a permutation."""
 
     @staticmethod
     def forward(ctx, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
@@ -131,8 +131,8 @@ class _Reorder(torch.autograd.Function):
 class TokenDispatcher:
     """Both transfers of one microbatch: rows (A, D) to the ranks of their experts, and the experts' outputs back.
 
-    Rows are on their way once it is made. What runs before `dispatch()` overlaps the transfer, and in the backward
-    pass that of the gradients home.
+    The transfer starts in the constructor. Whatever runs before `dispatch()` overlaps it, and in the backward pass
+    overlaps the return of the gradients.
     """
 
     def __init__(self, comm: Comm, rows_AD: Tensor, counts_E: Tensor, ranks_per_node: int | None = None) -> None:
@@ -145,13 +145,13 @@ class TokenDispatcher:
             self._inverse[self.route.order_a] = torch.arange(len(self._inverse), device=self._inverse.device)
 
     def dispatch(self) -> Tensor:
-        """(a, D): the rows for the experts here, expert by expert."""
+        """Return the rows of the experts on this rank, (a, D), sorted by expert."""
         rows_aD = _Arrive.apply(self._departed, self._outward)
         order = self.route.order_a
         return rows_aD if order is None else _Reorder.apply(rows_aD, order, self._inverse)
 
     def combine(self, rows_aD: Tensor) -> Tensor:
-        """(A, D): the experts' outputs, on the ranks that the rows came from and in that order."""
+        """Return the experts' outputs, (A, D), on the ranks that the rows came from and in their original order."""
         if self.route.order_a is not None:
             rows_aD = _Reorder.apply(rows_aD, self._inverse, self.route.order_a)
         there = self.route.transfer

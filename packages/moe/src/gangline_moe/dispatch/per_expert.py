@@ -1,7 +1,7 @@
-"""An all-to-all with a message for each expert, received where its rows belong.
+"""All-to-all with one message per expert, received at the final place of its rows.
 
-The sender has its rows sorted by rank and then by expert, the receiver wants them by expert and then by rank: one batch
-of transfers between parts of the two buffers regroups them, without another copy.
+The sender has its rows sorted by rank and then by expert, the receiver needs them by expert and then by rank: one batch
+of transfers between slices of the two buffers regroups them, without another copy.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from gangline.comm.base import Comm, Pending
 from gangline_moe.dispatch.all_to_all import AllToAll
 
-Counts = list[list[int]]  # rows by rank and expert there
+Counts = list[list[int]]  # rows by rank, and by expert of that rank
 
 
 @dataclass(frozen=True)
 class PerExpertAllToAll(AllToAll):
-    """sent, received: the rows that go to each rank's experts, and that come from each rank to the experts here."""
+    """Per-expert all-to-all. sent: rows for each rank's experts; received: rows from each rank for the experts here."""
 
     comm: Comm
     sent: Counts
@@ -28,7 +28,7 @@ class PerExpertAllToAll(AllToAll):
 
     @property
     def bounds(self) -> Tensor:
-        """(experts here + 1,): where the rows of each expert begin and end."""
+        """Bounds of each expert's rows, (experts here + 1,): the rows of expert e are bounds[e] to bounds[e + 1]."""
         per_expert = [sum(column) for column in zip(*self.received, strict=True)]
         return torch.tensor([0, *per_expert]).cumsum(0)
 
@@ -41,7 +41,7 @@ class PerExpertAllToAll(AllToAll):
     def _send(
         self, rows: Tensor, sources: list[tuple[int, int, int]], targets: list[tuple[int, int, int]]
     ) -> Pending[Tensor]:
-        """sources, targets: (peer, start, stop), of one peer in the order of the experts."""
+        """Start the exchange. sources, targets: (peer, start, stop), for each peer in the order of the experts."""
         out = rows.new_empty(max((stop for _, _, stop in targets), default=0), *rows.shape[1:])
         sends = [(rows[start:stop], peer) for peer, start, stop in sources if stop > start]
         recvs = [(out[start:stop], peer) for peer, start, stop in targets if stop > start]
@@ -50,7 +50,7 @@ class PerExpertAllToAll(AllToAll):
 
 @dataclass
 class _Arriving:
-    """The buffer that the parts arrive in; what is sent is kept until it has left."""
+    """Receive buffer of an exchange in flight; sent rows are kept until they have been sent."""
 
     pending: Pending[Sequence[Tensor]]
     out: Tensor

@@ -1,4 +1,4 @@
-"""One permutation of (token, expert) pairs into runs of one expert each, used both ways.
+"""Permutation of (token, expert) pairs that sorts them by expert, used both ways.
 
 N tokens, k experts of each, E experts, A = N·k pairs (less those without an expert), D model width.
 """
@@ -13,15 +13,15 @@ from torch.autograd.function import once_differentiable
 
 from gangline_basics.model.kernels import takes_kernels
 
-MOST = 16  # experts of a token: kernels are compiled for each number, with the body of a loop for each expert
+MOST = 16  # maximum experts per token for the kernels, which are compiled per number with an unrolled loop over experts
 
 
 @dataclass(frozen=True)
 class Permutation:
-    """(token, expert) pairs sorted by expert, tokens of one expert in their order.
+    """(token, expert) pairs sorted by expert; within an expert tokens keep their order.
 
     token_A   the token of each sorted pair
-    place_Nk  the row of the pair of token n and its j-th expert; -1: it has none
+    place_Nk  the row of the pair of token n and its j-th expert; -1: no row
     bounds    (E + 1,) int64: the rows of expert e are bounds[e] to bounds[e + 1]
     whole     every pair has a row
     """
@@ -33,12 +33,12 @@ class Permutation:
 
     @property
     def counts(self) -> Tensor:
-        """Pairs of each expert, (E,)."""
+        """Number of pairs of each expert, (E,)."""
         return self.bounds.diff()
 
 
 def sort_by_expert(expert_Nk: Tensor, experts: int, whole: bool = True) -> Permutation:
-    """Sort the pairs by expert. Without `whole`, pairs may have the expert `experts`, which means none."""
+    """Sort the pairs by expert. Without `whole`, a pair may have expert number `experts`, which means none."""
     N, k = expert_Nk.shape
     flat = expert_Nk.reshape(-1)
     order = torch.argsort(flat, stable=True)
@@ -46,7 +46,7 @@ def sort_by_expert(expert_Nk: Tensor, experts: int, whole: bool = True) -> Permu
     bounds = torch.searchsorted(flat[order], edges)
     place = torch.empty_like(order)
     place[order] = torch.arange(N * k, device=flat.device)
-    whole = whole or flat.is_meta  # on the meta device nothing is known to be dropped
+    whole = whole or flat.is_meta  # on the meta device drops are unknown
     if not whole:
         order = order[: int(bounds[-1])]
         place = torch.where(flat < experts, place, -1)
@@ -54,7 +54,7 @@ def sort_by_expert(expert_Nk: Tensor, experts: int, whole: bool = True) -> Permu
 
 
 def drop_over_capacity(expert_Nk: Tensor, experts: int, capacity: int) -> Tensor:
-    """`expert_Nk` with `experts` (none) for what comes after an expert's first `capacity` tokens."""
+    """Return `expert_Nk` with `experts` (none) in place of each expert's pairs after its first `capacity`."""
     flat = expert_Nk.reshape(-1)
     permutation = sort_by_expert(expert_Nk, experts, whole=False)
     before = permutation.place_Nk.reshape(-1) - permutation.bounds[:-1][flat.clamp(max=experts - 1)]
@@ -62,7 +62,7 @@ def drop_over_capacity(expert_Nk: Tensor, experts: int, capacity: int) -> Tensor
 
 
 class Permute(torch.autograd.Function):
-    """x (N, D) -> rows (A, D), a row for each pair. The backward adds each token's rows in the order of its experts."""
+    """Permute x (N, D) -> rows (A, D), one per pair. Backward adds a token's rows in the order of its experts."""
 
     @staticmethod
     def forward(ctx, x_ND: Tensor, made: Permutation) -> Tensor:
@@ -76,7 +76,7 @@ class Permute(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """rows (A, D), weights (N, k) -> (N, D): each token's rows times their weights, added in the order of its experts.
+    """Combine rows (A, D), weights (N, k) -> (N, D): the weighted sum of each token's rows in the order of its experts.
 
     Sums are in the wider of the two dtypes, y in the dtype of the rows.
     """
@@ -111,7 +111,7 @@ class Combine(torch.autograd.Function):
 
 
 def gather_rows(rows_AD: Tensor, made: Permutation, weight_Nk: Tensor | None) -> Tensor:
-    """(N, D): Σ_j weight[n, j] · rows[place[n, j]], one j after another."""
+    """Return Σ_j weight[n, j] · rows[place[n, j]], (N, D), added in the order of j."""
     if _takes_kernels(rows_AD, made):
         from gangline_moe.dispatch import permute_triton
 
@@ -133,7 +133,7 @@ def gather_rows(rows_AD: Tensor, made: Permutation, weight_Nk: Tensor | None) ->
 
 
 def _takes_kernels(rows_AD: Tensor, made: Permutation) -> bool:
-    """Return whether the Triton kernels run: for up to MOST experts of a token.
+    """Return whether the Triton kernels run: for at most MOST experts per token.
 
     Expert choice changes that number from batch to batch; a pair of kernels for 128 takes half a minute to compile.
     """
@@ -141,7 +141,7 @@ def _takes_kernels(rows_AD: Tensor, made: Permutation) -> bool:
 
 
 def _gather_column(rows_AD: Tensor, made: Permutation, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The row of each token's j-th pair, its place, and which tokens have one (None: all)."""
+    """Return the row of each token's j-th pair, its place, and a mask of the tokens that have one (None: all)."""
     place = made.place_Nk[:, j]
     if made.whole:
         return rows_AD.index_select(0, place), place, None

@@ -1,1 +1,1 @@
-"""Whole plugins that add to what this package opens to others; read as text by `gangline new-plugin`."""
+"""Example plugins that extend this package, read as text by `gangline new-plugin`."""

@@ -1,1 +1,1 @@
-"""Models with experts of Hugging Face: their architectures, the names of their arrays, and their config.json."""
+"""Hugging Face models with experts: their architectures, tensor names and config.json."""

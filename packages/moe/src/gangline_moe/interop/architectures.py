@@ -1,4 +1,4 @@
-"""Architectures with experts as data: how a config.json describes its experts. Torch-free."""
+"""Hugging Face architectures with experts as data: the fields of a config.json. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ LLAMA, QWEN = "LlamaForCausalLM", "Qwen3ForCausalLM"
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsArchitecture:
-    """Experts of an architecture.
+    """An architecture with experts.
 
     dense       architecture of the model without experts, whose part reads the rest of a config.json
-    model_type  of an architecture whose model without experts is another one
+    model_type  of the architecture, if its model without experts is another one
     title       of the architecture, in messages
     number      field with the number of experts
     read_as     names by which it is read: the first that a file has
     width       field with the width of an expert
     silent      fields that are read -> the value in transformers if a file lacks the field; None: a file must have it
     nullable    fields for which null means the same as no field
-    only        field -> the values that gangline computes
+    only        field -> the values that gangline supports
     rest        fields of the config.json of the model without experts
     router      class of the options of the router, and its name in group `moe/router`
     everywhere  every block has experts, and the weights of a token's experts add up to 1
@@ -45,12 +45,12 @@ class ExpertsArchitecture:
 
     @property
     def scored(self) -> bool:
-        """Whether scores are sigmoids with a balancing bias, beside shared experts."""
+        """True if the router's scores are sigmoids with a balancing bias, and the layer has shared experts."""
         return self.router[0] is Sigmoid
 
     @property
     def gated(self) -> bool:
-        """Whether a shared expert has a gate."""
+        """True if the shared expert has a gate."""
         return "shared_expert_intermediate_size" in self.silent
 
 
@@ -95,7 +95,7 @@ DOTS = ExpertsArchitecture(  # the feed-forward of DeepSeek-V3 in a Qwen3
     only={"moe_layer_freq": (1,), "scoring_func": ("sigmoid", "noaux_tc"), "topk_method": ("noaux_tc",)},
     router=(Sigmoid, "sigmoid"),
 )
-GPT_OSS = ExpertsArchitecture(  # biases of experts, bounded products
+GPT_OSS = ExpertsArchitecture(  # experts with biases and clamped gate and up-projection
     name="GptOssForCausalLM",
     dense="GptOssForCausalLM",
     number="num_local_experts",
@@ -106,7 +106,7 @@ GPT_OSS = ExpertsArchitecture(  # biases of experts, bounded products
     router=(Biased, "biased"),
     everywhere=True,
 )
-DEEPSEEK = ExpertsArchitecture(  # without experts it has as many dense blocks as layers
+DEEPSEEK = ExpertsArchitecture(  # without experts, all its layers are dense blocks
     name="DeepseekV3ForCausalLM",
     dense="DeepseekV3ForCausalLM",
     number="n_routed_experts",

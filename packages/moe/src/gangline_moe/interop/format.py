@@ -1,4 +1,4 @@
-"""Capability `hugging_face` of the edit: experts in a config.json, and in `model.weights`. Torch-free."""
+"""Capability `hugging_face` of the edit `moe`: experts in a config.json, and in `model.weights`. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class MoeFormat(EditFormat):
-    """Between the options of experts and a config.json that has one of `ARCHITECTURES`."""
+    """Converter between the options of experts and a config.json of one of `ARCHITECTURES`."""
 
     def read(self, cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
         return read_experts(cls, config)
@@ -35,7 +35,7 @@ class MoeFormat(EditFormat):
 
 
 def list_missing_overrides(of: ExpertsArchitecture, options: MoeOptions, config: dict[str, Any]) -> list[str]:
-    """Return the overrides that the options lack to have this architecture. config: of the model without experts."""
+    """Return the overrides missing for this architecture. config: the config.json of the model without experts."""
     router, (kind, name), has_shared = options.router, of.router, of.scored or of.gated
     fits = isinstance(router, Sigmoid) if of.scored else type(router) is kind
     holds = {
@@ -81,7 +81,7 @@ def _write_fields(of: ExpertsArchitecture, options: MoeOptions, config: dict[str
 
 
 def find_weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
-    """Return what differs between these experts and those of the directory in `model.weights`."""
+    """Return problems: differences between these experts and those of the directory in `model.weights`."""
     from gangline.run.directory import holds_checkpoint
     from gangline_models.hugging_face.config import read_config
 
@@ -104,7 +104,7 @@ def find_weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
 
 
 def _describe(options: MoeOptions) -> dict[str, Any]:
-    """Return what experts and router compute, without what only training sees."""
+    """Return the options that determine the output of experts and router, without training-only options."""
     router, own = options.router, ("experts", "top_k", "shared", "shared_gate", "first", "every", "hidden")
     names = [item.name for item in fields(router) if item.name in ("renormalise", "scale", "groups", "top_groups")]
     of_router = {f"router.{name}": getattr(router, name) for name in names}

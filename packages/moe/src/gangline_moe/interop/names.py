@@ -1,4 +1,4 @@
-"""Hugging Face names of the arrays of a layer with experts. Torch-free."""
+"""Hugging Face names of the tensors of an MoE layer. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def list_expert_names(place: str, options: MoeOptions, qk_norm: bool, biased: Sequence[str] = ()) -> tuple[Name, ...]:
-    """Return the names of a layer's arrays at `place` ("blocks.*.feed_forward").
+    """Return the Hugging Face names of a layer's tensors at `place` ("blocks.*.feed_forward").
 
     biased: linears of experts that have a bias.
     """
@@ -41,7 +41,7 @@ def list_expert_names(place: str, options: MoeOptions, qk_norm: bool, biased: Se
 
 
 def _list_gpt_oss_names(place: str, options: MoeOptions) -> tuple[Name, ...]:
-    """Experts stacked and transposed, the columns of gate and up-projection in turns."""
+    """Return the names of GPT-OSS: experts stacked and transposed, columns of gate and up-projection interleaved."""
     hidden, theirs = 2 * (options.hidden or 0), "model.layers.{0}.mlp"
     names = [Name(f"{place}.router.gate.{leaf}", f"{theirs}.router.{leaf}") for leaf in ("weight", "bias")]
     for first, name in enumerate(("w_gate", "w_up")):

@@ -1,4 +1,4 @@
-"""From a config.json to the options of its experts. Torch-free."""
+"""Reader of a config.json's experts into options. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gangline_moe.config import MoeOptions
 
 Options = TypeVar("Options", bound="MoeOptions")
-# Of experts: the part that reads the rest knows nothing of them. Losses and noise are of training alone.
+# Fields of experts, hidden from the part that reads the rest. Losses and noise matter only in training.
 ROUTING = (
     *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
     *("moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"),
@@ -28,8 +28,8 @@ DOTS_ALONE = (*DOTS.only, "aux_loss_alpha", "seq_aux", "ep_size")
 def read_experts(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
     """Return (the options that make the model of `config`, the config.json of the model without experts).
 
-    None: the model has no experts. Raises UserError for windows of attention and for blocks with experts that `first`
-    and `every` cannot name.
+    Returns None if the model has no experts. Raises UserError for attention windows, and for blocks with experts that
+    `first` and `every` cannot describe.
     """
     name = (config.get("architectures") or [None])[0]
     known_architecture = next((architecture for architecture in ARCHITECTURES if architecture.name == name), None)
@@ -37,7 +37,7 @@ def read_experts(cls: type[Options], config: dict[str, Any]) -> tuple[Options, d
 
 
 class _Experts:
-    """Fields of the experts of one config.json."""
+    """Reader of the expert fields of one config.json."""
 
     def __init__(self, of: ExpertsArchitecture, config: dict[str, Any]) -> None:
         self.of, self.config, self.reader = of, config, ConfigReader("", config, "a model")
@@ -47,7 +47,7 @@ class _Experts:
         of, first, every = self.of, 0, 1
         if of.model_type:
             self._refuse_windows()
-            self.read_field("num_experts_per_tok", PositiveInt)  # named first where the number of experts lacks, too
+            self.read_field("num_experts_per_tok", PositiveInt)  # its error comes first
         if "first_k_dense_replace" in of.silent:
             first = self.read_field("first_k_dense_replace", NonNegativeInt)
             if not of.model_type and first >= self.layers:
@@ -70,7 +70,7 @@ class _Experts:
         return cls(**sizes, router=router, **self._read_shared(hidden)), self._make_dense_config()
 
     def read_field(self, name: str, hint: Any, of: str = "") -> Any:
-        """Return a field of `silent`, or another name of it. Raises UserError for null and if a file must have it."""
+        """Return a field of `silent`, or of its other name. Raises UserError for null or a missing required field."""
         absent = self.of.silent[of or name]
         if absent is None and not self.reader.holds(name):
             what = f"a model whose config.json does not give {name}."
@@ -117,7 +117,7 @@ class _Experts:
         return {"shared": width // hidden, "shared_gate": True}
 
     def _find_first_and_every(self, sparse: list[int]) -> tuple[int, int]:
-        """Return `first` and `every` of the blocks with experts. Raises UserError if no such two describe them."""
+        """Return `first` and `every` of the blocks with experts. Raises UserError if they are not evenly spaced."""
         layers = range(self.layers)
         for first in sparse[:1]:
             every = sparse[1] - first if len(sparse) > 1 else len(layers)

@@ -1,1 +1,1 @@
-"""Which experts each token goes through, and with what weight. Each module names the method's source."""
+"""Routers: which experts each token goes through, with what weight. Each module cites the method's source."""

@@ -1,4 +1,4 @@
-"""What a router is: scores, a choice, and what keeps the load even. B sequences of T tokens, N = B·T, E experts."""
+"""Base class of routers: scores, choice and load balancing. B sequences of T tokens, N = B·T, E experts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gangline_moe.nodes import RouterNode
 
 @dataclass(frozen=True)
 class Choice:
-    """What a router decided.
+    """A router's decision.
 
-    expert_Nk  int64, the experts of each token; where `whole` is false the number E means none
-    weight_Nk  what their outputs are multiplied by
-    prob_NE    scores of all experts, adding up to 1: what balancing losses look at
-    logits_NE  what the gate gave
+    expert_Nk  int64, the experts of each token; if `whole` is false, the number E means none
+    weight_Nk  factors of the experts' outputs
+    prob_NE    scores of all experts, adding up to 1, for the balancing losses
+    logits_NE  the gate's output
     """
 
     expert_Nk: Tensor
@@ -42,9 +42,9 @@ def divide_by_sum(weight_Nk: Tensor, least: float = 0.0) -> Tensor:
 
 
 class Router(nn.Module, ABC):
-    """x (B, T, D) -> Choice, in the dtype of the gate's weight: float32, or float64 where all of a run is.
+    """Router: x (B, T, D) -> Choice, in the dtype of the gate's weight: float32, or float64 if the whole run is.
 
-    bias   (E,) float32, added to what the choice looks at and to nothing else; moved by `after_step`
+    bias   (E,) float32, added only to the scores that the choice is made by; updated by `after_step`
     share  (E,) float32, each expert's share of the last step's load
     """
 
@@ -66,19 +66,19 @@ class Router(nn.Module, ABC):
 
     @abstractmethod
     def choose(self, logits_NE: Tensor) -> Choice:
-        """The experts of each token."""
+        """Choose the experts of each token."""
 
     def choose_top_k(self, score_NE: Tensor) -> Tensor:
-        """The `top_k` experts of each token with the largest score plus bias, (N, k)."""
+        """Return the `top_k` experts of each token with the largest score plus bias, (N, k)."""
         return self.add_bias(score_NE).topk(self.node.top_k, dim=-1).indices
 
     def add_bias(self, score_NE: Tensor) -> Tensor:
-        """What the choice looks at: the scores plus the bias, without a gradient."""
+        """Return the scores plus the bias, detached, as the choice compares them."""
         return score_NE.detach() if self.bias is None else score_NE.detach() + self.bias
 
     @torch.no_grad()
     def after_step(self, totals: dict[str, Tensor]) -> None:
-        """Move the bias and remember the shares, by the load of the whole step."""
+        """Update the bias and the shares, from the load of the whole step."""
         load = totals.get("load")
         if load is None:
             return

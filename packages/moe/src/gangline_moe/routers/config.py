@@ -1,4 +1,4 @@
-"""Options of the routers: parts of the group `moe/router`, which other packages may add to. Torch-free.
+"""Options of the routers: parts of the group `moe/router`, which other packages may extend. Torch-free.
 
 A router's `build(config, dim, experts, top_k) -> RouterNode` names, in its node, a module that derives from
 `gangline_moe.routers.base.Router`.
@@ -22,57 +22,57 @@ GROUP = "moe/router"
 
 @dataclass
 class RouterConfig(PartConfig):
-    """What every router has: ways to keep the load even, each switched off by 0, and noise."""
+    """Options of every router: ways to balance the load, each off at 0, and noise."""
 
-    bias_rate: NonNegativeFloat = 0.0  # step of a bias of each expert that the choice sees, up or down by its load
+    bias_rate: NonNegativeFloat = 0.0  # update rate of the balancing bias of each expert; 0: no bias
     sequence_loss: NonNegativeFloat = 0.0  # weight of the load-balancing loss over each sequence
-    step_loss: NonNegativeFloat = 0.0  # weight of the load-balancing loss with the last step's load, whole batch
-    z_loss: NonNegativeFloat = 0.0  # weight of the mean squared log-sum-exp of the router's logits
-    jitter: ShareBelowOne = 0.0  # the router sees each feature multiplied by 1 - jitter to 1 + jitter
+    step_loss: NonNegativeFloat = 0.0  # weight of the load-balancing loss (Switch), with the load of the last step
+    z_loss: NonNegativeFloat = 0.0  # weight of the router z-loss: mean squared log-sum-exp of the logits
+    jitter: ShareBelowOne = 0.0  # jitter noise: the router's input is multiplied by 1 - jitter to 1 + jitter
 
     def check(self, run: Run) -> list[Problem]:
         return list(self.find_problems(run))
 
     def find_problems(self, run: Run) -> Iterator[Problem]:
-        """What does not fit together."""
+        """Yield problems: values that do not fit together."""
         yield from ()
 
 
 @dataclass
 class Softmax(RouterConfig):
-    """Probabilities over all experts; the largest `top_k` are taken (Mixtral, Qwen3-MoE, Switch)."""
+    """Options of the softmax router: a token's `top_k` experts of largest probability (Mixtral, Qwen3-MoE, Switch)."""
 
     step_loss: float = 0.02
-    renormalise: bool = True  # the weights of a token's experts are made to add up to 1 (softmax after the choice)
+    renormalise: bool = True  # renormalisation of a token's expert weights to sum to 1 (softmax after top-k)
 
 
 @dataclass
 class Biased(Softmax):
-    """As softmax, and the gate has a bias that is trained with it (gpt-oss)."""
+    """Options of the softmax router whose gate has a trained bias (gpt-oss)."""
 
 
 @dataclass
 class Sigmoid(RouterConfig):
-    """A score between 0 and 1 for each expert; a bias that no gradient sees evens the load (DeepSeek-V3)."""
+    """Options of the sigmoid router: scores between 0 and 1, and a balancing bias without gradient (DeepSeek-V3)."""
 
     bias_rate: float = 0.01
     sequence_loss: float = 0.0001
-    renormalise: bool = True  # the weights of a token's experts are made to add up to `scale`
-    scale: PositiveFloat = 1.0  # the weights are multiplied by this
+    renormalise: bool = True  # renormalisation of a token's expert weights to sum to `scale`
+    scale: PositiveFloat = 1.0  # scaling factor of the expert weights
 
 
 @dataclass
 class Grouped(Sigmoid):
-    """As sigmoid, but each token's experts come from the best `top_groups` of `groups` of neighbours (DeepSeek-V3)."""
+    """Options of the grouped sigmoid router: experts from the best `top_groups` of `groups` only (DeepSeek-V3)."""
 
     bias_rate: float = 0.001
     scale: float = 2.5
-    groups: PositiveInt = 8  # runs of as many neighbouring experts
-    top_groups: PositiveInt = 4  # of them a token's experts come from
+    groups: PositiveInt = 8  # number of groups of consecutive experts
+    top_groups: PositiveInt = 4  # maximum number of groups that a token's experts come from
 
     def find_problems(self, run: Run) -> Iterator[Problem]:
         yield from super().find_problems(run)
-        options: Any = run.edits["moe"]  # whose part a router is
+        options: Any = run.edits["moe"]  # the edit that the router is a part of
         experts, top_k = options.experts, options.top_k
         if experts % self.groups or experts // self.groups < 2:
             yield Problem(
@@ -91,7 +91,7 @@ class Grouped(Sigmoid):
 
 @dataclass
 class ExpertChoice(RouterConfig):
-    """Each expert takes as many tokens as every other: top_k / experts of a microbatch's, those it scores highest."""
+    """Options of expert choice: each expert takes its top_k / experts of a microbatch's tokens, by highest score."""
 
     def find_problems(self, run: Run) -> Iterator[Problem]:
         yield from super().find_problems(run)

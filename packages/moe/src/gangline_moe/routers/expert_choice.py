@@ -1,8 +1,8 @@
-"""Experts choose tokens (Zhou et al., arXiv 2202.09368, section 3.2).
+"""Expert-choice router: experts choose tokens (Zhou et al., arXiv 2202.09368, section 3.2).
 
 Each expert takes the C = N · top_k / E tokens (rounded up) of the microbatch on this rank that score it highest; a
-token may have no expert or all. The host waits for how many experts the busiest token has. A token's experts depend on
-later tokens of its sequence, so a model that writes text token by token computes something else.
+token may have no expert or all. The host waits for the number of experts of the busiest token. A token's experts depend
+on later tokens of its sequence, so autoregressive generation computes something else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gangline_moe.routers.base import Choice, Router
 
 
 class ExpertChoiceRouter(Router):
-    """See `Router`."""
+    """Router by which experts choose tokens; see `Router`."""
 
     node: ExpertChoiceNode
 
@@ -25,7 +25,7 @@ class ExpertChoiceRouter(Router):
         count = min(N, -(-N * self.node.top_k // E))
         tokens = prob_NE.detach().topk(count, dim=0).indices
         chosen_NE = torch.zeros_like(prob_NE, dtype=torch.bool).scatter_(0, tokens, True)
-        # a plan without memory: every token has as many
+        # on the meta device: every token has top_k
         most = self.node.top_k if chosen_NE.is_meta else int(chosen_NE.sum(1).max())
         every = torch.arange(E, device=prob_NE.device)
         expert_Nk = torch.where(chosen_NE, every, E).sort(-1).values[:, :most].contiguous()

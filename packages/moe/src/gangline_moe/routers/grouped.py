@@ -1,7 +1,7 @@
-"""Group-limited choice (DeepSeek-V3, arXiv 2412.19437, section 2.1.2, "node-limited routing").
+"""Grouped router: group-limited choice (DeepSeek-V3, arXiv 2412.19437, section 2.1.2, "node-limited routing").
 
-A group of neighbouring experts is worth the sum of its two largest scores, biases included; a token's experts come from
-the best `top_groups` groups, so that its rows go to few nodes.
+The score of a group of consecutive experts is the sum of its two largest scores, biases included; a token's experts
+come from the best `top_groups` groups, so that its rows go to few nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gangline_moe.routers.sigmoid import weigh_choice
 
 
 class GroupedRouter(Router):
-    """See `Router`."""
+    """Sigmoid router limited to the best groups; see `Router`."""
 
     node: GroupedNode
 
@@ -24,7 +24,7 @@ class GroupedRouter(Router):
         return weigh_choice(self.node, logits_NE, score_NE, self.choose_top_k(score_NE))
 
     def choose_top_k(self, score_NE: Tensor) -> Tensor:
-        """Of the best groups alone."""
+        """Return the `top_k` experts of each token, from its best groups only, (N, k)."""
         scores = self.add_bias(score_NE)
         by_group = scores.view(len(scores), self.node.groups, -1)
         worth = by_group.topk(2, dim=-1).values.sum(-1)

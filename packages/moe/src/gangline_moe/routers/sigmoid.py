@@ -1,7 +1,7 @@
-"""Sigmoid scores and a bias that evens the load without a loss (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+"""Sigmoid router with auxiliary-loss-free balancing by a bias (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 
-The bias is seen by the choice alone; the weights are the chosen scores, divided by their sum and scaled. After each
-step the bias of an expert with less than the mean load goes up by `bias_rate`, that of one with more goes down.
+The bias affects only the choice; the weights are the chosen scores, divided by their sum and scaled. After each step
+the bias of an expert below the mean load increases by `bias_rate`, and decreases above it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gangline_moe.routers.base import Choice, Router, divide_by_sum
 
 
 class SigmoidRouter(Router):
-    """See `Router`."""
+    """Router with sigmoid scores; see `Router`."""
 
     node: SigmoidNode
 
@@ -23,7 +23,7 @@ class SigmoidRouter(Router):
 
 
 def weigh_choice(node: SigmoidNode, logits_NE: Tensor, score_NE: Tensor, expert_Nk: Tensor) -> Choice:
-    """The chosen experts with their scores as weights, divided by their sum and scaled as `node` says."""
+    """Return the choice with the experts' scores as weights, divided by their sum and scaled as `node` says."""
     weight_Nk = score_NE.gather(1, expert_Nk)
     if node.renormalise:
         weight_Nk = divide_by_sum(weight_Nk, 1e-20)

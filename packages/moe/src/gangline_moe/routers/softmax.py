@@ -1,6 +1,6 @@
-"""Softmax over all experts (Shazeer et al., arXiv 1701.06538, section 2.1; Switch, arXiv 2101.03961, section 2.1).
+"""Softmax router (Shazeer et al., arXiv 1701.06538, section 2.1; Switch, arXiv 2101.03961, section 2.1).
 
-With `renormalise` the chosen probabilities are divided by their sum, which is the softmax over the chosen experts alone
+With `renormalise` the chosen probabilities are divided by their sum, which is the softmax over the chosen experts only
 (Mixtral, arXiv 2401.04088, section 2.1; Qwen3-MoE's `norm_topk_prob`).
 """
 
@@ -13,7 +13,7 @@ from gangline_moe.routers.base import Choice, Router, divide_by_sum
 
 
 class SoftmaxRouter(Router):
-    """See `Router`."""
+    """Router with softmax scores; see `Router`."""
 
     node: SoftmaxNode
 

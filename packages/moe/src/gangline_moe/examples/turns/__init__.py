@@ -10,7 +10,7 @@ from gangline_moe.routers.config import RouterConfig
 
 @dataclass
 class Turns(RouterConfig):
-    first: NonNegativeInt = 0  # the expert of the first token
+    first: NonNegativeInt = 0  # expert of the first token
 
 
 @dataclass(frozen=True, kw_only=True)

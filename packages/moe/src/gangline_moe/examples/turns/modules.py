@@ -5,7 +5,7 @@ from gangline_moe.routers.base import Choice, Router
 
 
 class TurnsRouter(Router):
-    """By the token's own scores, so that a token goes the same way on any layout."""
+    """Router that turns by the token's own scores, so that a token's expert does not depend on the layout."""
 
     def choose(self, logits_NE):
         E = logits_NE.shape[1]
