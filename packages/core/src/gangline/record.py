@@ -42,7 +42,7 @@ class StepRecord:
     finite: bool = True  # false: the optimizer changed nothing
     skipped: str = ""  # why the optimizer skipped the step
     validation_loss: float | None = None  # on the held-out part of the run's own data, in steps with a validation
-    validation_losses: dict[str, float] = field(default_factory=dict)  # of further validation sets and weights, by name
+    validation_losses: dict[str, float] = field(default_factory=dict)  # further validation sets and weights, by name
     metrics: dict[str, float | list[float]] = field(default_factory=dict)
     verdicts: list[dict] = field(default_factory=list)
     checkpoint: str | None = None  # id of the checkpoint whose save begins after this step

@@ -19,7 +19,7 @@ class JobState:
     why: str = ""
     nodes: str = ""
     starts: int = 0  # number of restarts
-    hopeless: str = ""  # what to change if waiting cannot help; "" if it can
+    hopeless: str = ""  # option to change if waiting cannot help; "" if it can
 
     @property
     def over(self) -> bool:

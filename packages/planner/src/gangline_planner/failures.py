@@ -29,7 +29,7 @@ class SimulatedGoodput:
     goodput: float
     failures: float
     spares: int
-    shares: dict[str, float]  # of the time, by the simulator's kinds
+    shares: dict[str, float]  # fractions of the time, by the simulator's kinds
 
     def to_dict(self) -> dict[str, object]:
         return {

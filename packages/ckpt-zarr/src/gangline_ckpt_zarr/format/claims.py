@@ -16,8 +16,8 @@ from gangline.shard import Division, Layout
 
 DEEPEST = 64  # nesting of dicts and lists in a document
 MOST_DIMS = 32
-MOST_PARTS = 1 << 20  # of an array: the number of ranks that may hold different parts
-MOST_BOUNDS = 1 << 22  # of all distinct layouts together
+MOST_PARTS = 1 << 20  # per array: number of ranks that may hold different parts
+MOST_BOUNDS = 1 << 22  # in all distinct layouts together
 MOST_RANKS = 1 << 40
 LARGEST = 1 << 60  # length of a dim, and number of elements of an array
 

@@ -27,7 +27,7 @@ class DurableCopy(Delivery):
 
     def __init__(self, task: SaveTask, agreement: Agreement, copier: WriterClient, copies: DurableCopies) -> None:
         super().__init__(task, agreement)
-        self.write_id = ""  # of the save; set once the near tiers have it, if a copy is wanted
+        self.write_id = ""  # id of the save; set once the near tiers have it, if a copy is wanted
         self._copier, self._copies = copier, copies
 
     def plan(self) -> DeliveryPlan:

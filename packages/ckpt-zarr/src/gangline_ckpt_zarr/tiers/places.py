@@ -47,7 +47,7 @@ def refuse_foreign() -> None:
 
 
 def make() -> None:
-    """Create `locate_user()`, for this user alone. Raises OSError, UserError."""
+    """Create `locate_user()`, readable by this user alone. Raises OSError, UserError."""
     with contextlib.suppress(FileExistsError):
         locate_user().mkdir(parents=True, mode=0o700)
     refuse_foreign()

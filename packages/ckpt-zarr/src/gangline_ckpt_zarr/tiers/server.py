@@ -27,7 +27,7 @@ from gangline_ckpt_zarr.tiers.handshake import admit, receive_line
 from gangline_ckpt_zarr.tiers.peers import LINE, SILENT_SECONDS
 from gangline_ckpt_zarr.tiers.places import SPARE
 
-COPIES = 2  # of one rank's files: as many as its own node has
+COPIES = 2  # copies of one rank's files: as many as its own node has
 UNPROVEN = 256  # concurrent connections that have not proven the token
 UNPROVEN_OF_ADDRESS = 64  # unproven connections from one address
 TOKEN_SECONDS = 5.0  # in which the proof must arrive

@@ -18,7 +18,7 @@ from gangline.run.directory import RunDirectory
 from gangline.run.files import refuse_others
 from gangline.storage.files import read_regular, write_whole
 
-NOTES = Path("runs", f".jobs-{os.geteuid()}")  # of this user: a file with the run directory per job and command line
+NOTES = Path("runs", f".jobs-{os.geteuid()}")  # per user: a file with the run directory per job and command line
 
 
 def identify_job(environ: Mapping[str, str] = os.environ) -> tuple[str | None, int]:

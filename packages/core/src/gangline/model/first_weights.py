@@ -17,7 +17,7 @@ def check_pretrained_names(run: Run, tree: Node, plan: Plan) -> None:
     """Raise UserError if the directory of the model's pretrained weights holds a tensor of another model."""
     if (directory := run.model.get_weights_directory()) is None:
         return
-    shards = list_shards(construct(tree), plan)  # of the complete model, not of this rank
+    shards = list_shards(construct(tree), plan)  # the complete model, not this rank
     shapes = {parse_parameter(shard.name): shard.global_shape for shard in shards}
     find_pretrained(run.model).check_names(directory, plan, shapes)
 

@@ -52,7 +52,7 @@ class Command:
 class Kind:
     """A kind of plugin: what `gangline new-plugin NAME --kind KIND` writes, and the suite that tests such parts."""
 
-    name: str  # what the author types after --kind
+    name: str  # name that the author types after --kind
     group: str  # group of its parts: "track", or "outer/field"; "": the plugin opens its own group or adds a verb
     suite: str  # "package.module:Class", a suite of the conformance kit or one that derives from it
     example: str  # complete plugin: the files of "package.module", the text "module:NAME", or the spec "module:hook"

@@ -154,7 +154,7 @@ def explain_cut_off(s: Session) -> str:
             s.comms.store.check(["gangline/reached"])
     except dist.DistError as error:
         return str(error).partition("\n")[0]
-    except ConnectionError:  # of another store: it may come back
+    except ConnectionError:  # another store, which may come back
         pass
     return ""
 

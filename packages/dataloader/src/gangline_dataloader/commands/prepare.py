@@ -238,7 +238,7 @@ def _describe_plan(folder: Path, plan: PackPlan) -> str:
 def estimate(files: Sequence[Input], settings: Settings, workers: int, out: str) -> str:
     """Return a line with the expected duration and size of a preparation. Raises UserError if the disk is too small."""
     size = sum(file.size * (4 if file.compression else 1) for file in files)
-    per_token = (1, 1) if settings.tokenizer == BYTES else (4, 2)  # of a token: (bytes of text, bytes stored)
+    per_token = (1, 1) if settings.tokenizer == BYTES else (4, 2)  # (bytes of text, bytes stored) of a token
     peak_bytes = 2 * size * per_token[1] // per_token[0]  # the files of the tasks, and the shards
     seconds = size / (SPEED if settings.tokenizer == BYTES else SPEED / 10) / workers
     there = os.path.abspath(os.path.expanduser(out))

@@ -15,7 +15,7 @@ from gangline.config import CallbackConfig, NonNegativeInt, PositiveInt, RunsCod
 if TYPE_CHECKING:
     from gangline.config import Run
 
-SUFFIXES = (".yaml", ".yml")  # of a file that describes a task
+SUFFIXES = (".yaml", ".yml")  # suffixes of files that describe a task
 
 
 def _has_only_names(tasks: Any) -> bool:

@@ -50,7 +50,7 @@ class TextModel(ABC):
         self.max_length = writer.context
         self.path: str | None = getattr(self.codec, "path", None)
         self._special = {} if self.path is None else read_special_tokens(Path(self.path).expanduser().parent)
-        self._greedy: list[bool] | None = None  # of the current requests; None: no requests
+        self._greedy: list[bool] | None = None  # per current request; None: no requests
 
     @abstractmethod
     def score_rows(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:

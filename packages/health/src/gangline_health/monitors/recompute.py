@@ -59,7 +59,7 @@ class Recorder:
             self.events = None
 
 
-RECORDER = Recorder()  # of this rank: communicators are built before the check that records
+RECORDER = Recorder()  # one per rank: communicators are built before the check that records
 
 
 class Heard(Generic[T]):

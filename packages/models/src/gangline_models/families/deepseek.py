@@ -48,7 +48,7 @@ FURTHER = tuple(
     Name(f"blocks.*.{name}.weight", f"model.layers.{{0}}.{name}.weight", unread="layer")
     for name in ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm", "shared_head.head")
 )
-INNER_EPS = 1e-6  # of the norms of latent vectors, independent of rms_norm_eps
+INNER_EPS = 1e-6  # eps of the norms of latent vectors, independent of rms_norm_eps
 ROUTING = (
     *("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "num_experts_per_tok", "n_shared_experts"),
     *("moe_intermediate_size", "router_aux_loss_coef", "output_router_logits", "ep_size", "aux_loss_alpha", "seq_aux"),

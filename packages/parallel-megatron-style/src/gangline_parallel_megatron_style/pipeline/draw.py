@@ -16,7 +16,7 @@ from gangline_parallel_megatron_style.pipeline.simulate import Span, Timeline
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS: dict[Kind, str] = dict(zip(("F", "B", "I", "W"), PALETTE, strict=False))  # of chunk 0; later chunks are paler
+COLOURS: dict[Kind, str] = dict(zip(("F", "B", "I", "W"), PALETTE, strict=False))  # chunk 0; later chunks are paler
 ROW = 0.28  # height of a rank's row in inches
 PIXELS, DIGIT = 96, 0.09  # pixels of an inch; width of a digit in inches
 

@@ -55,7 +55,7 @@ class Executor:
         self.name, self.times, self.overlap = name, times, overlap
         self._turns = TurnTaking()
         self.chunks = SCHEDULES[name].chunks if chunks is None else chunks
-        self.spans: tuple[Span, ...] = ()  # of the actions of the latest step or evaluation, if there is a clock
+        self.spans: tuple[Span, ...] = ()  # actions of the latest step or evaluation, if there is a clock
         self._made: dict[tuple[int, bool], tuple[Schedule, Program]] = {}
         self._known: set[tuple[torch.Size, torch.dtype]] = set()  # shapes and dtypes that were checked
 

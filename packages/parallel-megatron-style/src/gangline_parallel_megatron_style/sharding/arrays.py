@@ -69,7 +69,7 @@ class ModelShapes:
     """Shapes of a model's parameters and buffers by stored name, with their aliases and the frozen parameters."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    buffers: Mapping[str, tuple[tuple[int, ...], str]]  # of persistent buffers: shape and dtype
+    buffers: Mapping[str, tuple[tuple[int, ...], str]]  # shape and dtype of persistent buffers
     aliases: Mapping[str, tuple[str, ...]]  # stored name of a parameter or buffer -> all its names in modules
     frozen: Collection[str] = ()
 
