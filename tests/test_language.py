@@ -95,7 +95,7 @@ def test_fragments_and_words_are_reported(tmp_path: Path) -> None:
         '"""Rows of a table."""\n\n\n'
         'def read():\n    """Return the rows."""\n\n\n'
         'def write():\n    """The same."""\n\n\n'
-        'def close():\n    """Close `mend`, for it may change."""  # of all the rows that were read\n\n\n'
+        'def close():\n    """Close `mend`, for it may change."""  # of all the rows that were read before\n\n\n'
         'class Row:\n    """What a table has."""\n\n'
         '    @property\n    def size(self):\n        """Number of cells."""\n'
         "        # the length that a row has when\n        # nobody passes over a cell\n"
@@ -103,6 +103,6 @@ def test_fragments_and_words_are_reported(tmp_path: Path) -> None:
     assert [line.partition(" ")[2] for line in find_fragments(tmp_path.glob("*.py"))] == [
         "The same.",
         "What a table has.",
-        "of all the rows that were read",
+        "of all the rows that were read before",
     ]
     assert [line.split()[-1] for line in find_words(tmp_path.glob("*.py"))] == ["it", "over"]
