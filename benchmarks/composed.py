@@ -58,7 +58,7 @@ VOCABULARY, LAYERS, WARM, MICROS, DATA = 256, 4, 2, 4, 2  # MICROS microbatches 
 
 def run_of(width: int, rows: int, length: int, parallel: str) -> Run:
     """The run that both train: `rows` sequences a microbatch."""
-    model = DecoderConfig(vocab_size=VOCABULARY, dim=width, layers=LAYERS, heads=8, hidden=3 * width)
+    model = DecoderConfig(vocab_size=VOCABULARY, dim=width, layers=LAYERS, heads=8, ffn_dim=3 * width)
     batch = {"global_size": rows * MICROS * DATA, "micro_size": rows, "sequence_length": length}
     return build_default_run(model=model, parallel=parallel, batch=batch, optimizer="adamw", checkpoint="off")
 

@@ -95,7 +95,7 @@ def main() -> None:
     kinds: list[tuple[str, int, int, dict[str, Any]]] = [
         ("bytes", 16, 128, {}),
         ("bytes, longer", 8, 1024, {}),
-        ("bytes, documents apart", 16, 128, {"documents": True}),
+        ("bytes, documents apart", 16, 128, {"document_masking": True}),
         ("tokenizer.json", 16, 128, {"tokenizer": tokenizer}),
     ]
     for name, rows, length, settings in kinds:

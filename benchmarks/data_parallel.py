@@ -41,8 +41,8 @@ from gangline_testkit.pool import close_all, get_pool
 
 RATE, CLIP, VOCABULARY, WARM = 1e-3, 1.0, 256, 3
 SIZES = {
-    "2M": DecoderConfig(vocab_size=VOCABULARY, dim=192, layers=4, heads=6, hidden=512),
-    "6M": DecoderConfig(vocab_size=VOCABULARY, dim=256, layers=8, heads=8, hidden=688),
+    "2M": DecoderConfig(vocab_size=VOCABULARY, dim=192, layers=4, heads=6, ffn_dim=512),
+    "6M": DecoderConfig(vocab_size=VOCABULARY, dim=256, layers=8, heads=8, ffn_dim=688),
 }
 STAGES: dict[str, Literal[0, 1, 2, 3]] = {"zero=0": 0, "zero=1": 1, "zero=2": 2, "zero=3": 3}
 BESIDE = {"ddp": "DDP", "zero=0": "DDP", "zero=1": "DDP", "zero=2": "FSDP2 kept", "zero=3": "FSDP2"}

@@ -105,9 +105,9 @@ def dense(reader: BatchReader) -> object:
 def configs(folder: Path) -> dict[str, TokensConfig]:
     path = str(folder)
     return {
-        "packed": TokensConfig(path=path, packing="best_fit", documents=True),
-        "fill in": TokensConfig(path=path, documents=True),
-        "documents": TokensConfig(path=path, documents=True),
+        "packed": TokensConfig(path=path, packing="best_fit", document_masking=True),
+        "fill in": TokensConfig(path=path, document_masking=True),
+        "documents": TokensConfig(path=path, document_masking=True),
         "tokens": TokensConfig(path=path),
     }
 

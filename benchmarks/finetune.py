@@ -34,7 +34,7 @@ from gangline.train.recompute_and_compile import make_finish
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 from gangline_testkit.inputs import make_full_batch
 
-SHAPE = {"vocab_size": 2048, "dim": 256, "layers": 4, "heads": 8, "kv_heads": 4, "hidden": 704}
+SHAPE = {"vocab_size": 2048, "dim": 256, "layers": 4, "heads": 8, "kv_heads": 4, "ffn_dim": 704}
 MODEL = ["model=decoder", *(f"model.{name}={value}" for name, value in SHAPE.items())]
 RANK, CPU = 8, torch.device("cpu")
 Step = Callable[[], None]
@@ -75,7 +75,7 @@ def llama() -> Any:
         LlamaConfig(
             vocab_size=SHAPE["vocab_size"],
             hidden_size=SHAPE["dim"],
-            intermediate_size=SHAPE["hidden"],
+            intermediate_size=SHAPE["ffn_dim"],
             num_hidden_layers=SHAPE["layers"],
             num_attention_heads=SHAPE["heads"],
             num_key_value_heads=SHAPE["kv_heads"],

@@ -24,8 +24,8 @@ LAYERS, STEPS, WARM = 4, 6, 3
 
 def of_8b(place: Place, *words: str) -> Run:
     """Blocks as those of Llama 3 8B (arXiv 2407.21783, table 3), a few of them, and a vocabulary that hardly counts."""
-    wide = ("model.dim=4096", "model.heads=32", "model.kv_heads=8", "model.hidden=14336", "batch.sequence_length=4096")
-    narrow = ("model.dim=64", "model.heads=4", "model.kv_heads=2", "model.hidden=128", "batch.sequence_length=64")
+    wide = ("model.dim=4096", "model.heads=32", "model.kv_heads=8", "model.ffn_dim=14336", "batch.sequence_length=4096")
+    narrow = ("model.dim=64", "model.heads=4", "model.kv_heads=2", "model.ffn_dim=128", "batch.sequence_length=64")
     return build_small_run(
         *(narrow if place.tiny else wide),
         f"model.layers={LAYERS}",
@@ -41,11 +41,11 @@ def of_8b(place: Place, *words: str) -> Run:
 def of_30b_a3b(place: Place, *words: str) -> Run:
     """Blocks as those of Qwen3 30B-A3B (128 experts, of which 8), a few of them, and a small vocabulary."""
     wide = (
-        *("model.dim=2048", "model.heads=32", "model.kv_heads=4", "model.head_dim=128", "model.hidden=6144"),
+        *("model.dim=2048", "model.heads=32", "model.kv_heads=4", "model.head_dim=128", "model.ffn_dim=6144"),
         *("moe=qwen3_30b_a3b", "batch.sequence_length=4096", "model.vocab_size=8192"),
     )
     narrow = (
-        *("model.dim=64", "model.heads=4", "model.kv_heads=2", "model.hidden=128", "batch.sequence_length=64"),
+        *("model.dim=64", "model.heads=4", "model.kv_heads=2", "model.ffn_dim=128", "batch.sequence_length=64"),
         *("moe=on", "moe.experts=8", "model.vocab_size=256"),
     )
     return build_small_run(
@@ -166,7 +166,7 @@ def bare(compiled: bool) -> Callable[[Place], str]:
         rows, length = batch.micro_size or 1, batch.sequence_length
         with device:
             embed, head = nn.Embedding(m.vocab_size, m.dim), nn.Linear(m.dim, m.vocab_size, bias=False)
-            layers = [BareBlock(m.dim, m.heads, m.kv_heads or m.heads, m.hidden) for _ in range(LAYERS)]
+            layers = [BareBlock(m.dim, m.heads, m.kv_heads or m.heads, m.ffn_dim) for _ in range(LAYERS)]
             last = nn.RMSNorm(m.dim)
             model = nn.ModuleList([embed, head, *layers, last])
             half = torch.arange(m.dim // m.heads // 2) * (-2 / (m.dim // m.heads))

@@ -29,7 +29,7 @@ from gangline_testkit.sessions import open_session
 
 Ratios = list[tuple[float, float, float, float]]  # wall with and without, CPU with and without
 MODEL = (
-    "model.dim=256", "model.layers=8", "model.heads=8", "model.kv_heads=4", "model.hidden=704", "precision=fp32",
+    "model.dim=256", "model.layers=8", "model.heads=8", "model.kv_heads=4", "model.ffn_dim=704", "precision=fp32",
     "batch.global_size=16", "batch.sequence_length=256", "validate.every=null", "checkpoint=off", "parallel=ddp",
     "health=[on]", "data=text",
 )  # fmt: skip

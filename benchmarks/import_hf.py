@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 BUFFER = 16 << 20
-WORDS = ("model=decoder", "model.dim=2048", "model.heads=16", "model.kv_heads=4", "model.hidden=5632")
+WORDS = ("model=decoder", "model.dim=2048", "model.heads=16", "model.kv_heads=4", "model.ffn_dim=5632")
 VOCABULARY = 32_000
 
 

@@ -113,9 +113,9 @@ def layers(tokens: int, rounds: int) -> None:
     print(f"{tokens} tokens, {os.getloadavg()[0]:.1f} load   (milliseconds; others over ours; kept over own tensors)")
     print(f"{'experts':>7} {'top':>4} {'width':>6} {'expert':>6}  {columns}")
     for experts, top_k, dim, hidden in SIZES:
-        options = MoeOptions(experts=experts, top_k=top_k, hidden=hidden, router=Softmax(step_loss=0))
-        ours = filled(construct(make_layer_node(FeedForwardNode(dim=dim, hidden=hidden), options)))
-        dense = filled(construct(FeedForwardNode(dim=dim, hidden=hidden * top_k)))
+        options = MoeOptions(experts=experts, top_k=top_k, ffn_dim=hidden, router=Softmax(global_aux_loss=0))
+        ours = filled(construct(make_layer_node(FeedForwardNode(dim=dim, ffn_dim=hidden), options)))
+        dense = filled(construct(FeedForwardNode(dim=dim, ffn_dim=hidden * top_k)))
         built = {"ours": ours, "loop": Loop(ours, top_k), "Mixtral": theirs(experts, top_k, dim, hidden)}
         built["dense"] = dense
         x = torch.randn(1, tokens, dim).requires_grad_()

@@ -15,14 +15,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-OFF = ("moe.router.step_loss=0", "moe.router.bias_rate=0", "moe.router.sequence_loss=0")
+OFF = ("moe.router.global_aux_loss=0", "moe.router.bias_rate=0", "moe.router.seq_aux_loss=0")
 SOFTMAX, SIGMOID = (("moe=on", f"moe/router={router}") for router in ("softmax", "sigmoid"))
 RUNS = {
     "dense, same cost": ("moe=off",),
     "sigmoid, bias": (*SIGMOID,),
     "softmax, bias": (*SOFTMAX, *OFF, "moe.router.bias_rate=0.01"),
-    "softmax, sequence": (*SOFTMAX, *OFF, "moe.router.sequence_loss=0.03"),
-    "softmax, step": (*SOFTMAX, *OFF, "moe.router.step_loss=0.02"),
+    "softmax, sequence": (*SOFTMAX, *OFF, "moe.router.seq_aux_loss=0.03"),
+    "softmax, step": (*SOFTMAX, *OFF, "moe.router.global_aux_loss=0.02"),
     "softmax, none": (*SOFTMAX, *OFF),
     "sigmoid, none": (*SIGMOID, *OFF),
 }

@@ -39,8 +39,8 @@ from gangline_testkit.pool import close_all, get_pool
 
 RATE, WARM = 1e-3, 2
 SIZES = {
-    "2M": DecoderConfig(vocab_size=256, dim=192, layers=4, heads=6, hidden=512),
-    "6M": DecoderConfig(vocab_size=256, dim=256, layers=8, heads=8, hidden=688),
+    "2M": DecoderConfig(vocab_size=256, dim=192, layers=4, heads=6, ffn_dim=512),
+    "6M": DecoderConfig(vocab_size=256, dim=256, layers=8, heads=8, ffn_dim=688),
 }
 
 

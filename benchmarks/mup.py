@@ -53,11 +53,11 @@ def main() -> None:
 def loss(width: int, power: int, options: argparse.Namespace, mup: bool) -> float:
     """What a run of that width and rate gets to; what is not finite counts as infinite."""
     words = [f"model.dim={width}", f"model.heads={width // 16}", f"model.kv_heads={width // 16}"]
-    words += [f"model.hidden={2 * width}", f"optimizer.learning_rate={2.0**power}", f"run.steps={options.steps}"]
+    words += [f"model.ffn_dim={2 * width}", f"optimizer.learning_rate={2.0**power}", f"run.steps={options.steps}"]
     if mup:
         base = options.widths[0]
         rates = ", ".join(f"blocks.*.{name}: {base / width}" for name in LINEARS)
-        words += ["mup=on", f"mup.base_dim={base}", f"optimizer.rates={{{rates}}}"]
+        words += ["mup=on", f"mup.base_dim={base}", f"optimizer.lr_multipliers={{{rates}}}"]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         if train_session(run, *RUN, *words) != 0:

@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="steps a turn")
     options = parser.parse_args()
     total = (options.turns + 1) * options.steps
-    shape = {"dim": 256, "layers": 8, "heads": 8, "kv_heads": 4, "hidden": 704}
+    shape = {"dim": 256, "layers": 8, "heads": 8, "kv_heads": 4, "ffn_dim": 704}
     run = build_default_run(
         run={"steps": total, "dir": str(Path(tempfile.mkdtemp()) / "run"), "sample": 0},
         batch={"global_size": 4, "sequence_length": 128},

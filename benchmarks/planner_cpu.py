@@ -28,8 +28,8 @@ from gangline_basics.cluster.file import load_cluster
 from gangline_planner.compare import compare
 from gangline_testkit.real_runs import copy_environment, write_small_text
 
-WIDE = "model.dim=256 model.layers=4 model.heads=4 model.kv_heads=4 model.hidden=1024"
-NARROW = "model.dim=128 model.layers=8 model.heads=4 model.kv_heads=4 model.hidden=512"
+WIDE = "model.dim=256 model.layers=4 model.heads=4 model.kv_heads=4 model.ffn_dim=1024"
+NARROW = "model.dim=128 model.layers=8 model.heads=4 model.kv_heads=4 model.ffn_dim=512"
 LONG = "batch.global_size=8 batch.sequence_length=512"
 SHORT = "batch.global_size=16 batch.sequence_length=128"
 LAYOUTS = [

@@ -42,8 +42,8 @@ from gangline_testkit.pool import close_all, get_pool
 
 VOCABULARY, WARM = 256, 3
 SIZES = {
-    "128": DecoderConfig(vocab_size=VOCABULARY, dim=128, layers=4, heads=8, hidden=384),
-    "256": DecoderConfig(vocab_size=VOCABULARY, dim=256, layers=4, heads=8, hidden=688),
+    "128": DecoderConfig(vocab_size=VOCABULARY, dim=128, layers=4, heads=8, ffn_dim=384),
+    "256": DecoderConfig(vocab_size=VOCABULARY, dim=256, layers=4, heads=8, ffn_dim=688),
 }
 
 

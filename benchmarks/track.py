@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 MODEL = (
-    "model.dim=256", "model.layers=8", "model.heads=8", "model.kv_heads=4", "model.hidden=704", "precision=fp32",
+    "model.dim=256", "model.layers=8", "model.heads=8", "model.kv_heads=4", "model.ffn_dim=704", "precision=fp32",
     "batch.global_size=16", "batch.sequence_length=256", "validate.every=null", "checkpoint=off", "parallel=single",
     "data=text",
 )  # fmt: skip

@@ -51,7 +51,7 @@ def _run(dice: random.Random, moe: bool, saves: bool) -> list[str]:
         "model.heads": kv_heads * queries,
         "model.kv_heads": kv_heads,
         "model.head_dim": head_dim,
-        "model.hidden": dice.choice((24, 48, 64)) if even else dice.choice((24, 31, 40)),
+        "model.ffn_dim": dice.choice((24, 48, 64)) if even else dice.choice((24, 31, 40)),
         "model.vocab_size": dice.choice((256, 257, 260)),
         "model.tied": _maybe(dice),
         "model.qk_norm": _maybe(dice),
@@ -89,7 +89,7 @@ def _moe(dice: random.Random, even: bool) -> dict[str, object]:
         "moe.every": dice.choice((1, 1, 2)),
         "moe.router.z_loss": dice.choice((0.0, 0.001)),
         "moe.router.jitter": dice.choice((0.0, 0.0, 0.01)),
-        "moe.router.step_loss": dice.choice((0.0, 0.01)),
+        "moe.router.global_aux_loss": dice.choice((0.0, 0.01)),
     }
     if router == "grouped":
         words |= {"moe.router.groups": 2, "moe.router.top_groups": dice.choice((1, 2))}
@@ -116,7 +116,7 @@ def _layout(dice: random.Random, moe: bool) -> list[str]:
     if moe:
         asks = part not in ("single", "ddp") and dice.random() < 0.4
         words["moe.ep"] = dice.choice((1, 2, 4)) if asks else "null"
-        words["moe.ep_out_of"] = dice.choice(("[dp_shard,cp]", "[dp_shard]", "[tp]", "[dp_shard,tp]"))
+        words["moe.ep_axes"] = dice.choice(("[dp_shard,cp]", "[dp_shard]", "[tp]", "[dp_shard,tp]"))
     return [f"{name}={value}" for name, value in words.items()]
 
 

@@ -89,7 +89,7 @@ def test_adapters_around_experts_live_with_them(on, ep, out_of):
         "moe.experts=4",
         "moe.shared=1",
         f"moe.ep={ep}",
-        f"moe.ep_out_of=[{out_of}]",
+        f"moe.ep_axes=[{out_of}]",
         *(MANY if "pp" in on else FEW),
     )
 

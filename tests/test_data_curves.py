@@ -32,7 +32,7 @@ def runs(tmp_path_factory) -> Iterator[RealRuns]:
         words = ["prepare", str(folder / f"{name}-text"), "--out", str(folder / name), "--workers", "1"]
         assert commands.main([*words, "--pack", "16"]) == 0
     with RealRuns(folder, seconds=TIMEOUT) as found:
-        found.settings = (*SETTINGS, f"run.steps={STEPS}", "data.documents=true")
+        found.settings = (*SETTINGS, f"run.steps={STEPS}", "data.document_masking=true")
         found.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         yield found
 

@@ -99,7 +99,7 @@ def beyond_a_gpu(family: str, precision: str, node: Node) -> int:
 
 
 LATENT = (
-    "model=deepseek_v3 model.layers=2 model.dim=64 model.heads=4 model.hidden=96 model.vocab_size=128 model.q_rank=32 "
+    "model=deepseek_v3 model.layers=2 model.dim=64 model.heads=4 model.ffn_dim=96 model.vocab_size=128 model.q_rank=32 "
     "model.kv_rank=24 model.nope_dim=16 model.rope_dim=8 model.v_dim=16 run.device=cuda batch.global_size=4 "
     "batch.micro_size=1 batch.sequence_length=16 parallel=tp launch.processes=2"
 )

@@ -75,7 +75,7 @@ KINDS = {
         "moe=on",
         "moe/router=softmax",
         "moe.router.z_loss=0.1",
-        "moe.router.sequence_loss=0.1",
+        "moe.router.seq_aux_loss=0.1",
     ),
     "preferences": ("data=preferences", "data.path=pairs.jsonl", "dpo=on"),
 }
@@ -115,16 +115,16 @@ def test_every_axis_learns_what_one_process_does(runs, kind, layout):
 def test_a_loss_over_tokens_beside_one_over_pairs_is_refused(runs):
     """Of a pair one target counts: the others would weigh nothing."""
     router = ("moe=on", "moe/router=softmax")
-    for what in ("z_loss", "sequence_loss", "step_loss"):
+    for what in ("z_loss", "seq_aux_loss", "global_aux_loss"):
         said = runs.expect_refusal("run.dir=no", *KINDS["preferences"], *router, f"moe.router.{what}=0.01")
         assert "dpo=on cannot be had beside the loss that blocks.0.feed_forward.router adds" in said, said
-    runs.train("run.dir=experts", *KINDS["preferences"], "moe=on", "moe.router.sequence_loss=0", "run.steps=1")
+    runs.train("run.dir=experts", *KINDS["preferences"], "moe=on", "moe.router.seq_aux_loss=0", "run.steps=1")
 
 
-WIDE = ("model.dim=64", "model.heads=2", "model.kv_heads=2", "model.hidden=128")
+WIDE = ("model.dim=64", "model.heads=2", "model.kv_heads=2", "model.ffn_dim=128")
 KEPT = {
     "8bit": (*WIDE, "lora.base=8bit"),
-    "8bit with experts": (*WIDE, "lora.base=8bit", "moe=on", "moe.router.sequence_loss=0"),
+    "8bit with experts": (*WIDE, "lora.base=8bit", "moe=on", "moe.router.seq_aux_loss=0"),
     "bf16": ("lora.base=bf16",),
 }
 CUT = LAYOUTS | {
@@ -186,7 +186,9 @@ def test_checkpoints_without_the_base_go_from_layout_to_layout(runs):
         "validate.every=null",
     )
     runs.train("run.dir=all", *words)
-    runs.train("run.dir=alone", *words, "checkpoint.frozen=false", "parallel=fsdp", "launch.processes=2", "run.steps=2")
+    runs.train(
+        "run.dir=alone", *words, "checkpoint.save_frozen=false", "parallel=fsdp", "launch.processes=2", "run.steps=2"
+    )
     runs.train("resume=alone", "run.steps=3", "parallel=3d", "parallel.tp=2", "parallel.pp=2", "launch.processes=4")
     runs.train("resume=alone", "run.steps=4", "parallel=single", "launch.processes=1")
     losses = [[record["loss"] for record in runs.read_records(name)] for name in ("all", "alone")]
@@ -249,7 +251,7 @@ def test_a_base_that_tp_would_cut_inside_a_block_is_refused(runs):
 
 def test_the_load_of_experts_is_not_of_padding(runs):
     """Pairs in rows of another length, on one process and on several: the bias and the choices are the same."""
-    router = ("moe=on", "moe/router=sigmoid", "moe.router.bias_rate=0.1", "moe.router.sequence_loss=0")
+    router = ("moe=on", "moe/router=sigmoid", "moe.router.bias_rate=0.1", "moe.router.seq_aux_loss=0")
     asked = (*KINDS["preferences"], *router, "validate.every=null")
     lengths = {"row": (), "long-row": ("batch.sequence_length=160",), "row-in-parts": LAYOUTS["cp and pp"]}
     for name, words in lengths.items():

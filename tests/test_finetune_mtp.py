@@ -17,7 +17,7 @@ SETTINGS = (
     *("track=[jsonl]", "track.jsonl.figure=false", "schedule=constant", "optimizer.learning_rate=0.02"),
 )
 DEEPSEEK = (
-    *("model=deepseek_v3", f"model.layers={LAYERS}", "model.dim=32", "model.heads=4", "model.hidden=48"),
+    *("model=deepseek_v3", f"model.layers={LAYERS}", "model.dim=32", "model.heads=4", "model.ffn_dim=48"),
     *("model.vocab_size=256", "model.q_rank=8", "model.kv_rank=8", "model.nope_dim=4", "model.rope_dim=4"),
     *("model.v_dim=8", "mtp=on", f"mtp.depth={DEPTH}"),
 )

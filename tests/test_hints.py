@@ -58,7 +58,7 @@ moe=on moe.top_k=9
 moe=on moe.first=4
 moe=on moe/router=grouped moe.router.groups=3
 moe=on moe.experts=6 parallel=fsdp launch.processes=4 moe.ep=4
-moe=on moe/router=expert_choice moe.router.step_loss=0.1
+moe=on moe/router=expert_choice moe.router.global_aux_loss=0.1
 checkpoint=zarr checkpoint.durable_every=5""".splitlines()
 
 

@@ -48,7 +48,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DIM, HIDDEN, EXPERTS, B, T = 32, 48, 8, 2, 16
 BOUNDED = FeedForwardNode(
     dim=DIM,
-    hidden=HIDDEN,
+    ffn_dim=HIDDEN,
     gating=Gating(slope=1.7, limit=7.0, offset=1.0),
     **dict.fromkeys(("w_gate", "w_up", "w_down"), LinearNode(bias=True)),
 )
@@ -99,8 +99,8 @@ DAYS = {("fp32", 1), ("bf16", 8)}  # of each option; of a plain layer all
     ids=str,
 )
 def test_a_layer_keeps_what_its_node_says(precision, ep, options):
-    given = {"experts": EXPERTS, "hidden": HIDDEN, **options}
-    node = make_layer_node(given.pop("dense", FeedForwardNode(dim=DIM, hidden=HIDDEN)), MoeOptions(**given))
+    given = {"experts": EXPERTS, "ffn_dim": HIDDEN, **options}
+    node = make_layer_node(given.pop("dense", FeedForwardNode(dim=DIM, ffn_dim=HIDDEN)), MoeOptions(**given))
     nbytes = DTYPES[precision].itemsize
     sizes = ActivationSizes(
         local=LocalSizes(tokens=B * T, inner_tokens=B * T, itemsize=nbytes, master_itemsize=4, ranks={FOLD: ep})
@@ -112,7 +112,8 @@ def test_a_layer_keeps_what_its_node_says(precision, ep, options):
 # --- what it sends, and what lies on a rank --------------------------------------------------------------------------
 
 SMALL = (
-    "model.layers=2 model.dim=128 model.heads=4 model.hidden=256 model.vocab_size=512 model.tied=false run.device=cuda "
+    "model.layers=2 model.dim=128 model.heads=4 model.ffn_dim=256 model.vocab_size=512 model.tied=false "
+    "run.device=cuda "
     "batch.global_size=16 batch.micro_size=1 batch.sequence_length=16 "
     "moe=on moe/router=softmax moe.router.bias_rate=0.01"
 )  # no loss over sequences: its sums over cp, a few numbers of each expert, are in no closed form
@@ -121,12 +122,12 @@ LAYOUTS = [
     "parallel=fsdp launch.processes=4 moe.ep=4 precision=bf16",
     "parallel=fsdp launch.processes=4 moe.ep=2 precision=bf16 run.recompute=full",
     "parallel=fsdp launch.processes=8 parallel.cp=2 moe.ep=4 parallel.zero=2 moe.shared=1",
-    "parallel=fsdp launch.processes=8 parallel.cp=2 moe.ep=2 moe.ep_out_of=[cp] run.recompute=selective",
+    "parallel=fsdp launch.processes=8 parallel.cp=2 moe.ep=2 moe.ep_axes=[cp] run.recompute=selective",
     "parallel=hsdp launch.processes=8 parallel.dp_shard=4 moe.ep=2 precision=bf16",
     "parallel=hsdp launch.processes=8 parallel.dp_shard=4 moe.ep=4 parallel.zero=0",
-    "parallel=hsdp launch.processes=8 parallel.dp_shard=2 moe.ep=4 moe.ep_out_of=[dp_replicate,dp_shard]",
+    "parallel=hsdp launch.processes=8 parallel.dp_shard=2 moe.ep=4 moe.ep_axes=[dp_replicate,dp_shard]",
     "parallel=3d launch.processes=16 parallel.dp_shard=4 moe.ep=2 moe.every=2 moe.first=1 moe.shared=1",
-    "parallel=3d launch.processes=16 parallel.dp_shard=4 moe.ep=8 moe.ep_out_of=[dp_shard,tp] precision=bf16",
+    "parallel=3d launch.processes=16 parallel.dp_shard=4 moe.ep=8 moe.ep_axes=[dp_shard,tp] precision=bf16",
     "parallel=3d launch.processes=8 parallel.pp=1 parallel.dp_shard=4 moe.ep=2 parallel.sequence_parallel=false",
     "parallel=fsdp launch.processes=4 moe.ep=1 precision=bf16",
 ]

@@ -16,7 +16,7 @@ from gangline_testkit.runs import build_small_run
 
 
 def layer():
-    module = construct(make_layer_node(FeedForwardNode(dim=64, hidden=64), MoeOptions(experts=4)))
+    module = construct(make_layer_node(FeedForwardNode(dim=64, ffn_dim=64), MoeOptions(experts=4)))
     module = module.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(0)
     for name, array in module.state_dict().items():

@@ -19,8 +19,8 @@ MORE = ("batch.global_size=16", "batch.micro_size=1", "model.layers=4")
 EVERYTHING = (
     "moe.shared=1",
     "moe/router=sigmoid",
-    "moe.router.sequence_loss=0.01",
-    "moe.router.step_loss=0.01",
+    "moe.router.seq_aux_loss=0.01",
+    "moe.router.global_aux_loss=0.01",
     "moe.router.z_loss=0.001",
     "moe.router.jitter=0.1",
 )
@@ -64,7 +64,7 @@ def holds(on: str, *settings: str, steps: int = 2, bound: float = FLOAT64) -> No
     ],
 )
 def test_ranks_share_the_experts(on, ep, out_of):
-    holds(on, f"moe.ep={ep}", f"moe.ep_out_of=[{out_of}]", *(MANY if "pp" in on else FEW), *EVERYTHING)
+    holds(on, f"moe.ep={ep}", f"moe.ep_axes=[{out_of}]", *(MANY if "pp" in on else FEW), *EVERYTHING)
 
 
 def waits(job: StrategyJob) -> list[tuple[str, int]]:
@@ -111,7 +111,7 @@ def test_an_exchange_travels_beside_the_work_of_another_microbatch(overlap, side
     ],
 )
 def test_more_ranks_share_the_experts(on, ep, out_of):
-    settings = (f"moe.ep={ep}", f"moe.ep_out_of=[{out_of}]", "model.layers=4", *(MORE if "pp" in on else ()))
+    settings = (f"moe.ep={ep}", f"moe.ep_axes=[{out_of}]", "model.layers=4", *(MORE if "pp" in on else ()))
     holds(on, *settings, *EVERYTHING)
     holds(on, *settings, "run.recompute=full", *EVERYTHING)
 

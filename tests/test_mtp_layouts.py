@@ -85,8 +85,8 @@ def test_recomputed_blocks_have_what_one_process_has(on, recompute):
 def test_blocks_of_experts_and_their_routers_in_the_head():
     """DeepSeek-V3's shape: the modules' blocks have experts, whose routers are told their own load."""
     experts = ("moe=on", "moe.ep=2", "moe.experts=4", "moe.shared=1", "moe/router=sigmoid", "moe.router.bias_rate=0.01")
-    losses = ("moe.router.sequence_loss=0.01", "moe.router.step_loss=0.01", "moe.router.z_loss=0.001")
-    holds("dp_shard=2 tp=2 zero=2", *FEW, *experts, *losses, "moe.ep_out_of=[dp_shard]")
+    losses = ("moe.router.seq_aux_loss=0.01", "moe.router.global_aux_loss=0.01", "moe.router.z_loss=0.001")
+    holds("dp_shard=2 tp=2 zero=2", *FEW, *experts, *losses, "moe.ep_axes=[dp_shard]")
 
 
 def test_what_is_drawn_and_frozen_is_refused():
@@ -99,7 +99,7 @@ def test_what_is_drawn_and_frozen_is_refused():
 # --- what is explained of it ------------------------------------------------------------------------------------------
 
 TINY = (
-    "model.layers=2 model.dim=32 model.heads=4 model.hidden=48 model.vocab_size=37 mtp=on mtp.depth=2 run.device=cuda "
+    "model.layers=2 model.dim=32 model.heads=4 model.ffn_dim=48 model.vocab_size=37 mtp=on mtp.depth=2 run.device=cuda "
     "batch.global_size=8 batch.micro_size=2 batch.sequence_length=16"
 )
 
@@ -138,7 +138,7 @@ def test_one_process_and_ddp_count_what_is_more():
 
 
 WIDE = (
-    "model.layers=2 model.dim=128 model.heads=4 model.hidden=256 model.vocab_size=512 mtp=on mtp.depth=2 "
+    "model.layers=2 model.dim=128 model.heads=4 model.ffn_dim=256 model.vocab_size=512 mtp=on mtp.depth=2 "
     "run.device=cuda batch.global_size=4 batch.micro_size=1 batch.sequence_length=16"
 )
 FOUR = "launch.processes=4 parallel.dp_shard=1"

@@ -9,7 +9,7 @@ import pytest
 from gangline.cli.main import main
 from gangline_testkit.real_runs import RealRuns
 
-SHAPE = ("model.dim=32", "model.layers=4", "model.heads=4", "model.kv_heads=4", "model.hidden=64")
+SHAPE = ("model.dim=32", "model.layers=4", "model.heads=4", "model.kv_heads=4", "model.ffn_dim=64")
 BATCH = ("precision=fp32", "batch.global_size=8", "batch.sequence_length=16")
 REST = (
     "run.steps=2",

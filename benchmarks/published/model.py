@@ -45,7 +45,7 @@ def _described(row: Row) -> Shapes:
         "layers": row.whole("layers"),
         "heads": heads,
         "kv_heads": row.whole("kv_heads", heads),
-        "hidden": 4 * dim if gelu else row.whole("ffn"),
+        "ffn_dim": 4 * dim if gelu else row.whole("ffn"),
         "vocab_size": row.whole("vocab", 51_200),
         "tied": bool(row.get("tied", gelu)),
     }
@@ -59,7 +59,7 @@ def experts_of(options: Mapping[str, Any], row: Row) -> Any:
         raise Unjudged("it takes gangline-moe")
     config = offers["on"].part.config
     names = {item.name for item in fields(config)}
-    given = {**options, "ep": row.whole("ep", 1), "ep_out_of": ["dp_shard", "cp", "tp"]}  # tp shards no expert
+    given = {**options, "ep": row.whole("ep", 1), "ep_axes": ["dp_shard", "cp", "tp"]}  # tp shards no expert
     return config(**{name: value for name, value in given.items() if name in names})
 
 
@@ -86,5 +86,5 @@ def _block(block: Node, shapes: Shapes) -> Node:
         latent = LatentAttentionNode(dim=attention.dim, heads=attention.heads, **LATENT)
         block = replace_node(block, "attention", latent)
     if shapes.gelu and isinstance(feed_forward, FeedForwardNode):
-        block = replace_node(block, "feed_forward", GeluNode(dim=feed_forward.dim, hidden=feed_forward.hidden))
+        block = replace_node(block, "feed_forward", GeluNode(dim=feed_forward.dim, hidden=feed_forward.ffn_dim))
     return block

@@ -32,12 +32,12 @@ def _shapes(
     **more: Any,
 ) -> Shapes:
     """sizes: (dim, layers, heads, kv_heads, hidden, vocab_size); more: further options of the decoder."""
-    names = ("dim", "layers", "heads", "kv_heads", "hidden", "vocab_size")
+    names = ("dim", "layers", "heads", "kv_heads", "ffn_dim", "vocab_size")
     return Shapes(dict(zip(names, sizes, strict=True)) | more, moe or {}, latent, gelu, hybrid, source)
 
 
 def _moe(experts: int, top_k: int, hidden: int, **more: int) -> dict[str, Any]:
-    return {"experts": experts, "top_k": top_k, "hidden": hidden} | more
+    return {"experts": experts, "top_k": top_k, "ffn_dim": hidden} | more
 
 
 LLAMA_1, LLAMA_2, LLAMA_3 = "arXiv 2302.13971, table 2", "arXiv 2307.09288", "arXiv 2407.21783, table 3"

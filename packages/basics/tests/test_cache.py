@@ -20,7 +20,7 @@ from gangline_basics.model.kept_tokens import KeyValues
 from gangline_basics.model.seams import list_recomputed
 from gangline_basics.sampling.sampler import generate
 
-SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "hidden": 40, "init_std": 0.5}
+SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "ffn_dim": 40, "init_std": 0.5}
 
 
 def model_of(dtype: torch.dtype = torch.float64, **options):

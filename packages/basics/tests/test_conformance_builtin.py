@@ -77,7 +77,7 @@ class TestAdamw(OptimizerSuite):
 
 class TestAdamw8bit(OptimizerSuite):
     choice = "optimizer=adamw8bit"
-    settings = ("optimizer.block=8", "optimizer.fewest=1")
+    settings = ("optimizer.block=8", "optimizer.min_8bit_size=1")
     can = {"exact"}
 
 
@@ -93,7 +93,7 @@ class TestMuon(OptimizerSuite):
 
 class TestSoap(OptimizerSuite):
     choice = "optimizer=soap"
-    settings = ("optimizer.precondition_every=2",)
+    settings = ("optimizer.precondition_frequency=2",)
     can = {"exact", "layout"}
 
 

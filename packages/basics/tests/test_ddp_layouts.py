@@ -60,7 +60,7 @@ class Outcome:
 
 
 def run_of(case: Case) -> Run:
-    model = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, hidden=48, tied=case.tied)
+    model = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, tied=case.tied)
     return Run(
         model=model,
         parallel=case.parallel,

@@ -23,7 +23,7 @@ from gangline_basics.model.plan import plan_decoder
 from gangline_basics.model.recall import Recall
 from gangline_basics.model.reference_attention import make_mask
 
-CONFIG = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)
+CONFIG = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, ffn_dim=40, qk_norm=True)
 
 
 @pytest.fixture(scope="module")

@@ -71,7 +71,7 @@ def test_a_run_says_how_many_tokens():
     losses, logits = [], []
     for chunk in (None, 7):
         run = build_default_run(
-            model=Tiny(dim=24, layers=1, heads=2, kv_heads=1, hidden=32, z_loss=0.1),
+            model=Tiny(dim=24, layers=1, heads=2, kv_heads=1, ffn_dim=32, z_loss=0.1),
             run={"loss_chunk": chunk},
             batch={"sequence_length": 16, "global_size": 2},
         )

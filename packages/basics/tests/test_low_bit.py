@@ -16,7 +16,7 @@ from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.low_bit import EightBitLinear
 from gangline_basics.model.low_bit_node import keep_in_8_bits, keep_in_bf16
 
-MODEL = DecoderConfig(vocab_size=64, dim=64, layers=3, heads=2, hidden=128)
+MODEL = DecoderConfig(vocab_size=64, dim=64, layers=3, heads=2, ffn_dim=128)
 
 
 def unlike(hidden: int):
@@ -26,11 +26,11 @@ def unlike(hidden: int):
     node = map_paths(tree)[path]
     plain = {item.name: getattr(node, item.name) for item in fields(node)}
     plain = {name: LinearNode(bias=it.bias) if isinstance(it, LinearNode) else it for name, it in plain.items()}
-    tree = replace_node(tree, path, type(node)(**plain | {"hidden": hidden}))
+    tree = replace_node(tree, path, type(node)(**plain | {"ffn_dim": hidden}))
     return tree, plan.extend(frozen=("*",))
 
 
-@pytest.mark.parametrize(("hidden", "block"), [(48, 16), (24, 0)])
+@pytest.mark.parametrize(("ffn_dim", "block"), [(48, 16), (24, 0)])
 def test_blocks_of_unlike_widths_are_each_kept_in_their_own_blocks(hidden, block):
     """The outputs of 24 features no block divides: that matrix is kept in bfloat16."""
     tree, plan = unlike(hidden)

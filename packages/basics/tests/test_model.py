@@ -23,7 +23,7 @@ from gangline_basics.model.loss import loss
 from gangline_basics.model.norm import RMSNorm
 from gangline_basics.model.plan import plan_decoder
 
-SMALL = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)
+SMALL = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, ffn_dim=40, qk_norm=True)
 
 
 def built(config: DecoderConfig = SMALL, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
@@ -225,7 +225,7 @@ class TestTree:
 
     def test_replaces_one_node_and_nothing_else(self):
         tree, _ = plan_decoder(SMALL)
-        other = FeedForwardNode(dim=24, hidden=8)
+        other = FeedForwardNode(dim=24, ffn_dim=8)
         changed = replace_node(tree, "blocks.1.feed_forward", other)
         inside = {f"blocks.1.feed_forward.{name}" for name in ("w_gate", "w_up", "w_down")}
         assert {path for path, node in iterate_nodes(changed) if dict(iterate_nodes(tree))[path] != node} == {
@@ -240,7 +240,7 @@ class TestTree:
     @pytest.mark.parametrize("path", ["blocks.7", "blocks.1.nothing", "blocks", "embed.weight"])
     def test_refuses_a_path_that_is_not_there(self, path):
         with pytest.raises(LookupError, match="no node"):
-            replace_node(plan_decoder(SMALL)[0], path, FeedForwardNode(dim=24, hidden=8))
+            replace_node(plan_decoder(SMALL)[0], path, FeedForwardNode(dim=24, ffn_dim=8))
 
     def test_linears_are_nodes_of_the_size_that_the_node_around_them_says(self):
         tree, _ = plan_decoder(SMALL)

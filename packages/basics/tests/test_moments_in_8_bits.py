@@ -92,7 +92,7 @@ def stepped(path, rates, *words):
 def test_the_first_step_is_that_of_adamw(tmp_path):
     """What it begins with, zeros, is kept as it is."""
     _, _, full = stepped(tmp_path / "full", [1e-2], "optimizer.weight_decay=0.3")
-    words = ("optimizer=adamw8bit", "optimizer.fewest=1", "optimizer.weight_decay=0.3")
+    words = ("optimizer=adamw8bit", "optimizer.min_8bit_size=1", "optimizer.weight_decay=0.3")
     _, _, coded = stepped(tmp_path / "coded", [1e-2], *words)
     for name, weight in full.items():
         torch.testing.assert_close(coded[name], weight, rtol=1e-12, atol=1e-14)
@@ -124,7 +124,7 @@ def by_hand(weight, gradients, rates, block, decay, betas, eps):
 
 def test_it_is_adamw_on_what_codes_stand_for(tmp_path):
     rates, name = [1e-2, 5e-3, 2e-2, 1e-2], "blocks.0.attention.wq.weight"
-    words = ("optimizer=adamw8bit", "optimizer.fewest=1", "optimizer.block=12", "optimizer.weight_decay=0.3")
+    words = ("optimizer=adamw8bit", "optimizer.min_8bit_size=1", "optimizer.block=12", "optimizer.weight_decay=0.3")
     before, gradients, after = stepped(tmp_path / "coded", rates, *words)
     given = [gradient[name].tolist() for gradient in gradients]
     found = by_hand(before[name].tolist(), given, rates, 12, 0.3, (0.9, 0.95), 1e-8)
@@ -137,7 +137,7 @@ def test_it_is_adamw_on_what_codes_stand_for(tmp_path):
 
 def test_explain_says_its_bytes(tmp_path):
     """Of matrices with `fewest` numbers, blocks that do not divide a row among them, and of all else."""
-    started = open_session(tmp_path / "run", "optimizer=adamw8bit", "optimizer.fewest=600", "optimizer.block=12")
+    started = open_session(tmp_path / "run", "optimizer=adamw8bit", "optimizer.min_8bit_size=600", "optimizer.block=12")
     held = list(started.optimizer.shards())
     run = started.run
     said = run.parallel.explain(run, Mesh.of(run.parallel.size_axes(1))).ranks[0].bytes["optimizer state"]
@@ -165,7 +165,7 @@ def test_scales_lie_beside_their_blocks():
 @pytest.mark.parametrize("block", [5, 256])
 def test_moments_go_on_in_other_blocks(tmp_path, block):
     """Each number by the nearest level of its new block."""
-    words = ("optimizer=adamw8bit", "optimizer.fewest=1", "checkpoint.every=2", "run.steps=2")
+    words = ("optimizer=adamw8bit", "optimizer.min_8bit_size=1", "checkpoint.every=2", "run.steps=2")
     assert train_session(tmp_path / "run", *words, "optimizer.block=12") == 0
     before, after = (
         open_session(tmp_path / "run", *words, f"optimizer.block={size}").optimizer for size in (12, block)

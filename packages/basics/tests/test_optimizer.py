@@ -153,7 +153,7 @@ def test_lion_is_its_algorithm(settings):
 
 
 def test_lion_takes_rates_and_decay_by_name():
-    same = {"rates": {"a": 0.25}, "decay": {"a": 4.0}, "weight_decay": 0.0}
+    same = {"lr_multipliers": {"a": 0.25}, "weight_decay_overrides": {"a": 4.0}, "weight_decay": 0.0}
     found = trained(lion_of(pieces := Pieces(values(0), cut=False), **same), pieces)
     optimizer = lion_of(pieces := Pieces(values(0), cut=False), weight_decay=4.0)
     for step in range(10):
@@ -206,11 +206,13 @@ def muon_of(pieces, **settings):
 
 def soap_of(pieces, **settings):
     matrices = {name: None for name, shape in SHAPES.items() if len(shape) >= 2 and name != "b.weight"}
-    return SoapOptimizer(Soap(**{"precondition_every": 2, "max_side": 40, **settings}), pieces, matrices, True)
+    return SoapOptimizer(
+        Soap(**{"precondition_frequency": 2, "max_precond_dim": 40, **settings}), pieces, matrices, True
+    )
 
 
 def adamw8bit_of(pieces, **settings):
-    return Adamw8bitOptimizer(Adamw8bit(**{"block": 8, "fewest": 100, **settings}), pieces, True)
+    return Adamw8bitOptimizer(Adamw8bit(**{"block": 8, "min_8bit_size": 100, **settings}), pieces, True)
 
 
 OPTIMIZERS = {"adamw": adamw_of, "adamw8bit": adamw8bit_of, "lion": lion_of, "muon": muon_of, "soap": soap_of}
@@ -258,7 +260,11 @@ def test_muon_of_pieces_is_muon_of_the_whole_to_the_bit():
     assert all(one[name].equal(other[name]) for name in SHAPES)
 
 
-BY_NAME = {"rates": {"a": 0.25, "b.bias": 3.0}, "decay": {"stack": 0.0, "gain": 0.5}, "weight_decay": 0.2}
+BY_NAME = {
+    "lr_multipliers": {"a": 0.25, "b.bias": 3.0},
+    "weight_decay_overrides": {"stack": 0.0, "gain": 0.5},
+    "weight_decay": 0.2,
+}
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fused", "foreach"])
@@ -315,7 +321,7 @@ def test_the_most_specific_pattern_counts():
     ] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-@pytest.mark.parametrize("option", ["rates", "decay"])
+@pytest.mark.parametrize("option", ["lr_multipliers", "weight_decay_overrides"])
 def test_a_pattern_that_is_of_nothing_is_refused(option):
     (run,) = compose(["recipe=tiny", f"optimizer.{option}={{embedd: 0.5, blocks.*.norm: 0.5}}"])
     problems = run.optimizer.check(run)

@@ -16,7 +16,7 @@ from gangline_basics.model.config import Tiny
 from gangline_basics.model.packed import is_available, pack_weights
 from gangline_basics.sampling.sampler import WORTH_PACKING, generate
 
-SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "hidden": 40, "init_std": 0.5}
+SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "ffn_dim": 40, "init_std": 0.5}
 
 
 @pytest.fixture(autouse=True)

@@ -202,7 +202,7 @@ class Other(Widen):
 def widen(tree, plan, options):
     for path in options.at:
         if path.endswith("feed_forward"):
-            tree = replace_node(tree, path, FeedForwardNode(dim=plan.facts["dim"], hidden=options.hidden))
+            tree = replace_node(tree, path, FeedForwardNode(dim=plan.facts["dim"], ffn_dim=options.hidden))
     return tree, plan.extend(master_dtype=(type(options).__name__,)), list(options.at)
 
 
@@ -229,7 +229,7 @@ class TestEdits:
             "other": Other(at=("blocks.1.feed_forward",), hidden=9),
         }
         tree, plan = compose_model(run)
-        assert [block.feed_forward.hidden for block in tree.blocks][:3] == [8, 9, run.model.hidden]
+        assert [block.feed_forward.hidden for block in tree.blocks][:3] == [8, 9, run.model.ffn_dim]
         assert plan.master_dtype == ("Widen", "Other")  # `other` came first: in order of the groups' names
 
     def test_an_edit_may_claim_what_lies_in_its_own(self, run):

@@ -48,7 +48,7 @@ def tiny_batch(rows=2, step=0):
 
 def runtime_of(precision: Precision, parallel=None, frozen: Sequence[str] = ()):
     """With its weights; `frozen`: parameters that are not trained."""
-    tree, plan = plan_decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, hidden=8))
+    tree, plan = plan_decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, ffn_dim=8))
     plan = replace(plan, frozen=tuple(frozen))
     parallel = parallel or Single()
     mesh = Mesh.of(parallel.size_axes(rank.world))
@@ -202,7 +202,7 @@ def test_gradients_travel_in_the_reduce_dtype_and_arrive_in_the_grad_dtype():
 
 def test_weights_that_exist_are_kept():
     """A model that is not on the meta device comes with its values."""
-    tree, plan = plan_decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, hidden=8, tied=True))
+    tree, plan = plan_decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, ffn_dim=8, tied=True))
     model = construct(tree).to_empty(device="cpu")
     model.head.weight = model.embed.weight
     torch.nn.init.normal_(model.embed.weight)

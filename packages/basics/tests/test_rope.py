@@ -59,7 +59,7 @@ def test_scaling_stretches_long_waves_and_leaves_short_ones():
 
 
 def test_scaling_reaches_the_model(random_batch):
-    config = DecoderConfig(vocab_size=31, dim=16, layers=1, heads=2, hidden=16, rope_original_max_position=64)
+    config = DecoderConfig(vocab_size=31, dim=16, layers=1, heads=2, ffn_dim=16, rope_original_max_position=64)
     batch = random_batch(1, 32, 31)
     plain, scaled = (
         make_whole_model(*plan_decoder(replace(config, rope_scaling_factor=factor)), seed=0).compute_logits(batch)

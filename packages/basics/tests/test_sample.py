@@ -43,7 +43,7 @@ MOMENT = torch.full((9,), 7.25)
 def make_run(path: Path, *steps: int, data: TextConfig | None = None, checkpoint=None, tied: bool = False) -> Run:
     """A run directory with a checkpoint at each of `steps`, whose weights are those of seed `step`."""
     run = build_default_run(
-        model=Tiny(dim=32, layers=2, heads=2, kv_heads=1, hidden=64, tied=tied, init_std=0.5),
+        model=Tiny(dim=32, layers=2, heads=2, kv_heads=1, ffn_dim=64, tied=tied, init_std=0.5),
         checkpoint=checkpoint or "torch",
         data=data or "text",
         run={"dir": str(path)},

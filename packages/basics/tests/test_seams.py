@@ -26,7 +26,7 @@ from gangline_basics.model.loss import CrossEntropy
 from gangline_basics.model.plan import plan_decoder
 from gangline_basics.model.seams import call_at, get_calls
 
-SMALL = DecoderConfig(vocab_size=29, dim=16, layers=3, heads=4, kv_heads=2, hidden=24)
+SMALL = DecoderConfig(vocab_size=29, dim=16, layers=3, heads=4, kv_heads=2, ffn_dim=24)
 SINKS = {"sinks": "sinks.weight"}
 CALLS = {
     "plain": {},

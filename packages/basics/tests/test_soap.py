@@ -25,7 +25,7 @@ def by_hand(weight, gradients, rates, config):
 
     def refresh():
         for index, (side, basis) in enumerate(zip(sides, bases, strict=True)):
-            if len(side) <= config.max_side:
+            if len(side) <= config.max_precond_dim:
                 shift = config.damping * side.trace() / len(side) + config.eps**2
                 damped = side + shift * torch.eye(len(side), dtype=side.dtype)
                 columns = []
@@ -44,7 +44,7 @@ def by_hand(weight, gradients, rates, config):
             weight = weight - rate * bases[0] @ ((bases[0].T @ mean @ bases[1]) / (1 - one**step) / size) @ bases[1].T
         beta = config.shampoo_beta
         sides = [beta * side + (1 - beta) * x @ x.T for side, x in zip(sides, (gradient, gradient.T), strict=True)]
-        for _ in range(8 if step == 0 else step % config.precondition_every == 0):
+        for _ in range(8 if step == 0 else step % config.precondition_frequency == 0):
             refresh()
     return weight
 
@@ -61,10 +61,12 @@ def test_first_gradient_of_rounding_does_not_decide_later_updates():
 
 
 @pytest.mark.parametrize("shape", [(12, 20), (20, 12), (8, 8)])
-@pytest.mark.parametrize("settings", [{}, {"max_side": 15, "betas": (0.8, 0.9), "shampoo_beta": 0.7}, {"max_side": 4}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_precond_dim": 15, "betas": (0.8, 0.9), "shampoo_beta": 0.7}, {"max_precond_dim": 4}]
+)
 def test_it_is_its_algorithm(settings, shape):
     """Also where one side is too long for a basis, or both."""
-    config = Soap(precondition_every=2, **settings)
+    config = Soap(precondition_frequency=2, **settings)
     weight = torch.randn(shape, dtype=torch.float64)
     gradients, rates = [torch.randn_like(weight) for _ in range(9)], [1e-2 / (step + 1) for step in range(9)]
     want = by_hand(weight, gradients, rates, config)
@@ -92,7 +94,7 @@ def test_bases_do_not_hang_on_rounding():
 
 def held(path, *words):
     """(bytes of optimizer state on this rank, what `explain` says of the fullest)."""
-    started = open_session(path, "optimizer=soap", "optimizer.max_side=30", "model.layers=1", *words)
+    started = open_session(path, "optimizer=soap", "optimizer.max_precond_dim=30", "model.layers=1", *words)
     run = started.run
     said = run.parallel.explain(run, Mesh.of(dict(started.mesh.sizes)))
     held = sum(shard.local.numel() * shard.local.itemsize for shard in started.optimizer.shards())

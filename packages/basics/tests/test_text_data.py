@@ -120,7 +120,7 @@ def test_the_order_does_not_change_between_releases():
 
 
 def test_another_process_draws_the_same(corpus):
-    data = TextConfig(path=str(corpus), documents=True)
+    data = TextConfig(path=str(corpus), document_masking=True)
     here = source(data)
     code = (
         "import sys; sys.path[:0] = [sys.argv[1]]\n"
@@ -257,7 +257,7 @@ def test_documents_number_the_files_and_restart_positions(tmp_path):
     texts = ["abc", "defgh", "ij", "", "klmnopqrst"]
     for number, text in enumerate(texts):
         (tmp_path / str(number)).write_text(text)
-    data = TextConfig(path=str(tmp_path), documents=True, validation_fraction=0.0)
+    data = TextConfig(path=str(tmp_path), document_masking=True, validation_fraction=0.0)
     text = source(data, T=7)
     stream = "abc\0defgh\0ij\0\0klmnopqrst\0"
     file_of = [0] * 4 + [1] * 6 + [2] * 3 + [3] + [4] * 11
@@ -293,7 +293,7 @@ def test_a_fingerprint_changes_with_whatever_changes_a_sample(corpus, vocabulary
         mark(data, seed=1),
         mark(data, T=17),
         mark(data, "validation"),
-        mark(TextConfig(path=str(corpus), documents=True)),
+        mark(TextConfig(path=str(corpus), document_masking=True)),
         mark(TextConfig(path=str(corpus), separator="\n")),
         mark(TextConfig(path=str(corpus), validation_fraction=0.3)),
         mark(TextConfig(path=str(corpus), tokenizer=str(vocabulary)), vocab_size=300),

@@ -49,7 +49,7 @@ def test_a_compressed_file_is_its_text(tmp_path, ending, compress):
 def test_json_lines_are_documents(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(LINES)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES))
-    data = TextConfig(path=str(tmp_path / "a.jsonl"), documents=True, validation_fraction=0.1)
+    data = TextConfig(path=str(tmp_path / "a.jsonl"), document_masking=True, validation_fraction=0.1)
     assert data.check(build_default_run(data=data)) == []
     train, held_out = source(data), source(data, "validation")
     both = text_of(train) + text_of(held_out)
@@ -57,7 +57,7 @@ def test_json_lines_are_documents(tmp_path):
     assert len(train.starts) == pytest.approx(180, abs=2)
     assert train.describe().startswith(f"{len(train.starts)} documents, ")
     assert int(np.diff(train.starts).min()) == len(TEXTS[0].encode()) + 1
-    packed = source(TextConfig(path=str(tmp_path / "a.jsonl.gz"), documents=True, validation_fraction=0.0))
+    packed = source(TextConfig(path=str(tmp_path / "a.jsonl.gz"), document_masking=True, validation_fraction=0.0))
     assert text_of(packed).split("\0")[:-1] == TEXTS
 
 

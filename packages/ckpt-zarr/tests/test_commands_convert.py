@@ -27,7 +27,7 @@ from gangline_testkit import warm
 
 MODEL = (
     *("model=decoder", "model.vocab_size=256", "model.dim=24", "model.layers=2", "model.heads=4"),
-    *("model.kv_heads=2", "model.hidden=40", "model.qk_norm=true"),
+    *("model.kv_heads=2", "model.ffn_dim=40", "model.qk_norm=true"),
 )
 
 
@@ -263,7 +263,7 @@ def test_less_than_two_of_the_largest_array_is_held(tmp_path):
     """Four arrays of 48 MiB each, in a model of 230 MiB."""
     settings = (
         *("model=decoder", "model.vocab_size=24576", "model.dim=512", "model.layers=1", "model.heads=4"),
-        *("model.hidden=24576", "model.tied=false"),
+        *("model.ffn_dim=24576", "model.tied=false"),
     )
     run = compose_one([*settings, "checkpoint=zarr"])
     tree, _ = compose_model(run)

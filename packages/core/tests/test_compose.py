@@ -208,7 +208,14 @@ def test_a_resumed_run_may_be_told_what_it_is(earlier):
 
 @pytest.mark.parametrize(
     "word",
-    ["model=gpt2-124m", "run.seed=2", "batch.global_size=8", "optimizer=adamw", "data.documents=on", "run.dir=x"],
+    [
+        "model=gpt2-124m",
+        "run.seed=2",
+        "batch.global_size=8",
+        "optimizer=adamw",
+        "data.document_masking=on",
+        "run.dir=x",
+    ],
 )
 def test_a_resumed_run_stays_the_run_it_is(earlier, word):
     with pytest.raises(UserError) as caught:

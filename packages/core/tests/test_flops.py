@@ -15,7 +15,7 @@ from gangline_basics.model.presets import PRESETS
 
 
 def test_is_six_for_each_weight_and_twelve_for_each_key():
-    config = DecoderConfig(vocab_size=100, dim=16, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)
+    config = DecoderConfig(vocab_size=100, dim=16, layers=3, heads=4, kv_heads=2, head_dim=8, ffn_dim=40, qk_norm=True)
     tree, plan = plan_decoder(config)
     block = 16 * (32 + 16 + 16) + 32 * 16 + 3 * 16 * 40
     matrices = 3 * block + 100 * 16  # the head; the embedding is looked up
@@ -33,7 +33,7 @@ def test_a_tied_head_is_multiplied_all_the_same():
 @pytest.mark.parametrize("frozen", [(), ("blocks.*.feed_forward", "head.weight")], ids=["all", "some frozen"])
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_torch_counts_the_same(kv_heads, frozen, random_batch):
-    config = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=kv_heads, hidden=48)
+    config = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=kv_heads, ffn_dim=48)
     tree, plan = plan_decoder(config)
     plan = replace(plan, frozen=frozen)
     model, batch = make_whole_model(tree, plan, seed=0), random_batch(2, 16, 64, documents=2)

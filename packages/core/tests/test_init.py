@@ -115,7 +115,7 @@ def test_an_unknown_distribution_is_named():
         whole((2, 2), distribution="cauchy")
 
 
-CONFIG = DecoderConfig(vocab_size=150, dim=24, layers=2, heads=4, kv_heads=2, hidden=40, qk_norm=True, tied=True)
+CONFIG = DecoderConfig(vocab_size=150, dim=24, layers=2, heads=4, kv_heads=2, ffn_dim=40, qk_norm=True, tied=True)
 
 
 def test_a_model_in_pieces_has_the_weights_of_the_whole():

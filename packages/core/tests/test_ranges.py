@@ -135,7 +135,7 @@ def test_a_part_that_changes_a_default_keeps_the_range():
         (Adamw(betas=(0.9, 1.0)), "optimizer.betas=[0.9,1.0] must each be at least 0 and less than 1."),
         (Adamw(weight_decay=-0.1), "optimizer.weight_decay=-0.1 must be at least 0."),
         (Muon(momentum=1.0), "optimizer.momentum=1.0 must be at least 0 and less than 1."),
-        (Muon(iterations=0), "optimizer.iterations=0 must be at least 1."),
+        (Muon(ns_steps=0), "optimizer.ns_steps=0 must be at least 1."),
         (DecoderConfig(norm_eps=-1.0), "model.norm_eps=-1.0 must be at least 0."),
         (DecoderConfig(layers=0), "model.layers=0 must be at least 1."),
         (DecoderConfig(rope_theta=0.0), "model.rope_theta=0.0 must be more than 0."),

@@ -37,7 +37,7 @@ def test_a_set_is_the_runs_data_with_other_options(corpora):
     run = build_small_run(
         "model.vocab_size=256",
         "data.path=a",
-        "data.documents=true",
+        "data.document_masking=true",
         "validate.sets.b={path: b, validation_fraction: 1}",
         "validate.sets.none=null",
     )

@@ -89,7 +89,7 @@ def double(tree, plan, options):
 
 def narrow(tree, plan, options):
     path = "blocks.0.feed_forward"
-    return replace_node(tree, path, FeedForwardNode(dim=plan.facts["dim"], hidden=8)), plan, [path]
+    return replace_node(tree, path, FeedForwardNode(dim=plan.facts["dim"], ffn_dim=8)), plan, [path]
 
 
 def freeze(tree, plan, options):

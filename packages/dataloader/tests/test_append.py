@@ -164,7 +164,7 @@ def test_a_run_goes_on_with_the_store_and_its_plans_of_sequences_grow_too(two, d
     assert later.continues(now.compute_fingerprint(), cursor + 3, json.loads(json.dumps(now.state(cursor + 3))))
     assert later.compute_fingerprint() == now.compute_fingerprint()
     assert samples(later, 3 * epoch) == samples(now, 3 * epoch)
-    assert not source("data.documents=true").continues(was.compute_fingerprint(), cursor, state)
+    assert not source("data.document_masking=true").continues(was.compute_fingerprint(), cursor, state)
     shutil.copytree(other, store, dirs_exist_ok=True)
     assert not source().continues(was.compute_fingerprint(), cursor, state), "another store in its place"
 

@@ -182,7 +182,7 @@ def exchanged(path: Path) -> None:
 def test_ends_and_plan_exchanged_before_the_start_are_named(store, name):
     exchanged(store / name)
     with pytest.raises(UserError, match=rf"{name} is not the file that the manifest says"):
-        samples(source(store, "data.packing=best_fit" if "pack" in name else "data.documents=true"))
+        samples(source(store, "data.packing=best_fit" if "pack" in name else "data.document_masking=true"))
 
 
 @pytest.mark.parametrize("name", [SHARD, "shard-00001.ends.npy"])

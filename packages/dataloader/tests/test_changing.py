@@ -134,7 +134,7 @@ def test_a_run_goes_on_with_a_corpus_that_grew(tmp_path, make_store):
     assert [later.sample(i)["tokens"].tobytes() for i in range(rows)] == read
 
 
-@pytest.mark.parametrize("change", ["run.seed=8", "data.documents=true", "batch.sequence_length=15"])
+@pytest.mark.parametrize("change", ["run.seed=8", "data.document_masking=true", "batch.sequence_length=15"])
 def test_but_not_with_another_order(tmp_path, make_store, change):
     store = make_store(letters(tmp_path / "a", "a"), validation=0)
     first = source(store)

@@ -151,7 +151,7 @@ def test_conversation_with_another_weight_is_no_duplicate(tokenizer, tmp_path):
 def test_a_run_counts_only_what_is_to_be_learnt(chats, tokenizer, packing, apart):
     folder = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0", "--pack", "200")
     asked = ("model.vocab_size=330", "batch.sequence_length=200", "data=tokens", f"data.path={folder}")
-    run = build_small_run(*asked, f"data.packing={packing}", f"data.documents={str(apart).lower()}")
+    run = build_small_run(*asked, f"data.packing={packing}", f"data.document_masking={str(apart).lower()}")
     assert find_problems(run) == []
     source = build.build_tokens(run.data, run, "train")
     for i in range(source.count_samples()):

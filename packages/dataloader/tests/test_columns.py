@@ -134,7 +134,7 @@ def test_a_token_under_zero_is_not_mended_by_a_larger_vocabulary(tmp_path):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_run_reads_them(form, tmp_path):
     path, column = FORMS[form](tmp_path / "there")
-    asked = ("data=tokens", f"data.path={path}", f"data.column={column or 'null'}", "data.documents=true")
+    asked = ("data=tokens", f"data.path={path}", f"data.column={column or 'null'}", "data.document_masking=true")
     run = build_small_run("model.vocab_size=200", "batch.sequence_length=16", *asked)
     assert find_problems(run) == []
     source = build.build_tokens(run.data, run, "train")

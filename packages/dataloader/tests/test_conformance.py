@@ -31,7 +31,7 @@ class TestTokensInSpans(TestTokens):
 
 
 class TestTokensByDocument(TestTokens):
-    settings = ("data.documents=true",)
+    settings = ("data.document_masking=true",)
 
 
 class TestTokensInTheOrderOfText(TestTokens):
@@ -60,7 +60,7 @@ class TestTokensPacked(TestTokens):
 
 
 class TestTokensPackedByDocument(TestTokensPacked):
-    settings = ("data.packing=best_fit", "data.documents=true")
+    settings = ("data.packing=best_fit", "data.document_masking=true")
 
 
 class TestDali(TestTokens):
@@ -69,7 +69,7 @@ class TestDali(TestTokens):
 
 class TestDaliByDocument(TestTokens):
     choice = "data=dali"
-    settings = ("data.documents=true",)
+    settings = ("data.document_masking=true",)
 
 
 class TestMix(DataSourceSuite):
@@ -95,5 +95,5 @@ class TestMixWithStagesAndCaps(TestMix):
         "data.weights={web: 1, code: 0}",
         "data.stages=[{from: 9, weights: {web: 0.5, code: 2}}]",
         "data.epochs={code: 1}",
-        "data.documents=true",
+        "data.document_masking=true",
     )

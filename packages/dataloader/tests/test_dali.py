@@ -21,9 +21,9 @@ from gangline_dataloader.dali.source import build_dali
 SIZES = ("model.vocab_size=256", "batch.sequence_length=48", "batch.global_size=12", "validate.every=10")
 FORMS = {
     "windows": (),
-    "documents": ("data.documents=true",),
+    "documents": ("data.document_masking=true",),
     "packed": ("data.packing=best_fit",),
-    "packed documents": ("data.packing=best_fit", "data.documents=true"),
+    "packed documents": ("data.packing=best_fit", "data.document_masking=true"),
 }
 
 

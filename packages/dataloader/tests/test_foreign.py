@@ -76,7 +76,11 @@ def test_a_run_reads_them(write, tmp_path):
     ]
     assert rows == set(wanted)
     apart = build_small_run(
-        "model.vocab_size=200", "batch.sequence_length=16", "data=tokens", f"data.path={path}", "data.documents=true"
+        "model.vocab_size=200",
+        "batch.sequence_length=16",
+        "data=tokens",
+        f"data.path={path}",
+        "data.document_masking=true",
     )
     said = [problem.what for problem in find_problems(apart)]
     assert said == [] if write is megatron else "where documents end" in said[0]

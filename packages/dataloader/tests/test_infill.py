@@ -87,7 +87,7 @@ SIZES = ("model.vocab_size=260", "batch.sequence_length=48", "data=tokens", "val
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 def test_a_sample_is_the_same_whenever_it_is_asked_for(store, packing):
-    asked = (*SIZES, f"data.path={store}", f"data.packing={packing}", "data.documents=true")
+    asked = (*SIZES, f"data.path={store}", f"data.packing={packing}", "data.document_masking=true")
     plain, run = build_small_run(*asked), build_small_run(*asked, "data.fim_rate=0.8")
     assert find_problems(run) == []
     without, source, again = (build.build_tokens(one.data, one, "train") for one in (plain, run, run))
@@ -108,7 +108,7 @@ def test_a_sample_is_the_same_whenever_it_is_asked_for(store, packing):
 def test_tokens_stay_in_their_document_without_an_end_of_text(texts, make_store, tmp_path, packing):
     """Letters of each document, as often as before, but for those that make room for the marks."""
     store = letters(texts, make_store, tmp_path)
-    asked = (*SIZES, f"data.path={store}", f"data.packing={packing}", "data.documents=true")
+    asked = (*SIZES, f"data.path={store}", f"data.packing={packing}", "data.document_masking=true")
     plain, run = build_small_run(*asked), build_small_run(*asked, "data.fim_rate=1")
     without, source = (build.build_tokens(one.data, one, "train") for one in (plain, run))
     changed = 0

@@ -70,7 +70,7 @@ def test_weights_change_at_the_sample_that_a_stage_names(stores):
 
 def test_a_run_goes_on_at_any_cursor_with_the_same_bytes(stores):
     """Built anew at each cursor, as a resumed run does, in whatever order the sources were written."""
-    options = (WEIGHTS, "data.stages=[{from: 500, weights: {web: 0.001, code: 0.999}}]", "data.documents=true")
+    options = (WEIGHTS, "data.stages=[{from: 500, weights: {web: 0.001, code: 0.999}}]", "data.document_masking=true")
     run = run_of(stores, *options)
     whole = build.build_mix(run.data, run, "train")
     rng = np.random.default_rng(0)

@@ -49,7 +49,12 @@ def test_any_width_and_any_start_have_the_bytes_of_one_process(stores, weights, 
     words = ["data=tokens", f"data.path={stores[0]}"]
     if weights is not None:
         words = ["data=mix", f"data.sources={{a: {stores[0]}, b: {stores[1]}}}", f"data.weights={weights}"]
-    words += ["model.vocab_size=256", f"batch.sequence_length={T}", f"data.packing={packing}", "data.documents=true"]
+    words += [
+        "model.vocab_size=256",
+        f"batch.sequence_length={T}",
+        f"data.packing={packing}",
+        "data.document_masking=true",
+    ]
     run = build_small_run(*words)
 
     def source():

@@ -16,7 +16,7 @@ SIZES = ("model.vocab_size=256", "batch.sequence_length=48", "validate.every=10"
 def test_the_samples_are_those_of_text(texts, make_store, documents):
     for name in ("binary.bin", "empty.txt"):
         (texts / name).unlink()
-    asked = (*SIZES, f"data.documents={documents}")
+    asked = (*SIZES, f"data.document_masking={documents}")
     store = make_store(texts, clean=(), exact=False, validation=0.2)
     ours = build_small_run(*asked, "data=tokens", f"data.path={store}", "data.order=text")
     theirs = build_small_run(*asked, "data=text", f"data.path={texts}", "data.validation_fraction=0.2")

@@ -81,7 +81,9 @@ def store(texts, make_store) -> Path:
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_an_epoch_shows_every_document_once(store, split, apart):
-    run = build_small_run(*SIZES, f"data.path={store}", f"data.documents={str(apart).lower()}", "validate.every=10")
+    run = build_small_run(
+        *SIZES, f"data.path={store}", f"data.document_masking={str(apart).lower()}", "validate.every=10"
+    )
     assert find_problems(run) == []
     source = build.build_tokens(run.data, run, split)
     whole = source.stores[0]
@@ -173,7 +175,7 @@ def test_what_cannot_be_packed_is_refused(store, tmp_path):
 def test_a_mixture_packs_each_of_its_stores(store, texts, make_store):
     other = make_store(texts / "deep", clean=(), validation=0.2)
     assert commands.main(["prepare", "--out", str(other), "--pack", "48"]) == 0
-    sizes = (*SIZES[:2], "data=mix", "data.packing=best_fit", "data.documents=true")
+    sizes = (*SIZES[:2], "data=mix", "data.packing=best_fit", "data.document_masking=true")
     run = build_small_run(*sizes, f"data.sources={{a: {store}, b: {other}}}", "data.weights={a: 1, b: 1}")
     assert find_problems(run) == []
     source = build.build_mix(run.data, run, "train")

@@ -108,7 +108,7 @@ SIZES = ("model.vocab_size=256", "batch.sequence_length=48", "data=tokens", "val
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_samples_are_those_of_the_store_on_disk(server, store, tmp_path, split, packing):
-    asked = (*SIZES, f"data.packing={packing}", "data.documents=true", f"data.cache={tmp_path / 'cache'}")
+    asked = (*SIZES, f"data.packing={packing}", "data.document_masking=true", f"data.cache={tmp_path / 'cache'}")
     ours, theirs = (build_small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
     assert find_problems(ours) == []
     mine, reference = (build.build_tokens(run.data, run, split) for run in (ours, theirs))
@@ -158,7 +158,7 @@ def test_in_a_cache_of_the_size_that_is_named_no_file_is_fetched_twice_in_a_span
     """Of conversations, whose files of what is to be learnt are as large as the tokens, and of what is held out."""
     monkeypatch.setattr(windows, "AHEAD", 16)
     asked = (*SIZES, f"data.path={url(server, talks)}", f"data.cache={tmp_path / 'cache'}", f"data.packing={packing}")
-    asked = (*asked, f"data.shuffle_span={span}", "data.documents=true")
+    asked = (*asked, f"data.shuffle_span={span}", "data.document_masking=true")
     (problem,) = find_problems(build_small_run(*asked, "data.cache_bytes=5000"))
     needed = int(problem.why.split("data.cache_bytes=")[1].split(",")[0])
     run = build_small_run(*asked, f"data.cache_bytes={needed}")
@@ -225,7 +225,7 @@ def test_answers_of_every_wrong_length_are_asked_for_again(server, store, tmp_pa
 
 def test_three_runs_share_a_cache_that_has_room_for_less_than_one(server, store, tmp_path):
     """Each lets go what the others fetch, in processes of their own; nobody reads anything else."""
-    asked = (*SIZES, "data.shuffle_span=2000", "data.documents=true")
+    asked = (*SIZES, "data.shuffle_span=2000", "data.document_masking=true")
     script = tmp_path / "reader.py"
     script.write_text(READER)
     words = [*asked, f"data.cache={tmp_path / 'cache'}", "data.cache_bytes=20000", f"data.path={url(server, store)}"]

@@ -1,4 +1,4 @@
-"""`checkpoint.frozen=false`: checkpoints hold what is trained, and the base is found where it came from."""
+"""`checkpoint.save_frozen=false`: checkpoints hold what is trained, and the base is found where it came from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline_basics.sampling.sampler import sample
 from gangline_testkit import RealRuns
 
 SETTINGS = (*SHORT, "run.steps=2", "lora=on", "lora.rank=4", "checkpoint.every=2")
-ALONE = "checkpoint.frozen=false"
+ALONE = "checkpoint.save_frozen=false"
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_a_run_goes_on_as_one_whose_checkpoints_hold_all(runs, base):
         assert torch.equal(merged(runs, names[0]), merged(runs, names[1]))
     places = [runs.directory / name for name in names]
     assert sample(places[0], "a", 8, temperature=0.0) == sample(places[1], "a", 8, temperature=0.0)
-    runs.train(f"resume={names[0]}", "run.steps=5", "checkpoint.frozen=true")  # from then on they hold all
+    runs.train(f"resume={names[0]}", "run.steps=5", "checkpoint.save_frozen=true")  # from then on they hold all
     assert nbytes(places[0] / "checkpoints" / "step-00000005") > 1.3 * nbytes(
         places[0] / "checkpoints" / "step-00000004"
     )
@@ -124,10 +124,12 @@ def test_whole_checkpoints_stay_where_the_base_cannot_be_made_again(runs):
     tensors["model.layers.0.mlp.up_proj.weight"][3, 4] += 1e-3
     save_file(tensors, path, {"format": "pt"})
     said = runs.expect_refusal(*on)
-    assert "checkpoint.frozen=false: the base of this run is another than the weights that now lie in" in said, said
+    assert "checkpoint.save_frozen=false: the base of this run is another than the weights that now lie in" in said, (
+        said
+    )
     path.rename(here / "away")
     said = runs.expect_refusal(*on)
-    assert "checkpoint.frozen=false: the base of this run cannot be made again" in said, said
+    assert "checkpoint.save_frozen=false: the base of this run cannot be made again" in said, said
     assert "Traceback" not in said, said
     places = sorted(place.name for place in (here / "of-lent" / "checkpoints").glob("step-*"))
     assert places == ["step-00000002"]

@@ -27,7 +27,7 @@ BLOCKS = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 3
 class TestEightBits(ModelEditSuite):
     choice = "lora=on"
     settings = ("lora.rank=3", "lora.base=8bit")
-    model = ("model.dim=64", "model.heads=2", "model.kv_heads=2", "model.hidden=128")
+    model = ("model.dim=64", "model.heads=2", "model.kv_heads=2", "model.ffn_dim=128")
     layouts = (1, 2)
 
 
@@ -151,7 +151,7 @@ def test_bytes_are_those_of_the_closed_form(tmp_path):
     dim, hidden, vocabulary, layers = 64, 128, 256, 2
     words = (
         f"model.dim={dim}",
-        f"model.hidden={hidden}",
+        f"model.ffn_dim={hidden}",
         f"model.layers={layers}",
         "model.heads=2",
         "model.kv_heads=2",

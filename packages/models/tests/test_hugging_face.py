@@ -39,7 +39,7 @@ from gangline_models.hugging_face.names import find_theirs
 from gangline_models.hugging_face.read import load_pretrained
 from gangline_models.hugging_face.write import export
 
-LLAMA = DecoderConfig(vocab_size=97, dim=32, layers=3, heads=4, kv_heads=2, hidden=48)
+LLAMA = DecoderConfig(vocab_size=97, dim=32, layers=3, heads=4, kv_heads=2, ffn_dim=48)
 CASES = {
     "llama": LLAMA,
     "llama-mha": replace(LLAMA, kv_heads=None),
@@ -649,7 +649,7 @@ class TestRefusals:
         assert "has no weights" in self.error(read, directory, CASES["llama"])
 
     def test_another_shape(self, directory):
-        text = self.error(read, directory, replace(CASES["llama"], hidden=40))
+        text = self.error(read, directory, replace(CASES["llama"], ffn_dim=40))
         assert "(48, 32)" in text
         assert "(40, 32)" in text
 

@@ -14,10 +14,10 @@ from gangline.train.build import build
 from gangline.train.rank import train
 from gangline_testkit import rank
 
-MODEL = ("model=qwen3_next", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=1", "model.hidden=64")
+MODEL = ("model=qwen3_next", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=1", "model.ffn_dim=64")
 
 
-@pytest.mark.parametrize("optimizer", ["optimizer=muon", "optimizer=soap optimizer.max_side=64"])
+@pytest.mark.parametrize("optimizer", ["optimizer=muon", "optimizer=soap optimizer.max_precond_dim=64"])
 def test_filters_of_a_convolution_are_no_matrices(tmp_path: Path, optimizer: str) -> None:
     """(channels, 1, taps): AdamW steps them; each channel as a matrix would be as many arrays and products."""
     words = [*optimizer.split(), "model.vocab_size=256", "precision=fp32", f"run.dir={tmp_path}/run"]

@@ -166,7 +166,7 @@ LATENT = (
         "model.layers=2",
         "model.dim=16",
         "model.heads=2",
-        "model.hidden=24",
+        "model.ffn_dim=24",
         "model.vocab_size=256",
     ),
     *("model.q_rank=8", "model.kv_rank=8", "model.nope_dim=4", "model.rope_dim=4", "model.v_dim=6"),

@@ -28,12 +28,13 @@ def words(dim: int, base: int = 32) -> tuple[str, ...]:
     rates = ", ".join(f"blocks.*.{name}: {base / dim}" for name in BLOCKS)
     return (
         "mup=on", f"mup.base_dim={base}", f"model.dim={dim}", f"model.heads={dim // 8}", f"model.kv_heads={dim // 8}",
-        f"model.hidden={2 * dim}", f"optimizer.rates={{{rates}}}", "optimizer.weight_decay=0", "checkpoint=off",
+        f"model.ffn_dim={2 * dim}", f"optimizer.lr_multipliers={{{rates}}}", "optimizer.weight_decay=0",
+        "checkpoint=off",
     )  # fmt: skip
 
 
 def test_at_the_base_width_it_changes_nothing(tmp_path: Path) -> None:
-    mup = [word for word in words(32) if not word.startswith("optimizer.rates")]
+    mup = [word for word in words(32) if not word.startswith("optimizer.lr_multipliers")]
     without = [word for word in mup if not word.startswith("mup")]
     assert train_session(tmp_path / "on", *mup, "run.steps=3") == 0
     assert train_session(tmp_path / "off", *without, "run.steps=3") == 0
@@ -57,11 +58,13 @@ def test_first_weights_scores_and_logits_of_a_wide_model() -> None:
 
 
 def test_a_run_without_its_rates_is_told_them() -> None:
-    mup = [word for word in words(128) if not word.startswith("optimizer.rates")]
+    mup = [word for word in words(128) if not word.startswith("optimizer.lr_multipliers")]
     (run,) = compose(["recipe=tiny", *mup])
     with pytest.raises(UserError, match="needs other rates") as error:
         check(run)
-    said = next(line for line in str(error.value).splitlines() if "optimizer.rates=" in line).strip().strip("'")
+    said = (
+        next(line for line in str(error.value).splitlines() if "optimizer.lr_multipliers=" in line).strip().strip("'")
+    )
     (run,) = compose(["recipe=tiny", *mup, said])
     check(run)
     (run,) = compose(["recipe=tiny", *mup, "optimizer=muon"])
@@ -132,7 +135,7 @@ def test_what_steps_change_of_activations_does_not_grow_with_the_width(tmp_path:
         }
 
     mup = of_each_width("mup", lambda dim: words(dim, widths[0]))
-    usual = of_each_width("usual", lambda dim: [w for w in words(dim) if "mup" not in w and "rates" not in w])
+    usual = of_each_width("usual", lambda dim: [w for w in words(dim) if "mup" not in w and "lr_multipliers" not in w])
     slopes = {module: (grows(mup, module), grows(usual, module)) for module in mup[widths[0]][0]}
     assert len(slopes) > 20
     assert all(abs(ours) < 0.3 for ours, _ in slopes.values()), slopes

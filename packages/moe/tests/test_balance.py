@@ -52,10 +52,10 @@ def test_the_loss_with_the_last_steps_shares_and_of_large_logits():
 
 
 def test_losses_reach_the_router_and_are_told():
-    router = Softmax(sequence_loss=0.1, step_loss=0.2, z_loss=0.3)
+    router = Softmax(seq_aux_loss=0.1, global_aux_loss=0.2, z_loss=0.3)
     module, x = layer(router), x_of().requires_grad_()
     _, told = collected(module, x)
-    assert {"sequence_loss", "step_loss", "z_loss", "load", "entropy"} <= told.keys()
+    assert {"seq_aux_loss", "global_aux_loss", "z_loss", "load", "entropy"} <= told.keys()
     choice = module.router(x)
     torch.testing.assert_close(told["z_loss"], 0.3 * choice.logits_NE.logsumexp(-1).square().sum().detach())
     module.eval()
@@ -64,9 +64,9 @@ def test_losses_reach_the_router_and_are_told():
 
 def test_tokens_whose_targets_do_not_count_weigh_nothing():
     """Twice as much padding behind the same tokens: the losses are those of the tokens alone."""
-    router = Softmax(sequence_loss=0.1, step_loss=0.2, z_loss=0.3)
+    router = Softmax(seq_aux_loss=0.1, global_aux_loss=0.2, z_loss=0.3)
     module, x = layer(router), x_of()
-    (B, T), names = x.shape[:2], ("sequence_loss", "step_loss", "z_loss")
+    (B, T), names = x.shape[:2], ("seq_aux_loss", "global_aux_loss", "z_loss")
     _, alone = collected(module, x)
     padded = torch.cat((x, torch.ones(B, 2 * T, x.shape[2], dtype=x.dtype)), 1)
     counts = torch.arange(3 * T).expand(B, 3 * T) < T
@@ -78,7 +78,7 @@ def test_tokens_whose_targets_do_not_count_weigh_nothing():
 
 
 def test_after_a_step_the_bias_moves_against_the_load_and_the_shares_are_kept():
-    module = layer(Sigmoid(step_loss=0.1, bias_rate=0.5), experts=4)
+    module = layer(Sigmoid(global_aux_loss=0.1, bias_rate=0.5), experts=4)
     module.router.bias.zero_()
     module.router.after_step({"load": torch.tensor([4.0, 0.0, 2.0, 2.0], dtype=torch.float64)})
     assert module.router.bias.tolist() == [-0.5, 0.5, 0.0, 0.0]
@@ -116,7 +116,7 @@ def test_the_summary_of_a_step():
 
 def test_the_load_is_of_all_tokens_but_padding():
     """So the bias moves as if each row were no longer than what is in it, whatever a prompt's targets count for."""
-    module, x = layer(Sigmoid(bias_rate=0.1, step_loss=0.1)), x_of()
+    module, x = layer(Sigmoid(bias_rate=0.1, global_aux_loss=0.1)), x_of()
     B, T, D = x.shape
     _, alone = collected(module, x)
     padded = torch.cat((x, x.new_full((B, 3 * T, D), 5.0)), 1)

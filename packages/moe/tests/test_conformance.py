@@ -19,7 +19,7 @@ class TestExpertParallel(ModelEditSuite):
         "moe.experts=4",
         "moe.shared=1",
         "moe.first=1",
-        "moe.router.sequence_loss=0.01",
+        "moe.router.seq_aux_loss=0.01",
         "moe.router.z_loss=0.001",
         "moe.router.bias_rate=0.01",
         "moe.router.jitter=0.1",
@@ -31,7 +31,7 @@ class TestExpertParallel(ModelEditSuite):
 class Published(ModelEditSuite):
     """A published shape with few and narrow experts, in one process."""
 
-    settings = ("moe.experts=8", "moe.top_k=2", "moe.hidden=16")
+    settings = ("moe.experts=8", "moe.top_k=2", "moe.ffn_dim=16")
     layouts = (1,)
     can = {"layout"}
 

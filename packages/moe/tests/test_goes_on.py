@@ -13,10 +13,10 @@ from gangline_testkit.runs import build_small_run
 
 def test_the_ranks_of_experts_may_change_and_their_number_may_not():
     content = to_dict(build_small_run("moe=on", "moe.ep=2"))
-    run, changed = continue_run("runs/x", content, ["moe.ep=4", "moe.ep_out_of=[dp_shard,tp]", "moe.ranks_per_node=2"])
+    run, changed = continue_run("runs/x", content, ["moe.ep=4", "moe.ep_axes=[dp_shard,tp]", "moe.ranks_per_node=2"])
     assert run.edits["moe"].ep == 4
-    assert sorted(changed) == ["moe.ep", "moe.ep_out_of", "moe.ranks_per_node"]
-    with pytest.raises(UserError, match=r"keeps its moe.experts \(8 -> 16\).*\n.*\n.*moe.ep, moe.ep_out_of"):
+    assert sorted(changed) == ["moe.ep", "moe.ep_axes", "moe.ranks_per_node"]
+    with pytest.raises(UserError, match=r"keeps its moe.experts \(8 -> 16\).*\n.*\n.*moe.ep, moe.ep_axes"):
         continue_run("runs/x", content, ["moe.experts=16"])
 
 

@@ -136,19 +136,19 @@ NORMED = {**PLAIN, "architectures": ["Qwen3ForCausalLM"]}
 @pytest.mark.parametrize(
     ("options", "config"),
     [
-        (MoeOptions(hidden=32), PLAIN),
+        (MoeOptions(ffn_dim=32), PLAIN),
         (Mixtral8x7B(), PLAIN),
         (Qwen3_30B_A3B(), NORMED),
-        (MoeOptions(hidden=32, first=1, every=2), NORMED),
-        (MoeOptions(hidden=32, first=5), NORMED),
+        (MoeOptions(ffn_dim=32, first=1, every=2), NORMED),
+        (MoeOptions(ffn_dim=32, first=5), NORMED),
         (DeepSeekV3(router=Grouped()), NORMED),
-        (MoeOptions(hidden=32, shared=2, router=Sigmoid(scale=2.0, renormalise=False)), NORMED),
+        (MoeOptions(ffn_dim=32, shared=2, router=Sigmoid(scale=2.0, renormalise=False)), NORMED),
     ],
 )
 def test_options_come_back_from_the_config_they_make(options, config):
     written = json.loads(json.dumps(MoeFormat().write(options, config)))
     back, rest = read_experts(type(options), written)
-    kept = ("experts", "top_k", "hidden", "first", "shared")
+    kept = ("experts", "top_k", "ffn_dim", "first", "shared")
     assert {name: getattr(back, name) for name in kept} == {name: getattr(options, name) for name in kept}
     assert back.every == options.every
     assert type(back.router) is type(options.router)
@@ -276,4 +276,4 @@ def test_weights_of_other_experts_are_refused(tmp_path):
     assert told() == []
     assert any("moe.experts is 4 there and 8 here" in text for text in told(experts=8))
     assert any("moe.router is Softmax there and Sigmoid here" in text for text in told(router=Sigmoid()))
-    assert any("moe.hidden is 48 there and 24 here" in text for text in told(hidden=None))
+    assert any("moe.ffn_dim is 48 there and 24 here" in text for text in told(ffn_dim=None))

@@ -29,13 +29,13 @@ D, H = 12, 10
 
 
 BIASED = dict.fromkeys(("w_gate", "w_up", "w_down"), LinearNode(bias=True))
-BOUNDED = FeedForwardNode(dim=D, hidden=20, gating=Gating(slope=1.7, limit=0.6, offset=1.0), **BIASED)
+BOUNDED = FeedForwardNode(dim=D, ffn_dim=20, gating=Gating(slope=1.7, limit=0.6, offset=1.0), **BIASED)
 
 
 def layer(router: RouterConfig | None = None, dtype=torch.float64, seed=0, dim=D, hidden=H, dense=None, **options):
     """A layer with random weights."""
-    given = MoeOptions(hidden=hidden, router=router or Softmax(), **options)
-    node = make_layer_node(dense or FeedForwardNode(dim=dim, hidden=20), given)
+    given = MoeOptions(ffn_dim=hidden, router=router or Softmax(), **options)
+    node = make_layer_node(dense or FeedForwardNode(dim=dim, ffn_dim=20), given)
     module = construct(node).to(dtype).to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for array in module.state_dict().values():
@@ -169,7 +169,7 @@ def test_short_sequences(router, tokens):
 
 
 def test_all_tokens_to_one_expert():
-    module, x = layer(Softmax(step_loss=0), top_k=1), x_of()
+    module, x = layer(Softmax(global_aux_loss=0), top_k=1), x_of()
     with torch.no_grad():
         module.router.gate.weight.zero_()
     module.router.register_buffer("bias", torch.zeros(8).index_fill_(0, torch.tensor([3]), 9.0))

@@ -87,7 +87,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-SIZES = {"hidden_size": "dim", "intermediate_size": "hidden", "num_hidden_layers": "layers", "vocab_size": "vocab_size"}
+SIZES = {
+    "hidden_size": "dim",
+    "intermediate_size": "ffn_dim",
+    "num_hidden_layers": "layers",
+    "vocab_size": "vocab_size",
+}
 
 
 def read(name, tmp_path, **changes):

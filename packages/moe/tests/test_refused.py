@@ -22,12 +22,12 @@ CASES = {
     "moe.ep=3": "moe.ep=3 does not divide moe.experts=8",
     "moe.ep=0": "moe.ep=0 must be at least 1",
     "moe.ep=2": "moe.ep=2: under parallel=single no ranks share the experts",
-    "moe.ep_out_of=[pp]": "expected dp_replicate or dp_shard or cp or tp, got 'pp'",
-    "moe.ep_out_of=[dp]": "expected dp_replicate or dp_shard or cp or tp, got 'dp'",
-    "moe.ep_out_of=[]": "names no ranks",
+    "moe.ep_axes=[pp]": "expected dp_replicate or dp_shard or cp or tp, got 'pp'",
+    "moe.ep_axes=[dp]": "expected dp_replicate or dp_shard or cp or tp, got 'dp'",
+    "moe.ep_axes=[]": "names no ranks",
     "moe.first=2": "moe.first=2 leaves no block with experts",
     "moe.every=0": "moe.every=0 must be at least 1",
-    "moe.hidden=0": "moe.hidden=0 must be at least 1",
+    "moe.ffn_dim=0": "moe.ffn_dim=0 must be at least 1",
     "moe.router.jitter=1": "moe.router.jitter=1.0 must be at least 0 and less than 1",
     "moe.router.z_loss=-1": "moe.router.z_loss=-1.0 must be at least 0",
     "moe.ranks_per_node=0": "moe.ranks_per_node=0 must be at least 1",
@@ -49,7 +49,7 @@ def test_bad_options(setting):
         (("moe/router=grouped", "moe.router.groups=8"), "into groups of two and more"),
         (("moe/router=grouped", "moe.router.groups=4", "moe.router.top_groups=5"), "too few experts, or too many"),
         (("moe/router=grouped", "moe.router.groups=4", "moe.router.top_groups=1", "moe.top_k=3"), "too few experts"),
-        (("moe/router=expert_choice", "moe.router.step_loss=0.1"), "has nothing to even out"),
+        (("moe/router=expert_choice", "moe.router.global_aux_loss=0.1"), "has nothing to even out"),
     ],
 )
 def test_bad_routers(settings, message):
@@ -59,7 +59,7 @@ def test_bad_routers(settings, message):
 
 def test_experts_that_no_ranks_share():
     """ddp has ranks, and folds none of them."""
-    words = ("moe=on", "model.vocab_size=256", "parallel=ddp", "launch.processes=2", "moe.ep_out_of=[dp_replicate]")
+    words = ("moe=on", "model.vocab_size=256", "parallel=ddp", "launch.processes=2", "moe.ep_axes=[dp_replicate]")
     with pytest.raises(UserError, match=r"moe.ep=2: under parallel=ddp no ranks share the experts"):
         check(build_small_run(*words, "moe.ep=2"))
     run = build_small_run(*words)

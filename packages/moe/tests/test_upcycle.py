@@ -18,7 +18,7 @@ from gangline_testkit import RealRuns
 from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.runs import build_small_run
 
-MODEL = ("model.vocab_size=256", "model.dim=32", "model.heads=2", "model.kv_heads=1", "model.hidden=64")
+MODEL = ("model.vocab_size=256", "model.dim=32", "model.heads=2", "model.kv_heads=1", "model.ffn_dim=64")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_rank_fills_its_part_of_its_experts(here):
     ("settings", "message"),
     [
         (("moe.upcycle_from={}/sparse",), "has experts already"),
-        (("moe.hidden=32",), "moe.hidden=32 is not the width of the feed-forwards"),
+        (("moe.ffn_dim=32",), "moe.ffn_dim=32 is not the width of the feed-forwards"),
         (("moe.shared=1",), "moe.shared=1 does not go with moe.upcycle_from"),
     ],
 )

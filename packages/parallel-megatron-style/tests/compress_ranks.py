@@ -23,7 +23,7 @@ from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
 from gangline_testkit import rank
 
-MODEL = DecoderConfig(vocab_size=32, dim=32, layers=2, heads=2, hidden=64, init_std=0.08)
+MODEL = DecoderConfig(vocab_size=32, dim=32, layers=2, heads=2, ffn_dim=64, init_std=0.08)
 LENGTH, ROWS = 16, 4
 
 

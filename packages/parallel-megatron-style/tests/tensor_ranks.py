@@ -45,7 +45,7 @@ class Case:
             layers=self.layers,
             heads=4,
             kv_heads=self.kv_heads,
-            hidden=48,
+            ffn_dim=48,
             tied=self.tied,
             qk_norm=self.qk_norm,
             init_std=0.1,

@@ -42,11 +42,11 @@ def train(tmp_path, monkeypatch, capsys):
             ["parallel.tp=4 does not divide model.heads=6.", "parallel.tp=2; or parallel.tp=1; or launch.processes=2"],
         ),
         (
-            "parallel=tp launch.processes=5 model.heads=5 model.kv_heads=5 model.dim=160 model.hidden=512",
-            ["parallel.tp=5 does not divide model.hidden=512.", "launch.processes=1"],
+            "parallel=tp launch.processes=5 model.heads=5 model.kv_heads=5 model.dim=160 model.ffn_dim=512",
+            ["parallel.tp=5 does not divide model.ffn_dim=512.", "launch.processes=1"],
         ),
         (
-            "parallel=tp launch.processes=3 model.heads=6 model.kv_heads=2 model.hidden=96 batch.sequence_length=96",
+            "parallel=tp launch.processes=3 model.heads=6 model.kv_heads=2 model.ffn_dim=96 batch.sequence_length=96",
             ["parallel.tp=3 does not divide model.kv_heads=2.", "launch.processes=6; or launch.processes=2"],
         ),
         (
@@ -171,7 +171,7 @@ def test_every_schedule_can_be_had(schedule):
 
 
 def test_a_key_head_may_serve_several_ranks():
-    sizes = {"heads": 8, "kv_heads": 2, "dim": 256, "hidden": 512, "layers": 4, "vocab_size": 250}
+    sizes = {"heads": 8, "kv_heads": 2, "dim": 256, "ffn_dim": 512, "layers": 4, "vocab_size": 250}
     assert problems(Tp(), 8, model=decoder(**sizes)) == []
 
 
@@ -182,7 +182,7 @@ def decoder(**sizes):
 
 
 def test_a_wide_tp_may_be_forced_or_a_node_be_wider():
-    model = decoder(heads=16, kv_heads=16, dim=256, hidden=512, layers=4)
+    model = decoder(heads=16, kv_heads=16, dim=256, ffn_dim=512, layers=4)
     assert problems(Tp(), 16, model=model)
     assert problems(Tp(force=True), 16, model=model) == []
     wide = Tp()
@@ -191,13 +191,13 @@ def test_a_wide_tp_may_be_forced_or_a_node_be_wider():
 
 
 def test_a_vocabulary_smaller_than_tp():
-    (found,) = problems(Tp(), 4, model=decoder(heads=4, dim=128, hidden=512, layers=4, vocab_size=3))
+    (found,) = problems(Tp(), 4, model=decoder(heads=4, dim=128, ffn_dim=512, layers=4, vocab_size=3))
     assert found.what == "parallel.tp=4 does not divide model.vocab_size=3."
     assert found.mend.startswith("parallel.tp=2; or parallel.tp=1")
 
 
 def test_any_other_vocabulary_can_be_cut_and_any_length_without_sequence_parallelism():
-    model = decoder(heads=4, dim=128, hidden=512, layers=4, vocab_size=257)
+    model = decoder(heads=4, dim=128, ffn_dim=512, layers=4, vocab_size=257)
     assert problems(Tp(sequence_parallel=False), 4, model=model, batch={"sequence_length": 127}) == []
 
 

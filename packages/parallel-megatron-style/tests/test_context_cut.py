@@ -75,7 +75,7 @@ def test_sequences_that_do_not_divide_are_refused(order, tokens, chunks):
 
 def model_of(method: str | None, comm=None, recompute: Recompute = Recompute.none):
     tree, plan = plan_decoder(
-        DecoderConfig(vocab_size=29, dim=32, layers=2, heads=4, kv_heads=2, hidden=48, init_std=0.1)
+        DecoderConfig(vocab_size=29, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, init_std=0.1)
     )
     model = make_whole_model(tree, plan, seed=1, dtype=torch.float64)
     if method is not None:

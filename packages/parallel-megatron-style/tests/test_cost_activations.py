@@ -26,7 +26,7 @@ from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 from gangline_testkit import count_kept_bytes
 
-MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, hidden=48)
+MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 

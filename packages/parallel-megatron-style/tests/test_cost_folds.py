@@ -23,7 +23,7 @@ from gangline_parallel_megatron_style.cost import activations, memory, tensor_tr
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, find_slowest_tier
 
-MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, hidden=48)
+MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, ffn_dim=48)
 LANES, WIDTH = 4, 64
 
 

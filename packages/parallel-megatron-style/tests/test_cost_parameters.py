@@ -25,7 +25,7 @@ from gangline_parallel_megatron_style.layout.alike import AlikeBlocks
 from gangline_parallel_megatron_style.pipeline.actions import compute_place
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 
-MODEL = DecoderConfig(vocab_size=37, dim=32, layers=5, heads=4, kv_heads=2, hidden=48)
+MODEL = DecoderConfig(vocab_size=37, dim=32, layers=5, heads=4, kv_heads=2, ffn_dim=48)
 
 
 def case_of(config: ThreeD | None = None, model: DecoderConfig = MODEL, **axes) -> Case:

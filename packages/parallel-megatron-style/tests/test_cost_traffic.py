@@ -21,7 +21,7 @@ from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 from gangline_testkit.inputs import make_full_batch
 
 TINY = (
-    "model.layers=2 model.dim=32 model.heads=4 model.hidden=48 model.vocab_size=37 "
+    "model.layers=2 model.dim=32 model.heads=4 model.ffn_dim=48 model.vocab_size=37 "
     "batch.global_size=8 batch.sequence_length=16"
 )
 
@@ -97,7 +97,7 @@ LAYOUTS = [
     "parallel=3d launch.processes=8 parallel.pp=1 parallel.cp=2 model.window=9 model.full_every=2 model.z_loss=0.1",
     "parallel=3d launch.processes=8 parallel.pp=1 parallel.cp=2 parallel.context=ulysses precision=bf16",
     "parallel=3d launch.processes=8 parallel.pp=1 parallel.tp=1 parallel.cp=4 run.recompute=full model.kv_heads=1",
-    "parallel=fsdp launch.processes=8 parallel.cp=4 parallel.context=ulysses run.recompute=selective model.hidden=96",
+    "parallel=fsdp launch.processes=8 parallel.cp=4 parallel.context=ulysses run.recompute=selective model.ffn_dim=96",
 ]
 
 

@@ -23,7 +23,7 @@ from gangline_parallel_megatron_style.cost.memory import count_state_bytes
 from gangline_testkit import rank
 from gangline_testkit.pool import get_pool
 
-MODEL = DecoderConfig(vocab_size=64, dim=64, layers=3, heads=4, hidden=256)
+MODEL = DecoderConfig(vocab_size=64, dim=64, layers=3, heads=4, ffn_dim=256)
 
 
 def made(world: int, tp: int, zero: int, precision: str):

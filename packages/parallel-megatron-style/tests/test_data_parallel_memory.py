@@ -24,7 +24,7 @@ from gangline_testkit import rank
 from gangline_testkit.inputs import share
 from gangline_testkit.pool import get_pool
 
-MODEL = DecoderConfig(vocab_size=64, dim=64, layers=6, heads=4, hidden=192)
+MODEL = DecoderConfig(vocab_size=64, dim=64, layers=6, heads=4, ffn_dim=192)
 MICROS = 2
 
 

@@ -119,7 +119,7 @@ def test_it_needs_no_torch_and_no_gpu():
         ("parallel=3d parallel.zero=3", "parallel.zero=3 in a pipeline gathers every block for each of 8 microbatch"),
         ("parallel=fsdp parallel.dp_shard=1 launch.processes=1", "nothing is cut"),
         (
-            "parallel=tp launch.processes=12 parallel.tp=6 model.heads=6 model.kv_heads=6 model.hidden=96 "
+            "parallel=tp launch.processes=12 parallel.tp=6 model.heads=6 model.kv_heads=6 model.ffn_dim=96 "
             "batch.sequence_length=96",
             "tp=6 does not divide a node of 8",
         ),

@@ -25,7 +25,7 @@ LAYOUTS = [
     "parallel=hsdp launch.processes=8 parallel.zero=2",
     "parallel=3d parallel.pp=1 parallel.cp=2 model.window=9 model.full_every=2",
     "parallel=3d parallel.pp=1 parallel.cp=2 parallel.context=ulysses precision=bf16",
-    "parallel=fsdp launch.processes=8 parallel.cp=4 parallel.context=ulysses run.recompute=selective model.hidden=96",
+    "parallel=fsdp launch.processes=8 parallel.cp=4 parallel.context=ulysses run.recompute=selective model.ffn_dim=96",
     "parallel=3d optimizer=muon",
 ]
 

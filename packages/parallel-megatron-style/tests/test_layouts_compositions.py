@@ -165,7 +165,7 @@ def compositions(draw):
         "dim": 32,
         "heads": (heads := draw(st.sampled_from([2, 4, 8]))),
         "kv_heads": draw(st.sampled_from([number for number in (1, 2, 4, 8) if number <= heads])),
-        "hidden": draw(st.sampled_from([8, 20, 36, 48])),
+        "ffn_dim": draw(st.sampled_from([8, 20, 36, 48])),
         "vocab_size": draw(st.integers(5, 70)),
         "tied": draw(st.sampled_from(["true", "false"])),
         "qk_norm": draw(st.sampled_from(["true", "false"])),

@@ -15,8 +15,8 @@ from gangline_testkit.pool import get_pool
 from gangline_testkit.sessions import open_session, read_lines, train_on_ranks, train_session
 
 OPTIMIZERS = {
-    "adamw8bit": ("optimizer=adamw8bit", "optimizer.block=4", "optimizer.fewest=1"),
-    "soap": ("optimizer=soap", "optimizer.precondition_every=2"),
+    "adamw8bit": ("optimizer=adamw8bit", "optimizer.block=4", "optimizer.min_8bit_size=1"),
+    "soap": ("optimizer=soap", "optimizer.precondition_frequency=2"),
 }
 LAYOUTS = {
     "ddp": (2, "parallel=ddp"),
@@ -98,8 +98,8 @@ def test_explain_says_the_bytes(tmp_path: Path, layout: str, optimizer: str) -> 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("parallel=tp launch.processes=2 model.hidden=96", "optimizer.block=16; or parallel.tp=1"),
-        ("parallel=fsdp launch.processes=2 model.hidden=96", ""),
+        ("parallel=tp launch.processes=2 model.ffn_dim=96", "optimizer.block=16; or parallel.tp=1"),
+        ("parallel=fsdp launch.processes=2 model.ffn_dim=96", ""),
     ],
 )
 def test_a_block_that_a_layout_cuts_is_refused(words: str, said: str) -> None:
@@ -107,7 +107,7 @@ def test_a_block_that_a_layout_cuts_is_refused(words: str, said: str) -> None:
     from gangline_testkit.runs import build_small_run
 
     run = build_small_run(
-        "optimizer=adamw8bit", "optimizer.fewest=1", "optimizer.block=64", "model.dim=64", *words.split()
+        "optimizer=adamw8bit", "optimizer.min_8bit_size=1", "optimizer.block=64", "model.dim=64", *words.split()
     )
     found = [problem for problem in find_problems(run) if "inside of one" in problem.what]
     assert len(found) == bool(said)
@@ -117,7 +117,7 @@ def test_a_block_that_a_layout_cuts_is_refused(words: str, said: str) -> None:
 
 def test_what_mends_a_cut_block_mends_a_resume(tmp_path: Path) -> None:
     """Saved on one process in blocks of 16; tp=2 cuts at 20, and goes on with blocks of 4: near to the run that was."""
-    chosen = ("optimizer=adamw8bit", "optimizer.fewest=1", "batch.global_size=8")
+    chosen = ("optimizer=adamw8bit", "optimizer.min_8bit_size=1", "batch.global_size=8")
     words = ("parallel=tp", "launch.processes=2", "run.steps=6", "optimizer.block=4")
     assert train_session(tmp_path / "one", *chosen, "optimizer.block=16", "run.steps=6") == 0
     assert train_session(tmp_path / "cut", *chosen, "optimizer.block=16", "run.steps=4") == 0

@@ -13,8 +13,8 @@ from gangline_testkit.sessions import read_lines, train_on_ranks, train_session
 
 WORDS = (
     "run.steps=6",
-    "optimizer.rates={embed: 0.5, blocks.*.attention: 0.25, blocks.1: 3.0, blocks.0.feed_forward.w_up: 2.0}",
-    "optimizer.decay={embed: 0.0, blocks.*.attention_norm: 0.3}",
+    "optimizer.lr_multipliers={embed: 0.5, blocks.*.attention: 0.25, blocks.1: 3.0, blocks.0.feed_forward.w_up: 2.0}",
+    "optimizer.weight_decay_overrides={embed: 0.0, blocks.*.attention_norm: 0.3}",
     "batch.ramp={4: 10, 8: 24}",
     "batch.global_size=16",
 )
@@ -60,4 +60,4 @@ def test_the_run_is_that_of_one_process(tmp_path: Path, alone: Callable, layout:
         assert there["first_sample"] == here["first_sample"]
         assert there["loss"] == pytest.approx(here["loss"], rel=1e-11), here["step"]
         assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=1e-10), here["step"]
-    assert alone(*chosen, "optimizer.rates={}")[-1]["loss"] != one[-1]["loss"]
+    assert alone(*chosen, "optimizer.lr_multipliers={}")[-1]["loss"] != one[-1]["loss"]

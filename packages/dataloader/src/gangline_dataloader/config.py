@@ -29,7 +29,9 @@ class SequenceConfig(DataConfig, ABC):
 
     layout_options: ClassVar[tuple[str, ...]] = CACHE
 
-    documents: bool = False  # separate documents: no attention across documents, positions restart at each document
+    document_masking: bool = (
+        False  # separate documents: no attention across documents, positions restart at each document
+    )
     packing: Literal["concatenate", "best_fit"] = "concatenate"  # packing; best_fit: complete documents, by a pack plan
     fim_rate: Share = 0.0  # fraction of documents rearranged for fill-in-the-middle (FIM); 0: none
     fim_spm_rate: Share = 0.5  # fraction of FIM documents in order suffix, prefix, middle; rest prefix, suffix, middle
@@ -198,9 +200,9 @@ class TokensConfig(SequenceConfig):
             source = build_tokens(self, run, "train" if self is run.data else "validation")
         except UserError as error:
             return [error.to_problem()]
-        if self.documents and source.stores[0].documents is None:
-            what = f"data.documents=true: {self.path} does not say where documents end."
-            return [Problem(what, "nanoGPT and llm.c keep tokens alone.", "data.documents=false")]
+        if self.document_masking and source.stores[0].documents is None:
+            what = f"data.document_masking=true: {self.path} does not say where documents end."
+            return [Problem(what, "nanoGPT and llm.c keep tokens alone.", "data.document_masking=false")]
         return []
 
 

@@ -49,19 +49,19 @@ class UngatedFeedForwardNode(Node):
 
     module: ClassVar[str] = "gangline_models.modules.ungated:UngatedFeedForward"
     dim: int
-    hidden: int
+    ffn_dim: int
     w_up: Node = LINEAR
     w_down: Node = LINEAR
 
     def __post_init__(self) -> None:
-        fit_linears(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
+        fit_linears(self, {"w_up": (self.dim, self.ffn_dim), "w_down": (self.ffn_dim, self.dim)})
 
     def get_decoding(self) -> Decoding | None:
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Return the bytes of x, the first matmul, and its activation."""
-        inner = sizes.inner_tokens * self.hidden // sizes.size("tp")
+        inner = sizes.inner_tokens * self.ffn_dim // sizes.size("tp")
         return (sizes.tokens * self.dim + 2 * inner) * sizes.itemsize
 
 

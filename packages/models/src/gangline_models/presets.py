@@ -20,16 +20,16 @@ from gangline_models.families.qwen3_next import Qwen3Next
 QWEN25 = {"vocab_size": 152_064, "norm_eps": 1e-6}
 OLMO2 = {"vocab_size": 100_352, "norm_eps": 1e-6}
 GPT_OSS = {"vocab_size": 201_088, "head_dim": 64}  # with moe=gpt_oss_20b and moe=gpt_oss_120b
-DEEPSEEK = {"dim": 7168, "layers": 61, "heads": 128, "hidden": 18_432, "vocab_size": 129_280}  # with moe=deepseek_v3
+DEEPSEEK = {"dim": 7168, "layers": 61, "heads": 128, "ffn_dim": 18_432, "vocab_size": 129_280}  # with moe=deepseek_v3
 GEMMA2 = {"vocab_size": 256_000, "head_dim": 256}
 
 
 def _make_sizes(dim: int, layers: int, heads: int, kv_heads: int, hidden: int) -> dict[str, Any]:
-    return {"dim": dim, "layers": layers, "heads": heads, "kv_heads": kv_heads, "hidden": hidden}
+    return {"dim": dim, "layers": layers, "heads": heads, "kv_heads": kv_heads, "ffn_dim": hidden}
 
 
 def _make_gpt2_sizes(dim: int, layers: int, heads: int) -> dict[str, Any]:
-    return {"dim": dim, "layers": layers, "heads": heads, "hidden": 4 * dim}
+    return {"dim": dim, "layers": layers, "heads": heads, "ffn_dim": 4 * dim}
 
 
 # part -> (family, title, repository whose config.json has the sizes, defaults that differ)

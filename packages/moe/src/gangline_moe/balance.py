@@ -26,12 +26,12 @@ def apply_balance(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Te
     if router.training and node.emits_loss():
         counts_BT = get_loss_mask(hidden_BTD)
         counts_N = counts_BT.reshape(-1)
-        if node.sequence_loss:
-            term = node.sequence_loss * compute_sequence_loss(choice, counts_BT)
-            hidden_BTD = emit_loss(hidden_BTD, term, "sequence_loss")
-        if node.step_loss and router.share is not None:
-            term = node.step_loss * compute_step_loss(choice.prob_NE, router.share, counts_N)
-            hidden_BTD = emit_loss(hidden_BTD, term, "step_loss")
+        if node.seq_aux_loss:
+            term = node.seq_aux_loss * compute_sequence_loss(choice, counts_BT)
+            hidden_BTD = emit_loss(hidden_BTD, term, "seq_aux_loss")
+        if node.global_aux_loss and router.share is not None:
+            term = node.global_aux_loss * compute_step_loss(choice.prob_NE, router.share, counts_N)
+            hidden_BTD = emit_loss(hidden_BTD, term, "global_aux_loss")
         if node.z_loss:
             hidden_BTD = emit_loss(hidden_BTD, node.z_loss * compute_z_loss(choice.logits_NE, counts_N), "z_loss")
     emit_metric("load", drop_padding(load_E, choice), "sum")

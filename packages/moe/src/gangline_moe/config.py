@@ -41,7 +41,7 @@ class MoeOptions(EditConfig):
 
     experts: PositiveInt = 8  # number of routed experts per layer
     top_k: PositiveInt = 2  # number of experts per token
-    hidden: PositiveInt | None = None  # expert FFN width; null: the feed-forward's / top_k, at equal cost per token
+    ffn_dim: PositiveInt | None = None  # expert FFN width; null: the feed-forward's / top_k, at equal cost per token
     shared: NonNegativeInt = 0  # number of shared experts, which every token goes through besides the routed ones
     shared_gate: bool = False  # sigmoid gate per token on the shared experts' output (Qwen3-Next)
     first: NonNegativeInt = 0  # first block with experts; earlier blocks stay dense
@@ -50,16 +50,16 @@ class MoeOptions(EditConfig):
     capacity_factor: PositiveFloat | None = None  # expert capacity as a multiple of the mean load; null: no limit
     ep: PositiveInt | None = None  # expert parallel size: ranks that share a layer's experts; null: largest possible
     # pp is not allowed: its ranks hold different layers.
-    ep_out_of: list[TokenAxis] = field(default_factory=lambda: ["dp_shard", "cp"])  # mesh axes whose ranks form ep
+    ep_axes: list[TokenAxis] = field(default_factory=lambda: ["dp_shard", "cp"])  # mesh axes whose ranks form ep
     ranks_per_node: PositiveInt | None = None  # ranks per node, from which a larger ep is hierarchical; null: never
     upcycle_from: str | None = None  # run directory of a dense run to upcycle: its feed-forwards become the experts
 
     file_options: ClassVar[tuple[str, ...]] = ("upcycle_from",)
-    layout_options: ClassVar[tuple[str, ...]] = ("ep", "ep_out_of", "ranks_per_node")
+    layout_options: ClassVar[tuple[str, ...]] = ("ep", "ep_axes", "ranks_per_node")
 
     def resolve(self, run: Run) -> MoeOptions:
         """Return the options with `ep` set: if null, as large as the experts and the layout allow."""
-        options = replace(self, hidden=self.get_dense_hidden(run)) if self.upcycle_from and not self.hidden else self
+        options = replace(self, ffn_dim=self.get_dense_hidden(run)) if self.upcycle_from and not self.ffn_dim else self
         return replace(options, ep=gcd(self.experts, self._count_expert_ranks(run))) if self.ep is None else options
 
     def iterate_layouts(self, run: Run, world: int) -> Iterator[MoeOptions]:
@@ -71,20 +71,20 @@ class MoeOptions(EditConfig):
         yield from (replace(self, ep=size) for size in range(1, both + 1) if both % size == 0)
 
     def _count_expert_ranks(self, run: Run) -> int:
-        """Return the number of ranks that may share a layer's experts: those of `ep_out_of`; 1 without folds."""
+        """Return the number of ranks that may share a layer's experts: those of `ep_axes`; 1 without folds."""
         from gangline.config.check import count_ranks
 
         if isinstance(run.parallel, Single | Ddp):
             return 1
         try:
-            return Mesh.of(run.parallel.size_axes(count_ranks(run))).size(*self.ep_out_of)
+            return Mesh.of(run.parallel.size_axes(count_ranks(run))).size(*self.ep_axes)
         except UserError:  # reported by the check of layouts
             return 1
 
     @staticmethod
     def get_dense_hidden(run: Run) -> int | None:
         """Return the width of the model's feed-forwards; None if its options do not give it."""
-        return getattr(run.model, "hidden", None)
+        return getattr(run.model, "ffn_dim", None)
 
     def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
         return {**compute_imbalance(metrics)}
@@ -114,7 +114,7 @@ class MoeOptions(EditConfig):
             name = installed().find_part(run.parallel).part.name
             yield Problem(
                 f"moe.ep={self.ep}: under parallel={name} no ranks share the experts.",
-                f"They are taken of {' x '.join(self.ep_out_of)}, and this layout has one rank there.",
+                f"They are taken of {' x '.join(self.ep_axes)}, and this layout has one rank there.",
                 "moe.ep=null takes as many as there are.",
             )
         ep, each = self.resolve(run).ep or 1, self.ranks_per_node
@@ -137,8 +137,8 @@ class MoeOptions(EditConfig):
                 "Every rank of ep holds as many experts.",
                 f"Choose moe.ep among {list_divisors(gcd(self.experts, self._count_expert_ranks(run)))}.",
             )
-        if not self.ep_out_of:
-            yield Problem("moe.ep_out_of=[] names no ranks to share the experts.", "", "moe.ep=1 shares nothing.")
+        if not self.ep_axes:
+            yield Problem("moe.ep_axes=[] names no ranks to share the experts.", "", "moe.ep=1 shares nothing.")
 
 
 @dataclass

@@ -40,7 +40,7 @@ def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[
     qk_norm = any(isinstance(node, AttentionNode) and node.q_norm is not None for _, node in iterate_nodes(tree))
     example = feed_forwards[moe_paths[0]]
     biased = [name for name in LINEARS if _has_bias(example, name)]
-    options = replace(options, hidden=options.hidden or max(1, example.hidden // options.top_k))
+    options = replace(options, ffn_dim=options.ffn_dim or max(1, example.ffn_dim // options.top_k))
     return tree, extend_plan(plan, moe_paths, dense_paths, options, qk_norm, biased), moe_paths
 
 
@@ -77,17 +77,17 @@ def explain_refusal(found: dict[str, FeedForwardNode], plan: Plan, options: MoeO
 
 def make_layer_node(dense: FeedForwardNode, options: MoeOptions) -> MoeNode:
     """Return the MoE layer that replaces `dense`."""
-    hidden = options.hidden or max(1, dense.hidden // options.top_k)
+    hidden = options.ffn_dim or max(1, dense.ffn_dim // options.top_k)
     build = load(installed().find_part(options.router).part.build)
     router = build(options.router, dim=dense.dim, experts=options.experts, top_k=options.top_k)
     stacks = {name: StackNode(bias=_has_bias(dense, name)) for name in LINEARS}
     experts = ExpertsNode(
-        dim=dense.dim, hidden=hidden, experts=options.experts, top_k=options.top_k, gating=dense.gating, **stacks
+        dim=dense.dim, ffn_dim=hidden, experts=options.experts, top_k=options.top_k, gating=dense.gating, **stacks
     )
     shared_experts = None
     if options.shared:
         linears = {name: LinearNode(bias=_has_bias(dense, name)) for name in LINEARS}
-        shared_experts = FeedForwardNode(dim=dense.dim, hidden=options.shared * hidden, gating=dense.gating, **linears)
+        shared_experts = FeedForwardNode(dim=dense.dim, ffn_dim=options.shared * hidden, gating=dense.gating, **linears)
     return MoeNode(
         router=router,
         experts=experts,
@@ -125,11 +125,11 @@ def extend_plan(
             inits.append(replace(rules["w_gate"], pattern=f"{place}.shared_gate"))
         if options.router.bias_rate:
             inits.append(Init(f"{place}.router.bias", "constant", 0.0))
-        if options.router.step_loss:
+        if options.router.global_aux_loss:
             inits.append(Init(f"{place}.router.share", "constant", 1 / options.experts))
         names = list_expert_names(place, options, qk_norm, biased)
         plan = plan.extend(inits=tuple(inits), cuts=tuple(cuts), names=names, master_dtype=(f"{place}.router",))
-    return plan.extend(folds=(Fold(FOLD, options.ep or 1, tuple(options.ep_out_of)),))
+    return plan.extend(folds=(Fold(FOLD, options.ep or 1, tuple(options.ep_axes)),))
 
 
 def _make_pattern(path: str) -> str:

@@ -27,8 +27,8 @@ class RouterNode(Node):
     experts: int
     top_k: int
     bias_rate: float = 0.0
-    sequence_loss: float = 0.0
-    step_loss: float = 0.0
+    seq_aux_loss: float = 0.0
+    global_aux_loss: float = 0.0
     z_loss: float = 0.0
     jitter: float = 0.0
     gate: Node = LINEAR
@@ -37,7 +37,7 @@ class RouterNode(Node):
         fit_linears(self, {"gate": (self.dim, self.experts)})
 
     def emits_loss(self) -> bool:
-        return bool(self.sequence_loss or self.step_loss or self.z_loss)
+        return bool(self.seq_aux_loss or self.global_aux_loss or self.z_loss)
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Return the saved bytes: all scores, the chosen scores and indices; the input, if the gate reads a copy."""
@@ -82,7 +82,7 @@ class SigmoidNode(RouterNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        shares = self.sequence_loss or self.step_loss  # scores are normalised to sum to 1: their sums are saved
+        shares = self.seq_aux_loss or self.global_aux_loss  # scores are normalised to sum to 1: their sums are saved
         sums = sizes.tokens * sizes.master_itemsize if shares else 0
         return super().count_activation_bytes(sizes) + self.renormalise * self.count_division_bytes(sizes) + sums
 
@@ -103,7 +103,9 @@ class ExpertChoiceNode(RouterNode):
 
 
 def _get_common_options(config: RouterConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in ("bias_rate", "sequence_loss", "step_loss", "z_loss", "jitter")}
+    return {
+        name: getattr(config, name) for name in ("bias_rate", "seq_aux_loss", "global_aux_loss", "z_loss", "jitter")
+    }
 
 
 def build_softmax(config: Softmax, *, dim: int, experts: int, top_k: int) -> RouterNode:
@@ -193,7 +195,7 @@ class ExpertsNode(Node):
 
     module: ClassVar[str] = "gangline_moe.experts:Experts"
     dim: int
-    hidden: int
+    ffn_dim: int
     experts: int
     top_k: int
     gating: Gating = SWIGLU
@@ -205,7 +207,7 @@ class ExpertsNode(Node):
         return "tokenwise"
 
     def __post_init__(self) -> None:
-        up, down = (self.dim, self.hidden), (self.hidden, self.dim)
+        up, down = (self.dim, self.ffn_dim), (self.ffn_dim, self.dim)
         for name, (inside, out) in {"w_gate": up, "w_up": up, "w_down": down}.items():
             if type(stack := getattr(self, name)) is StackNode:
                 sized_stack = replace(
@@ -261,7 +263,7 @@ class MoeNode(Node):
         fold also those of arrived rows; and the layer's input, if the gate reads it without a copy and no shared expert
         counts it.
         """
-        rows, dim, hidden = self.count_rows(sizes), self.experts.dim, self.experts.hidden
+        rows, dim, hidden = self.count_rows(sizes), self.experts.dim, self.experts.ffn_dim
         inner = 2 + self.experts.wrapped * (1 + self.experts.gating.plain)
         nbytes = rows * (2 * dim + inner * hidden) * sizes.itemsize
         nbytes += (rows + sizes.tokens * self.router.top_k + self.router.experts + 1) * INDEX

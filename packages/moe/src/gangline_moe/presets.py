@@ -14,7 +14,7 @@ BUILD = "gangline_moe.edit:edit"
 class Mixtral8x7B(MoeOptions):
     """Experts as published in mistralai/Mixtral-8x7B-v0.1/config.json."""
 
-    hidden: int | None = 14_336
+    ffn_dim: int | None = 14_336
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Qwen3_30B_A3B(MoeOptions):
 
     experts: int = 128
     top_k: int = 8
-    hidden: int | None = 768
+    ffn_dim: int | None = 768
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Qwen3Next80B(MoeOptions):
 
     experts: int = 512
     top_k: int = 10
-    hidden: int | None = 512
+    ffn_dim: int | None = 512
     shared: int = 1
     shared_gate: bool = True
 
@@ -43,7 +43,7 @@ class DeepSeekV3(MoeOptions):
 
     experts: int = 256
     top_k: int = 8
-    hidden: int | None = 2048
+    ffn_dim: int | None = 2048
     shared: int = 1
     first: int = 3
 
@@ -54,7 +54,7 @@ class GptOss20B(MoeOptions):
 
     experts: int = 32
     top_k: int = 4
-    hidden: int | None = 2880
+    ffn_dim: int | None = 2880
 
 
 @dataclass

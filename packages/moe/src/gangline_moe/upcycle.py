@@ -37,9 +37,9 @@ def find_upcycle_problems(options: MoeOptions, run: Run) -> list[Problem]:
         return [Problem(f"{where} has experts already.", "", "Go on with it: train resume=RUN_DIR, or from=RUN_DIR.")]
     problems = []
     dense = options.get_dense_hidden(source)
-    if options.hidden not in (None, dense):
-        what = f"moe.hidden={options.hidden} is not the width of the feed-forwards in {options.upcycle_from}."
-        problems.append(Problem(what, "Each expert begins as one of them.", f"moe.hidden={dense}, or null."))
+    if options.ffn_dim not in (None, dense):
+        what = f"moe.ffn_dim={options.ffn_dim} is not the width of the feed-forwards in {options.upcycle_from}."
+        problems.append(Problem(what, "Each expert begins as one of them.", f"moe.ffn_dim={dense}, or null."))
     if options.shared:
         what = f"moe.shared={options.shared} does not go with moe.upcycle_from."
         problems.append(Problem(what, "A shared expert would count the feed-forward twice.", "moe.shared=0"))

@@ -16,7 +16,7 @@ MODELS = {  # name in the table -> overrides
     "8B": "model=llama3-8b",
     "70B": "model=llama3-70b",
     "405B": "model=llama3-405b",
-    "1T": "model=llama3-405b model.dim=24576 model.heads=192 model.hidden=65536 model.layers=164",
+    "1T": "model=llama3-405b model.dim=24576 model.heads=192 model.ffn_dim=65536 model.layers=164",
 }
 # Llama 3 405B's, 16.8 M tokens a step (arXiv 2407.21783, table 4): one batch for all rows, up to the largest cluster
 BATCH = "batch.sequence_length=8192 batch.global_size=2048"

@@ -45,7 +45,7 @@ class ConfigSizesModule(FeedForward):
 
     def __init__(self, node):
         super().__init__(node)
-        self.groups = node.hidden // 4
+        self.groups = node.ffn_dim // 4
 
     def forward(self, x_BTD):
         active = F.silu(self.w_gate(x_BTD)) * self.w_up(x_BTD)

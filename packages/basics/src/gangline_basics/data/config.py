@@ -35,7 +35,7 @@ class TextConfig(DataConfig):
     text_field: str = "text"  # field with the text of a document, in the lines of a .jsonl
     binary: bool = False  # binary files allowed: read files that do not look like text
     separator: str | None = None  # token between files; null: the tokenizer's own end of text or eos_token, or byte 0
-    documents: bool = False  # document masking: no attention across files or .jsonl lines, positions restart
+    document_masking: bool = False  # document masking: no attention across files or .jsonl lines, positions restart
     validation_fraction: Share = 0.02  # share of files held out (of one file: its end); 1 for a validation set: all
     encoding_errors: Literal["replace", "ignore", "strict"] = "replace"  # handling of invalid UTF-8, with a tokenizer
 

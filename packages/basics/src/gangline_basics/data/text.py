@@ -147,6 +147,6 @@ def build(config: TextConfig, run: Run, split_name: Split) -> TextSource:
         sequence_length=T,
         seed=run.seed,
         split=split_name,
-        documents=config.documents,
+        documents=config.document_masking,
         called="documents" if any(is_lines(piece.file.path) for piece in pieces) else "files",
     )

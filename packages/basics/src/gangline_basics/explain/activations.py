@@ -103,7 +103,7 @@ def feed_forward(node: FeedForwardNode, sizes: ActivationSizes, path: str) -> in
     """Return the bytes of x, gate, up, the activated gate and their product; bounded gating saves no activated gate."""
     inner = 2 + node.gating.plain + reads(node, path, sizes, "w_down")
     stream = sizes.tokens * node.dim if reads(node, path, sizes, "w_gate", "w_up") else 0
-    return (stream + inner * sizes.inner_tokens * (node.hidden // sizes.tp)) * sizes.itemsize
+    return (stream + inner * sizes.inner_tokens * (node.ffn_dim // sizes.tp)) * sizes.itemsize
 
 
 def count_node(node: Node, sizes: ActivationSizes, path: str = "") -> int:

@@ -30,7 +30,7 @@ class DecoderConfig(ModelConfig):
     heads: PositiveInt = 12  # number of query heads of attention
     kv_heads: PositiveInt | None = None  # number of key and value heads (GQA), divides heads; null: heads
     head_dim: PositiveInt | None = None  # width of a head; null: dim / heads
-    hidden: PositiveInt = 2048  # width of the feed-forward
+    ffn_dim: PositiveInt = 2048  # width of the feed-forward
     qk_norm: bool = False  # RMSNorm of each query and key head, as in Qwen3
     tied: bool = False  # weight tying: the head uses the embedding's weight
     norm_eps: NonNegativeFloat = 1e-5  # epsilon added to the mean square in every RMSNorm
@@ -142,7 +142,7 @@ class Tiny(DecoderConfig):
     layers: int = 4
     heads: int = 6
     kv_heads: int | None = 2
-    hidden: int = 512
+    ffn_dim: int = 512
     tied: bool = True
     # Narrow layers need more than 0.02: measured 0.08 nats better after 300 steps.
     init_std: float = 0.05
@@ -160,7 +160,7 @@ PARTS = (
             "layers": "depth n_layer n_layers num_layers num_hidden_layers",
             "heads": "n_head n_heads num_heads num_attention_heads",
             "kv_heads": "n_kv_head n_kv_heads num_kv_heads num_key_value_heads",
-            "hidden": "d_ff ffn_dim ffn_hidden_size intermediate_size",
+            "ffn_dim": "hidden hidden_dim d_ff ffn_hidden_size intermediate_size",
             "tied": "tie_embeddings tie_word_embeddings tie_weights tied_embeddings",
         },
         build=BUILD,

@@ -112,14 +112,14 @@ class FeedForwardNode(Node):
 
     module: ClassVar[str] = "gangline_basics.model.feed_forward:FeedForward"
     dim: int
-    hidden: int
+    ffn_dim: int
     gating: Gating = SWIGLU
     w_gate: Node = LINEAR
     w_up: Node = LINEAR
     w_down: Node = LINEAR
 
     def __post_init__(self) -> None:
-        up, down = (self.dim, self.hidden), (self.hidden, self.dim)
+        up, down = (self.dim, self.ffn_dim), (self.ffn_dim, self.dim)
         fit_linears(self, {"w_gate": up, "w_up": up, "w_down": down})
 
     def get_decoding(self) -> Decoding | None:

@@ -22,7 +22,7 @@ class DecoderOptions(Protocol):
     dim: int
     layers: int
     heads: int
-    hidden: int
+    ffn_dim: int
     tied: bool
     norm_eps: float
     z_loss: float
@@ -70,7 +70,7 @@ def build_attention(
 
 def feed_forward_of(config: DecoderOptions, **own: Any) -> FeedForwardNode:
     """Return the gated feed-forward of every block. own: further fields of the family."""
-    return FeedForwardNode(dim=config.dim, hidden=config.hidden, **own)
+    return FeedForwardNode(dim=config.dim, ffn_dim=config.ffn_dim, **own)
 
 
 def build_block(config: DecoderOptions, attention: Node, norm: Node | None = None, **own: Any) -> BlockNode:

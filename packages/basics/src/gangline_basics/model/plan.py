@@ -103,7 +103,7 @@ def _plan_of(config: DecoderOptions, tree: DecoderNode, names: ModuleNames, own:
             "heads": config.heads,
             "kv_heads": config.key_heads,
             "head_dim": head,
-            "hidden": config.hidden,
+            "ffn_dim": config.ffn_dim,
             "vocab_size": config.vocab_size,
         },
     ).extend(**own)

@@ -25,27 +25,27 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-124m": ("124 M parameters, the size of GPT-2 small", {"vocab_size": 50_257, "tied": True}),
     "llama3-1b": (
         "the shape of Llama 3.2 1B, as in meta-llama/Llama-3.2-1B/config.json",
-        LLAMA3 | {"dim": 2048, "layers": 16, "heads": 32, "hidden": 8192, "tied": True, "rope_scaling_factor": 32.0},
+        LLAMA3 | {"dim": 2048, "layers": 16, "heads": 32, "ffn_dim": 8192, "tied": True, "rope_scaling_factor": 32.0},
     ),
     "llama3-8b": (
         "the shape of Llama 3.1 8B, as in meta-llama/Llama-3.1-8B/config.json",
-        LLAMA3 | {"dim": 4096, "layers": 32, "heads": 32, "hidden": 14_336},
+        LLAMA3 | {"dim": 4096, "layers": 32, "heads": 32, "ffn_dim": 14_336},
     ),
     "llama3-70b": (
         "the shape of Llama 3.1 70B, as in meta-llama/Llama-3.1-70B/config.json",
-        LLAMA3 | {"dim": 8192, "layers": 80, "heads": 64, "hidden": 28_672},
+        LLAMA3 | {"dim": 8192, "layers": 80, "heads": 64, "ffn_dim": 28_672},
     ),
     "llama3-405b": (
         "the shape of Llama 3.1 405B, as in meta-llama/Llama-3.1-405B/config.json",
-        LLAMA3 | {"dim": 16_384, "layers": 126, "heads": 128, "hidden": 53_248},
+        LLAMA3 | {"dim": 16_384, "layers": 126, "heads": 128, "ffn_dim": 53_248},
     ),
     "qwen3-0.6b": (
         "the shape of Qwen3 0.6B, as in Qwen/Qwen3-0.6B/config.json",
-        QWEN3 | {"dim": 1024, "layers": 28, "heads": 16, "hidden": 3072, "tied": True},
+        QWEN3 | {"dim": 1024, "layers": 28, "heads": 16, "ffn_dim": 3072, "tied": True},
     ),
     "qwen3-8b": (
         "the shape of Qwen3 8B, as in Qwen/Qwen3-8B/config.json",
-        QWEN3 | {"dim": 4096, "layers": 36, "heads": 32, "hidden": 12_288},
+        QWEN3 | {"dim": 4096, "layers": 36, "heads": 32, "ffn_dim": 12_288},
     ),
 }
 

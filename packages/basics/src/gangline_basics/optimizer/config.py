@@ -30,11 +30,13 @@ class Adamw8bit(Adamw):
     layout_options: ClassVar[tuple[str, ...]] = ("block",)
 
     block: PositiveInt = 256  # block size: neighbours of a row that share a scale; no shard splits one
-    fewest: PositiveInt = 4096  # minimum elements of a matrix for 8-bit moments; below, and for vectors, full precision
+    min_8bit_size: PositiveInt = (
+        4096  # minimum elements of a matrix for 8-bit moments; below, and for vectors, full precision
+    )
 
     def quantises(self, shape: Sequence[int]) -> bool:
         """Return whether the moments of a parameter of this shape are in 8 bits."""
-        return len(shape) >= 2 and prod(shape) >= self.fewest
+        return len(shape) >= 2 and prod(shape) >= self.min_8bit_size
 
     def count_states(self, matrix: bool) -> float:
         return 2 * (1 + 4 / self.block) / 4
@@ -66,7 +68,7 @@ class Muon(Adamw):
 
     momentum: ShareBelowOne = 0.95  # decay of the mean gradient of a matrix
     nesterov: bool = True  # Nesterov momentum: look one step ahead
-    iterations: PositiveInt = 5  # number of Newton-Schulz iterations
+    ns_steps: PositiveInt = 5  # number of Newton-Schulz iterations
 
     def count_states(self, matrix: bool) -> float:
         return 1 if matrix else 2
@@ -81,13 +83,13 @@ class Soap(Adamw):
 
     betas: tuple[ShareBelowOne, ShareBelowOne] = (0.95, 0.95)
     shampoo_beta: ShareBelowOne = 0.95  # decay of the means of G Gᵀ and Gᵀ G
-    precondition_every: PositiveInt = 10  # interval between refreshes of the eigenbases, in steps
-    max_side: PositiveInt = 8192  # maximum side of a matrix with an eigenbasis; longer sides have none
+    precondition_frequency: PositiveInt = 10  # interval between refreshes of the eigenbases, in steps
+    max_precond_dim: PositiveInt = 8192  # maximum side of a matrix with an eigenbasis; longer sides have none
     damping: PositiveFloat = 1e-3  # damping added to the eigenvalues at a refresh, as a share of their mean
 
     def list_sides(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the sides of a matrix of this shape that get a basis of their own."""
-        return tuple(side for side in shape if side <= self.max_side)
+        return tuple(side for side in shape if side <= self.max_precond_dim)
 
     def count_states(self, matrix: bool) -> float:
         return 0 if matrix else 2
@@ -110,6 +112,8 @@ PARTS = (
             "weight_decay": "wd",
             "betas": "beta1 beta2 adam_beta1 adam_beta2",
             "eps": "epsilon adam_epsilon",
+            "lr_multipliers": "rates lr_mult",
+            "weight_decay_overrides": "decay wd_mult",
         },
     ),
     Part(
@@ -117,6 +121,7 @@ PARTS = (
         config=Adamw8bit,
         build="gangline_basics.optimizer.adamw8bit:build",
         summary="AdamW with moments in 8 bits",
+        synonyms={"min_8bit_size": "fewest"},
     ),
     Part(
         name="lion",
@@ -131,12 +136,14 @@ PARTS = (
         config=Muon,
         build="gangline_basics.optimizer.muon:build",
         summary="Muon for the matrices of the blocks, AdamW for the rest",
+        synonyms={"ns_steps": "iterations"},
     ),
     Part(
         name="soap",
         config=Soap,
         build="gangline_basics.optimizer.soap:build",
         summary="SOAP for the matrices of the blocks, AdamW for the rest",
+        synonyms={"precondition_frequency": "precondition_every", "max_precond_dim": "max_side"},
         layout_dependent="each refresh of a basis amplifies rounding by up to 1 / damping: in float64 layouts agree "
         "within 1e-10",
     ),

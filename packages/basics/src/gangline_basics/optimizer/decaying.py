@@ -21,12 +21,17 @@ class DecayingConfig(OptimizerConfig):
 
     weight_decay: NonNegativeFloat = 0.1  # weight decay: each step shrinks a matrix by this times the learning rate
     decay_vectors: bool = False  # weight decay also for biases and norm gains
-    rates: dict[str, PositiveFloat] = field(default_factory=dict)  # learning rate factor by name: {embed: 0.1}
-    decay: dict[str, NonNegativeFloat] = field(default_factory=dict)  # weight decay by name: {embed: 0}
+    lr_multipliers: dict[str, PositiveFloat] = field(default_factory=dict)  # learning rate factor by name: {embed: 0.1}
+    weight_decay_overrides: dict[str, NonNegativeFloat] = field(
+        default_factory=dict
+    )  # weight decay by name: {embed: 0}
 
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)
-        for option, patterns in (("rates", self.rates), ("decay", self.decay)):
+        for option, patterns in (
+            ("lr_multipliers", self.lr_multipliers),
+            ("weight_decay_overrides", self.weight_decay_overrides),
+        ):
             problems += _find_unmatched(run, f"optimizer.{option}", patterns)
         return problems
 

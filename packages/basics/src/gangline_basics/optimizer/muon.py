@@ -76,7 +76,7 @@ class MuonOptimizer(Optimizer):
         for parameter, (_, updates) in zip(self.matrices, mapped, strict=True):
             size = 0.2 * sqrt(max(parameter.shape[-2:]))
             rate, decay = (
-                learning_rate * choose_by_pattern(config.rates, parameter.name, 1.0),
+                learning_rate * choose_by_pattern(config.lr_multipliers, parameter.name, 1.0),
                 get_decay(parameter, config),
             )
             for piece, update in zip(parameter.pieces, updates, strict=True):
@@ -85,7 +85,7 @@ class MuonOptimizer(Optimizer):
         self._rest.step(learning_rate)
 
     def _orthogonalise(self, matrix: Tensor, _: MatrixId) -> Tensor:
-        return orthogonalise(matrix, self.config.iterations)
+        return orthogonalise(matrix, self.config.ns_steps)
 
     def _iterate_lookahead(self) -> Iterator[tuple[str, list[Tensor]]]:
         """Update the momentum of each matrix, and yield (name, matrices to orthogonalise)."""

@@ -20,7 +20,7 @@ def group_pieces(
     """Return (factor of the learning rate, weight decay) -> pieces with these, each with its parameter's name."""
     alike: dict[tuple[float, float], list[tuple[str, ParamShard]]] = {}
     for p in named:
-        key = choose_by_pattern(config.rates, p.name, 1.0), get_decay(p, config)
+        key = choose_by_pattern(config.lr_multipliers, p.name, 1.0), get_decay(p, config)
         alike.setdefault(key, []).extend((p.name, piece) for piece in p.pieces)
     return alike
 
@@ -34,7 +34,7 @@ def state_shard(state: str, name: str, piece: ParamShard, tensor: Tensor) -> Sha
 def get_decay(parameter: ShardedParam, config: DecayingConfig) -> float:
     """Return a weight decay: from `decay` by name, else `weight_decay`, but 0 for vectors without `decay_vectors`."""
     touched = is_matrix(parameter.name, parameter.shape) or config.decay_vectors
-    return choose_by_pattern(config.decay, parameter.name, config.weight_decay if touched else 0.0)
+    return choose_by_pattern(config.weight_decay_overrides, parameter.name, config.weight_decay if touched else 0.0)
 
 
 def list_block_matrices(run: Run, runtime: Runtime) -> dict[str, None]:

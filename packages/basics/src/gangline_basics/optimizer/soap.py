@@ -63,7 +63,7 @@ class SoapMatrix:
     def __init__(self, shape: tuple[int, int], config: Soap, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self.mean, self.square = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        self.left, self.right = (Side(n, dtype, device) if n <= config.max_side else None for n in shape)
+        self.left, self.right = (Side(n, dtype, device) if n <= config.max_precond_dim else None for n in shape)
 
     def update(self, gradient: Tensor, steps: int) -> Tensor:
         """Return N for the gradient of step number `steps`, the first is 1; both (m, n)."""
@@ -79,7 +79,7 @@ class SoapMatrix:
         size = (self.square / (1 - two**count)).sqrt_().add_(self.config.eps)
         update = self._back((self.mean / (1 - one**count)).div_(size))
         self._see(gradient)
-        if count % self.config.precondition_every == 0:
+        if count % self.config.precondition_frequency == 0:
             mean = self._back(self.mean)
             self._refresh()
             self.mean.copy_(self._turn(mean))
@@ -139,7 +139,7 @@ class SoapOptimizer(Optimizer):
         gradients = ((p.name, [piece.tensor.grad for piece in p.pieces]) for p in self.matrices)
         mapped = self.runtime.map_matrices(self._update, gradients)  # type: ignore[arg-type]
         for parameter, (_, updates) in zip(self.matrices, mapped, strict=True):
-            rate = learning_rate * choose_by_pattern(self.config.rates, parameter.name, 1.0)
+            rate = learning_rate * choose_by_pattern(self.config.lr_multipliers, parameter.name, 1.0)
             decay = get_decay(parameter, self.config)
             if self._steps == 1:
                 continue
@@ -175,7 +175,7 @@ def build_registry(config: Soap, model: Registry, owners: Mapping[MatrixId, int]
         m, n = model[name_model_array(id.name)].shape[-2:]
         shapes = {"exp_avg": (m, n), "exp_avg_sq": (m, n)}
         for side, length in (("left", m), ("right", n)):
-            if length <= config.max_side:
+            if length <= config.max_precond_dim:
                 shapes |= {side: (length, length), f"{side}_basis": (length, length)}
         for state, shape in shapes.items():
             layouts[name_array(state, id, model)] = Layout(shape, dtype, at=at)

@@ -1,4 +1,4 @@
-"""Base weights: the parameters that a plan freezes, which checkpoints may leave out (`checkpoint.frozen=false`).
+"""Base weights: the parameters that a plan freezes, which checkpoints may leave out (`checkpoint.save_frozen=false`).
 
 They are a function of the run: drawn by its seed, or read from `model.weights`. A checkpoint without them records their
 fingerprint, which no layout changes. A reader draws them again, and refuses other weights in their place.
@@ -63,8 +63,8 @@ class BaseWeights:
         import torch
 
         came = self._run.model.get_weights_directory()
-        remedy = "checkpoint.frozen=true saves it with what is trained."
-        complaint = "checkpoint.frozen=false: the base of this run cannot be made again"
+        remedy = "checkpoint.save_frozen=true saves it with what is trained."
+        complaint = "checkpoint.save_frozen=false: the base of this run cannot be made again"
         copies = (replace(shard, local=torch.empty_like(shard.local)) for shard in shards)
         now = compute_fingerprint(
             self.arrays, (self._draw([copy], complaint, remedy)[0] for copy in copies), self._comms
@@ -72,7 +72,7 @@ class BaseWeights:
         if now != wanted:
             where = f"now lie in {came}" if came else "the seed draws now"
             raise UserError(
-                f"checkpoint.frozen=false: the base of this run is another than the weights that {where}.",
+                f"checkpoint.save_frozen=false: the base of this run is another than the weights that {where}.",
                 f"Fingerprint {wanted} in the checkpoint, {now} there: who opens the next one would not find it again.",
                 remedy,
             )

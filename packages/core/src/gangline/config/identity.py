@@ -37,7 +37,7 @@ MAY_CHANGE = (
     "checkpoint.every",
     "checkpoint.at_end",
     "checkpoint.keep_last",
-    "checkpoint.frozen",
+    "checkpoint.save_frozen",
 )
 _CARRIES = ("run", "validate", "checkpoint")  # sections that do not define a run, except run.seed
 

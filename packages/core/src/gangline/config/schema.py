@@ -213,7 +213,7 @@ class CheckpointConfig(PartConfig):
 
     every: PositiveInt | Literal["auto"] | None = None  # steps between checkpoints; auto if supported; null: at end
     at_end: bool = True  # final checkpoint after the last step
-    frozen: bool = True  # frozen weights in checkpoints; false: they are drawn or loaded from model.weights again
+    save_frozen: bool = True  # frozen weights in checkpoints; false: they are drawn or loaded from model.weights again
 
 
 @dataclass

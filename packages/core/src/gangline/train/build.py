@@ -144,7 +144,7 @@ def announce(composed: Composed, directory: RunDirectory, ranks: int) -> None:
 
 def leave_out_base(s: Session) -> None:
     """Leave the base weights out of the saves to come, if the run says so. Called by all ranks."""
-    if not s.run.checkpoint.frozen and s.checkpointer.keeps:
+    if not s.run.checkpoint.save_frozen and s.checkpointer.keeps:
         came = None if s.saved is None else CheckpointId.parse(s.saved)
         s.base.leave_out(list(s.runtime.shards()), () if came is None else s.checkpointer.read_shapes(came))
 

@@ -73,7 +73,7 @@ class DpoConfig(EditConfig):
             Problem(
                 f"dpo=on cannot be had beside the loss that {path} adds.",
                 "It is a sum over tokens that count, of which a pair has just one: of the others it would see nothing.",
-                "Set the weights of what it adds to 0 (of a router sequence_loss, step_loss and z_loss).",
+                "Set the weights of what it adds to 0 (of a router seq_aux_loss, global_aux_loss and z_loss).",
             )
         ]
 

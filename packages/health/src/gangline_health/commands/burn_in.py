@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # A tiny model: its one step after the measurements shows that a complete step works. The commands of several nodes are
 # one run, so that nothing here may differ between nodes: the text is Python's own source.
 MODEL = (
-    "model.dim=64", "model.layers=1", "model.heads=2", "model.kv_heads=2", "model.hidden=128",
+    "model.dim=64", "model.layers=1", "model.heads=2", "model.kv_heads=2", "model.ffn_dim=128",
     "batch.sequence_length=32", "data=text", "data.path=null",
     "run.steps=1", "run.sample=0", "validate.every=null", "checkpoint=off", "track=[]", "parallel=ddp",
 )  # fmt: skip

@@ -23,7 +23,7 @@ class FamilyConfig(ModelConfig):
     dim: PositiveInt = 768  # hidden size: width of the residual stream
     layers: PositiveInt = 12  # number of blocks of attention and feed-forward
     heads: PositiveInt = 12  # number of attention (query) heads
-    hidden: PositiveInt = 2048  # intermediate size: width of the feed-forward
+    ffn_dim: PositiveInt = 2048  # intermediate size: width of the feed-forward
     tied: bool = False  # weight tying: the head uses the embedding's weight
     norm_eps: NonNegativeFloat = 1e-6  # epsilon added to the mean square, or the variance, in every norm
     z_loss: NonNegativeFloat = 0.0  # weight of the z-loss, log²Z of the logits; only in the gradients (PaLM: 1e-4)

@@ -26,11 +26,11 @@ SAME = {
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
     "head_dim": "head_dim",
-    "hidden": "intermediate_size",
+    "ffn_dim": "intermediate_size",
     "tied": "tie_word_embeddings",
     "norm_eps": "rms_norm_eps",
 }
-NEEDED = ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden")
+NEEDED = ("vocab_size", "dim", "layers", "heads", "kv_heads", "ffn_dim")
 # Features that this architecture lacks: field -> the only value that means it is absent.
 ABSENT = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
 # All fields that are read. Any other field is refused by name, unless it is harmless.

@@ -24,7 +24,7 @@ SIZES = {
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
-    "hidden": "intermediate_size",
+    "ffn_dim": "intermediate_size",
     "tied": "tie_word_embeddings",
     "norm_eps": "rms_norm_eps",
 }

@@ -50,7 +50,7 @@ class Gpt2(FamilyConfig):
     """Options of GPT-2: learned positions, LayerNorm, GELU, biases."""
 
     vocab_size: int = 50_257
-    hidden: int = 3072
+    ffn_dim: int = 3072
     positions: PositiveInt = 1024  # maximum sequence length: number of learned position embeddings
     prefix: str = "transformer."  # prefix of the tensor names in its files; empty in the first published files
     tied: bool = True
@@ -96,17 +96,17 @@ class Gpt2Format(FamilyFormat[Gpt2]):
         prefix = "" if "wte.weight" in names else "transformer."
         reader.expect("max_position_embeddings", None, options["positions"])  # alias of n_positions
         hidden = reader.take("n_inner", hint=PositiveInt)
-        return {"hidden": 4 * options["dim"] if hidden is None else hidden, "prefix": prefix}
+        return {"ffn_dim": 4 * options["dim"] if hidden is None else hidden, "prefix": prefix}
 
     def write_more(self, options: Gpt2, max_position: int) -> dict[str, Any]:
-        return {"n_inner": options.hidden, "max_position_embeddings": options.positions}
+        return {"n_inner": options.ffn_dim, "max_position_embeddings": options.positions}
 
 
 def build(config: Gpt2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
     dim, norm, prefix = config.dim, LayerNormNode(dim=config.dim, eps=config.norm_eps), config.prefix
     biased: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), BIASED)
-    feed_forward = UngatedFeedForwardNode(dim=dim, hidden=config.hidden, w_up=BIASED, w_down=BIASED)
+    feed_forward = UngatedFeedForwardNode(dim=dim, ffn_dim=config.ffn_dim, w_up=BIASED, w_down=BIASED)
 
     def make_block(index: int) -> BlockNode:
         return build_block(config, build_attention(config, index, run, **biased), norm, feed_forward=feed_forward)

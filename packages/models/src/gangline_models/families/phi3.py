@@ -92,8 +92,8 @@ def build(config: Phi3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
         "attention.wq": (0, q + 2 * kv),
         "attention.wk": (q, q + 2 * kv),
         "attention.wv": (q + kv, q + 2 * kv),
-        "feed_forward.w_gate": (0, 2 * config.hidden),
-        "feed_forward.w_up": (config.hidden, 2 * config.hidden),
+        "feed_forward.w_gate": (0, 2 * config.ffn_dim),
+        "feed_forward.w_up": (config.ffn_dim, 2 * config.ffn_dim),
     }
     joined = {name: "self_attn.qkv_proj" if name.startswith("attention.") else "mlp.gate_up_proj" for name in rows}
     names = ModuleNames(LAYER | joined, rows=rows)

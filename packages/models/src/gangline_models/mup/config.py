@@ -22,7 +22,7 @@ class Mup(EditConfig):
     """Maximal update parametrisation (muP): learning rates of a narrow model hold for a wide one (arXiv 2203.03466).
 
     At `base_dim` the model is equal to the one without the edit. The learning rates of the blocks' matrices must scale
-    as 1 / width, in `optimizer.rates`; the check refuses other rates, and prints the overrides for the required ones.
+    as 1 / width, in `optimizer.lr_multipliers`; the check refuses other rates, and prints the required overrides.
     """
 
     base_dim: PositiveInt = 256  # width of the narrow model, its model.dim
@@ -43,7 +43,7 @@ class Mup(EditConfig):
         shapes = {name: shape for name, shape in get_parameter_shapes(tree).items() if not plan.is_frozen(name)}
         factors = compute_rate_factors(shapes, plan, plan.facts["dim"] / self.base_dim)
         if all(
-            math.isclose(choose_by_pattern(optimizer.rates, name, 1.0), factors.get(name, 1.0), rel_tol=1e-3)
+            math.isclose(choose_by_pattern(optimizer.lr_multipliers, name, 1.0), factors.get(name, 1.0), rel_tol=1e-3)
             for name in shapes
         ):
             return []
@@ -54,7 +54,9 @@ class Mup(EditConfig):
         why = (
             f"Theirs are those of the narrow model times {self.base_dim}/{plan.facts['dim']}, all others are the same."
         )
-        return [Problem(what, why, f"'optimizer.rates={{{words}}}'" if words else "optimizer.rates={}")]
+        return [
+            Problem(what, why, f"'optimizer.lr_multipliers={{{words}}}'" if words else "optimizer.lr_multipliers={}")
+        ]
 
 
 def compute_rate_factors(shapes: Mapping[str, tuple[int, ...]], plan: Plan, wider: float) -> dict[str, float]:

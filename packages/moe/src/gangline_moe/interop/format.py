@@ -53,7 +53,7 @@ def list_missing_overrides(of: ExpertsArchitecture, options: MoeOptions, config:
 
 
 def _write_fields(of: ExpertsArchitecture, options: MoeOptions, config: dict[str, Any]) -> dict[str, Any]:
-    router, hidden = options.router, options.hidden or max(1, config["intermediate_size"] // options.top_k)
+    router, hidden = options.router, options.ffn_dim or max(1, config["intermediate_size"] // options.top_k)
     layers = range(config["num_hidden_layers"])
     dense_blocks = [block for block in layers if block < options.first or (block - options.first) % options.every]
     groups = (router.groups, router.top_groups) if isinstance(router, Grouped) else (1, 1)
@@ -74,7 +74,7 @@ def _write_fields(of: ExpertsArchitecture, options: MoeOptions, config: dict[str
         **{name: value for name, value in every.items() if name in of.silent},
         **({"mlp_only_layers": dense_blocks} if "decoder_sparse_step" in of.silent else {}),
         "num_experts_per_tok": options.top_k,
-        "router_aux_loss_coef": router.step_loss,
+        "router_aux_loss_coef": router.global_aux_loss,
         of.number: options.experts,
         of.width: hidden,
     }
@@ -94,8 +94,8 @@ def find_weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
         return [Problem(f"model.weights={directory} holds {error.what}", *error.details[:2])]
     if stored_experts is None:
         return [Problem(f"model.weights={directory} holds a model without experts.", "", "moe=off")]
-    hidden = options.hidden or max(1, (options.get_dense_hidden(run) or 0) // options.top_k)
-    here, there = _describe(options) | {"hidden": hidden}, _describe(stored_experts[0])
+    hidden = options.ffn_dim or max(1, (options.get_dense_hidden(run) or 0) // options.top_k)
+    here, there = _describe(options) | {"ffn_dim": hidden}, _describe(stored_experts[0])
     other = [f"moe.{n} is {there.get(n)} there and {v} here" for n, v in here.items() if v != there.get(n)]
     if not other:
         return []
@@ -105,7 +105,7 @@ def find_weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
 
 def _describe(options: MoeOptions) -> dict[str, Any]:
     """Return the options that determine the output of experts and router, without training-only options."""
-    router, own = options.router, ("experts", "top_k", "shared", "shared_gate", "first", "every", "hidden")
+    router, own = options.router, ("experts", "top_k", "shared", "shared_gate", "first", "every", "ffn_dim")
     names = [item.name for item in fields(router) if item.name in ("renormalise", "scale", "groups", "top_groups")]
     of_router = {f"router.{name}": getattr(router, name) for name in names}
     return {**{name: getattr(options, name) for name in own}, "router": type(router).__name__, **of_router}

@@ -35,14 +35,14 @@ def list_expert_names(place: str, options: MoeOptions, qk_norm: bool, biased: Se
         names.append(Name(f"{place}.shared_gate.weight", f"{theirs}.shared_expert_gate.weight"))
     if options.router.bias_rate:
         names.append(Name(f"{place}.router.bias", f"{theirs}.gate.e_score_correction_bias"))
-    if options.router.step_loss:
+    if options.router.global_aux_loss:
         names.append(Name(f"{place}.router.share", ""))
     return tuple(names)
 
 
 def _list_gpt_oss_names(place: str, options: MoeOptions) -> tuple[Name, ...]:
     """Return the names of GPT-OSS: experts stacked and transposed, columns of gate and up-projection interleaved."""
-    hidden, theirs = 2 * (options.hidden or 0), "model.layers.{0}.mlp"
+    hidden, theirs = 2 * (options.ffn_dim or 0), "model.layers.{0}.mlp"
     names = [Name(f"{place}.router.gate.{leaf}", f"{theirs}.router.{leaf}") for leaf in ("weight", "bias")]
     for first, name in enumerate(("w_gate", "w_up")):
         ours, both, rows = f"{place}.experts.{name}", f"{theirs}.experts.gate_up_proj", (first, hidden)
@@ -50,4 +50,4 @@ def _list_gpt_oss_names(place: str, options: MoeOptions) -> tuple[Name, ...]:
         names.append(Name(f"{ours}.bias", f"{both}_bias", "same", rows, every=2, dim=1))
     names.append(Name(f"{place}.experts.w_down.weight", f"{theirs}.experts.down_proj", "transpose"))
     names.append(Name(f"{place}.experts.w_down.bias", f"{theirs}.experts.down_proj_bias"))
-    return (*names, *([Name(f"{place}.router.share", "")] if options.router.step_loss else []))
+    return (*names, *([Name(f"{place}.router.share", "")] if options.router.global_aux_loss else []))

@@ -66,7 +66,7 @@ class _Experts:
                 raise UserError(what, f"gangline has only {name}={' or '.join(map(str, values))} there.")
         hidden = self.read_field(of.width, PositiveInt)
         top_k, router = self.read_field("num_experts_per_tok", PositiveInt), self._read_router(experts)
-        sizes = {"experts": experts, "top_k": top_k, "hidden": hidden, "first": first, "every": every}
+        sizes = {"experts": experts, "top_k": top_k, "ffn_dim": hidden, "first": first, "every": every}
         return cls(**sizes, router=router, **self._read_shared(hidden)), self._make_dense_config()
 
     def read_field(self, name: str, hint: Any, of: str = "") -> Any:

@@ -56,7 +56,7 @@ class Router(nn.Module, ABC):
         self.gate = construct(node.gate)
         self.node = node
         self.register_buffer("bias", torch.empty(node.experts, dtype=torch.float32) if node.bias_rate else None)
-        self.register_buffer("share", torch.empty(node.experts, dtype=torch.float32) if node.step_loss else None)
+        self.register_buffer("share", torch.empty(node.experts, dtype=torch.float32) if node.global_aux_loss else None)
 
     def forward(self, x_BTD: Tensor) -> Choice:
         x_BTD = x_BTD.to(self.gate.weight.dtype)

@@ -25,8 +25,10 @@ class RouterConfig(PartConfig):
     """Options of every router: ways to balance the load, each off at 0, and noise."""
 
     bias_rate: NonNegativeFloat = 0.0  # update rate of the balancing bias of each expert; 0: no bias
-    sequence_loss: NonNegativeFloat = 0.0  # weight of the load-balancing loss over each sequence
-    step_loss: NonNegativeFloat = 0.0  # weight of the load-balancing loss (Switch), with the load of the last step
+    seq_aux_loss: NonNegativeFloat = 0.0  # weight of the load-balancing loss over each sequence
+    global_aux_loss: NonNegativeFloat = (
+        0.0  # weight of the load-balancing loss (Switch), with the load of the last step
+    )
     z_loss: NonNegativeFloat = 0.0  # weight of the router z-loss: mean squared log-sum-exp of the logits
     jitter: ShareBelowOne = 0.0  # jitter noise: the router's input is multiplied by 1 - jitter to 1 + jitter
 
@@ -42,7 +44,7 @@ class RouterConfig(PartConfig):
 class Softmax(RouterConfig):
     """Options of the softmax router: a token's `top_k` experts of largest probability (Mixtral, Qwen3-MoE, Switch)."""
 
-    step_loss: float = 0.02
+    global_aux_loss: float = 0.02
     renormalise: bool = True  # renormalisation of a token's expert weights to sum to 1 (softmax after top-k)
 
 
@@ -56,7 +58,7 @@ class Sigmoid(RouterConfig):
     """Options of the sigmoid router: scores between 0 and 1, and a balancing bias without gradient (DeepSeek-V3)."""
 
     bias_rate: float = 0.01
-    sequence_loss: float = 0.0001
+    seq_aux_loss: float = 0.0001
     renormalise: bool = True  # renormalisation of a token's expert weights to sum to `scale`
     scale: PositiveFloat = 1.0  # scaling factor of the expert weights
 
@@ -95,7 +97,7 @@ class ExpertChoice(RouterConfig):
 
     def find_problems(self, run: Run) -> Iterator[Problem]:
         yield from super().find_problems(run)
-        for name in ("bias_rate", "sequence_loss", "step_loss"):
+        for name in ("bias_rate", "seq_aux_loss", "global_aux_loss"):
             if getattr(self, name):
                 yield Problem(
                     f"moe.router.{name}={getattr(self, name)} has nothing to even out.",
@@ -112,6 +114,10 @@ PARTS = (
         config=Softmax,
         build=f"{NODE}:build_softmax",
         summary="the top_k largest of a softmax over all experts",
+        synonyms={
+            "global_aux_loss": "step_loss aux_loss moe_aux_loss_coeff router_aux_loss_coef",
+            "seq_aux_loss": "sequence_loss",
+        },
     ),
     Part(
         group=GROUP,

@@ -144,7 +144,7 @@ def _divides(name: str, count: int, tp: int) -> bool:
 
 def _count_units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """Return the number of units that tp has to divide, by the fact's name, else by the pattern."""
-    facts = {name: size for name in ("heads", "kv_heads", "hidden") if (size := plan.facts.get(name))}
+    facts = {name: size for name in ("heads", "kv_heads", "ffn_dim") if (size := plan.facts.get(name))}
     units: dict[str, int] = {}
     for name, shape in shapes.items():
         cut = plan.get_cuts(name, len(shape)).get("tp")
@@ -165,7 +165,7 @@ def _is_vocabulary(plan: Plan, name: str) -> bool:
 
 
 def _name_option(name: str) -> str:
-    return f"model.{name}" if name in ("heads", "kv_heads", "hidden", "vocab_size") else name
+    return f"model.{name}" if name in ("heads", "kv_heads", "ffn_dim", "vocab_size") else name
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------

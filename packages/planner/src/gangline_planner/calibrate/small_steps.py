@@ -42,7 +42,7 @@ def build_run(model: SmallModel, device: str) -> Run:
     """Return a run of one process, both to measure and to plan."""
     heads = max(2, model.dim // 64)
     return build_default_run(
-        model=DecoderConfig(vocab_size=256, dim=model.dim, layers=model.layers, heads=heads, hidden=4 * model.dim),
+        model=DecoderConfig(vocab_size=256, dim=model.dim, layers=model.layers, heads=heads, ffn_dim=4 * model.dim),
         parallel=Single(),
         precision="fp32" if device == "cpu" else "bf16",
         batch={

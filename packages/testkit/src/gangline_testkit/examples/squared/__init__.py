@@ -15,12 +15,12 @@ from gangline_basics.model.plan import plan_family
 class SquaredNode(Node):
     module: ClassVar[str] = "gangline_squared.modules:SquaredFeedForward"
     dim: int
-    hidden: int
+    ffn_dim: int
     w_up: Node = LINEAR  # nodes below, so that an edit may replace them, or put an adapter around them
     w_down: Node = LINEAR
 
     def __post_init__(self):
-        fit_linears(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
+        fit_linears(self, {"w_up": (self.dim, self.ffn_dim), "w_down": (self.ffn_dim, self.dim)})
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Squared(Tiny):
 
 
 def build(config, run):
-    feed_forward = SquaredNode(dim=config.dim, hidden=config.hidden)
+    feed_forward = SquaredNode(dim=config.dim, ffn_dim=config.ffn_dim)
 
     def make_block(index):
         return build_block(config, build_attention(config, index, run), feed_forward=feed_forward)
