@@ -32,13 +32,17 @@ Line = dict[str, Any]
 STEPS = 120
 LAYOUT = ("parallel=ddp", "launch.processes=4", f"run.steps={STEPS}", "checkpoint.every=10", "run.seed=3")
 AGAIN = tuple(
-    f"health.on.playbooks.{kind}.{word}"
+    f"health.monitors.playbooks.{kind}.{word}"
     for kind in ("not_finite", "loss_spike", "gradient_spike")
     for word in ("actions=[roll_back]", "patience=1", "skip=false", "back=0")
 )
 ELASTIC = ("launch=elastic", "launch.nodes=1:2", "launch.agents=1")
 WORDS = {
-    "numbers": ("health.chaos.at=[nan@40:1,bad-batch@60:2,bit-flip@83:3]", "health.on.corruption.every=5", *AGAIN),
+    "numbers": (
+        "health.chaos.at=[nan@40:1,bad-batch@60:2,bit-flip@83:3]",
+        "health.monitors.corruption.every=5",
+        *AGAIN,
+    ),
     "processes": ("health.chaos.at=[kill@15:1,stop@35:2,hang@55:0,exception@75:3]",),
     "machine": ("health.chaos.at=[disk-full@15:0,lost-store@60:1]", "checkpoint=zarr", "health.chaos.store_seconds=8"),
     "slow": ("health.chaos.at=[slow@20:3]", "health.chaos.slow_seconds=0.3", "health.chaos.slow_steps=30"),
@@ -93,7 +97,7 @@ def spread(seconds: Iterable[float]) -> tuple[str, str]:
 
 def supervised(runs: RealRuns, run_dir: str, words: list[str], agents: int) -> int:
     """The same command again until it has ended by itself; how often it was given."""
-    words = [f"run.dir={run_dir}", *LAYOUT, "health=[on,chaos]", *words]
+    words = [f"run.dir={run_dir}", *LAYOUT, "health=[monitors,chaos]", *words]
     if agents == 1:
         runs.train(*words, "launch.max_restarts=20")
         return 1

@@ -1,9 +1,9 @@
-"""Steps of real runs in which nothing is wrong: what health=on says of them. Nothing that acts is the goal.
+"""Steps of real runs in which nothing is wrong: what health=monitors says of them. Nothing that acts is the goal.
 
     python benchmarks/false_alarms.py --steps 10000
 
 Ranks of a tiny model over gloo, in runs of 2,500 steps, each with another seed, on whatever else the machine does. Four
-by default: fewer than three leave `health.on.rank_losses` and a majority of replicas unused.
+by default: fewer than three leave `health.monitors.rank_losses` and a majority of replicas unused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
         while done < options.steps:
             steps, run_dir = min(EACH, options.steps - done), f"run-{done}"
             words = ["parallel=ddp", f"launch.processes={options.ranks}", f"batch.global_size={options.ranks}"]
-            words += ["checkpoint.every=200", "health=on", f"run.seed={done}", "launch.max_restarts=9"]
+            words += ["checkpoint.every=200", "health=monitors", f"run.seed={done}", "launch.max_restarts=9"]
             runs.train(f"run.dir={run_dir}", f"run.steps={steps}", *words)
             done += steps
             for line in read_events(runs.directory / run_dir):

@@ -31,7 +31,7 @@ def main() -> None:
     draw = random.Random(options.seed)
     seconds, right = [], 0
     with tempfile.TemporaryDirectory() as directory, RealRuns(Path(directory)) as runs:
-        words = ("parallel=ddp", f"launch.processes={RANKS}", "launch.max_restarts=1000", "health=on")
+        words = ("parallel=ddp", f"launch.processes={RANKS}", "launch.max_restarts=1000", "health=monitors")
         runs.start("run.dir=out", *words, "run.steps=1000000", "checkpoint.every=20", "run.save_on_signal=false")
         out = runs.directory / "out"
         for number in range(options.times):

@@ -1,4 +1,4 @@
-"""What all default checks of health=on cost a step: two ranks, steps with and without them in turn, in one run.
+"""What all default checks of health=monitors cost a step: two ranks, steps with and without them in turn, in one run.
 
     python benchmarks/health_cost.py --pairs 40
 
@@ -31,7 +31,7 @@ Ratios = list[tuple[float, float, float, float]]  # wall with and without, CPU w
 MODEL = (
     "model.dim=256", "model.layers=8", "model.heads=8", "model.kv_heads=4", "model.ffn_dim=704", "precision=fp32",
     "batch.global_size=16", "batch.sequence_length=256", "validate.every=null", "checkpoint=off", "parallel=ddp",
-    "health=[on]", "data=text",
+    "health=[monitors]", "data=text",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Near doubles: `gangline data prepare --near` beside rensa by itself, in CPU seconds of one process.
+"""Near doubles: `gangline data prepare --near-duplicates` beside rensa by itself, in CPU seconds of one process.
 
     python benchmarks/near_doubles.py [--documents 3000 --rounds 5]
 
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     documents = texts(asked.documents)
-    ways: dict[str, Callable[[list[str]], int]] = {"prepare --near": ours, "rensa": library}
+    ways: dict[str, Callable[[list[str]], int]] = {"prepare --near-duplicates": ours, "rensa": library}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     kept: dict[str, int] = {}
     for _ in range(asked.rounds):
@@ -72,7 +72,7 @@ def main() -> None:
     for name, taken in seconds.items():
         rate = len(documents) / statistics.median(taken)
         print(f"{name:16} {rate:8.0f} documents/CPU s, {kept[name]} of {len(documents)} kept")
-    pairs = zip(seconds["rensa"], seconds["prepare --near"], strict=True)
+    pairs = zip(seconds["rensa"], seconds["prepare --near-duplicates"], strict=True)
     print(f"ours: {statistics.median(one / other for one, other in pairs):.2f} x the library (goal 1)")
 
 

@@ -214,7 +214,7 @@ def test_checkpoints_without_the_base_go_from_layout_to_layout(runs):
     adapters = []
     for verb in (["export"], ["ckpt", "export"]):
         out = here / f"{verb[0]}-adapter"
-        assert main([*verb, str(here / "alone"), str(out), "--apart", "lora"]) == 0
+        assert main([*verb, str(here / "alone"), str(out), "--adapter-only", "lora"]) == 0
         adapters.append(load_file(out / "adapter_model.safetensors"))
     assert adapters[0].keys() == adapters[1].keys()
     assert all(torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])

@@ -78,7 +78,7 @@ def test_adapters_of_the_modules_go_out_and_come_back(runs):
         linear = w.dim() > 1 and "embed_tokens" not in name and not name.startswith("lm_head")
         assert (name in changed) == linear, name
     assert any(map(of_modules, changed))
-    exported(runs, "one", "--apart", "lora")
+    exported(runs, "one", "--adapter-only", "lora")
     adapter = f"lora.adapter={runs.directory}/one-lora"
     runs.train("run.dir=on", adapter, "run.steps=1", "optimizer.learning_rate=0")
     again = exported(runs, "on", "--merge")

@@ -1,4 +1,4 @@
-"""health=on under layouts of other packages."""
+"""health=monitors under layouts of other packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gangline_testkit.pool import get_pool
 
 
 def test_ranks_whose_weights_no_other_holds_are_told_that_nothing_is_compared(tmp_path: Path) -> None:
-    settings = ("health=[on]", "parallel=fsdp", "run.steps=2")
+    settings = ("health=[monitors]", "parallel=fsdp", "run.steps=2")
     (notes, _), _ = get_pool(2).run(run_training, tmp_path / "out", *settings)
     (told,) = [note for note in notes if "not-compared" in note]
     assert "compares the weights of 0 of 2 ranks" in told
@@ -37,8 +37,8 @@ def test_checksums_of_weights_do_not_depend_on_the_layout(tmp_path: Path, name: 
     world, *layout = LAYOUTS[name]
     model = [word for word in layout if not word.startswith("parallel")]
     out = tmp_path / "out"
-    get_pool(world).run(run_training, out, "health=[on]", "checkpoint.every=2", "run.steps=2", *layout)
-    notes, _ = run_training(out, "health=[on]", "checkpoint.every=2", "run.steps=4", "parallel=single", *model)
+    get_pool(world).run(run_training, out, "health=[monitors]", "checkpoint.every=2", "run.steps=2", *layout)
+    notes, _ = run_training(out, "health=[monitors]", "checkpoint.every=2", "run.steps=4", "parallel=single", *model)
     assert not [note for note in notes if "corruption at" in note]
     assert [record["step"] for record in read_records(out / "metrics.jsonl")] == [1, 2, 3, 4]
     assert not [line for line in attempts.read(out) if line.order]
@@ -48,9 +48,9 @@ def test_checksums_of_weights_do_not_depend_on_the_layout(tmp_path: Path, name: 
 def test_a_step_that_is_done_twice_changes_nothing_under_any_layout(tmp_path: Path, name: str) -> None:
     """What a runtime keeps between two steps is no part of a step: both runs of it come to the same bits."""
     world, *layout = LAYOUTS[name]
-    words = ("health=[on]", "run.steps=3", *layout)
+    words = ("health=[monitors]", "run.steps=3", *layout)
     get_pool(world).run(run_training, tmp_path / "once", *words)
-    every = "health.on.corruption.recompute_every=1"
+    every = "health.monitors.corruption.recompute_every=1"
     (notes, _), *_ = get_pool(world).run(run_training, tmp_path / "twice", *words, every)
     assert "each 1 steps one is done twice" in (tmp_path / "twice" / "events.jsonl").read_text()
     assert not [note for note in notes if "corruption at" in note]
@@ -63,10 +63,10 @@ def test_a_step_that_is_done_twice_changes_nothing_under_any_layout(tmp_path: Pa
 
 def test_no_step_is_done_twice_where_the_step_before_leaves_something_over(tmp_path: Path) -> None:
     """One-bit gradients with error feedback: a second run of a step would add what the first left over."""
-    words = ("health=[on]", "run.steps=4", "parallel=3d", "parallel.dp_replicate=2")
+    words = ("health=[monitors]", "run.steps=4", "parallel=3d", "parallel.dp_replicate=2")
     words += ("gradients=onebit", "gradients.start_step=1")
     get_pool(2).run(run_training, tmp_path / "once", *words)
-    every = "health.on.corruption.recompute_every=1"
+    every = "health.monitors.corruption.recompute_every=1"
     (notes, _), _ = get_pool(2).run(run_training, tmp_path / "asked", *words, every)
     assert any("compressed gradients depend on the step before, so no step is done twice" in note for note in notes)
     assert not [note for note in notes if "corruption at" in note]

@@ -20,7 +20,7 @@ WORDS = (
     "validate.every=12",
 )
 ELASTIC = ("launch=elastic", "launch.nodes=2:3", "launch.gather_seconds=60", "launch.futile_restarts=20")
-HEALTH = ("health=[on,chaos]", "health.chaos.slow_seconds=0.05", "health.chaos.slow_steps=5")
+HEALTH = ("health=[monitors,chaos]", "health.chaos.slow_seconds=0.05", "health.chaos.slow_steps=5")
 SAVES = ("checkpoint=zarr", "checkpoint.every=20", "checkpoint.memory_every=1", "checkpoint.memory_copies=1")
 KINDS = "health.chaos.kinds=[kill,kill-agent,kill-all,stop,slow,hang,exception]"
 # Of loss and gradient norm in float64, once a lost node has changed the layout. From there on steps add up what another

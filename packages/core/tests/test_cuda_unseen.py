@@ -58,10 +58,10 @@ def test_waiting_at_a_steps_end_counts_to_the_step_that_comes(tmp_path, monkeypa
     monkeypatch.setattr(loop, "agree", slow)
     rank.train(open_session(tmp_path / "out", "run.steps=3"))
     records = read_records(tmp_path / "out" / "metrics.jsonl")
-    assert [record["seconds"].get("agree", 0) >= 0.2 for record in records] == [False, True, True]
+    assert [record["seconds"].get("sync", 0) >= 0.2 for record in records] == [False, True, True]
     for record, own in zip(records[1:], told[1:], strict=True):
         assert record["step_seconds"] >= 0.2
-        assert own == pytest.approx(record["step_seconds"] - record["seconds"]["agree"])
+        assert own == pytest.approx(record["step_seconds"] - record["seconds"]["sync"])
         assert record["tokens_per_second"] == pytest.approx(record["tokens"] / record["step_seconds"], rel=0.5)
 
 

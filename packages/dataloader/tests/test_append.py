@@ -76,7 +76,7 @@ def test_what_was_there_stays_and_what_is_new_comes_behind_it_once(two, capsys):
     assert len(held_now) > len(held_out)  # the part that is held out is the store's own
     assert len(now) + len(held_now) == len({*now, *held_now}) == 48
     counts = manifest.report["by_source"]
-    assert counts[str(second)]["dropped"] == {"double": 1}
+    assert counts[str(second)]["dropped"] == {"duplicate": 1}
     assert counts[str(first)] == json.loads(before[FILE])["report"]["by_source"][str(first)]
     assert manifest.sources == {str(first): {"files": 24}, str(second): {"files": 25}}
     assert commands.main(["verify", str(store)]) == 0
@@ -94,9 +94,9 @@ def test_near_doubles_of_what_was_there_are_dropped(two, tmp_path):
     first, second, store = two
     (second / "near.txt").write_text((first / "a5.txt").read_text() + " and")
     (second / "near-2.txt").write_text((second / "b5.txt").read_text() + " and")
-    prepared(second, "--out", store, "--append", "--near", "0.8")
+    prepared(second, "--out", store, "--append", "--near-duplicates", "0.8")
     count = read(store).report["by_source"][str(second)]
-    assert count["dropped"] == {"double": 1, "near double": 2}
+    assert count["dropped"] == {"duplicate": 1, "near-duplicate": 2}
 
 
 def test_a_tokenizer_need_not_be_named_again_and_no_other_is_taken(two, tmp_path):

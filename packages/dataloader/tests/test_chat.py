@@ -96,7 +96,7 @@ def test_what_is_learnt_is_what_the_assistant_said(chats, tokenizer, tmp_path, s
     how = ["--tokenizer", str(tokenizer)] if subwords else ["--chat-template", str(tmp_path / "mine.jinja")]
     folder = prepared(chats, *how, "--validation", "0", "--pack", "200")
     count = read(folder).report["by_source"][str(chats)]
-    assert (count["kept"], count["dropped"]) == (40, {"chat: no answer": 1, "double": 1})
+    assert (count["kept"], count["dropped"]) == (40, {"chat: no answer": 1, "duplicate": 1})
     store = LocalTokens(folder)
     assert store.masked
     codec = build.open_codec(store)
@@ -137,13 +137,13 @@ def test_conversation_with_another_weight_is_no_duplicate(tokenizer, tmp_path):
     (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": one}) for one in rows))
     folder = prepared(tmp_path / "chats.jsonl", "--tokenizer", str(tokenizer), "--validation", "0")
     count = read(folder).report["by_source"][str(tmp_path / "chats.jsonl")]
-    assert (count["kept"], count["dropped"]) == (2, {"double": 2})
+    assert (count["kept"], count["dropped"]) == (2, {"duplicate": 2})
     rows[0][4]["weight"] = 0
     (tmp_path / "more.jsonl").write_text("\n".join(json.dumps({"messages": one}) for one in rows))
     words = ["prepare", str(tmp_path / "more.jsonl"), "--out", str(folder), "--append", "--workers", "1"]
     assert commands.main([*words, "--validation", "0"]) == 0
     count = read(folder).report["by_source"][str(tmp_path / "more.jsonl")]
-    assert (count["kept"], count["dropped"]) == (1, {"double": 3})
+    assert (count["kept"], count["dropped"]) == (1, {"duplicate": 3})
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])

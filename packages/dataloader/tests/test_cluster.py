@@ -53,7 +53,7 @@ def _small(init):
 
 
 def test_two_tasks_of_datatrove_give_the_bytes_of_one_process(texts, tmp_path, small_tasks, capfd):
-    words = ["prepare", str(texts), "--near", "0.8"]
+    words = ["prepare", str(texts), "--near-duplicates", "0.8"]
     alone, one, two = (tmp_path / name for name in ("alone", "one", "two"))
     assert commands.main([*words, "--workers", "1", "--out", str(alone)]) == 0
     assert len(list(alone.glob("shard-*.ends.npy"))) > 2

@@ -160,13 +160,16 @@ def test_prepare_keeps_the_first_and_counts_the_rest_whatever_the_workers(varian
         first, second = (read(store).report["by_source"][str(folder)] for folder in variants)
         assert (first["documents"], first["kept"], first["dropped"]) == (20, 20, {})
         assert (second["documents"], second["kept"]) == (41, 20)
-        assert second["dropped"] == {"double": 1, "near double": 20}
+        assert second["dropped"] == {"duplicate": 1, "near-duplicate": 20}
         held_out = read(store / "validation").tokens if (store / "validation").exists() else 0
         assert first["tokens"] + second["tokens"] == read(store).tokens + held_out
-    assert read(make_store(*variants)).report["by_source"][str(variants[1])]["dropped"] == {"double": 1}
+    assert read(make_store(*variants)).report["by_source"][str(variants[1])]["dropped"] == {"duplicate": 1}
 
 
-@pytest.mark.parametrize("words", [["--near", "0"], ["--near", "1.5"], ["--near", "0.8", "--keep-doubles"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--near-duplicates", "0"], ["--near-duplicates", "1.5"], ["--near-duplicates", "0.8", "--keep-duplicates"]],
+)
 def test_a_resemblance_that_has_no_meaning_is_refused(words, variants, tmp_path):
-    with pytest.raises(UserError, match="--near"):
+    with pytest.raises(UserError, match="--near-duplicates"):
         commands.main(["prepare", str(variants[0]), "--out", str(tmp_path / "out"), *words])

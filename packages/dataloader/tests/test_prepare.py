@@ -76,7 +76,7 @@ def test_documents_come_in_order_clean_and_once(texts, make_store):
     assert not (store / WORK).exists()
     count = read(store).report["by_source"][str(texts)]
     assert count["files"] == count["documents"] == 63
-    assert count["dropped"] == {"double": 1, "empty": 1, "not text": 1}
+    assert count["dropped"] == {"duplicate": 1, "empty": 1, "not text": 1}
     held_out = texts_of(store / VALIDATION) if (store / VALIDATION).exists() else []
     assert count["kept"] == len(found) + len(held_out) == 60
 
@@ -292,7 +292,7 @@ def test_an_out_that_holds_something_else_is_left_alone(texts, make_store, tmp_p
     before = contents(store)
     assert commands.main(["prepare", str(texts), "--out", str(store)]) == 0  # the same once more: nothing to do
     with pytest.raises(UserError, match="another token store"):
-        commands.main(["prepare", str(texts), "--out", str(store), "--keep-doubles"])
+        commands.main(["prepare", str(texts), "--out", str(store), "--keep-duplicates"])
     assert contents(store) == before
 
 
@@ -374,7 +374,7 @@ WRONG = {
     "--language en,": "--language 'en,' has an empty name.",
     "--language EN": "--language EN: no language EN.",
     "--language en --confidence 1.5": "--confidence 1.5 is no probability.",
-    "--near 2": "--near 2.0 is no resemblance.",
+    "--near-duplicates 2": "--near-duplicates 2.0 is no resemblance.",
     "--validation 1": "--validation 1.0 is not a fraction.",
     "--clean magic": "--clean magic: no rule magic.",
     "--clean ''": "--clean '' has an empty name.",

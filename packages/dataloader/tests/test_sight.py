@@ -66,7 +66,7 @@ def test_order_names_the_samples_and_documents_of_a_step(run_dir, capsys):
     for line, first in ((None, 8), (Attempt(2, None, skipped=21, skipped_from=6), 31)):
         if line:
             append(directory.path, line)
-        assert commands.main(["order", str(directory.path), "--step", "3", "--json"]) == 0
+        assert commands.main(["samples", str(directory.path), "--step", "3", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["version"], found["step"], found["first_sample"], found["attempt"]) == (
             1, 3, first, line.attempt if line else 1,
@@ -85,11 +85,11 @@ def test_order_names_the_samples_and_documents_of_a_step(run_dir, capsys):
             ]
             assert one["documents"] == wanted
             assert one["first_token"] == 64 * one["row"]
-    assert commands.main(["order", str(directory.path), "--step", "3"]) == 0
+    assert commands.main(["samples", str(directory.path), "--step", "3"]) == 0
     assert "samples 31 to 34" in capsys.readouterr().out
     for step in ("0", "21"):
         with pytest.raises(UserError, match="steps 1 to 20"):
-            commands.main(["order", str(directory.path), "--step", step])
+            commands.main(["samples", str(directory.path), "--step", step])
 
 
 def test_a_sample_is_shown_as_text_with_its_documents_apart(run_dir, capsys):
@@ -113,14 +113,14 @@ def test_data_that_changed_since_the_run_is_refused(run_dir):
     directory, _ = run_dir
     directory.add_provenance("data", {"fingerprint": "another", "is": ""})
     with pytest.raises(UserError, match="not what it was"):
-        commands.main(["order", str(directory.path), "--step", "1"])
+        commands.main(["samples", str(directory.path), "--step", "1"])
 
 
 def test_a_run_of_other_data_is_refused(tmp_path):
     run = build_small_run("model.vocab_size=256", f"run.dir={tmp_path / 'other'}")
     RunDirectory.create(run).unlock()
     with pytest.raises(UserError, match="data=text"):
-        commands.main(["order", str(tmp_path / "other"), "--step", "1"])
+        commands.main(["samples", str(tmp_path / "other"), "--step", "1"])
     with pytest.raises(UserError, match="--sample"):
         commands.main(["show", str(tmp_path / "other")])
 

@@ -48,7 +48,7 @@ def test_an_export_makes_each_array_of_the_base_once(runs, monkeypatch):
         draw(run, shards, plan)
 
     monkeypatch.setattr(first_weights, "draw_weights", counted)
-    for words in (["--merge"], ["--apart", "lora"]):
+    for words in (["--merge"], ["--adapter-only", "lora"]):
         drawn.clear()
         assert main(["export", str(runs.directory / "once"), str(runs.directory / f"once{words[0]}"), *words]) == 0
         assert len(drawn) == len(set(drawn)) > 10, sorted(drawn)
@@ -144,7 +144,7 @@ def test_an_adapter_that_the_run_began_with_may_go(runs):
     """It lies in the checkpoints; the base alone is looked for."""
     here = runs.directory
     runs.train("run.dir=first", *runs.base)
-    assert main(["export", str(here / "first"), str(here / "adapter"), "--apart", "lora"]) == 0
+    assert main(["export", str(here / "first"), str(here / "adapter"), "--adapter-only", "lora"]) == 0
     runs.train("run.dir=second", *runs.base, "lora.adapter=adapter", ALONE)
     wanted = merged(runs, "second")
     shutil.rmtree(here / "adapter")

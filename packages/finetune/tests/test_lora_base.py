@@ -129,11 +129,11 @@ def test_a_run_is_that_of_rounded_weights_and_so_are_its_exports(runs, kind, cap
     for run in (kind, f"full-{kind}"):
         gangline("export", here / run, here / f"{run}-merged", "--merge")
         capfd.readouterr()
-        gangline("export", here / run, here / f"{run}-adapter", "--apart", "lora")
+        gangline("export", here / run, here / f"{run}-adapter", "--adapter-only", "lora")
         bits = {"bf16": 16, "8bit": 8}.get(run)
         told = f"beside the weights of {here / 'base'} rounded to {bits} bits" if bits else ""
         said = capfd.readouterr().err
-        assert (told in said and "--merge in place of --apart" in said) if told else "rounded" not in said, said
+        assert (told in said and "--merge in place of --adapter-only" in said) if told else "rounded" not in said, said
     ours, theirs = (logits(opened(here / f"{run}-merged")) for run in (kind, f"full-{kind}"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(ours, logits(opened(here / "base")), atol=1e-2)
@@ -189,7 +189,7 @@ def test_dora_takes_lengths_of_the_weights_that_are_kept(runs):
     here = runs.directory
     words = ("lora.dora=true", "lora.base=8bit", *runs.base)
     runs.train("run.dir=dora", *words)
-    gangline("export", here / "dora", here / "dora-adapter", "--apart", "lora")
+    gangline("export", here / "dora", here / "dora-adapter", "--adapter-only", "lora")
     gangline("export", here / "dora", here / "dora-merged", "--merge")
     runs.train("run.dir=on", *words, "lora.adapter=dora-adapter", "optimizer.learning_rate=0", "run.steps=1")
     gangline("export", here / "on", here / "on-merged", "--merge")

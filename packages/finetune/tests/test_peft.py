@@ -38,7 +38,7 @@ def gangline(*words: object) -> None:
 def test_peft_opens_what_we_write_and_a_merged_export_is_the_same_model(runs, kind):
     here = runs.directory
     runs.train(f"run.dir={kind}", "lora=on", "lora.rank=4", *KINDS[kind])
-    gangline("export", here / kind, here / f"{kind}-adapter", "--apart", "lora")
+    gangline("export", here / kind, here / f"{kind}-adapter", "--adapter-only", "lora")
     gangline("export", here / kind, here / f"{kind}-merged", "--merge")
     base = logits(opened(here / "base"))
     adapted = logits(PeftModel.from_pretrained(opened(here / "base"), here / f"{kind}-adapter"))
@@ -50,7 +50,7 @@ def test_peft_opens_what_we_write_and_a_merged_export_is_the_same_model(runs, ki
 def test_peft_finds_the_base_of_what_we_write(runs):
     here = runs.directory
     runs.train("run.dir=named", "lora=on")
-    gangline("export", here / "named", here / "named-adapter", "--apart", "lora")
+    gangline("export", here / "named", here / "named-adapter", "--adapter-only", "lora")
     found = logits(AutoPeftModelForCausalLM.from_pretrained(here / "named-adapter"))
     wanted = logits(PeftModel.from_pretrained(opened(here / "base"), here / "named-adapter"))
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
@@ -71,7 +71,7 @@ def test_we_go_on_from_what_peft_wrote(runs, dora):
     runs.train(f"run.dir=on-{name}", *words, f"lora.adapter={name}", "optimizer.learning_rate=0", "run.steps=1")
     gangline("export", here / f"on-{name}", here / f"on-{name}-merged", "--merge")
     torch.testing.assert_close(logits(opened(here / f"on-{name}-merged")), logits(model), rtol=1e-5, atol=1e-5)
-    gangline("export", here / f"on-{name}", here / f"on-{name}-adapter", "--apart", "lora")
+    gangline("export", here / f"on-{name}", here / f"on-{name}-adapter", "--adapter-only", "lora")
     back, there = (load_file(here / of / "adapter_model.safetensors") for of in (f"on-{name}-adapter", name))
     assert back.keys() == there.keys()
     for tensor in there:

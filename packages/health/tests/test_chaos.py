@@ -65,7 +65,7 @@ def test_a_killed_a_hanging_and_a_failing_rank_change_nothing(runs):
     words = ("parallel=ddp", "launch.processes=4", "run.steps=60", "checkpoint.every=10", "run.seed=3")
     runs.train("run.dir=calm", *words)
     faults = "health.chaos.at=[kill@15:1,hang@30:2,exception@45:0]"
-    printed = runs.train("run.dir=wild", *words, "launch.max_restarts=3", "health=[on,chaos]", faults)
+    printed = runs.train("run.dir=wild", *words, "launch.max_restarts=3", "health=[monitors,chaos]", faults)
     assert runs.read_curve("wild") == runs.read_curve("calm")
     events = read_events(runs.directory / "wild")
     done = [(line["kind"], line["rank"], line["step"]) for line in events if line["event"] == "fault"]
@@ -82,13 +82,15 @@ def test_spoilt_numbers_and_a_full_disk_are_named_and_undone(runs):
     words = ("parallel=ddp", "launch.processes=3", "batch.global_size=6", "run.steps=80", "checkpoint.every=10")
     runs.train("run.dir=calm", *words)
     again = [
-        f"health.on.playbooks.{kind}.{word}"
+        f"health.monitors.playbooks.{kind}.{word}"
         for kind in ("not_finite", "loss_spike", "gradient_spike")
         for word in ("actions=[roll_back]", "patience=1", "skip=false", "back=0")
     ]
     faults = "health.chaos.at=[disk-full@8:0,nan@40:1,bad-batch@55:2,bit-flip@68:1]"
     full = "health.chaos.full_steps=14"  # the saves of steps 10 and 20
-    runs.train("run.dir=wild", *words, "health=[on,chaos]", faults, full, "health.on.corruption.every=5", *again)
+    runs.train(
+        "run.dir=wild", *words, "health=[monitors,chaos]", faults, full, "health.monitors.corruption.every=5", *again
+    )
     assert runs.read_curve("wild") == runs.read_curve("calm")
     events = read_events(runs.directory / "wild")
     said = [(line["kind"], line["where"]) for line in events if line["event"] == "verdict"]
@@ -102,9 +104,15 @@ def test_spoilt_numbers_and_a_full_disk_are_named_and_undone(runs):
 
 
 def test_a_slow_rank_is_named_with_what_it_costs(runs):
-    words = ("parallel=ddp", "launch.processes=4", "run.steps=30", "health=[on,chaos]", "health.chaos.slow_steps=16")
+    words = (
+        "parallel=ddp",
+        "launch.processes=4",
+        "run.steps=30",
+        "health=[monitors,chaos]",
+        "health.chaos.slow_steps=16",
+    )
     # a busy machine makes a rank slow by itself, though not by so much
-    window = ("health.on.stragglers.window=8", "health.on.stragglers.least_seconds=0.2")
+    window = ("health.monitors.stragglers.window=8", "health.monitors.stragglers.least_seconds=0.2")
     runs.train("run.dir=out", *words, "health.chaos.at=[slow@12:3]", *window)
     found = [
         verdict

@@ -6,7 +6,7 @@ from gangline_testkit import HealthCheckSuite, SimulatorSuite
 
 
 class TestOn(HealthCheckSuite):
-    choice = "health=on"
+    choice = "health=monitors"
     can = {"not-finite", "loss-spike", "gradient-spike", "divergence"}
 
 

@@ -32,7 +32,7 @@ from gangline_testkit.real_runs import RealRuns
 from gangline_testkit.runs import build_small_run
 from gangline_testkit.sessions import open_session
 
-WORDS = ("health=[on]", "health.on.corruption.every=2", "parallel=ddp", "run.steps=8", "checkpoint.every=2")
+WORDS = ("health=[monitors]", "health.monitors.corruption.every=2", "parallel=ddp", "run.steps=8", "checkpoint.every=2")
 
 
 def run(run_dir: Path, bad: int | None, *settings: str) -> tuple[int | str, list[attempts.Attempt]]:
@@ -73,7 +73,11 @@ def test_the_odd_one_of_four_is_named_and_the_run_ends_as_if_nothing_had_been(tm
 
 def test_an_exclusion_names_the_machine_as_the_launcher_does_and_starts_from_before_the_flip(tmp_path: Path) -> None:
     """Also where a newer checkpoint holds the flipped bit: those who read it would all agree."""
-    words = ("health.on.playbooks.corruption.actions=[exclude]", "health.on.corruption.every=4", "checkpoint.every=1")
+    words = (
+        "health.monitors.playbooks.corruption.actions=[exclude]",
+        "health.monitors.corruption.every=4",
+        "checkpoint.every=1",
+    )
     for code, (order,) in get_pool(4).run(run, tmp_path / "out", 2, *words):
         assert code == "restart"
         assert (order.order, order.start, order.skipped) == ("restart", "step-00000004", 0)
@@ -81,7 +85,7 @@ def test_an_exclusion_names_the_machine_as_the_launcher_does_and_starts_from_bef
 
 
 def test_of_two_replicas_none_is_excluded_and_the_run_does_not_go_on(tmp_path: Path) -> None:
-    words = ("health.on.playbooks.corruption.actions=[exclude]", "checkpoint.every=3")
+    words = ("health.monitors.playbooks.corruption.actions=[exclude]", "checkpoint.every=3")
     for code, orders in get_pool(2).run(run, tmp_path / "out", 1, *words):
         assert code == 0
         assert [(order.order, order.start) for order in orders] == [("roll_back", "step-00000003")]
@@ -98,7 +102,7 @@ def test_turned_on_in_the_middle_of_a_run_it_trusts_where_it_began() -> None:
 
 
 def test_replicas_that_are_all_compared_are_no_news(tmp_path: Path) -> None:
-    (notes, _), _ = get_pool(2).run(run_training, tmp_path / "out", "health=[on]", "parallel=ddp", "run.steps=2")
+    (notes, _), _ = get_pool(2).run(run_training, tmp_path / "out", "health=[monitors]", "parallel=ddp", "run.steps=2")
     assert not any("not-compared" in note for note in notes)
 
 
@@ -119,7 +123,7 @@ def with_a_gradient_flipped(run_dir: Path, bad: int | None, *settings: str) -> t
 
 
 def test_a_gradient_that_is_odd_is_named_with_its_rank(tmp_path: Path) -> None:
-    every = "health.on.corruption.every=1"
+    every = "health.monitors.corruption.every=1"
     for code, (order,) in get_pool(4).run(with_a_gradient_flipped, tmp_path / "bad", 1, every):
         assert (code, order.order, order.start) == (0, "roll_back", "step-00000004")
         assert "the gradients of rank 1 are those of 1 of 4 replicas" in order.why
@@ -141,7 +145,7 @@ def reads(run_dir: Path, bad: bool, steps: int, *layout: str) -> tuple[int, list
 
     DcpCheckpointer.load = damages if bad else load  # type: ignore[method-assign]
     try:
-        s = open_session(run_dir, "health=[on]", "checkpoint.every=2", *layout, f"run.steps={steps}")
+        s = open_session(run_dir, "health=[monitors]", "checkpoint.every=2", *layout, f"run.steps={steps}")
         code = train(s)
     finally:
         DcpCheckpointer.load = load  # type: ignore[method-assign]
@@ -169,7 +173,13 @@ def test_replicas_that_are_to_differ_are_not_compared(tmp_path: Path) -> None:
 
 def watched_apart(run_dir: Path) -> tuple[int, list[str]]:
     """The exit code, and the kinds of verdicts of the run."""
-    words = ("parallel=apart", "batch.global_size=4", "health=[on]", "health.on.corruption.every=1", "run.steps=6")
+    words = (
+        "parallel=apart",
+        "batch.global_size=4",
+        "health=[monitors]",
+        "health.monitors.corruption.every=1",
+        "run.steps=6",
+    )
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
         code = train(open_session(run_dir, *words))
     verdicts = [line for line in read_events(run_dir) if line["event"] == "verdict"]
@@ -199,10 +209,10 @@ def test_a_checksum_of_an_array_does_not_depend_on_how_it_is_cut() -> None:
 def test_a_rank_that_computes_wrongly_is_named_without_a_replica(tmp_path: Path) -> None:
     """All ranks get the same wrong sum: their weights and gradients agree."""
     words = ("parallel=ddp", "launch.processes=2", "run.steps=12", "checkpoint.every=3", "run.deterministic=on")
-    twice = ("health.on.corruption.recompute_every=3", "health.on.corruption.every=1")
+    twice = ("health.monitors.corruption.recompute_every=3", "health.monitors.corruption.every=1")
     with RealRuns(tmp_path) as runs:
         runs.train("run.dir=calm", *words)
-        runs.train("run.dir=wild", *words, "health=[on,chaos]", "health.chaos.at=[miscompute@6:1]", *twice)
+        runs.train("run.dir=wild", *words, "health=[monitors,chaos]", "health.chaos.at=[miscompute@6:1]", *twice)
         assert runs.read_curve("wild") == runs.read_curve("calm")
         found = [line for line in read_events(tmp_path / "wild") if line.get("kind") == "corruption"]
     (verdict,) = [line for line in found if line["event"] == "verdict"]
@@ -212,10 +222,10 @@ def test_a_rank_that_computes_wrongly_is_named_without_a_replica(tmp_path: Path)
 
 
 def test_a_weight_that_chaos_does_not_read_as_it_was_saved_is_found(tmp_path: Path) -> None:
-    words = ("parallel=ddp", "launch.processes=2", "run.steps=4", "checkpoint.every=2", "health=[on]")
+    words = ("parallel=ddp", "launch.processes=2", "run.steps=4", "checkpoint.every=2", "health=[monitors]")
     with RealRuns(tmp_path) as runs:
         runs.train("run.dir=out", *words)
-        runs.train("resume=out", "run.steps=8", "health=[on,chaos]", "health.chaos.at=[bad-restore@1:0]")
+        runs.train("resume=out", "run.steps=8", "health=[monitors,chaos]", "health.chaos.at=[bad-restore@1:0]")
         found = [line for line in read_events(tmp_path / "out") if line.get("kind") == "corruption"]
     said = {line["where"]: line["evidence"] for line in found if line["event"] == "verdict"}
     assert "checkpoint of step 4" in said["the checkpoint"]
@@ -223,9 +233,9 @@ def test_a_weight_that_chaos_does_not_read_as_it_was_saved_is_found(tmp_path: Pa
 
 
 def test_what_a_step_done_twice_needs_is_asked_for() -> None:
-    every = "health.on.corruption.recompute_every=5"
-    words = ("model.vocab_size=256", "run.deterministic=false", "health=[on]", every)
-    with pytest.raises(UserError, match=r"run.deterministic=on, or health.on.corruption.recompute_every=null"):
+    every = "health.monitors.corruption.recompute_every=5"
+    words = ("model.vocab_size=256", "run.deterministic=false", "health=[monitors]", every)
+    with pytest.raises(UserError, match=r"run.deterministic=on, or health.monitors.corruption.recompute_every=null"):
         check(build_small_run(*words))
 
 

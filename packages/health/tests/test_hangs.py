@@ -27,7 +27,7 @@ from gangline_health.hangs.watch import Watcher
 from gangline_health.pulses import PulseReader, Seen, find, open_readers
 from gangline_testkit.real_runs import RealRuns
 
-FOUR = ("parallel=ddp", "launch.processes=4", "launch.max_restarts=3", "health=on", "run.steps=100000")
+FOUR = ("parallel=ddp", "launch.processes=4", "launch.max_restarts=3", "health=monitors", "run.steps=100000")
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_stopped_rank_is_found_named_killed_and_the_run_goes_on(runs):
 def test_act_warn_with_a_stopped_rank_continues_the_run(runs):
     """A hang that ends by itself is reported each time, and no rank takes the watchdog's requests for a stop."""
     words = ("parallel=ddp", "launch.processes=2", "run.steps=100000", "checkpoint=off")
-    run = runs.fork("run.dir=out", *words, "health=[on]", "health.on.hangs.act=warn")
+    run = runs.fork("run.dir=out", *words, "health=[monitors]", "health.monitors.hangs.act=warn")
     out = runs.directory / "out"
     runs.wait_for_step(run, "out", 20)
     stacks = out / "logs" / "hang-1-rank-00001.json"
@@ -147,7 +147,7 @@ def offer(runs: RealRuns, site: Path, source: str) -> None:
 def test_a_check_that_never_returns_is_named_and_left_out_and_the_run_goes_on(runs, tmp_path: Path) -> None:
     offer(runs, tmp_path / "site", SLEEPS)
     words = ("parallel=ddp", "launch.processes=2", "run.steps=60", "checkpoint.every=10", "launch.max_restarts=3")
-    runs.train("run.dir=out", *words, "health=[on,sleeps]", "health.on.hangs.quiet_seconds=2")
+    runs.train("run.dir=out", *words, "health=[monitors,sleeps]", "health.monitors.hangs.quiet_seconds=2")
     (hang,) = verdicts(tmp_path / "out")
     assert hang["details"]["ranks"] == [1]
     assert "in what health=sleeps does" in hang["evidence"]
@@ -162,9 +162,9 @@ def test_a_check_that_never_comes_back_from_its_start_is_named_too(runs, tmp_pat
     """The others wait for it in the build; the next start is without it."""
     stands = "self.rank = comms.rank\n        if comms.rank == 1:\n            time.sleep(10000)"
     offer(runs, tmp_path / "site", SLEEPS.replace("self.rank = comms.rank", stands))
-    words = ("parallel=ddp", "launch.processes=2", "run.steps=4", "launch.max_restarts=1", "health=[on,sleeps]")
+    words = ("parallel=ddp", "launch.processes=2", "run.steps=4", "launch.max_restarts=1", "health=[monitors,sleeps]")
     limits = ("floor_seconds=5", "quiet_seconds=10", "unlearned_seconds=20")
-    runs.train("run.dir=out", *words, *(f"health.on.hangs.{limit}" for limit in limits))
+    runs.train("run.dir=out", *words, *(f"health.monitors.hangs.{limit}" for limit in limits))
     (hang,) = verdicts(tmp_path / "out")
     assert hang["details"]["ranks"] == [1]
     assert "in what health=sleeps does" in hang["evidence"]
@@ -197,13 +197,13 @@ def test_a_hung_rank_is_killed_though_nobody_could_be_told(tmp_path: Path, troub
     assert failure.member == "health/mine", "the next start leaves it out"
 
 
-@pytest.mark.parametrize(("why", "member"), [("behind", "health/on"), ("transfer", ""), ("stopped", "")])
+@pytest.mark.parametrize(("why", "member"), [("behind", "health/monitors"), ("transfer", ""), ("stopped", "")])
 def test_of_what_comes_in_anybodys_code_no_check_is_blamed(tmp_path: Path, why: str, member: str) -> None:
     (tmp_path / "logs").mkdir()
     children = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
     try:
         seen = [
-            Seen(rank, 2, 1, child.pid, True, 2, 7, "collective", "", 1.0, None, member="health/on")
+            Seen(rank, 2, 1, child.pid, True, 2, 7, "collective", "", 1.0, None, member="health/monitors")
             for rank, child in enumerate(children)
         ]
         watcher = Watcher(tmp_path, HangsOptions())
@@ -261,12 +261,16 @@ def answers_oddly() -> Iterator[str]:
     ("words", "wrong", "mended"),
     [
         (("launch.timeout_seconds=60",), "launch.timeout_seconds=60 ends the run before", "launch.timeout_seconds="),
-        (("health.on.hangs.floor_seconds=90",), "floor_seconds=90 is above health.on.hangs.quiet_seconds", "=180"),
-        (("health.on.hangs.quiet_seconds=1000",), "quiet_seconds=1000 is above", "unlearned_seconds=2000"),
+        (
+            ("health.monitors.hangs.floor_seconds=90",),
+            "floor_seconds=90 is above health.monitors.hangs.quiet_seconds",
+            "=180",
+        ),
+        (("health.monitors.hangs.quiet_seconds=1000",), "quiet_seconds=1000 is above", "unlearned_seconds=2000"),
     ],
 )
 def test_limits_in_the_wrong_order_are_refused(runs, words, wrong, mended):
-    printed = runs.expect_refusal("run.dir=out", "health=on", *words)
+    printed = runs.expect_refusal("run.dir=out", "health=monitors", *words)
     assert wrong in printed
     assert mended in printed
     assert not (runs.directory / "out").exists()

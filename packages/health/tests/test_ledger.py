@@ -62,7 +62,7 @@ class Files:
     def step(self, step: int, passes: float = 1.0, waits: float = 0.25, skipped: str = "", **more: int) -> None:
         """0.125 s of data, the passes, 0.125 s of update; then a wait of 0.0625 s that counts to the next."""
         self.now += passes + 0.25
-        took = {"data": 0.125, "forward_backward": passes, "optimizer": 0.125, "agree": 0.0625}
+        took = {"data": 0.125, "forward_backward": passes, "optimizer": 0.125, "sync": 0.0625}
         content = {"step": step, "seconds": took, "step_seconds": passes + 0.3125, "skipped": skipped, **more}
         rows = {"collective": [waits, waits]}
         self._line("metrics.jsonl", **content, **self.clocks(), generation=self.generation, rank_phases=rows)

@@ -154,9 +154,9 @@ def test_metrics_are_served_and_follow_the_run(tmp_path: Path) -> None:
 
 def test_metrics_port_names_the_extra_where_the_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    check(build_small_run("health=[on]", "model.vocab_size=256"))
+    check(build_small_run("health=[monitors]", "model.vocab_size=256"))
     with pytest.raises(UserError, match=r"pip install 'gangline-health\[metrics\]'"):
-        check(build_small_run("health=[on]", "model.vocab_size=256", "health.on.metrics_port=9100"))
+        check(build_small_run("health=[monitors]", "model.vocab_size=256", "health.monitors.metrics_port=9100"))
 
 
 def test_a_port_that_cannot_be_had_is_told_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,8 +260,8 @@ def test_a_command_that_hangs_leaves_no_process(tmp_path: Path, end: str) -> Non
 
 @pytest.mark.parametrize("url", ["http://host:abc/", "http://[bad", "http:///path", "http://a b/", "ftp://host/x"])
 def test_a_url_that_is_none_is_refused_and_sending_to_it_raises_nothing(url: str) -> None:
-    with pytest.raises(UserError, match=r"health.on.alert is no URL"):
-        check(build_small_run("health=[on]", f"health.on.alert='{url}'"))
+    with pytest.raises(UserError, match=r"health.monitors.alert is no URL"):
+        check(build_small_run("health=[monitors]", f"health.monitors.alert='{url}'"))
     assert send(url, WARNS) != ""
 
 
@@ -313,12 +313,12 @@ def test_no_word_of_a_webhook_is_written_down(
 ) -> None:
     secret = f"{hook}/T0-very-secret"
     for literal in (secret, f"curl -d @- {secret}", "http://me:word@host"):
-        with pytest.raises(UserError, match=r"health.on.alert holds a secret"):
-            check(build_small_run("health=[on]", f"health.on.alert='{literal}'"))
-    check(build_small_run("health=[on]", "model.vocab_size=256", "health.on.alert='sh alert.sh'"))
+        with pytest.raises(UserError, match=r"health.monitors.alert holds a secret"):
+            check(build_small_run("health=[monitors]", f"health.monitors.alert='{literal}'"))
+    check(build_small_run("health=[monitors]", "model.vocab_size=256", "health.monitors.alert='sh alert.sh'"))
     monkeypatch.setenv("HOOK", secret)
-    words = ("model.vocab_size=256", "health.on.alert=${oc.env:HOOK}", f"run.dir={tmp_path}/out")
-    run = build_small_run("health=[on]", *words)
+    words = ("model.vocab_size=256", "health.monitors.alert=${oc.env:HOOK}", f"run.dir={tmp_path}/out")
+    run = build_small_run("health=[monitors]", *words)
     check(run)
     arguments = json.dumps([one.args for _, part in run.iterate_parts() for one in part.list_sidecars(run)])
     RunDirectory.create(run).unlock()
@@ -377,8 +377,18 @@ def test_a_run_is_shown_scraped_and_told_of_while_it_lives(tmp_path: Path, capsy
     command.write_text(f"cat >> {tmp_path}/told; echo >> {tmp_path}/told; exec sleep 8\n")
     with RealRuns(tmp_path) as runs:
         port = free_port()
-        words = ("parallel=ddp", "launch.processes=2", "run.steps=100000", "checkpoint.every=20", "health=[on,chaos]")
-        options = (f"health.on.metrics_port={port}", f"health.on.alert=sh {command}", "health.chaos.at=[nan@20:1]")
+        words = (
+            "parallel=ddp",
+            "launch.processes=2",
+            "run.steps=100000",
+            "checkpoint.every=20",
+            "health=[monitors,chaos]",
+        )
+        options = (
+            f"health.monitors.metrics_port={port}",
+            f"health.monitors.alert=sh {command}",
+            "health.chaos.at=[nan@20:1]",
+        )
         run = runs.fork("run.dir=out", *words, *options)
         runs.wait_for_step(run, "out", 60)
         scraped = parsed(wait_for(lambda: scrape(port)))

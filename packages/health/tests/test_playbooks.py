@@ -143,7 +143,10 @@ def test_no_run_goes_round_in_circles(faults: list[tuple[str, int]], back: int) 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("loss_spike.rate_steps=5", "loss_spike.rate_steps has no effect: health.on.playbooks.loss_spike.rate is 1"),
+        (
+            "loss_spike.rate_steps=5",
+            "loss_spike.rate_steps has no effect: health.monitors.playbooks.loss_spike.rate is 1",
+        ),
         ("loss_spike.rate=0.5", "rate_steps is 0"),
         ("straggler.rate=0.5", "has none of roll_back, restart, lower_rate"),
         ("straggler.back=5", "has none of roll_back, restart, exclude"),
@@ -155,8 +158,8 @@ def test_no_run_goes_round_in_circles(faults: list[tuple[str, int]], back: int) 
     ],
 )
 def test_playbook_option_without_effect_is_noted(setting: str, said: str) -> None:
-    run = build_small_run("health=[on]", "checkpoint.every=10", f"health.on.playbooks.{setting}")
-    notices = run.health["on"].list_notices(run)
+    run = build_small_run("health=[monitors]", "checkpoint.every=10", f"health.monitors.playbooks.{setting}")
+    notices = run.health["monitors"].list_notices(run)
     assert [said in notice for notice in notices] == ([True] if said else [])
-    run = build_small_run("health=[on]", "launch=elastic", "checkpoint.every=10")
-    assert run.health["on"].list_notices(run) == []
+    run = build_small_run("health=[monitors]", "launch=elastic", "checkpoint.every=10")
+    assert run.health["monitors"].list_notices(run) == []

@@ -94,9 +94,9 @@ def test_it_is_told_again_after_a_while_and_not_once_it_is_over() -> None:
 
 # On a falling loss every rank differs a little: only what stays apart counts. What else would find such a fault is off.
 REAL = (
-    "health=[on]", "parallel=ddp", "run.steps=96", "checkpoint=off", "batch.global_size=16", "precision=fp32",
-    "batch.sequence_length=32", "optimizer.learning_rate=0.01", "health.on.numbers.on=false",
-    "health.on.corruption.on=false", "health.on.rank_losses.window=32",
+    "health=[monitors]", "parallel=ddp", "run.steps=96", "checkpoint=off", "batch.global_size=16", "precision=fp32",
+    "batch.sequence_length=32", "optimizer.learning_rate=0.01", "health.monitors.numbers.on=false",
+    "health.monitors.corruption.on=false", "health.monitors.rank_losses.window=32",
 )  # fmt: skip
 SINCE = 48
 

@@ -153,7 +153,7 @@ def test_a_run_that_fails_at_one_step_again_and_again(tmp_path: Path, kills: int
     words = ("run.steps=14", "checkpoint.every=4", "launch.processes=1", "launch.max_restarts=9")
     with RealRuns(tmp_path) as runs:
         faults = f"health.chaos.at=[{','.join(['kill@11:0'] * kills)}]"
-        printed = runs.train("run.dir=out", *words, "health=[on,chaos]", faults, code=0 if kills == 3 else 3)
+        printed = runs.train("run.dir=out", *words, "health=[monitors,chaos]", faults, code=0 if kills == 3 else 3)
         orders = [line for line in attempts.read(tmp_path / "out") if line.order]
         back, *then = orders
         assert (back.order, back.kinds, back.start, back.skipped) == (
@@ -178,8 +178,11 @@ def test_a_run_that_fails_at_one_step_again_and_again(tmp_path: Path, kills: int
 def test_the_same_command_given_again_and_again_ends_with_a_stop(tmp_path: Path) -> None:
     """No launcher is left from one start to the next, as where a queue starts a job again, or a person does."""
     words = ("run.dir=out", "run.steps=14", "checkpoint.every=4", "launch=elastic", "launch.agents=1")
-    ranks = ("launch.processes=1", "launch.max_restarts=0", "health=[on,chaos]")
-    faults = (f"health.chaos.at=[{','.join(['kill@11:0'] * 4)}]", "health.on.playbooks.repeated_failure.patience=2")
+    ranks = ("launch.processes=1", "launch.max_restarts=0", "health=[monitors,chaos]")
+    faults = (
+        f"health.chaos.at=[{','.join(['kill@11:0'] * 4)}]",
+        "health.monitors.playbooks.repeated_failure.patience=2",
+    )
     with RealRuns(tmp_path) as runs:
         for code in (1, 1, 1, 3):
             printed = runs.train(*words, *ranks, *faults, code=code)

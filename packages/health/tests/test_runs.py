@@ -1,4 +1,4 @@
-"""health=on in whole runs: bad data that the loss shows, budgets, what is refused, and a monitor that fails."""
+"""health=monitors in whole runs: bad data that the loss shows, budgets, what is refused, and a monitor that fails."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from gangline_testkit.sessions import open_session
 G, STEPS = 8, 70
 BAD = range(60 * G, 63 * G)  # samples
 HEALTH = (
-    "health=[on]",
-    "health.on.playbooks.loss_spike.back=4",
+    "health=[monitors]",
+    "health.monitors.playbooks.loss_spike.back=4",
     f"run.steps={STEPS}",
     "checkpoint.every=2",
     "checkpoint.keep_last=null",
@@ -120,7 +120,7 @@ def test_without_a_checkpoint_to_go_back_to_the_run_stops_and_says_so(tmp_path: 
     ],
 )
 def test_notice_names_checkpoints_that_a_playbook_would_miss(words: tuple[str, ...], said: str) -> None:
-    whole = build_small_run("health=[on]", "parallel=ddp", "launch.processes=2", "checkpoint=torch", *words)
+    whole = build_small_run("health=[monitors]", "parallel=ddp", "launch.processes=2", "checkpoint=torch", *words)
     notices = [note for _, config in whole.iterate_parts() for note in config.list_notices(whole)]
     assert [said in note for note in notices] == ([True] if said else [])
 
@@ -132,12 +132,12 @@ def test_a_monitor_that_raises_is_named_and_the_run_goes_on(tmp_path: Path, monk
         return ()
 
     monkeypatch.setattr(NumbersMonitor, "observe", observe)
-    s = open_session(tmp_path / "out", "health=[on]", "run.steps=6")
+    s = open_session(tmp_path / "out", "health=[monitors]", "run.steps=6")
     told: list[str] = []
     s.reporter.note = told.append  # type: ignore[assignment]
     assert train(s) == 0
     (failed,) = [line for line in told if "failed" in line]
-    assert "health.on.numbers failed and is left out from step 3 on: ZeroDivisionError: of its own" in failed
+    assert "health.monitors.numbers failed and is left out from step 3 on: ZeroDivisionError: of its own" in failed
 
 
 class Counts(Monitor):
@@ -164,8 +164,8 @@ class Counts(Monitor):
 
 
 def test_note_at_the_start_is_one_short_line_with_details_beside_it() -> None:
-    run = build_small_run("health=[on]")
-    check = WatchCheck(cast(WatchedHealth, run.health["on"]), run)
+    run = build_small_run("health=[monitors]")
+    check = WatchCheck(cast(WatchedHealth, run.health["monitors"]), run)
     (note,) = [verdict for verdict in check.before_run() if verdict.kind == "watch"]
     names = "numbers, corruption, rank_losses, stragglers, saves, repeated, machine"
     assert note.evidence.startswith(
@@ -178,8 +178,8 @@ def test_note_at_the_start_is_one_short_line_with_details_beside_it() -> None:
 
 def test_a_monitor_that_raises_on_one_rank_is_left_out_by_all_at_once() -> None:
     """Else the other ranks would wait for it in its collective, and states would differ."""
-    run = build_small_run("health=[on]")
-    checks = [WatchCheck(cast(WatchedHealth, run.health["on"]), run) for _ in range(2)]
+    run = build_small_run("health=[monitors]")
+    checks = [WatchCheck(cast(WatchedHealth, run.health["monitors"]), run) for _ in range(2)]
     mine = [Counts(), Counts(raises=3)]
     for each, monitor in zip(checks, mine, strict=True):
         each.monitors = {monitor.name: monitor}
@@ -198,23 +198,23 @@ def test_a_monitor_that_raises_on_one_rank_is_left_out_by_all_at_once() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("health.on.playbooks.loss_spike.actions=[explode]", "must each be one of note, warn, skip, lower_rate"),
-        ("health.on.playbooks.loss_spike.actions=[]", "health.on.playbooks.loss_spike.actions is empty"),
-        ("health.on.playbooks.loss_spike.actions=[lower_rate]", "lowers the rate: set"),
-        ("health.on.numbers.warmup=500", "health.on.numbers.warmup=500 steps do not fit into"),
-        ("health.on.playbooks.los_spike.back=1", "loss_spike"),
+        ("health.monitors.playbooks.loss_spike.actions=[explode]", "must each be one of note, warn, skip, lower_rate"),
+        ("health.monitors.playbooks.loss_spike.actions=[]", "health.monitors.playbooks.loss_spike.actions is empty"),
+        ("health.monitors.playbooks.loss_spike.actions=[lower_rate]", "lowers the rate: set"),
+        ("health.monitors.numbers.warmup=500", "health.monitors.numbers.warmup=500 steps do not fit into"),
+        ("health.monitors.playbooks.los_spike.back=1", "loss_spike"),
     ],
 )
 def test_what_cannot_be_is_refused(word: str, said: str) -> None:
     with pytest.raises(UserError, match="health") as caught:
-        check(build_small_run("health=[on]", word))
+        check(build_small_run("health=[monitors]", word))
     assert said in str(caught.value)
 
 
 def test_what_is_refused_is_told_its_own_default() -> None:
     with pytest.raises(UserError, match="must each be one of note, warn") as caught:
-        check(build_small_run("health=[on]", "health.on.playbooks.loss_spike.actions=[explode]"))
-    assert "The default:  health.on.playbooks.loss_spike.actions=[roll_back" in str(caught.value)
+        check(build_small_run("health=[monitors]", "health.monitors.playbooks.loss_spike.actions=[explode]"))
+    assert "The default:  health.monitors.playbooks.loss_spike.actions=[roll_back" in str(caught.value)
 
 
 def test_a_monitor_that_raises_in_a_collective_is_the_only_one_that_is_left_out(
@@ -227,15 +227,15 @@ def test_a_monitor_that_raises_in_a_collective_is_the_only_one_that_is_left_out(
 
     monkeypatch.setattr(NumbersMonitor, "collective", collective)
     with pytest.raises(OSError, match="no such driver") as raised:
-        train(open_session(tmp_path / "out", "health=[on]", "run.steps=6"))
+        train(open_session(tmp_path / "out", "health=[monitors]", "run.steps=6"))
     member = RankFailure.of(0, raised.value).member
-    assert member == "health/on/numbers"
+    assert member == "health/monitors/numbers"
     events = Events(tmp_path / "out")
     events.write("launch", why="rank", member=member, evidence="no such driver")
     events.close()
-    s = open_session(tmp_path / "out", "health=[on]", "run.steps=6")
+    s = open_session(tmp_path / "out", "health=[monitors]", "run.steps=6")
     assert train(s) == 0
-    check = s.health["on"]
+    check = s.health["monitors"]
     assert isinstance(check, WatchCheck)
     assert "numbers" not in check.monitors
     assert "corruption" in check.monitors

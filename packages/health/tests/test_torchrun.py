@@ -1,4 +1,4 @@
-"""health=on under an agent that is not ours: what is planted is found, named and answered as under our own."""
+"""health=monitors under an agent that is not ours: what is planted is found, named and answered as under our own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline_health.ledger.report import build_ledger
 from gangline_testkit.real_runs import RealRuns
 
 AGENT = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=2")
-WORDS = ("parallel=ddp", "run.steps=40", "checkpoint.every=5", "health=[on,chaos]", "run.seed=3")
+WORDS = ("parallel=ddp", "run.steps=40", "checkpoint.every=5", "health=[monitors,chaos]", "run.seed=3")
 FAULTS = "health.chaos.at=[nan@12:1,stop@20:1,exception@30:0]"
 
 
@@ -44,7 +44,7 @@ def test_what_is_planted_under_torchrun_is_found_and_named(tmp_path: Path) -> No
         ("rank", "rank 1 failed first"),
         ("rank", "rank 0 failed first"),
     ]
-    for fault in of.faults:  # torchrun itself says nothing; a hang is seen after health.on.hangs.floor_seconds
+    for fault in of.faults:  # torchrun itself says nothing; a hang is seen after health.monitors.hangs.floor_seconds
         assert 0 <= fault.found < 60
         assert fault.recovery_seconds is not None
     assert of.seconds["detection"] == pytest.approx(sum(fault.found for fault in of.faults), abs=1.0)

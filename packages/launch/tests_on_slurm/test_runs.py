@@ -122,11 +122,11 @@ def test_notice_urgent_work_and_an_excluded_node_start_one_run_again(slurm, runs
 
 
 def test_what_is_planted_is_found_and_named_and_a_requeued_job_knows_of_it(slurm, runs, undisturbed):
-    """health=on beside the agents of a job: a rank that stands still, one that raises, and the end of all of them."""
+    """health=monitors beside the agents of a job: a rank that hangs, one that raises, and the end of all of them."""
     from gangline_health.ledger.report import build_ledger
 
     faults = "health.chaos.at=[stop@5:1,exception@9:0,kill-all@13:1]"
-    printed = runs.finish(runs.start("run.dir=out", *DDP, "health=[on,chaos]", faults))
+    printed = runs.finish(runs.start("run.dir=out", *DDP, "health=[monitors,chaos]", faults))
     same(runs.read_curve("out"), undisturbed[:STEPS])
     out = runs.directory / "out"
     (hang,) = [line for line in read_events(out) if line["event"] == "verdict" and line["kind"] == "hang"]

@@ -148,7 +148,7 @@ def test_averages_are_exported_by_their_prefix(tmp_path):
     assert not torch.equal(theirs[name], own[name])
 
 
-@pytest.mark.parametrize("wrong", [["--shard-gb", "nan"], ["--shard-gb", "0"], ["--merge", "--apart", "lora"]])
+@pytest.mark.parametrize("wrong", [["--shard-gb", "nan"], ["--shard-gb", "0"], ["--merge", "--adapter-only", "lora"]])
 def test_words_of_an_export_that_mean_nothing_are_refused(wrong, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["export", str(tmp_path), str(tmp_path / "out"), *wrong])

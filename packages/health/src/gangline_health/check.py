@@ -1,4 +1,4 @@
-"""Check `health=on`: runs monitors, answers verdicts by playbooks; a monitor that raises is dropped on all ranks."""
+"""Check `health=monitors`: runs monitors, answers verdicts by playbooks; drops a monitor that raises on all ranks."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class WatchCheck(HealthCheck):
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         yield from self._ask_all(lambda monitor: monitor.observe(record))
         for name, why in self.failed.items():
-            evidence = f"health.on.{name} failed and is left out from step {record.step} on: {why}"
+            evidence = f"health.monitors.{name} failed and is left out from step {record.step} on: {why}"
             details = {"monitor": name, "step": record.step}
             yield Verdict("check-failed", f"rank {self.rank}", 1.0, evidence, Action.WARN, details=details)
         self.failed = {}

@@ -1,4 +1,4 @@
-"""Options of `health=on`: monitors, playbooks, alerts, metrics. Torch-free."""
+"""Options of `health=monitors`: monitors, playbooks, alerts, metrics. Torch-free."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class WatchedHealth(HealthConfig):
         """Return problems: a playbook without an action, a window that cannot be filled, an invalid alert target."""
         problems = []
         for kind, playbook in self.playbooks.iterate_by_kind():
-            place = f"health.on.playbooks.{kind.replace('-', '_')}"
+            place = f"health.monitors.playbooks.{kind.replace('-', '_')}"
             if not playbook.actions:
                 problems.append(Problem(f"{place}.actions is empty: name one of {', '.join(ACTIONS)}"))
             if "lower_rate" in playbook.actions and (playbook.rate == 1 or not playbook.rate_steps):
@@ -199,42 +199,42 @@ class WatchedHealth(HealthConfig):
         if self.corruption.on and self.corruption.recompute_every and not run.deterministic:
             problems.append(
                 Problem(
-                    f"health.on.corruption.recompute_every={self.corruption.recompute_every} compares the bits of a "
-                    "step that is done twice.",
+                    f"health.monitors.corruption.recompute_every={self.corruption.recompute_every} compares the bits "
+                    "of a step that is done twice.",
                     "Without run.deterministic=on some kernels add in another order each time.",
-                    "run.deterministic=on, or health.on.corruption.recompute_every=null",
+                    "run.deterministic=on, or health.monitors.corruption.recompute_every=null",
                 )
             )
         if self.numbers.warmup > self.numbers.window:
             problems.append(
                 Problem(
-                    f"health.on.numbers.warmup={self.numbers.warmup} steps do not fit into "
-                    f"health.on.numbers.window={self.numbers.window}"
+                    f"health.monitors.numbers.warmup={self.numbers.warmup} steps do not fit into "
+                    f"health.monitors.numbers.window={self.numbers.window}"
                 )
             )
         if self.metrics_port and find_spec("prometheus_client") is None:
             problems.append(
                 Problem(
-                    f"health.on.metrics_port={self.metrics_port} needs the library prometheus_client, and it is not "
-                    "installed.",
+                    f"health.monitors.metrics_port={self.metrics_port} needs the library prometheus_client, and it is "
+                    "not installed.",
                     "It is an extra of gangline-health.",
-                    "pip install 'gangline-health[metrics]', or health.on.metrics_port=0",
+                    "pip install 'gangline-health[metrics]', or health.monitors.metrics_port=0",
                 )
             )
         if why := explain_malformed(self.alert):
             problems.append(
                 Problem(
-                    f"health.on.alert is no URL that something can be posted to: {why}.",
+                    f"health.monitors.alert is no URL that something can be posted to: {why}.",
                     "It is a URL (https://host/path) or a command of the shell.",
-                    "'health.on.alert=${oc.env:HOOK}', with the URL in the variable HOOK",
+                    "'health.monitors.alert=${oc.env:HOOK}', with the URL in the variable HOOK",
                 )
             )
-        if tells_a_secret(self.alert) and "health.on.alert" not in run.references:
+        if tells_a_secret(self.alert) and "health.monitors.alert" not in run.references:
             problems.append(
                 Problem(
-                    "health.on.alert holds a secret, and what is set is written to the run directory.",
+                    "health.monitors.alert holds a secret, and what is set is written to the run directory.",
                     "Who knows the path of a webhook can post to it. Put it into the environment and name it here:",
-                    "'health.on.alert=${oc.env:HOOK}'",
+                    "'health.monitors.alert=${oc.env:HOOK}'",
                 )
             )
         return [*problems, *(self.hangs.find_problems(run) if self.hangs.on else ())]
@@ -266,7 +266,7 @@ class WatchedHealth(HealthConfig):
         notices = []
         usual, elastic = dict(Playbooks().iterate_by_kind()), isinstance(run.launch, ElasticLaunch)
         for kind, playbook in self.playbooks.iterate_by_kind():
-            place = f"health.on.playbooks.{kind.replace('-', '_')}"
+            place = f"health.monitors.playbooks.{kind.replace('-', '_')}"
             for option, why in playbook.list_ineffective(usual[kind]):
                 notices.append(f"{place}.{option} has no effect: {place}.{why}")
             if "exclude" in playbook.actions and playbook.actions != usual[kind].actions and not elastic:
@@ -279,32 +279,33 @@ class WatchedHealth(HealthConfig):
         returns = [kind for kind, playbook in self.playbooks.iterate_by_kind() if "roll_back" in playbook.actions]
         if run.checkpoint.every is None and returns:
             return [
-                f"health=on: the playbooks for {', '.join(returns)} go back to a checkpoint, and this run saves none "
-                "before its end; without one they stop the run. Set checkpoint.every"
+                f"health=monitors: the playbooks for {', '.join(returns)} go back to a checkpoint, and this run saves "
+                "none before its end; without one they stop the run. Set checkpoint.every"
             ]
         every, count = run.checkpoint.every, getattr(run.checkpoint, "keep_last", None)
         if not isinstance(every, int) or count is None or getattr(run.checkpoint, "keep_every", None) is not None:
             return []
         distances = {
-            f"health.on.playbooks.{kind.replace('-', '_')}.back": playbook.back
+            f"health.monitors.playbooks.{kind.replace('-', '_')}.back": playbook.back
             for kind, playbook in self.playbooks.iterate_by_kind()
             if kind in returns
         }
         if self.corruption.on and "corruption" in returns and run.launch.count_ranks(run) > 1:
-            distances["health.on.corruption.every"] = self.corruption.every
+            distances["health.monitors.corruption.every"] = self.corruption.every
         short = {place: steps for place, steps in distances.items() if steps > every * count}
         if not short:
             return []
+        settings = ", ".join(f"{place}={steps}" for place, steps in short.items())
         return [
-            f"health=on: checkpoint.every={every} checkpoint.keep_last={count} keep the checkpoints of {every * count} "
-            f"steps, and {', '.join(f'{place}={steps}' for place, steps in short.items())} may want an older one. "
+            f"health=monitors: checkpoint.every={every} checkpoint.keep_last={count} keep the checkpoints of "
+            f"{every * count} steps, and {settings} may want an older one. "
             f"Set checkpoint.keep_last={-(-max(short.values()) // every)}"
         ]
 
 
 PARTS = (
     Part(
-        name="on",
+        name="monitors",
         config=WatchedHealth,
         build="gangline_health.check:WatchCheck",
         summary="spikes, divergence, not finite: found before a step is applied, and answered",

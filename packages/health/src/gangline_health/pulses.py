@@ -54,7 +54,7 @@ class Seen:
     recent: tuple[Collective, ...] = ()  # oldest first
     spent: dict[str, float] = field(default_factory=dict)  # seconds in each phase since the start
     lasted: dict[str, list[int]] = field(default_factory=dict)  # histogram by phase, see `layout.find_column`
-    member: str = ""  # callback or health check that was called and has not returned: "health/on"
+    member: str = ""  # callback or health check that was called and has not returned: "health/monitors"
 
 
 class PulseReader:

@@ -17,7 +17,7 @@ MAGIC = 0x676C7075_00000002  # "glpu", and the version of this layout
 VERSION, PID, BORN, RANK, WORLD, GENERATION, BEAT, STEP, PHASE, UNDER, SINCE, ROW, RECORDED, NAMED = range(14)
 HEAD = 32
 
-# Phases of a rank. A step goes through data, forward and backward, optimizer, agree; "forward_backward" is the
+# Phases of a rank. A step goes through data, forward and backward, optimizer, sync; "forward_backward" is the
 # strategy's work in between, "collective" the wait for other ranks in any phase, "between" all other work.
 PHASES = (
     "start",
@@ -30,7 +30,7 @@ PHASES = (
     "backward",
     "optimizer",
     "collective",
-    "agree",
+    "sync",
     "callback",
     "validate",
     "save",

@@ -46,9 +46,9 @@ def run_steps(s: Session) -> Ending:
             record.metrics |= emitted
         request = s.checkpointer.get_due_save(s.step, record.step_seconds, s.run.checkpoint.every)
         own_verdicts = verdicts.after_step(s, record)
-        own = record.step_seconds - clock.seconds.get("agree", 0.0)  # without the wait for slower ranks
+        own = record.step_seconds - clock.seconds.get("sync", 0.0)  # without the wait for slower ranks
         due, ahead = request is not None, Clock()
-        with ahead("agree"):  # on a GPU also the wait for the optimizer: it counts to the next step
+        with ahead("sync"):  # on a GPU also the wait for the optimizer: it counts to the next step
             rows, same = clock.pulse.take_rows(), hash_metrics(emitted)
             status = agree(s.comms.world, s.device, own, stop_requested(), own_verdicts, due, rows, own_loss, same)
         if not status.metrics_alike:
@@ -117,7 +117,7 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verd
     s.step += 1
     s.cursor += size
     s.tokens += result.tokens
-    seconds = sum(clock.seconds.get(phase, 0.0) for phase in ("agree", "data", "forward_backward", "optimizer"))
+    seconds = sum(clock.seconds.get(phase, 0.0) for phase in ("sync", "data", "forward_backward", "optimizer"))
     read = size * s.run.batch.sequence_length / seconds
     record = StepRecord(
         step=s.step,

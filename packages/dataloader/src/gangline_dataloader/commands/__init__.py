@@ -11,10 +11,10 @@ from gangline import UserError
 from gangline.cli.verbs import run_verb
 
 VERBS = {
-    "prepare": "text, JSONL or Parquet -> clean, without doubles, as tokens",
+    "prepare": "text, JSONL or Parquet -> clean, without duplicates, as tokens",
     "verify": "read every byte of a token store and name what is damaged",
     "show": "what a token store holds, or a sample of a run as text",
-    "order": "which samples and documents a step of a run held",
+    "samples": "samples and documents of a step of a run",
     "export": "a token store as Megatron-LM's .bin and .idx",
     "tokenizer": "train a byte-level BPE on texts",
 }

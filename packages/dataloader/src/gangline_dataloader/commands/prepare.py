@@ -34,9 +34,9 @@ def make_parser(known: Settings | None = None) -> argparse.ArgumentParser:
     default = known or Settings()
     words = argparse.ArgumentParser(
         prog="gangline data prepare",
-        description="Make a token store of files of text: cleaned, without doubles, in shards that `train data=tokens` "
-        "reads. The same input and options give the same bytes, however many workers there are; a call that was killed "
-        "goes on where it was.",
+        description="Make a token store of files of text: cleaned, without duplicates, in shards that `train "
+        "data=tokens` reads. The same input and options give the same bytes with any number of workers; a call that "
+        "was killed continues where it was.",
     )
     what = "files, directories, globs or URLs: text, JSONL, Parquet (default: what `train` reads, Python's own source)"
     words.add_argument("inputs", nargs="*", metavar="INPUT", help=what)
@@ -64,11 +64,11 @@ def make_parser(known: Settings | None = None) -> argparse.ArgumentParser:
     kinds = f"put fixed words in the place of these: {', '.join(KINDS)} (default: none)"
     words.add_argument("--replace", default=",".join(default.private) or NONE, metavar="KINDS", help=kinds)
     what = "keep documents that were there before"
-    words.add_argument("--keep-doubles", action="store_true", default=not default.exact, help=what)
+    words.add_argument("--keep-duplicates", action="store_true", default=not default.exact, help=what)
     near = (
         "drop documents of which this much is in one before them (resemblance of word 5-shingles, by MinHash), as 0.8"
     )
-    words.add_argument("--near", type=float, default=default.near, metavar="J", help=near)
+    words.add_argument("--near-duplicates", type=float, default=default.near, metavar="J", help=near)
     words.add_argument(
         "--validation",
         type=float,
@@ -173,8 +173,8 @@ def make_settings(arguments: argparse.Namespace, known: Settings) -> Settings:
         languages=languages,
         confidence=known.confidence if arguments.confidence is None else arguments.confidence,
         private=_parse_list("--replace", arguments.replace, NONE),
-        exact=not arguments.keep_doubles,
-        near=arguments.near,
+        exact=not arguments.keep_duplicates,
+        near=arguments.near_duplicates,
         validation=arguments.validation,
     )
 

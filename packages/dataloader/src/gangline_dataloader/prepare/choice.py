@@ -57,11 +57,11 @@ def choose(plan: PreparePlan) -> None:
     starts = np.cumsum([0, *map(len, rows)])
     masks = mark_unique(rows) if plan.settings.exact else [np.ones(len(one), bool) for one in rows]
     masks[:known_count] = [np.ones(len(one), bool) for one in rows[:known_count]]
-    duplicate_masks = {"double": [~mask for mask in masks]}
+    duplicate_masks = {"duplicate": [~mask for mask in masks]}
     if plan.settings.near is not None:
         signatures = [np.load(one.signatures, mmap_mode="r") for one in tasks]
         near = mark_near_unique(signatures, masks, plan.settings.near, int(starts[known_count]))
-        duplicate_masks["near double"] = [~mask for mask in near]
+        duplicate_masks["near-duplicate"] = [~mask for mask in near]
         masks = [mask & new for mask, new in zip(masks, near, strict=True)]
     counts = sum_counts(tasks, duplicate_masks)
     kept_mask, held_out = np.concatenate([np.empty(0, bool), *masks]), np.concatenate([one["held_out"] for one in rows])

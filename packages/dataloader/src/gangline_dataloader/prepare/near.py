@@ -64,7 +64,7 @@ def check() -> str:
     try:
         return version("rensa")
     except PackageNotFoundError as error:
-        raise UserError("--near needs rensa.", "", "pip install 'gangline-dataloader[near]'") from error
+        raise UserError("--near-duplicates needs rensa.", "", "pip install 'gangline-dataloader[near]'") from error
 
 
 def choose_bands(threshold: float) -> tuple[int, int]:

@@ -54,7 +54,7 @@ def apply_gopher_repetition(text: str) -> str | Dropped:
         ("lines", _split_lines(text)),
         ("paragraphs", [p.strip() for p in text.split("\n\n") if p.strip()]),
     ):
-        number, characters = _count_doubles(parts)
+        number, characters = _count_duplicates(parts)
         if parts and number / len(parts) > 0.30:
             return Dropped(f"gopher: repeated {what}")
         if characters / max(1, len(text)) > 0.20:
@@ -99,12 +99,12 @@ def apply_fineweb(text: str) -> str | Dropped:
         return Dropped("fineweb: ends of lines")
     if sum(len(line) < 30 for line in lines) / len(lines) >= 0.67:
         return Dropped("fineweb: short lines")
-    if _count_doubles(lines)[1] / sum(map(len, lines)) >= 0.1:
+    if _count_duplicates(lines)[1] / sum(map(len, lines)) >= 0.1:
         return Dropped("fineweb: characters of repeated lines")
     return text
 
 
-def _count_doubles(parts: Sequence[str]) -> tuple[int, int]:
+def _count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
     """Count the parts that repeat an earlier part, and their characters."""
     again = Counter(parts)
     return len(parts) - len(again), sum((count - 1) * len(part) for part, count in again.items())

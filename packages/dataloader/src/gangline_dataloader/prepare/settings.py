@@ -124,9 +124,13 @@ class Settings:
         if not 0 <= self.confidence <= 1:
             raise UserError(f"--confidence {self.confidence} is no probability.", "Choose one from 0 to 1.")
         if self.near is not None and not 0 < self.near <= 1:
-            raise UserError(f"--near {self.near} is no resemblance.", "Choose more than 0 and at most 1; 0.8 is usual.")
+            raise UserError(
+                f"--near-duplicates {self.near} is no resemblance.", "Choose more than 0 and at most 1; 0.8 is usual."
+            )
         if self.near is not None and not self.exact:
-            raise UserError("--near drops what is nearly the same, and so --keep-doubles has no meaning beside it.")
+            raise UserError(
+                "--near-duplicates drops what is nearly the same, and so --keep-duplicates has no meaning beside it."
+            )
         if self.near is not None:
             near.check()
         if not 0 <= self.validation < 1:

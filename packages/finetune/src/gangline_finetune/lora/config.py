@@ -82,9 +82,8 @@ class LoraConfig(EditConfig):
         other, same = split_unsupported_linears(get_parameter_shapes(tree), plan)
         if not other:
             return []
-        what = (
-            f"gangline export --apart lora will refuse this run: peft has no adapter like those of {', '.join(other)}"
-        )
+        names = ", ".join(other)
+        what = f"gangline export --adapter-only lora will refuse this run: peft has no adapter like those of {names}"
         advice = f"lora.targets=[{','.join(same)}] leaves them out; " if same else ""
         return [f"{what}, which its files cut in another way. {advice}--merge adds them to the weights."]
 

@@ -1,4 +1,4 @@
-"""Options of health.on.hangs, the hang watcher. Torch-free."""
+"""Options of health.monitors.hangs, the hang watcher. Torch-free."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HangsOptions:
 
     def find_problems(self, run: Run) -> Iterator[Problem]:
         """Yield a problem for each pair of limits in the wrong order; launch.timeout_seconds must be the longest."""
-        place, transfer = "health.on.hangs", run.launch.timeout_seconds
+        place, transfer = "health.monitors.hangs", run.launch.timeout_seconds
         order = ("floor_seconds", "quiet_seconds", "unlearned_seconds")
         for short, long in pairwise(order):
             if getattr(self, short) > getattr(self, long):

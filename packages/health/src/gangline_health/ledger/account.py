@@ -92,7 +92,7 @@ def _generate_step_spans(each: RanksStart, lost: set[int], bubble: Callable[[Lin
     for number, record in enumerate(each.steps):
         end, duration, seconds = float(record["time"]), _sum_phases(record), record["seconds"]
         at = max(end - duration, before)
-        agree = min(float(seconds.get("agree", 0.0)), at - before) if before else 0.0
+        agree = min(float(seconds.get("sync", 0.0)), at - before) if before else 0.0
         compiling = max(0.0, _get_pass_seconds(record) - usual) if number == 0 and usual else 0.0
         waits = min(_compute_wait_seconds(record), _get_pass_seconds(record) - compiling)
         empty = min(waits, bubble(record) * _get_pass_seconds(record))

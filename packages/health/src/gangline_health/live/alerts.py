@@ -156,7 +156,7 @@ class Alerts:
 
     def _tell(self, why: str) -> None:
         target = name_target(self.target)
-        evidence = f"health.on.alert ({target}): {why}; the run goes on, and nobody is told until it works again"
+        evidence = f"health.monitors.alert ({target}): {why}; the run goes on, and nobody is told until it works again"
         note(self.run_dir, Verdict("alert-lost", "the run", 1.0, evidence, Action.WARN))
 
     def _read_offset(self) -> int | None:
@@ -221,6 +221,6 @@ def note(run_dir: Path, verdict: Verdict) -> None:
 
 
 def read_target(run_dir: str) -> str:
-    """Return `health.on.alert` with this process's environment: a process's command line can be read by all users."""
-    target: str = getattr(RunDirectory.open(run_dir).run().health["on"], "alert", "")
+    """Return `health.monitors.alert` with this process's environment: all users can read a process's command line."""
+    target: str = getattr(RunDirectory.open(run_dir).run().health["monitors"], "alert", "")
     return target

@@ -1,4 +1,4 @@
-"""Contract of a monitor: a part of `health=on` that watches one thing. Torch-free."""
+"""Contract of a monitor: a part of `health=monitors` that watches one thing. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Monitor(ABC):
-    """Part of `health=on`, called on every rank like a health check (`gangline.health.HealthCheck`).
+    """Part of `health=monitors`, called on every rank like a health check (`gangline.health.HealthCheck`).
 
     Each method but `describe` has a default. A monitor that raises is named and left out from then on, at the same step
     on all ranks; the other monitors continue. Only `collective` may use collectives: an exception there ends that start
@@ -28,7 +28,7 @@ class Monitor(ABC):
     comparison has shown that the state before `first` is good: without it, a second return goes back further.
     """
 
-    name: str  # as in health.on.<name>
+    name: str  # as in health.monitors.<name>
 
     @abstractmethod
     def describe(self) -> str:

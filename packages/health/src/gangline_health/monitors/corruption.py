@@ -193,8 +193,8 @@ class CorruptionMonitor(Monitor):
         if self.runtime.differs:
             why = f"the replicas of what rank {some} holds differ between synchronisations"
         evidence = (
-            f"health.on.corruption compares the weights of {self.ranks - count} of {self.ranks} ranks; {why}, so that "
-            "a flipped bit is not found there"
+            f"health.monitors.corruption compares the weights of {self.ranks - count} of {self.ranks} ranks; {why}, so "
+            "that a flipped bit is not found there"
         )
         return Verdict("not-compared", "the run", 1.0, evidence, Action.WARN)
 

@@ -1,4 +1,4 @@
-"""Options of health.on.stragglers, the monitor of slow ranks. Torch-free."""
+"""Options of health.monitors.stragglers, the monitor of slow ranks. Torch-free."""
 
 from __future__ import annotations
 

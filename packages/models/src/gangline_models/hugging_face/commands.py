@@ -65,7 +65,9 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--merge", action="store_true", help="add what model edits wrap around the weights to them")
-    how.add_argument("--apart", metavar="EDIT", help="write what this model edit wraps around the weights, alone")
+    how.add_argument(
+        "--adapter-only", metavar="EDIT", help="write what this model edit wraps around the weights, alone"
+    )
     parser.add_argument(
         "--shard-gb", type=_parse_size, default=MAX_SHARD_BYTES / 1e9, help="size of a file (%(default)g)"
     )
@@ -101,11 +103,11 @@ def write_model(
     model_shapes = {parse_parameter(name): shape for name, shape in arrays.items() if is_of_model(name)}
     read = decode_kept(_map_reader(read, find_weights_under(options.weights, arrays, model_shapes)), model_shapes, plan)
     wrapping = {group: edit.resolve(run) for group, edit in sorted(run.edits.items()) if edit.wraps}
-    if options.apart is not None:
-        adapter = wrapping[options.apart].extract_adapter(model_shapes, plan) if options.apart in wrapping else None
+    if (group := options.adapter_only) is not None:
+        adapter = wrapping[group].extract_adapter(model_shapes, plan) if group in wrapping else None
         if adapter is None:
             raise UserError(
-                f"{options.apart} of {where} cannot be written apart.",
+                f"{group} of {where} cannot be exported as an adapter.",
                 f"Model edits of this run that wrap: {', '.join(wrapping) or 'none'}.",
             )
         check()
@@ -114,8 +116,8 @@ def write_model(
         if (bits := find_frozen_bits(model_shapes, plan, base)) is not None:
             text = f"the weights of {base}" if base else "its first weights"
             note = (
-                f"{options.apart} of {where} was trained beside {text} rounded to {bits} bits, and computes something "
-                "else beside the unrounded ones. --merge in place of --apart writes the model that was trained."
+                f"{group} of {where} was trained beside {text} rounded to {bits} bits, and computes something "
+                "else beside the unrounded ones. --merge in place of --adapter-only writes the model that was trained."
             )
             print(f"gangline export: note: {note}", file=sys.stderr, flush=True)
         return len(adapter.names)
@@ -123,7 +125,7 @@ def write_model(
         raise UserError(
             f"{' and '.join(wrapping)} stands beside the weights of {where}.",
             "Others know no such model.",
-            f"--merge adds it to the weights, --apart {next(iter(wrapping))} writes it alone.",
+            f"--merge adds it to the weights, --adapter-only {next(iter(wrapping))} writes it alone.",
         )
     read = merge_edits(read, model_shapes, wrapping)
     config = make_run_config_json(run, where, options.dtype)

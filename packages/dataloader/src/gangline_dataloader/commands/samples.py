@@ -1,4 +1,4 @@
-"""`gangline data order RUN_DIR --step K [--json]`: list the samples and documents of a training step.
+"""`gangline data samples RUN_DIR --step K [--json]`: list the samples and documents of a training step.
 
     {"version": 1, "run_dir": "runs/a", "step": 3, "attempt": 1, "sequence_length": 128, "global_size": 16,
      "first_sample": 32, "samples": [
@@ -28,7 +28,7 @@ VERSION = 1
 def run(argv: Sequence[str]) -> int:
     """Print the samples of a step. Raises UserError for a step that the run does not have."""
     words = argparse.ArgumentParser(
-        prog="gangline data order", description="Name the samples of a step and the documents that they hold."
+        prog="gangline data samples", description="Name the samples of a step and the documents that they hold."
     )
     words.add_argument("run_dir", metavar="RUN_DIR")
     words.add_argument("--step", type=int, required=True, metavar="K", help="counted from 1, as in metrics.jsonl")
