@@ -1,6 +1,6 @@
-"""The conformance kit: one suite class per hook, the pool of ranks that makes multi-rank tests cheap, and real runs.
+"""The conformance kit: one suite class per hook, a pool of ranks that makes multi-rank tests cheap, and real runs.
 
-An author subclasses a suite in five lines and states what the part can do as data:
+An author subclasses a suite in five lines and states as data what the part can do:
 
     from gangline_testkit import CheckpointerSuite
 
@@ -8,7 +8,7 @@ An author subclasses a suite in five lines and states what the part can do as da
         choice = "checkpoint=mine"
         can = {"reshard", "atomic"}
 
-Importing this package imports nothing else; a name is loaded when it is used.
+Importing this package loads none of its modules; each is loaded when one of its names is first used.
 """
 
 import sys
@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _show_what_asserts_compare() -> None:
-    """Let pytest rewrite the asserts of the suites, as it does those of a test file, so that a failure shows values."""
+    """Make pytest rewrite the asserts of the suites as in a test file, so that a failure shows the compared values."""
     import pytest
 
     names = {f"{__name__}.{module}" for module in _WHERE.values()} - set(sys.modules)

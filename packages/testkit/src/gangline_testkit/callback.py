@@ -1,4 +1,4 @@
-"""The suite for callbacks (group `callback`): in whole runs, on several layouts, through a checkpoint."""
+"""Conformance suite for callbacks (group `callback`): whole runs, on several layouts, and through a checkpoint."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ HALF, STEPS = 2, 4
 FEW = "batch.global_size=4"
 ROUNDING = 1e-9  # relative, in float64
 
-_straight: dict[str, list[Lived]] = {}  # the run of one process, by part and settings: several tests look at it
+_straight: dict[str, list[Lived]] = {}  # run of one process by part and settings, for several tests
 
 
 @dataclass
 class Lived:
-    """What a rank saw of a run, and holds at its end."""
+    """Records and notes of a run on one rank, and the arrays that the rank holds at its end."""
 
     records: list[StepRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     weights: list[Held] = field(default_factory=list)
     arrays: list[Held] = field(default_factory=list)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of every array of the run
-    boxes: list[str] = field(default_factory=list)  # of its arrays, those that the registry knows nothing of
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # global shape of every array of the run
+    boxes: list[str] = field(default_factory=list)  # arrays of the callback that the registry does not list
     state: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -52,7 +52,7 @@ class Lived:
 
 
 def run_callback(run_dir: Path, name: str, *settings: str) -> Lived:
-    """Train on this rank until the run is done."""
+    """Train on this rank until the run is done, and return what the rank recorded and holds."""
     with ExitStack() as stack:
         if "rows" not in installed().get_offers("parallel"):
             stack.enter_context(as_installed("gangline-toys", "gangline_testkit.toys.plugin"))
@@ -78,7 +78,7 @@ def _collect(s: Session, name: str, found: Lived) -> Lived:
 
 
 def end_by_error(run_dir: Path, name: str, *settings: str) -> None:
-    """A run on which everything of a callback is called, then an error on this rank alone."""
+    """Train to the end, then call the callback's `on_error` on this rank with collectives forbidden."""
     s = open_session(run_dir, *settings)
     train(s)
     with forbid_collectives():
@@ -86,7 +86,7 @@ def end_by_error(run_dir: Path, name: str, *settings: str) -> None:
 
 
 class CallbackSuite(PartSuite):
-    """Subclass with ``choice = "callback=mine"``."""
+    """Conformance suite for callbacks; subclass it with ``choice = "callback=mine"``."""
 
     CLAIMS: ClassVar[dict[str, str]] = {
         **LAYOUT_CLAIM,
@@ -95,23 +95,23 @@ class CallbackSuite(PartSuite):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The settings of a short run with the callback, validated and saved in the middle."""
+        """Settings of a short run with the callback that validates and saves in the middle."""
         return (FEW, *self.settings, f"run.steps={STEPS}", f"validate.every={HALF}", f"checkpoint.every={HALF}")
 
     def run_on_ranks(self, run_dir: Path, *more: str, world: int = 1, without: bool = False) -> list[Lived]:
-        """What each rank saw of a run."""
+        """Run on `world` ranks, `without` the callback if asked, and return each rank's record."""
         own = (FEW, f"run.steps={STEPS}", f"validate.every={HALF}") if without else (*self.chosen, *self.words)
         return get_pool(world).run(run_callback, run_dir, self.offer.part.name, *own, *self.keep_chosen(*more))
 
     def run_straight(self, place: Path) -> list[Lived]:
-        """What one process saw of the whole run; run once and kept."""
+        """Return the record of the uninterrupted run of one process, which is trained once and cached."""
         key = repr((self.offer.part, self.words))
         if key not in _straight:
             _straight[key] = self.run_on_ranks(place, ONE)
         return _straight[key]
 
     def assemble_arrays(self, lives: list[Lived]) -> dict[str, Tensor]:
-        """The callback's arrays in the global view."""
+        """Return the callback's arrays in the global view, by name."""
         own = {name: shape for name, shape in lives[0].shapes.items() if name.startswith(f"{self.place}/")}
         return assemble([rank.arrays for rank in lives], own)
 
@@ -120,7 +120,7 @@ class CallbackSuite(PartSuite):
         return f"callback/{self.offer.part.name}"
 
     def gather_weights(self, lives: list[Lived]) -> dict[str, Tensor]:
-        """The run's weights in the global view."""
+        """Return the run's weights in the global view, by name."""
         own = {name: shape for name, shape in lives[0].shapes.items() if is_of_model(name)}
         return assemble([rank.weights for rank in lives], own)
 
@@ -131,7 +131,7 @@ class CallbackSuite(PartSuite):
     @mark_capability(LAYOUT)
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_layouts_agree(self, layout: str, tmp_path: Path) -> None:
-        """Losses, metrics, arrays and state are those of one process; metrics and state the same on every rank."""
+        """Check that losses, metrics, arrays and state keys match one process; ranks have equal metrics and state."""
         world, choice = LAYOUTS[layout]
         (alone,) = one = self.run_straight(tmp_path / "one")
         lives = self.run_on_ranks(tmp_path / "several", choice, world=world)
@@ -159,7 +159,7 @@ class CallbackSuite(PartSuite):
         assert resumed.state == straight.state
 
     def test_begins_where_a_checkpoint_has_nothing_of_it(self, tmp_path: Path) -> None:
-        """And a run goes on without it."""
+        """Check that a run saved without the callback resumes with it, and one saved with it resumes without it."""
         self.run_on_ranks(tmp_path / "run", ONE, f"run.steps={HALF}", without=True)
         (life,) = self.run_on_ranks(tmp_path / "run", ONE)
         assert [record.step for record in life.records] == list(range(HALF + 1, STEPS + 1))

@@ -1,4 +1,4 @@
-"""The suite for `gangline_checkpointers`: what is saved, killed, damaged and read back under other layouts."""
+"""Conformance suite for checkpointers (`gangline_checkpointers`): save, kill, damage, and load under other layouts."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def _format_names(meshes: object) -> str:
 
 
 class CheckpointerSuite(PartSuite):
-    """Subclass with ``choice = "checkpoint=mine"``.
+    """Conformance suite for checkpointers; subclass it with ``choice = "checkpoint=mine"``.
 
-    `kills`: at how many of a rank's changes to files a save is killed; None: at each. `moments`: at how many times that
-    are drawn a save beside training is.
+    kills    number of a rank's file changes at which a save is killed; None: at each change
+    moments  number of random times at which an asynchronous save is killed
     """
 
     kills: ClassVar[int | None] = 3
@@ -54,22 +54,22 @@ class CheckpointerSuite(PartSuite):
     }
 
     def get_local_settings(self, directory: Path) -> tuple[str, ...]:
-        """Settings that keep a run's checkpoints within its directory, where the part would not of itself."""
+        """Return settings that keep checkpoints in the run directory, if the part would store them elsewhere."""
         return ()
 
     def make_job(self, directory: Path, mesh: Mesh, large: int = 0, more: tuple[str, ...] = ()) -> CheckpointerJob:
-        """The checkpointer on a mesh, with a run directory; `more`: further settings."""
+        """Return a job of the checkpointer on a mesh, in a run directory; `more` holds further settings."""
         run = self.run(f"run.dir={directory}", *self.get_local_settings(directory), *more)
         return CheckpointerJob(self.offer.part.build, run, mesh, f"{directory}-{next(_number)}", large)
 
     def save(self, directory: Path, mesh: Mesh, step: int, salt: int, attempt: int = 1) -> str:
-        """Save on all ranks of a mesh; the id, which all must agree on."""
+        """Save on all ranks of a mesh, and return the id, which all ranks must agree on."""
         ids = get_pool(mesh.world).run(ranks.save, self.make_job(directory, mesh), step, salt, attempt)
         assert len(set(ids)) == 1, f"ranks disagree about the id: {ids}"
         return ids[0]
 
     def load(self, directory: Path, mesh: Mesh, id: str, salt: int, names: tuple[str, ...] | None = None) -> None:
-        """Load on all ranks of a mesh; every bit has to be what was saved."""
+        """Load on all ranks of a mesh, and check that every bit is as it was saved."""
         for rank, mismatches in enumerate(
             get_pool(mesh.world).run(ranks.load, self.make_job(directory, mesh), id, salt, names)
         ):
@@ -78,15 +78,15 @@ class CheckpointerSuite(PartSuite):
             )
 
     def read_as_tool(self, directory: Path) -> tuple[list[str], str | None]:
-        """What a tool sees in another process: (all ids, the latest)."""
+        """Return (all ids, the latest id) as a tool in another process sees them, after reading every document."""
         return get_pool(1).run(ranks.look_up, self.make_job(directory, ONE))[0][:2]
 
     def list_as_tool(self, directory: Path) -> tuple[list[str], str | None]:
-        """The same, where some of them may be damaged."""
+        """Return (all ids, the latest id) as a tool lists them, without reading checkpoints that may be damaged."""
         return get_pool(1).run(ranks.list_ids, self.make_job(directory, ONE))[0]
 
     def find_files(self, directory: Path, id: str) -> list[Path]:
-        """The files that make up a checkpoint: all under the run directory whose path names it."""
+        """Return the files of a checkpoint: all files under the run directory whose path contains its id."""
         return sorted(
             path for path in directory.rglob("*") if path.is_file() and id in str(path.relative_to(directory))
         )
@@ -95,7 +95,7 @@ class CheckpointerSuite(PartSuite):
 
     @pytest.mark.parametrize("mesh", [ONE, SHARDED, REPLICATED, TENSOR, PIPELINE], ids=_format_names)
     def test_the_same_layout_gets_back_every_bit(self, mesh: Mesh, tmp_path: Path) -> None:
-        """All dtypes and ranks of arrays; the shards are overwritten as soon as save returns."""
+        """Check that arrays of several dtypes load back bit for bit; their shards are overwritten once save returns."""
         id = self.save(tmp_path, mesh, 3, salt=1)
         assert id == "step-00000003"
         self.load(tmp_path, mesh, id, salt=1)
@@ -107,12 +107,12 @@ class CheckpointerSuite(PartSuite):
         ids=_format_names,
     )
     def test_another_layout_gets_back_every_bit(self, saved: Mesh, loaded: Mesh, tmp_path: Path) -> None:
-        """Boxes that match nothing that was saved."""
+        """Check that another layout, whose boxes match no saved box, loads every bit."""
         id = self.save(tmp_path, saved, 3, salt=1)
         self.load(tmp_path, loaded, id, salt=1)
 
     def test_weights_alone_can_be_loaded(self, tmp_path: Path) -> None:
-        """Sampling and export take no more; what is left over is no error."""
+        """Check that some weights can be loaded alone, as sampling and export need; the other arrays are no error."""
         id = self.save(tmp_path, SHARDED, 1, salt=1)
         self.load(tmp_path, SHARDED, id, salt=1, names=("model/embed.weight", "model/stack"))
 
@@ -128,7 +128,7 @@ class CheckpointerSuite(PartSuite):
 
     @mark_capability("reshard")
     def test_a_tool_loads_without_ranks(self, tmp_path: Path) -> None:
-        """No store, no process group: `gangline sample`."""
+        """Check that a checkpoint loads without a store or a process group, as in `gangline sample`."""
         id = self.save(tmp_path, SHARDED, 1, salt=1)
         assert get_pool(1).run(ranks.load_as_tool, self.make_job(tmp_path, ONE), id, 1) == [[]]
 
@@ -142,7 +142,7 @@ class CheckpointerSuite(PartSuite):
         errors = get_pool(2).run(ranks.load_strange, self.make_job(tmp_path, SHARDED), id, "model/norm.weight", (8,))
         assert errors == ["UserError"] * 2
 
-    # --- which one ---------------------------------------------------------------------------------------------------
+    # --- ids and retention -------------------------------------------------------------------------------------------
 
     def test_an_empty_directory_has_none(self, tmp_path: Path) -> None:
         assert self.read_as_tool(tmp_path) == ([], None)
@@ -167,7 +167,7 @@ class CheckpointerSuite(PartSuite):
         self.load(tmp_path, ONE, "step-00000002.2", salt=22)
 
     def test_a_checkpoint_is_never_overwritten(self, tmp_path: Path) -> None:
-        """A second save of the same step and attempt leaves the first as it was."""
+        """Check that a second save of a step and attempt raises an error and leaves the first checkpoint as it was."""
         id = self.save(tmp_path, SHARDED, 4, salt=1)
         raised = get_pool(2).run(ranks.save_with_error, self.make_job(tmp_path, SHARDED), 4, 2)
         assert all(raised), "a second save of the same step says nothing"
@@ -175,7 +175,7 @@ class CheckpointerSuite(PartSuite):
 
     @mark_capability("retention")
     def test_what_cannot_be_read_counts_for_nothing(self, tmp_path: Path) -> None:
-        """Of two to be kept the newer is cut off: the one before it stays, for the run may need it yet."""
+        """Check that checkpoint.keep_last does not count a truncated checkpoint: the readable one before it is kept."""
         ids = [self.save(tmp_path, SHARDED, step, salt=step) for step in (1, 2, 3)]
         longest = max(self.find_files(tmp_path, ids[2]), key=lambda path: path.stat().st_size)
         with longest.open("r+b") as file:
@@ -190,7 +190,7 @@ class CheckpointerSuite(PartSuite):
         self.load(tmp_path, SHARDED, newest, salt=4)
 
     def test_under_another_name_it_is_no_checkpoint(self, tmp_path: Path) -> None:
-        """What is in it says which one it is: a directory that was renamed is damage, or is not to be seen."""
+        """Check that a renamed checkpoint counts as damaged or is not listed, because its contents state its id."""
         id, other = self.save(tmp_path, SHARDED, 3, salt=3), "step-00000007"
         for path in sorted(tmp_path.rglob(f"*{id}*")):
             if path.exists():
@@ -199,11 +199,11 @@ class CheckpointerSuite(PartSuite):
         kinds = {outcome.partition(":")[0] for outcome in outcomes}
         assert kinds <= {"bad", "gone"}, f"{id} under the name of {other}: {outcomes}"
 
-    # --- what goes wrong ---------------------------------------------------------------------------------------------
+    # --- failures ----------------------------------------------------------------------------------------------------
 
     @mark_capability("atomic")
     def test_a_kill_leaves_whole_checkpoints_or_none(self, tmp_path: Path) -> None:
-        """kill -9 of one rank just before it changes a file, at many of the files; then the run goes on."""
+        """Kill a rank just before it changes a file: all listed checkpoints must load, and a new save must work."""
         whole = self.save(tmp_path, SHARDED, 1, salt=1)
         counts = get_pool(2).run(ranks.save_and_die, self.make_job(tmp_path, SHARDED), 2, 2, None, 0)
         assert sum(counts), "the save changed no file that Python can see"
@@ -223,14 +223,14 @@ class CheckpointerSuite(PartSuite):
 
     @mark_capability("async")
     def test_a_kill_at_any_time_leaves_whole_checkpoints(self, tmp_path: Path) -> None:
-        """kill -9 of a rank, of the processes that it has started, or of both, while the save goes on beside it."""
+        """Kill a rank, its child processes or both during a background save: the newest checkpoint must load."""
         assert "async" in self.can, "what is over when save returns is killed at its changes of files"
         self.save_under_kills(tmp_path, self.moments)
 
     def save_under_kills(self, directory: Path, moments: int, seed: int | None = None) -> None:
-        """Saves that are killed at random moments; after each the newest is whole and the next save works.
+        """Kill saves at random moments; after each, the newest checkpoint must be complete and the next save must work.
 
-        A save whose own processes alone are killed fails on all ranks or on none, and training goes on.
+        If only a rank's child processes are killed, the save fails on all ranks or on none, and training continues.
         """
         seed = secrets.randbelow(1 << 32) if seed is None else seed
         print(f"seed {seed}")
@@ -242,7 +242,7 @@ class CheckpointerSuite(PartSuite):
         for number in range(moments):
             whom = draw.choice(("rank", "children", "both"))
             shot = fire.Shot(draw.randrange(2), whom, draw.uniform(0, 1.2) * seconds)
-            step = killed + (f"step-{killed:08d}" in self.read_as_tool(directory)[0])  # again, where nothing came of it
+            step = killed + (f"step-{killed:08d}" in self.read_as_tool(directory)[0])  # repeated if it left none
             steps = (step, step + 1, step + 2)
             salts |= {f"step-{one:08d}": one for one in steps}
             try:
@@ -265,8 +265,8 @@ class CheckpointerSuite(PartSuite):
             assert bad == [[], []], f"seed {seed}, {shot}: {newest} holds other values than were saved: {bad}"
 
     def test_the_save_that_was_killed_can_be_made_again(self, tmp_path: Path) -> None:
-        """Leftovers of a dead save are in nobody's way."""
-        self.save(tmp_path, SHARDED, 1, salt=1)  # makes folders, which those that are counted and killed find
+        """Check that the files left by a killed save do not prevent saving its step again."""
+        self.save(tmp_path, SHARDED, 1, salt=1)  # creates folders before the counted and the killed saves
         counts = get_pool(2).run(ranks.save_and_die, self.make_job(tmp_path, SHARDED), 2, 2, None, 0)
         for victim, count in enumerate(counts):
             if count:
@@ -277,7 +277,7 @@ class CheckpointerSuite(PartSuite):
                     self.load(tmp_path, SHARDED, self.save(tmp_path, SHARDED, 3 + victim, salt=8), salt=8)
 
     def test_a_full_disk_fails_the_save_alone(self, tmp_path: Path) -> None:
-        """SaveFailed on every rank; what was saved before is untouched, and with room again saving goes on."""
+        """Check that a full disk raises SaveFailed on all ranks, keeps older checkpoints, and allows later saves."""
         job = self.make_job(tmp_path, SHARDED, large=64)
         (id, _) = get_pool(2).run(ranks.save, job, 1, 1)
         errors = get_pool(2).run(ranks.save_on_a_full_disk, _renew_token(job), 2, 2, 4096)
@@ -288,7 +288,7 @@ class CheckpointerSuite(PartSuite):
         assert get_pool(2).run(ranks.load, _renew_token(job), again, 3) == [[], []]
 
     def test_a_lost_file_is_damage_that_is_named(self, tmp_path: Path) -> None:
-        """Each file in turn: BadCheckpoint on every rank, or the checkpoint is not to be seen; never wrong numbers."""
+        """Check that with any one file deleted all ranks raise BadCheckpoint, do not list it, or load right values."""
         id = self.save(tmp_path, SHARDED, 1, salt=1)
         files = [str(path) for path in self.find_files(tmp_path, id)]
         assert files, f"no file under {tmp_path} names {id}"
@@ -302,7 +302,7 @@ class CheckpointerSuite(PartSuite):
 
     @mark_capability("verify")
     def test_every_flipped_byte_is_noticed(self, tmp_path: Path) -> None:
-        """One bit in each file's first, last and several other bytes: BadCheckpoint, or nothing that matters."""
+        """Check that a flipped bit, in several bytes of each file, is found or has no effect on what is read."""
         id = self.save(tmp_path, ONE, 1, salt=1)
         places = []
         for path in self.find_files(tmp_path, id):
@@ -323,12 +323,12 @@ class CheckpointerSuite(PartSuite):
 
 
 def _renew_token(job: CheckpointerJob) -> CheckpointerJob:
-    """The same job with keys of its own in the store."""
+    """Return the job with new keys in the store."""
     return replace(job, token=f"{job.token}-{next(_number)}")
 
 
 def _spread(count: int, at_most: int | None) -> list[int]:
-    """Some of the moments 0 to count - 1: the last ones, where the commit is, and others evenly before them."""
+    """Return some of the moments 0 to count - 1 (None: all): the last two, around the commit, and others evenly."""
     if at_most is None or count <= at_most:
         return list(range(count))
     return sorted(

@@ -1,4 +1,4 @@
-"""What a rank does for `CheckpointerSuite`: arrays whose every bit is known, cut over any mesh, kept and read back."""
+"""Functions that a rank runs for `CheckpointerSuite`: known arrays, sharded over any mesh, saved and loaded."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from gangline_testkit.toys.rows_storage import split_evenly
 
 @dataclass(frozen=True)
 class CheckpointerJob:
-    """A checkpointer on a mesh, in a run directory, as data. `large`: how many rows the largest arrays have."""
+    """A checkpointer on a mesh, in a run directory, as data. `large`: number of rows of the largest arrays."""
 
     build: str
     run: Run
     mesh: Mesh
-    token: str  # sets this job's keys in the store apart
+    token: str  # prefix of this job's keys in the store
     large: int = 0
 
 
@@ -42,7 +42,7 @@ class CheckpointerJob:
 
 
 def build_registry(mesh: Mesh, large: int = 0) -> Registry:
-    """Matrices in rows, in columns and both, a stack, a vector, a number, several dtypes, one array on a stage."""
+    """Return a registry of matrices by rows, columns and both, a stack, a vector and a scalar, one array on a stage."""
     rows = mesh.size("dp_shard")
 
     def cut(length: int) -> tuple[Division, ...]:
@@ -67,7 +67,7 @@ def build_registry(mesh: Mesh, large: int = 0) -> Registry:
 
 
 def make_values(name: str, layout: Layout, salt: int) -> torch.Tensor:
-    """The whole array: another number at each place, others for each name and salt; nan, inf and -0.0 among floats."""
+    """Return the full array: values depend on position, name and salt; floats include nan, inf and -0.0."""
     count = 1
     for length in layout.shape:
         count *= length
@@ -79,7 +79,7 @@ def make_values(name: str, layout: Layout, salt: int) -> torch.Tensor:
 
 
 def make_shards(registry: Registry, salt: int | None, names: Iterable[str] | None = None) -> list[Shard]:
-    """This rank's shards, filled with `make_values`, or with -1 where salt is None."""
+    """Return this rank's shards, filled by `make_values`, or with -1 if salt is None. names: None for all arrays."""
     shards = []
     for name in registry if names is None else names:
         layout = registry[name]
@@ -92,7 +92,7 @@ def make_shards(registry: Registry, salt: int | None, names: Iterable[str] | Non
 
 
 def find_wrong(shards: Iterable[Shard], salt: int) -> list[str]:
-    """The shards that do not hold the bits of `make_values`."""
+    """Return the shards that do not hold the bits of `make_values`, as "name at offset"."""
     mismatches = []
     for shard in shards:
         layout = Layout(shard.global_shape, name_dtype(shard.dtype))
@@ -107,7 +107,7 @@ def _view_bits(x: torch.Tensor) -> bytes:
 
 
 def make_document(step: int, attempt: int, salt: int) -> dict[str, Any]:
-    """A document with all that JSON can hold."""
+    """Return a document with every kind of value that JSON can hold."""
     states = {
         "precision": {"scale": 65536.0, "good": None},
         "data": {"words": ["ö", "\u2603", ""], "deep": {"a": [1.5]}},
@@ -115,22 +115,22 @@ def make_document(step: int, attempt: int, salt: int) -> dict[str, Any]:
     return {"step": step, "attempt": attempt, "cursor": step * 8, "seed": salt, "states": states, "flag": True}
 
 
-# --- what a rank does ------------------------------------------------------------------------------------------------
+# --- save and load ---------------------------------------------------------------------------------------------------
 
 
 def open_checkpointer(job: CheckpointerJob) -> Checkpointer:
-    """The checkpointer as a run's rank has it."""
+    """Return the checkpointer as a rank of a run opens it."""
     comms = rank.make_comms(job.mesh)
     return load_object(job.build)(job.run.checkpoint, job.run, dist.PrefixStore(job.token, comms.store))  # type: ignore[arg-type]
 
 
 def open_as_tool(job: CheckpointerJob) -> Checkpointer:
-    """The checkpointer as a tool opens a finished run: no store, no process group."""
+    """Return the checkpointer as a tool opens a finished run: without a store or a process group."""
     return load_object(job.build)(job.run.checkpoint, job.run, None)
 
 
 def save(job: CheckpointerJob, step: int, salt: int, attempt: int = 1) -> str:
-    """Save, overwrite the shards at once, wait until all is settled; the id."""
+    """Save, overwrite the shards at once, wait until the save is settled, and return the id."""
     checkpointer = open_checkpointer(job)
     try:
         handle = save_with(checkpointer, job, step, salt, attempt)
@@ -142,12 +142,12 @@ def save(job: CheckpointerJob, step: int, salt: int, attempt: int = 1) -> str:
 
 
 def save_with(checkpointer: Checkpointer, job: CheckpointerJob, step: int, salt: int, attempt: int = 1) -> SaveHandle:
-    """Save, overwrite the shards at once, wait until the checkpoint is visible."""
+    """Save, overwrite the shards at once, wait until the checkpoint is visible, and return the handle."""
     registry = build_registry(job.mesh, job.large)
     shards = make_shards(registry, salt)
     handle = checkpointer.save(SaveRequest(step), shards, registry, make_document(step, attempt, salt))
     for shard in shards:
-        shard.local.fill_(-2)  # the next step overwrites them; what is saved is what was there
+        shard.local.fill_(-2)  # as the next step does; the save must hold the values before
     settled_early = handle.state is SaveState.SETTLED and not handle.visible.done()
     assert not settled_early, "a save is settled before its checkpoint is visible"
     listed = handle.state not in (SaveState.VISIBLE, SaveState.SETTLED) or handle.id in checkpointer.list()
@@ -163,7 +163,7 @@ def save_with(checkpointer: Checkpointer, job: CheckpointerJob, step: int, salt:
 
 
 def save_with_error(job: CheckpointerJob, step: int, salt: int) -> str:
-    """What a save raises, by class name; "" for nothing."""
+    """Save, and return the class name of the exception; "" if there is none."""
     try:
         save(job, step, salt)
     except Exception as error:
@@ -172,7 +172,7 @@ def save_with_error(job: CheckpointerJob, step: int, salt: int) -> str:
 
 
 def load(job: CheckpointerJob, id: str, salt: int, names: tuple[str, ...] | None = None) -> list[str]:
-    """Load into shards of -1; those that then hold other bits than were saved."""
+    """Load into shards of -1, and return the shards that then hold other bits than were saved."""
     checkpointer, ident = open_checkpointer(job), CheckpointId.parse(id)
     assert ident is not None
     registry = build_registry(job.mesh, job.large)
@@ -185,7 +185,7 @@ def load(job: CheckpointerJob, id: str, salt: int, names: tuple[str, ...] | None
 
 
 def load_strange(job: CheckpointerJob, id: str, name: str, shape: tuple[int, ...]) -> str:
-    """Ask for an array that is not stored so; what is raised, by class name."""
+    """Load an array that is not stored like this, and return the class name of the exception; "" if there is none."""
     checkpointer, ident = open_checkpointer(job), CheckpointId.parse(id)
     assert ident is not None
     registry = Registry.of(job.mesh, {name: Layout(shape, "float32")})
@@ -201,7 +201,7 @@ def load_strange(job: CheckpointerJob, id: str, name: str, shape: tuple[int, ...
 def look_up(
     job: CheckpointerJob,
 ) -> tuple[list[str], str | None, list[dict[str, Any]], list[dict[str, tuple[int, ...]]]]:
-    """All that a tool sees: ids, the latest, and each one's document and arrays."""
+    """Return what a tool sees: the ids, the latest id, and each checkpoint's document and array shapes."""
     checkpointer = open_as_tool(job)
     ids, latest = checkpointer.list(), checkpointer.find_latest()
     documents = [checkpointer.read_document(id) for id in ids]
@@ -211,7 +211,7 @@ def look_up(
 
 
 def list_ids(job: CheckpointerJob) -> tuple[list[str], str | None]:
-    """What a tool sees without opening any: ids, and the latest."""
+    """Return the ids and the latest id, without reading any checkpoint."""
     checkpointer = open_as_tool(job)
     ids, latest = checkpointer.list(), checkpointer.find_latest()
     checkpointer.close()
@@ -219,7 +219,7 @@ def list_ids(job: CheckpointerJob) -> tuple[list[str], str | None]:
 
 
 def load_as_tool(job: CheckpointerJob, id: str, salt: int) -> list[str]:
-    """Load whole arrays without a store."""
+    """Load full arrays without a store, and return the names of shards with other bits than were saved."""
     checkpointer, ident = open_as_tool(job), CheckpointId.parse(id)
     assert ident is not None
     registry = build_registry(job.mesh, job.large)
@@ -229,7 +229,7 @@ def load_as_tool(job: CheckpointerJob, id: str, salt: int) -> list[str]:
 
 
 def watch_save(job: CheckpointerJob, step: int) -> tuple[bool, float, float]:
-    """Whether the checkpoint was visible as soon as `save` returned; seconds blocked, and until it was visible."""
+    """Return whether the checkpoint was visible when `save` returned, the seconds blocked and until it was visible."""
     checkpointer = open_checkpointer(job)
     registry = build_registry(job.mesh, job.large)
     began = time.monotonic()
@@ -242,7 +242,7 @@ def watch_save(job: CheckpointerJob, step: int) -> tuple[bool, float, float]:
 
 
 def save_on_a_full_disk(job: CheckpointerJob, step: int, salt: int, room: int) -> str:
-    """Save where no file may grow beyond `room` bytes; what is raised, by class name."""
+    """Save while no file may grow beyond `room` bytes, and return "SaveFailed", or "" if the save succeeds."""
     checkpointer = open_checkpointer(job)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
@@ -260,7 +260,7 @@ def save_on_a_full_disk(job: CheckpointerJob, step: int, salt: int, room: int) -
 
 
 def read_outcome(job: CheckpointerJob, id: str, salt: int) -> str:
-    """What reading a checkpoint comes to: "right", "wrong: ...", "gone", "bad: ...", or the name of another error."""
+    """Return the outcome of reading: "right", "wrong: ...", "gone", "bad: ...", or another error as "name: message"."""
     checkpointer, ident = open_checkpointer(job), CheckpointId.parse(id)
     assert ident is not None
     registry = build_registry(job.mesh, job.large)
@@ -283,12 +283,12 @@ def read_outcome(job: CheckpointerJob, id: str, salt: int) -> str:
 
 
 def lose_each(job: CheckpointerJob, id: str, salt: int, files: list[str]) -> list[str]:
-    """The outcome with each file gone in turn; all ranks in step."""
+    """Return the outcome of reading with each file deleted in turn, on all ranks in step."""
     return _damage_each(job, id, salt, [(file, None) for file in files])
 
 
 def flip_each(job: CheckpointerJob, id: str, salt: int, places: list[tuple[str, int]]) -> list[str]:
-    """The outcome with each byte flipped in turn."""
+    """Return the outcome of reading with one bit flipped at each (file, byte) of `places` in turn."""
     return _damage_each(job, id, salt, places)
 
 
@@ -315,7 +315,7 @@ def _damage_each(job: CheckpointerJob, id: str, salt: int, places: list) -> list
 # --- kill -9 ---------------------------------------------------------------------------------------------------------
 
 _CHANGES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
-_change_limit: int | None = None  # changes of files until this rank kills itself; None: never
+_change_limit: int | None = None  # file changes until this rank kills itself; None: never
 _change_count = 0
 _directory = ""
 _watching = False
@@ -342,7 +342,7 @@ def _writes(args: tuple) -> bool:
 
 
 def save_and_die(job: CheckpointerJob, step: int, salt: int, victim: int | None, after: int) -> int:
-    """Save, counting the changes this rank makes to files; the victim kills itself just before number `after`."""
+    """Save, and return the number of this rank's file changes; the victim kills itself just before change `after`."""
     global _change_limit, _change_count, _directory, _watching
     if not _watching:
         sys.addaudithook(_watch)

@@ -1,7 +1,7 @@
-"""What an author claims, checked both ways, and exceptions that cannot go unseen.
+"""Claims of a part's author, tested both ways, and waivers of standard tests, which are always reported.
 
 A test of a claim runs whether it is claimed or not. Claimed, it must pass. Unclaimed, it is a probe:
-where it would have passed, an `Unclaimed` warning says so. Nothing is ever skipped.
+if it passes, an `Unclaimed` warning says so. No test is ever skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOSSY = (
 
 
 class Unclaimed(UserWarning):
-    """A part can do what its author does not claim."""
+    """Warning that a part passes the test of a capability that its author does not claim."""
 
     def __init__(self, choice: str, capability: str, test: str) -> None:
         self.choice, self.capability = choice, capability
@@ -31,7 +31,7 @@ class Unclaimed(UserWarning):
 
 
 class Waived(UserWarning):
-    """A standard test does not run for this part; the reason is the message."""
+    """Warning that a standard test does not run for this part; the message is the reason."""
 
     def __init__(self, choice: str, reason: str) -> None:
         self.choice, self.reason = choice, reason
@@ -39,7 +39,7 @@ class Waived(UserWarning):
 
 
 def mark_capability(capability: str) -> Callable[[Callable], Callable]:
-    """Mark a standard test as about one capability, a word of its suite's `CLAIMS`."""
+    """Mark a standard test as the test of one capability, a word of its suite's `CLAIMS`."""
 
     def mark(test: Callable) -> Callable:
         @functools.wraps(test)
@@ -54,7 +54,7 @@ def mark_capability(capability: str) -> Callable[[Callable], Callable]:
                 return
             try:
                 test(self, *args, **kwargs)
-            except (Exception, pytest.fail.Exception):  # what pytest.raises raises is no Exception
+            except (Exception, pytest.fail.Exception):  # a failed pytest.raises is not an Exception
                 return
             warnings.warn(Unclaimed(self.choice, capability, test.__name__), stacklevel=2)
 
@@ -65,14 +65,14 @@ def mark_capability(capability: str) -> Callable[[Callable], Callable]:
 
 
 def claims(suite: Any, capability: str) -> bool:
-    """Whether a suite's tests of a capability have to pass: its author claims it, or it holds for every part."""
+    """Return whether a suite's tests of a capability must pass: its author claims it, or it holds for every part."""
     return capability in suite.can or (capability == LAYOUT and not suite.offer.part.layout_dependent)
 
 
 def waive(reason: str) -> Callable:
-    """Stands in for a standard test that does not fit: ``test_x = waive("why")``. The report shows the reason.
+    """Return a stand-in for a standard test that does not fit: ``test_x = waive("why")``. The report shows the reason.
 
-    Raises ValueError without one.
+    Raises ValueError if the reason is empty.
     """
     if not reason.strip():
         raise ValueError("a waived test needs a reason")
@@ -85,7 +85,7 @@ def waive(reason: str) -> Callable:
 
 
 def find_standard_tests(cls: type) -> dict[str, Callable]:
-    """The kit's tests that a suite class inherits, by name."""
+    """Return the kit's tests that a suite class inherits, by name."""
     tests: dict[str, Callable] = {}
     for base in cls.__mro__:
         if base.__module__.startswith("gangline_testkit."):
@@ -95,7 +95,7 @@ def find_standard_tests(cls: type) -> dict[str, Callable]:
 
 
 def find_overridden(cls: type) -> list[str]:
-    """Names of standard tests that a class replaces or deletes without `waive`."""
+    """Return the names of standard tests that a class replaces or deletes without `waive`."""
     return [
         name
         for name, test in find_standard_tests(cls).items()

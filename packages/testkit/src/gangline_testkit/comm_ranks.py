@@ -1,4 +1,4 @@
-"""What a rank does in the tests of what parts wrap around a Comm: every operation, beside the same without the part."""
+"""Checks on ranks of a Comm that a part wraps: every operation must give the results of the unwrapped Comm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MESHES = ({"dp_shard": 2}, {"tp": 2})
 
 
 def check_traffic(config: PartConfig, run: Run) -> None:
-    """Raises AssertionError where the wrapped axes are other ones, or carry something else."""
+    """Check that `wrap` changes no axis and no result of an operation. Raises AssertionError if it does."""
     for sizes in MESHES:
         inner = rank.make_comms(Mesh.of(sizes), True)
         wrapped = config.wrap(run, inner)

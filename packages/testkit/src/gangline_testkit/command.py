@@ -1,4 +1,4 @@
-"""The suite for verbs of `gangline` (hook `gangline_commands`)."""
+"""Conformance suite for commands of `gangline` (hook `gangline_commands`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ assert "torch" not in sys.modules, "torch is imported"
 
 
 class CommandSuite:
-    """Subclass with ``choice = "gangline mine"``."""
+    """Conformance suite for commands; subclass it with ``choice = "gangline mine"``."""
 
     choice: ClassVar[str]
     can: ClassVar[set[str]] = set()
@@ -44,7 +44,7 @@ class CommandSuite:
         assert callable(load(run)), f"{run} cannot be called"
 
     def test_help_is_given_without_torch(self) -> None:
-        """`gangline VERB --help` says how it is used, at once, and ends with 0."""
+        """Check that `gangline VERB --help` prints the usage without importing torch, and exits with 0."""
         words = [sys.executable, "-c", _TORCH_FREE, self.verb, "--help"]
         process = subprocess.run(words, capture_output=True, text=True, timeout=120, env=os.environ)
         check_success(process)

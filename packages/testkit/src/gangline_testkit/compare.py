@@ -1,4 +1,4 @@
-"""From what each rank holds to the global view, and comparisons that say where two of them part."""
+"""Assembly of the global view from each rank's pieces, and comparisons that report where two arrays differ."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from gangline.runtime import MatrixId
 
-Held = tuple[str, tuple[int, ...], Tensor]  # array name, offset, what lies there
-Clipped = tuple[float, list[Held], list[Held]]  # the norm that `clip` gives, and the gradients before and after it
+Held = tuple[str, tuple[int, ...], Tensor]  # array name, offset, values
+Clipped = tuple[float, list[Held], list[Held]]  # norm by `clip`, gradients before and after it
 
 
 def assemble(per_rank: Sequence[Iterable[Held]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Every array of `shapes`, from the boxes that the ranks hold.
+    """Return every array of `shapes`, assembled from the boxes that the ranks hold.
 
-    Fails where an element is held by nobody, or by two that differ in a bit.
+    Raises AssertionError if no rank holds an element, or if two ranks hold different bits for it.
     """
     whole: dict[str, Tensor] = {}
     coverage: dict[str, Tensor] = {}
@@ -45,7 +45,7 @@ def assemble(per_rank: Sequence[Iterable[Held]], shapes: Mapping[str, tuple[int,
 
 
 def close(what: str, got: Tensor, want: Tensor, relative: float) -> None:
-    """Every element within `relative` of the largest magnitude of `want`; 0: the same bits."""
+    """Assert that every element is within `relative` of the largest magnitude of `want`; 0: bit-identical."""
     assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
     if got.numel() == 0:
         return
@@ -65,14 +65,14 @@ def close(what: str, got: Tensor, want: Tensor, relative: float) -> None:
 
 
 def compare_all(what: str, got: Mapping[str, Tensor], want: Mapping[str, Tensor], relative: float) -> None:
-    """`close` for every name; the names must be the same."""
+    """Assert `close` for every name; both mappings must have equal names."""
     assert set(got) == set(want), f"{what}: names differ: {sorted(set(got) ^ set(want))}"
     for name in want:
         close(f"{what} {name}", got[name], want[name], relative)
 
 
 def assert_number_close(what: str, got: float, want: float, relative: float) -> None:
-    """One number; 0: the same bits."""
+    """Assert that a number is within `relative` of `want`; 0: equal."""
     apart = abs(got - want)
     assert apart <= relative * abs(want), f"{what} is {got!r}, expected {want!r}"
 
@@ -80,7 +80,7 @@ def assert_number_close(what: str, got: float, want: float, relative: float) -> 
 def compare_clipped(
     per_rank: Sequence[Clipped], shapes: Mapping[str, tuple[int, ...]], limit: float, what: str
 ) -> None:
-    """Compare what `clip` made of gradients on each rank with those before it, scaled to a norm of `limit`."""
+    """Assert that `clip` returned the norm of the gradients before it, and scaled them down to a norm of `limit`."""
     before = assemble([pieces for _, pieces, _ in per_rank], shapes)
     after = assemble([pieces for _, _, pieces in per_rank], shapes)
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in before.values()))
@@ -96,7 +96,7 @@ def check_mapped_once(
 ) -> None:
     """Assert that every matrix was mapped once, on its owner, and that all its holders have the bits of one process.
 
-    answers: what `strategy_ranks.map_matrices` gave on each rank; want: what `expect_mapped` gave.
+    answers: results of `strategy_ranks.map_matrices` on each rank; want: result of `expect_mapped`.
     """
     shapes = {name: tuple(array.shape) for name, array in want.items()}
     arrays = assemble([pieces for pieces, _, _ in answers], shapes)

@@ -1,7 +1,7 @@
 """`gangline conform DIST`: run the conformance suites on every part of an installed distribution, and print a table.
 
-Claims are the author's: those of the test file given, or of ./tests/test_conformance.py where there is one. Without
-any, nothing is claimed, and the table says what could be.
+Claims are read from the test file given, or from ./tests/test_conformance.py if it exists. Without either, parts have
+no claims, and the table lists what could be claimed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS = ("part", "suite", "claims", "passed", "failed", "remarks")
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 where every suite passes, else 1. Raises UserError for a distribution that is not here or offers no part."""
+    """Return 0 if every suite passes, else 1. Raises UserError if the distribution is not installed or has no parts."""
     parser = argparse.ArgumentParser(prog="gangline conform", description=__doc__)
     parser.add_argument("distribution", metavar="DIST", help="such as gangline-mine")
     parser.add_argument(
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find_offers(distribution: str) -> tuple[list[Offer], list[str]]:
-    """The parts and the verbs that a distribution supplies. Raises UserError, with the cause, where there are none."""
+    """Return the parts and the commands of a distribution. Raises UserError, with the cause, if there are none."""
     plugins = installed()
     for failure in plugins.failures:
         if _is_same_name(failure.distribution, distribution):
@@ -64,7 +64,7 @@ def find_offers(distribution: str) -> tuple[list[Offer], list[str]]:
 
 
 def conform(offers: Sequence[Offer], verbs: Sequence[str], tests: Path | None) -> list[Result]:
-    """Run the suites in this process; a result for each part and each verb."""
+    """Run the suites in this process, and return a result for each part and each command. tests: None for no claims."""
     from gangline_testkit import report
 
     with tempfile.TemporaryDirectory(prefix="gangline-conform-") as folder:
@@ -83,7 +83,7 @@ def conform(offers: Sequence[Offer], verbs: Sequence[str], tests: Path | None) -
 
 
 def show(results: Sequence[Result], distribution: str, markdown: bool) -> None:
-    """The table, then what failed."""
+    """Print the table of results, then the failures."""
     rows = [_format_cells(result) for result in results]
     if markdown:
         print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
@@ -109,6 +109,6 @@ def _format_cells(result: Result) -> tuple[str, ...]:
 
 
 def _is_same_name(one: str, other: str) -> bool:
-    """Whether two names of distributions are one, as packaging normalises them."""
+    """Return whether two names of distributions are equal after packaging's normalisation."""
     plain = re.compile(r"[-_.]+")
     return plain.sub("-", one).lower() == plain.sub("-", other).lower()

@@ -1,4 +1,4 @@
-"""The suite for `gangline_data_sources`: sample i is a function of (seed, split, i); an epoch shows everything once."""
+"""Conformance suite for data sources: sample i is a function of (seed, split, i), and an epoch shows all data once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gangline_testkit.claims import mark_capability
 from gangline_testkit.data_reader import BatchReaderSuite
 from gangline_testkit.pool import get_pool
 
-SOME = 24  # samples that a test looks at
+SOME = 24  # samples that a test reads
 
 
 def compute_digests(build: str, run: Run, split: str, numbers: list[int]) -> list[str]:
-    """What a rank makes of the same samples."""
+    """Return the digests of some samples as this rank reads them."""
     source = load(build)(run.data, run, split)
     return [_compute_digest(source.sample(number)) for number in numbers]
 
@@ -41,7 +41,7 @@ def _compute_digest(sample: Sample) -> str:
 
 
 class DataSourceSuite(BatchReaderSuite):
-    """Subclass with ``choice = "data=mine"``. A source that does not read text files overrides `corpus` and `place`."""
+    """Conformance suite: ``choice = "data=mine"``. A source that reads no text overrides `write_corpus` and `place`."""
 
     CLAIMS: ClassVar[dict[str, str]] = {
         "epochs": "has a length, and one epoch shows all of its data once",
@@ -53,21 +53,21 @@ class DataSourceSuite(BatchReaderSuite):
         return ("model.vocab_size=256", "batch.sequence_length=32")
 
     def write_corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
-        """Write data that no part of repeats, other data for another `first`; the settings that name it."""
+        """Write a text of unique words, others for another `first`, and return the settings that name its file."""
         path = directory / f"{first}-{words}.txt"
         path.write_text(self.make_text(first, words))
         return (f"data.path={path}",)
 
     def make_text(self, first: int = 0, words: int = 1500) -> str:
-        """What `corpus` writes: counting words, so that every few letters say where they are."""
+        """Return the text of `write_corpus`: counting words, so that every few letters identify their position."""
         return "".join(f"{100_000 + first + n} " for n in range(words))
 
     def place(self, source: DataSource, sample: Sample) -> tuple[int, int]:
-        """Which part of the data a sample's inputs are: [start, stop) in letters of the text."""
+        """Return the range [start, stop) of the text, in letters, that a sample's inputs are."""
         read = source.decode(sample["tokens"][:-1].tolist())
         assert read is not None, "decode gives no text: override `place`"
         text = self.make_text()
-        while read and read not in text:  # the last one may end in a separator
+        while read and read not in text:  # the last sample may end in a separator
             read = read[:-1]
         assert len(read) > len("100000 "), "a sample is not to be found in the data"
         return text.index(read), text.index(read) + len(read)
@@ -75,7 +75,7 @@ class DataSourceSuite(BatchReaderSuite):
     def build_source(
         self, tmp_path: Path, *settings: str, split: str = "train", corpus: Iterable[str] | None = None
     ) -> Any:
-        """The source on the suite's data."""
+        """Return the source built on the suite's data; corpus: settings that name other data."""
         run = self.run(*(self.write_corpus(tmp_path) if corpus is None else corpus), *settings)
         return self.build(run.data, run, split)
 
@@ -106,7 +106,7 @@ class DataSourceSuite(BatchReaderSuite):
                 assert steps.min(initial=0) >= 0, "document numbers fall within a sequence"
 
     def test_a_sample_depends_on_its_number_alone(self, tmp_path: Path) -> None:
-        """Not on what was asked before, not on the instance, not on what was done to the arrays it gave."""
+        """Check that a sample depends on its number alone: not on earlier reads, instance, or writes to its arrays."""
         source = self.build_source(tmp_path)
         first = [_compute_digest(source.sample(i)) for i in range(SOME)]
         for i in reversed(range(SOME)):
@@ -126,7 +126,7 @@ class DataSourceSuite(BatchReaderSuite):
             assert answer == here
 
     def test_length_is_a_number_of_samples_or_none(self, tmp_path: Path) -> None:
-        """None: without end. Validation asks for it."""
+        """Check that `count_samples` returns a positive number, or None for an endless source; validation calls it."""
         for split in ("train", "validation"):
             length = self.build_source(tmp_path, split=split).count_samples()
             assert length is None or (isinstance(length, int) and length > 0), f"the length of {split} is {length!r}"
@@ -138,7 +138,7 @@ class DataSourceSuite(BatchReaderSuite):
 
     @mark_capability("epochs")
     def test_an_epoch_repeats_nothing_and_leaves_nothing_out(self, tmp_path: Path) -> None:
-        """But for the end of each split, which may be too short for a sample."""
+        """Check that an epoch shows all data once, except for the end of each split if it is too short for a sample."""
         covered = []
         for split in ("train", "validation"):
             source = self.build_source(tmp_path, split=split)
@@ -166,7 +166,7 @@ class DataSourceSuite(BatchReaderSuite):
         for start, stop in self.find_places(held_out, range(held_out.count_samples() or SOME)):
             assert not letters[start:stop].any(), f"letters {start} to {stop} are trained on and validated with"
 
-    # --- what is said about it ---------------------------------------------------------------------------------------
+    # --- fingerprint, state and description --------------------------------------------------------------------------
 
     def test_fingerprint_is_the_same_for_the_same_samples(self, tmp_path: Path) -> None:
         one, two = self.build_source(tmp_path), self.build_source(tmp_path)
@@ -198,7 +198,7 @@ class DataSourceSuite(BatchReaderSuite):
 
     @mark_capability("reads")
     def test_missing_data_is_the_users_error(self, tmp_path: Path) -> None:
-        """Found by `check` before anything starts, or raised as a UserError; never a traceback."""
+        """Check that missing data is found by `check` before anything starts, or raises UserError on reading."""
         run = copy.deepcopy(self.run(*self.write_corpus(tmp_path)))
         for setting in self.write_corpus(tmp_path):
             path = Path(setting.partition("=")[2])

@@ -1,4 +1,4 @@
-"""What holds of every data source's reader: it gives what `sample` gives, wherever it begins, on every width."""
+"""Conformance suite for batch readers of data sources: samples as by `sample`, from any start and on every width."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ FIELDS = ("tokens", "targets", "loss_mask", "position", "document", "padding", "
 
 
 class BatchReaderSuite(PartSuite):
-    """A part of `DataSourceSuite`."""
+    """Base of `DataSourceSuite` with the tests of the source's batch reader."""
 
     def build_source(self, tmp_path: Path, *settings: str, split: str = "train") -> Any:
-        """The source on the suite's data. Raises NotImplementedError until an author overrides it."""
+        """Return the source built on the suite's data. Raises NotImplementedError until an author overrides it."""
         raise NotImplementedError
 
     @contextmanager
@@ -44,7 +44,7 @@ class BatchReaderSuite(PartSuite):
     def assert_samples(
         self, source: DataSource, batches: Sequence[StoredBatch], numbers: Sequence[int], counted: int | None = None
     ) -> None:
-        """The microbatches hold these samples, as `sample` gives them; rows from `counted` on do not count."""
+        """Assert that the batches hold these samples as `sample` returns them; rows from `counted` on do not count."""
         read = [int(number) for batch in batches for number in batch.sample]
         assert read == list(numbers), f"samples {read} are read; {list(numbers)} are wanted"
         for batch in batches:
@@ -63,7 +63,7 @@ class BatchReaderSuite(PartSuite):
                 self.assert_samples(source, batches, range(step * SIZE, (step + 1) * SIZE))
 
     def test_a_reader_goes_on_anywhere(self, tmp_path: Path) -> None:
-        """After a resume, after a rollback, behind samples that are passed over: it begins anew at any sample."""
+        """Check that a reader restarts at any sample, as after a resume, after a rollback, or to skip samples."""
         source = self.build_source(tmp_path)
         with self.read_batches(source) as reader:
             for cursor, steps in ((SIZE, 2), (5 * SIZE + 3, 1), (0, 2), (1, 1), (1, 1)):
@@ -83,7 +83,7 @@ class BatchReaderSuite(PartSuite):
                         self.assert_samples(source, reader.take(), range(first, first + SIZE // width))
 
     def test_held_out_samples_are_the_same_for_every_width(self, tmp_path: Path) -> None:
-        """Each of the first ones counts once; what does not divide is filled up with rows that do not count."""
+        """Check that each of the first held-out samples counts once on every width; padding rows do not count."""
         source = self.build_source(tmp_path, split="validation")
         length = source.count_samples()
         count = 5 if length is None else min(5, length)
@@ -102,7 +102,7 @@ class BatchReaderSuite(PartSuite):
             assert len(shares) == 1, f"of {width} ranks some get more microbatches than others: {sorted(shares)}"
 
     def test_what_a_reader_gave_stays_until_the_next(self, tmp_path: Path) -> None:
-        """Its memory may be filled again only then, also where the step takes longer than to read ahead."""
+        """Check that a batch's memory is not refilled before the next batch is taken, even if the step is slow."""
         source = self.build_source(tmp_path)
         with self.read_batches(source) as reader:
             reader.begin(0, 0)
@@ -120,7 +120,7 @@ class BatchReaderSuite(PartSuite):
             reader.close()
             with pytest.raises(RuntimeError):
                 assert reader.take() is None, "a batch is read after `close`"
-        deadline = time.monotonic() + 60  # a thread in the middle of a sample ends with it
+        deadline = time.monotonic() + 60  # a thread ends after the sample that it is reading
         while (threads := set(threading.enumerate()) - before) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not threads, f"threads are left after `close`: {threads}"

@@ -1,4 +1,4 @@
-"""Between torch's DTensor and `Shard`: the one place where the two meet."""
+"""Conversion between torch's DTensor and `Shard`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gangline.shard import Shard
 
 
 def to_shard(name: str, tensor: DTensor) -> Shard:
-    """What this rank holds of a DTensor; writing into the shard writes into it.
+    """Return this rank's part of a DTensor as a Shard; writing into the Shard writes into the DTensor.
 
-    Primary is the first replica along each mesh dim that does not cut the array. Raises ValueError for placements that
-    are no box (partial sums, strided shards).
+    Primary is the first replica along each mesh dim that does not shard the array. Raises ValueError on a rank outside
+    the mesh, and for placements that are not a box (partial sums, strided shards).
     """
     device_mesh = tensor.device_mesh
     coordinate = device_mesh.get_coordinate()
@@ -40,7 +40,7 @@ def to_shard(name: str, tensor: DTensor) -> Shard:
 
 
 def to_dtensor(shard: Shard, device_mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """A DTensor over the shard's memory. Raises ValueError where the placements say another box."""
+    """Return a DTensor over the shard's memory. Raises ValueError if the placements describe another box."""
     strides = torch.empty(shard.global_shape, device="meta").stride()
     tensor = DTensor.from_local(
         shard.local, device_mesh, placements, run_check=False, shape=torch.Size(shard.global_shape), stride=strides

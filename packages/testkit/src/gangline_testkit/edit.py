@@ -1,4 +1,4 @@
-"""The suite for model edits: pure, honest about what it changed, and layout-invariant."""
+"""Conformance suite for model edits: pure, with claims that match the changes, and layout-invariant."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ print(hashlib.sha256(made.encode()).hexdigest())
 
 
 class ModelEditSuite(PartSuite):
-    """Subclass with ``choice = "group=mine"``, the group being one of model edits.
+    """Conformance suite for edits; subclass it with ``choice = "group=mine"``, the group being one of model edits.
 
-    `model`: settings of the model it edits. An edit of other models than a decoder names one there.
-    `layouts`: how many data ranks it is tested on; `axes`: the axes of two ranks along which the model itself is cut.
+    model    settings of the model that is edited, for an edit of other models than a decoder
+    layouts  numbers of data ranks to test on
+    axes     axes of two ranks along which the model itself is sharded
     """
 
     model: ClassVar[tuple[str, ...]] = ()
@@ -72,11 +73,11 @@ class ModelEditSuite(PartSuite):
         return run.edits[self.group]
 
     def compose_before(self) -> tuple[Node, Plan]:
-        """The model without the edit."""
+        """Return tree and plan of the model without the edit."""
         return compose_model(replace(self.run(), edits={}))
 
     def compose_after(self) -> tuple[Node, Plan, list[str]]:
-        """The edit applied: tree, plan, and the paths it claims."""
+        """Return tree, plan and the claimed paths of the edited model."""
         tree, plan = self.compose_before()
         tree, plan, claimed = self.build(tree, plan, self.build_config(self.run()))
         return tree, plan, list(claimed)
@@ -84,7 +85,7 @@ class ModelEditSuite(PartSuite):
     # --- the edit itself ---------------------------------------------------------------------------------------------
 
     def test_pure(self) -> None:
-        """What it is given stays as it was, and what it gives is the same each time."""
+        """Check that the edit leaves its inputs unchanged, and returns an equal result each time."""
         tree, plan = self.compose_before()
         options = self.build_config(self.run())
         inputs = copy.deepcopy((tree, plan, options))
@@ -103,7 +104,7 @@ class ModelEditSuite(PartSuite):
         assert process.stdout.strip() == here, "another process makes another model of the same words"
 
     def test_claims_what_it_changed(self) -> None:
-        """Two edits of one node are refused by their claims, so each changed node lies in a claimed one."""
+        """Check that claims cover exactly the changed nodes, because claims are how two edits of a node are refused."""
         tree, _ = self.compose_before()
         edited, _, claimed = self.compose_after()
         changed_paths = list(_list_changed(tree, edited))
@@ -116,7 +117,7 @@ class ModelEditSuite(PartSuite):
     # --- plan and modules --------------------------------------------------------------------------------------------
 
     def test_every_array_has_an_init(self) -> None:
-        """Parameters and persistent buffers; tied ones under the name they are kept under."""
+        """Check that the plan initialises all parameters and persistent buffers; tied ones under their owner's name."""
         tree, plan, _ = self.compose_after()
         for name in construct(tree).state_dict():
             plan.init(plan.get_owner(name))
@@ -127,13 +128,13 @@ class ModelEditSuite(PartSuite):
         assert not unmatched, f"patterns that match nothing: {', '.join(unmatched)}"
 
     def test_nodes_know_the_shapes_of_their_modules(self) -> None:
-        """Parameters are counted from the tree alone."""
+        """Check that nodes state the parameter shapes of their modules: parameters are counted from the tree alone."""
         tree, _, _ = self.compose_after()
         shapes = {name: tuple(p.shape) for name, p in construct(tree).named_parameters()}
         assert get_parameter_shapes(tree) == shapes
 
     def test_codes_are_kept_in_the_blocks_of_their_nodes(self) -> None:
-        """What fills codes and scales reads the plan, what multiplies by them the node."""
+        """Check that plan (read to fill 8-bit codes) and node (read for the matmul) state equal blocks of codes."""
         tree, plan, _ = self.compose_after()
         blocks = {f"{path}.weight": node.block for path, node in iterate_nodes(tree) if isinstance(node, EightBitNode)}
         for name in get_parameter_shapes(tree):
@@ -150,8 +151,9 @@ class ModelEditSuite(PartSuite):
         assert count_flops_per_token(tree, 128, plan) > 0
 
     def test_every_cut_module_can_be_bound(self) -> None:
-        """A strategy cuts core's Linear and Embedding, and what a loss seam multiplies; any other with a cut parameter
-        has `bind(axis)`.
+        """Check that every new parameter that the plan shards is in a module with `bind(axis)`.
+
+        Core's Linear and Embedding, and the matmul of a loss seam, need none along tp: a strategy shards these itself.
         """
         tree, plan, _ = self.compose_after()
         model, losses = construct(tree), get_calls(tree, plan, "loss")
@@ -169,7 +171,7 @@ class ModelEditSuite(PartSuite):
             )
 
     def test_functions_compute_what_their_nodes_say(self) -> None:
-        """At each seam of the plan: a strategy that puts its own call there computes what is said of the module's."""
+        """Check that at each seam a node states the call that its module's function computes, for strategies to use."""
         tree, plan, _ = self.compose_after()
         modules = dict(construct(tree).named_modules())
         for seam in plan.seams:
@@ -182,10 +184,10 @@ class ModelEditSuite(PartSuite):
                 assert call is not None, message
                 assert own == call, message
 
-    # --- what it computes --------------------------------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------------------------------
 
     def make_job(self, world: int, recompute: bool = False) -> StrategyJob:
-        """The edited model on data ranks of the toy strategy `rows`, which implements folds."""
+        """Return a job of the edited model on data ranks of the toy strategy `rows`, which implements folds."""
         run = replace(self.run("run.deterministic=false"), parallel=Rows())
         tree, plan, _ = self.compose_after()
         build = "gangline_testkit.toys.rows:build"
@@ -200,23 +202,23 @@ class ModelEditSuite(PartSuite):
                 assert bool(torch.isfinite(gradient).all()), f"the gradient of {name} is not finite"
 
     def test_every_parameter_learns(self) -> None:
-        """A gradient reaches it, in the first step or, where a factor begins at zero (as LoRA's B does), after it."""
+        """Check that each parameter gets a gradient, in the first step or, if a factor starts at zero (LoRA), later."""
         steps = get_pool(1).run(ranks.expect, self.make_job(1), 1)[0][1]
         still = [name for name in steps[0].gradients if not any(bool(step.gradients[name].any()) for step in steps)]
         assert not still, f"no gradient reaches {', '.join(still)}"
 
     def test_works_as_a_bare_module(self) -> None:
-        """Sampling calls it outside of any step."""
+        """Check that the model computes outside of any step, as sampling calls it."""
         assert get_pool(1).run(check_bare, self.make_job(1))[0]
 
     def test_what_is_kept_between_tokens_changes_no_text(self) -> None:
-        """Where all nodes say how they take one more token (`Node.get_decoding`); else nothing is kept."""
+        """Check that cached decoding has the logits of a full pass, if all nodes define it (`Node.get_decoding`)."""
         for logits, anew in get_pool(1).run(generate_texts, self.make_job(1))[0]:
             close("with what is kept of earlier tokens, logits of the next ones", logits, anew, FLOAT64)
 
     @mark_capability(LAYOUT)
     def test_layouts_agree(self, world: int) -> None:
-        """Loss, gradients, norm, metrics and weights against one process, in float64."""
+        """Check that losses, gradients, metrics and weights match one process in float64."""
         self.compare(self.make_job(world), FLOAT64)
 
     @mark_capability(LAYOUT)
@@ -225,7 +227,7 @@ class ModelEditSuite(PartSuite):
 
     @mark_capability(LAYOUT)
     def test_layouts_that_cut_the_model_agree(self, axis: str) -> None:
-        """tp: heads and features; cp: the tokens of a sequence; pp: the blocks. Folds have one rank there."""
+        """Check that two ranks of tp (heads, features), cp (tokens) or pp (blocks) match one, on folds of one rank."""
         job = self.make_job(1)
         plan = replace(job.plan, folds=tuple(replace(fold, out_of=("dp_shard",)) for fold in job.plan.folds))
         self.compare(replace(job, plan=plan, mesh=Mesh.of({axis: 2})), FLOAT64)
@@ -250,7 +252,7 @@ class ModelEditSuite(PartSuite):
 
 
 def check_bare(job: StrategyJob) -> bool:
-    """Logits of a few tokens outside of any frame: finite, and nothing is emitted."""
+    """Return whether the loss of a microbatch is finite outside of any frame."""
     from gangline_testkit.reference import Reference
 
     reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
@@ -261,8 +263,9 @@ def check_bare(job: StrategyJob) -> bool:
 
 @torch.no_grad()
 def generate_texts(job: StrategyJob) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Logits (tokens, V) by which a text is written after each of some prompts side by side, and those of the text
-    alone, computed at once. Nothing where a node does not say how it takes one more token.
+    """Return for each prompt of a batch the logits (tokens, V) of cached decoding, and of one forward of its full text.
+
+    Empty if a node does not say how it takes one more token.
     """
     from gangline.comm.solo import Solo
     from gangline.model.init import make_whole_model
@@ -295,7 +298,7 @@ def _is_within(path: str, claim: str) -> bool:
 
 
 def _list_changed(before: Node, after: Node, path: str = "") -> Iterator[str]:
-    """The topmost nodes that differ."""
+    """Iterate over the paths of the topmost nodes that differ."""
     theirs, ours = dict(iterate_children(before)), dict(iterate_children(after))
     if type(before) is not type(after) or set(theirs) != set(ours) or _read_fields(before) != _read_fields(after):
         yield path
@@ -305,7 +308,7 @@ def _list_changed(before: Node, after: Node, path: str = "") -> Iterator[str]:
 
 
 def _read_fields(node: Node) -> dict[str, Any]:
-    """The fields of a node that are no nodes."""
+    """Return the fields of a node that hold no nodes."""
     values = {item.name: getattr(node, item.name) for item in fields(node)}
     return {
         name: value

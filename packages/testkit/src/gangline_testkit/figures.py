@@ -1,4 +1,4 @@
-"""Checks of figures for the tests of what draws with `gangline_basics.figure`: `list_readable` and `list_words`."""
+"""Checks of figures that are drawn with `gangline_basics.figure`: `list_readable`, `list_words` and `list_tips`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 @dataclass(frozen=True)
 class Words:
-    """One line of text as it is drawn."""
+    """One line of text in a figure, as it is drawn."""
 
     text: str
     box: Box
@@ -32,7 +32,7 @@ class Words:
 
 
 class _Recorder(RendererAgg):
-    """Keeps each line of text with its place."""
+    """Renderer that records each line of text with its position."""
 
     def __init__(self, width: float, height: float, dpi: float) -> None:
         super().__init__(width, height, dpi)
@@ -40,7 +40,7 @@ class _Recorder(RendererAgg):
 
     def draw_text(self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, *_: Any, **__: Any) -> None:
         wide, high, below = self.get_text_width_height_descent(s, prop, False)
-        y, high = self.height - y, high - below  # without what hangs below the base line
+        y, high = self.height - y, high - below  # without descenders
         box = (x, y, x + wide, y + high) if angle == 0 else (x - high, y, x, y + wide)
         if s.strip():
             bold = prop.get_weight() == "bold"
@@ -51,8 +51,8 @@ class _Recorder(RendererAgg):
 def list_readable(figure: Figure) -> list[str]:
     """Return the lines of text of a figure as people read them: from top to bottom, from left to right.
 
-    Raises AssertionError where text is outside of the figure, touches other text, is small or pale, where the first
-    line is not the title, and where a legend covers a plot.
+    Raises AssertionError if text is outside of the figure, touches other text, or is small or pale, if the first line
+    is not the title, and if a legend covers a plot.
     """
     render(figure, ".svg")
     wide, high = figure.bbox.size
@@ -83,7 +83,7 @@ def list_words(svg: str) -> list[str]:
 
 
 def list_tips(svg: str) -> list[str]:
-    """Return what a browser shows under the pointer, in the order of the file."""
+    """Return the tooltips of an SVG file, in the order of the file."""
     groups = ElementTree.fromstring(svg).iter(f"{SVG}g")
     return [tip for group in groups if (tip := group.findtext(f"{SVG}title")) is not None]
 

@@ -1,4 +1,4 @@
-"""Fixtures of pytest for tests of plugins: import them in a conftest.py, from this module by name."""
+"""Pytest fixtures for tests of plugins: import them by name in a conftest.py."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gangline_testkit import RealRuns, warm
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[RealRuns]:
-    """A directory for real runs."""
+    """Directory for real runs."""
     with RealRuns(tmp_path) as real_runs:
         yield real_runs
 
 
 @pytest.fixture
 def random_batch():
-    """A function (B, T, vocab_size, documents=1, seed=0) -> Batch of random tokens, a few of which do not count.
+    """Function (B, T, vocab_size, documents=1, seed=0) -> Batch of random tokens, a tenth of which do not count.
 
-    documents: how many lie in each sequence, of different lengths, their positions starting at 0.
+    documents: number of documents in each sequence, of different lengths, with positions that start at 0.
     """
     import torch
 
@@ -52,7 +52,7 @@ def random_batch():
 
 
 class Strangers:
-    """A folder of distributions that nobody installed: put it on the path, and they are found as any other is."""
+    """A folder of plugins that are not installed; with the folder on PYTHONPATH they are found like installed ones."""
 
     def __init__(self, site: Path) -> None:
         self.site = site
@@ -74,7 +74,7 @@ class Strangers:
         contract: str = "v1",
         requires: str = "",
     ) -> None:
-        """One plugin: `source` is the text of its entry module."""
+        """Add one plugin; `source` is the text of its entry module."""
         module = module or distribution.replace("-", "_")
         (self.site / f"{module}.py").write_text(source)
         info = self.site / f"{distribution.replace('-', '_')}-{version}.dist-info"
@@ -84,7 +84,7 @@ class Strangers:
         (info / "entry_points.txt").write_text(f"[gangline.{contract}]\n{plugin or module} = {module}\n")
 
     def add_files(self, distribution: str, folder: Path) -> None:
-        """A plugin that was written into a folder, of one module or of several in a package."""
+        """Add a plugin that was written into a folder, as one module or as a package of several."""
         module = distribution.replace("-", "_")
         if (folder / module).is_dir():
             shutil.copytree(folder / module, self.site / module)
@@ -96,7 +96,7 @@ class Strangers:
     def run(
         self, module: str, *words: str, cwd: Path | None = None, timeout: float = 240
     ) -> subprocess.CompletedProcess[str]:
-        """`python -m MODULE WORDS` where they are on the path."""
+        """Run `python -m MODULE WORDS` with the plugins on its path, and return the completed process."""
         environment = {**os.environ, **self.environment, "OMP_NUM_THREADS": "1"}
         command = [*warm.make_command(module, environment), *words]
         return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
@@ -129,7 +129,7 @@ metadata.MetadataPathFinder.find_distributions = visible
 
 @pytest.fixture
 def core_alone(tmp_path: Path, tmp_path_factory, monkeypatch):
-    """Core, basics and the kit alone of what is installed, here and in processes started; strangers count."""
+    """Hides installed plugins except core, basics and the kit, here and in child processes, but not `strangers`."""
     import importlib.metadata
 
     from gangline.plugin.registry import installed

@@ -1,4 +1,4 @@
-"""The suite for reductions of gradients (group `gradients`): made-up buckets on several ranks, and runs."""
+"""Conformance suite for gradient reductions (group `gradients`): synthetic buckets on several ranks, and runs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gangline_testkit.gradients_ranks import Sums
 from gangline_testkit.pool import get_pool
 from gangline_testkit.suite import PartSuite
 
-ROUNDS = 40  # sums of one and the same gradient, whose mean is compared with the exact sum
+ROUNDS = 40  # repeated sums of one gradient, whose mean is compared with the exact sum
 HALF = 3  # steps before and after a resume
-SLACK = 1.1  # of what is told of a bucket: for filling
-EXACT = 1e-6  # the tolerance of a sum that loses nothing, in float32
+SLACK = 1.1  # factor over the stated size of a bucket, for padding
+EXACT = 1e-6  # tolerance of a lossless sum in float32
 
 
 class GradientsSuite(PartSuite):
-    """Subclass with ``choice = "gradients=mine"``.
+    """Conformance suite for gradient reductions; subclass it with ``choice = "gradients=mine"``.
 
-    settings   options under which all of it is tested: no warm-up (`gradients.start_step=0`), or only that is tested
-    tolerance  how far the mean of 40 sums of constant gradients may be from the exact sum, relative to its norm: with
-               error feedback the mean converges to it. 1e-6 by default: a sum that loses nothing
+    settings   options under which all tests run: without warm-up (`gradients.start_step=0`), or only warm-up is tested
+    tolerance  largest distance of the mean of 40 sums of constant gradients from the exact sum, relative to its norm:
+               with error feedback the mean converges to it. 1e-6 by default: a lossless sum
     layouts    settings of runs on two ranks that are stopped and resumed; ("parallel=ddp",) by default
     """
 
@@ -44,7 +44,7 @@ class GradientsSuite(PartSuite):
         return Sums(self.offer.part.build, self.run(*self.keep_chosen("parallel=ddp")), **{"steps": HALF, **options})
 
     def sum_buckets(self, world: int, **options: Any) -> list[list[list[Tensor]]]:
-        """Rank -> step -> bucket -> what the rank gets."""
+        """Return the sums that each rank gets, by rank, step and bucket."""
         totals: list[list[list[Tensor]]] = get_pool(world).run(ranks.sum_buckets, self.build_sums(**options))
         return totals
 
@@ -55,12 +55,12 @@ class GradientsSuite(PartSuite):
         assert isinstance(self.build(self.build_config(run), run), GradientReduction)
 
     def test_says_what_it_loses(self) -> None:
-        """A sum that is not exact depends on the layout: `Part.layout_dependent` says how."""
+        """Check that `Part.layout_dependent` is stated if sums are not exact, and so depend on the layout."""
         text = self.offer.part.layout_dependent
         assert self.tolerance <= EXACT or text, "Part.layout_dependent does not say how losses depend on the layout"
 
     def test_says_bytes_and_numbers(self, world: int, scatters: bool) -> None:
-        """For `explain` and the planner: what is sent and kept for a large bucket is at most a tenth more."""
+        """Check that a rank sends and keeps at most 10 % more of a large bucket than `count_sent`, `count_kept` say."""
         config = self.build_config(self.run())
         assert isinstance(config, GradientsConfig)
         size = ranks.LARGE.size
@@ -71,7 +71,7 @@ class GradientsSuite(PartSuite):
             assert numbers <= SLACK * told_kept, f"count_kept says {told_kept} numbers, and a rank keeps {numbers}"
 
     def test_arrays_are_a_function_of_the_layout(self, world: int, scatters: bool) -> None:
-        """Each rank names the arrays of all ranks, without asking them."""
+        """Check that kept arrays depend on the layout alone, so that each rank can name the arrays of all ranks."""
         shapes = ranks.describe_arrays(self.build_sums(scatters=scatters), world)
         count = len(ranks.BUCKETS)
         assert shapes[:count] == shapes[count : 2 * count] == shapes[2 * count :], "other arrays the second time"
@@ -87,7 +87,7 @@ class GradientsSuite(PartSuite):
                 _check_same_bits(first, other, f"rank {index} gets another sum than rank 0")
 
     def test_sums_are_near_the_exact_ones(self, world: int, scatters: bool) -> None:
-        """The mean over many steps; of ranges together those of all ranks."""
+        """Check that the mean of many sums is near the exact sum; scattered ranges of all ranks are joined first."""
         totals = self.sum_buckets(world, steps=ROUNDS, constant=True, scatters=scatters)
         for number, layout in enumerate(ranks.BUCKETS):
             of_ranks = [
@@ -104,7 +104,7 @@ class GradientsSuite(PartSuite):
 
     @pytest.mark.parametrize("spoilt", [math.inf, math.nan])
     def test_a_sum_of_what_is_not_finite_is_not_finite(self, world: int, scatters: bool, spoilt: float) -> None:
-        """Or the step is not skipped."""
+        """Check that a bucket with inf or nan has a sum that is not finite, or the step would not be skipped."""
         of_ranks = self.sum_buckets(world, steps=1, scatters=scatters, spoilt=spoilt)
         for number in range(len(ranks.BUCKETS)):
             totals = [step[number] for (step,) in of_ranks]
@@ -114,7 +114,7 @@ class GradientsSuite(PartSuite):
             )
 
     def test_waiting_later_changes_no_bit(self, world: int, scatters: bool) -> None:
-        """Buckets that are under way together get what each gets by itself."""
+        """Check that buckets in flight together get the bits that each gets alone."""
         early = self.sum_buckets(world, late=False, scatters=scatters)
         _check_same_bits(early, self.sum_buckets(world, scatters=scatters), "a sum depends on when it is waited for")
 
@@ -123,16 +123,16 @@ class GradientsSuite(PartSuite):
             self.sum_buckets(world), self.sum_buckets(world), "the same gradients have another sum the second time"
         )
 
-    # --- what is kept ------------------------------------------------------------------------------------------------
+    # --- kept arrays -------------------------------------------------------------------------------------------------
 
     def test_nothing_but_kept_arrays_is_remembered(self, world: int, scatters: bool) -> None:
-        """A reduction that is built in the middle, and gets the kept arrays, continues to the bit."""
+        """Check that a reduction rebuilt between steps from the kept arrays continues bit for bit."""
         straight = self.sum_buckets(world, steps=2 * HALF, scatters=scatters)
         resumed = self.sum_buckets(world, steps=2 * HALF, scatters=scatters, handover=HALF)
         _check_same_bits(straight, resumed, "kept arrays are not all that it remembers")
 
     def test_a_resume_changes_no_bit(self, layout: str, tmp_path: Path) -> None:
-        """A run that is stopped and resumed has the losses and weights of one that is not; replicas stay the same."""
+        """Check that a resumed run has the losses and weights of an uninterrupted one, and that replicas stay equal."""
         words = (
             "run.deterministic=false",
             "batch.global_size=4",
@@ -153,7 +153,7 @@ class GradientsSuite(PartSuite):
                 assert torch.equal(pieces.setdefault((name, offset), local), local), f"{name} differs between replicas"
 
     def run_training(self, run_dir: Path, *words: str) -> list[Any]:
-        """Of each of two ranks what it saw of a run."""
+        """Train on two ranks, and return each rank's (records, weights, names of arrays of this layout alone)."""
         return get_pool(2).run(ranks.run_training, run_dir, *words, "checkpoint.every=null")
 
 

@@ -1,4 +1,4 @@
-"""What ranks do for the suite of gradient reductions: sum made-up buckets, and train."""
+"""Functions that ranks run for the suite of gradient reductions: sums of synthetic buckets, and training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gangline_testkit.compare import Held
 from gangline_testkit.sessions import open_session
 from gangline_testkit.traffic_ranks import CountingComm
 
-# matrices, vectors, filling, and a piece of a row; sizes that 2 and 4 ranks divide
+# matrices, vectors, padding, and a piece of a row; sizes are multiples of 4
 BUCKETS = (
     BucketLayout(
         540,
@@ -37,20 +37,19 @@ BUCKETS = (
     BucketLayout(96, (GradientSlot("embed.weight", 0, (7,)), GradientSlot("embed.weight", 7, (8, 11))), 1),
 )
 
-LARGE = BucketLayout(256 * 512, (GradientSlot("blocks.0.up.weight", 0, (256, 512)),), 1)  # in which filling is little
-LATE = 1_000_000  # a step at which no warm-up goes on
+LARGE = BucketLayout(256 * 512, (GradientSlot("blocks.0.up.weight", 0, (256, 512)),), 1)  # where padding is negligible
+LATE = 1_000_000  # a step after any warm-up
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Some sums of the buckets.
+    """A series of sums of the buckets. The last field replaces each bucket's last gradient on rank 0; None: it stays.
 
-    steps     how many times each bucket is summed
-    scatters  by `reduce_scatter`, else by `reduce`
-    constant  a rank's gradients are the same in each step
+    steps     number of sums of each bucket
+    scatters  sum by `reduce_scatter`, else by `reduce`
+    constant  a rank's gradients are equal in each step
     late      all buckets of a step start before the first is waited for
-    handover  before this step the reduction is built again, and gets the kept arrays of the one before
-    spoilt    what the last gradient of each bucket is on rank 0
+    handover  step before which the reduction is rebuilt and gets the previous kept arrays; 0: never
     """
 
     build: str
@@ -65,7 +64,7 @@ class Sums:
 
 
 def make_gradient(layout: BucketLayout, number: int, step: int, index: int, dtype: torch.dtype) -> Tensor:
-    """The gradients of the rank `index`, zero between slots."""
+    """Return the gradients of the rank `index`, zero between slots."""
     generator = torch.Generator().manual_seed(1 + index + 100 * number + 10_000 * step)
     flat = torch.zeros(layout.size, dtype=dtype)
     for slot in layout.slots:
@@ -75,7 +74,7 @@ def make_gradient(layout: BucketLayout, number: int, step: int, index: int, dtyp
 
 
 def compute_exact(layout: BucketLayout, number: int, step: int, ranks: int) -> Tensor:
-    """The sum of all ranks' gradients, in float64."""
+    """Return the sum of all ranks' gradients in float64."""
     return torch.stack([make_gradient(layout, number, step, index, torch.float64) for index in range(ranks)]).sum(0)
 
 
@@ -95,7 +94,7 @@ def make_fresh(sums: Sums, reduction: GradientReduction, comm: Comm) -> list[Map
 
 @torch.no_grad()
 def sum_buckets(sums: Sums) -> list[list[Tensor]]:
-    """Step -> bucket -> what this rank gets."""
+    """Return the sums that this rank gets, by step and bucket."""
     comm = rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).get_comm("dp_replicate")
     reduction = build_reduction(sums)
     views, totals = make_fresh(sums, reduction, comm), []
@@ -128,7 +127,7 @@ def _run_step(
 
 @torch.no_grad()
 def count_bytes(sums: Sums) -> tuple[int, int]:
-    """(bytes that this rank sends, numbers that it keeps) for the large bucket in float32, after any warm-up."""
+    """Return (bytes that this rank sends, numbers that it keeps) for the large bucket in float32, after any warm-up."""
     traffic: Counter[str] = Counter()
     comm = CountingComm(rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).get_comm("dp_replicate"), traffic)
     reduction, layout = build_reduction(sums), replace(LARGE, ranks=comm.size, scatters=sums.scatters)
@@ -139,7 +138,7 @@ def count_bytes(sums: Sums) -> tuple[int, int]:
 
 
 def describe_arrays(sums: Sums, ranks: int) -> list[dict[str, tuple[int, ...]]]:
-    """The kept arrays of every bucket, as one reduction says twice and another once."""
+    """Return the kept arrays of every bucket, as one reduction names them twice and another once."""
     first, other = build_reduction(sums), build_reduction(sums)
     return [
         {name: tuple(shape) for name, shape in reduction.get_array_shapes(layout).items()}
@@ -149,7 +148,7 @@ def describe_arrays(sums: Sums, ranks: int) -> list[dict[str, tuple[int, ...]]]:
 
 
 def run_training(run_dir: Path, *settings: str) -> tuple[list[StepRecord], list[Held], list[str]]:
-    """(records, weights, names of arrays of this layout alone) of this rank after a run, or a resume."""
+    """Train or resume on this rank, and return (records, weights, names of arrays of this layout alone)."""
     s, records = open_session(run_dir, *settings), list[StepRecord]()
     tell = s.reporter.record
     s.reporter.record = lambda record: records.append(record) or tell(record)  # type: ignore[method-assign, func-returns-value]

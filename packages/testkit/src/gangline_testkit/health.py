@@ -1,4 +1,4 @@
-"""The suite for `gangline_health_checks`: faults put into records, and records without one."""
+"""Conformance suite for health checks (`gangline_health_checks`): records with injected faults, and without."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from gangline_testkit.health_ranks import ask_check, attach_check, build_small_r
 from gangline_testkit.pool import get_pool
 from gangline_testkit.suite import PartSuite
 
-LIVED = 4  # steps of a real run, before it is gone on with
-STEPS, FAULT = 160, 100  # a run's length, and the step at which something goes wrong
-PATIENCE = 40  # steps that a check may take to be sure
+LIVED = 4  # steps of a real run before it is resumed
+STEPS, FAULT = 160, 100  # length of a run, and the step of its fault
+PATIENCE = 40  # steps within which a check must report a fault
 
 Records = list[StepRecord]
 
 
 def make_healthy(steps: int = STEPS, seed: int = 0) -> Records:
-    """A run on which nothing is wrong: a loss that falls with noise, steady times and memory."""
+    """Return the records of a healthy run: a loss that falls with noise, steady times and memory."""
     noise = np.random.Generator(np.random.Philox(key=seed)).standard_normal((steps, 4))
     records = []
     for step in range(1, steps + 1):
@@ -65,7 +65,7 @@ def make_healthy(steps: int = STEPS, seed: int = 0) -> Records:
 
 
 def _from(change: Callable[[StepRecord, int], StepRecord], steps: int = STEPS) -> Callable[[Records], Records]:
-    """Change the records from FAULT on, for `steps` steps; `change` gets how many steps it is since."""
+    """Return a fault that changes `steps` records from FAULT on; `change` gets a record and the steps since FAULT."""
 
     def add_fault(records: Records) -> Records:
         return [
@@ -94,9 +94,9 @@ FAULTS: dict[str, Callable[[Records], Records]] = {
 
 
 class HealthCheckSuite(PartSuite):
-    """Subclass with ``choice = "health=mine"``; `can` names the faults that it catches.
+    """Conformance suite for health checks; subclass it with ``choice = "health=mine"``. `can` names the caught faults.
 
-    A check of something that no record shows adds to `faults`, and to `CLAIMS`, what it looks for.
+    A check for another fault adds that fault to `faults` and to `CLAIMS`.
     """
 
     CLAIMS: ClassVar[dict[str, str]] = {name: f"catches the fault {name}" for name in FAULTS}
@@ -107,25 +107,25 @@ class HealthCheckSuite(PartSuite):
             metafunc.parametrize("fault", list(self.faults))
 
     def check(self) -> HealthCheck:
-        """A fresh check."""
+        """Return a new check, attached as before a run's first step."""
         run = self.run()
         return attach_check(self.build(self.build_config(run), run), self.offer.part.name)
 
     def find_verdicts(self, records: Records, check: HealthCheck | None = None) -> list[tuple[int, Verdict]]:
-        """What one process's check says: (step, verdict)."""
+        """Return (step, verdict) for each verdict of one process's check; None: a new check."""
         check, (*_, comms) = check or self.check(), build_small_runtime()
         return [(record.step, verdict) for record in records for verdict in ask_check(check, record, comms.world)]
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def test_quiet_where_nothing_is_wrong(self) -> None:
-        """Nothing stronger than a note, over several runs."""
+        """Check that several healthy runs get no verdict stronger than a note."""
         for seed in range(5):
             loud = [(step, v) for step, v in self.find_verdicts(make_healthy(400, seed)) if v.suggestion > Action.NOTE]
             assert not loud, f"on a healthy run: {loud[0][1].kind} at step {loud[0][0]}: {loud[0][1].evidence}"
 
     def test_catches_the_fault(self, fault: str) -> None:
-        """Where it is claimed; where it is not, a probe."""
+        """Check that a claimed fault is caught, and warn if an unclaimed fault is."""
         verdicts = self.find_verdicts(self.faults[fault](make_healthy()))
         steps = [step for step, verdict in verdicts if verdict.suggestion > Action.NOTE]
         caught = bool(steps) and FAULT <= steps[0] <= FAULT + PATIENCE
@@ -151,7 +151,7 @@ class HealthCheckSuite(PartSuite):
     # --- orders ------------------------------------------------------------------------------------------------------
 
     def test_an_answer_depends_on_what_was_agreed_alone(self, fault: str) -> None:
-        """Each rank asks on its own, and a restarted one has seen nothing: asked twice, and of a fresh check."""
+        """Check that responses depend on agreed verdicts alone: equal when repeated, and from a new check."""
         from gangline.train.verdicts import make_not_finite
 
         check = self.check()
@@ -172,7 +172,7 @@ class HealthCheckSuite(PartSuite):
                 attempts.append(line)
 
     def test_lives_in_a_run_that_is_killed_and_goes_on(self, tmp_path: Path) -> None:
-        """Everything that core asks of a check, in a run on two ranks: nothing is raised, nothing is ordered."""
+        """Check that a check works in a run on two ranks that is resumed: no call fails, and no order is given."""
         for steps in (LIVED, 2 * LIVED):
             words = (
                 *self.chosen,
@@ -189,7 +189,7 @@ class HealthCheckSuite(PartSuite):
     # --- manners -----------------------------------------------------------------------------------------------------
 
     def test_state_goes_through_a_checkpoint(self, fault: str) -> None:
-        """A check that is stored and taken up again says what it would have said."""
+        """Check that a check restored from its state gives the verdicts that the original gives."""
         records = self.faults[fault](make_healthy())
         for place in (0, FAULT - 1, FAULT, FAULT + 2):
             whole = self.check()
@@ -204,7 +204,7 @@ class HealthCheckSuite(PartSuite):
             assert verdicts[0] == verdicts[1], f"after a checkpoint at step {place} it speaks differently"
 
     def test_no_collectives_outside_of_collective(self) -> None:
-        """And state is the same on all ranks."""
+        """Check that `before_update`, `observe` and `state` run no collectives, and that all ranks have equal state."""
         run = self.run()
         records = FAULTS["not-finite"](make_healthy(FAULT + 5))
         answers = get_pool(2).run(
@@ -222,7 +222,7 @@ class HealthCheckSuite(PartSuite):
             replace(plain, step=4, metrics={"blocks.0/load": [1.0, 2.0], "x": math.nan}, step_seconds=0.0),
             replace(plain, step=5, rank_losses=[1.0, None, math.nan, 2.0]),
             replace(plain, step=6, rank_losses=[None, None]),
-            replace(plain, step=3),  # after a rollback steps come again
+            replace(plain, step=3),  # after a rollback, steps repeat
         ]
         self.find_verdicts(strange, check)
 
@@ -231,7 +231,7 @@ class HealthCheckSuite(PartSuite):
             records = fault(make_healthy())
             before = copy.deepcopy(records)
             self.find_verdicts(records)
-            assert repr(records) == repr(before)  # nan differs from itself, its letters do not
+            assert repr(records) == repr(before)  # compares text, because nan differs from itself
 
     def test_before_run_gives_verdicts(self) -> None:
         assert all(isinstance(verdict, Verdict) for verdict in self.check().before_run())

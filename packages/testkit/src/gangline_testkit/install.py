@@ -1,6 +1,6 @@
-"""A plugin that is not installed, made to look as if it were: for the tests of the kit and for trying a part out.
+"""Temporary installation of a plugin, to test the kit and to try out a part.
 
-The plugin gets real metadata on `sys.path` and is found, composed and listed as every other is.
+The plugin gets real metadata on `sys.path` and is found, composed and listed like any other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @contextmanager
 def as_installed(distribution: str, module: str, *, path: str | Path | None = None) -> Iterator[None]:
-    """Within, `module` is the entry module of an installed `distribution`; `path` is where it can be imported from.
+    """Make `module` the entry module of an installed `distribution` in the block; `path` is where to import it from.
 
     Raises what the import of the module raises.
     """

@@ -1,4 +1,4 @@
-"""Tests of Triton kernels without a GPU, in a process of their own: Triton decides as it is imported."""
+"""Tests of Triton kernels without a GPU, in a separate process because Triton reads its mode when imported."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 
 def run_interpreted(tests: Path) -> None:
-    """Run a file of tests in which Triton interprets kernels on CPU tensors. Raises AssertionError with what failed.
+    """Run a file of tests in which Triton interprets kernels on CPU tensors. Raises AssertionError with the output.
 
-    Skips the test on systems for which there is no Triton.
+    Skips the test on systems without Triton.
     """
     if sys.platform != "linux":
         pytest.skip("Triton is for Linux alone")

@@ -1,4 +1,4 @@
-"""What autograd keeps of a forward pass, in bytes: what `Node.count_activation_bytes` of a module is held against."""
+"""Count of the bytes that autograd saves in a forward pass, to check `Node.count_activation_bytes` of a module."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def count_kept_bytes(known: Iterable[Tensor], forward: Callable[[], object]) -> int:
-    """Bytes that `forward()` keeps for its backward pass, each piece of memory once.
+    """Return the bytes that `forward()` saves for its backward pass, each piece of memory once.
 
-    known: tensors that live anyway and do not count, such as weights and the batch. What `forward` gives is kept alive
-    until all is counted: memory that is freed and used again would count as one piece.
+    known: tensors that exist anyway and do not count, such as weights and the batch. The result of `forward` is kept
+    alive until all is counted: memory that is freed and reused would count as one piece.
     """
     own = {tensor.untyped_storage().data_ptr() for tensor in known}
     sizes: dict[int, int] = {}

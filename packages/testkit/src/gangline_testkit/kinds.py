@@ -1,4 +1,4 @@
-"""The kinds of plugins that core knows: what each starts from, and the suite that it passes. Torch-free."""
+"""The kinds of plugins that core knows: the example and the conformance suite of each. Torch-free."""
 
 from __future__ import annotations
 

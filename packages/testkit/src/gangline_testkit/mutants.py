@@ -1,6 +1,6 @@
-"""Mutants: parts that are wrong in one way each, and how a suite is tested with them.
+"""Mutants: parts with one fault each, and functions that test a suite with them.
 
-The suite is run on the mutant; the test that must find it has to fail, and to say what is wrong.
+The suite is run on the mutant; the test that must find the fault has to fail, with a message that names it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gangline_testkit.suite import PartSuite
 
 @dataclass(frozen=True)
 class Mutant:
-    """A broken part, and the test that must find it. `saying`: a pattern that the failure's message has to match."""
+    """A broken part, and the test that must find it. `saying`: a pattern that the failure's message must match."""
 
     choice: str
     test: str
@@ -31,7 +31,7 @@ class Mutant:
 
 
 def judge(mutant: Mutant, suite: str, place: Path, *tests: str) -> Result:
-    """What the suite, or these tests of it, says about the mutant."""
+    """Run the suite, or these tests of it, on the mutant, and return the result."""
     path = place / f"test_{re.sub(r'[^a-z]', '_', str(mutant))}.py"
     lines = [
         "from gangline_testkit.scenarios import RunLayout",
@@ -45,13 +45,13 @@ def judge(mutant: Mutant, suite: str, place: Path, *tests: str) -> Result:
         *(f"    {line}" for line in mutant.more.splitlines()),
     ]
     path.write_text("\n".join(lines) + "\n")
-    with chdir(place):  # one that litters does it there
+    with chdir(place):  # files that a mutant leaves behind go there
         (result,) = run_file(path, [f"TestMutant::{test}" for test in tests])
     return result
 
 
 def assert_found(mutant: Mutant, suite: str, place: Path) -> None:
-    """The named test fails, and says why."""
+    """Assert that the named test fails, with a message that matches `saying`."""
     result = judge(mutant, suite, place, mutant.test, "test_claims_are_known_words")
     failures = {test.partition("[")[0]: why for test, why in result.failed.items()}
     assert list(failures) == [mutant.test], f"{mutant.test} lets {mutant} pass; failed: {result.failed}"
@@ -59,7 +59,7 @@ def assert_found(mutant: Mutant, suite: str, place: Path) -> None:
 
 
 def assert_only_its_behaviour(mutant: Mutant, suite: str, place: Path) -> None:
-    """Over the whole suite: the named test is among those that fail, and all else that is said of every part holds."""
+    """Assert that in the whole suite the named test fails, and every other test of `PartSuite` passes."""
     result = judge(mutant, suite, place)
     failures = {test.partition("[")[0] for test in result.failed}
     assert mutant.test in failures

@@ -1,7 +1,7 @@
-"""`gangline new-plugin NAME`: a plugin that installs, shows up, runs and passes its conformance suite.
+"""`gangline new-plugin NAME`: write a plugin that installs, is listed, runs and passes its conformance suite.
 
-The code of a new plugin is the example of its kind under another name: what is documented, what is tested and what
-authors start from are one text. Kinds come from the hook `gangline_kinds`, core's own among them.
+The code of a new plugin is the example of its kind under another name, so that documentation, tests and new plugins
+share one text. Kinds come from the hook `gangline_kinds`, including the kinds of core.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Test{title}({suite}):
     can = set()  # what the part claims; the suite warns of what it could claim besides
 """
 
-# What the suite of a kind has to know besides.
+# Further lines of a kind's suite.
 MORE = {
     "checkpoint": """
     def get_local_settings(self, directory):
@@ -72,7 +72,7 @@ under the hook `{hook}`.
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write ./gangline-NAME. Raises UserError for a name that is taken or no name, and where the directory exists."""
+    """Write ./gangline-NAME. Raises UserError if the name is taken or invalid, or if the directory exists."""
     parser = argparse.ArgumentParser(prog="gangline new-plugin", description="Write a plugin to start from.")
     parser.add_argument("name", nargs="?", help="what users will type: 'mine' makes the distribution gangline-mine")
     parser.add_argument("--kind", default="tracker", help="what it offers; see --kinds")
@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write(name: str, kind: str, where: Path) -> Path:
-    """The plugin `gangline-<name>` of one kind in a new directory of `where`; the directory."""
+    """Write the plugin `gangline-<name>` of one kind into a new directory of `where`, and return the directory."""
     plugin_kind, folder = _find_kind(kind), where / f"gangline-{name}"
     _refuse(name, plugin_kind, folder)
     for path, text in make_files(name, kind).items():
@@ -103,7 +103,7 @@ def write(name: str, kind: str, where: Path) -> Path:
 
 
 def make_files(name: str, kind: str) -> dict[str, str]:
-    """Path -> content of every file of a new plugin."""
+    """Return path -> content of every file of a new plugin."""
     plugin_kind, module = _find_kind(kind), f"gangline_{name.replace('-', '_')}"
     code = read_example(plugin_kind)
     entry = next(iter(code.values()))
@@ -129,13 +129,13 @@ def make_files(name: str, kind: str) -> dict[str, str]:
 
 
 def _quote_choice(choice: str) -> str:
-    """As a user types it: a list in brackets."""
+    """Return a choice as a user types it: a list in brackets."""
     group, _, part = choice.partition("=")
     return f"'{group}=[{'console,' if group == 'track' else ''}{part}]'" if group in LISTS else choice
 
 
 def _make_tests(name: str, kind: Kind) -> str:
-    """A suite for each part of the example, the kind's own for the first."""
+    """Return the text of a test file: a suite for each part of the example, the kind's own for the first."""
     choices = list_choices(name, kind)
     others = {other.group: other.suite for other in reversed(installed().get_kinds().values())}
     suites = [kind.suite, *(others[choice.partition("=")[0]] for choice in choices[1:])]
@@ -151,9 +151,9 @@ def _make_tests(name: str, kind: Kind) -> str:
 
 
 def read_example(kind: Kind) -> dict[str, str]:
-    """Path -> text of the example's files, MODULE for the name of its module; the entry module first.
+    """Return path -> text of the example's files, MODULE for the name of its module; the entry module is first.
 
-    Raises LookupError where the kind names an example that is not there.
+    Raises LookupError if the kind names an example that does not exist.
     """
     place, _, name = kind.example.partition(":")
     if name:
@@ -171,7 +171,7 @@ def read_example(kind: Kind) -> dict[str, str]:
 
 
 def parse_entry_name(code: str) -> str:
-    """The name that an example goes by: that of its module in its first line. Raises LookupError where it has none."""
+    """Return the name of an example: that of the module in its first line. Raises LookupError if it has none."""
     match = _MODULE.match(code)
     if match is None:
         raise LookupError(f"an example begins with its file's name, '# gangline_mine.py: ...'; not {code[:40]!r}")
@@ -179,7 +179,7 @@ def parse_entry_name(code: str) -> str:
 
 
 def list_choices(name: str, kind: Kind) -> list[str]:
-    """What a user types to choose each part of a new plugin; of a verb, the command."""
+    """Return the argument by which a user chooses each part of a new plugin; for a command, the command itself."""
     entry = next(iter(read_example(kind).values()))
     code = rename_example(entry, parse_entry_name(entry), name, kind)
     if kind.group:
@@ -194,7 +194,7 @@ def find_hooks(code: str) -> list[tuple[Hook, ast.FunctionDef]]:
 
 
 def list_parts(code: str) -> list[str]:
-    """Return "group=name" of each part that an entry module offers, where both are constants in the module."""
+    """Return "group=name" of each part that an entry module offers, if both are constants in the module."""
     parts = []
     for hook, function in find_hooks(code):
         for call in ast.walk(function):
@@ -206,7 +206,7 @@ def list_parts(code: str) -> list[str]:
 
 
 def rename_example(code: str, example: str, name: str, kind: Kind) -> str:
-    """The example's code with its name replaced: of the module, of the classes, of the part or the group."""
+    """Return the example's code with its name replaced: of the module, of the classes, of the part or the group."""
     own = name.replace("-", "_")
     code = code.replace(f"gangline_{example}", f"gangline_{own}")
     code = re.sub(rf"\b{example.title()}(?=[A-Z]|\b)", _make_title(name), code)
@@ -214,12 +214,12 @@ def rename_example(code: str, example: str, name: str, kind: Kind) -> str:
 
 
 def _opens_a_group(kind: Kind) -> bool:
-    """Groups are named as Python names are; parts and verbs may have a '-'."""
+    """Return whether a kind opens a group. Groups need Python names; names of parts and commands may have a '-'."""
     return not kind.group and find_hooks(next(iter(read_example(kind).values())))[0][0].yields is Part
 
 
 def _choose_openers(group: str) -> list[str]:
-    """What has to be chosen for a group to exist: a part that opens it."""
+    """Return the choices that are needed for a group to exist: parts that open it, outermost first."""
     outer, nested, field = group.rpartition("/")
     if not nested:
         return []

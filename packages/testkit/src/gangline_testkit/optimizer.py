@@ -1,4 +1,4 @@
-"""The suite for optimizers (group `optimizer`): on cut parameters, under several layouts, through a checkpoint."""
+"""Conformance suite for optimizers (group `optimizer`): sharded parameters, several layouts, and checkpoints."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gangline_testkit.toys.plugin import Lanes, edit_lanes
 
 STEPS = 4
 RATE = 3e-3
-STACK = Lanes(lanes=3, width=1)  # three matrices of one row: of four ranks one holds none of them
+STACK = Lanes(lanes=3, width=1)  # three one-row matrices: one of four ranks holds none
 
 
 @dataclass
 class HeldState:
-    """What a rank holds after some steps."""
+    """Weights, optimizer state, counters and losses of a rank after some steps."""
 
     weights: list[Held]
     state: list[Held]
@@ -41,7 +41,7 @@ class HeldState:
 
 
 def start(job: StrategyJob) -> tuple[Runtime, Optimizer]:
-    """The optimizer on a toy strategy, or on that of the run where one was chosen."""
+    """Return (runtime, optimizer) on a toy strategy, or on that of the run if one was chosen."""
     strategy = installed().find_part(job.run.parallel).part
     if strategy.default:
         runtime = start_rows(job, Plain(job.dtype, job.dtype))
@@ -51,7 +51,7 @@ def start(job: StrategyJob) -> tuple[Runtime, Optimizer]:
 
 
 def list_weights(runtime: Runtime) -> list[Held]:
-    """The pieces of what is trained; of what modules learn by themselves the optimizer knows nothing."""
+    """Return the pieces of trained parameters, without the buffers that modules update, which no optimizer sees."""
     return [
         (p.name, piece.shard.offset, piece.tensor.detach().clone()) for p in runtime.parameters() for piece in p.pieces
     ]
@@ -64,7 +64,7 @@ def state_of(optimizer: Optimizer) -> list[Held]:
 def train_steps(
     job: StrategyJob, runtime: Runtime, optimizer: Optimizer, first: int, last: int, rate: float = RATE
 ) -> list[float]:
-    """Train on one and the same batch."""
+    """Train on one repeated batch for the steps from `first` to `last`, and return the mean loss of each."""
     losses = []
     for _ in range(first, last):
         result = runtime.step(job.share(0, *runtime.data_coordinate))
@@ -81,7 +81,7 @@ def train_job(job: StrategyJob, count: int, rate: float = RATE) -> HeldState:
 
 
 def resume_job(job: StrategyJob, count: int) -> tuple[HeldState, HeldState]:
-    """A run in one go, and one whose second half has an optimizer and a runtime that were filled from the first's."""
+    """Return the ends of an uninterrupted run, and of one whose second half has a new runtime and optimizer, filled."""
     runtime, optimizer = start(job)
     train_steps(job, runtime, optimizer, 0, count)
     again, other = start(job)
@@ -99,7 +99,7 @@ def resume_job(job: StrategyJob, count: int) -> tuple[HeldState, HeldState]:
 
 
 def describe_shards(job: StrategyJob) -> tuple[Registry, list[tuple[str, tuple[int, ...], tuple[int, ...], str, bool]]]:
-    """The registry of a fresh optimizer, and its shards: name, offset, shape, dtype, primary."""
+    """Return the registry of a new optimizer, and its shards as (name, offset, shape, dtype, primary)."""
     _, optimizer = start(job)
     shards = [
         (s.name, tuple(s.offset), tuple(s.local.shape), name_dtype(s.dtype), s.primary) for s in optimizer.shards()
@@ -108,9 +108,9 @@ def describe_shards(job: StrategyJob) -> tuple[Registry, list[tuple[str, tuple[i
 
 
 class OptimizerSuite(PartSuite):
-    """Subclass with ``choice = "optimizer=mine"``.
+    """Conformance suite for optimizers; subclass it with ``choice = "optimizer=mine"``.
 
-    Its model has stacks of matrices beside matrices and vectors; of one of them not every rank holds a part.
+    Its model has vectors, matrices and stacks of matrices; one stack is so small that some ranks hold no part of it.
     """
 
     worlds: ClassVar[tuple[int, ...]] = (1, 2, 4)
@@ -131,7 +131,7 @@ class OptimizerSuite(PartSuite):
         return StrategyJob(self.offer.part.build, run, tree, plan, mesh, dtype, "ragged")
 
     def assemble_state(self, world: int, count: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """(weights, state) in the global view after some steps."""
+        """Return (weights, state) in the global view after some steps."""
         registry, _ = get_pool(1).run(describe_shards, self.make_job(1))[0]
         answers = get_pool(world).run(train_job, self.make_job(world, dtype), count)
         state = assemble([a.state for a in answers], {name: registry[name].shape for name in registry})
@@ -141,7 +141,7 @@ class OptimizerSuite(PartSuite):
         return assemble([a.weights for a in answers], shapes), state
 
     def test_state_is_there_before_the_first_step(self, world: int) -> None:
-        """So that a load has something to fill: registered, tiling, named optimizer/<state>/<parameter>."""
+        """Check that a load finds state before the first step: registered, tiling, optimizer/<state>/<parameter>."""
         answers = get_pool(world).run(describe_shards, self.make_job(world))
         registry = answers[0][0]
         assert all(other == registry for other, _ in answers)
@@ -158,14 +158,14 @@ class OptimizerSuite(PartSuite):
 
     @mark_capability(LAYOUT)
     def test_layouts_agree(self, world: int) -> None:
-        """Weights and state after several steps, to rounding in float64."""
+        """Check that weights and state after several steps match one process, to rounding in float64."""
         (weights, state), (want, want_state) = (self.assemble_state(w, STEPS, torch.float64) for w in (world, 1))
         compare_all("weights", weights, want, 1e-9)
         compare_all("state", state, want_state, 1e-9)
 
     @mark_capability("exact")
     def test_pieces_get_the_bits_of_the_whole(self, world: int) -> None:
-        """Steps from the same gradients, on pieces and on whole arrays."""
+        """Check that steps from equal gradients give pieces the bits of full arrays."""
         answers = get_pool(world).run(step_known_gradients, self.make_job(world, torch.float32), STEPS)
         (alone,) = get_pool(1).run(step_known_gradients, self.make_job(1, torch.float32), STEPS)
         shapes = {name: tuple(local.shape) for name, _, local in alone}
@@ -186,7 +186,7 @@ class OptimizerSuite(PartSuite):
         assert json.loads(json.dumps(answers[0].counters)) == answers[0].counters
 
     def test_an_unknown_array_of_a_checkpoint_is_refused(self, world: int) -> None:
-        """`leaves` gives up what it knows by name, if anything; the same on all ranks."""
+        """Check that `may_drop` of every rank names no array of an unknown state, so that a resume refuses it."""
         answers = get_pool(world).run(list_leftover, self.make_job(world), "unheard-of")
         assert answers == [[]] * world, f"leaves over an array of a state that it never had: {answers}"
 
@@ -202,13 +202,13 @@ class OptimizerSuite(PartSuite):
 
 
 def list_leftover(job: StrategyJob, state: str) -> list[str]:
-    """Which arrays of such a state a fresh optimizer leaves over."""
+    """Return the arrays of a state with this name that a new optimizer may drop."""
     runtime, optimizer = start(job)
     return sorted(optimizer.may_drop([f"optimizer/{state}/{name}" for name in runtime.names()]))
 
 
 def step_known_gradients(job: StrategyJob, count: int) -> list[Held]:
-    """Steps from gradients that are a function of the place in the whole array, so that sums of ranks play no part."""
+    """Return weights after steps from gradients that depend on the array position alone, so that ranks sum nothing."""
     runtime, optimizer = start(job)
     for step in range(count):
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What the kit adds to gangline: the verbs `new-plugin` and `conform`, and the kinds of plugins to start from."""
+"""Hooks of the kit: the commands `new-plugin` and `conform`, and the kinds of plugins to start from."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Ranks that are forked once and kept, with their process group open: a multi-rank test costs milliseconds.
+"""Ranks that are forked once and kept, with an open process group, so that a multi-rank test costs milliseconds.
 
     def body(scale):                                  # module-level, in the test file itself
         comm = rank.make_comms(Mesh.of({"dp_shard": rank.world})).get_comm("dp_shard")
         return comm.all_reduce(torch.ones(3) * scale)
 
     def test_sums():
-        assert pool(4).run(body, 2.0)[0].tolist() == [8, 8, 8]
+        assert get_pool(4).run(body, 2.0)[0].tolist() == [8, 8, 8]
 
 The ranks come from a fork server that has torch loaded and never runs an operation: a process that has used an
-OpenMP region cannot be forked without hanging, and the test's own process has.
+OpenMP region, as a test's own process has, cannot be forked without hanging.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ PRELOAD = [
     "gangline_basics.model.decoder",
     "gangline_testkit.rank",
 ]
-GRACE_SECONDS = 2.0  # for the other ranks, once one has failed
+GRACE_SECONDS = 2.0  # time for the other ranks to report, once one has failed
 
 _pools: dict[int, Pool] = {}
 _server: int | None = None  # the process id of the server that has loaded PRELOAD
 
 
 class PoolBroken(RuntimeError):
-    """A rank died or did not answer in time. The next `get_pool(world)` makes new ranks."""
+    """Error that a rank died or did not answer in time. The next `get_pool(world)` makes new ranks."""
 
 
 class Pool:
-    """`world` ranks that wait for functions to run."""
+    """`world` processes, one per rank, that wait for functions to run."""
 
     def __init__(self, world: int) -> None:
         self.world = world
@@ -75,21 +75,21 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the ranks, for tests that kill one."""
+        """Process ids of the ranks, for tests that kill one."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     def run(self, function: Callable, *args: Any, timeout: float = 300.0, grace: float = GRACE_SECONDS) -> list[Any]:
-        """Call `function(*args)` on every rank; the results in rank order.
+        """Call `function(*args)` on every rank, and return the results in rank order.
 
-        `function` and what `args` are made of must be found by name: module-level, in any importable module or in the
-        test file. What the first rank to fail raised is raised here, with that rank's number and traceback as
-        a note; the pool is then given up, for its ranks may be left in the middle of a collective.
-        Raises PoolBroken where a rank died, or gave no answer in `timeout` seconds. The others have `grace` seconds to
-        say what they know.
+        `function` and the types of `args` must be found by name: module-level, in any importable module or in the test
+        file. The exception of the first rank to fail is raised here, with that rank's number and traceback as a note.
+        The pool is then discarded, because its ranks may be left in the middle of a collective.
+        Raises PoolBroken if a rank died, or gave no answer in `timeout` seconds. After a failure the other ranks have
+        `grace` seconds to report.
         """
         parcel = pickle.dumps(pack((function, args)))
         for pipe in self._pipes:
-            with contextlib.suppress(BrokenPipeError):  # it died since; the wait below says so
+            with contextlib.suppress(BrokenPipeError):  # the rank has died; the wait below reports it
                 pipe.send_bytes(parcel)
         results: dict[int, Any] = {}
         failures: dict[int, Failure] = {}
@@ -120,13 +120,13 @@ class Pool:
         raise PoolBroken(f"no answer in {timeout:g} s from ranks {', '.join(map(str, waiting))} of {self.world}")
 
     def close(self) -> None:
-        """End the ranks."""
+        """Kill the ranks."""
         if self.broken:
             return
         self.broken = True
         for process in self._processes:
             if process.pid is not None and process.is_alive():
-                with contextlib.suppress(ProcessLookupError):  # the server has reaped it since
+                with contextlib.suppress(ProcessLookupError):  # already reaped by the server
                     os.kill(process.pid, signal.SIGKILL)
         for process, pipe in zip(self._processes, self._pipes, strict=True):
             process.join()
@@ -135,7 +135,7 @@ class Pool:
 
 
 def get_pool(world: int) -> Pool:
-    """The kept pool of `world` ranks, made when first asked for and after one broke."""
+    """Return the kept pool of `world` ranks, which is created on first use and after one broke."""
     pool = _pools.get(world)
     if pool is None or pool.broken or not all(process.is_alive() for process in pool._processes):
         if pool is not None:
@@ -146,17 +146,17 @@ def get_pool(world: int) -> Pool:
 
 
 def close_all() -> None:
-    """End every pool; the next use makes new ones."""
+    """Close every pool; the next use creates new ones."""
     for pool in _pools.values():
         pool.close()
     _pools.clear()
 
 
 def _start_server() -> None:
-    """One thread a rank: the server's environment is frozen at its start, and libgomp reads it when it loads.
+    """Start the fork server with one thread per rank: its environment is fixed at start, and libgomp reads it on load.
 
-    A server that another has started in this process, as a launcher does, is ended: what it lacks every rank would
-    import for itself.
+    A server that other code has started in this process, as a launcher does, is stopped: every rank would import for
+    itself the modules that it has not loaded.
     """
     global _server
     from multiprocessing import forkserver

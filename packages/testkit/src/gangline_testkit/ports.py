@@ -1,4 +1,4 @@
-"""Ports for tests that start whole jobs."""
+"""Free TCP ports for tests that start whole jobs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that the system hands out to whoever asks for any; each time another.
+    """Return a free port below the system's ephemeral ports, another one on each call.
 
-    Raises RuntimeError where none is left.
+    Raises RuntimeError if none is left.
     """
     ports = [port for port in range(20000, 32000) if port not in _given]
     for port in random.sample(ports, len(ports)):

@@ -1,4 +1,4 @@
-"""The suite for `gangline_precisions`: products and gradients against float64, and a short training against float32."""
+"""Conformance suite for precisions (`gangline_precisions`): matmuls and gradients against float64, short trainings."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ OUTCOMES = [False, False, True, False, True, True, False, False, False, True]  #
 
 
 def _multiply(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    """x Wᵀ + b in float64."""
+    """Return x Wᵀ + b in float64."""
     return x.double() @ w.double().T + (0 if b is None else b.double())
 
 
 def train_job(build: str, job: StrategyJob) -> tuple[list[float], list[dict[str, Tensor]], list[str]]:
-    """Losses, gradients and dtypes of a short training in one process, in the precision under test."""
+    """Return losses, gradients and dtypes of a short training in one process, in the precision under test."""
     precision: Precision = load(build)(job.run.precision, job.run)
     runtime = ranks.start_rows(job, precision)
     losses, gradients = [], []
@@ -54,9 +54,9 @@ def train_job(build: str, job: StrategyJob) -> tuple[list[float], list[dict[str,
 
 
 class PrecisionSuite(PartSuite):
-    """Subclass with ``choice = "precision=mine"``.
+    """Conformance suite for precisions; subclass it with ``choice = "precision=mine"``.
 
-    `tolerance`: how far a product may be from float64, as a share of its norm, where "faithful" is not claimed.
+    `tolerance`: largest distance of a matmul from float64, relative to its norm, if "faithful" is not claimed.
     """
 
     tolerance: ClassVar[float] = 0.06
@@ -73,20 +73,20 @@ class PrecisionSuite(PartSuite):
         return 8 * torch.finfo(precision.compute_dtype).eps if "faithful" in self.can else self.tolerance
 
     def make_inputs(self, precision: Precision, *lead: int) -> tuple[Tensor, Tensor, Tensor]:
-        """x (*lead, 24), w (16, 24) and b (16,), of ordinary sizes, in the dtypes that a strategy would hand over."""
+        """Return x (*lead, 24), w (16, 24) and b (16,) of ordinary magnitude, in the dtype that a strategy passes."""
         draws = torch.Generator().manual_seed(5)
         x, w, b = (torch.randn(shape, generator=draws) for shape in ((*lead, 24), (16, 24), (16,)))
         return tuple(t.to(precision.compute_dtype).requires_grad_() for t in (x, w * 0.2, b))  # type: ignore[return-value]
 
     def check_near(self, what: str, got: Tensor, want: Tensor, relative: float) -> None:
-        """Within `relative` of the norm."""
+        """Assert that `got` is within `relative` of the norm of `want`."""
         apart = float((got.detach().double() - want.detach().double()).norm() / want.detach().double().norm())
         assert apart <= relative, f"{what} is {apart:.3g} of its norm away from float64; {relative:.3g} is allowed"
 
     # --- dtypes and products -----------------------------------------------------------------------------------------
 
     def test_masters_have_at_least_float32(self) -> None:
-        """Checkpoints keep them, whatever is computed with."""
+        """Check that master weights, which checkpoints store, and gradients have at least float32 in any precision."""
         precision = self.build_precision()
         for name in ("param_dtype", "compute_dtype", "reduce_dtype", "grad_dtype"):
             assert getattr(precision, name).is_floating_point, f"{name} is {getattr(precision, name)}"
@@ -123,7 +123,7 @@ class PrecisionSuite(PartSuite):
             self.check_near(f"the gradient of {name}", gradient, theirs, 2 * self.compute_tolerance(precision))
 
     def test_linear_of_no_tokens(self) -> None:
-        """A rank may have none."""
+        """Check that `linear` works on a rank without tokens, with gradients of zero."""
         precision = self.build_precision()
         x, w, b = self.make_inputs(precision, 0)
         y = precision.linear(x, w, b)
@@ -169,7 +169,7 @@ class PrecisionSuite(PartSuite):
         assert precision.scale >= low
 
     def test_state_goes_through_a_checkpoint(self) -> None:
-        """Stored and taken up again at any moment, it goes on as if nothing had been."""
+        """Check that a precision restored from its state at any step has the loss scales of the original."""
         for place in range(len(OUTCOMES)):
             one, two = self.build_precision(), self.build_precision()
             for outcome in OUTCOMES[:place]:
@@ -184,7 +184,7 @@ class PrecisionSuite(PartSuite):
     # --- training ----------------------------------------------------------------------------------------------------
 
     def train_both(self) -> tuple[Any, Any]:
-        """A short training in this precision and the reference's in float32 (or float64, as the masters are)."""
+        """Return a short training in this precision, and the reference's in the master dtype, float32 or float64."""
         run = self.run("run.deterministic=true")
         tree, plan = compose_model(run)
         master = self.build_precision(run).param_dtype
@@ -192,7 +192,7 @@ class PrecisionSuite(PartSuite):
         return get_pool(1).run(train_job, self.offer.part.build, job)[0], get_pool(1).run(ranks.expect, job, 1)[0][1]
 
     def test_training_follows_the_masters_precision(self) -> None:
-        """Losses and unscaled gradients stay near those of a run that computes as exactly as its masters are kept."""
+        """Check that losses and unscaled gradients stay near a run that computes in the dtype of the master weights."""
         (losses, gradients, dtypes), steps = self.train_both()
         precision = self.build_precision()
         assert dtypes == [str(precision.param_dtype)]

@@ -1,4 +1,4 @@
-"""The processes that a test has started: which of them live, who started whom, and how all end. It reads /proc."""
+"""Processes that a test has started: which are alive, their parents, and how to kill them. It reads /proc."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gangline.pulse.memory import list_pulses
 
 @dataclass(frozen=True)
 class Process:
-    """One living process: the id of the one that started it, and its command line."""
+    """A living process: the id of its parent, and its command line."""
 
     parent: int
     command: str
 
 
 def find_living(session: int) -> dict[int, Process]:
-    """By id, what lives of a session. What is started with ``start_new_session=True`` leads one, of its own id."""
+    """Return the living processes of a session by id; a ``start_new_session=True`` process leads one of its own id."""
     processes = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended since
+            with contextlib.suppress(OSError):  # the process has ended
                 fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
                 if int(fields[3]) == session and fields[0] != "Z":
                     processes[int(entry.name)] = Process(int(fields[1]), _read_command(entry))
@@ -37,13 +37,13 @@ def find_living(session: int) -> dict[int, Process]:
 
 
 def find_children(pid: int) -> dict[int, str]:
-    """By id, the command lines of the processes that one has started, also of those that it has not yet waited for."""
+    """Return by id the command lines of a process's children, including zombies that it has not yet waited for."""
     ids = [int(word) for task in Path(f"/proc/{pid}/task").glob("*/children") for word in task.read_text().split()]
     return {child: _read_command(Path(f"/proc/{child}")) for child in sorted(ids)}
 
 
 def find_rank_processes(run_dir: Path) -> dict[int, int]:
-    """By rank, the ids of the living ranks of a run's newest start on this machine, as their pulses have them."""
+    """Return by rank the process ids of the living ranks of a run's newest start on this machine, read from pulses."""
     heads = [memoryview(path.read_bytes()).cast("q")[: layout.HEAD].tolist() for path in list_pulses(run_dir)]
     newest = max((head[layout.GENERATION] for head in heads), default=0)
     living = [head for head in heads if head[layout.PID] and read_birth(head[layout.PID]) == head[layout.BORN]]
@@ -51,7 +51,7 @@ def find_rank_processes(run_dir: Path) -> dict[int, int]:
 
 
 def wait_until_none_lives(session: int, seconds: float = 60.0) -> None:
-    """Return once nothing of a session lives; fail where something still does after so many seconds."""
+    """Wait until no process of a session is alive; fail if one still is after this many seconds."""
     deadline = time.monotonic() + seconds
     while (processes := find_living(session)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -59,7 +59,7 @@ def wait_until_none_lives(session: int, seconds: float = 60.0) -> None:
 
 
 def kill(process: subprocess.Popen[Any]) -> None:
-    """SIGKILL to all of the group that a process leads, also where it has just ended by itself."""
+    """Send SIGKILL to the process group that a process leads, even if it has just ended by itself, and wait for it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

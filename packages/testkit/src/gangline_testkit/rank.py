@@ -1,4 +1,4 @@
-"""Inside a rank of the pool: who this is, and its communication over any mesh of the pool's size."""
+"""State of a rank of the pool: its index, the world size, and its Comms over any mesh of the pool's size."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from gangline.mesh import Mesh
 from gangline.storage.files import write_whole
 from gangline_testkit.ship import unpack
 
-index = 0  # of this process among the ranks of its pool
+index = 0  # index of this process among the ranks of its pool
 world = 1
 
-# What the transport says where it lost another rank.
+# Error texts of the transport after it lost another rank.
 _LOST_PEER = ("closed by peer", "Connection reset", "Timed out waiting", "timed out connecting")
 
 _comms: dict[tuple[Mesh, bool], Comms] = {}
@@ -33,16 +33,16 @@ _comms: dict[tuple[Mesh, bool], Comms] = {}
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank raised."""
+    """An exception that a rank raised, in a form that can be sent."""
 
-    pickled: bytes | None  # the exception itself, where it can travel
+    pickled: bytes | None  # the exception itself; None if it cannot be pickled
     name: str
     trace: str
     time: float
-    of_a_peer: bool  # the transport lost another rank: that one has the reason
+    of_a_peer: bool  # the transport lost another rank, which has the cause
 
     def make_error(self, rank: int, of: int) -> BaseException:
-        """The exception to raise in the process that asked, with the rank's traceback."""
+        """Return the exception to raise in the calling process, with the rank's traceback as a note."""
         error: BaseException
         try:
             error = pickle.loads(self.pickled) if self.pickled else RuntimeError(self.name)
@@ -53,7 +53,7 @@ class Failure:
 
 
 def make_comms(mesh: Mesh, deterministic: bool = True) -> Comms:
-    """Communication over `mesh`, on the open process group; made once for each mesh and kept.
+    """Return the Comms over `mesh` on the open process group, created once for each mesh and kept.
 
     Raises ValueError for a mesh of another size than the pool.
     """
@@ -70,10 +70,10 @@ def make_comms(mesh: Mesh, deterministic: bool = True) -> Comms:
 
 
 def serve(rank: int, of: int, place: str, pipe: Connection) -> None:
-    """The life of a rank: join the process group, then run what comes through the pipe until it closes."""
+    """Join the process group as a rank, then run what comes through the pipe until it closes."""
     global index, world
     index, world = rank, of
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the test runner's business; it ends the ranks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test runner handles Ctrl-C and ends the ranks
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(of), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(of))
@@ -91,7 +91,7 @@ def serve(rank: int, of: int, place: str, pipe: Connection) -> None:
 
 
 def _meet(place: Path, limit: timedelta) -> Any:
-    """The pool's store: rank 0 serves it on a free port, which it tells the others through a file."""
+    """Return the pool's store: rank 0 serves it on a free port, which it writes to a file that the others read."""
     from torch.distributed import TCPStore
 
     if index == 0:
@@ -107,10 +107,10 @@ def _answer(parcel: Any) -> bytes:
     try:
         function, args = unpack(parcel)
         return pickle.dumps(function(*args))
-    except BaseException as error:  # also pytest.fail, which is no Exception
+    except BaseException as error:  # also pytest.fail, which does not raise an Exception
         try:
             pickled = pickle.dumps(error)
-            pickle.loads(pickled)  # an exception with a signature of its own travels one way only
+            pickle.loads(pickled)  # fails for an exception with its own signature
         except Exception:
             pickled = None
         text = str(error)

@@ -1,4 +1,4 @@
-"""Real runs by the real command, with a small model on a small text: for tests of what a user gets to see.
+"""Real runs of the real command, with a small model on a small text, for tests of what a user sees.
 
 @pytest.fixture
 def runs(tmp_path):
@@ -46,17 +46,17 @@ _FOREIGN = re.compile(r"RANK|WORLD_SIZE|LOCAL_.*|GROUP_.*|ROLE_.*|MASTER_.*|TORC
 
 
 def copy_environment() -> dict[str, str]:
-    """The environment of this process, without what an agent says to its ranks.
+    """Return the environment of this process without the variables that an agent sets for its ranks.
 
-    Where one started the tests, it must not be taken for the one that starts a run.
+    If an agent started the tests, a run must not take it for the agent of its own ranks.
     """
     return {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
 
 
 def write_small_text(directory: Path) -> Path:
-    """Make a directory with 40 short files in it, some 20 KB of English; the directory.
+    """Create a directory of 40 short files, some 20 KB of English, and return it.
 
-    Raises ValueError if it exists: another `RealRuns` has it.
+    Raises ValueError if it exists: another `RealRuns` uses it.
     """
     try:
         directory.mkdir()
@@ -71,13 +71,13 @@ def write_small_text(directory: Path) -> Path:
 
 
 class RealRuns:
-    """A directory with a small text and runs in it. All that it started and that still lives ends with the block.
+    """A directory with a small text and runs in it. Processes that it started and that still live end with the block.
 
-    settings: words that each new run begins with; those of a test come behind them and win. seconds: a command that
-    takes longer has failed. warm: `train` and `fork` have it forked from a process that has torch loaded
-    (`gangline_testkit.warm`); `start` starts it cold. loaded: modules that this process has loaded besides, where every
-    run would import them; they see `environment` as it is when the first run begins.
-    `environment` holds variables for every command, beside `copy_environment()`; add to it.
+    settings: overrides that each new run begins with; a test's own follow and win. seconds: timeout of a command.
+    warm: `train` and `fork` fork the command from a process that has torch loaded (`gangline_testkit.warm`); `start`
+    starts it cold. loaded: further modules that this process loads, if every run would import them; they see
+    `environment` as it is when the first run begins.
+    `environment` holds variables for every command, in addition to `copy_environment()`; add to it.
     """
 
     def __init__(
@@ -113,18 +113,19 @@ class RealRuns:
     def start(
         self, *words: str, agent: Sequence[str] = (), prefix: Sequence[str] = (), **environment: str
     ) -> subprocess.Popen[str]:
-        """`train WORDS` in a session of its own, so that a test can press Ctrl-C on all of it; errors go to stdout.
+        """Start `train WORDS` in its own session, so that a test can press Ctrl-C on all of it; errors go to stdout.
 
-        A new run gets the settings; one that goes on (`resume=`), or is made from another (`from=`), has its own.
+        A new run gets the settings; one that is resumed (`resume=`), or made from another (`from=`), has its own.
         agent: what starts the ranks, as arguments of Python: ``["-m", "torch.distributed.run", "--nproc-per-node=2"]``.
         prefix: a command that runs all that, such as ``["prlimit", "--fsize=4096"]``.
         """
         return self._start([*prefix, sys.executable, *agent, "-m", TRAIN], words, self._make_variables(environment))
 
     def fork(self, *words: str, **environment: str) -> subprocess.Popen[str]:
-        """`start` from a process that has torch loaded: a third of the time, for tests of what happens later.
+        """Start `train WORDS` from a process that has torch loaded: a third of the time, for tests of later behaviour.
 
-        The process stands for one of another session, hands it SIGINT, SIGTERM and SIGHUP, and is killed with it.
+        The returned process stands for one in another session: it passes SIGINT, SIGTERM and SIGHUP on, and if it is
+        killed, so is that one.
         """
         if not self.warm:
             return self.start(*words, **environment)
@@ -135,10 +136,10 @@ class RealRuns:
         return self._start(server.make_command(TRAIN, variables), words, variables)
 
     def start_torchrun(self, agent: Sequence[str], *words: str, **environment: str) -> subprocess.Popen[str]:
-        """`train WORDS` as the ranks of torchrun, whose own options `agent` are: ``["--nproc-per-node=2"]``.
+        """Start `train WORDS` as the ranks of torchrun; `agent` is torchrun's options: ``["--nproc-per-node=2"]``.
 
-        Agent and ranks are forked from a process that has torch loaded, which for six of them saves a quarter of a
-        minute of a core; `start` with an agent starts them cold.
+        Agent and ranks are forked from a process that has torch loaded, which for six of them saves 15 s of one core;
+        `start` with an agent starts them cold.
         """
         variables = self._make_variables(environment)
         torchrun, train = (warm_starts.make_command(module, variables) for module in ("torch.distributed.run", TRAIN))
@@ -163,45 +164,45 @@ class RealRuns:
         return process
 
     def finish(self, process: subprocess.Popen[str], code: int = 0) -> str:
-        """What it printed; it must end by itself, with this exit code."""
+        """Wait for a process to end by itself, with this exit code, and return its output."""
         printed, _ = process.communicate(timeout=self.seconds)
         assert process.returncode == code, f"exit code {process.returncode}, wanted {code}:\n{printed}"
         return printed
 
     def train(self, *words: str, code: int = 0, prefix: Sequence[str] = (), **environment: str) -> str:
-        """A whole run, and what it printed; it must end with this exit code. With a prefix it starts cold."""
+        """Run `train WORDS` to its end, with this exit code, and return its output. With a prefix it starts cold."""
         if prefix:
             return self.finish(self.start(*words, prefix=prefix, **environment), code)
         return self.finish(self.fork(*words, **environment), code)
 
     def expect_refusal(self, *words: str, **environment: str) -> str:
-        """What `train` says to a user's mistake: exit code 2, a message, no traceback."""
+        """Return the message of `train` for a user's mistake: exit code 2, no traceback."""
         printed = self.train(*words, code=2, **environment)
         assert "Traceback" not in printed, printed
         return printed
 
     def wait_for_step(self, process: subprocess.Popen[str], run_dir: str, step: int, seconds: float = 240.0) -> None:
-        """Return as soon as the record of the step is on disk; fail where the process ends without it."""
+        """Wait until the record of the step is on disk; fail if the process ends without it, or after `seconds`."""
         deadline = time.monotonic() + seconds
         while not self._has_reached(run_dir, step):
-            if process.poll() is not None:  # between the two looks, perhaps, and with all its steps done
+            if process.poll() is not None:  # it may have reached the step between the two checks
                 assert self._has_reached(run_dir, step), f"ended early:\n{process.communicate()[0]}"
                 return
             assert time.monotonic() < deadline, f"step {step} was not reached in {seconds:g} s"
             time.sleep(0.01)
 
-    # --- what they wrote ---------------------------------------------------------------------------------------------
+    # --- output files ------------------------------------------------------------------------------------------------
 
     def read_records(self, run_dir: str) -> list[dict[str, Any]]:
-        """Each step's newest record."""
+        """Return each step's newest record."""
         return read_records(self.directory / run_dir / "metrics.jsonl")
 
     def read_curve(self, run_dir: str) -> list[tuple[int, float, float]]:
-        """(step, loss, gradient norm) of each record: equal for two runs that computed the same bits."""
+        """Return (step, loss, gradient norm) of each record: equal for two runs that computed equal bits."""
         return [(record["step"], record["loss"], record["grad_norm"]) for record in self.read_records(run_dir)]
 
     def read_attempts(self, run_dir: str) -> list[dict[str, Any]]:
-        """The lines of `attempts.jsonl`: each start of the run and each way back."""
+        """Return the lines of `attempts.jsonl`: each start and each rollback of the run."""
         return [json.loads(line) for line in (self.directory / run_dir / "attempts.jsonl").read_text().splitlines()]
 
     def _has_reached(self, run_dir: str, step: int) -> bool:

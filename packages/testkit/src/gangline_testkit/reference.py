@@ -1,6 +1,6 @@
-"""The single process that every layout is judged against: the model as its author wrote it, and nothing of any part.
+"""Single-process reference of every layout: the model as its author wrote it, without code of any part.
 
-It shares with the parts under test the model, its plan, the drawing of weights and `forward_context`; the step,
+It shares with the parts under test the model, its plan, the initialisation of weights and `forward_context`; the step,
 the sums, the norm and the update are its own.
 """
 
@@ -26,7 +26,7 @@ from gangline.shard import Shard, name_model_array
 
 @dataclass
 class Expected:
-    """What a step has to come to, in the global view."""
+    """Expected results of a step, in the global view."""
 
     loss_sum: float
     tokens: int
@@ -38,7 +38,7 @@ class Expected:
 
 
 class Reference:
-    """The whole model in one process. Each group of microbatches is added up by itself, as a data rank's would be."""
+    """The full model in one process. Each group of microbatches is summed separately, as a data rank would."""
 
     def __init__(self, tree: Node, plan: Plan, *, seed: int, dtype: torch.dtype) -> None:
         self.plan, self.seed, self.dtype = plan, seed, dtype
@@ -76,11 +76,11 @@ class Reference:
         )
 
     def get_arrays(self) -> dict[str, Tensor]:
-        """Weights and persistent buffers by name, as they are now."""
+        """Return the current weights and persistent buffers by name."""
         return {**{name: weight.detach() for name, weight in self.weights.items()}, **self.buffers}
 
     def compute_loss(self, batch: Batch) -> Tensor:
-        """Embed, blocks, head."""
+        """Return the loss sum of a batch: embedding, blocks, head."""
         hidden = self.model.get_submodule(self.plan.embed)(batch)
         for index in range(self.plan.layers):
             path = f"{self.plan.blocks}.{index}"
@@ -103,7 +103,7 @@ class Reference:
         )
 
     def step(self, groups: Sequence[Sequence[Batch]]) -> Expected:
-        """Forward and backward over all groups; gradients of (loss + emitted terms) / tokens."""
+        """Return the results of forward and backward over all groups: gradients of (loss + emitted terms) / tokens."""
         tokens = sum(int(batch.loss_mask.sum()) for group in groups for batch in group)
         emissions, loss_sum, number = Collected(), 0.0, 0
         totals: dict[str, Tensor] = {}
@@ -131,7 +131,7 @@ class Reference:
         return Expected(loss_sum, tokens, finite, norm, {n: g.clone() for n, g in totals.items()}, metrics, shares)
 
     def compute_norm(self) -> float:
-        """Squares of each row in float64, then by name: the order that layout invariance fixes."""
+        """Return the norm: row squares in float64, then added by name, the order that layout invariance fixes."""
         sums = []
         for weight in self.trained.values():
             assert weight.grad is not None
@@ -157,7 +157,7 @@ class Reference:
 
     @torch.no_grad()
     def update(self) -> None:
-        """One step of the kit's optimizer, then `after_step` of the modules."""
+        """Take one step of the kit's optimizer, then call `after_step` of the modules."""
         for name, weight in self.trained.items():
             assert weight.grad is not None
             descend(weight, weight.grad, self.velocity[name])
@@ -166,7 +166,7 @@ class Reference:
 
     @torch.no_grad()
     def evaluate(self, groups: Sequence[Sequence[Batch]]) -> tuple[float, int]:
-        """(loss sum, tokens)."""
+        """Return (loss sum, tokens) of all groups in evaluation mode."""
         loss_sum, tokens = 0.0, 0
         self.model.eval()
         for number, batch in enumerate(batch for group in groups for batch in group):
@@ -177,12 +177,12 @@ class Reference:
         return loss_sum, tokens
 
     def score(self, batches: Sequence[Batch]) -> Tensor:
-        """Each sample's log-likelihood, of batches of one sample."""
+        """Return each sample's log-likelihood, from batches of one sample."""
         return torch.tensor([-self.evaluate([[batch]])[0] for batch in batches], dtype=torch.float64)
 
 
 def descend(weight: Tensor, gradient: Tensor, velocity: Tensor) -> None:
-    """Momentum, operation by operation, so that a piece of a tensor gets the bits that the whole would."""
+    """Take a momentum step operation by operation, so that a piece of a tensor gets the bits of the full tensor."""
     velocity.mul_(0.9)
     velocity.add_(gradient)
     weight.sub_(velocity * 0.25)

@@ -1,4 +1,4 @@
-"""Suites run by pytest in this process, and what came of them, part by part."""
+"""Conformance suites run by pytest in this process, and their results for each part."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from gangline_testkit.claims import Unclaimed, Waived, claims
 
 @dataclass
 class Result:
-    """What became of one part."""
+    """Test results of one part."""
 
     choice: str
     suite: str
     claims: set[str] = field(default_factory=set)
     passed: int = 0
-    failed: dict[str, str] = field(default_factory=dict)  # test -> the first line of what went wrong
+    failed: dict[str, str] = field(default_factory=dict)  # test -> first line of its error
     could_claim: list[str] = field(default_factory=list)
     waived: list[str] = field(default_factory=list)  # "test: reason"
 
 
 def find_suite(offer: Offer) -> str:
-    """The suite that fits a part, as "package.module:Class": that of the kind of plugin that adds to its group."""
+    """Return the suite of a part, "package.module:Class": that of the kind of plugin that adds to its group."""
     if issubclass(offer.part.config, EditConfig):
         return "gangline_testkit:ModelEditSuite"
     fitting = (kind.suite for kind in installed().get_kinds().values() if kind.group == offer.group)
@@ -40,7 +40,7 @@ def find_suite(offer: Offer) -> str:
 
 
 def generate_tests(offers: Iterable[Offer], verbs: Iterable[str] = ()) -> str:
-    """A test file with a suite for each part and each verb, and no claims."""
+    """Return the text of a test file with a suite for each part and each command, without claims."""
     suites = [(find_suite(offer), f"{offer.group}={offer.part.name}") for offer in offers]
     suites += [("gangline_testkit:CommandSuite", f"gangline {verb}") for verb in verbs]
     lines = []
@@ -58,18 +58,18 @@ def generate_tests(offers: Iterable[Offer], verbs: Iterable[str] = ()) -> str:
 
 
 def run_file(path: Path, tests: Sequence[str] = ()) -> list[Result]:
-    """Run the suites of a test file, or the `tests` in it ("TestMine::test_pure"); a result for each class.
+    """Run the suites of a test file, or the `tests` in it ("TestMine::test_pure"), and return a result for each class.
 
-    Raises RuntimeError where the file cannot be collected.
+    Raises RuntimeError if the file cannot be collected.
     """
     collector = _Collector()
     options = ["-p", "no:terminal", "-p", "no:cacheprovider", "--import-mode=importlib", "-o", "addopts="]
-    # No settings of where one happens to be, and no look at what else lies in the folders above.
+    # Ignores the settings of the working directory, and the files in the folders above.
     options += ["-c", os.devnull, "--rootdir", str(path.parent), "--confcutdir", str(path.parent)]
-    options += ["-p", "no:unraisableexception"]  # it collects all garbage five times over
+    options += ["-p", "no:unraisableexception"]  # it runs garbage collection five times
     node_ids = [f"{path}::{test}" for test in tests] or [str(path)]
     code = pytest.main([*options, *node_ids], plugins=[collector])
-    for name, module in list(sys.modules.items()):  # another file of this name must not find this one's module
+    for name, module in list(sys.modules.items()):  # else another file of this name would get this module
         if getattr(module, "__file__", None) == str(path):
             del sys.modules[name]
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
@@ -78,7 +78,7 @@ def run_file(path: Path, tests: Sequence[str] = ()) -> list[Result]:
 
 
 class _Collector:
-    """A pytest plugin that notes what each test of a suite came to."""
+    """Pytest plugin that records the result of each test of a suite."""
 
     def __init__(self) -> None:
         self.trouble = ""
@@ -126,7 +126,7 @@ class _Collector:
             result.waived.append(f"{nodeid.rpartition('::')[2]}: {warning.reason}")
 
     def list_results(self) -> list[Result]:
-        """In the order of the file; a capability could be claimed where all its probes passed."""
+        """Return the results in the order of the file; a capability could be claimed if all its probes passed."""
         for (suite, capability), count in self._probes.items():
             if self._held[suite, capability] == count:
                 self._found[suite].could_claim.append(capability)

@@ -35,12 +35,12 @@ SMALL = (
 
 
 def build_small_run(*settings: str) -> Run:
-    """The run that these settings make of a small one; later ones win. Raises UserError as `train` would."""
+    """Return a small run with these settings; later ones win. Raises UserError as `train` would."""
     return from_dict(parse_settings([*SMALL, *settings]))
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """Settings as the plain data of a run."""
+    """Return the plain data of a run with these settings."""
     parts: dict[str, Any] = {**get_default_choices(), "track": []}
     values: dict[str, Any] = {"parts": parts}
     groups = installed().list_groups()

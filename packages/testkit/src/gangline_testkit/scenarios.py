@@ -1,4 +1,4 @@
-"""What the suite of strategies runs: layouts of the ranks, models with their batches, and how near two runs must be."""
+"""Scenarios of the suite of strategies: layouts of the ranks, models with their batches, and tolerances."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FLOAT64, FLOAT32 = 1e-12, 1e-5  # bounds of layout invariance, relative to the l
 
 @dataclass(frozen=True)
 class RunLayout:
-    """A world and the settings that lay the run over it."""
+    """A number of ranks, and the settings that lay the run out over them."""
 
     world: int
     settings: tuple[str, ...] = ()
 
     @classmethod
     def from_words(cls, words: str) -> RunLayout:
-        """Axes and options of a strategy that has every axis, "pp=2 tp=2 zero=3"; an axis left out has one rank."""
+        """Parse axes and options of a strategy that has every axis, "pp=2 tp=2 zero=3"; a missing axis has one rank."""
         options = {**dict.fromkeys(AXES, "1"), **dict(word.split("=") for word in words.split())}
         world = math.prod(int(options[axis]) for axis in AXES)
         return cls(world, tuple(f"parallel.{name}={value}" for name, value in options.items()))
@@ -32,17 +32,17 @@ class RunLayout:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A model and its batches."""
+    """A model, its batches, and the number of steps."""
 
     settings: tuple[str, ...] = ()
     batches: str = "ragged"
     dtype: torch.dtype = torch.float64
-    lanes: int = 0  # the size of the fold that the toy edit's module lies on; 0: no edit
+    lanes: int = 0  # size of the fold of the toy edit's module; 0: no edit
     recompute: bool = False
     steps: int = 3
 
 
-PLAIN = Scenario()  # three steps; elsewhere a step and one that stands on it
+PLAIN = Scenario()  # three steps; elsewhere one step and one that depends on it
 TIED = Scenario(("model.tied=true",), steps=2)
 DOCUMENTS = Scenario(batches="documents", steps=1)
 ACCUMULATED = Scenario(("batch.global_size=16", "batch.micro_size=2"), steps=2)
@@ -50,7 +50,7 @@ LANES = Scenario(lanes=2, steps=2)
 RECOMPUTED = Scenario(lanes=2, recompute=True, steps=1)
 SINGLE = Scenario(dtype=torch.float32, steps=1)
 EXACT = Scenario(("run.deterministic=true",), dtype=torch.float32, steps=2)
-EXACT_EVALUATION = Scenario(  # in float64, and many losses: their sum has other bits in another grouping
+EXACT_EVALUATION = Scenario(  # float64, many losses: the bits of their sum depend on grouping
     ("run.deterministic=true", "batch.global_size=24"), batches="documents", steps=0
 )
 EXACT_TIED = Scenario(("run.deterministic=true", "model.tied=true"), dtype=torch.float32, steps=2)

@@ -1,4 +1,4 @@
-"""The suite for schedules (group `schedule`): a factor in [0, 1], a pure function of the step, without torch."""
+"""Conformance suite for schedules (group `schedule`): a factor in [0, 1], a pure function of the step, torch-free."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ assert "torch" not in sys.modules, "torch is imported"
 
 
 class ScheduleSuite(PartSuite):
-    """Subclass with ``choice = "schedule=mine"``."""
+    """Conformance suite for schedules; subclass it with ``choice = "schedule=mine"``."""
 
     CLAIMS: ClassVar[dict[str, str]] = {}
 
@@ -33,7 +33,7 @@ class ScheduleSuite(PartSuite):
         return self.build(run.schedule, run)
 
     def test_factors_lie_between_nothing_and_one(self) -> None:
-        """Also past the run's end, which a resume may move."""
+        """Check that factors are in [0, 1], also after the run's end, which a resume may move."""
         factor = self.build_factor()
         for step in range(2 * STEPS):
             assert 0 <= factor(step) <= 1, f"{factor(step)} at step {step}"
@@ -45,14 +45,14 @@ class ScheduleSuite(PartSuite):
         assert all(factor(step) > 0 for step in range(STEPS // 2))
 
     def test_pure(self) -> None:
-        """A resume asks for a step in the middle first."""
+        """Check that the factor depends on the step alone, since a resume starts in the middle."""
         one, two = self.build_factor(), self.build_factor()
         forwards = [one(step) for step in range(STEPS)]
         assert [two(step) for step in reversed(range(STEPS))] == forwards[::-1]
         assert [one(step) for step in range(STEPS)] == forwards
 
     def test_warm_up(self) -> None:
-        """From above nothing, up to the full rate at step number `warmup_steps`."""
+        """Check that factors rise from above 0 to 1 at step number `warmup_steps`."""
         factor = self.build_factor("schedule.warmup_steps=8")
         rise = [factor(step) for step in range(9)]
         assert rise == sorted(rise)

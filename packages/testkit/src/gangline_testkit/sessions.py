@@ -1,4 +1,4 @@
-"""Whole runs inside the test's own process, or on the ranks of a pool: no command, no launcher."""
+"""Whole runs inside the test's own process, or on the ranks of a pool, without a command or a launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline_testkit import rank
 from gangline_testkit.pool import get_pool
 from gangline_testkit.runs import build_small_run
 
-# A few files of Python's own source. The default text is all of it: reading that took longer than a small run.
+# A few files of Python's own source. The default text is all of it, which takes longer to read than a small run.
 TEXT = f"data.path={Path(email.__file__).parent}"
 SETTINGS = (
     "checkpoint=torch",
@@ -35,7 +35,7 @@ SETTINGS = (
 
 
 def open_session(run_dir: Path, *settings: str) -> Session:
-    """A run's session on this rank, restored where the directory has a checkpoint."""
+    """Return a run's session on this rank, restored if the directory has a checkpoint."""
     text = () if any(setting.startswith("data=") for setting in settings) else (TEXT,)
     run = build_small_run(*SETTINGS, *text, *settings, f"run.dir={run_dir}")
     if rank.index == 0 and not run_dir.exists():
@@ -47,15 +47,15 @@ def open_session(run_dir: Path, *settings: str) -> Session:
 
 
 def train_session(run_dir: Path, *settings: str) -> int:
-    """Train, in this process, to the end; the exit code."""
+    """Train in this process to the end, and return the exit code."""
     return train(open_session(run_dir, *settings))
 
 
 def train_on_ranks(world: int, run_dir: Path, *settings: str) -> int:
-    """The same on the ranks of a pool."""
+    """Train on the ranks of a pool to the end, and return the exit code of rank 0."""
     return get_pool(world).run(train_session, run_dir, *settings)[0]
 
 
 def read_lines(run_dir: Path, file: str) -> list[dict[str, Any]]:
-    """Every line of a file of the run."""
+    """Return every line of a file of the run, parsed as JSON."""
     return [json.loads(line) for line in (run_dir / file).read_text().splitlines()]

@@ -1,8 +1,8 @@
-"""Functions and values on their way into a rank, from wherever a test file keeps them.
+"""Transport of functions and values into a rank, from any test file.
 
-A test file collected with ``--import-mode=importlib`` has a module name that no other process can import. So a
-parcel says, beside the pickle, which file each module in it came from, and the rank loads those files under the
-same names before it unpickles.
+A test file collected with ``--import-mode=importlib`` has a module name that no other process can import. A parcel
+therefore names, with the pickle, the file of each such module, and the rank loads these files under their names before
+it unpickles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gangline.plugin.registry import installed
 
 @dataclass(frozen=True)
 class Parcel:
-    """A pickle, the files of the modules that it names, and where to look for all others."""
+    """A pickle, the files of its modules that cannot be imported by name, and the path to import all others from."""
 
     content: bytes
     files: dict[str, str]
@@ -29,7 +29,7 @@ class Parcel:
 
 
 class _Noting(pickle.Pickler):
-    """Remembers the module of every class and function that the pickle names."""
+    """Pickler that records the module of every class and function in the pickle."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -43,7 +43,7 @@ class _Noting(pickle.Pickler):
 
 
 def pack(value: Any) -> Parcel:
-    """Raises pickle.PicklingError for what no other process could find (a lambda, a function within a function)."""
+    """Return a parcel. Raises pickle.PicklingError for what has no importable name (a lambda, a nested function)."""
     buffer = io.BytesIO()
     pickler = _Noting(buffer)
     pickler.dump(value)
@@ -55,11 +55,11 @@ def pack(value: Any) -> Parcel:
     return Parcel(buffer.getvalue(), files, list(sys.path))
 
 
-_added: set[str] = set()  # to this process's sys.path, by parcels
+_added: set[str] = set()  # entries that parcels added to this process's sys.path
 
 
 def unpack(parcel: Parcel) -> Any:
-    """The value, in this process, in which what is installed at the sender's is installed too."""
+    """Return the value, after making plugins that are installed at the sender visible in this process."""
     leftovers = _added - set(parcel.path)
     new = [entry for entry in parcel.path if entry not in sys.path]
     if leftovers or new:
@@ -74,7 +74,7 @@ def unpack(parcel: Parcel) -> Any:
 
 
 def load_file(name: str, file: str) -> ModuleType:
-    """Import `file` as the module `name`, in packages that need not exist."""
+    """Import `file` as the module `name`, in packages that need not exist, and return the module."""
     parent = name.rpartition(".")[0]
     while parent and parent not in sys.modules:
         sys.modules[parent] = ModuleType(parent)
@@ -94,7 +94,7 @@ def load_file(name: str, file: str) -> ModuleType:
 
 
 def _is_importable(name: str, file: str) -> bool:
-    """Whether another process with this `sys.path` that imports `name` gets this very file."""
+    """Return whether another process with this `sys.path` that imports `name` gets this very file."""
     where, spec = None, None
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):

@@ -1,4 +1,4 @@
-"""The suite for simulators (group `simulator`): every second in one account, and the closed forms on average."""
+"""Conformance suite for simulators (group `simulator`): every second in one account, closed forms on average."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ assert "torch" not in sys.modules, "torch is imported"
 
 
 class SimulatorSuite(PartSuite):
-    """Subclass with ``choice = "simulator=mine"``."""
+    """Conformance suite for simulators; subclass it with ``choice = "simulator=mine"``."""
 
     CLAIMS: ClassVar[dict[str, str]] = {}
 
@@ -35,7 +35,7 @@ class SimulatorSuite(PartSuite):
         return self.build(self.build_config(self.run()))
 
     def mean(self, job: SimulatedJob) -> tuple[float, float]:
-        """(share of the time in steps that stand, faults), over some courses."""
+        """Return (share of the time in steps that are not lost, faults), averaged over some courses."""
         courses = [self.build_simulator().simulate(replace(job, seed=seed)) for seed in range(COURSES)]
         return sum(one.ettr for one in courses) / COURSES, sum(one.faults for one in courses) / COURSES
 
@@ -49,7 +49,7 @@ class SimulatorSuite(PartSuite):
             assert 0 <= course.fewest_spares <= job.spares, f"{name}: {course.fewest_spares} spares"
 
     def test_a_course_is_a_function_of_the_job(self) -> None:
-        """Asked twice, and after another one."""
+        """Check that a job has one course, also after another job and with a new simulator."""
         one, job = self.build_simulator(), JOBS["rare faults"]
         first: SimulatedTime = one.simulate(job)
         one.simulate(JOBS["many faults"])
@@ -57,7 +57,7 @@ class SimulatorSuite(PartSuite):
         assert self.build_simulator().simulate(job) == first, "another one comes to something else"
 
     def test_on_average_it_comes_to_the_closed_form(self) -> None:
-        """With spares enough, within 3 %."""
+        """Check that with enough spares, ETTR is within 3 % and faults within 10 % of the closed form on average."""
         for name, job in JOBS.items():
             (ettr, faults), expected = self.mean(job), job.reliability.compute_ettr(job.every)
             assert math.isclose(ettr, expected, rel_tol=0.03), f"{name}: an ETTR of {ettr:.4f}, expected {expected:.4f}"

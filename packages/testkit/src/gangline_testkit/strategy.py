@@ -1,4 +1,4 @@
-"""The suite for `gangline_parallel_strategies`: every layout against the single-process reference."""
+"""Conformance suite for parallel strategies (`gangline_parallel_strategies`): all layouts against one process."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from gangline_testkit.strategy_runs import StrategyRuns, get_shapes
 
 
 class StrategySuite(StrategyRuns):
-    """Subclass with ``choice = "parallel=mine"``.
+    """Conformance suite for parallel strategies; subclass it with ``choice = "parallel=mine"``.
 
-    `layouts` are the ones to test; by default those of 1, 2 and 4 ranks that the part's `size_axes` lays out.
+    `layouts`: layouts to test; by default 1, 2 and 4 ranks, as the part's `size_axes` lays them out.
     """
 
     CLAIMS: ClassVar[dict[str, str]] = {
@@ -52,10 +52,10 @@ class StrategySuite(StrategyRuns):
         "exact tied": "also where the head uses the embedding's weight (stages that share one cannot)",
     }
 
-    # --- what lies where ---------------------------------------------------------------------------------------------
+    # --- placement ---------------------------------------------------------------------------------------------------
 
     def test_initial_weights_are_those_of_one_process(self, layout: RunLayout) -> None:
-        """A function of (seed, name), to the bit."""
+        """Check that initial weights, a function of (seed, name), match one process to the bit."""
         for scenario in (PLAIN, TIED, LANES):
             job = self.make_job(layout, scenario)
             got = self.train_job(job)
@@ -63,7 +63,7 @@ class StrategySuite(StrategyRuns):
             compare_all("initial", self.assemble_shards([of_rank.first for of_rank in got], first), first, 0)
 
     def test_registry_is_whole_and_the_same_on_every_rank(self, layout: RunLayout) -> None:
-        """It is made from plan and mesh alone: every array, its boxes tiling it, one holder of each primary."""
+        """Check that all ranks have one registry: every array, boxes that tile it, and one holder of each primary."""
         job = self.make_job(layout, LANES)
         registries = [of_rank.registry for of_rank in self.train_job(job)]
         first = registries[0]
@@ -119,7 +119,7 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_matrices_are_mapped_whole_and_once(self, layout: RunLayout) -> None:
-        """Each on one rank, whatever part of it a rank holds; those of a stack one by one."""
+        """Check that each matrix, also in a stack, is mapped once and in full, whatever part of it a rank holds."""
         for scenario in (PLAIN, LANES):
             job = self.make_job(layout, scenario)
             want = get_pool(1).run(ranks.expect_mapped, replace(job, mesh=Mesh.of({})))[0]
@@ -129,7 +129,7 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_loss_and_tokens(self, layout: RunLayout) -> None:
-        """Sums over the global count of valid tokens, equal on all ranks."""
+        """Check that loss and tokens are sums over the valid tokens of all ranks, and equal on all ranks."""
         job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
         steps = self.train_reference(job, got[0].coordinate[1])[1]
@@ -142,7 +142,7 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_each_rank_says_what_it_added_to_the_loss(self, layout: RunLayout) -> None:
-        """The ranks that read one share of the batch add up to the loss and the tokens of that share."""
+        """Check that the ranks that read one share of the batch add up to the loss and the tokens of that share."""
         job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
         width = got[0].coordinate[1]
@@ -155,7 +155,7 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_gradients(self, layout: RunLayout) -> None:
-        """Every element, in the global view."""
+        """Check that every element of the gradients matches one process."""
         job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
         want = self.train_reference(job, got[0].coordinate[1])[1][0].gradients
@@ -163,7 +163,7 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_gradient_norm(self, layout: RunLayout) -> None:
-        """Global, each parameter counted once, the same on all ranks."""
+        """Check that the global norm counts each parameter once and is equal on all ranks."""
         for scenario in (PLAIN, TIED, LANES):
             job = self.make_job(layout, scenario)
             got = self.train_job(job)
@@ -173,7 +173,7 @@ class StrategySuite(StrategyRuns):
                 assert of_rank.steps[0].norm == got[0].steps[0].norm, "ranks disagree about the norm"
 
     def test_traffic_is_marked(self, layout: RunLayout) -> None:
-        """With `gangline.comm.purpose.mark_traffic`, by which parts that wrap a Comm tell gradients from other sums."""
+        """Check that `mark_traffic` marks traffic: by it, parts that wrap a Comm tell gradients from other sums."""
         job = self.make_job(layout, PLAIN)
         answers = self.run_on_ranks(traffic.count_step, job)
         if job.mesh.size(*DATA_AXES) == 1:
@@ -188,7 +188,7 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_clip_scales_all_gradients_alike(self, layout: RunLayout) -> None:
-        """Down to the norm, and never up."""
+        """Check that `clip` scales all gradients by one factor, down to the norm and never up."""
         job = self.make_job(layout, PLAIN)
         want = self.train_reference(job, 1)[1][0]
         for limit in (0.5 * want.norm, 2.0 * want.norm):
@@ -197,7 +197,7 @@ class StrategySuite(StrategyRuns):
             compare_clipped(answers, get_shapes(want.gradients), limit, "norm")
 
     def test_clip_measures_changed_gradients(self, layout: RunLayout) -> None:
-        """Gradients that were multiplied after the step are clipped by their own norm, or `clip` refuses them."""
+        """Check that gradients multiplied after the step are clipped by their own norm, or that `clip` refuses them."""
         job = self.make_job(layout, PLAIN)
         shapes = get_shapes(self.train_reference(job, 1)[1][0].gradients)
         for answers in zip(*self.run_on_ranks(ranks.clip_changed_gradients, job, 0.5, 10.0), strict=True):
@@ -210,7 +210,7 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_tied_weights(self, layout: RunLayout) -> None:
-        """One parameter under one name: its gradient is the sum of both uses, and it counts once."""
+        """Check that a tied weight is one parameter, which counts once and whose gradient is the sum of both uses."""
         self.compare(layout, TIED, FLOAT64)
 
     @mark_capability(LAYOUT)
@@ -219,12 +219,12 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_accumulation(self, layout: RunLayout) -> None:
-        """Several microbatches of several samples."""
+        """Check several microbatches of several samples against one process."""
         self.compare(layout, ACCUMULATED, FLOAT64)
 
     @mark_capability(LAYOUT)
     def test_recomputation_changes_nothing(self, layout: RunLayout) -> None:
-        """What is emitted counts once, and what is drawn is drawn again."""
+        """Check that under recomputation emitted values count once, and random draws are repeated."""
         self.compare(layout, RECOMPUTED, FLOAT64)
 
     def test_a_step_in_which_no_target_counts(self, layout: RunLayout) -> None:
@@ -234,7 +234,7 @@ class StrategySuite(StrategyRuns):
 
     @pytest.mark.parametrize("value", [math.nan, math.inf], ids=["nan", "inf"])
     def test_not_finite_on_one_rank_is_known_to_all(self, layout: RunLayout, value: float) -> None:
-        """And the next step is as if nothing had been."""
+        """Check that all ranks report a step that is not finite on one rank, and that the next step is unaffected."""
         job = self.make_job(layout, PLAIN)
         answers = self.run_on_ranks(ranks.step_bad_sample, job, value)
         for bad, good in answers:
@@ -247,7 +247,7 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_weights_after_several_steps(self, layout: RunLayout) -> None:
-        """What the optimizer wrote into the pieces is taken up, and replicas hold the same bits."""
+        """Check that weights written by an optimizer match one process, with equal bits in all replicas."""
         job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
         last = self.train_reference(job, got[0].coordinate[1])[2]
@@ -264,7 +264,7 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_score(self, layout: RunLayout) -> None:
-        """Each sample's log-likelihood, in global order, the same bits on all ranks; 0 for what fills a share up."""
+        """Check that all ranks get each sample's log-likelihood in global order, with equal bits; 0 for padding."""
         job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
         scores = self.train_reference(job, got[0].coordinate[1])[4]
@@ -274,13 +274,13 @@ class StrategySuite(StrategyRuns):
         assert got[0].scores[-1] == 0
 
     def test_score_refuses_shares_that_do_not_fit(self, layout: RunLayout) -> None:
-        """On every rank alike, for a rank that went on alone would wait for ever."""
+        """Check that every rank refuses misfit shares alike: a rank that continued alone would wait forever."""
         for answers in zip(*self.run_on_ranks(ranks.score_misfits, self.make_job(layout, PLAIN)), strict=True):
             assert len(set(answers)) == 1, f"the ranks say {answers}"
             assert answers[0].startswith("ValueError"), f"score took shares that do not fit: {answers[0]}"
 
     def test_what_is_written_through_shards_is_computed_with(self, layout: RunLayout) -> None:
-        """A checkpoint is loaded so."""
+        """Check that the model computes with values written through shards, as a load of a checkpoint writes them."""
         job = self.make_job(layout, PLAIN)
         want = get_pool(1).run(ranks.expect_written, replace(job, mesh=Mesh.of({})), 1.5)[0]
         for loss_sum, tokens in self.run_on_ranks(ranks.write_and_evaluate, job, 1.5):
@@ -288,7 +288,7 @@ class StrategySuite(StrategyRuns):
             assert tokens == want[1]
 
     def test_two_runs_of_one_layout_are_bit_identical(self, layout: RunLayout) -> None:
-        """Under run.deterministic."""
+        """Check that two runs of one layout are bit-identical under run.deterministic."""
         job = self.make_job(layout, EXACT)
         one, two = self.train_job(job), self.run_on_ranks(ranks.train, job)
         for first, second in zip(one, two, strict=True):
@@ -302,30 +302,30 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability("exact")
     def test_an_evaluation_is_bit_identical_to_one_process(self, layout: RunLayout) -> None:
-        """Losses are added in the order of the samples, however many ranks hold them."""
+        """Check that losses are added in the order of the samples, on any number of ranks, bit for bit."""
         self.compare(layout, EXACT_EVALUATION, 0)
 
     @mark_capability("exact tied")
     def test_bit_identical_with_tied_weights(self, layout: RunLayout) -> None:
         self.compare(layout, EXACT_TIED, 0)
 
-    # --- folds and what modules emit ---------------------------------------------------------------------------------
+    # --- folds and emitted values ------------------------------------------------------------------------------------
 
     @mark_capability(LAYOUT)
     def test_a_module_on_a_fold(self, layout: RunLayout) -> None:
-        """Its gradients are summed over what is left beside the fold, and no more."""
+        """Check that gradients of a module on a fold are summed over the ranks of `fold_rest`, and no others."""
         self.compare(layout, LANES, FLOAT64)
 
     @mark_capability(LAYOUT)
     def test_emitted_metrics(self, layout: RunLayout) -> None:
-        """Sums, means, maxima and loss terms, each token counted once; equal on all ranks."""
+        """Check that sums, means, maxima and loss terms count each token once and are equal on all ranks."""
         for scenario in (LANES, RECOMPUTED):
             job = self.make_job(layout, scenario)
             got = self.train_job(job)
             steps = self.train_reference(job, got[0].coordinate[1])[1]
             for of_rank in got:
                 for one, want in zip(of_rank.steps, steps, strict=True):
-                    missing = sorted(set(want.metrics) - set(one.metrics))  # a strategy may tell more
+                    missing = sorted(set(want.metrics) - set(one.metrics))  # a strategy may report more
                     assert not missing, f"metrics that modules emitted are missing: {', '.join(missing)}"
                     for name, value in want.metrics.items():
                         metric = torch.tensor(one.metrics[name], dtype=torch.float64)
@@ -333,7 +333,7 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_emitted_loss_reaches_the_gradients(self, layout: RunLayout) -> None:
-        """The objective is (loss + terms) / global tokens; the reported loss is without the terms."""
+        """Check that the objective is (loss + terms) / global tokens, and that the reported loss excludes the terms."""
         job = self.make_job(layout, LANES)
         got = self.train_job(job)
         want = self.train_reference(job, got[0].coordinate[1])[1][0]
@@ -343,7 +343,7 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_modules_are_told_after_the_step(self, layout: RunLayout) -> None:
-        """`after_step` gets what was emitted, reduced over the whole step; its buffer is state."""
+        """Check that `after_step` gets emitted values reduced over the whole step, and that its buffer is state."""
         job = self.make_job(layout, LANES)
         got = self.train_job(job)
         last = self.train_reference(job, got[0].coordinate[1])[2]

@@ -1,4 +1,4 @@
-"""What a rank does for `StrategySuite`: build the runtime as core would, run it, and hand out raw numbers."""
+"""Functions that a rank runs for `StrategySuite`: build the runtime as core would, run it, and return raw numbers."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class StrategyJob:
     dtype: torch.dtype
     batches: str  # a kind of `gangline_testkit.inputs`
     steps: int = 3
-    recompute: bool = False  # in full, whatever the run says
-    compute: torch.dtype | None = None  # of products; none: `dtype`, in which weights and gradients are
+    recompute: bool = False  # full recomputation, whatever the run says
+    compute: torch.dtype | None = None  # dtype of matmuls; None: `dtype`, as weights and gradients
 
     def make_key(self) -> str:
-        """Equal for jobs that do the same."""
+        """Return a key that is equal for equal jobs."""
         return repr(self)
 
     @property
@@ -55,7 +55,7 @@ class StrategyJob:
         return self.run.model.vocab_size
 
     def share(self, step: int, index: int, width: int) -> list[Batch]:
-        """The microbatches of one data rank in one step."""
+        """Return the microbatches of one data rank in one step."""
         batch = self.run.batch
         return share(
             step,
@@ -69,7 +69,7 @@ class StrategyJob:
         )
 
     def share_for_score(self, index: int, width: int) -> list[Batch]:
-        """The share of one data rank for `score`: one sample a batch; the very last fills up and has no targets."""
+        """Return a data rank's share for `score`, one sample a batch; the last sample is padding and has no targets."""
         batch = self.run.batch
         batches = share(
             self.steps,
@@ -88,7 +88,7 @@ class StrategyJob:
 
 @dataclass
 class RankStep:
-    """One step on one rank. `held` are this rank's pieces of the gradients."""
+    """Results of one step on one rank; `held` are this rank's pieces of the gradients."""
 
     loss_sum: float
     tokens: int
@@ -96,16 +96,16 @@ class RankStep:
     metrics: dict[str, Any]
     norm: float
     held: list[Held]
-    own: tuple[float, int]  # loss sum and tokens of this rank's own
+    own: tuple[float, int]  # loss sum and tokens of this rank alone
 
 
 @dataclass
 class Trained:
-    """A whole job on one rank."""
+    """Results of a whole job on one rank."""
 
     coordinate: tuple[int, int]
     registry: Registry
-    names: list[str]  # of parameters(), in order
+    names: list[str]  # names of parameters(), in order
     first: list[Held] = field(default_factory=list)  # the initial arrays
     steps: list[RankStep] = field(default_factory=list)
     last: list[Held] = field(default_factory=list)  # the arrays at the end
@@ -114,7 +114,7 @@ class Trained:
 
 
 def start(job: StrategyJob, wrap: Callable[[Comms], Comms] = lambda comms: comms) -> Runtime:
-    """Cut, then fill: as `gangline.train.build` does. wrap: what is put around the communication."""
+    """Return the sharded and initialised runtime, as `gangline.train.build` makes it; `wrap` wraps its Comms."""
     comms = wrap(rank.make_comms(job.mesh, job.run.deterministic))
     section = job.run.job
     recompute = Recompute.full if job.recompute else section.recompute
@@ -127,9 +127,9 @@ def start(job: StrategyJob, wrap: Callable[[Comms], Comms] = lambda comms: comms
 
 
 def start_rows(job: StrategyJob, precision: Precision) -> Runtime:
-    """The job's model on the toy strategy, whose pieces are rows of matrices and boxes of stacks; sums in rank order.
+    """Return the job's model on the toy strategy: rows of matrices and boxes of stacks, with sums in rank order.
 
-    For parts that are no strategies; `job.build` is not looked at.
+    For parts that are not strategies; `job.build` is ignored.
     """
     comms = rank.make_comms(job.mesh, True)
     finish = make_finish(Recompute.none, False, 1, job.plan.seams)
@@ -140,12 +140,12 @@ def start_rows(job: StrategyJob, precision: Precision) -> Runtime:
 
 
 def hold_arrays(runtime: Runtime) -> list[Held]:
-    """What this rank holds, under names without "model/"."""
+    """Return copies of this rank's arrays, under names without "model/"."""
     return [(parse_parameter(s.name), s.offset, s.local.detach().clone()) for s in runtime.shards()]
 
 
 def hold_gradients(runtime: Runtime) -> list[Held]:
-    """What this rank holds of the gradients."""
+    """Return copies of this rank's pieces of the gradients."""
     gradients = []
     for parameter in runtime.parameters():
         for piece in parameter.pieces:
@@ -156,7 +156,7 @@ def hold_gradients(runtime: Runtime) -> list[Held]:
 
 
 def run_step(runtime: Runtime, microbatches: list[Batch]) -> RankStep:
-    """Forward, backward, norm; nothing is scaled and nothing stepped."""
+    """Run forward, backward and the norm; gradients are not scaled and weights not stepped."""
     result = runtime.step(microbatches)
     norm = runtime.clip(None)
     own, gradients = (result.own_loss_sum, result.own_tokens), hold_gradients(runtime)
@@ -164,7 +164,7 @@ def run_step(runtime: Runtime, microbatches: list[Batch]) -> RankStep:
 
 
 def apply(runtime: Runtime, velocities: dict[int, Tensor]) -> None:
-    """One step of the kit's optimizer on the pieces."""
+    """Take one step of the kit's optimizer on the pieces."""
     with torch.no_grad():
         for parameter in runtime.parameters():
             for piece in parameter.pieces:
@@ -175,7 +175,7 @@ def apply(runtime: Runtime, velocities: dict[int, Tensor]) -> None:
 
 
 def train(job: StrategyJob) -> Trained:
-    """Some steps, then an evaluation of the step after them, and its samples' scores."""
+    """Train for some steps, then evaluate and score the samples of the step after them."""
     runtime = start(job)
     index, width = runtime.data_coordinate
     names = [parameter.name for parameter in runtime.parameters()]
@@ -193,7 +193,7 @@ def train(job: StrategyJob) -> Trained:
 def expect(
     job: StrategyJob, width: int
 ) -> tuple[dict[str, Tensor], list[Expected], dict[str, Tensor], tuple[float, int], Tensor]:
-    """The same on the reference: initial arrays, each step, final arrays, the evaluation, the scores."""
+    """Return the reference's initial arrays, steps, final arrays, evaluation and scores for the job."""
     reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
     first = {name: array.clone() for name, array in reference.get_arrays().items()}
     steps = []
@@ -206,7 +206,7 @@ def expect(
 
 
 def list_shards(job: StrategyJob) -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str, bool]]:
-    """Every shard: name, global shape, offset, local shape, dtype, primary."""
+    """Return (name, global shape, offset, local shape, dtype, primary) of every shard."""
     return [
         (s.name, tuple(s.global_shape), tuple(s.offset), tuple(s.local.shape), name_dtype(s.dtype), s.primary)
         for s in start(job).shards()
@@ -214,7 +214,7 @@ def list_shards(job: StrategyJob) -> list[tuple[str, tuple[int, ...], tuple[int,
 
 
 def list_pieces(job: StrategyJob) -> list[tuple[str, tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]]:
-    """Every parameter: name, shape, its pieces' offsets and shapes. The pieces must be leaves."""
+    """Return (name, shape, offsets and shapes of its pieces) of every parameter. The pieces must be leaves."""
     pieces = []
     for parameter in start(job).parameters():
         assert all(piece.tensor.is_leaf for piece in parameter.pieces), (
@@ -226,14 +226,14 @@ def list_pieces(job: StrategyJob) -> list[tuple[str, tuple[int, ...], list[tuple
 
 
 def transform_matrix(matrix: Tensor) -> Tensor:
-    """A function of a matrix whose every element depends on all of it."""
+    """Return a function of a matrix whose every element depends on the full matrix."""
     return matrix @ matrix.T @ matrix + matrix.norm()
 
 
 def map_matrices(job: StrategyJob) -> tuple[list[Held], list[MatrixId], dict[MatrixId, int]]:
-    """This rank's pieces of what `map_matrices` makes, by `transform_matrix`, of all matrices doubled; which it mapped.
+    """Map all matrices, doubled, by `transform_matrix` and the runtime's `map_matrices`.
 
-    And what `find_matrix_owners` says of all.
+    Returns this rank's pieces of the results, the ids that it mapped, and the owners by `find_matrix_owners`.
     """
     runtime, pieces, mapped = start(job), [], list[MatrixId]()
 
@@ -251,7 +251,7 @@ def map_matrices(job: StrategyJob) -> tuple[list[Held], list[MatrixId], dict[Mat
 
 
 def expect_mapped(job: StrategyJob) -> dict[str, Tensor]:
-    """The same of each matrix in one process."""
+    """Return the results of `transform_matrix` for all matrices, doubled, in one process."""
     reference, arrays = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype), {}
     for name, weight in reference.weights.items():
         if weight.dim() >= 2:
@@ -261,7 +261,7 @@ def expect_mapped(job: StrategyJob) -> dict[str, Tensor]:
 
 
 def clip_gradients(job: StrategyJob, max_norm: float) -> Clipped:
-    """One step, and what `clip` makes of its gradients."""
+    """Run one step, and return the norm by `clip` and the gradients before and after it."""
     runtime = start(job)
     runtime.step(job.share(0, *runtime.data_coordinate))
     before = hold_gradients(runtime)
@@ -270,7 +270,7 @@ def clip_gradients(job: StrategyJob, max_norm: float) -> Clipped:
 
 
 def clip_changed_gradients(job: StrategyJob, max_norm: float, factor: float) -> list[Clipped | None]:
-    """Two steps, and what `clip` makes of their gradients, which were multiplied after the step.
+    """Run two steps, multiply each one's gradients by `factor`, and return what `clip` makes of them.
 
     In the first step `remeasure` is not called, and `clip` may raise RuntimeError (None); in the second it is.
     """
@@ -297,7 +297,7 @@ def clip_changed_gradients(job: StrategyJob, max_norm: float, factor: float) -> 
 
 
 def score_misfits(job: StrategyJob) -> list[str]:
-    """What `score` raises where a batch has two samples, and where the first share is shorter than the others."""
+    """Return what `score` raises for a batch of two samples, and for a first share that is shorter than the others."""
     runtime = start(job)
     index, width = runtime.data_coordinate
     one = job.share_for_score(index, width)[0]
@@ -316,15 +316,15 @@ def score_misfits(job: StrategyJob) -> list[str]:
 
 
 def write_and_evaluate(job: StrategyJob, factor: float) -> tuple[float, int]:
-    """Multiply every array through its shard's view, as a load would fill it; then evaluate.
+    """Multiply every array through its shard's view, as a load would fill it, then evaluate.
 
-    Replicas that may differ do: those of which a checkpoint holds nothing are multiplied by another factor.
+    Replicas that may differ do: the ranks whose arrays no checkpoint holds multiply by twice the factor.
     """
     runtime = start(job)
     place = job.mesh.coordinate(rank.index)
     if any(place[axis] for axis in runtime.differs):
         factor *= 2
-    runtime.step(job.share(0, *runtime.data_coordinate))  # what was taken up before must not linger
+    runtime.step(job.share(0, *runtime.data_coordinate))  # so that values kept from an earlier step would show
     with torch.no_grad():
         for shard in runtime.shards():
             shard.local.mul_(factor)
@@ -332,7 +332,7 @@ def write_and_evaluate(job: StrategyJob, factor: float) -> tuple[float, int]:
 
 
 def expect_written(job: StrategyJob, factor: float) -> tuple[float, int]:
-    """The same on the reference."""
+    """Return the evaluation of the reference after multiplying every array by `factor`."""
     reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
     with torch.no_grad():
         for array in reference.get_arrays().values():
@@ -341,7 +341,7 @@ def expect_written(job: StrategyJob, factor: float) -> tuple[float, int]:
 
 
 def step_bad_sample(job: StrategyJob, value: float) -> list[RankStep]:
-    """A step whose sample 0 alone meets a weight that is not finite, then the same step with the weight mended."""
+    """Run a step in which sample 0 alone meets a weight that is not finite, then repeat it with a weight of 0."""
     runtime = start(job)
     index, width = runtime.data_coordinate
     batches = job.share(0, index, width)
@@ -361,7 +361,7 @@ def step_bad_sample(job: StrategyJob, value: float) -> list[RankStep]:
 
 
 def step_without_targets(job: StrategyJob) -> RankStep:
-    """A step in which no target counts on any rank."""
+    """Run a step in which no target counts on any rank."""
     runtime = start(job)
     batches = job.share(0, *runtime.data_coordinate)
     return run_step(runtime, [replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)) for batch in batches])

@@ -1,4 +1,4 @@
-"""What the suite of strategies runs on ranks, and beside it the reference on one process."""
+"""Runs of the suite of strategies on ranks, and of the reference in one process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gangline_testkit.strategy_ranks import StrategyJob, Trained
 from gangline_testkit.suite import PartSuite
 from gangline_testkit.toys.plugin import Lanes, edit_lanes
 
-_done: dict[str, Any] = {}  # what the ranks gave, by job: many tests look at one run
+_done: dict[str, Any] = {}  # results by job, because many tests read one run
 
 
 class StrategyRuns(PartSuite):
-    """Runs of one strategy, in each layout."""
+    """Base of `StrategySuite` that runs a strategy in each layout."""
 
     layouts: ClassVar[tuple[RunLayout, ...] | None] = None
 
@@ -40,7 +40,7 @@ class StrategyRuns(PartSuite):
                 yield RunLayout(world)
 
     def make_job(self, layout: RunLayout, scenario: Scenario) -> StrategyJob:
-        """The scenario under the layout, as core would set it up."""
+        """Return the scenario's job under the layout, as core would set it up."""
         run = self.run("run.deterministic=false", *layout.settings, *scenario.settings)
         tree, plan = compose_model(run)
         if scenario.lanes:
@@ -53,18 +53,18 @@ class StrategyRuns(PartSuite):
         )
 
     def run_on_ranks(self, body: Any, job: StrategyJob, *args: Any) -> list[Any]:
-        """Run a body on all ranks of the job's mesh."""
+        """Run a body on all ranks of the job's mesh, and return the results in rank order."""
         return get_pool(job.mesh.world).run(body, job, *args)
 
     def train_job(self, job: StrategyJob) -> list[Trained]:
-        """Each rank's record of the job; run once and kept."""
+        """Return each rank's record of the job, which is run once and cached."""
         key = f"{type(self).__qualname__} {job.make_key()}"
         if key not in _done:
             _done[key] = self.run_on_ranks(ranks.train, job)
         return _done[key]
 
     def train_reference(self, job: StrategyJob, width: int) -> Any:
-        """The reference's record of the same; groups of microbatches as `width` data ranks would have them."""
+        """Return the reference's record of the job, with groups of microbatches as on `width` data ranks."""
         plain = replace(job, build="", mesh=Mesh.of({}), recompute=False)
         key = f"{width} {replace(plain, run=_drop_strategy(plain.run)).make_key()}"
         if key not in _done:
@@ -72,11 +72,11 @@ class StrategyRuns(PartSuite):
         return _done[key]
 
     def assemble_shards(self, per_rank: list[list[Held]], names: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The global view of what the ranks hold, by the shapes that the reference knows."""
+        """Return the global view of what the ranks hold, with the shapes that the reference knows."""
         return assemble(per_rank, get_shapes(names))
 
     def compare(self, layout: RunLayout, scenario: Scenario, relative: float) -> None:
-        """Everything of a training run against the reference."""
+        """Assert that all results of a training run match the reference."""
         job = self.make_job(layout, scenario)
         got = self.train_job(job)
         width = got[0].coordinate[1]
@@ -94,10 +94,10 @@ class StrategyRuns(PartSuite):
 
 
 def _drop_strategy(run: Any) -> Any:
-    """The run as far as the reference looks at it."""
+    """Return the run as far as the reference reads it."""
     return replace(run, parallel=None)
 
 
 def get_shapes(arrays: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """The shape of each array."""
+    """Return the shape of each array."""
     return {name: tuple(array.shape) for name, array in arrays.items()}

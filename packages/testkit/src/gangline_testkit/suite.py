@@ -1,4 +1,4 @@
-"""What every suite begins with: the part can be found, chosen, stored and listed without importing torch."""
+"""Base of every conformance suite: the part can be found, chosen, stored and listed without importing torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gangline_testkit.claims import find_overridden, find_standard_tests
 from gangline_testkit.runs import build_small_run
 
 GUARD = "test_standard_tests_are_all_here"
-IMPORT_SECONDS = 0.5  # of CPU, for an entry module beyond gangline itself
+IMPORT_SECONDS = 0.5  # CPU time for importing an entry module, beyond gangline itself
 LONGEST_SUMMARY = 120
 
 _IMPORT = """
@@ -42,11 +42,11 @@ out.write(json.dumps({"seconds": time.process_time() - began, "heavy": heavy}))
 
 
 class PartSuite:
-    """The tests of any part. A suite of a group derives from this; an author's class sets `choice`.
+    """Conformance suite for any part. A suite of a group derives from this; an author's class sets `choice`.
 
     choice    "group=name", as a user types it
     settings  more settings that the part's tests run with: ("checkpoint.level=3",)
-    can       what the part claims: words of the suite's `CLAIMS`
+    can       claims of the part: words of the suite's `CLAIMS`
     """
 
     choice: ClassVar[str]
@@ -67,21 +67,21 @@ class PartSuite:
 
     @property
     def offer(self) -> Offer:
-        """The part, and who supplies it. Raises UserError where it is not installed."""
+        """The part and its supplier. Raises UserError if the part is not installed."""
         return installed().find(self.group, self.choice.partition("=")[2])
 
     @property
     def build(self) -> Any:
-        """The part's build, imported."""
+        """The part's build function, imported."""
         return load(self.offer.part.build)
 
     def run(self, *settings: str) -> Run:
-        """A small run with the part chosen, its settings, and then these."""
+        """Return a small run with the part chosen, its settings, and then these."""
         return build_small_run(*self.get_model_settings(), *self.around, *self.chosen, *self.settings, *settings)
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """Settings that choose the part, and those that it needs (`Part.needs`)."""
+        """Settings that choose the part and the parts that it needs (`Part.needs`)."""
         lists: dict[str, list[str]] = {}
         single = []
         for word in (*self.offer.part.needs, self.choice):
@@ -93,13 +93,13 @@ class PartSuite:
         return (*(f"{group}=[{','.join(names)}]" for group, names in lists.items()), *single)
 
     def keep_chosen(self, *settings: str) -> tuple[str, ...]:
-        """Settings of the suite for other parts, without those in whose group the author, or the part, chose one."""
+        """Return settings of other parts, without groups in which the author or the part has made a choice."""
         theirs = {word.partition("=")[0] for word in (*self.chosen, *self.settings)}
         return tuple(word for word in settings if word.partition("=")[0] not in theirs)
 
     @property
     def around(self) -> tuple[str, ...]:
-        """What has to be chosen for the part's group to exist: a part that opens it."""
+        """Choice of a part that opens the part's group; empty for a group that always exists."""
         outer, nested, field = self.group.rpartition("/")
         if not nested:
             return ()
@@ -107,11 +107,11 @@ class PartSuite:
         return (f"{outer}={'on' if 'on' in openers else openers[0]}",)
 
     def get_model_settings(self) -> tuple[str, ...]:
-        """Settings that come before the part's own; a suite of a group says more."""
+        """Return settings that come before the part's own; a suite of a group overrides it."""
         return ()
 
     def build_config(self, run: Run) -> PartConfig:
-        """The part's configuration in a run."""
+        """Return the part's configuration in a run."""
         if self.group in LISTS:
             return getattr(run, self.group)[self.offer.part.name]
         outer, *fields = self.group.split("/")
@@ -123,7 +123,7 @@ class PartSuite:
     # --- hygiene -----------------------------------------------------------------------------------------------------
 
     def test_standard_tests_are_all_here(self) -> None:
-        """No standard test is replaced or deleted, unless with `waive("why")`."""
+        """Check that no standard test is replaced or deleted, except with `waive("why")`."""
         overrides = find_overridden(type(self))
         assert not overrides, f"standard tests are overridden: {', '.join(overrides)}; put waive('why') in their place"
 
@@ -134,13 +134,13 @@ class PartSuite:
         assert capabilities <= set(self.CLAIMS)
 
     def test_entry_module_imports_without_torch(self) -> None:
-        """`train --help` and `gangline plugins` import it in every environment that has it."""
+        """Check that the entry module, which `train --help` imports, loads no torch, Hydra or transformers."""
         heavy = self.import_entry_module()["heavy"]
         assert not heavy, f"{find_entry_module(self.offer.distribution)} imports {', '.join(heavy)}"
 
     def test_entry_module_imports_quickly(self) -> None:
         seconds = self.import_entry_module()["seconds"]
-        if seconds >= IMPORT_SECONDS:  # once more: a busy machine, or modules that had to be compiled first
+        if seconds >= IMPORT_SECONDS:  # retry: the machine was busy, or modules had to be compiled
             of = find_entry_module(self.offer.distribution), os.environ.get("PYTHONPATH", "")
             seconds = min(seconds, _import_module.__wrapped__(*of)["seconds"])
         assert seconds < IMPORT_SECONDS, f"{seconds:.2f} s of CPU; {IMPORT_SECONDS} s are allowed"
@@ -150,7 +150,7 @@ class PartSuite:
         assert not printed, f"printed on import: {printed!r}"
 
     def import_entry_module(self) -> dict[str, Any]:
-        """What the import of the entry module does in a fresh process."""
+        """Return what importing the entry module does in a new process: CPU seconds, heavy modules, printed text."""
         return _import_module(find_entry_module(self.offer.distribution), os.environ.get("PYTHONPATH", ""))
 
     def test_summary_is_one_short_line(self) -> None:
@@ -162,7 +162,7 @@ class PartSuite:
         assert callable(self.build), f"{self.offer.part.build} cannot be called"
 
     def test_config_survives_being_stored(self) -> None:
-        """config.yaml and checkpoints keep it as plain data."""
+        """Check that the configuration survives as plain data, as config.yaml and checkpoints store it."""
         run = self.run()
         run_dict = json.loads(json.dumps(to_dict(run)))
         assert self.build_config(from_dict(run_dict)) == self.build_config(run)
@@ -174,7 +174,7 @@ class PartSuite:
 
     @property
     def path(self) -> str:
-        """Where the part's options lie: "checkpoint", "track.jsonl"."""
+        """Prefix of the part's options: "checkpoint", "track.jsonl"."""
         return f"{self.group}.{self.offer.part.name}" if self.group in LISTS else self.group.replace("/", ".")
 
     def test_chosen_by_its_name_on_the_command_line(self) -> None:
@@ -186,7 +186,7 @@ class PartSuite:
         assert type(self.build_config(run)) is self.offer.part.config
 
     def test_variables_are_words_for_the_environment(self) -> None:
-        """The same each time; core sets them, where the user has not."""
+        """Check that the variables are valid and equal each time; core sets them, unless the user has."""
         run, before = self.run(), dict(os.environ)
         config = self.build_config(run)
         variables = config.get_environment(run)
@@ -197,7 +197,7 @@ class PartSuite:
             assert isinstance(value, str), f"{name} is {value!r}, no text"
 
     def test_what_it_wraps_around_a_comm_carries_the_same(self) -> None:
-        """On two ranks, every operation beside the same without the part."""
+        """Check on two ranks that every operation of a wrapped Comm gives the results of the bare Comm."""
         run = self.run()
         config = self.build_config(run)
         if type(config).wrap is not PartConfig.wrap:
@@ -208,13 +208,13 @@ class PartSuite:
 
 
 def check_success(done: subprocess.CompletedProcess[str]) -> None:
-    """A process ended well; if not, the last line that it wrote to stderr comes first. Raises AssertionError."""
+    """Check that a process ended well. Raises AssertionError that begins with the last line of its stderr."""
     if done.returncode:
         raise AssertionError(f"{done.stderr.strip().rpartition(chr(10))[2]}\n{done.stderr}")
 
 
 def find_entry_module(distribution: str) -> str:
-    """The module that a distribution registers with gangline. Raises LookupError where it registers none."""
+    """Return the module that a distribution registers with gangline. Raises LookupError if it registers none."""
     for entry in entry_points(group=ENTRY_POINTS):
         if entry.dist is not None and entry.dist.metadata["Name"] == distribution:
             return entry.module

@@ -1,4 +1,4 @@
-"""The suite for trackers (group `track`): a run's life, a kill, a way back, and records that are hard to write down."""
+"""Conformance suite for trackers (group `track`): runs, a kill, a rollback, and records that are hard to write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUMMARY = {"why": "done", "evidence": "", "step": 20, "steps": 20, "tokens": 409
 
 
 def make_strange_records() -> list[StepRecord]:
-    """What is not finite, what is not known, lists, verdicts, other metrics in each step."""
+    """Return records with values that are not finite or unknown, lists, verdicts, and other metrics in each step."""
     plain = make_healthy(1)[0]
     verdict = {"kind": "not-finite", "where": "step 2", "confidence": 1.0, "evidence": "nan", "suggestion": "skip"}
     return [
@@ -46,7 +46,7 @@ def make_strange_records() -> list[StepRecord]:
 
 
 class TrackerSuite(PartSuite):
-    """Subclass with ``choice = "track=mine"``; to claim anything, `read_back` must read back what was written."""
+    """Conformance suite: ``choice = "track=mine"``. To claim anything, override `read_back` to read records back."""
 
     CLAIMS: ClassVar[dict[str, str]] = {
         "keeps": "every record can be read back",
@@ -54,20 +54,20 @@ class TrackerSuite(PartSuite):
     }
 
     def read_back(self, directory: Path) -> list[tuple[int, float]]:
-        """(step, loss) of every record that lies in the run directory, in order. For the author to write.
+        """Return (step, loss) of every record in the run directory, in order.
 
-        Raises AssertionError until it is.
+        Raises AssertionError until an author overrides it.
         """
         raise AssertionError("nothing reads the records back: override `read_back`")
 
     def build_tracker(self, directory: Path) -> Tracker:
-        """A tracker on a run directory."""
+        """Return a tracker on a run directory."""
         directory.mkdir(exist_ok=True)
         run = self.run(f"run.dir={directory}")
         return self.build(self.build_config(run), run)
 
     def start_tracker(self, directory: Path, first_step: int = 0) -> Tracker:
-        """A tracker that was told that the run begins, or goes on."""
+        """Return a tracker after `begin`, at the start or the resume of a run."""
         tracker = self.build_tracker(directory)
         tracker.begin(
             Start(
@@ -85,7 +85,7 @@ class TrackerSuite(PartSuite):
         return tracker
 
     def run_once(self, directory: Path, records: list[StepRecord], first_step: int = 0, end: bool = True) -> None:
-        """One start of a run, as core tells it; without `end` it was killed."""
+        """Send a tracker one start of a run, as core does; without `end` the run was killed."""
         tracker = self.start_tracker(directory, first_step)
         for record in records:
             tracker.record(record)
@@ -104,9 +104,9 @@ class TrackerSuite(PartSuite):
         self.run_once(tmp_path / "run", make_strange_records())
 
     def test_records_are_left_as_they_are(self, tmp_path: Path) -> None:
-        """Other trackers and the health checks read the same object."""
+        """Check that records stay unchanged: other trackers and the health checks read the same objects."""
         records = make_strange_records()
-        before = repr(copy.deepcopy(records))  # nan differs from itself, its letters do not
+        before = repr(copy.deepcopy(records))  # compares text, because nan differs from itself
         self.run_once(tmp_path / "run", records)
         assert repr(records) == before, "the tracker changed a record"
 
@@ -114,14 +114,14 @@ class TrackerSuite(PartSuite):
         self.start_tracker(tmp_path / "run").end({**SUMMARY, "why": "SIGTERM", "step": 0, "steps": 0, "tokens": 0})
 
     def test_a_killed_run_can_be_gone_on_with(self, tmp_path: Path) -> None:
-        """No `end`; the next process begins in the same directory, twice from the same step."""
+        """Check that new processes resume in the directory of a killed run, twice from the same step."""
         records = make_healthy(12)
         self.run_once(tmp_path / "run", records[:8], end=False)
         self.run_once(tmp_path / "run", records[5:9], first_step=5, end=False)
         self.run_once(tmp_path / "run", records[5:], first_step=5)
 
     def test_a_way_back_within_a_run(self, tmp_path: Path) -> None:
-        """After a rollback steps come again."""
+        """Check that steps can repeat, as after a rollback."""
         records = make_healthy(12)
         self.run_once(tmp_path / "run", [*records[:8], *records[5:]])
 
@@ -135,14 +135,14 @@ class TrackerSuite(PartSuite):
 
     @mark_capability("keeps")
     def test_every_record_is_kept(self, tmp_path: Path) -> None:
-        """In order, each once."""
+        """Check that every record is kept once, in order."""
         records = make_healthy(20)
         self.run_once(tmp_path / "run", records)
         self.check_same(self.read_back(tmp_path / "run"), records)
 
     @mark_capability("resumes")
     def test_an_abandoned_branch_is_gone(self, tmp_path: Path) -> None:
-        """Eight steps, killed; gone on with from step 5 with other losses; then back to step 9 within the run."""
+        """Check that abandoned steps are dropped: a kill after step 8, a resume from 5, then a rollback to 9."""
         records = make_healthy(12)
         other = [replace(record, loss=record.loss + 10) for record in records[5:]]
         again = [replace(record, loss=record.loss + 20) for record in records[9:]]
@@ -152,7 +152,7 @@ class TrackerSuite(PartSuite):
 
     @staticmethod
     def check_same(kept: list[tuple[int, Any]], records: list[StepRecord]) -> None:
-        """The steps, and the losses to six digits (some trackers keep float32)."""
+        """Assert equal steps, and losses equal to six digits (some trackers store float32)."""
         assert [step for step, _ in kept] == [record.step for record in records]
         for (step, loss), record in zip(kept, records, strict=True):
             assert math.isclose(loss, record.loss, rel_tol=1e-6), f"step {step}: {loss} instead of {record.loss}"

@@ -1,4 +1,4 @@
-"""What a rank does in the test of marks: a step of a strategy, and the bytes that it sent for each purpose."""
+"""Functions that a rank runs for the test of traffic marks: a step, and the bytes that it sent for each purpose."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class StepTraffic:
 
 
 class CountingComm(Wrapped):
-    """Adds the bytes that a rank sends in each collective to those of its purpose, as rings and direct messages do."""
+    """Comm that counts the bytes that a rank sends by purpose, as if by rings and direct messages."""
 
     def __init__(self, inner: Comm, sent: Counter[str]) -> None:
         super().__init__(inner)
         self.sent = sent
 
     def _count(self, nbytes: int, ranges: int) -> None:
-        """Add `ranges` ranges of what is given, of as many as there are ranks."""
+        """Count `ranges` of the `size` equal ranges of `nbytes` as sent."""
         self.sent[get_purpose()] += nbytes * ranges // self.size
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
@@ -55,7 +55,7 @@ class CountingComm(Wrapped):
 
 
 def count_step(job: ranks.StrategyJob) -> StepTraffic:
-    """A step, and the norm of its gradients."""
+    """Run a step and the norm of its gradients, and return this rank's traffic."""
     traffic: Counter[str] = Counter()
     runtime = ranks.start(job, lambda comms: WrappedComms(comms, lambda comm: CountingComm(comm, traffic)))
     traffic.clear()

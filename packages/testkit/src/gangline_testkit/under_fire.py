@@ -1,4 +1,4 @@
-"""What a rank does while a save is killed at some moment in time: it, what it has started, or both."""
+"""Functions that a rank runs while a save is killed at some moment: the rank, its child processes, or both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gangline_testkit.processes import find_children
 
 @dataclass(frozen=True)
 class Shot:
-    """Who is killed how long after a save began: "rank", the "children" it has started, or "both"."""
+    """A kill of `whom`, "rank", its "children", or "both", on rank `victim`, `seconds` after a save began."""
 
     victim: int
     whom: str
@@ -27,10 +27,10 @@ class Shot:
 def save_under_fire(
     job: ranks.CheckpointerJob, salts: dict[str, int], steps: tuple[int, int, int], shot: Shot
 ) -> list[str]:
-    """Load the newest, save in peace, save while somebody is killed, save again; what came of each.
+    """Load the newest checkpoint, save, save during a kill, save again; return the outcome of each.
 
-    `salts`: of each checkpoint that there may be. The first save also gets every process running that the checkpointer
-    has. Of the three steps the last is for who is left: nobody is where a rank was killed.
+    `salts`: salt of each checkpoint that may exist. The first save also starts every process of the checkpointer.
+    The last of the three saves runs if no rank was killed.
     """
     checkpointer, came = ranks.open_checkpointer(job), []
     registry = ranks.build_registry(job.mesh, job.large)
@@ -57,7 +57,7 @@ def save_under_fire(
 
 
 def measure_save(job: ranks.CheckpointerJob, step: int) -> float:
-    """How long a save takes when every process it needs is running: the shortest of two."""
+    """Return the seconds of a save when every process it needs is running: the shortest of two."""
     checkpointer, seconds = ranks.open_checkpointer(job), []
     try:
         for number in range(3):
@@ -75,8 +75,8 @@ def _kill(whom: str) -> None:
         os.kill(pid, signal.SIGKILL)
     if whom != "children":
         os.kill(os.getpid(), signal.SIGKILL)
-    # Time to notice: who asks a process in the moment of its death asks in vain. It dies when a busy machine lets it;
-    # then somebody should ask how it ended, which need not be before it is missed.
+    # Time to notice: a request to a process that is just dying gets no answer. On a busy machine it dies late. Its
+    # parent should then reap it, but may do so only when it misses it.
     _wait(lambda: not any(_is_alive(pid) for pid in killed), 60.0)
     _wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in killed), 3.0)
     time.sleep(0.02)
@@ -89,7 +89,7 @@ def _wait(until: Callable[[], bool], seconds: float) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    """Not so one that has ended, and that its parent has not asked for."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,9 +1,9 @@
-"""Commands that start warm: forked from a process that has torch (where it is installed) and Hydra loaded.
+"""Commands that start warm: forked from a process that has torch (if it is installed) and Hydra loaded.
 
 A test that runs `train` then waits for what it does and not for its imports, which take seconds of a core in each of
-its processes. What runs is the same module with the same words, variables, directory and files. What differs: the hash
-seed, and what its Python read at its start, are the server's; the server of its ranks is forked from it; and
-`inspect.stack` knows no lines of source. A test of the start itself starts cold.
+its processes. The command runs with its own module, words, variables, directory and files. Differences: the hash
+seed, and what Python reads at its start, are the server's; the server of its ranks is forked from it; and
+`inspect.stack` has no lines of source. A test of the start itself starts cold.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from gangline_testkit.processes import find_children
 
 CLIENT = Path(__file__).with_name("warm_client.py")
 _READ_AT_START = re.compile(r"(PYTHON|OMP_|GOMP_|MKL_|KMP_|LD_|MALLOC_|TORCH_LOGS|LANG|LC_).*")
-# Of all that: what a fork can still follow, what every run sets for itself, and what scikit-learn sets for the whole
-# process of a test that imports it, if only by way of another library.
+# Exceptions: variables that a fork can still follow, that every run sets for itself, and that scikit-learn sets for the
+# whole process of a test that imports it, even by way of another library.
 FORKED = {"PYTHONPATH", "PYTHONSAFEPATH", "GOMP_SPINCOUNT", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
 _PATH = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}  # before a test added to it
 _server: WarmServer | None = None
 
 
 class WarmServer:
-    """The process that commands are forked from; it ends with this one.
+    """Process that commands are forked from; it ends with the process that created it.
 
-    more: modules that it loads beside torch and Hydra, as libraries that the part under test imports as it runs. They
-    must start no thread of Python. environment: variables that those read as they are loaded.
+    more: modules to load in addition to torch and Hydra, such as libraries that the part under test imports while it
+    runs. They must start no Python thread. environment: variables that these modules read when they are loaded.
     """
 
     def __init__(self, more: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
@@ -46,7 +46,7 @@ class WarmServer:
         waits, self._alive = os.pipe()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
-            listener.listen(64)  # who asks before it has loaded all waits
+            listener.listen(64)  # early requests wait until all is loaded
             files = (listener.fileno(), waits)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gangline_testkit.warm_server", *map(str, files), *more],
@@ -59,18 +59,18 @@ class WarmServer:
         os.close(waits)
 
     def make_command(self, module: str, environment: Mapping[str, str]) -> list[str]:
-        """What stands for `python -m MODULE` in a process with these variables; itself, where they forbid a fork."""
+        """Return the command that stands for `python -m MODULE` with these variables; that itself if no fork can."""
         if self._fits(environment):
             return [sys.executable, "-I", "-S", str(CLIENT), self.address, module]
         return [sys.executable, "-m", module]
 
     def _fits(self, environment: Mapping[str, str]) -> bool:
-        """Whether Python and its libraries would have read the same at their start."""
+        """Return whether Python and its libraries would have read equal variables at their start."""
         names = {name for name in {*environment, *self.environment} if _READ_AT_START.fullmatch(name)} - FORKED
         return all(environment.get(name) == self.environment.get(name) for name in names)
 
     def list_processes(self) -> list[int]:
-        """Return the ids of the processes that were forked from this one, and of all that those have started."""
+        """Return the ids of the processes that were forked from the server, and of all their descendants."""
         pids = [self._process.pid]
         for pid in pids:  # it grows
             pids += find_children(pid)
@@ -84,12 +84,12 @@ class WarmServer:
 
 
 def make_command(module: str, environment: Mapping[str, str]) -> list[str]:
-    """`WarmServer.make_command` of this process's server."""
+    """Return the result of `WarmServer.make_command` of this process's server."""
     return get_server().make_command(module, environment)
 
 
 def get_server() -> WarmServer:
-    """Return the server of this process, which is started when it is first asked for."""
+    """Return the server of this process, which is started on first use."""
     global _server
     if _server is None:
         _server = WarmServer()

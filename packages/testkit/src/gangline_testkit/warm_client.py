@@ -1,7 +1,7 @@
-"""python -I -S warm_client.py SOCKET MODULE WORDS: stands for a process that the server of `warm` forks for it.
+"""Client of `warm`: python -I -S warm_client.py SOCKET MODULE WORDS stands for a process that the server forks for it.
 
-That one gets this one's standard files, directory and variables. Signals are passed on, and it ends as that one does.
-Imports little, for it is started often.
+The forked process gets the client's standard files, directory and variables. The client passes signals on, and ends as
+the forked process ends. It imports little, because it is started often.
 """
 
 import json
@@ -12,7 +12,7 @@ import struct
 import sys
 
 NUMBER = struct.Struct("!q")
-FIRST = getattr(signal, "SIGRTMIN", 0) + 6  # of `gangline.launch.signals.HandedOn`, as a test compares
+FIRST = getattr(signal, "SIGRTMIN", 0) + 6  # first of `gangline.launch.signals.HandedOn`, as a test compares
 HANDED_ON = range(FIRST, FIRST + 5) if hasattr(signal, "SIGRTMIN") else ()
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *HANDED_ON)
 
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def read_number(server: socket.socket) -> int:
-    """The next number that the server says."""
+    """Return the next number that the server sends."""
     reply = server.recv(NUMBER.size, socket.MSG_WAITALL)
     if not reply:
         sys.exit("the server of warm commands is gone")

@@ -1,6 +1,6 @@
-"""A process that has torch and Hydra loaded, and becomes `python -m MODULE ...` by a fork: see `warm`.
+"""Server that has torch and Hydra loaded, and becomes `python -m MODULE ...` by a fork: see `warm`.
 
-It imports and does nothing else: it runs no torch operation and no thread, so that its forks are as good as new.
+It only imports: it runs no torch operation and no thread, so that its forks are as good as new processes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gangline_testkit.warm_client import NUMBER
 
 SIGNALS_OF_THE_SERVER = "gangline_basics.launch.server"
 LOADED = (
-    *(name for name in forkserver.PRELOAD if name != SIGNALS_OF_THE_SERVER),  # that is of the ranks' own server
+    *(name for name in forkserver.PRELOAD if name != SIGNALS_OF_THE_SERVER),  # for the ranks' own server
     "gangline.api",
     "gangline.plugin.builtin",
     "gangline.cli",
@@ -50,7 +50,7 @@ LOADED = (
     "hydra",
     "yaml",
 )
-DRAWING = ("matplotlib.figure", "matplotlib.backends.backend_svg")  # a run that ends draws its loss; an extra
+DRAWING = ("matplotlib.figure", "matplotlib.backends.backend_svg")  # a run draws its loss at the end; an extra
 # Groups whose parts every rank builds. Other parts may start threads as they are imported.
 BUILT = ("model", "parallel", "optimizer", "checkpoint")
 RANK = (  # imported by each rank as its model is built
@@ -63,23 +63,23 @@ RANK = (  # imported by each rank as its model is built
     "numpy.random",
     "torch.utils._device",
 )
-MANY = 4096  # no file has a number as high
+MANY = 4096  # above every file number
 CLIENT = str(Path(__file__).with_name("warm_client.py"))
-# What a command that was forked here starts as `python -m MODULE` is forked from here, too, where that takes torch.
+# Modules with torch that a command forked here starts as `python -m MODULE`: they are forked from here, too.
 STARTED = ("gangline.cli.train", "gangline_basics.launch.node")
 
 
 def main() -> None:
     """Serve requests that come in on the socket of the first argument until the pipe of the second has no writer.
 
-    The other arguments are modules to load beside `LOADED`.
+    The other arguments are modules to load in addition to `LOADED`.
     """
     forkserver.set_environment()
     _load(sys.argv[3:])
     _compose()
     inspect.stack = _stack
     gc.collect()
-    gc.freeze()  # no fork copies all that to look for garbage in it
+    gc.freeze()  # so that garbage collection in a fork copies no memory
     listener, alive = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     address = listener.getsockname()
     request = _serve(listener, alive)
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _load(more: Sequence[str]) -> None:
-    """Import what commands need, and more; where torch is not installed, what needs none."""
+    """Import what commands need, and `more`; if torch is not installed, only what needs no torch."""
     for name in (*LOADED, *more):
         try:
             importlib.import_module(name)
@@ -99,7 +99,7 @@ def _load(more: Sequence[str]) -> None:
     with contextlib.suppress(ImportError):
         for name in DRAWING:
             importlib.import_module(name)
-    for plugin in entry_points(group=ENTRY_POINTS):  # each command looks for itself which of them there are
+    for plugin in entry_points(group=ENTRY_POINTS):  # each command finds the plugins itself
         with contextlib.suppress(Exception):
             importlib.import_module(plugin.module)
     for name in (*_list_builds(), *RANK):
@@ -117,7 +117,7 @@ def _list_builds() -> list[str]:
 
 
 def _compose() -> None:
-    """Compose a run once: what Hydra's parser learns as it goes is there for all. No choice stays."""
+    """Compose a run once, so that forks have what Hydra's parser caches. No choice of parts is kept."""
     from gangline.config.compose import compose_one
     from gangline.plugin.registry import installed
 
@@ -127,10 +127,10 @@ def _compose() -> None:
 
 
 def _stack(context: int = 1) -> list[inspect.FrameInfo]:
-    """`inspect.stack` without lines of source.
+    """Return `inspect.stack` without lines of source.
 
-    For these it looks through all modules, thousands here, frame by frame; torch's rendezvous and Hydra ask for twenty
-    stacks as a run starts, which took more than half of the processor time of a small run.
+    For source lines it searches all modules, thousands here, for each frame. Torch's rendezvous and Hydra request
+    twenty stacks at the start of a run, which took more than half of the processor time of a small run.
     """
     frame, frames = inspect.currentframe(), []
     while frame is not None and (frame := frame.f_back) is not None:
@@ -140,7 +140,7 @@ def _stack(context: int = 1) -> list[inspect.FrameInfo]:
 
 
 def _run_module(module: str) -> int:
-    """The exit code of `python -m MODULE`, or minus the signal that it ends by."""
+    """Run `python -m MODULE`, and return its exit code, or minus the signal that ended it."""
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
@@ -158,7 +158,7 @@ def _run_module(module: str) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """As Python ends, but for its modules: to take down those of torch costs more than a second of a core."""
+    """End as Python ends, without tearing down modules: with torch that costs more than a second of a core."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -170,7 +170,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _serve(listener: socket.socket, alive: int) -> dict[str, Any] | None:
-    """Fork a process for each request, and tell who asked its id and how it ended; the request, in what was forked."""
+    """Fork a process for each request, and send its id and exit code to the client; return the request in the fork."""
     child_pipe, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -185,9 +185,9 @@ def _serve(listener: socket.socket, alive: int) -> dict[str, Any] | None:
             os.read(child_pipe, 4096)
             _tell_ends(running)
         for pid, asker in running.items():
-            if asker in ready:  # it says nothing more: it has been killed, and what it stands for is
+            if asker in ready:  # closed, because the client was killed: kill its process
                 os.kill(pid, signal.SIGKILL)
-                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # what is asked for next finds it gone
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # the next request finds it gone
         if listener in ready:
             asker, _ = listener.accept()
             request, files = _receive(asker)
@@ -217,7 +217,7 @@ def _tell_ends(running: dict[int, socket.socket]) -> None:
 
 
 def _receive(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """A request and the files that are to be its standard input, output and errors."""
+    """Return a request, and the files for its standard input, output and errors."""
     first, files, _, _ = socket.recv_fds(asker, NUMBER.size, 3)
     (length,) = NUMBER.unpack(first)
     content = b""
@@ -227,7 +227,7 @@ def _receive(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _become(request: dict[str, Any], address: str) -> None:
-    """Be the process that was asked for, as if its Python had just started."""
+    """Become the requested process, as if its Python had just started."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -250,16 +250,16 @@ def _become(request: dict[str, Any], address: str) -> None:
 
 
 def _forget(entries: Sequence[str]) -> None:
-    """What was loaded here of packages that this process finds others of, in these entries of its path."""
+    """Remove loaded modules of packages that this process finds in other versions, in these entries of its path."""
     for name in {name.partition(".")[0] for name in sys.modules} - {"__main__"}:
         spec = PathFinder.find_spec(name, entries)
-        if spec is not None and spec.loader is not None:  # a plain directory hides no package
+        if spec is not None and spec.loader is not None:  # a plain directory does not hide a package
             for module in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
                 del sys.modules[module]
 
 
 def _make_popen(address: str) -> type[subprocess.Popen[Any]]:
-    """How processes are started, but for those of `STARTED` with the variables of this one: the server forks them."""
+    """Return a Popen for which the server forks processes of `STARTED` that inherit this process's variables."""
 
     class Popen(subprocess.Popen[Any]):
         def __init__(self, args: Any, *more: Any, **options: Any) -> None:
@@ -278,9 +278,9 @@ def _list_entries(environment: Any) -> list[str]:
 
 
 def _fork_the_first_server(spawn: Any) -> Any:
-    """How multiprocessing starts processes, but for the server that ranks are forked from: it is forked from here.
+    """Return multiprocessing's way to start processes, except that the server of the ranks is forked from here.
 
-    A later one is not, for by then this process has threads and has used torch.
+    A later server is not, because by then this process has threads and has used torch.
     """
     prefixes = ["from multiprocessing.forkserver import main"]
 
@@ -300,11 +300,11 @@ def _fork_the_first_server(spawn: Any) -> Any:
 
 
 def _be_the_server(code: str, files: list[int]) -> None:
-    """`python -c CODE` with these files open and no others, in a process that has just been forked."""
+    """Run `python -c CODE` with these files open and no others, in a process that has just been forked."""
     _leave_no_file_of_the_parent(files)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
-    server: Any = _forkserver._forkserver  # it is another process's, and locked: that one is starting it
+    server: Any = _forkserver._forkserver  # it belongs to the parent, which holds its lock
     server._lock = threading.Lock()
     server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
     tracker: Any = resource_tracker._resource_tracker
@@ -317,15 +317,15 @@ def _be_the_server(code: str, files: list[int]) -> None:
 
 
 def _leave_no_file_of_the_parent(files: list[int]) -> None:
-    """Every open file but the standard ones and these is the null device from here on.
+    """Replace every open file, except the standard ones and these, by the null device.
 
-    Not closed: objects that hold the number of one, as a handler of a logger, would write into whatever gets that
-    number next, the pipe of a rank for one, or close it.
+    They are not closed: an object that holds a file's number, such as a handler of a logger, would write into the next
+    file that gets the number, for example the pipe of a rank, or close it.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/dev/fd")):
         if number > 2 and number != null and number not in files:
-            with contextlib.suppress(OSError):  # what listed them has been closed since
+            with contextlib.suppress(OSError):  # the listing's own file is closed
                 os.fstat(number)
                 os.dup2(null, number)
     os.close(null)

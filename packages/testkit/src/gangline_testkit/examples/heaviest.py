@@ -7,12 +7,12 @@ from gangline.config import GradientsConfig, ShareBelowOne
 
 @dataclass
 class Heaviest(GradientsConfig):
-    """The largest gradients of a bucket; the others are added to those of the next step (arXiv 1704.05021)."""
+    """Sends the largest gradients of a bucket; the others are added to the next step's (arXiv 1704.05021)."""
 
-    share: ShareBelowOne = 0.25  # how many of a bucket's gradients are sent
+    share: ShareBelowOne = 0.25  # share of a bucket's gradients to send
 
     def count_sent(self, size, ranks, scatters, itemsize):
-        return self.share * size * (itemsize + 8) * (ranks - 1)  # values and their places, to each other rank
+        return self.share * size * (itemsize + 8) * (ranks - 1)  # values and their indices, to each other rank
 
     def count_kept(self, size, ranks, scatters):
         return size

@@ -1,7 +1,7 @@
 """A strategy whose replicas differ between synchronisations: local SGD (Stich, arXiv 1805.09767).
 
-Each rank is a replica, which holds the whole model and steps by the gradients of its own samples; after some steps all
-take the mean of their weights.
+Each rank is a replica that holds the full model and steps by the gradients of its own samples; after some steps all
+ranks take the mean of their weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gangline_testkit.toys.plugin import Apart
 
 
 class ApartRuntime(WholeRuntime):
-    """Moments of the optimizer stay each replica's own."""
+    """Runtime of local SGD. The optimizer's moments stay each replica's own."""
 
     differs = frozenset({"dp_replicate"})
 
@@ -36,7 +36,7 @@ class ApartRuntime(WholeRuntime):
         return replace(result, finite=not float(self.comm.all_reduce(bad, "max")))
 
     def _begin_backward(self, microbatch: int, last: int) -> None:
-        """Nothing is sent."""
+        """Send nothing: gradients stay on their replica."""
 
     def _reduce(self) -> list[Tensor]:
         gradients = self.storage.assign_gradients()
@@ -44,7 +44,7 @@ class ApartRuntime(WholeRuntime):
         return gradients
 
     def clip(self, max_norm: float | None) -> float:
-        """Each replica by its own norm; the largest of them is what all ranks know of it."""
+        """Clip each replica by its own norm, and return the largest norm on all ranks."""
         own = torch.tensor([super().clip(max_norm)], dtype=torch.float64, device=self.device)
         with mark_traffic("norm"):
             return float(self.comm.all_reduce(own, "max"))
@@ -73,7 +73,7 @@ class ApartRuntime(WholeRuntime):
 
     @contextmanager
     def _use_first_weights(self) -> Iterator[None]:
-        """Every replica has the weights of the first one, which are those of a checkpoint."""
+        """Give every replica, in the block, the weights of the first replica, which checkpoints store."""
         own = [shard.local.detach().clone() for shard in self.shards()]
         with torch.no_grad():
             for shard in self.shards():
@@ -86,5 +86,5 @@ class ApartRuntime(WholeRuntime):
 
 
 def build(config: Apart, job: Job) -> ApartRuntime:
-    """The strategy `apart`."""
+    """Return the runtime of the strategy `apart`."""
     return ApartRuntime(config, job)

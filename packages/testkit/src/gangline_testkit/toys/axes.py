@@ -1,7 +1,7 @@
-"""What a rank of `rows` computes with along `tp`, `cp` and `pp`: its part of what is cut, its tokens, its blocks.
+"""Computation of a rank of `rows` along `tp`, `cp` and `pp`: its shards of parameters, its tokens, its blocks.
 
-No weight is stored in parts, what is cut away is gathered whole and sliced, and one microbatch at a time passes the
-stages: so much, and no more, as it takes to see that a module computes the same where it is cut.
+No weight is stored sharded along these axes, sharded values are gathered in full and sliced, and one microbatch at a
+time passes the stages: just enough to check that a sharded module computes what the full one computes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gangline_basics.parallel.autograd import all_gather, all_reduce
 
 
 class _Enter(torch.autograd.Function):
-    """x -> x, in front of a product that is cut along its outputs: each rank has a part of x's gradient."""
+    """Identity before a column-parallel matmul; backward sums the parts of x's gradient over the ranks."""
 
     @staticmethod
     def forward(ctx, x: Tensor, comm: Comm) -> Tensor:
@@ -36,7 +36,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """Partial sums -> their sum, behind a product that is cut along its inputs."""
+    """Sum of partial results after a row-parallel matmul; backward is the identity."""
 
     @staticmethod
     def forward(ctx, x: Tensor, comm: Comm) -> Tensor:
@@ -48,20 +48,20 @@ class _Leave(torch.autograd.Function):
 
 
 class Axes:
-    """The model on one rank. Embedding and head stay whole along `tp`, as a plan allows.
+    """The model on one rank. Embedding and head stay replicated along `tp`, as a plan allows.
 
-    used  name of a parameter -> all names that modules have it under
+    used  name of a parameter -> all its names in modules
 
-    Raises ValueError where tp does not divide what it cuts.
+    Raises ValueError if tp does not divide a dim that it shards.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, comms: Comms, used: Mapping[str, Sequence[str]]) -> None:
         self.model, self.plan, self.world = model, plan, comms.world
         self.tp, self.cp, self.pp = (comms.get_comm(axis) for axis in ("tp", "cp", "pp"))
         self.beside = comms.get_comm("cp", "pp")  # ranks that have other tokens, or other blocks
-        self.speaks = self.tp.index == 0  # else another rank says what this one would
+        self.speaks = self.tp.index == 0  # else another rank reports for this one
         self.first = self.speaks and self.cp.index == self.pp.index == 0
-        self.dims: dict[str, int] = {}  # name -> the dim that tp cuts
+        self.dims: dict[str, int] = {}  # name -> the dim that tp shards
         for name, (alias, *_) in used.items():
             parameter, module = model.get_parameter(alias), model.get_submodule(alias.rpartition(".")[0])
             cut = plan.get_cuts(name, parameter.dim()).get("tp")
@@ -76,16 +76,16 @@ class Axes:
     def _has_seam(self, name: str, path: str) -> bool:
         return any(seam.name == name and matches(seam.pattern, path) for seam in self.plan.seams)
 
-    # --- tp: a part of what is cut -----------------------------------------------------------------------------------
+    # --- tp: shards of parameters ------------------------------------------------------------------------------------
 
     def take_part(self, name: str, whole: Tensor) -> Tensor:
-        """What this rank computes with."""
+        """Return the shard of a full array that this rank computes with; all of it if tp does not shard it."""
         return whole.chunk(self.tp.size, self.dims[name])[self.tp.index] if name in self.dims else whole
 
     def reduce_gradient(self, name: str, gradient: Tensor, shape: Sequence[int]) -> Tensor:
-        """The gradient of the whole, added over the ranks beside this one; of what is whole along tp all have the same.
+        """Return the full gradient, summed over tp, cp and pp; replicated parameters must have equal ones along tp.
 
-        Raises no error where they have not: it is then wrong, and a comparison finds it.
+        Raises no error if these differ: the gradient is then wrong, and a comparison finds it.
         """
         whole = gradient.new_zeros(shape)
         self.take_part(name, whole).copy_(gradient)
@@ -96,7 +96,7 @@ class Axes:
         return self.beside.all_reduce(whole) if self.beside.size > 1 else whole
 
     def install(self) -> None:
-        """Let the modules compute with parts; their products are set already, blocks not yet finished."""
+        """Make the modules compute with shards; their matmuls are set already, blocks not yet finished."""
         bound: set[str] = set()
         for path, module in self.model.named_modules():
             cut = [name for name, _ in module.named_parameters(path, recurse=False) if name in self.dims]
@@ -120,7 +120,7 @@ class Axes:
     # --- cp: a part of the tokens ------------------------------------------------------------------------------------
 
     def split_tokens(self, batch: Batch) -> Batch:
-        """This rank's part of each sequence. Raises ValueError where cp does not divide them."""
+        """Return this rank's part of each sequence. Raises ValueError if cp does not divide their length."""
         if batch.shape[1] % self.cp.size:
             raise ValueError(f"sequences of {batch.shape[1]} tokens do not divide by cp={self.cp.size}")
         values = {item.name: getattr(batch, item.name) for item in fields(batch)}
@@ -144,7 +144,7 @@ class Axes:
         position: Tensor,
         *more,
     ) -> Tensor:
-        """Of all tokens, by whatever function the module has there; this rank's part of it."""
+        """Return this rank's part of the attention over all tokens, by the function that the module has."""
         q, k, v = (self._gather(x, 2) for x in (q, k, v))
         document = None if document is None else self._gather(document, 1)
         out = own(q, k, v, document, self._gather(position, 1), *more)
@@ -156,7 +156,7 @@ class Axes:
     # --- pp: a part of the blocks ------------------------------------------------------------------------------------
 
     def compute_loss(self, batch: Batch) -> Tensor:
-        """The loss of this rank's tokens where its blocks are the last; 0 elsewhere. `backward` goes on from here."""
+        """Return the loss of this rank's tokens if its blocks are the last, else 0; `backward` continues from here."""
         last, hidden = self.pp.size - 1, None
         for stage in range(self.pp.size):
             if stage == self.pp.index:
@@ -168,12 +168,12 @@ class Axes:
         return self._out if self.pp.index == last else torch.zeros((), dtype=torch.float64)
 
     def backward(self, coefficient: float) -> None:
-        """Of the loss before, times `coefficient`."""
+        """Run backward for the last `compute_loss`, times `coefficient`."""
         gradient = None
         for stage in reversed(range(self.pp.size)):
             if stage == self.pp.index:
                 start = torch.full_like(self._out, coefficient) if gradient is None else gradient
-                if self._out.requires_grad:  # of a first stage that is not trained nothing does
+                if self._out.requires_grad:  # False if the first stage is not trained
                     torch.autograd.backward(self._out, start)
             if stage > 0:
                 gradient = self._send_stage(self._in.grad if stage == self.pp.index else None)  # type: ignore[attr-defined]
@@ -189,7 +189,7 @@ class Axes:
         return self.model.get_submodule(self.plan.head)(hidden, batch) if last else hidden
 
     def _send_stage(self, x: Tensor | None) -> Tensor:
-        """What one stage gives, of three dims, on all stages: a leaf. The others add zeros."""
+        """Return one stage's output, of three dims, on all stages as a leaf; the other stages add zeros."""
         sizes = torch.tensor((0, 0, 0) if x is None else x.shape)
         self.pp.all_reduce(sizes)
         dtype = next(self.model.parameters()).dtype

@@ -28,10 +28,10 @@ Index = dict[str, list[dict[str, Any]]]  # array -> its boxes: offset, shape, fi
 
 
 class FilesCheckpointer(Checkpointer):
-    """`checkpoints/<id>` holds the boxes as .npy files and index.json, which says what is where and its CRC-32.
+    """Checkpointer with the boxes in `checkpoints/<id>` as .npy files, and an index of their places and CRC-32.
 
-    Ranks meet through the job's store: each says when its boxes are durable, rank 0 then writes the index and
-    renames. No collective, so that a rank that dies leaves the others a clear time-out.
+    Ranks meet through the job's store: each reports when its boxes are durable, rank 0 then writes the index and
+    renames. It runs no collective, so that a rank that dies leaves the others a clear time-out.
     """
 
     def __init__(self, config: Files, run: Run, store: Store | None) -> None:
@@ -46,7 +46,7 @@ class FilesCheckpointer(Checkpointer):
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
     ) -> SaveHandle:
-        """Every rank writes its files, and rank 0 renames the directory. Raises SaveFailed."""
+        """Write the files of every rank, and rename the directory on rank 0. Raises SaveFailed."""
         id = CheckpointId(request.step, document["attempt"])
         final = self.directory / str(id)
         self.turn += 1
@@ -69,7 +69,7 @@ class FilesCheckpointer(Checkpointer):
         return SaveHandle(id).finish()
 
     def write_boxes(self, directory: Path, rank: int, shards: Sequence[Shard]) -> str:
-        """Write this rank's primary boxes and their part of the index; gives what went wrong."""
+        """Write this rank's primary boxes and their part of the index, and return the error, or ""."""
         index: Index = {}
         try:
             for number, shard in enumerate(shard for shard in shards if shard.primary):
@@ -92,7 +92,7 @@ class FilesCheckpointer(Checkpointer):
         return ""
 
     def commit(self, final: Path, document: dict[str, Any]) -> str:
-        """Rank 0, when all boxes are durable: one index, then the name."""
+        """Write one index and rename the directory, on rank 0 when all boxes are durable; return the error, or ""."""
         draft = final.with_name(f".{final.name}")
         try:
             whole: Index = {}
@@ -110,7 +110,7 @@ class FilesCheckpointer(Checkpointer):
         return ""
 
     def explain_damage(self, id: CheckpointId) -> str:
-        """What is damaged in a checkpoint, every byte read."""
+        """Return the damage found in a checkpoint by reading every byte, or ""."""
         try:
             index = self.read_index(id)
             for name, boxes in index["arrays"].items():
@@ -135,7 +135,7 @@ class FilesCheckpointer(Checkpointer):
         return "" if text == "fine" else text
 
     def meet(self, where: str, world: int, id: CheckpointId) -> None:
-        """Wait until all ranks are here; the store's own time-out ends a wait for a dead one."""
+        """Wait until all ranks are here; the store's own time-out ends a wait for a dead rank."""
         if self.store is None or world == 1:
             return
         key = f"files/{self.turn}/{where}"
@@ -150,7 +150,7 @@ class FilesCheckpointer(Checkpointer):
         return sorted(id for id in ids if id is not None)
 
     def read_index(self, id: CheckpointId) -> dict[str, Any]:
-        """Where each box lies. Raises BadCheckpoint."""
+        """Return the index, which says where each box is stored. Raises BadCheckpoint."""
         path = self.directory / str(id) / "index"
         try:
             checksum, _, text = path.read_text().partition("\n")
@@ -164,7 +164,7 @@ class FilesCheckpointer(Checkpointer):
             raise BadCheckpoint("every array", None, path, str(error)) from error
 
     def is_of(self, document: dict[str, Any], id: CheckpointId) -> bool:
-        """A directory may have been renamed."""
+        """Return whether a document belongs to a checkpoint, since a directory may have been renamed."""
         return CheckpointId(document["step"], document["attempt"]) == id
 
     def read_document(self, id: CheckpointId) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class FilesCheckpointer(Checkpointer):
         return {name: tuple(boxes[0]["whole"]) for name, boxes in self.read_index(id)["arrays"].items()}
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
-        """All ranks say whether they met damage. Raises BadCheckpoint on all if one did."""
+        """Fill the shards, and share damage with all ranks. Raises BadCheckpoint on all if one rank found any."""
         self.turn += 1
         rank, error = int(os.environ.get("RANK", "0")), None
         try:
@@ -205,7 +205,7 @@ class FilesCheckpointer(Checkpointer):
                 self.fill(shard, Box(tuple(entry["offset"]), tuple(entry["shape"])), entry, self.directory / str(id))
 
     def fill(self, shard: Shard, box: Box, kept: dict[str, Any], directory: Path) -> None:
-        """Copy what a stored box and a shard have in common."""
+        """Copy the intersection of a stored box and a shard."""
         common = box.intersect(shard.box)
         if common is None:
             return
@@ -215,7 +215,7 @@ class FilesCheckpointer(Checkpointer):
 
 
 def _read_checked(name: str, box: Box, kept: dict[str, Any], directory: Path) -> bytes:
-    """The file of a stored box. Raises BadCheckpoint."""
+    """Return the file of a stored box. Raises BadCheckpoint if its checksum differs."""
     path = directory / kept["file"]
     content = path.read_bytes() if path.exists() else b""
     if zlib.crc32(content) != kept["checksum"]:
@@ -225,7 +225,7 @@ def _read_checked(name: str, box: Box, kept: dict[str, Any], directory: Path) ->
 
 def _encode(local: torch.Tensor) -> bytes:
     buffer = BytesIO()
-    raw = local.detach().contiguous().reshape(-1).view(torch.uint8)  # numpy knows no bfloat16
+    raw = local.detach().contiguous().reshape(-1).view(torch.uint8)  # numpy has no bfloat16
     np.save(buffer, raw.numpy())
     return buffer.getvalue()
 

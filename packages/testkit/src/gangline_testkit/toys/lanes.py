@@ -1,4 +1,4 @@
-"""A foreign module that lies on a fold: what a plugin's own layer looks like.
+"""A third-party module on a fold, as an example of a plugin's own layer.
 
 L lanes, F features within each, D model width, N tokens (of all ranks of the fold).
 """
@@ -18,8 +18,8 @@ from gangline_testkit.toys.plugin import LanesNode
 class LanesModule(nn.Module):
     """x (B, T, D) -> the sum over lanes l of (1 + balance_l) · W_out_l silu(W_in_l x), a little jittered in training.
 
-    On a fold of f ranks each has L/f lanes: the tokens of all f are gathered, each rank adds up its lanes for all of
-    them, and the sums are scattered back to where the tokens came from.
+    On a fold of f ranks each has L/f lanes: the tokens of all f are gathered, each rank sums its lanes for all tokens,
+    and the sums are scattered back to the ranks that the tokens came from.
     """
 
     balance: Tensor
@@ -33,7 +33,7 @@ class LanesModule(nn.Module):
         self.axis: Comm | None = None
 
     def bind(self, axis: Comm) -> None:
-        """Called once, after the cut, with the fold's ranks."""
+        """Bind the fold's ranks; called once, after sharding."""
         self.axis = axis
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -57,6 +57,6 @@ class LanesModule(nn.Module):
         return forward_context.emit_loss(y_BTD, self.penalty * energy_sum, "penalty")
 
     def after_step(self, totals: dict[str, Tensor]) -> None:
-        """Lanes used less than the average count more from now on."""
+        """Raise the weight of lanes that were used less than the average, and lower that of the others."""
         use = totals["use"]
         self.balance += 0.01 * torch.sign(use.mean() - use).to(self.balance)

@@ -1,4 +1,4 @@
-"""A tracker: one text file, a line a step."""
+"""A tracker that writes a text file with one line per step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gangline_testkit.toys.plugin import LineFile
 
 
 class LinesTracker(Tracker):
-    """RUN_DIR/lines.txt: step, loss."""
+    """Tracker that writes the step and loss of each step to RUN_DIR/lines.txt."""
 
     def __init__(self, config: LineFile, run: Run) -> None:
         self.path = Path(run.job.dir or ".") / "lines.txt"
@@ -22,14 +22,14 @@ class LinesTracker(Tracker):
         self.forget_after(start.first_step)
 
     def record(self, record: StepRecord) -> None:
-        if record.step <= self.last:  # the run went back
+        if record.step <= self.last:  # the run was rolled back
             self.forget_after(record.step - 1)
         with self.path.open("a") as file:
             file.write(f"{record.step} {record.loss!r}\n")
         self.last = record.step
 
     def forget_after(self, step: int) -> None:
-        """Drop what the file says of later steps."""
+        """Drop the file's lines of later steps."""
         lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
         self.path.write_text("".join(line for line in lines if int(line.split()[0]) <= step))
         self.last = step

@@ -1,4 +1,4 @@
-"""A health check: steps that are not finite."""
+"""A health check for steps that are not finite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline_testkit.toys.plugin import Nan
 
 
 class NanCheck(HealthCheck):
-    """Lets single steps pass, and counts how many came in a row."""
+    """Health check that skips single steps that are not finite, and counts how many came in a row."""
 
     def __init__(self, config: Nan, run: Run) -> None:
         self.patience, self.row = config.patience, 0

@@ -1,4 +1,4 @@
-"""A data source that counts."""
+"""A data source of counting words."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gangline_testkit.toys.plugin import Numbers
 
 
 class NumbersSource(DataSource):
-    """Windows of one text, every tenth held out; without `path` it is "100000 100001 ...".
+    """Windows of one text, every tenth held out; without `path` the text is "100000 100001 ...".
 
-    Raises UserError where there is no such file, or too little in it.
+    Raises UserError if the file is missing or too short.
     """
 
     def __init__(self, config: Numbers, run: Run, split: Split) -> None:

@@ -1,4 +1,4 @@
-"""The toys' entry module: configurations and hooks, torch-free as every entry module."""
+"""Entry module of the toys: configurations and hooks, torch-free like every entry module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gangline.plugin.parts import Part
 
 @dataclass
 class Rows(ParallelConfig):
-    """Every parameter of two dims and more cut along rows over `dp_shard`; vectors whole."""
+    """Every parameter of two dims and more sharded by rows over `dp_shard`; vectors replicated."""
 
     def count_ranks(self, gpus: int) -> int:
         return gpus or 2
@@ -36,9 +36,9 @@ class Rows(ParallelConfig):
 
 @dataclass
 class Apart(ParallelConfig):
-    """The whole model on every rank, which steps by itself."""
+    """The full model on every rank, which steps by itself."""
 
-    every: PositiveInt = 4  # steps after which all ranks take the mean of their weights
+    every: PositiveInt = 4  # steps between averages of the weights over all ranks
 
     def count_ranks(self, gpus: int) -> int:
         return gpus or 2
@@ -61,7 +61,7 @@ class Lanes(EditConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LanesNode(Node):
-    """A foreign node: it names its own module, so no table in the model knows of it."""
+    """A third-party node: it names its own module, which no table in the model lists."""
 
     module: ClassVar[str] = "gangline_testkit.toys.lanes:LanesModule"
     dim: int
@@ -77,7 +77,7 @@ class LanesNode(Node):
 
 
 def edit_lanes(tree: Node, plan: Plan, options: Lanes) -> tuple[Node, Plan, list[str]]:
-    """Put a LanesNode in the place of every block's feed-forward."""
+    """Replace every block's feed-forward by a LanesNode."""
     claimed = [path for path, _ in iterate_nodes(tree) if path.endswith(".feed_forward")]
     for path in claimed:
         dim = dict(iterate_nodes(tree))[path].dim  # type: ignore[attr-defined]
@@ -100,21 +100,21 @@ def edit_lanes(tree: Node, plan: Plan, options: Lanes) -> tuple[Node, Plan, list
 
 @dataclass
 class Nan(HealthConfig):
-    """Skips a step that was not finite, and ends the run after `patience` of them in a row."""
+    """Skips a step that was not finite, and ends the run after `patience` such steps in a row."""
 
     patience: PositiveInt = 3
 
 
 @dataclass
 class Previous(CallbackConfig):
-    """Keeps the weights as they were before the newest step."""
+    """Keeps the weights from before the newest step."""
 
 
 @dataclass
 class Files(CheckpointConfig):
     """One .npy file for each box and one index, made visible by a rename."""
 
-    keep_last: int | None = None  # the newest so many that are whole are kept; null: all
+    keep_last: int | None = None  # number of newest complete checkpoints to keep; null: all
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Numbers(DataConfig):
 
 @dataclass
 class LineFile(TrackConfig):
-    """A text file with a line a step."""
+    """A text file with one line per step."""
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""A callback: the weights as they were before the newest step, kept, saved and validated beside the run's."""
+"""A callback that keeps the weights from before the newest step, and saves and validates them with the run's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABEL = "weights"
 
 
 class PreviousCallback(Callback):
-    """Copies the weights before each step, and counts the steps that were applied."""
+    """Callback that copies the weights before each step, and counts the steps that were applied."""
 
     def __init__(self, config: Previous, run: Run) -> None:
         self.applied = 0

@@ -1,6 +1,6 @@
-"""A strategy: every matrix cut along rows over `dp_shard` (ZeRO stage 3; Rajbhandari et al., SC 2020).
+"""A strategy that shards every matrix by rows over `dp_shard` (ZeRO stage 3; Rajbhandari et al., SC 2020).
 
-Along the other axes modules compute with parts: `size_axes`.
+Along the other axes modules compute with shards: `size_axes`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gangline_testkit.toys.rows_storage import RowsOf, build_layout
 
 
 class RowsRuntime(Runtime):
-    """Gathers all weights before a step, and hands each rank the sum of its rows' gradients after it."""
+    """Runtime that gathers all weights before a step, and after it gives each rank the sum of its rows' gradients."""
 
     def __init__(self, job: Job) -> None:
         run, plan, model, mesh, comms, precision = job.run, job.plan, job.model, job.mesh, job.comms, job.precision
@@ -77,7 +77,7 @@ class RowsRuntime(Runtime):
     # --- storage -----------------------------------------------------------------------------------------------------
 
     def _describe(self, model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype of every array by the name it is kept under; fills `used` (aliases) and `buffers`."""
+        """Return shape and dtype of every array by its stored name; fills `used` (aliases), `frozen` and `buffers`."""
         self.used: dict[str, list[str]] = {}  # name -> all its names in the model
         parameters = dict(model.named_parameters(remove_duplicate=False))
         first: dict[int, str] = {}
@@ -147,7 +147,7 @@ class RowsRuntime(Runtime):
         return frame
 
     def _compute_divisor(self, tokens: int, microbatches: Sequence[Batch]) -> int:
-        """What the objective is divided by: the tokens of all ranks."""
+        """Return the divisor of the objective: the tokens of all ranks."""
         return tokens
 
     @mark_traffic("gradients")
@@ -165,7 +165,7 @@ class RowsRuntime(Runtime):
 
     @mark_traffic("norm")
     def _compute_global_norm(self) -> Tensor:
-        """Squares of each row, every row from one rank, added by name: the same for any number of ranks."""
+        """Return the norm: squares of each row, from one rank each, added by name: equal for any number of ranks."""
         every = []
         for part in self.trained.values():
             squares = torch.zeros(math.prod(part.shape[:-1]), dtype=torch.float64)
@@ -211,7 +211,7 @@ class RowsRuntime(Runtime):
         for path, module in iterate_listeners(self.model, "", self.plan):
             module.after_step(self.emitted.get(self.plan.get_emit_path(path), {}))
 
-    # --- what others see ---------------------------------------------------------------------------------------------
+    # --- parameters and shards ---------------------------------------------------------------------------------------
 
     def parameters(self) -> list[ShardedParam]:
         return [
@@ -246,5 +246,5 @@ class RowsRuntime(Runtime):
 
 
 def build(config: Rows, job: Job) -> RowsRuntime:
-    """The strategy `rows`."""
+    """Return the runtime of the strategy `rows`."""
     return RowsRuntime(job)

@@ -1,6 +1,6 @@
-"""How `rows` stores a parameter: this rank's rows as leaf tensors, the whole of it for compute.
+"""Storage of a parameter in `rows`: this rank's rows as leaf tensors, and the full parameter for compute.
 
-The whole is the parameter, or under a fold the part of it that this rank's place on the fold holds.
+The full parameter, or under a fold the part of it that this rank's position on the fold holds.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gangline.shard import Box, Division, Layout, Registry, name_model_array
 
 
 def split_evenly(length: int, parts: int) -> tuple[int, ...]:
-    """Bounds of `parts` parts of a length, as even as can be."""
+    """Return the bounds of `parts` parts of a length, as even as possible."""
     return tuple(i * length // parts for i in range(parts + 1))
 
 
 def build_layout(shape: tuple[int, ...], dtype: str, mesh: Mesh, cut: tuple[int, int] | None) -> Layout:
-    """How an array lies: cut along rows over `dp_shard`.
+    """Return the layout of an array that is sharded by rows over `dp_shard`.
 
-    cut: (dim, size) of what lies on a fold: along that dim over the fold first, then along rows over what is left.
+    cut: (dim, size) of an array on a fold: split along that dim over the fold first, then by rows over the rest.
     """
     divisions: tuple[Division, ...] = ()
     part_shape, size = list(shape), 1
@@ -40,7 +40,7 @@ def build_layout(shape: tuple[int, ...], dtype: str, mesh: Mesh, cut: tuple[int,
 
 
 class RowsOf:
-    """One parameter. `comm` holds the ranks that share its rows: all, or those beside the fold."""
+    """One parameter on this rank. `comm` holds the ranks that share its rows: all, or under a fold its `fold_rest`."""
 
     def __init__(self, name: str, registry: Registry, rank: int, comm: Comm, dtype: torch.dtype, trained: bool) -> None:
         self.name, self.comm, self.dtype, self.trained = name, comm, dtype, trained
@@ -59,7 +59,7 @@ class RowsOf:
         return self.place.shape[-1]
 
     def gather_rows(self, pieces: Sequence[Tensor]) -> Tensor:
-        """All rows, of the pieces that each rank holds."""
+        """Return all rows, gathered from the pieces that each rank holds."""
         if not self.cut:
             return pieces[0].detach().clone()
         counts = [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
@@ -71,7 +71,7 @@ class RowsOf:
         return torch.cat([part[:count] for part, count in zip(every, counts, strict=True)]).view(self.place.shape)
 
     def reduce_rows(self, gradient: Tensor) -> list[Tensor]:
-        """The sum over the ranks, in rank order, of this rank's pieces of a whole gradient."""
+        """Return this rank's pieces of a full gradient, summed over the ranks in rank order."""
         if not self.cut:
             return [self.comm.all_reduce(gradient.clone())]
         counts = [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
@@ -81,13 +81,13 @@ class RowsOf:
         return self.split(sum_rows(parts.view(self.comm.size, own_count, self.width)))
 
     def split(self, rows: Tensor) -> list[Tensor]:
-        """This rank's rows as its boxes."""
+        """Return this rank's rows as its boxes."""
         sizes = [box.size // self.width for box in self.boxes]
         return [part.view(box.shape) for part, box in zip(rows.split(sizes), self.boxes, strict=True)] if sizes else []
 
 
 def _place_on_fold(layout: Layout, mesh: Mesh, rank: int) -> Box:
-    """The box of the array that this rank's place on the fold holds."""
+    """Return the box of the array that this rank's position on the fold holds."""
     first = layout.divisions[0] if layout.divisions else None
     if first is None or first.rows:
         return Box((0,) * len(layout.shape), layout.shape)

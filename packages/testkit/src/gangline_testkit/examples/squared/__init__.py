@@ -16,7 +16,7 @@ class SquaredNode(Node):
     module: ClassVar[str] = "gangline_squared.modules:SquaredFeedForward"
     dim: int
     ffn_dim: int
-    w_up: Node = LINEAR  # nodes below, so that an edit may replace them, or put an adapter around them
+    w_up: Node = LINEAR  # child nodes, so that an edit can replace them or wrap them in adapters
     w_down: Node = LINEAR
 
     def __post_init__(self):

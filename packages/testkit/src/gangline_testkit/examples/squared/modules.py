@@ -5,9 +5,9 @@ from gangline.model.build import construct
 
 
 class SquaredFeedForward(nn.Module):
-    """hidden (..., D) -> (..., D)"""
+    """Feed-forward with a squared ReLU: hidden (..., D) -> (..., D)."""
 
-    def __init__(self, node):  # the node, and nothing else
+    def __init__(self, node):  # the node is the only argument
         super().__init__()
         self.w_up, self.w_down = construct(node.w_up), construct(node.w_down)
 
