@@ -35,7 +35,7 @@ def gangline_models() -> Iterable[Part]:
             step = (config.last - config.first) / max(1, config.layers - 1)
             widths = [round(config.dim * (config.first + step * depth)) for depth in range(config.layers)]
             blocks = [
-                replace(block, feed_forward=replace(block.feed_forward, hidden=width))
+                replace(block, feed_forward=replace(block.feed_forward, ffn_dim=width))
                 for block, width in zip(tree.blocks, widths, strict=True)
             ]
             return replace(tree, blocks=tuple(blocks)), plan
@@ -72,7 +72,7 @@ def gangline_model_edits() -> Iterable[Part]:
 
             found = {path: node for path, node in iterate_nodes(tree) if isinstance(node, FeedForwardNode)}
             for path, node in found.items():
-                tree = replace_node(tree, path, replace(node, hidden=node.hidden // options.by))
+                tree = replace_node(tree, path, replace(node, ffn_dim=node.ffn_dim // options.by))
             return tree, plan, list(found)  # what was claimed: another edit of the same nodes is refused
 
 
