@@ -86,5 +86,5 @@ def _block(block: Node, shapes: Shapes) -> Node:
         latent = LatentAttentionNode(dim=attention.dim, heads=attention.heads, **LATENT)
         block = replace_node(block, "attention", latent)
     if shapes.gelu and isinstance(feed_forward, FeedForwardNode):
-        block = replace_node(block, "feed_forward", GeluNode(dim=feed_forward.dim, hidden=feed_forward.ffn_dim))
+        block = replace_node(block, "feed_forward", GeluNode(dim=feed_forward.dim, ffn_dim=feed_forward.ffn_dim))
     return block

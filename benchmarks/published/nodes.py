@@ -19,15 +19,15 @@ class GeluNode(Node):
 
     module: ClassVar[str] = NOWHERE
     dim: int
-    hidden: int
+    ffn_dim: int
     w_up: Node = LINEAR
     w_down: Node = LINEAR
 
     def __post_init__(self) -> None:
-        fit_linears(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
+        fit_linears(self, {"w_up": (self.dim, self.ffn_dim), "w_down": (self.ffn_dim, self.dim)})
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        inner = 2 * sizes.inner_tokens * (self.hidden // sizes.size("tp"))
+        inner = 2 * sizes.inner_tokens * (self.ffn_dim // sizes.size("tp"))
         return (sizes.tokens * self.dim + inner) * sizes.itemsize
 
 

@@ -245,7 +245,7 @@ class TestTree:
     def test_linears_are_nodes_of_the_size_that_the_node_around_them_says(self):
         tree, _ = plan_decoder(SMALL)
         node = dict(iterate_nodes(tree))["blocks.1.feed_forward"]
-        assert replace(node, hidden=8).w_down == LinearNode(in_features=8, out_features=24)
+        assert replace(node, ffn_dim=8).w_down == LinearNode(in_features=8, out_features=24)
         biased = replace_node(tree, "blocks.1.attention.wq", LinearNode(bias=True))
         shapes = get_parameter_shapes(biased)
         assert shapes["blocks.1.attention.wq.bias"] == shapes["blocks.1.attention.wq.weight"][:1]

@@ -19,7 +19,7 @@ from gangline_basics.model.config import DecoderConfig
 from gangline_basics.optimizer.config import Adamw
 
 def run(**given):
-    model = DecoderConfig(dim=32, layers=1, heads=2, hidden=32)
+    model = DecoderConfig(dim=32, layers=1, heads=2, ffn_dim=32)
     batch = {"global_size": 4, "sequence_length": 16}
     return build_default_run(model=model, data=TextConfig(path="corpus"), batch=batch, track=["jsonl"], **given)
 

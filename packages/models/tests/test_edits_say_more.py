@@ -58,7 +58,7 @@ class EchoFormat(EditFormat):
 def edit(tree, plan, options):
     found = [(path, node) for path, node in iterate_nodes(tree) if isinstance(node, FeedForwardNode)]
     for path, node in found:
-        tree = replace_node(tree, path, replace(node, hidden=options.by))
+        tree = replace_node(tree, path, replace(node, ffn_dim=options.by))
     return tree, plan, [path for path, _ in found]
 
 

@@ -11,9 +11,9 @@ from gangline.plan import Plan
 from gangline_moe.nodes import ExpertsNode, MoeNode, RouterNode
 from gangline_testkit.runs import build_small_run
 
-MIXTRAL = "dim=4096 layers=32 heads=32 kv_heads=8 head_dim=128 hidden=14336 vocab_size=32000 qk_norm=false"
-QWEN = "dim=2048 layers=48 heads=32 kv_heads=4 head_dim=128 hidden=6144 vocab_size=151936 qk_norm=true"
-DEEPSEEK = "dim=7168 layers=61 heads=128 kv_heads=128 head_dim=128 hidden=18432 vocab_size=129280 qk_norm=false"
+MIXTRAL = "dim=4096 layers=32 heads=32 kv_heads=8 head_dim=128 ffn_dim=14336 vocab_size=32000 qk_norm=false"
+QWEN = "dim=2048 layers=48 heads=32 kv_heads=4 head_dim=128 ffn_dim=6144 vocab_size=151936 qk_norm=true"
+DEEPSEEK = "dim=7168 layers=61 heads=128 kv_heads=128 head_dim=128 ffn_dim=18432 vocab_size=129280 qk_norm=false"
 
 
 def tree_of(model, *settings):

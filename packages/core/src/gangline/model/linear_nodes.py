@@ -65,7 +65,7 @@ LINEAR = LinearNode()  # the node around it sets its sizes
 def fit_linears(node: Node, sizes: Mapping[str, tuple[int, int]]) -> None:
     """Set the sizes of the plain linears below `node`: name of the field -> (in_features, out_features).
 
-    For `__post_init__` of a node whose own fields determine the widths, so that `replace(node, hidden=...)` changes
+    For `__post_init__` of a node whose own fields determine the widths, so that `replace(node, ffn_dim=...)` changes
     them too. A node that an edit has put in place of a `LinearNode` does not change.
     """
     for name, (in_features, out_features) in sizes.items():
