@@ -79,7 +79,7 @@ def measure(slurm: Any, folder: Path, rounds: int, only: str) -> None:
             place = folder / f"{number}-{index}"
             place.mkdir()
             seconds[name].append(ways[name](place))
-            slurm.mend()
+            slurm.fix()
             print(f"{name:<32} {seconds[name][-1]:7.2f}", flush=True)
     middle = {name: statistics.median(found) for name, found in seconds.items()}
     print(f"\n{'seconds':<32} {'median':>7} {'least':>7} {'most':>7}")

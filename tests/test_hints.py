@@ -1,4 +1,4 @@
-"""What a message advises works: of many suggested words the first and last are tried, and mend something."""
+"""What a message advises works: of many suggested words the first and last are tried, and fix something."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ moe=on moe/router=expert_choice moe.router.global_aux_loss=0.1
 checkpoint=zarr checkpoint.durable_every=5""".splitlines()
 
 
-def advised(mend: str) -> Iterator[list[str]]:
+def advised(fix: str) -> Iterator[list[str]]:
     """The words of each way out that a message offers: `a=1 b=2; or c=3`, `Choose d among 1, 2`."""
-    for path, first, last in re.findall(r"([a-z]\w*(?:\.\w+)+) among (\d+) to (\d+)", mend):
+    for path, first, last in re.findall(r"([a-z]\w*(?:\.\w+)+) among (\d+) to (\d+)", fix):
         yield from ([f"{path}={value}"] for value in range(int(first), int(last) + 1))
-    for path, values in re.findall(r"([a-z]\w*(?:\.\w+)+) among ([\d, ]+)(?! to)", mend):
+    for path, values in re.findall(r"([a-z]\w*(?:\.\w+)+) among ([\d, ]+)(?! to)", fix):
         yield from ([f"{path}={value.strip()}"] for value in values.split(",") if value.strip())
-    for way in re.split(r";|,? or ", mend):
+    for way in re.split(r";|,? or ", fix):
         if words := re.findall(r"(?<![\w.])[a-z]\w*(?:[./]\w+)*=[^\s;]+", way):
             yield [word.rstrip(".,:") for word in words]
 
@@ -86,8 +86,8 @@ def test_what_is_advised_is_accepted(mistake, more, monkeypatch):
     found = find_problems(compose_one(words))
     before = {problem.what for problem in found}
     for problem in found:
-        ways = list(advised(problem.mend or problem.why.rpartition("\n")[2]))  # an error's last line is its advice
-        assert ways or "validation" in mistake, f"{problem.what} offers no way out: {problem.mend}"
+        ways = list(advised(problem.fix or problem.why.rpartition("\n")[2]))  # an error's last line is its advice
+        assert ways or "validation" in mistake, f"{problem.what} offers no way out: {problem.fix}"
         tried = (*ways[1:2], *ways[len(ways) // 2 :][:1]) if more else (*ways[:1], *ways[-1:])
         for way in {str(way): way for way in tried}.values():
             left = wrong([*words, *way])

@@ -42,11 +42,11 @@ def test_lines_that_are_not_whole_are_no_steps(run_dir, tmp_path, capsys):
     words = [str(tmp_path / "run"), "cluster=h100_ib", "--json"]
     assert main(["plan", "compare", *words]) == 0
     printed = capsys.readouterr()
-    mended = json.loads(printed.out)["steps"]
+    fixed = json.loads(printed.out)["steps"]
     assert "gangline plan compare: note: " in printed.err
     assert "2 lines of it hold no record of a step" in printed.err
     assert main(["plan", "compare", str(run_dir), *words[1:]]) == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == mended
+    assert json.loads(capsys.readouterr().out)["steps"] == fixed
     (tmp_path / "run/metrics.jsonl").write_text("")
     assert main(["plan", "compare", *words]) == 2
     assert "train resume=" in capsys.readouterr().err

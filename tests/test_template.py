@@ -12,5 +12,5 @@ TEMPLATE = Path(__file__).parent.parent / "templates" / "plugin"
 def test_the_template_is_what_new_plugin_writes() -> None:
     kept = {str(path.relative_to(TEMPLATE)): path.read_text() for path in TEMPLATE.rglob("*") if path.is_file()}
     kept = {name: text for name, text in kept.items() if "__pycache__" not in name and not name.startswith(".")}
-    mend = "rm -r templates/plugin && cd templates && gangline new-plugin mine && mv gangline-mine plugin"
-    assert kept == make_files("mine", "tracker"), f"write it again: {mend}"
+    fix = "rm -r templates/plugin && cd templates && gangline new-plugin mine && mv gangline-mine plugin"
+    assert kept == make_files("mine", "tracker"), f"write it again: {fix}"

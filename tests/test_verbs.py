@@ -37,7 +37,7 @@ filter find finish fit flatten flip flush fold follow forbid forecast forget for
 gather generate get give go group grow hand handle has hash hide hold identify ignore import index initialise
 initialize inject install intern intersect introduce is isolate iterate join judge keep kill launch lay lead learn
 leave lend link list listen load locate lock log look lose main make map mark mask match materialise may mean measure
-meet mend merge mix monitor move multiply name normalise normalize note notify number observe open order orthogonalise
+meet fix merge mix monitor move multiply name normalise normalize note notify number observe open order orthogonalise
 outlive overlap override pack pad parse partition pass pause pin place plan poll post predict prefetch preload prepare
 print probe prune publish put quantise query quote raise rank read readinto rearrange recall receive recompute record
 recover redact reduce refresh refuse reify release remeasure remember remove rename render renew replace report

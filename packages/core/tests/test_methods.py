@@ -28,7 +28,7 @@ def method():
 
 def found(*words: str) -> list[str]:
     (run,) = compose([*SMALL, *words])
-    return [f"{problem.what} {problem.mend}" for problem in find_problems(run) if "needs" in problem.what]
+    return [f"{problem.what} {problem.fix}" for problem in find_problems(run) if "needs" in problem.what]
 
 
 def test_a_method_that_is_chosen_whole_lacks_nothing():

@@ -62,7 +62,7 @@ for choice in sys.argv[1:]:
         said[choice] = str(error)
 print(json.dumps({
     "said": said,
-    "failures": [[f.supplier, f.why, f.mend] for f in found.failures],
+    "failures": [[f.supplier, f.why, f.fix] for f in found.failures],
     "clashes": found.clashes,
     "offers": {group: sorted(found.get_offers(group)) for group in found.list_groups()},
     "edits": sorted(found.edit_groups()),
@@ -178,13 +178,13 @@ def test_plugin_that_exits_is_a_broken_plugin(strangers, source):
     assert "SystemExit: 0" in why
 
 
-@pytest.mark.parametrize(("contract", "mend"), [("v0", "--upgrade gangline-ckpt-zarr"), ("v2", "--upgrade gangline")])
-def test_a_plugin_of_another_contract_is_named_without_being_imported(strangers, contract, mend):
+@pytest.mark.parametrize(("contract", "fix"), [("v0", "--upgrade gangline-ckpt-zarr"), ("v2", "--upgrade gangline")])
+def test_a_plugin_of_another_contract_is_named_without_being_imported(strangers, contract, fix):
     strangers.add("gangline-ckpt-zarr", "raise SystemExit('imported')\n", contract=contract, version="0.4.0")
     found = ask(strangers, "checkpoint=zarr")
     said = found["said"]["checkpoint=zarr"]
     assert f"gangline-ckpt-zarr 0.4.0 speaks plugin contract {contract}; this gangline speaks v1" in said
-    assert f"pip install {mend}" in said.splitlines()[2]
+    assert f"pip install {fix}" in said.splitlines()[2]
 
 
 def test_a_part_that_is_not_installed_is_explained_by_the_catalogue(strangers):
@@ -340,11 +340,11 @@ def test_a_breach_of_the_contract_is_a_failure_that_says_what(strangers, breach)
     strangers.add("gangline-breach", PREAMBLE + source)
     strangers.add("gangline-deep", checkpointer("deep", "gangline_deep"))
     found = ask(strangers, "checkpoint=deep", "checkpoint=torch")
-    [(supplier, why, mend)] = found["failures"]
+    [(supplier, why, fix)] = found["failures"]
     assert supplier == "gangline-breach 0.1.0"
     assert "breaks the plugin contract" in why
     assert message in why
-    assert mend == "Try  pip install --upgrade gangline-breach"
+    assert fix == "Try  pip install --upgrade gangline-breach"
     assert found["said"]["checkpoint=deep"] == "gangline-deep 0.1.0"  # the others go on
     assert "a" not in found["offers"]["checkpoint"]
 
@@ -507,7 +507,7 @@ def test_build_calls_the_parts_function_with_its_configuration_first():
     assert build(Off(), run, None).run_dir == "somewhere"
 
 
-def test_a_build_whose_requirement_is_missing_is_the_users_to_mend(strangers, monkeypatch):
+def test_a_build_whose_requirement_is_missing_is_a_mistake_of_the_user(strangers, monkeypatch):
     source = checkpointer("deep", "gangline_deep_work")
     strangers.add("gangline-deep", source)
     (strangers.site / "gangline_deep_work.py").write_text("import no_such_module\n")

@@ -142,4 +142,4 @@ def test_what_fails_ahead_of_need_is_raised_by_the_step_that_needs_it(store):
 def test_without_dali_a_run_is_refused_with_what_installs_it(store, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (problem,) = find_problems(build_small_run(*SIZES, f"data.path={store}", "data=dali"))
-    assert "gangline-dataloader[dali]" in problem.mend
+    assert "gangline-dataloader[dali]" in problem.fix

@@ -38,7 +38,7 @@ def run_of(stores: dict[str, Path], *settings: str):
 
 
 def said(run) -> str:
-    return "\n".join(f"{problem.what} {problem.why} {problem.mend}" for problem in find_problems(run))
+    return "\n".join(f"{problem.what} {problem.why} {problem.fix}" for problem in find_problems(run))
 
 
 def letters(source, numbers) -> np.ndarray:

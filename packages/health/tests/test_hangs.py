@@ -258,7 +258,7 @@ def answers_oddly() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "wrong", "mended"),
+    ("words", "wrong", "fixed"),
     [
         (("launch.timeout_seconds=60",), "launch.timeout_seconds=60 ends the run before", "launch.timeout_seconds="),
         (
@@ -269,10 +269,10 @@ def answers_oddly() -> Iterator[str]:
         (("health.monitors.hangs.quiet_seconds=1000",), "quiet_seconds=1000 is above", "unlearned_seconds=2000"),
     ],
 )
-def test_limits_in_the_wrong_order_are_refused(runs, words, wrong, mended):
+def test_limits_in_the_wrong_order_are_refused(runs, words, wrong, fixed):
     printed = runs.expect_refusal("run.dir=out", "health=monitors", *words)
     assert wrong in printed
-    assert mended in printed
+    assert fixed in printed
     assert not (runs.directory / "out").exists()
 
 

@@ -55,7 +55,7 @@ def runs(slurm: OwnCluster, tmp_path: Path) -> Iterator[RealRuns]:
         try:
             yield found
         finally:
-            slurm.mend()
+            slurm.fix()
 
 
 @pytest.fixture(scope="session")

@@ -120,7 +120,7 @@ class OwnCluster:
         """Also of a node that was lost."""
         self.ask("slurmd", "-N", name)
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         """Start what was killed, cancel what is left, and wait until every node is idle."""
         self.ask("scancel", "--user", getpass.getuser())
         for name in self.names():

@@ -201,7 +201,7 @@ def test_tracker_without_matplotlib_is_refused(monkeypatch):
     monkeypatch.setattr("gangline_moe.config.find_spec", lambda name: None)
     (problem,) = run.track["experts"].check(run)
     assert problem.what == "track=experts draws figures with matplotlib, which is not installed."
-    assert "pip install 'gangline-moe[pictures]'" in problem.mend
+    assert "pip install 'gangline-moe[pictures]'" in problem.fix
 
 
 def test_no_load_is_too_hot_where_the_bound_is_infinite():

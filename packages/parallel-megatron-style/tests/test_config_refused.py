@@ -193,7 +193,7 @@ def test_a_wide_tp_may_be_forced_or_a_node_be_wider():
 def test_a_vocabulary_smaller_than_tp():
     (found,) = problems(Tp(), 4, model=decoder(heads=4, dim=128, ffn_dim=512, layers=4, vocab_size=3))
     assert found.what == "parallel.tp=4 does not divide model.vocab_size=3."
-    assert found.mend.startswith("parallel.tp=2; or parallel.tp=1")
+    assert found.fix.startswith("parallel.tp=2; or parallel.tp=1")
 
 
 def test_any_other_vocabulary_can_be_cut_and_any_length_without_sequence_parallelism():

@@ -112,7 +112,7 @@ def test_a_block_that_a_layout_cuts_is_refused(words: str, said: str) -> None:
     found = [problem for problem in find_problems(run) if "inside of one" in problem.what]
     assert len(found) == bool(said)
     for problem in found:
-        assert said in problem.mend
+        assert said in problem.fix
 
 
 def test_what_mends_a_cut_block_mends_a_resume(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ class Problem:
 
     what: str  # the problem, in the user's own words: "batch.micro_size=3 does not divide 8."
     why: str = ""  # the reason
-    mend: str = ""  # the command or setting that fixes it
+    fix: str = ""  # the command or setting that fixes it
 
     def format_details(self) -> list[str]:
         """Return the lines below `what`."""
-        return [*self.why.splitlines(), *self.mend.splitlines()]
+        return [*self.why.splitlines(), *self.fix.splitlines()]
 
 
 class UserError(Exception):

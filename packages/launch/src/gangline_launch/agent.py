@@ -51,8 +51,8 @@ def main(argv: list[str]) -> int:
         if error.errno not in _OF_THE_STORAGE:
             raise
         what = f"{os.uname().nodename} cannot write in {options.run_dir}: {error.strerror}."
-        mend = "Make room there, mount it on that node, or give yourself the right to write."
-        return report_mistake(options.run_dir, UserError(what, "The nodes of a job meet in the run directory.", mend))
+        fix = "Make room there, mount it on that node, or give yourself the right to write."
+        return report_mistake(options.run_dir, UserError(what, "The nodes of a job meet in the run directory.", fix))
     code = fork_agent(_AGENT, (argv,), run)
     if code == EXIT_REQUEUE and (index := os.environ.get(POD_INDEX)) is not None:
         try:

@@ -76,8 +76,8 @@ class ClusterLaunch(ElasticLaunch, ABC):
         problems = []
         if "://" in (run.job.dir or ""):
             why = "Nodes meet there, with locks and with files that are replaced whole; no object store has them."
-            mend = "run.dir=/shared/..., on a file system that all nodes see. Checkpoints may go to an object store."
-            problems.append(Problem(f"run.dir={run.job.dir} is no directory.", why, mend))
+            fix = "run.dir=/shared/..., on a file system that all nodes see. Checkpoints may go to an object store."
+            problems.append(Problem(f"run.dir={run.job.dir} is no directory.", why, fix))
         if self.agents is not None:
             what = f"launch.agents={self.agents}: the scheduler starts one agent on each node."
             problems.append(Problem(what, "", "Leave launch.agents out."))
@@ -86,6 +86,6 @@ class ClusterLaunch(ElasticLaunch, ABC):
         if 0 < gpus < ranks:
             world = self.count_ranks(run)
             what = f"launch.nodes={self.nodes}: {world} processes are {ranks} a node, which has {gpus} GPUs."
-            mend = f"launch.processes={gpus * self.count_max_nodes()}, or more nodes."
-            problems.append(Problem(what, "Each process takes a GPU of its own.", mend))
+            fix = f"launch.processes={gpus * self.count_max_nodes()}, or more nodes."
+            problems.append(Problem(what, "Each process takes a GPU of its own.", fix))
         return problems

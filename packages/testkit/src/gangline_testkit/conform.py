@@ -48,7 +48,7 @@ def find_offers(distribution: str) -> tuple[list[Offer], list[str]]:
     plugins = installed()
     for failure in plugins.failures:
         if _is_same_name(failure.distribution, distribution):
-            raise UserError(f"{failure.supplier} {failure.why}", failure.mend)
+            raise UserError(f"{failure.supplier} {failure.why}", failure.fix)
     every = [
         offer for group in plugins.list_groups() for offer in plugins.get_offers(group).values() if not offer.viewed
     ]

@@ -54,9 +54,7 @@ class FilePart:
         return [content[at:] if self.after else content[:at]]
 
 
-def list_corpus(
-    path: str | list[str] | None, mend: str = "data.path=null takes the built-in corpus."
-) -> list[TextFile]:
+def list_corpus(path: str | list[str] | None, fix: str = "data.path=null takes the built-in corpus.") -> list[TextFile]:
     """Return every file that `path` names, sorted by name; files, directories and globs may be mixed.
 
     Raises UserError, with the caller's advice, for files that are missing, empty or not readable.
@@ -67,7 +65,7 @@ def list_corpus(
     paths: list[str] = []
     sources = [os.path.expanduser(one) for one in ([path] if isinstance(path, str) else path)]
     for one in sources:
-        paths += _expand(one, mend)
+        paths += _expand(one, fix)
     return _list_files(
         paths, path, os.path.commonpath([os.path.abspath(_find_root(one)) for one in sources]) if sources else None
     )
@@ -82,7 +80,7 @@ def _find_root(path: str) -> str:
     return path if os.path.isdir(path) else os.path.dirname(path)
 
 
-def _expand(path: str, mend: str) -> list[str]:
+def _expand(path: str, fix: str) -> list[str]:
     if os.path.isdir(path):
         paths = walk_files(path, skip={"__pycache__"})
         why = "The directory has no files (hidden ones do not count)."
@@ -95,7 +93,7 @@ def _expand(path: str, mend: str) -> list[str]:
     else:
         paths, why = [], "There is no such file or directory" + ("." if os.path.isabs(path) else f" in {os.getcwd()}.")
     if not paths:
-        raise UserError(f"data.path={path} names no text.", why, mend)
+        raise UserError(f"data.path={path} names no text.", why, fix)
     return paths
 
 

@@ -160,7 +160,7 @@ class Agent(LocalElasticAgent):
         assert self.files.start is not None
         number = self.files.start.generation
         failure = failures.find_first(self.starts.logs, number)
-        settled = failure is not None and not failure.mends_itself
+        settled = failure is not None and not failure.is_transient
         now = self.starts.predict(failure)
         if (self.node.alone or settled) and (stop := self.starts.stop(now, failure, stays=self.node.alone)):
             raise Stopped(number, stop)
@@ -348,14 +348,14 @@ def _explain(stopped: Stopped, starts: Starts, leads: bool) -> int:
     failure = stopped.failure
     ending = read_ending(starts.run_dir)
     first = ending is None or ending.generation != stopped.generation
-    notes = first and (leads or not failure.mends_itself)
+    notes = first and (leads or not failure.is_transient)
     if notes:
         Starts.end(starts.run_dir, stopped.generation, failure)
     elif leads and ending is not None and not _has_exit(starts.run_dir, ending.generation):  # the ranks wrote it
         end(starts.run_dir, ending)
     if failure.kind == "user":
         raise failure.make_error()
-    if notes and (failure.mends_itself or failure.kind == "lost"):
+    if notes and (failure.is_transient or failure.kind == "lost"):
         print(failures.report(failure, starts.logs), file=sys.stderr, end="", flush=True)
     return failure.exit_code
 

@@ -64,7 +64,7 @@ class RankFailure:
         return cls(rank, "bug", EXIT_FAILURE, what, trace=trace, member=member)
 
     @property
-    def mends_itself(self) -> bool:
+    def is_transient(self) -> bool:
         """Return whether restarted ranks may get further: not after a user error or a verdict that stops the run."""
         return self.kind in ("bug", "restart")
 

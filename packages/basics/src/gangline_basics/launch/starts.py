@@ -93,7 +93,7 @@ class Starts:
         preempted = failure is not None and failure.preempted
         if preempted and not stays:
             return None  # a node was asked to leave, and its state is saved
-        if failure is not None and not failure.mends_itself and not preempted:
+        if failure is not None and not failure.is_transient and not preempted:
             return failure
         last = failure or RankFailure(0, "lost", EXIT_FAILURE, evidence or "a rank was lost, and nobody knows why")
         most = self.config.max_restarts
@@ -132,7 +132,7 @@ class Starts:
             return "order", failure.what
         if missing_nodes:
             return "node", f"gone: {', '.join(sorted(missing_nodes))}"
-        if failure is not None and failure.mends_itself:
+        if failure is not None and failure.is_transient:
             return "rank", failure.evidence
         if come:
             return "joined", f"come: {', '.join(sorted(come))}"

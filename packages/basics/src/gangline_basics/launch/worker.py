@@ -44,7 +44,7 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
     attempt = read_generation()
     if agent is None:  # gangline's launcher has checked this
         before = failures.find_first(logs, attempt - 1)
-        final = before is not None and not before.mends_itself and before.exit_code != EXIT_REQUEUE
+        final = before is not None and not before.is_transient and before.exit_code != EXIT_REQUEUE
         if before is not None and final:  # no restart fixes a user error or undoes a verdict
             failures.claim(logs, attempt, before)
             return before.exit_code

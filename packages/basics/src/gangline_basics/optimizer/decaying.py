@@ -57,8 +57,6 @@ def _find_unmatched(run: Run, option: str, patterns: Iterable[str]) -> list[Prob
             continue
         tied = [owner for alias, owner in plan.tied if matches(pattern, alias)]
         why = f"It is tied, and kept under {tied[0]}." if tied else suggest_near(pattern, paths)
-        mend = (
-            f"A pattern names a parameter or a module around it, * any one component, such as {', '.join(paths[:6])}."
-        )
-        problems.append(Problem(f"{option}: {pattern!r} is the name of no parameter that is trained.", why, mend))
+        fix = f"A pattern names a parameter or a module around it, * any one component, such as {', '.join(paths[:6])}."
+        problems.append(Problem(f"{option}: {pattern!r} is the name of no parameter that is trained.", why, fix))
     return problems

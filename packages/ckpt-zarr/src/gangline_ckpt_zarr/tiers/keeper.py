@@ -123,7 +123,7 @@ def _explain_not_announced(folder: Path, error: OSError | UserError) -> str:
     return (
         f"other nodes find nothing of what this one keeps in memory, and keep no copy there: {path}: {why}. The run "
         f"goes on, and ranks that start again here find it; a node that is lost takes it along. Whoever may, removes "
-        f"what is in the way, and the next start mends it:  rm -r {folder}"
+        f"what is in the way, and the next start fixes it:  rm -r {folder}"
     )
 
 

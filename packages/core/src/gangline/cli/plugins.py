@@ -47,11 +47,11 @@ def _print(found: Installed, groups: list[str]) -> None:
             print(f"  {offer.group}={offer.part.name}: {offer.part.layout_dependent}")
     if found.clashes or found.failures:
         print("\nCannot be used")
-        for what, mend in found.clashes:
-            print(f"  {what}\n    {mend}")
+        for what, fix in found.clashes:
+            print(f"  {what}\n    {fix}")
         for failure in found.failures:
             if not any(failure.supplier in what for what, _ in found.clashes):
-                print(f"  {failure.supplier} {failure.why}" + (f"\n    {failure.mend}" if failure.mend else ""))
+                print(f"  {failure.supplier} {failure.why}" + (f"\n    {failure.fix}" if failure.fix else ""))
     missing = [e for e in catalogue.ENTRIES if e.group in groups and e.name not in found.get_offers(e.group)]
     missing = [entry for entry in missing if find_version(entry.distribution) is None]
     if missing:

@@ -125,7 +125,7 @@ class TorchComms(MeshComms):
     ) -> None:
         super().__init__(mesh, rank)
         self.device, self._timeout, self._owns = device, timeout, owns
-        self.store: Store = store  # the stubs do not allow values of bytes
+        self.store: Store = store  # type: ignore[assignment]  # the stubs do not allow values of bytes
         everyone = tuple(range(mesh.world))
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: None}  # None: the default group
 

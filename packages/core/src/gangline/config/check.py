@@ -153,10 +153,10 @@ def _check_unread(run: Run) -> Iterator[Problem]:
         name = installed().find_part(run.extra[group]).part.name
         readers = ", ".join(installed().list_readers(group))
         if readers:
-            why, mend = f"It is read by {readers}, which this run does not have.", f"Choose that too, or {group}=off."
+            why, fix = f"It is read by {readers}, which this run does not have.", f"Choose that too, or {group}=off."
         else:
-            why, mend = "No part of a run reads that group: verbs of gangline do.", f"Leave {group}={name} out."
-        yield Problem(f"{group}={name} does nothing in this run.", why, mend)
+            why, fix = "No part of a run reads that group: verbs of gangline do.", f"Leave {group}={name} out."
+        yield Problem(f"{group}={name} does nothing in this run.", why, fix)
 
 
 def _check_needs(run: Run) -> Iterator[Problem]:

@@ -25,10 +25,10 @@ def find_ramp_problems(run: Run, width: int) -> list[Problem]:
         return [Problem(what, "It says of each size until which sample it holds.", f"Such as {EXAMPLE}")]
     if batch.micro_size is None:
         choices = list_divisors(math.gcd(*sizes) // width) if math.gcd(*sizes) >= width else ""
-        mend = (
+        fix = (
             f"Choose batch.micro_size among {choices}." if choices else f"Choose sizes that divide over {width} ranks."
         )
-        return [Problem("batch.ramp needs batch.micro_size.", "It stays the same in every stage.", mend)]
+        return [Problem("batch.ramp needs batch.micro_size.", "It stays the same in every stage.", fix)]
     return [problem for size in sizes[:-1] for problem in _check_stage(run, size, batch.micro_size, width)]
 
 

@@ -48,7 +48,7 @@ def check_sets(run: Run) -> list[Problem]:
     sets, problems = read_sets(run)
     for name, config in sets.items():
         part_problems = check_part(f"{PATH}.{name}", config, run)
-        problems += [Problem(f"{PATH}.{name}: {problem.what}", problem.why, problem.mend) for problem in part_problems]
+        problems += [Problem(f"{PATH}.{name}: {problem.what}", problem.why, problem.fix) for problem in part_problems]
     return problems
 
 

@@ -72,4 +72,4 @@ def call_when_accumulated(parameter: nn.Parameter, call: Callable[[Tensor], None
             call(weight)
 
     parameter.register_post_accumulate_grad_hook(notify)
-    parameter._accumulated = notify  # so both are collected together
+    parameter._accumulated = notify  # type: ignore[attr-defined]  # so both are collected together

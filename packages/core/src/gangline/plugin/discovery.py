@@ -66,7 +66,7 @@ class BrokenPlugin:
     distribution: str
     version: str
     why: str
-    mend: str = ""
+    fix: str = ""
     error: BaseException | None = None
 
     @property
@@ -134,8 +134,8 @@ def discover(environ: Mapping[str, str]) -> Found:
     }
     for name in sorted((selection or set()) - there):
         names = sorted({entry.name for entry in ours})
-        mend = f"{suggest_near(name, names)} Installed plugins: {', '.join(names) or 'none'}.".strip()
-        discovery.clashes.append((f"{VARIABLE} names {name!r}, which is not installed.", mend))
+        fix = f"{suggest_near(name, names)} Installed plugins: {', '.join(names) or 'none'}.".strip()
+        discovery.clashes.append((f"{VARIABLE} names {name!r}, which is not installed.", fix))
     return discovery
 
 
@@ -181,7 +181,8 @@ def _load(found: Found, manager: pluggy.PluginManager, entry: EntryPoint) -> Non
         module = entry.load()
     except RAISED as error:
         why = f"is installed but failed to import: {type(error).__name__}: {' '.join(str(error).split())}"
-        found.failures.append(BrokenPlugin(entry.name, name, version, why, _mend(entry.dist, name, error), error))
+        fix = _suggest_fix(entry.dist, name, error)
+        found.failures.append(BrokenPlugin(entry.name, name, version, why, fix, error))
         return
     try:
         offered = _collect(manager, module, entry.name, name, version)
@@ -190,8 +191,8 @@ def _load(found: Found, manager: pluggy.PluginManager, entry: EntryPoint) -> Non
         if manager.has_plugin(entry.name):
             manager.unregister(name=entry.name)
         why = f"breaks the plugin contract: {type(error).__name__}: {' '.join(str(error).split())}"
-        mend = f"Try  pip install --upgrade {name}"
-        found.failures.append(BrokenPlugin(entry.name, name, version, why, mend, error))
+        fix = f"Try  pip install --upgrade {name}"
+        found.failures.append(BrokenPlugin(entry.name, name, version, why, fix, error))
         return
     found.modules.append(module)
     _add(found, name, version, offered)
@@ -205,8 +206,8 @@ def _collect(
     manager.check_pending()  # an unknown hook would otherwise be ignored
     for name in sorted(BY_NAME.keys() & set(dir(module))):
         if callable(function := getattr(module, name)) and not hasattr(function, f"{PROJECT}_impl"):
-            mend = "write @hookimpl above it, with  from gangline import hookimpl"
-            raise TypeError(f"{name} lacks the mark of a hook: {mend}")
+            fix = "write @hookimpl above it, with  from gangline import hookimpl"
+            raise TypeError(f"{name} lacks the mark of a hook: {fix}")
     offered: list[Offer | Command | Kind] = []
     for caller in manager.get_hookcallers(module) or ():
         hook = BY_NAME[caller.name]
@@ -265,8 +266,8 @@ def _fill_views(found: Found) -> None:
             first = views.setdefault(place, (group, source))
             if first[0] != group:
                 what = f"two parts fill {place} from different groups: {first[1]} {first[0]}, {source} {group}."
-                mend = f"Rename the field of one, uninstall one, or set {VARIABLE} to the plugins you want."
-                found.clashes.append((what, mend))
+                fix = f"Rename the field of one, uninstall one, or set {VARIABLE} to the plugins you want."
+                found.clashes.append((what, fix))
             place_offers = found.offers.setdefault(place, {})
             for name, other in found.offers.get(group, {}).items():
                 if not other.part.opens:
@@ -285,19 +286,19 @@ def _refuse_same_name(found: Found, name: str, entries: list[EntryPoint], others
     count = "two" if len(packages) == 2 else len(packages)
     what = f"{count} installed packages claim the plugin name {name!r}: {', '.join(packages)}."
     selection = ",".join([*others, min(get_owner(entry) for entry in entries)])
-    mend = f"Uninstall one, or name what you want:  export {VARIABLE}={selection}"
-    found.clashes.append((what, mend))
+    fix = f"Uninstall one, or name what you want:  export {VARIABLE}={selection}"
+    found.clashes.append((what, fix))
     for entry in entries:
         why = f"claims the plugin name {name!r} together with others: {', '.join(packages)}"
-        found.failures.append(BrokenPlugin(name, *_get_identity(entry), why, mend))
+        found.failures.append(BrokenPlugin(name, *_get_identity(entry), why, fix))
 
 
 def _refuse_other_contract(found: Found, entry: EntryPoint, version: int) -> None:
     """Add a failure for a plugin of an older or newer contract version, without importing it."""
     own_version = int(ENTRY_POINTS.removeprefix("gangline.v"))
     why = f"speaks plugin contract v{version}; this gangline speaks v{own_version}"
-    mend = f"pip install --upgrade {DISTRIBUTION if version > own_version else get_owner(entry)}"
-    found.failures.append(BrokenPlugin(entry.name, *_get_identity(entry), why, mend))
+    fix = f"pip install --upgrade {DISTRIBUTION if version > own_version else get_owner(entry)}"
+    found.failures.append(BrokenPlugin(entry.name, *_get_identity(entry), why, fix))
 
 
 def _group(hook: Hook, part: Part) -> str:
@@ -319,8 +320,8 @@ def _group(hook: Hook, part: Part) -> str:
         raise TypeError(f"{what} must derive from gangline.config.{home.options.__name__}")
     own = [need for need in part.needs if need.endswith("=off") and need.partition("=")[0] not in BY_GROUP]
     if own:
-        mend = "off is no part; report it as a problem of the options' check"
-        raise ValueError(f"{group}={part.name}: needs cannot hold {own[0]}, for {mend}")
+        fix = "off is no part; report it as a problem of the options' check"
+        raise ValueError(f"{group}={part.name}: needs cannot hold {own[0]}, for {fix}")
     if part.default and group not in BY_GROUP:
         why = (
             "the part that opens it names its default"
@@ -339,9 +340,7 @@ def _explain_unbuilt(found: Found, offer: Offer) -> tuple[str, str] | None:
         if any(field in other.part.opens for other in found.offers.get(outer, {}).values()):
             return None
         why, dists = f"no part of the group {outer} opens it", sorted(catalogue.find_suppliers(outer))
-        mend = (
-            f"pip install {dists[0]}" if dists else f'A part of {outer} opens it with opens={{"{field}": <default>}}.'
-        )
+        fix = f"pip install {dists[0]}" if dists else f'A part of {outer} opens it with opens={{"{field}": <default>}}.'
     else:
         others = [other.part for offers in found.offers.values() for other in offers.values()]
         edit = issubclass(offer.part.config, EditConfig)
@@ -350,8 +349,8 @@ def _explain_unbuilt(found: Found, offer: Offer) -> tuple[str, str] | None:
         why = (
             "it is no group of core's, no model edit (its class does not derive from EditConfig), and no part reads it"
         )
-        mend = f'Let the part that builds it say so:  Part(..., reads=("{group}",))'
-    return f"offers {group}={offer.part.name}, which nobody builds: {why}", mend
+        fix = f'Let the part that builds it say so:  Part(..., reads=("{group}",))'
+    return f"offers {group}={offer.part.name}, which nobody builds: {why}", fix
 
 
 def _check_classes(before: Found, offered: Iterable[Offer | Command | Kind]) -> None:
@@ -364,7 +363,7 @@ def _check_classes(before: Found, offered: Iterable[Offer | Command | Kind]) -> 
             raise ValueError(f"{pair} share the class {offer.part.config.__name__}; subclass it for one of them")
 
 
-def _mend(dist: Distribution | None, name: str, error: BaseException) -> str:
+def _suggest_fix(dist: Distribution | None, name: str, error: BaseException) -> str:
     """Return what to try after a failed import; names the plugin's requirement if its module is missing."""
     missing = (getattr(error, "name", None) or "").partition(".")[0]
     for requirement in (dist.requires or ()) if dist and missing else ():

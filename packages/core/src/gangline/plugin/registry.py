@@ -135,7 +135,7 @@ class Installed:
         if (clash := self._found.clashing.get((group, name))) is not None:
             raise UserError(*clash)
         if (failure := self._found.unbuilt.get((group, name))) is not None:
-            raise UserError(f"{group}={name} cannot be used.", f"{failure.supplier} {failure.why}.", failure.mend)
+            raise UserError(f"{group}={name} cannot be used.", f"{failure.supplier} {failure.why}.", failure.fix)
         if (offer := self._found.offers.get(group, {}).get(name)) is not None:
             return offer
         raise UserError(
@@ -149,7 +149,7 @@ class Installed:
             return self._suggest_names(group, name)
         for failure in self._found.failures:
             if normalise_name(failure.distribution) == normalise_name(supplier):
-                return [f"{failure.supplier} {failure.why}", failure.mend]
+                return [f"{failure.supplier} {failure.why}", failure.fix]
         if (plugin := self._found.left_out.get(normalise_name(supplier))) is not None:
             return [f"It is supplied by {supplier}, which {VARIABLE} leaves out; add {plugin} to {VARIABLE}."]
         if (version := find_version(supplier)) is None:
@@ -164,7 +164,7 @@ class Installed:
         guess = f"Did you mean {group}={close[0]}?" if close else answer(name, "", self.get_words())
         lines = [guess] if guess else []
         for failure in self._found.failures:
-            lines += [f"{failure.supplier} may be what offers it, but it {failure.why}", failure.mend]
+            lines += [f"{failure.supplier} may be what offers it, but it {failure.why}", failure.fix]
         return lines if guess else [*lines, *self.list_missing_suppliers(group)]
 
     def _explain_files(self, group: str, name: str) -> list[str]:

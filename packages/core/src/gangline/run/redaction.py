@@ -67,8 +67,8 @@ def refuse_secrets(content: Mapping[str, Any], prefix: str = "") -> None:
             )
 
 
-def _explain_refusal(path: str, *mend: str) -> UserError:
-    return UserError(f"{path} holds a secret, and what is set is written to the run directory.", *mend)
+def _explain_refusal(path: str, *fix: str) -> UserError:
+    return UserError(f"{path} holds a secret, and what is set is written to the run directory.", *fix)
 
 
 def _is_exposed(path: str, value: Any) -> bool:

@@ -81,12 +81,12 @@ def _explain_past_change(
 ) -> UserError:
     what = f"data.epochs of {', '.join(sorted(caps))}" if before == after else "data.weights and data.stages"
     why = f"It stands at sample {cursor}."
-    mend = f"Leave those, and add what is to come: 'data.stages=[..., {{from: {cursor}, weights: ...}}]'"
+    fix = f"Leave those, and add what is to come: 'data.stages=[..., {{from: {cursor}, weights: ...}}]'"
     if before != after:
         why = f"{why} Up to there its shares were {before}, and now they are {after}."
         rows = {name: had if isinstance(had, int) else had[0][1] for name, (had, _) in sources.items()}
         if before[0][1] == dict(zip(rows, map(str, normalise_weights(list(rows.values()))), strict=True)):
             weights = ", ".join(f"{name}: {count}" for name, count in rows.items())
             why = f"{why}\n(Without data.weights they are the sequences that each source has, and one grew.)"
-            mend = f"'data.weights={{{weights}}}'  keeps them; what is to come is added in data.stages."
-    return UserError(f"{what} would change samples that the run has read.", *why.splitlines(), mend)
+            fix = f"'data.weights={{{weights}}}'  keeps them; what is to come is added in data.stages."
+    return UserError(f"{what} would change samples that the run has read.", *why.splitlines(), fix)

@@ -33,8 +33,8 @@ def _check_store(store: StoreTokens, wanted: dict[str, int]) -> list[Problem]:
         f"Torn or replaced: {_format_names(other)}."
     ] * bool(other)
     what = f"{store.name} is not whole: {len(missing_files) + len(other)} of its {len(wanted)} files."
-    mend = f"gangline data verify {store.name}  looks at every byte; copy those files again, or prepare it anew."
-    return [Problem(what, " ".join(reasons), mend)]
+    fix = f"gangline data verify {store.name}  looks at every byte; copy those files again, or prepare it anew."
+    return [Problem(what, " ".join(reasons), fix)]
 
 
 def _format_names(names: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ def read_rows(path: str | list[str] | None) -> Iterator[Row]:
     """
     if path is None:
         raise UserError("data.path is not given.", "It names the files with the chats.", "data.path=chats.jsonl")
-    for file in list_corpus(path, mend=KINDS):
+    for file in list_corpus(path, fix=KINDS):
         name = file.path.lower()
         if name.endswith(COLUMNS):
             yield from _read_parquet(file.path)

@@ -65,8 +65,8 @@ class LoraConfig(EditConfig):
             return [Problem(f"{what} is not had with a run that computes in float16.", why, "precision=bf16")]
         if self.base == "8bit" and products not in ("bf16", "fp32", "fp64"):
             why = "Its products would be rounded to other 8 bits first."
-            mend = "precision=bf16, or lora.base=bf16"
-            return [Problem(f"{what} is not had with products in {products}.", why, mend)]
+            fix = "precision=bf16, or lora.base=bf16"
+            return [Problem(f"{what} is not had with products in {products}.", why, fix)]
         if self.base == "8bit" and run.job.compile:
             why = "The compiler does not know matrices that are kept as codes."
             return [Problem(f"{what} is not had with run.compile=true.", why, "run.compile=false, or lora.base=bf16")]

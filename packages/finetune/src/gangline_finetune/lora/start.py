@@ -31,8 +31,8 @@ def find_adapter_problems(options: LoraConfig, run: Run) -> list[Problem]:
         other = {ours: value for ours, value in adapter_options.items() if value != getattr(options, ours)}
         if other:
             has = ", ".join(f"{SAME[name]}={value}" for name, value in other.items())
-            mend = " ".join(f"lora.{name}={str(value).lower()}" for name, value in other.items())
-            return [Problem(f"lora.adapter={directory} has {has}.", f"So says its {CONFIG}.", mend)]
+            fix = " ".join(f"lora.{name}={str(value).lower()}" for name, value in other.items())
+            return [Problem(f"lora.adapter={directory} has {has}.", f"So says its {CONFIG}.", fix)]
         if options.dora and run.model.get_weights_directory() is None:
             why = "Its lengths of rows are those of the base, which a run without model.weights draws."
             return [Problem(f"lora.adapter={directory} needs its base.", why, "model.weights=DIR")]

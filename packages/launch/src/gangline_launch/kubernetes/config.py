@@ -50,8 +50,8 @@ class KubernetesLaunch(ClusterLaunch):
         """Return problems of any cluster launch, and of image, volume, run directory, names and devices of a pod."""
         problems = super().check(run)
         if self.image is None:
-            mend = "launch.image=registry/name:tag, made from this version."
-            problems.append(Problem("launch=kubernetes needs launch.image.", "A pod has nothing else.", mend))
+            fix = "launch.image=registry/name:tag, made from this version."
+            problems.append(Problem("launch=kubernetes needs launch.image.", "A pod has nothing else.", fix))
         claim, mount = self.claim_and_mount()
         if not SUBDOMAIN.fullmatch(claim) or not mount.startswith("/") or mount == "/":
             what = "launch=kubernetes needs launch.volume=CLAIM:/mount."
@@ -108,8 +108,8 @@ class KubernetesLaunch(ClusterLaunch):
             value = getattr(self, option)
             for name in value if isinstance(value, list) else [value]:
                 if name is not None and (not form.fullmatch(name) or len(name) > most):
-                    mend = "kubectl get nodes --show-labels" if form is LABEL else ""
-                    problems.append(Problem(f"launch.{option}={name!r} is not the name of {what}.", "", mend))
+                    fix = "kubectl get nodes --show-labels" if form is LABEL else ""
+                    problems.append(Problem(f"launch.{option}={name!r} is not the name of {what}.", "", fix))
         return problems
 
     def _check_devices(self) -> list[Problem]:

@@ -100,9 +100,9 @@ class SlurmLaunch(ClusterLaunch):
             if value is None or TIME.fullmatch(value):
                 continue
             why = "YAML reads 2:30:00 without quotes as the number 9000, so a plain number is refused."
-            mend = f"Hours:minutes:seconds or days-hours, in a file in quotes:  launch.{name}='2:30:00'"
+            fix = f"Hours:minutes:seconds or days-hours, in a file in quotes:  launch.{name}='2:30:00'"
             problems.append(
-                Problem(f"launch.{name}={value} is no time for Slurm.", why if value.isdigit() else "", mend)
+                Problem(f"launch.{name}={value} is no time for Slurm.", why if value.isdigit() else "", fix)
             )
         if self.segment is not None and self.count_max_nodes() % self.segment:
             what = f"launch.segment={self.segment} does not divide launch.nodes={self.nodes}."

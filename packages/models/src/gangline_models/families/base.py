@@ -60,8 +60,8 @@ class FamilyConfig(ModelConfig):
         if self.dim % self.heads == 0 or self.head_width != self.dim // self.heads:
             return []
         what = f"model.dim={self.dim} does not divide into model.heads={self.heads}"
-        mend = f"Choose model.heads among {list_divisors(self.dim)}."
-        return [Problem(what, "Where nothing else is said a head is dim / heads wide.", mend)]
+        fix = f"Choose model.heads among {list_divisors(self.dim)}."
+        return [Problem(what, "Where nothing else is said a head is dim / heads wide.", fix)]
 
 
 @dataclass

@@ -135,7 +135,7 @@ def check_weights(run: Run) -> list[Problem]:
         stored_config, _ = read_edited_config(directory, [type(options) for options in run.edits.values()])
     except UserError as error:
         return [Problem(f"model.weights: {error.what}", *error.details[:2])]
-    mend = f"gangline import {shlex.quote(str(directory))} prints the configuration that fits it."
+    fix = f"gangline import {shlex.quote(str(directory))} prints the configuration that fits it."
     there = get_model_format(stored_config)
     assert there is not None, "the part that read it"
     if not isinstance(config, type(stored_config)):
@@ -149,4 +149,4 @@ def check_weights(run: Run) -> list[Problem]:
         ]
     if not other:
         return []
-    return [Problem(f"model.weights={directory} holds another model.", "; ".join(other) + ".", mend)]
+    return [Problem(f"model.weights={directory} holds another model.", "; ".join(other) + ".", fix)]

@@ -128,4 +128,4 @@ def _load_format(cls: type[PartConfig]) -> Any:
         return load(spec)()
     except RAISED as error:
         what = f"What {cls.__module__}.{cls.__name__} knows of config.json cannot be loaded: {spec}."
-        raise UserError(what, f"{type(error).__name__}: {error}", "Mend or uninstall its package.") from error
+        raise UserError(what, f"{type(error).__name__}: {error}", "Fix or uninstall its package.") from error

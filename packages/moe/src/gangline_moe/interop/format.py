@@ -99,8 +99,8 @@ def find_weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     other = [f"moe.{n} is {there.get(n)} there and {v} here" for n, v in here.items() if v != there.get(n)]
     if not other:
         return []
-    mend = f"gangline import {directory} prints the configuration that fits it."
-    return [Problem(f"model.weights={directory} holds other experts.", "; ".join(other) + ".", mend)]
+    fix = f"gangline import {directory} prints the configuration that fits it."
+    return [Problem(f"model.weights={directory} holds other experts.", "; ".join(other) + ".", fix)]
 
 
 def _describe(options: MoeOptions) -> dict[str, Any]:

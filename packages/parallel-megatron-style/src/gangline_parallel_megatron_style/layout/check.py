@@ -70,8 +70,8 @@ def _find_chunk_problems(config: AxesConfig, run: Run) -> Iterator[Problem]:
         )
     elif chunks < 2:
         why = "With one chunk a rank there is nothing to interleave."
-        mend = suggest_nearest(run, [{"parallel.chunks": None}, {"parallel.schedule": "1f1b"}])
-        yield Problem(f"{what} needs at least 2.", why, mend)
+        fix = suggest_nearest(run, [{"parallel.chunks": None}, {"parallel.schedule": "1f1b"}])
+        yield Problem(f"{what} needs at least 2.", why, fix)
 
 
 def format_mesh(mesh: Mesh) -> str:
