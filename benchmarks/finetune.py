@@ -27,7 +27,7 @@ from gangline.data.expand import expand
 from gangline.data.sample_reader import KeptMemory, stack_samples
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
-from gangline.model.first_weights import draw_weights
+from gangline.model.init_weights import draw_weights
 from gangline.plugin import registry
 from gangline.runtime import Job, Runtime
 from gangline.train.recompute_and_compile import make_finish

@@ -22,8 +22,8 @@ import torch
 from gangline.config.defaults import build_default_run
 from gangline.model.build import build_model, materialise
 from gangline.model.compose import compose_model
-from gangline.model.first_weights import draw_weights
 from gangline.model.init import list_shards
+from gangline.model.init_weights import draw_weights
 from gangline.runtime import Sampling
 from gangline_basics.model.columns import lay_out_by_columns
 from gangline_basics.sampling.sampler import generate

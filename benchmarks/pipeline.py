@@ -74,7 +74,7 @@ class Transfer(torch.autograd.Function):
     @staticmethod
     def wait(seconds: float) -> None:
         arrives = time.perf_counter() + seconds
-        forward_context.give_way()
+        forward_context.overlap_point()
         time.sleep(max(0.0, arrives - time.perf_counter()))
 
 

@@ -74,7 +74,7 @@ def waits(job: StrategyJob) -> list[tuple[str, int]]:
     def noted() -> None:
         microbatch = forward_context._frame.microbatch
         said.append(("waits", microbatch))
-        forward_context.give_way()
+        forward_context.overlap_point()
         said.append(("goes on", microbatch))
 
     with pytest.MonkeyPatch.context() as patch:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.tree import Node, Shape, map_paths, replace_node
-from gangline.plan import Cut, Plan
+from gangline.plan import Plan, ShardRule
 from gangline_basics.model.decoder_nodes import AttentionNode
 from published.nodes import NOWHERE
 
@@ -78,8 +78,10 @@ class MambaNode(Node):
 def as_hybrid(tree: Node, plan: Plan, hybrid: Hybrid) -> tuple[Node, Plan]:
     """Put the mixers of a hybrid into a decoder whose blocks have experts."""
     at, known = f"{plan.blocks}.*.attention", map_paths(tree)
-    cuts = [Cut.colwise(f"{at}.w_in"), Cut.rowwise(f"{at}.w_out")]
-    cuts += [Cut.colwise(f"{at}.beside.*.{name}") for name in ("wq", "wk", "wv")] + [Cut.rowwise(f"{at}.beside.*.wo")]
+    cuts = [ShardRule.colwise(f"{at}.w_in"), ShardRule.rowwise(f"{at}.w_out")]
+    cuts += [ShardRule.colwise(f"{at}.beside.*.{name}") for name in ("wq", "wk", "wv")] + [
+        ShardRule.rowwise(f"{at}.beside.*.wo")
+    ]
     for index in range(plan.layers):
         block = known[f"{plan.blocks}.{index}"]
         attention, layer = (getattr(block, name) for name in ("attention", "feed_forward"))

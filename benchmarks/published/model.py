@@ -9,7 +9,7 @@ from typing import Any
 from gangline.config import Run
 from gangline.model.compose import compose_model
 from gangline.model.tree import Node, map_paths, replace_node
-from gangline.plan import Cut, Plan
+from gangline.plan import Plan, ShardRule
 from gangline.plugin.registry import installed
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
 from published.hybrids import as_hybrid
@@ -68,7 +68,9 @@ def modules_of(run: Run, shapes: Shapes) -> tuple[Node, Plan]:
     tree, plan = compose_model(run)
     if shapes.latent:  # tp shards heads; the latents of keys and values are replicated
         at = f"{plan.blocks}.*.attention"
-        plan = plan.extend(cuts=(Cut.colwise(f"{at}.wq_b"), Cut.colwise(f"{at}.wkv_b"), Cut.rowwise(f"{at}.wo")))
+        plan = plan.extend(
+            cuts=(ShardRule.colwise(f"{at}.wq_b"), ShardRule.colwise(f"{at}.wkv_b"), ShardRule.rowwise(f"{at}.wo"))
+        )
     nodes = map_paths(tree)
     made: dict[Node, Node] = {}
     for path in (f"{plan.blocks}.{index}" for index in range(plan.layers)):

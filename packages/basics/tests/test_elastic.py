@@ -288,7 +288,7 @@ EXCLUDES = """
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
-from gangline.health import Action, HealthCheck, Order, Verdict
+from gangline.health import Action, HealthCheck, Response, Verdict
 from gangline.config.schema import HealthConfig
 
 
@@ -308,7 +308,8 @@ class ExcludesCheck(HealthCheck):
     def respond(self, agreed, record):
         if agreed.select("bad-link"):
             again = agreed.list_orders("bad-link", Action.RESTART)
-            return Order(Action.WARN if again else Action.RESTART, ("bad-link",), exclude=() if again else self.ranks)
+            kind = Action.WARN if again else Action.RESTART
+            return Response(kind, ("bad-link",), exclude=() if again else self.ranks)
 
 
 @hookimpl

@@ -15,7 +15,7 @@ from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.flops import count_parameters
 from gangline.model.tree import get_parameter_shapes, replace_node
-from gangline.plan import Cut, Init, Name, Plan, Seam, matches
+from gangline.plan import HFName, Init, Plan, Seam, ShardRule, matches
 from gangline.plugin import registry
 from gangline.plugin.parts import Part
 from gangline_basics.model import config, presets
@@ -143,40 +143,45 @@ class TestRules:
 
     def test_for_each_axis_the_first_rule_decides_also_where_the_array_lacks_its_dim(self):
         cuts = (
-            Cut.rowwise("b.*.down"),
-            Cut("b.*.down.bias", 0),
-            Cut.colwise("b.*.down", 4),
-            Cut("b.*.down", 0, "lane"),
+            ShardRule.rowwise("b.*.down"),
+            ShardRule("b.*.down.bias", 0),
+            ShardRule.colwise("b.*.down", 4),
+            ShardRule("b.*.down", 0, "lane"),
         )
         plan = Plan("e", "b", "h", 1, cuts=cuts)
-        assert plan.get_cuts("b.0.down.weight", 2) == {"tp": Cut("b.*.down", 1), "lane": Cut("b.*.down", 0, "lane")}
-        assert plan.get_cuts("b.0.down.bias", 1) == {"lane": Cut("b.*.down", 0, "lane")}
+        assert plan.get_cuts("b.0.down.weight", 2) == {
+            "tp": ShardRule("b.*.down", 1),
+            "lane": ShardRule("b.*.down", 0, "lane"),
+        }
+        assert plan.get_cuts("b.0.down.bias", 1) == {"lane": ShardRule("b.*.down", 0, "lane")}
         assert plan.get_cuts("b.0.norm.weight", 1) == {}
 
     def test_whole_says_so_outright_along_one_axis_or_all(self):
-        rest = (Cut.colwise("b.*.up"), Cut("b.*.up", 0, "lane"))
-        plan = Plan("e", "b", "h", 1, cuts=(Cut.whole("b.*.up.small"), Cut.whole("b.*.up.side", "tp"), *rest))
+        rest = (ShardRule.colwise("b.*.up"), ShardRule("b.*.up", 0, "lane"))
+        plan = Plan(
+            "e", "b", "h", 1, cuts=(ShardRule.whole("b.*.up.small"), ShardRule.whole("b.*.up.side", "tp"), *rest)
+        )
         assert plan.get_cuts("b.0.up.small.weight", 2) == {}
         assert list(plan.get_cuts("b.0.up.side.weight", 2)) == ["lane"]
         assert list(plan.get_cuts("b.0.up.weight", 2)) == ["tp", "lane"]
-        assert plan.extend(cuts=(Cut.rowwise("b.*.up.small"),)).get_cuts("b.0.up.small", 2).keys() == {"tp"}
+        assert plan.extend(cuts=(ShardRule.rowwise("b.*.up.small"),)).get_cuts("b.0.up.small", 2).keys() == {"tp"}
 
     def test_a_tied_parameter_is_cut_as_the_one_it_is_kept_under(self):
-        plan = Plan("e", "b", "h", 1, cuts=(Cut("e.w", 0), Cut.whole("h.w")), tied=(("h.w", "e.w"),))
-        assert plan.get_cuts("h.w", 2) == plan.get_cuts("e.w", 2) == {"tp": Cut("e.w", 0)}
+        plan = Plan("e", "b", "h", 1, cuts=(ShardRule("e.w", 0), ShardRule.whole("h.w")), tied=(("h.w", "e.w"),))
+        assert plan.get_cuts("h.w", 2) == plan.get_cuts("e.w", 2) == {"tp": ShardRule("e.w", 0)}
 
     @pytest.mark.parametrize("wrong", [{"dim": -1}, {"dim": 0, "unit": 0}, {"dim": 0, "axis": "*"}])
     def test_a_cut_without_meaning_is_refused(self, wrong):
         with pytest.raises(ValueError, match=r"the cut of b\.\*"):
-            Cut("b.*", **wrong)
+            ShardRule("b.*", **wrong)
 
     def test_names_carry_what_the_stars_matched(self):
-        assert Name("b.*.e.*.w", "layers.{0}.experts.{1}.w").translate("b.3.e.7.w") == "layers.3.experts.7.w"
-        assert Name("b.*.w", "layers.{0}.{n}.w", "stack").translate("b.3.w") == "layers.3.{n}.w"
-        assert Name("b.*.w", "layers.{0}.w").translate("b.3.w.bias") is None
+        assert HFName("b.*.e.*.w", "layers.{0}.experts.{1}.w").translate("b.3.e.7.w") == "layers.3.experts.7.w"
+        assert HFName("b.*.w", "layers.{0}.{n}.w", "stack").translate("b.3.w") == "layers.3.{n}.w"
+        assert HFName("b.*.w", "layers.{0}.w").translate("b.3.w.bias") is None
 
     def test_patterns_that_match_nothing_are_found(self):
-        plan = Plan("e", "b", "h", 1, cuts=(Cut("b.*.q", 0),), inits=(Init("b", "normal"), Init("x", "normal")))
+        plan = Plan("e", "b", "h", 1, cuts=(ShardRule("b.*.q", 0),), inits=(Init("b", "normal"), Init("x", "normal")))
         assert plan.find_unmatched(["b.0.k.weight"]) == ["b.*.q", "x"]
 
     def test_ties(self):

@@ -190,10 +190,10 @@ def test_a_weight_gradient_is_computed_now_or_deferred():
 
 def test_nobody_gives_way_but_to_somebody():
     said = []
-    forward_context.give_way()
+    forward_context.overlap_point()
     with forward_context.take_turns(lambda: said.append("other")):
-        forward_context.give_way()
-    forward_context.give_way()
+        forward_context.overlap_point()
+    forward_context.overlap_point()
     assert said == ["other"]
 
 

@@ -18,7 +18,7 @@ from gangline.model.forward_context import draw, emit_loss, emit_metric
 from gangline.model.init import list_shards
 from gangline.model.linear import Linear
 from gangline.model.linear_nodes import LinearNode
-from gangline.plan import Cut, Fold, Init, Plan
+from gangline.plan import Fold, Init, Plan, ShardRule
 from gangline.runtime import Job
 from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.gradients.config import SumGradients
@@ -111,7 +111,7 @@ PLAN = Plan(
     blocks="blocks",
     head="head",
     layers=2,
-    cuts=(Cut("blocks.*.part.weight", 0, "parts"),),
+    cuts=(ShardRule("blocks.*.part.weight", 0, "parts"),),
     inits=(Init("*", "normal", 0.3),),
     folds=(Fold("parts", 2, ("dp_replicate", "tp")),),
     master_dtype=("blocks.*.gate",),
@@ -240,7 +240,7 @@ def test_modules_on_a_fold_are_told_once_and_stand_alone():
 
 
 def test_a_fold_without_a_module_that_binds_is_a_mistake():
-    plan_without = Plan(**{**PLAN.__dict__, "cuts": (Cut("embed.weight", 0, "parts"),)})
+    plan_without = Plan(**{**PLAN.__dict__, "cuts": (ShardRule("embed.weight", 0, "parts"),)})
     with pytest.raises(TypeError, match=r"embed\.weight is cut along the fold 'parts', but no module"):
         built(Case(Single()), plan=plan_without)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from gangline.errors import BadCheckpoint, UserError
-from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
+from gangline.health import Action, Agreed, HealthCheck, Response, Verdict, decide
 from gangline.launch.errors import RestartWanted
 from gangline.pulse import layout, memory, write
 from gangline.record import read_records
@@ -32,7 +32,7 @@ class Scripted(HealthCheck):
     """Finds what it is told to find, at a step; and answers as it is told to."""
 
     at: dict[int, Action]
-    order: Order | None = None
+    order: Response | None = None
     budget: int = 1
     before: dict[int, Action] | None = None
     first: Action | None = None
@@ -51,7 +51,7 @@ class Scripted(HealthCheck):
         if record.step in self.at:
             yield Verdict("spike", f"step {record.step}", 1.0, f"loss {record.loss}", self.at[record.step])
 
-    def respond(self, agreed: Agreed, record) -> Order | None:
+    def respond(self, agreed: Agreed, record) -> Response | None:
         done = sum(len(agreed.list_orders("spike", action)) for action in Action)
         return self.order if self.order and agreed.select("spike") and done < self.budget else None
 
@@ -146,7 +146,7 @@ def test_resume_refuses_samples_skipped_beyond_the_cursor(tmp_path):
 
 
 def test_a_budget_counts_what_happened_and_outlives_the_rollback(tmp_path):
-    back = Order(Action.ROLL_BACK, ("spike",), before_step=4, skip=0, rate=0.5, rate_steps=4)
+    back = Response(Action.ROLL_BACK, ("spike",), before_step=4, skip=0, rate=0.5, rate_steps=4)
     assert run(tmp_path / "out", Scripted({5: Action.STOP}, back, budget=2)) == 3
     assert [(line.order, line.start, line.skipped) for line in orders(tmp_path / "out")] == [
         ("roll_back", "step-00000002", 0),
@@ -159,7 +159,7 @@ def test_a_budget_counts_what_happened_and_outlives_the_rollback(tmp_path):
 
 def test_a_cut_rate_survives_a_kill_and_is_cut_once(tmp_path):
     out = tmp_path / "out"
-    cut = Order(Action.NOTE, ("spike",), rate=0.5, rate_steps=3)
+    cut = Response(Action.NOTE, ("spike",), rate=0.5, rate_steps=3)
 
     class Dies(Scripted):
         def after_step(self, record, applied):
@@ -199,7 +199,7 @@ def test_a_step_may_be_left_out_before_the_update_and_that_is_no_overflow(tmp_pa
 
 def test_a_restart_may_lead_back(tmp_path):
     out = tmp_path / "out"
-    back = Order(Action.RESTART, ("spike",), before_step=4, exclude=("node-7",))
+    back = Response(Action.RESTART, ("spike",), before_step=4, exclude=("node-7",))
     assert run(out, Scripted({5: Action.STOP}, back)) == "restart"
     (line,) = orders(out)
     assert (line.attempt, line.start, line.skipped, line.exclude) == (2, "step-00000002", 0, ("node-7",))
@@ -215,18 +215,18 @@ def test_without_a_checkpoint_a_way_back_is_a_stop(tmp_path):
 def test_where_nothing_is_old_enough_the_oldest_before_the_trouble_is_taken(tmp_path):
     """A return to a hundred steps before is no reason to stop a run that is younger than that."""
     out = tmp_path / "out"
-    back = Order(Action.ROLL_BACK, ("spike",), before_step=1, else_before=5, why="the first of three tries")
+    back = Response(Action.ROLL_BACK, ("spike",), before_step=1, else_before=5, why="the first of three tries")
     assert run(out, Once({7: Action.STOP}, back)) == 0
     (line,) = orders(out)
     assert (line.start, line.skipped_from) == ("step-00000002", 2 * G), "not step 4, which is nearer to the trouble"
     assert line.why.endswith("; the first of three tries")
-    never = Order(Action.ROLL_BACK, ("spike",), before_step=1, else_before=2)
+    never = Response(Action.ROLL_BACK, ("spike",), before_step=1, else_before=2)
     assert run(tmp_path / "none", Scripted({7: Action.STOP}, never)) == 3
 
 
 def of_two_minds(run_dir) -> list:
     s = open_session(run_dir, "run.steps=2", "parallel=ddp")
-    s.health["scripted"] = Scripted({1: Action.STOP}, Order(Action.WARN, ("spike",)) if s.comms.rank == 0 else None)
+    s.health["scripted"] = Scripted({1: Action.STOP}, Response(Action.WARN, ("spike",)) if s.comms.rank == 0 else None)
     return [train(s), s.step]
 
 
@@ -311,7 +311,7 @@ def test_rank_0_decides(tmp_path):
 
 def rolled_back_on_ranks(run_dir) -> list:
     s = open_session(run_dir, "run.steps=6", "parallel=ddp")
-    back = Order(Action.ROLL_BACK, ("spike",))
+    back = Response(Action.ROLL_BACK, ("spike",))
     seen = ({5: Action.WARN}, {3: Action.SKIP}) if s.comms.rank == 1 else ({}, {})  # one rank sees it
     s.health["asked"] = Asked(seen[0], back, before=seen[1])
     code = train(s)
@@ -337,7 +337,7 @@ def test_an_order_counts_once_however_many_checkpoints_are_tried(tmp_path):
     """The newest turns out damaged only when it is loaded: the line of the second try stands for that of the first."""
     out = tmp_path / "out"
     s = open_session(out, "run.steps=8")
-    back = Order(Action.ROLL_BACK, ("spike",), skip=8, rate=0.5, rate_steps=100)
+    back = Response(Action.ROLL_BACK, ("spike",), skip=8, rate=0.5, rate_steps=100)
     s.health["scripted"] = Once({5: Action.STOP}, back)
     load, tried = s.checkpointer.load, []
 
@@ -455,11 +455,11 @@ def found(kind: str, suggestion: Action, *overrides: str) -> Verdict:
         ([found("a", Action.WARN), found("b", Action.STOP)], [], Action.STOP, ("b",)),
         ([found("a", Action.STOP), found("b", Action.SKIP, "a")], [], Action.SKIP, ("b",)),
         ([found("a", Action.STOP), found("a", Action.SKIP, "a")], [], Action.SKIP, ("a",)),
-        ([found("a", Action.STOP)], [Order(Action.ROLL_BACK, ("a",))], Action.ROLL_BACK, ("a",)),
-        ([found("a", Action.STOP), found("b", Action.WARN)], [Order(Action.NOTE, ("b",))], Action.STOP, ("a",)),
+        ([found("a", Action.STOP)], [Response(Action.ROLL_BACK, ("a",))], Action.ROLL_BACK, ("a",)),
+        ([found("a", Action.STOP), found("b", Action.WARN)], [Response(Action.NOTE, ("b",))], Action.STOP, ("a",)),
         (
             [found("a", Action.STOP)],
-            [Order(Action.SKIP, ("a",)), Order(Action.RESTART, ("a",))],
+            [Response(Action.SKIP, ("a",)), Response(Action.RESTART, ("a",))],
             Action.RESTART,
             ("a",),
         ),
@@ -471,7 +471,7 @@ def test_the_strongest_of_orders_and_unanswered_suggestions_wins(verdicts, respo
 
 
 def test_a_cut_and_an_exclusion_hold_beside_a_stronger_order():
-    cut = Order(Action.NOTE, ("a",), rate=0.1, rate_steps=5, exclude=("x",))
+    cut = Response(Action.NOTE, ("a",), rate=0.1, rate_steps=5, exclude=("x",))
     order = decide(Agreed((found("b", Action.WARN),)), [cut])
     assert (order.action, order.rate, order.rate_steps, order.exclude) == (Action.WARN, 0.1, 5, ("x",))
     assert order.changes_course
@@ -489,7 +489,7 @@ def test_a_batch_has_no_sample_that_was_passed_over(cursor, expected):
 @pytest.mark.parametrize("wrong", [{"skip": -1}, {"rate": float("nan")}, {"rate": -0.5}])
 def test_an_order_without_sense_is_refused(wrong):
     with pytest.raises(ValueError, match="an order cannot"):
-        Order(Action.ROLL_BACK, ("a",), **wrong)
+        Response(Action.ROLL_BACK, ("a",), **wrong)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -498,7 +498,7 @@ GOES_BACK = """
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
-from gangline.health import Action, HealthCheck, Order, Verdict
+from gangline.health import Action, HealthCheck, Response, Verdict
 from gangline.config.schema import HealthConfig
 
 
@@ -520,7 +520,7 @@ class GoesBackCheck(HealthCheck):
     def respond(self, agreed, record):
         if agreed.select("bad-link"):
             again = len(agreed.list_orders("bad-link", Action.RESTART))
-            return Order(Action.WARN if again else Action.RESTART, ("bad-link",))
+            return Response(Action.WARN if again else Action.RESTART, ("bad-link",))
 
 
 @hookimpl

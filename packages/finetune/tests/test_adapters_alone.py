@@ -38,16 +38,16 @@ def merged(runs, name: str) -> torch.Tensor:
 
 
 def test_an_export_makes_each_array_of_the_base_once(runs, monkeypatch):
-    from gangline.model import first_weights
+    from gangline.model import init_weights
 
     runs.train("run.dir=once", *runs.base, ALONE)
     drawn: list[str] = []
 
-    def counted(run, shards, plan, draw=first_weights.draw_weights):
+    def counted(run, shards, plan, draw=init_weights.draw_weights):
         drawn.extend(shard.name for shard in shards)
         draw(run, shards, plan)
 
-    monkeypatch.setattr(first_weights, "draw_weights", counted)
+    monkeypatch.setattr(init_weights, "draw_weights", counted)
     for words in (["--merge"], ["--adapter-only", "lora"]):
         drawn.clear()
         assert main(["export", str(runs.directory / "once"), str(runs.directory / f"once{words[0]}"), *words]) == 0

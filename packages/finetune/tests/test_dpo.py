@@ -241,7 +241,7 @@ def test_a_signal_is_seen_while_the_first_model_is_asked(runs, monkeypatch, caps
     """Between portions, and people are told how far it is."""
     from types import SimpleNamespace
 
-    import gangline.train.first_model as asking
+    import gangline.train.reference_model as asking
 
     of = source(runs)
     of.rows = of.rows * 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gangline.health import Action, Agreed, Order, Verdict
+from gangline.health import Action, Agreed, Response, Verdict
 from gangline.run.attempts import Attempt
 from gangline_health.config import Budget, Playbook, Playbooks
 from gangline_health.playbooks import count_used, respond
@@ -20,7 +20,7 @@ def line(order: str, step: int, *kinds: str) -> Attempt:
     return Attempt(1, None, order=order, step=step, kinds=kinds or ("loss-spike",))
 
 
-def asked(*verdicts: Verdict, history: tuple[Attempt, ...] = (), playbooks: Playbooks | None = None) -> Order | None:
+def asked(*verdicts: Verdict, history: tuple[Attempt, ...] = (), playbooks: Playbooks | None = None) -> Response | None:
     now = max((int(v.details["step"]) for v in verdicts), default=0)
     return respond(playbooks or Playbooks(), Budget(), Agreed(verdicts, history, 0.0), now)
 

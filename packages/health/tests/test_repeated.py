@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.health import Action, Agreed, Order, Verdict
+from gangline.health import Action, Agreed, Response, Verdict
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline.run.ending import read_ending
@@ -53,7 +53,7 @@ def found(run_dir: Path, every: int | None = 20) -> list[Verdict]:
     return list(RepeatedMonitor(str(run_dir), every).before_run())
 
 
-def order(found: list[Verdict], history: tuple[Attempt, ...] = ()) -> Order | None:
+def order(found: list[Verdict], history: tuple[Attempt, ...] = ()) -> Response | None:
     return respond(Playbooks(), Budget(), Agreed(tuple(found), history), 41)
 
 

@@ -38,7 +38,7 @@ class Echo(EditConfig):
     def summarise(self, metrics):
         return {"echo/emitted": float(len(metrics))}
 
-    def fill_first_weights(self, run, shards, plan):
+    def fill_init_weights(self, run, shards, plan):
         for shard in shards:
             if shard.name == "model/head.norm.weight":
                 shard.local.fill_(plan.layers)

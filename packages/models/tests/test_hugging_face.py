@@ -25,7 +25,7 @@ from gangline.model.adapter import Adapter
 from gangline.model.build import construct, materialise
 from gangline.model.init import list_shards, make_whole_model
 from gangline.model.tree import get_parameter_shapes
-from gangline.plan import Name, Plan
+from gangline.plan import HFName, Plan
 from gangline.shard import Shard
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
@@ -278,7 +278,7 @@ def test_where_one_weight_cannot_be_filled_no_further_one_is_begun():
 
 @pytest.mark.parametrize("how", ["same", "transpose"])
 def test_several_of_ours_in_one_of_theirs(how, tmp_path):
-    rules = [Name(name, "joined.w", how, rows=(first, 9)) for name, first in (("q", 0), ("k", 4), ("v", 7))]
+    rules = [HFName(name, "joined.w", how, rows=(first, 9)) for name, first in (("q", 0), ("k", 4), ("v", 7))]
     shapes = {"v": (2, 5), "q": (4, 5), "k": (3, 5)}
     plan = Plan("e", "b", "h", 1, names=tuple(rules))
     arrays = {name: torch.randn(shape) for name, shape in shapes.items()}
@@ -293,8 +293,8 @@ def test_several_of_ours_in_one_of_theirs(how, tmp_path):
 def test_columns_of_several_stacks_in_turns(tmp_path):
     """Each of theirs transposed, its columns ours in turns: the products of experts in one array."""
     both = {"rows": (0, 8), "every": 2, "dim": 1}
-    rules = [Name("gate", "joined.w", "transpose", **both), Name("gate_bias", "joined.b", **both)]
-    rules += [Name(n.pattern.replace("gate", "up"), n.theirs, n.how, (1, 8), 2, 1) for n in rules]
+    rules = [HFName("gate", "joined.w", "transpose", **both), HFName("gate_bias", "joined.b", **both)]
+    rules += [HFName(n.pattern.replace("gate", "up"), n.theirs, n.how, (1, 8), 2, 1) for n in rules]
     shapes = {"up_bias": (3, 4), "gate": (3, 4, 5), "up": (3, 4, 5), "gate_bias": (3, 4)}
     plan = Plan("e", "b", "h", 1, names=tuple(rules))
     arrays = {name: torch.randn(shape) for name, shape in shapes.items()}
@@ -317,7 +317,7 @@ class TestNamesThatLieOtherwise:
         "b",
         "h",
         1,
-        names=(Name("up", "up.{n}.w", "stack"), Name("down", "down.w", "transpose"), Name("one", "one")),
+        names=(HFName("up", "up.{n}.w", "stack"), HFName("down", "down.w", "transpose"), HFName("one", "one")),
     )
     SHAPES = {"up": (3, 4, 5), "down": (6, 7), "one": (2,)}
 
@@ -345,7 +345,7 @@ class TestNamesThatLieOtherwise:
 
     def test_arrays_may_lie_in_the_same_memory_one_after_another(self, tmp_path):
         """As a reader of checkpoints gives them: what is kept until others come is a copy."""
-        plan = Plan("e", "b", "h", 1, names=(Name("q", "qkv", rows=(0, 5)), Name("k", "qkv", rows=(3, 5))))
+        plan = Plan("e", "b", "h", 1, names=(HFName("q", "qkv", rows=(0, 5)), HFName("k", "qkv", rows=(3, 5))))
         shapes = {"q": (3, 4), "k": (2, 4)}
         wanted = {name: torch.randn(shape) for name, shape in shapes.items()}
 

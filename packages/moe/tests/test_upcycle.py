@@ -49,7 +49,7 @@ def test_it_begins_as_the_model_it_came_from(here, settings):
     tree, plan = compose_model(run)
     model = make_whole_model(tree, plan, seed=0)
     drawn = model.blocks[0].feed_forward.router.gate.weight.clone()
-    run.edits["moe"].fill_first_weights(run, list_shards(model, plan), plan)
+    run.edits["moe"].fill_init_weights(run, list_shards(model, plan), plan)
     tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
     batch = make_full_batch(tokens)
     with torch.no_grad():
@@ -84,4 +84,4 @@ def test_another_model_is_refused(here):
     run = run_of(here, "model.layers=3")
     tree, plan = compose_model(run)
     with pytest.raises(UserError, match="holds another model than the one to make sparse"):
-        run.edits["moe"].fill_first_weights(run, list_shards(make_whole_model(tree, plan, seed=0), plan), plan)
+        run.edits["moe"].fill_init_weights(run, list_shards(make_whole_model(tree, plan, seed=0), plan), plan)

@@ -9,7 +9,7 @@ from gangline.config.defaults import build_default_run
 from gangline.errors import Problem
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.plan import Cut, Fold, Plan
+from gangline.plan import Fold, Plan, ShardRule
 from gangline_basics.launch import forkserver
 from gangline_basics.launch.config import LocalLaunch
 from gangline_parallel_megatron_style.config import Fsdp, Hsdp, Pp, ThreeD, Tp
@@ -218,7 +218,7 @@ def replaced(**changes):
 
 
 def test_a_rule_that_cuts_nothing_is_a_mistake_of_the_plan():
-    more = lambda plan: plan.extend(cuts=(Cut.colwise("blocks.*.attention.wx"),))  # noqa: E731
+    more = lambda plan: plan.extend(cuts=(ShardRule.colwise("blocks.*.attention.wx"),))  # noqa: E731
     assert of_plan(more) == ["the plan of this model cuts blocks.*.attention.wx, and the model has no such parameter."]
 
 

@@ -14,7 +14,7 @@ from gangline.explain.topology import Topology
 from gangline.mesh import Mesh
 from gangline.model.local_sizes import CommVolume, LocalSizes
 from gangline.model.tree import Node, Shape
-from gangline.plan import Cut, Fold
+from gangline.plan import Fold, ShardRule
 from gangline_basics.explain.activations import count_node, count_norm_bytes
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.decoder_nodes import NormNode
@@ -74,7 +74,7 @@ def case_of(
     node = LanesNode(dim=32, norm=NormNode(dim=32), lanes=lanes)
     first, second = case.tree.blocks
     tree = replace(case.tree, blocks=(first, replace(second, feed_forward=node)))
-    cut, fold = Cut("blocks.*.feed_forward.w", 0, "lane"), Fold("lane", size, out_of)
+    cut, fold = ShardRule("blocks.*.feed_forward.w", 0, "lane"), Fold("lane", size, out_of)
     return replace(case, tree=tree, plan=case.plan.extend(cuts=(cut,), folds=(fold,)))
 
 

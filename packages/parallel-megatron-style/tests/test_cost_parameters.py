@@ -13,7 +13,7 @@ from gangline.config.defaults import build_default_run
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
-from gangline.plan import Cut, Fold
+from gangline.plan import Fold, ShardRule
 from gangline_basics.model.config import DecoderConfig
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost import activations
@@ -73,7 +73,7 @@ def test_sizes_are_those_of_the_registry(axes, sequence_parallel, fold):
     mesh, run = Mesh.of(axes), build_default_run(parallel=ThreeD(), model=MODEL)
     tree, plan = compose_model(run)
     if fold:
-        rule = Cut("blocks.*.feed_forward.w_up", 1, "lane")
+        rule = ShardRule("blocks.*.feed_forward.w_up", 1, "lane")
         cuts = tuple(cut for cut in plan.cuts if "w_up" not in cut.pattern)
         plan = replace(plan, cuts=(rule, *cuts), folds=(Fold("lane", 2, fold),))
     shapes = {name: tuple(parameter.shape) for name, parameter in construct(tree).named_parameters()}

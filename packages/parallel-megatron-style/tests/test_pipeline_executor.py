@@ -48,14 +48,14 @@ class Waits(torch.autograd.Function):
     def forward(ctx, x, notes):
         ctx.notes = notes
         notes.append("F")
-        forward_context.give_way()
+        forward_context.overlap_point()
         notes.append("f")
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, grad):
         ctx.notes.append("B")
-        forward_context.give_way()
+        forward_context.overlap_point()
         ctx.notes.append("b")
         return grad, None
 
@@ -214,7 +214,7 @@ def failing_lane(case: Case, kind: str):
         nonlocal calls
         calls += 1
         if calls == 6:
-            forward_context.give_way()
+            forward_context.overlap_point()
             raise ArithmeticError(kind)
         return sound(chunk, microbatch, *rest)
 

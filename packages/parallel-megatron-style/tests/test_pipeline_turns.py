@@ -15,7 +15,7 @@ def steps(name: str, waits: int, said: list[str]):
     def work():
         for number in range(waits):
             said.append(f"{name}{number}")
-            forward_context.give_way()
+            forward_context.overlap_point()
         said.append(f"{name} ends")
 
     return work
@@ -38,7 +38,7 @@ def test_they_change_places_where_they_give_way(a, b, expected):
         seconds = turns.run(steps("a", a, said), steps("b", b, said))
         assert said == expected
         assert min(seconds) > 0
-    assert forward_context._give_way is None
+    assert forward_context._overlap_point is None
 
 
 def test_the_second_keeps_its_thread():
@@ -58,9 +58,9 @@ def test_each_has_its_own_surroundings():
             forward_context.frame(forward_context.Frame(microbatch=microbatch, collected=collected)),
             forward_context.emit_under(f"blocks.{microbatch}"),
         ):
-            forward_context.give_way()
+            forward_context.overlap_point()
             forward_context.emit_metric("here", torch.tensor(float(microbatch)))
-            forward_context.give_way()
+            forward_context.overlap_point()
         seen[microbatch] = [*collected.metrics]
 
     with forward_context.emit_under("outside"):
@@ -75,14 +75,14 @@ def test_what_one_raises_ends_the_other_and_is_raised(failing):
     turns, ended = TurnTaking(), []
 
     def fails():
-        forward_context.give_way()
+        forward_context.overlap_point()
         raise ArithmeticError("this one")
 
     def goes_on():
         try:
-            forward_context.give_way()
-            forward_context.give_way()
-            forward_context.give_way()
+            forward_context.overlap_point()
+            forward_context.overlap_point()
+            forward_context.overlap_point()
         finally:
             ended.append(True)
 
@@ -106,7 +106,7 @@ def test_a_backward_pass_can_be_left_and_taken_up_again():
 
         @staticmethod
         def backward(ctx, grad):
-            forward_context.give_way()
+            forward_context.overlap_point()
             return 2 * grad
 
     def gradient(size, found):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gangline.mesh import Mesh
-from gangline.plan import Cut, Fold, Plan
+from gangline.plan import Fold, Plan, ShardRule
 from gangline_parallel_megatron_style.sharding.arrays import TIED, ModelShapes, lay_out
 
 D, V, F, HEADS, KEYS, E = 8, 11, 12, 4, 2, 4
@@ -20,12 +20,12 @@ PLAN = Plan(
     head="head",
     layers=LAYERS,
     cuts=(
-        Cut("embed.weight", 0),
-        Cut.colwise("blocks.*.q", 2),
-        Cut.colwise("blocks.*.k", 2),
-        Cut.rowwise("blocks.*.o", 2),
-        Cut("blocks.*.lanes", 0, "lane"),
-        Cut("head.weight", 0),
+        ShardRule("embed.weight", 0),
+        ShardRule.colwise("blocks.*.q", 2),
+        ShardRule.colwise("blocks.*.k", 2),
+        ShardRule.rowwise("blocks.*.o", 2),
+        ShardRule("blocks.*.lanes", 0, "lane"),
+        ShardRule("head.weight", 0),
     ),
     partial_grad=("blocks.*.q_norm",),
 )
@@ -87,10 +87,10 @@ def test_boxes_tile_every_array_and_each_has_one_primary(mesh, fold, tied, seque
 def test_arrays_lie_as_the_plan_reads_its_cuts():
     """Where an edit's rule comes first: no later one is taken up for what that rule leaves whole."""
     mine = (
-        Cut.whole("blocks.0.q"),
-        Cut.rowwise("blocks.*.q_norm"),
-        Cut("blocks.*.q_norm", 0),
-        Cut("blocks.1.q", 1),
+        ShardRule.whole("blocks.0.q"),
+        ShardRule.rowwise("blocks.*.q_norm"),
+        ShardRule("blocks.*.q_norm", 0),
+        ShardRule("blocks.1.q", 1),
     )
     plan = replace(PLAN, cuts=(*mine, *PLAN.cuts), folds=(Fold("lane", 2, ("dp_shard",)),))
     mesh = Mesh.of({"dp_shard": 2, "tp": 2})
@@ -152,7 +152,7 @@ def test_a_buffer_may_be_shared_by_modules_of_one_stage_only():
     [
         (PLAN, ("blocks.0.q", "blocks.1.q"), "only the embedding and the head"),
         (replace(PLAN, head="top"), None, "none of the modules that the plan names"),
-        (replace(PLAN, cuts=(Cut.colwise("blocks.*.q", 3),)), None, "units of 3"),
+        (replace(PLAN, cuts=(ShardRule.colwise("blocks.*.q", 3),)), None, "units of 3"),
     ],
 )
 def test_what_has_no_home_is_refused(plan, aliases, message):

@@ -16,7 +16,7 @@ from gangline.model.calls import LossCall
 from gangline.model.forward_context import Collected, Frame
 from gangline.model.linear import Linear
 from gangline.model.linear_nodes import LinearNode
-from gangline.plan import Cut, Plan
+from gangline.plan import Plan, ShardRule
 from gangline_basics.model import loss as loss_module
 from gangline_basics.model.loss import CrossEntropy
 from gangline_basics.precision.plain import Plain
@@ -353,14 +353,14 @@ def applied(case: Case, **changes):
 
 def test_a_foreign_module_with_cut_parameters_is_bound_once():
     foreign = torch.nn.ModuleList([Bound(), Bound()])
-    _, comm = applied(Case(), foreign=foreign, cuts=(Cut("foreign.0.*", 0), Cut("foreign.1.a", 1, "ep")))
+    _, comm = applied(Case(), foreign=foreign, cuts=(ShardRule("foreign.0.*", 0), ShardRule("foreign.1.a", 1, "ep")))
     assert foreign[0].comms == [comm]
     assert foreign[1].comms == []  # what lies on a fold is bound to the fold
 
 
 def test_a_parameter_on_a_fold_is_cut_along_tp_as_well():
     foreign = torch.nn.ModuleList([Bound()])
-    cuts = (Cut("foreign.0", 0, "ep"), Cut.whole("foreign.0.b"), Cut("foreign.0", 1))
+    cuts = (ShardRule("foreign.0", 0, "ep"), ShardRule.whole("foreign.0.b"), ShardRule("foreign.0", 1))
     _, comm = applied(Case(), foreign=foreign, cuts=cuts)
     assert foreign[0].comms == [comm]
 
@@ -370,7 +370,7 @@ def test_a_pattern_of_a_module_covers_what_an_edit_adds_inside(whole):
     """What is laid out and what is computed with go by the same reading."""
     wide = Linear(LinearNode(in_features=8, out_features=4))
     wide.side = Linear(LinearNode(in_features=8, out_features=2))
-    cuts = (*((Cut.whole("foreign.0.side"),) if whole else ()), Cut.colwise("foreign.0"))
+    cuts = (*((ShardRule.whole("foreign.0.side"),) if whole else ()), ShardRule.colwise("foreign.0"))
     model, _ = applied(Case(), foreign=torch.nn.ModuleList([wide]), cuts=cuts)
     assert [isinstance(x.product.__self__, Region) for x in (wide, wide.side)] == [True, not whole]
     plan = Plan("embed", "foreign", "head", 1, cuts=cuts)
@@ -384,7 +384,9 @@ def test_a_pattern_of_a_module_covers_what_an_edit_adds_inside(whole):
 
 
 def test_a_product_that_is_not_cut_stays_whole():
-    model, _ = applied(Case(), cuts=(Cut.colwise("blocks.*.attention.wq"),), master_dtype=("blocks.*.attention.wk",))
+    model, _ = applied(
+        Case(), cuts=(ShardRule.colwise("blocks.*.attention.wq"),), master_dtype=("blocks.*.attention.wk",)
+    )
     attention = model.blocks[0].attention
     assert isinstance(attention.wq.product.__self__, Region)
     assert isinstance(attention.wv.product.__self__, Plain)
@@ -403,12 +405,12 @@ def test_products_of_one_module_share_a_region():
     ("changes", "message"),
     [
         (
-            {"cuts": (Cut.colwise("blocks.*.attention.wq"),), "master_dtype": ("blocks.*.attention.wq",)},
+            {"cuts": (ShardRule.colwise("blocks.*.attention.wq"),), "master_dtype": ("blocks.*.attention.wq",)},
             "master dtype",
         ),
-        ({"cuts": (Cut("embed.weight", 1),)}, "rows of its weight"),
-        ({"cuts": (Cut("head.norm.weight", 0),)}, "no module around it has `bind"),
-        ({"cuts": (Cut("head.weight", 0),), "seams": ()}, "no module around it has `bind"),
+        ({"cuts": (ShardRule("embed.weight", 1),)}, "rows of its weight"),
+        ({"cuts": (ShardRule("head.norm.weight", 0),)}, "no module around it has `bind"),
+        ({"cuts": (ShardRule("head.weight", 0),), "seams": ()}, "no module around it has `bind"),
     ],
 )
 def test_a_cut_that_nothing_can_compute_with_is_refused(changes, message):

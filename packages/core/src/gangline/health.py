@@ -69,7 +69,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Order:
+class Response:
     """An answer to verdicts, carried out at the same step boundary on all ranks.
 
     action       of several orders the one with the strongest action is taken
@@ -104,7 +104,7 @@ class Order:
             raise ValueError(f"an order cannot multiply the learning rate by {self.rate}")
 
     @classmethod
-    def of(cls, content: dict[str, Any]) -> Order:
+    def of(cls, content: dict[str, Any]) -> Response:
         """Return the order with these fields, read from JSON."""
         lists = {name: tuple(content[name]) for name in ("kinds", "exclude")}
         return cls(**{**content, **lists, "action": Action(content["action"])})
@@ -184,7 +184,7 @@ class HealthCheck(Callback, ABC):
         """
         return False
 
-    def respond(self, agreed: Agreed, record: StepRecord | None) -> Order | None:
+    def respond(self, agreed: Agreed, record: StepRecord | None) -> Response | None:
         """Return an order that answers verdicts of any check and rank; None: no answer.
 
         Must be a pure function of `agreed` and of what is equal on all ranks in the record (None before the run and
@@ -213,7 +213,7 @@ def run_within(part: str) -> Iterator[None]:
         pulse.call(check)
 
 
-def decide(agreed: Agreed, responses: Sequence[Order]) -> Order:
+def decide(agreed: Agreed, responses: Sequence[Response]) -> Response:
     """Return one order: the strongest of the checks' orders and of the suggestions that no check answers.
 
     Exclusions of other orders are added to it, and their change of the learning rate if the strongest has none.
@@ -230,13 +230,13 @@ def decide(agreed: Agreed, responses: Sequence[Order]) -> Order:
     return strongest
 
 
-def decide_order(verdicts: Iterable[Verdict], answered: Iterable[str] = ()) -> Order:
+def decide_order(verdicts: Iterable[Verdict], answered: Iterable[str] = ()) -> Response:
     """Return the order that core takes by itself: the strongest suggestion left after overrides and answers."""
     entries, answered = list(verdicts), set(answered)
     overridden = answered.union(*(verdict.overrides for verdict in entries))
     own = [verdict for verdict in entries if verdict.kind in verdict.overrides]  # replace others of their kind
     open_verdicts = [v for v in entries if v.kind not in overridden or (v in own and v.kind not in answered)]
     action = max((verdict.suggestion for verdict in open_verdicts), default=Action.NOTE)
-    return Order(
+    return Response(
         action, tuple(dict.fromkeys(verdict.kind for verdict in open_verdicts if verdict.suggestion == action))
     )

@@ -1,6 +1,6 @@
 """Plan of a model: how it may be sharded, as torch-free data next to the model's configuration.
 
-A strategy reads only the plan of a model; a model knows nothing of ranks. `Cut.colwise` and `rowwise` mean what
+A strategy reads only the plan of a model; a model knows nothing of ranks. `ShardRule.colwise` and `rowwise` mean what
 colwise and rowwise mean in transformers' `base_model_tp_plan`.
 
 Patterns are dotted module or parameter names in which `*` stands for one component:
@@ -74,7 +74,7 @@ def is_mapped(name: str, shape: Sequence[int]) -> bool:
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardRule:
     """Parameters matching `pattern` may be sharded along tensor dim `dim` by mesh (or fold) axis `axis`.
 
     `unit`: rows that stay together (the width of a head). `Plan.get_cuts` says which rule counts. A pattern of a module
@@ -91,20 +91,22 @@ class Cut:
         if self.dim < 0 or self.unit < 1:
             raise ValueError(f"the cut of {self.pattern}: dim={self.dim} counts from 0, unit={self.unit} from 1")
         if self.axis == EVERY_AXIS and self.dim != NO_DIM:
-            raise ValueError(f"the cut of {self.pattern}: one dim cannot be cut by every axis; Cut.whole cuts none")
+            raise ValueError(
+                f"the cut of {self.pattern}: one dim cannot be cut by every axis; ShardRule.whole cuts none"
+            )
 
     @classmethod
-    def colwise(cls, pattern: str, unit: int = 1) -> Cut:
+    def colwise(cls, pattern: str, unit: int = 1) -> ShardRule:
         """Return the rule of Y = X Wᵀ with W (out, in) sharded along its outputs."""
         return cls(pattern, 0, "tp", unit)
 
     @classmethod
-    def rowwise(cls, pattern: str, unit: int = 1) -> Cut:
+    def rowwise(cls, pattern: str, unit: int = 1) -> ShardRule:
         """Return the rule of Y = X Wᵀ with W (out, in) sharded along its inputs: partial sums to be added."""
         return cls(pattern, 1, "tp", unit)
 
     @classmethod
-    def whole(cls, pattern: str, axis: str = EVERY_AXIS) -> Cut:
+    def whole(cls, pattern: str, axis: str = EVERY_AXIS) -> ShardRule:
         """Return a rule that leaves parameters unsharded along `axis`, or every axis, whatever later rules say."""
         return cls(pattern, NO_DIM, axis)
 
@@ -163,7 +165,7 @@ class Init:
 
 
 @dataclass(frozen=True)
-class Name:
+class HFName:
     """The external name (`theirs`) of a parameter. `{0}`, `{1}` in it take what the stars of `pattern` matched.
 
     how: "same"; "transpose" if the external matrix is transposed (in a stack, each matrix); "stack" if the parameter is
@@ -239,9 +241,9 @@ class Plan:
     blocks: str  # the ModuleList of (hidden, batch) -> hidden
     head: str  # the module (hidden, batch) -> loss sum
     layers: int  # number of blocks
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[ShardRule, ...] = ()
     inits: tuple[Init, ...] = ()
-    names: tuple[Name, ...] = ()
+    names: tuple[HFName, ...] = ()
     tied: tuple[tuple[str, str], ...] = ()  # (alias, the name it is stored under)
     seams: tuple[Seam, ...] = ()
     folds: tuple[Fold, ...] = ()
@@ -260,13 +262,13 @@ class Plan:
                 return rule
         raise LookupError(f"the plan has no Init for parameter {name!r}")
 
-    def get_cuts(self, name: str, dims: int) -> dict[str, Cut]:
+    def get_cuts(self, name: str, dims: int) -> dict[str, ShardRule]:
         """Return axis -> rule that shards the parameter `name` of `dims` dims; a missing axis does not shard it.
 
-        For each axis only the first matching rule counts, even if it is `Cut.whole` or the parameter lacks its dim (the
-        bias of a rowwise layer). A tied parameter is sharded like the one it is stored under.
+        For each axis only the first matching rule counts, even if it is `ShardRule.whole` or the parameter lacks its
+        dim (the bias of a rowwise layer). A tied parameter is sharded like the one it is stored under.
         """
-        name, cuts = self.get_owner(name), dict[str, Cut]()
+        name, cuts = self.get_owner(name), dict[str, ShardRule]()
         for cut in self.cuts:
             if matches(cut.pattern, name):
                 if cut.axis == EVERY_AXIS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, run_within
+from gangline.health import Action, Agreed, HealthCheck, Response, Verdict, run_within
 from gangline_health import playbooks
 from gangline_health.config import WatchedHealth
 from gangline_health.hangs import flight
@@ -113,7 +113,7 @@ class WatchCheck(HealthCheck):
             yield Verdict("check-failed", f"rank {self.rank}", 1.0, evidence, Action.WARN, details=details)
         self.failed = {}
 
-    def respond(self, agreed: Agreed, record: StepRecord | None) -> Order | None:
+    def respond(self, agreed: Agreed, record: StepRecord | None) -> Response | None:
         for failure in agreed.select("check-failed"):  # all ranks drop it here, so collectives and state stay equal
             self.monitors.pop(str(failure.details.get("monitor")), None)
         steps = [int(verdict.details["step"]) for verdict in agreed.verdicts if "step" in verdict.details]

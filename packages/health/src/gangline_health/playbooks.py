@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gangline.checkpoint.id import CheckpointId
-from gangline.health import Action, Agreed, Order, Verdict
+from gangline.health import Action, Agreed, Response, Verdict
 from gangline_health.config import Budget, Playbook, Playbooks
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def count_used(lines: Iterable[Attempt], progress: int, now: int) -> int:
     return 0 if furthest is not None and now - furthest >= progress else count
 
 
-def respond(playbooks: Playbooks, budget: Budget, agreed: Agreed, now: int) -> Order | None:
+def respond(playbooks: Playbooks, budget: Budget, agreed: Agreed, now: int) -> Response | None:
     """Return the strongest order of the playbooks, which answers every kind that a playbook had an order for; or None.
 
     A return or restart beyond the budget becomes STOP.
@@ -52,11 +52,11 @@ def respond(playbooks: Playbooks, budget: Budget, agreed: Agreed, now: int) -> O
     count = count_used(turns, budget.progress, now)
     if strongest.action in (Action.ROLL_BACK, Action.RESTART) and count >= budget.orders:
         why = f"the budget is spent: {count} returns and restarts without {budget.progress} steps of progress"
-        return Order(Action.STOP, kinds, why=why)
+        return Response(Action.STOP, kinds, why=why)
     return strongest
 
 
-def join_orders(orders: Sequence[Order]) -> Order:
+def join_orders(orders: Sequence[Response]) -> Response:
     """Return the strongest order, extended by the other orders: earliest return, lowest rate, every exclusion.
 
     If one order skips all samples read since the checkpoint, the result does: reading them again repeats a bad batch.
@@ -78,7 +78,7 @@ def join_orders(orders: Sequence[Order]) -> Order:
     return replace(strongest, before_step=before, else_before=min(later, default=None), skip=skip)
 
 
-def answer(kind: str, playbook: Playbook, budget: Budget, agreed: Agreed, now: int) -> Order | None:
+def answer(kind: str, playbook: Playbook, budget: Budget, agreed: Agreed, now: int) -> Response | None:
     """Return the order of one playbook; None while it is patient: then the verdict's own suggestion counts."""
     verdicts = agreed.select(kind)
     if max(int(verdict.details.get("row", 1)) for verdict in verdicts) < playbook.patience:
@@ -111,15 +111,15 @@ def name_causes(found: Sequence[Verdict]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(v.details["exclude"]) for v in found if v.details.get("exclude")))
 
 
-def make_order(kind: str, action: str, playbook: Playbook, found: Sequence[Verdict], now: int) -> Order:
+def make_order(kind: str, action: str, playbook: Playbook, found: Sequence[Verdict], now: int) -> Response:
     """Return the order for an action's name. A start from a checkpoint uses one made before the first bad step."""
     kinds, rate, rate_steps = (kind,), playbook.rate, playbook.rate_steps
     if action == "lower_rate":  # a step is still skipped if a verdict suggests so
         suggested = max(Action.WARN, *(verdict.suggestion for verdict in found))
-        return Order(suggested, kinds, rate=rate, rate_steps=rate_steps)
+        return Response(suggested, kinds, rate=rate, rate_steps=rate_steps)
     if action not in ("roll_back", "restart", "exclude"):
-        return Order(Action[action.upper()], kinds)
-    does = Order(
+        return Response(Action[action.upper()], kinds)
+    does = Response(
         Action.ROLL_BACK if action == "roll_back" else Action.RESTART,
         kinds,
         skip=None if playbook.skip else 0,

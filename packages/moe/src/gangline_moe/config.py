@@ -89,7 +89,7 @@ class MoeOptions(EditConfig):
     def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
         return {**compute_imbalance(metrics)}
 
-    def fill_first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
+    def fill_init_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         if self.upcycle_from is not None:
             from gangline_moe.upcycle import upcycle
 

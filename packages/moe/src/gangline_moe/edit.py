@@ -8,7 +8,7 @@ from dataclasses import replace
 from gangline import UserError
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node, iterate_nodes, replace_node
-from gangline.plan import Cut, Fold, Init, Plan, matches
+from gangline.plan import Fold, Init, Plan, ShardRule, matches
 from gangline.plugin.registry import installed, load
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
 from gangline_moe.config import FOLD, MoeOptions
@@ -116,11 +116,11 @@ def extend_plan(
         inits += [Init(f"{place}.router.gate.bias", "constant", 0.0)] * isinstance(options.router, Biased)
         inits += [replace(rule, pattern=f"{place}.experts.{name}") for name, rule in rules.items()]
         inits.append(replace(rules["w_gate"], pattern=f"{place}.router.gate"))
-        cuts = [Cut(f"{place}.experts", 0, FOLD)]
+        cuts = [ShardRule(f"{place}.experts", 0, FOLD)]
         if options.shared:
             inits += [replace(rule, pattern=f"{place}.shared.{name}") for name, rule in rules.items()]
-            cuts += [Cut.colwise(f"{place}.shared.{name}") for name in LINEARS[:2]]
-            cuts.append(Cut.rowwise(f"{place}.shared.w_down"))
+            cuts += [ShardRule.colwise(f"{place}.shared.{name}") for name in LINEARS[:2]]
+            cuts.append(ShardRule.rowwise(f"{place}.shared.w_down"))
         if options.shared_gate:
             inits.append(replace(rules["w_gate"], pattern=f"{place}.shared_gate"))
         if options.router.bias_rate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gangline.comm.wrap import Wrapped
-from gangline.health import Action, Order
+from gangline.health import Action, Response
 from gangline.shard import Layout, Registry
 from gangline_testkit.toys.nan import NanCheck
 from gangline_testkit.toys.previous import PreviousCallback
@@ -124,7 +124,7 @@ class CountsItself(NanCheck):
     def respond(self, agreed, record):
         if agreed.select("not-finite"):
             self.answers += 1
-            return Order(Action.ROLL_BACK if self.answers < 3 else Action.STOP, ("not-finite",))
+            return Response(Action.ROLL_BACK if self.answers < 3 else Action.STOP, ("not-finite",))
         return None
 
 
@@ -132,7 +132,7 @@ class Remembers(NanCheck):
     """Answers from what it has seen, which differs after a restart."""
 
     def respond(self, agreed, record):
-        return Order(Action.ROLL_BACK, ("not-finite",)) if self.row and agreed.select("not-finite") else None
+        return Response(Action.ROLL_BACK, ("not-finite",)) if self.row and agreed.select("not-finite") else None
 
 
 class Gathers(NanCheck):

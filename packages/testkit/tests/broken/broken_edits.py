@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from gangline.model.calls import AttentionCall
 from gangline.model.tree import iterate_nodes, replace_node
-from gangline.plan import Cut, Init
+from gangline.plan import Init, ShardRule
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
 from gangline_testkit.toys.plugin import LanesNode, edit_lanes
 
@@ -36,7 +36,7 @@ def NoInit(tree, plan, options):
 
 def DeadPattern(tree, plan, options):
     tree, plan, claimed = edited(tree, plan, options)
-    return tree, plan.extend(cuts=(Cut("blocks.*.feed_forward.w_inn", 0, "lane"),)), claimed
+    return tree, plan.extend(cuts=(ShardRule("blocks.*.feed_forward.w_inn", 0, "lane"),)), claimed
 
 
 @dataclass(frozen=True, kw_only=True)

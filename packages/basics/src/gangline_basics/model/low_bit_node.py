@@ -19,7 +19,7 @@ from gangline.model.tree import (
     map_paths,
     replace_node,
 )
-from gangline.plan import Cut, Init, LowBit, Name, Plan, is_matrix, matches
+from gangline.plan import HFName, Init, LowBit, Plan, ShardRule, is_matrix, matches
 
 V = TypeVar("V")
 CODES = "gangline_basics.model.low_bit:fill_codes"
@@ -74,22 +74,22 @@ def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
     """
     plain = _find_plain(tree, plan)
     blocks = {path: size for path, linear in plain.items() if (size := _choose_block(path, linear, plan))}
-    block_cuts: dict[str, tuple[int, Cut]] = {}  # path -> its block size, and the sharding of its scales
+    block_cuts: dict[str, tuple[int, ShardRule]] = {}  # path -> its block size, and the sharding of its scales
     for path, size in blocks.items():
         height, width = plain[path].get_shapes()["weight"]
         around = EightBitNode(inner=map_paths(tree)[path], in_features=width, out_features=height, block=size)
         tree = replace_node(tree, path, around)
         cut = plan.get_cuts(f"{path}.weight", 2).get("tp")
         if cut is None:
-            block_cuts[path] = size, Cut.whole("", "tp")
+            block_cuts[path] = size, ShardRule.whole("", "tp")
         else:
-            block_cuts[path] = size, Cut("", cut.dim, "tp", max(1, cut.unit // size) if cut.dim else cut.unit)
+            block_cuts[path] = size, ShardRule("", cut.dim, "tp", max(1, cut.unit // size) if cut.dim else cut.unit)
     rules = _merge_rules(block_cuts, [path for path, _ in iterate_nodes(tree)])
     plan = plan.extend(
         low_bit=tuple(LowBit(f"{place}.weight", "int8", size, CODES) for place, (size, _) in rules.items()),
         cuts=tuple(replace(cut, pattern=f"{place}.scales") for place, (_, cut) in rules.items()),
         inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in rules),  # a placeholder: codes set the scales
-        names=tuple(Name(f"{place}.scales", "") for place in rules),
+        names=tuple(HFName(f"{place}.scales", "") for place in rules),
     )
     return tree, keep_in_bf16(tree, plan), list(blocks)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gangline.plan import Name
+from gangline.plan import HFName
 
 # Path of a module -> its name in most architectures; in a block the name follows "model.layers.{0}.".
 TOP = {"embed": "model.embed_tokens", "head.norm": "model.norm", "head": "lm_head"}
@@ -33,8 +33,8 @@ class ModuleNames:
                 A parameter without an entry has no name: the architecture has no such model
     layers      prefix of the names of a layer; {0} is its number
     transposed  modules of a layer whose matrix is transposed in the files
-    rows        module of a layer -> (first, of): its rows in a matrix of several modules (`Name.rows`)
-    unread      rules for tensors that files may hold and the model does not have (`Name.unread`)
+    rows        module of a layer -> (first, of): its rows in a matrix of several modules (`HFName.rows`)
+    unread      rules for tensors that files may hold and the model does not have (`HFName.unread`)
     """
 
     layer: Mapping[str, str] = field(default_factory=LAYER.copy)
@@ -42,15 +42,15 @@ class ModuleNames:
     layers: str = "model.layers.{0}."
     transposed: frozenset[str] = frozenset()
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    unread: tuple[Name, ...] = ()
+    unread: tuple[HFName, ...] = ()
 
-    def list_rules(self, parameters: Iterable[str]) -> tuple[Name, ...]:
+    def list_rules(self, parameters: Iterable[str]) -> tuple[HFName, ...]:
         """Return a rule for each parameter of the first block and outside of blocks, because all blocks are alike."""
-        rules = dict[str, Name]()
+        rules = dict[str, HFName]()
         for parameter in parameters:
             path, _, leaf = parameter.rpartition(".")
             if not path.startswith("blocks."):
-                rules[parameter] = Name(parameter, f"{self.top[path]}.{leaf}")
+                rules[parameter] = HFName(parameter, f"{self.top[path]}.{leaf}")
                 continue
             module = path.split(".", 2)[2]
             pattern = f"blocks.*.{module}.{leaf}"
@@ -59,5 +59,5 @@ class ModuleNames:
                 continue
             turned = module in self.transposed and leaf == "weight"
             rows = self.rows.get(module)
-            rules[pattern] = Name(pattern, f"{self.layers}{called}", "transpose" if turned else "same", rows)
+            rules[pattern] = HFName(pattern, f"{self.layers}{called}", "transpose" if turned else "same", rows)
         return (*rules.values(), *self.unread)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.model.linear_nodes import EmbeddingNode
 from gangline.model.tree import Node, get_parameter_shapes, iterate_nodes, map_paths
-from gangline.plan import Cut, Init, Plan, Seam
+from gangline.plan import Init, Plan, Seam, ShardRule
 from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode, NormNode, SinksNode
 from gangline_basics.model.decoder_tree import DecoderOptions, build_attention, build_block, build_norm
 from gangline_basics.model.names import ModuleNames
@@ -77,17 +77,17 @@ def _plan_of(config: DecoderOptions, tree: DecoderNode, names: ModuleNames, own:
         head="head",
         layers=config.layers,
         cuts=(
-            Cut("embed.weight", 0),
-            Cut("embed.tokens.weight", 0),
-            Cut.colwise("blocks.*.attention.wq", head),
-            Cut.colwise("blocks.*.attention.wk", head),
-            Cut.colwise("blocks.*.attention.wv", head),
-            Cut.rowwise("blocks.*.attention.wo", head),
-            Cut("blocks.*.attention.sinks", 0),
-            Cut.colwise("blocks.*.feed_forward.w_gate"),
-            Cut.colwise("blocks.*.feed_forward.w_up"),
-            Cut.rowwise("blocks.*.feed_forward.w_down"),
-            Cut("head.weight", 0),
+            ShardRule("embed.weight", 0),
+            ShardRule("embed.tokens.weight", 0),
+            ShardRule.colwise("blocks.*.attention.wq", head),
+            ShardRule.colwise("blocks.*.attention.wk", head),
+            ShardRule.colwise("blocks.*.attention.wv", head),
+            ShardRule.rowwise("blocks.*.attention.wo", head),
+            ShardRule("blocks.*.attention.sinks", 0),
+            ShardRule.colwise("blocks.*.feed_forward.w_gate"),
+            ShardRule.colwise("blocks.*.feed_forward.w_up"),
+            ShardRule.rowwise("blocks.*.feed_forward.w_down"),
+            ShardRule("head.weight", 0),
         ),
         inits=(
             *dict.fromkeys(_iterate_constants(tree)),

@@ -136,7 +136,7 @@ class BaseWeights:
 
     def _draw(self, shards: Sequence[Shard], failed: str, remedy: str) -> Sequence[Shard]:
         """Fill shards with the initial weights of the run. Raises UserError, which begins with `failed`."""
-        from gangline.model.first_weights import draw_weights
+        from gangline.model.init_weights import draw_weights
 
         try:
             draw_weights(self._run, shards, self._plan)

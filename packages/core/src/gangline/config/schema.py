@@ -108,7 +108,7 @@ class EditConfig(PartConfig, EditedWeights):
         """Return further numbers for a step's record from emitted metrics; a pure function, called on every rank."""
         return {}
 
-    def fill_first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
+    def fill_init_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         """Change initial weights in place.
 
         Called once on every rank, after the weights are drawn, unless a checkpoint fills the model.

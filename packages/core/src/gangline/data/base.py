@@ -19,7 +19,7 @@ Split = Literal["train", "validation"]
 
 
 @dataclass(frozen=True)
-class FirstModel:
+class ReferenceModel:
     """The initial model of the run, for a source whose samples depend on it (`DataSource.begin`).
 
     score      score(samples) returns the log-likelihood of each sample's valid targets under the model as it is now, in
@@ -77,7 +77,7 @@ class DataSource(ABC):
         """
         return fingerprint == self.compute_fingerprint()
 
-    def begin(self, model: FirstModel) -> None:
+    def begin(self, model: ReferenceModel) -> None:
         """Prepare a source whose samples depend on the initial model.
 
         Called once on all ranks, after the weights are set and before the first sample is read. Raises UserError if

@@ -2,7 +2,7 @@
 
 In a bare module they change nothing: `emit_loss` returns `hidden`, `emit_metric` does nothing,
 `sum_over_sequence` and `gather_heads` are the identity, `draw` is keyed by (seed 0, step 0, sample = row number),
-`return_weight_gradient` computes at once and `give_way` does nothing.
+`return_weight_gradient` computes at once and `overlap_point` does nothing.
 
 A strategy opens a `frame` around each microbatch's forward *and* around its backward pass. Emitted values are
 stored by (microbatch, path, name), so a recomputed forward overwrites its own value and each token counts once.
@@ -69,7 +69,7 @@ class Frame:
 # thread that would not see context variables. A rank runs one step at a time.
 _frame: Frame | None = None
 _path: str = ""
-_give_way: Callable[[], None] | None = None
+_overlap_point: Callable[[], None] | None = None
 
 
 @contextmanager
@@ -115,14 +115,14 @@ def emit_under(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def take_turns(give_way: Callable[[], None]) -> Iterator[None]:
-    """Make modules in the block call `give_way` before they wait for a transfer, so that other work runs meanwhile."""
-    global _give_way
-    before, _give_way = _give_way, give_way
+def take_turns(overlap_point: Callable[[], None]) -> Iterator[None]:
+    """Make modules in the block call `overlap_point` before they wait for a transfer, so that other work runs."""
+    global _overlap_point
+    before, _overlap_point = _overlap_point, overlap_point
     try:
         yield
     finally:
-        _give_way = before
+        _overlap_point = before
 
 
 def swap(surroundings: tuple[Frame | None, str] = (None, "")) -> tuple[Frame | None, str]:
@@ -244,10 +244,10 @@ def return_weight_gradient(weight: Tensor, compute: Callable[[], Tensor]) -> Ten
     return None
 
 
-def give_way() -> None:
+def overlap_point() -> None:
     """Run other work of this rank between the start of a transfer and the wait for it.
 
     All ranks that take part in the transfer call it at the same point of the same microbatch.
     """
-    if _give_way is not None:
-        _give_way()
+    if _overlap_point is not None:
+        _overlap_point()

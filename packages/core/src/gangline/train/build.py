@@ -20,8 +20,8 @@ from gangline.errors import UserError
 from gangline.launch.network import name_of_this_node
 from gangline.mesh import AXES, DATA_AXES, Mesh
 from gangline.model.compose import Composed
-from gangline.model.first_weights import check_pretrained_names, draw_weights
 from gangline.model.flops import count_parameters
+from gangline.model.init_weights import check_pretrained_names, draw_weights
 from gangline.plugin import registry
 from gangline.precision import Precision
 from gangline.run.directory import RunDirectory

@@ -14,8 +14,8 @@ from gangline.train import verdicts
 from gangline.train.agree import agree, compute_rank_mfu
 from gangline.train.callbacks import call_before_clip, call_each
 from gangline.train.emitted import Emitted, hash_metrics, refuse_unlike
-from gangline.train.first_model import introduce
 from gangline.train.orders import Ending, announce, carry_out
+from gangline.train.reference_model import introduce
 from gangline.train.report import Clock, measure_peak_memory
 from gangline.train.save import make_request, poll, save, settle, tell
 from gangline.train.session import Session

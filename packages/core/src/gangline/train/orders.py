@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
-from gangline.health import Action, Agreed, Order
+from gangline.health import Action, Agreed, Response
 from gangline.run.attempts import Attempt, stamp
 from gangline.train.restore import begin
 from gangline.train.rollback import return_points, roll_back
@@ -28,7 +28,7 @@ class Ending:
     first: int | None = None
 
 
-def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
+def carry_out(s: Session, order: Response, agreed: Agreed) -> Ending | None:
     """Carry out the order; return how the run ends, None if it continues."""
     if order.action > Action.NOTE or order.changes_course:
         s.record_event("order", **{**asdict(order), "action": order.action.name.lower()})

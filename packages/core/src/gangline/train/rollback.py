@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
-from gangline.health import Action, Order
+from gangline.health import Action, Response
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline.train.restore import agree_on_damage, begin, holds_weights_alone, list_common, load, read_document
 from gangline.train.session import Session
 
 
-def roll_back(session: Session, order: Order, line: Attempt) -> bool:
+def roll_back(session: Session, order: Response, line: Attempt) -> bool:
     """Roll back to the newest good checkpoint that the order allows; return False if there is none."""
     failed_attempt = 0
     for checkpoint, start_line in return_points(session, order, line):
@@ -30,7 +30,7 @@ def roll_back(session: Session, order: Order, line: Attempt) -> bool:
     return False
 
 
-def return_points(session: Session, order: Order, line: Attempt) -> Iterator[tuple[CheckpointId, Attempt]]:
+def return_points(session: Session, order: Response, line: Attempt) -> Iterator[tuple[CheckpointId, Attempt]]:
     """Yield (checkpoint, `line` as the start of an attempt there), newest first, for all that the order allows."""
     read = session.cursor
     for checkpoint in list_allowed(order, attempts.branch(session.directory.path, list_common(session))):
@@ -44,7 +44,7 @@ def return_points(session: Session, order: Order, line: Attempt) -> Iterator[tup
         yield checkpoint, replace(at, skipped=skipped, skipped_from=cursor)
 
 
-def list_allowed(order: Order, known: list[CheckpointId]) -> list[CheckpointId]:
+def list_allowed(order: Response, known: list[CheckpointId]) -> list[CheckpointId]:
     """Return the checkpoints that an order allows, the best first. known: all checkpoints, newest first."""
     if order.before_step is None:
         return known

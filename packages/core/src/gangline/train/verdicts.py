@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.comm.objects import gather_json
-from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
+from gangline.health import Action, Agreed, HealthCheck, Response, Verdict, decide
 from gangline.record import StepRecord
 from gangline.run import attempts
 from gangline.train.agree import gather_verdicts
@@ -19,10 +19,10 @@ from gangline.train.session import Session
 STORE_LOST = "store-lost"
 LASTING = 1000  # number of steps in a row for a verdict that no later step ends
 
-Said = TypeVar("Said", bound=Verdict | Order | None)
+Said = TypeVar("Said", bound=Verdict | Response | None)
 
 
-def before_run(s: Session) -> tuple[Order, Agreed]:
+def before_run(s: Session) -> tuple[Response, Agreed]:
     """Return the order and the verdicts before the first step, equal on all ranks."""
     own_verdicts = [
         _as_json(verdict)
@@ -57,11 +57,11 @@ def after_step(s: Session, record: StepRecord) -> list[Verdict]:
     return own_verdicts + take_failures(s)
 
 
-def judge(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecord | None) -> tuple[Order, Agreed]:
+def judge(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecord | None) -> tuple[Response, Agreed]:
     """Return (the order, its input): every rank computes it and takes rank 0's, so that all ranks do the same."""
     findings = tuple({json.dumps(v.to_dict()): v for v in verdicts}.values())  # all ranks judge the same global numbers
     if not findings:
-        return Order(Action.NOTE, ()), Agreed((), (), now)
+        return Response(Action.NOTE, ()), Agreed((), (), now)
     coming = s.step + 1 if record is None else record.step  # the step that is judged, or the next one
     agreement = Agreed(findings, tuple(attempts.iterate_happened(s.history, s.attempt, coming)), now)
     responses = [
@@ -69,7 +69,7 @@ def judge(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecor
         for name, check in s.health.items()
     ]
     order = decide(agreement, [order for order in responses if order is not None])
-    return Order.of(gather_json(s.comms.world, s.device, asdict(order))[0]), agreement
+    return Response.of(gather_json(s.comms.world, s.device, asdict(order))[0]), agreement
 
 
 def ask(s: Session, name: str, call: Callable[..., Iterable[Verdict]], *arguments: object) -> list[Verdict]:

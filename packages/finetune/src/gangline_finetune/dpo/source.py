@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline import UserError
-from gangline.data.base import FirstModel, Split
+from gangline.data.base import ReferenceModel, Split
 from gangline.data.sample import Sample
 from gangline.storage.files import open_replacement
 from gangline_basics.data.chat_tokens import MaskedTokens
@@ -63,7 +63,7 @@ class PreferenceSource(TemplatedSource):
             "dpo_length": np.asarray(self.sequence_length),
         }
 
-    def begin(self, model: FirstModel) -> None:
+    def begin(self, model: ReferenceModel) -> None:
         """Score all pairs by the reference model, or read its scores. Raises UserError if a resumed run lacks them."""
         path = Path(model.directory) / f"first-model-{self.compute_fingerprint()}.npy"
         if model.step == 0:
@@ -92,7 +92,7 @@ class PreferenceSource(TemplatedSource):
         if model.writes and inherited is not None:
             _write(path, self.first)
 
-    def _score_pairs(self, model: FirstModel) -> np.ndarray:
+    def _score_pairs(self, model: ReferenceModel) -> np.ndarray:
         """Return the reference model's log-likelihoods, (pairs, 2) float64."""
         scores = []
         for start in range(0, self.count_samples(), AT_ONCE):

@@ -87,7 +87,7 @@ class LoraConfig(EditConfig):
         advice = f"lora.targets=[{','.join(same)}] leaves them out; " if same else ""
         return [f"{what}, which its files cut in another way. {advice}--merge adds them to the weights."]
 
-    def fill_first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
+    def fill_init_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         if self.adapter is None:
             return
         from gangline.shard import parse_parameter

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from gangline import UserError
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node, iterate_nodes, map_paths, replace_node
-from gangline.plan import Cut, Init, Name, Plan, names
+from gangline.plan import HFName, Init, Plan, ShardRule, names
 from gangline_basics.model.low_bit_node import keep_in_8_bits, keep_in_bf16
 from gangline_finetune.lora.config import LoraConfig
 from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode, LoraNode
@@ -41,7 +41,7 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
             Init(a, "uniform", linear.in_features**-0.5),
             *(Init(part, "constant", 0.0) for part in parts[1:]),
         )
-        theirs[place] = tuple(Name(f"{part}.weight", "") for part in parts)  # absent in a directory of the base model
+        theirs[place] = tuple(HFName(f"{part}.weight", "") for part in parts)  # absent in a directory of the base model
         trained_parts[place] = parts
     every = {"cuts": cuts, "inits": inits, "names": theirs, "trained": trained_parts}
     rules: dict[str, tuple] = {kind: sum(of_places.values(), ()) for kind, of_places in every.items()}
@@ -110,13 +110,20 @@ def _wrap(inner: Node, linear: LinearNode, options: LoraConfig, site: str) -> Lo
     return LoraNode(inner=inner, lora_a=lora_a, lora_b=lora_b, scale=options.scale)
 
 
-def _make_cuts(cut: Cut | None, a: str, b: str) -> tuple[Cut, ...]:
+def _make_cuts(cut: ShardRule | None, a: str, b: str) -> tuple[ShardRule, ...]:
     if cut is None:
         return ()
     if cut.dim == 0:  # column parallel: A replicated, B sharded by rows
-        return (Cut.whole(a, "tp"), Cut.colwise(b, cut.unit))
-    return (Cut.rowwise(a, cut.unit), Cut.whole(b, "tp"))  # row parallel: A sharded by inputs, its outputs summed
+        return (ShardRule.whole(a, "tp"), ShardRule.colwise(b, cut.unit))
+    return (
+        ShardRule.rowwise(a, cut.unit),
+        ShardRule.whole(b, "tp"),
+    )  # row parallel: A sharded by inputs, its outputs summed
 
 
-def _make_length_cuts(cut: Cut | None, lengths: str) -> tuple[Cut, ...]:
-    return (Cut.colwise(lengths, cut.unit),) if cut is not None and cut.dim == 0 else (Cut.whole(lengths, "tp"),)
+def _make_length_cuts(cut: ShardRule | None, lengths: str) -> tuple[ShardRule, ...]:
+    return (
+        (ShardRule.colwise(lengths, cut.unit),)
+        if cut is not None and cut.dim == 0
+        else (ShardRule.whole(lengths, "tp"),)
+    )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gangline import Problem
 from gangline.config import NonNegativeInt, PositiveFloat, PositiveInt
 from gangline.model.linear_nodes import LinearNode
-from gangline.plan import Cut, Name, Plan
+from gangline.plan import HFName, Plan, ShardRule
 from gangline_basics.model.decoder_nodes import DecoderNode, NormNode
 from gangline_basics.model.decoder_tree import build_block, get_length
 from gangline_basics.model.names import LAYER, ModuleNames
@@ -45,7 +45,7 @@ NAMES = LAYER | {
 }
 # Tensors of the layers after the last, for multi-token prediction.
 FURTHER = tuple(
-    Name(f"blocks.*.{name}.weight", f"model.layers.{{0}}.{name}.weight", unread="layer")
+    HFName(f"blocks.*.{name}.weight", f"model.layers.{{0}}.{name}.weight", unread="layer")
     for name in ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm", "shared_head.head")
 )
 INNER_EPS = 1e-6  # eps of the norms of latent vectors, independent of rms_norm_eps
@@ -154,10 +154,10 @@ def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
     q, kv = config.head_width, config.nope_dim + config.v_dim
     cuts = (
-        Cut.colwise("blocks.*.attention.wq", q),
-        Cut.colwise("blocks.*.attention.q.up", q),
-        Cut.colwise("blocks.*.attention.kv.up", kv),
-        Cut.rowwise("blocks.*.attention.wo", config.v_dim),
+        ShardRule.colwise("blocks.*.attention.wq", q),
+        ShardRule.colwise("blocks.*.attention.q.up", q),
+        ShardRule.colwise("blocks.*.attention.kv.up", kv),
+        ShardRule.rowwise("blocks.*.attention.wo", config.v_dim),
     )
     names = ModuleNames(NAMES, unread=FURTHER)
     return plan_family(

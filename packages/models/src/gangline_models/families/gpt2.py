@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gangline import Problem
 from gangline.config import PositiveInt
 from gangline.model.linear_nodes import EmbeddingNode
-from gangline.plan import Name, Plan
+from gangline.plan import HFName, Plan
 from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
 from gangline_basics.model.decoder_tree import BIASED, build_attention, build_block
 from gangline_basics.model.names import ModuleNames
@@ -118,7 +118,7 @@ def build(config: Gpt2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
         layers=prefix + "h.{0}.",
         transposed=TRANSPOSED,
         rows={f"attention.{name}": (index * dim, 3 * dim) for index, name in enumerate(("wq", "wk", "wv"))},
-        unread=tuple(Name(f"blocks.*.{mask}", f"{prefix}h.{{0}}.{mask}", unread="tensor") for mask in MASKS),
+        unread=tuple(HFName(f"blocks.*.{mask}", f"{prefix}h.{{0}}.{mask}", unread="tensor") for mask in MASKS),
     )
     tokens, positions = (EmbeddingNode(vocab_size=rows, dim=dim) for rows in (config.vocab_size, config.positions))
     embed = PositionedEmbeddingNode(tokens=tokens, positions=positions)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gangline.config import PositiveInt
-from gangline.plan import Cut, Plan
+from gangline.plan import Plan, ShardRule
 from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
 from gangline_basics.model.decoder_tree import build_attention, build_norm, feed_forward_of
 from gangline_basics.model.names import LAYER, ModuleNames
@@ -100,5 +100,5 @@ def build(config: Olmo2 | Olmo3, run: Run | None = None) -> tuple[DecoderNode, P
             feed_forward_out_norm=norm,
         )
 
-    cuts = tuple(Cut.colwise(f"blocks.*.attention.{name}", head) for name in norms)
+    cuts = tuple(ShardRule.colwise(f"blocks.*.attention.{name}", head) for name in norms)
     return plan_family(config, make_block, names=ModuleNames(NAMES), cuts=cuts)

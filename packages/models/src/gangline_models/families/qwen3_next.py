@@ -18,7 +18,7 @@ from gangline.config import PositiveInt, list_divisors
 from gangline.config.fields import resolve_hints_with_ranges
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node
-from gangline.plan import Cut, Init, Name, Plan
+from gangline.plan import HFName, Init, Plan, ShardRule
 from gangline_basics.model.decoder_nodes import AttentionNode, BlockNode, DecoderNode
 from gangline_basics.model.decoder_tree import build_attention, build_block, build_norm
 from gangline_basics.model.names import LAYER, ModuleNames
@@ -52,7 +52,7 @@ NAMES = LAYER | {
     **dict.fromkeys(("attention.conv_q", "attention.conv_k", "attention.conv_v"), "linear_attn.conv1d"),
 }
 # Names for multi-token prediction have 1 to 9 parts after `mtp`: `mtp.fc.weight` has two, an expert's seven.
-FURTHER = tuple(Name(f"mtp.{parts}", "mtp" + ".{n}" * parts, unread="tensor") for parts in range(1, 10))
+FURTHER = tuple(HFName(f"mtp.{parts}", "mtp" + ".{n}" * parts, unread="tensor") for parts in range(1, 10))
 KINDS = ("default", "yarn")  # types of rotary positions
 ROUTING = (
     *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob"),
@@ -170,13 +170,13 @@ def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]
         norm=norm,
         names=_make_names(config),
         cuts=(
-            Cut.colwise(f"{here}.wq", 2 * config.head_width),
-            Cut.colwise(f"{here}.wqkvz", 2 * config.delta_key_dim + 2 * wide),
-            Cut.colwise(f"{here}.wba", 2 * values),
-            Cut.rowwise(f"{here}.w_out", wide),
-            *(Cut(f"{here}.{name}", 0, "tp", config.delta_key_dim) for name in convolutions[:2]),
-            Cut(f"{here}.conv_v", 0, "tp", wide),
-            Cut(f"{here}.decay", 0, "tp", values),
+            ShardRule.colwise(f"{here}.wq", 2 * config.head_width),
+            ShardRule.colwise(f"{here}.wqkvz", 2 * config.delta_key_dim + 2 * wide),
+            ShardRule.colwise(f"{here}.wba", 2 * values),
+            ShardRule.rowwise(f"{here}.w_out", wide),
+            *(ShardRule(f"{here}.{name}", 0, "tp", config.delta_key_dim) for name in convolutions[:2]),
+            ShardRule(f"{here}.conv_v", 0, "tp", wide),
+            ShardRule(f"{here}.decay", 0, "tp", values),
         ),
         inits=(  # heads start with a memory of 4 to 100 tokens (Gu and Dao, arXiv 2312.00752, section 3.6)
             Init(f"{here}.decay.a_log", "uniform", 1.5),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gangline.errors import UserError
-from gangline.plan import Name, Plan
+from gangline.plan import HFName, Plan
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -66,7 +66,7 @@ def find_unknown_names(plan: Plan, names: Iterable[str], shapes: Shapes | None =
     """Return the external `names` that match no parameter of the model.
 
     shapes: of all parameters and persistent buffers; None: unknown, and a block may hold every name of the plan. Names
-    that a rule marks with `Name.unread` are not returned.
+    that a rule marks with `HFName.unread` are not returned.
     """
     names = list(names)
     here = None if shapes is None else _list_exact_names(plan, shapes)
@@ -110,7 +110,7 @@ def _match_layers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
     return {int(match["layer"]) for name in names if (match := pattern.fullmatch(name))}
 
 
-def _compile_pattern(plan: Plan, rule: Name) -> re.Pattern[str]:
+def _compile_pattern(plan: Plan, rule: HFName) -> re.Pattern[str]:
     """Compile a rule to a pattern of Hugging Face names; group `layer` is the block number in a rule of all blocks."""
     theirs = re.escape(rule.theirs)
     if rule.pattern.startswith(f"{plan.blocks}.*."):

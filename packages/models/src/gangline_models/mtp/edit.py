@@ -10,7 +10,7 @@ from gangline import UserError
 from gangline.model.compose import compose_model
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node, get_parameter_shapes, iterate_nodes, map_paths, replace_node
-from gangline.plan import Init, Name, Plan, matches
+from gangline.plan import HFName, Init, Plan, matches
 from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode
 from gangline_models.hugging_face.names import find_theirs
 from gangline_models.mtp.nodes import MtpHeadNode, MtpNode
@@ -121,7 +121,7 @@ class _Inside:
                 yield f"{_get_modules_path(self._plan)}.*.block{rest}"
 
 
-def _plan_names(plan: Plan, edited: Node, depth: int) -> Iterator[Name]:
+def _plan_names(plan: Plan, edited: Node, depth: int) -> Iterator[HFName]:
     """Yield names of each module as a layer after the last; optional, and empty if the model's files lack modules."""
     blocks = f"{plan.blocks}.*."
     begin = _find_layer_prefix(plan)
@@ -130,7 +130,7 @@ def _plan_names(plan: Plan, edited: Node, depth: int) -> Iterator[Name]:
         for module, theirs in (*THEIRS.items(), *COPIES.items()):
             for leaf in ("weight", "bias"):
                 name = "" if begin is None else f"{begin.format(layer)}{theirs}.{leaf}"
-                yield Name(f"{ours}.{module}.{leaf}", name, optional=True)
+                yield HFName(f"{ours}.{module}.{leaf}", name, optional=True)
         for rule in plan.names:
             if rule.pattern.startswith(blocks):
                 theirs = "" if begin is None else _number_layer(rule.theirs, layer)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gangline.comm.base import Comm, Pending
-from gangline.model.forward_context import give_way
+from gangline.model.forward_context import overlap_point
 from gangline_moe.dispatch.all_to_all import AllToAll, FlatAllToAll
 from gangline_moe.dispatch.hierarchical import HierarchicalAllToAll
 from gangline_moe.dispatch.per_expert import PerExpertAllToAll
@@ -79,7 +79,7 @@ class _Transfer:
 
     def end(self) -> Tensor:
         assert self.pending is not None
-        give_way()
+        overlap_point()
         arrived, self.pending = self.pending.wait(), None
         return arrived
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gangline.plan import Name
+from gangline.plan import HFName
 from gangline_moe.interop.architectures import MIXTRAL
 from gangline_moe.interop.format import list_missing_overrides
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gangline_moe.config import MoeOptions
 
 
-def list_expert_names(place: str, options: MoeOptions, qk_norm: bool, biased: Sequence[str] = ()) -> tuple[Name, ...]:
+def list_expert_names(place: str, options: MoeOptions, qk_norm: bool, biased: Sequence[str] = ()) -> tuple[HFName, ...]:
     """Return the Hugging Face names of a layer's tensors at `place` ("blocks.*.feed_forward").
 
     biased: linears of experts that have a bias.
@@ -24,30 +24,30 @@ def list_expert_names(place: str, options: MoeOptions, qk_norm: bool, biased: Se
     words = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
     if not qk_norm and not list_missing_overrides(MIXTRAL, options, {}):
         theirs, words = "model.layers.{0}.block_sparse_moe", {"w_gate": "w1", "w_up": "w3", "w_down": "w2"}
-    names = [Name(f"{place}.router.gate.weight", f"{theirs}.gate.weight")]
+    names = [HFName(f"{place}.router.gate.weight", f"{theirs}.gate.weight")]
     names += [
-        Name(f"{place}.experts.{o}.weight", f"{theirs}.experts.{{n}}.{t}.weight", "stack") for o, t in words.items()
+        HFName(f"{place}.experts.{o}.weight", f"{theirs}.experts.{{n}}.{t}.weight", "stack") for o, t in words.items()
     ]
     if options.shared:
         prefix = f"{theirs}.shared_expert" + ("" if options.shared_gate else "s")
-        names += [Name(f"{place}.shared.{o}.weight", f"{prefix}.{t}.weight") for o, t in words.items()]
+        names += [HFName(f"{place}.shared.{o}.weight", f"{prefix}.{t}.weight") for o, t in words.items()]
     if options.shared_gate:
-        names.append(Name(f"{place}.shared_gate.weight", f"{theirs}.shared_expert_gate.weight"))
+        names.append(HFName(f"{place}.shared_gate.weight", f"{theirs}.shared_expert_gate.weight"))
     if options.router.bias_rate:
-        names.append(Name(f"{place}.router.bias", f"{theirs}.gate.e_score_correction_bias"))
+        names.append(HFName(f"{place}.router.bias", f"{theirs}.gate.e_score_correction_bias"))
     if options.router.global_aux_loss:
-        names.append(Name(f"{place}.router.share", ""))
+        names.append(HFName(f"{place}.router.share", ""))
     return tuple(names)
 
 
-def _list_gpt_oss_names(place: str, options: MoeOptions) -> tuple[Name, ...]:
+def _list_gpt_oss_names(place: str, options: MoeOptions) -> tuple[HFName, ...]:
     """Return the names of GPT-OSS: experts stacked and transposed, columns of gate and up-projection interleaved."""
     hidden, theirs = 2 * (options.ffn_dim or 0), "model.layers.{0}.mlp"
-    names = [Name(f"{place}.router.gate.{leaf}", f"{theirs}.router.{leaf}") for leaf in ("weight", "bias")]
+    names = [HFName(f"{place}.router.gate.{leaf}", f"{theirs}.router.{leaf}") for leaf in ("weight", "bias")]
     for first, name in enumerate(("w_gate", "w_up")):
         ours, both, rows = f"{place}.experts.{name}", f"{theirs}.experts.gate_up_proj", (first, hidden)
-        names.append(Name(f"{ours}.weight", both, "transpose", rows, every=2, dim=1))
-        names.append(Name(f"{ours}.bias", f"{both}_bias", "same", rows, every=2, dim=1))
-    names.append(Name(f"{place}.experts.w_down.weight", f"{theirs}.experts.down_proj", "transpose"))
-    names.append(Name(f"{place}.experts.w_down.bias", f"{theirs}.experts.down_proj_bias"))
-    return (*names, *([Name(f"{place}.router.share", "")] if options.router.global_aux_loss else []))
+        names.append(HFName(f"{ours}.weight", both, "transpose", rows, every=2, dim=1))
+        names.append(HFName(f"{ours}.bias", f"{both}_bias", "same", rows, every=2, dim=1))
+    names.append(HFName(f"{place}.experts.w_down.weight", f"{theirs}.experts.down_proj", "transpose"))
+    names.append(HFName(f"{place}.experts.w_down.bias", f"{theirs}.experts.down_proj_bias"))
+    return (*names, *([HFName(f"{place}.router.share", "")] if options.router.global_aux_loss else []))

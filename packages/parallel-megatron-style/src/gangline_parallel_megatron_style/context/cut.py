@@ -11,10 +11,10 @@ from torch import Tensor
 
 from gangline.batch import Batch
 
-Order = Literal["zigzag", "contiguous"]
+Response = Literal["zigzag", "contiguous"]
 
 
-def cut_tokens(x: Tensor, index: int, size: int, order: Order) -> Tensor:
+def cut_tokens(x: Tensor, index: int, size: int, order: Response) -> Tensor:
     """Return the tokens of rank `index`: (B, T, ...) -> (B, T / size, ...).
 
     zigzag      of 2·size chunks number `index` from the front and number `index` from the back: under a causal mask
@@ -31,7 +31,7 @@ def cut_tokens(x: Tensor, index: int, size: int, order: Order) -> Tensor:
     return torch.cat((parts[index], parts[chunks - 1 - index]), dim=1) if order == "zigzag" else parts[index]
 
 
-def cut_batch(batch: Batch, index: int, size: int, order: Order) -> Batch:
+def cut_batch(batch: Batch, index: int, size: int, order: Response) -> Batch:
     """Return the batch with this rank's tokens, positions and documents; tensors without a sequence dim stay.
 
     The host does not know the part's number of valid tokens and document ends: `valid` and `ends` are None.

@@ -1,8 +1,8 @@
 """Two computations of one rank in turns: while one waits for a transfer, the other continues.
 
 Each has a thread, because a backward pass cannot be suspended and resumed otherwise. One runs at a time, and they
-switch only when a module calls `forward_context.give_way`: the order in which the rank starts transfers then follows
-from the model alone, and is equal on all ranks that take part in the transfers.
+switch only when a module calls `forward_context.overlap_point`: the order in which the rank starts transfers then
+follows from the model alone, and is equal on all ranks that take part in the transfers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TurnTaking:
 
         surroundings = forward_context.swap()
         self._jobs.put(run_second)
-        with forward_context.take_turns(pair.give_way):
+        with forward_context.take_turns(pair.overlap_point):
             if not pair.run_in_turns(0, first):
                 pair.go[0].acquire()
         forward_context.swap(surroundings)
@@ -81,7 +81,7 @@ class _Pair:
         self._pass_on()
         return last
 
-    def give_way(self) -> None:
+    def overlap_point(self) -> None:
         """Run the other one until it waits or ends."""
         number = self._turn
         if self.over[1 - number]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import prod
 
 from gangline.mesh import Mesh
-from gangline.plan import Cut, Plan, matches
+from gangline.plan import Plan, ShardRule, matches
 from gangline.shard import Division
 from gangline_parallel_megatron_style.sharding.packing import ArrayRows
 from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
@@ -60,7 +60,7 @@ def cut_array(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> CutA
     return CutArray(tuple(part_shape), divisions, fold_name, neighbours)
 
 
-def cut_over_tp(name: str, length: int, cut: Cut, size: int) -> tuple[tuple[int, ...], int]:
+def cut_over_tp(name: str, length: int, cut: ShardRule, size: int) -> tuple[tuple[int, ...], int]:
     """Return (bounds, every) of a dim that `size` tp ranks shard between units (heads; arXiv 2305.13245, section 2.2).
 
     Rank index i holds part (i // every) % parts. With 2 key-value heads, tp=4, every=2: parts 0, 0, 1, 1. Rows of dim 0

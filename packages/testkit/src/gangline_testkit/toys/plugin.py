@@ -18,7 +18,7 @@ from gangline.config.schema import (
 )
 from gangline.errors import Problem
 from gangline.model.tree import Node, Shape, iterate_nodes, replace_node
-from gangline.plan import Cut, Fold, Init, Plan, matches
+from gangline.plan import Fold, Init, Plan, ShardRule, matches
 from gangline.plugin.hooks import hookimpl
 from gangline.plugin.parts import Part
 
@@ -91,7 +91,7 @@ def edit_lanes(tree: Node, plan: Plan, options: Lanes) -> tuple[Node, Plan, list
         names=tuple(name for name in plan.names if not matches(there, name.pattern)),
     )
     plan = plan.extend(
-        cuts=(Cut(f"{there}.w_in", 0, "lane"), Cut(f"{there}.w_out", 0, "lane")),
+        cuts=(ShardRule(f"{there}.w_in", 0, "lane"), ShardRule(f"{there}.w_out", 0, "lane")),
         inits=(Init(f"{there}.balance", "constant", 0.0), Init(there, "normal", 0.1)),
         folds=(Fold("lane", options.fold, ("dp_shard",)),),
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gangline.data.base import FirstModel
+from gangline.data.base import ReferenceModel
 from gangline.data.expand import expand
 from gangline.data.sample import Sample
 from gangline.data.sample_reader import KeptMemory, stack_samples
@@ -41,7 +41,7 @@ def introduce(s: Session) -> str | None:
             last_time = time.monotonic()
             print(f"before the first step: {what}", flush=True)
 
-    model = FirstModel(
+    model = ReferenceModel(
         score, s.directory.path, s.step, writes=s.comms.rank == 0, tell=tell, parent=find_parent(s.directory)
     )
     try:

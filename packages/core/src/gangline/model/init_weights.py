@@ -30,4 +30,4 @@ def draw_weights(run: Run, shards: Iterable[Shard], plan: Plan) -> None:
     else:
         find_pretrained(run.model).load(directory, shards, plan, run.seed)
     for options in run.edits.values():
-        options.fill_first_weights(run, shards, plan)
+        options.fill_init_weights(run, shards, plan)
