@@ -20,7 +20,7 @@ from gangline.cli.main import main
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
-from gangline_ckpt_zarr.commands import copy
+from gangline_ckpt_zarr.commands import copy, text
 from gangline_ckpt_zarr.commands.where import find_place
 from gangline_ckpt_zarr.format import native, zarr_json
 from gangline_ckpt_zarr.format.dtypes import map_dtype
@@ -167,7 +167,8 @@ def test_an_open_copy_opens_by_its_path(source, tmp_path, capsys):
     capsys.readouterr()
     assert main(["ckpt", "show", to]) == 0
     out = capsys.readouterr().out
-    assert "files that any zarr reader opens" in out
+    stored = sum(file.stat().st_size for file in Path(to).rglob("*") if file.is_file() and file.name != "zarr.json")
+    assert f", {text.size(stored)} in files that any zarr reader opens" in out
     assert out.count("a file for each chunk") == 7
     assert "dp_shard" not in out  # how it was cut is no more
 

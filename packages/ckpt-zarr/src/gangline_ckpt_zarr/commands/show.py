@@ -13,7 +13,6 @@ from gangline.shard import Division, Layout
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_place, make_parser
 from gangline_ckpt_zarr.format.base import Meta
-from gangline_ckpt_zarr.format.checksum import TRAILER
 from gangline_ckpt_zarr.format.dtypes import count_itemsize, map_dtype
 from gangline_ckpt_zarr.format.native import NativeMeta
 
@@ -55,7 +54,9 @@ def _describe_checkpoint(copies: list[Copy], meta: Meta) -> Iterator[tuple[str, 
     parts = list(_format_parts(document.get("parts", {})))
     if parts:
         yield "parts", ", ".join(parts)
-    count, nbytes = len(meta.registry.layouts), sum(map(_count_stored_bytes, *_list_layouts_and_chunks(meta)))
+    pairs = zip(*_list_layouts_and_chunks(meta), strict=True)
+    count = len(meta.registry.layouts)
+    nbytes = sum(_count_stored_bytes(layout, chunk, meta.trailer) for layout, chunk in pairs)
     files = (
         "files that any zarr reader opens"
         if is_open
@@ -78,9 +79,9 @@ def _count_chunks(layout: Layout, chunk: tuple[int, ...]) -> int:
     return prod(-(-length // side) for length, side in zip(layout.shape, chunk, strict=True))
 
 
-def _count_stored_bytes(layout: Layout, chunk: tuple[int, ...]) -> int:
-    """Return the bytes of an array's chunks, as stored in the files."""
-    return _count_chunks(layout, chunk) * (prod(chunk) * count_itemsize(layout.dtype) + TRAILER)
+def _count_stored_bytes(layout: Layout, chunk: tuple[int, ...], trailer: int) -> int:
+    """Return the bytes of an array's chunks as stored in the files, `trailer` bytes after each included."""
+    return _count_chunks(layout, chunk) * (prod(chunk) * count_itemsize(layout.dtype) + trailer)
 
 
 @dataclass
@@ -118,7 +119,7 @@ def _format_tree(meta: Meta, each: bool) -> Iterator[tuple[str, ...]]:
             layout.dtype if stored_dtype == layout.dtype else f"{layout.dtype} as {stored_dtype}",
             text.format_shape(chunk),
             f"{count * _count_chunks(layout, chunk):,}",
-            text.size(count * _count_stored_bytes(layout, chunk)),
+            text.size(count * _count_stored_bytes(layout, chunk, meta.trailer)),
             alike.cut,
         )
 
