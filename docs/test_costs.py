@@ -10,11 +10,11 @@ from gangline_planner.table import MODELS, WORLDS, list_assumptions, plan_row
 
 
 @pytest.mark.parametrize("world", [8, 64])
-def test_a_row_is_what_a_plan_says_today(world):
+def test_cost_row_matches_current_plan(world):
     assert plan_row("8B", world, load_cluster(costs.CLUSTER)).text in costs.PAGE.read_text().splitlines()
 
 
-def test_the_page_has_all_rows_and_says_where_its_prices_are_from():
+def test_cost_page_has_all_rows_and_assumptions():
     page = costs.PAGE.read_text()
     assert all(line in page for line in list_assumptions(load_cluster(costs.CLUSTER)))
     for model in MODELS:
@@ -23,5 +23,5 @@ def test_the_page_has_all_rows_and_says_where_its_prices_are_from():
 
 
 @pytest.mark.nightly
-def test_the_whole_page_is_current():
+def test_cost_page_is_current():
     assert costs.PAGE.read_text() == costs.page(), "python docs/costs.py"

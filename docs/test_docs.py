@@ -63,12 +63,12 @@ def code(page: Path) -> str:
     return "\n".join(block.text for block in blocks(page))
 
 
-def test_the_readme_tests_as_the_checks_do():
+def test_readme_shows_check_command():
     command = (ROOT / ".ci" / "run").read_text().splitlines()[-1]
     assert command in code(README)
 
 
-def test_the_public_workflow_runs_the_checks_and_the_long_tests():
+def test_public_workflow_runs_checks_and_nightly_tests():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text())
     assert set(workflow[True]) == {"push", "pull_request", "schedule"}  # YAML 1.1 reads the key `on` as true
     commands = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in workflow["jobs"].items()}
@@ -77,7 +77,7 @@ def test_the_public_workflow_runs_the_checks_and_the_long_tests():
     assert commands == {"default": [".ci/run"], "slurm": [as_root], "nightly": [f"{own} -s nightly"]}
 
 
-def test_the_readme_trains_as_the_main_job_does():
+def test_readme_training_command_matches_main_job():
     noxfile = (ROOT / "noxfile.py").read_text()
     constraints, packages, train = re.search(
         r"\.venv/bin/pip install -c (\S+)((?: -e \S+)+) && \.venv/bin/(\w+)$", code(README), re.MULTILINE
@@ -102,7 +102,7 @@ def tree() -> dict[Path, str]:
     return found
 
 
-def test_the_readme_shows_what_is_where():
+def test_readme_tree_matches_repository():
     shown = tree()
     assert not [path for path in shown if not path.exists()]
     core = ROOT / "packages" / "core" / "src" / "gangline"
@@ -113,13 +113,13 @@ def test_the_readme_shows_what_is_where():
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=name)
-def test_what_is_not_run_says_why_and_is_short(page):
+def test_skipped_example_gives_reason(page):
     for block in blocks(page):
         if block.said.startswith("not run"):
             assert block.why_not, f"{block.place}: <!-- not run: and the reason -->"
 
 
-def test_the_words_before_a_block_are_known():
+def test_comment_before_block_is_known():
     known = re.compile(r"not run: .+|exit code \d+")
     strange = [
         block.place for page in pages.PAGES for block in blocks(page) if block.said and not known.fullmatch(block.said)
@@ -136,7 +136,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=name)
-def test_every_link_leads_somewhere(page):
+def test_every_link_resolves(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"https?://|mailto:", target):
@@ -148,7 +148,7 @@ def test_every_link_leads_somewhere(page):
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=name)
-def test_no_page_speaks_of_a_directory_of_one_machine(page):
+def test_no_page_contains_machine_specific_path(page):
     found = re.findall(r"(?<![\w.])/(?:home|root|work|Users|tmp/\w+)\b\S*", page.read_text())
     assert not found
 
@@ -169,7 +169,7 @@ def test_every_page_can_be_reached_from_the_readme():
 
 
 @pytest.mark.parametrize("path", reference.pages(), ids=lambda path: path.name)
-def test_the_reference_is_what_the_code_says(path):
+def test_reference_matches_code(path):
     assert path.read_text() == reference.pages()[path], f"regenerate with:  {reference.COMMAND}"
 
 
@@ -212,7 +212,7 @@ def test_every_option_of_every_run_is_documented(section):
         assert option.comment, f"{option.path}: no comment behind it says what it is"
 
 
-def test_every_kind_of_plugin_is_in_the_authors_guide():
+def test_plugin_guide_lists_every_plugin_kind():
     guide = (ROOT / "docs" / "plugins.md").read_text()
     for kind in installed().get_kinds().values():
         if kind.example.startswith("gangline."):
@@ -221,7 +221,7 @@ def test_every_kind_of_plugin_is_in_the_authors_guide():
             ), kind
 
 
-def test_the_model_of_the_how_to_is_the_one_that_new_plugin_writes():
+def test_model_how_to_matches_new_plugin_output():
     example = make_files("squared", "model")
     shown = {block.file: block.text for block in blocks(ROOT / "docs" / "how-to" / "model.md") if block.file}
     for name in ("gangline_squared/__init__.py", "gangline_squared/modules.py"):
@@ -229,14 +229,14 @@ def test_the_model_of_the_how_to_is_the_one_that_new_plugin_writes():
         assert shown[f"gangline-squared/{name}"].splitlines()[1:] == code
 
 
-def test_what_contributors_are_sent_to_exists():
+def test_paths_in_contributing_exist():
     table = (ROOT / "CONTRIBUTING.md").read_text().partition("## I want to add ...")[2].partition("\n## ")[0]
     paths = [path for path in re.findall(r"`([^`\s]+)`", table) if "/" in path or path.endswith((".md", ".py"))]
     assert len(paths) > 40
     assert not [path for path in paths if path != "config.py" and not (ROOT / path).exists()]
 
 
-def test_every_verb_is_on_some_page():
+def test_every_command_is_documented():
     everything = "\n".join(code(page) for page in pages.PAGES)
     for verb in installed().get_commands():
         assert f"gangline {verb}" in everything, verb
@@ -266,7 +266,7 @@ def terms() -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows if len(row) == 4 and row[0].strip() != "term"]
 
 
-def test_what_the_glossary_names_exists_in_the_code():
+def test_glossary_identifiers_exist_in_code():
     known = identifiers()
     assert not {"ParamShard_is_no_name", "colwisely"} & known
     code = [word for row in terms() for cell in row for word in re.findall(r"`([^`]+)`", cell)]
@@ -274,7 +274,7 @@ def test_what_the_glossary_names_exists_in_the_code():
     assert not [word for word in code if not set(re.findall(r"\w+", word)) <= known]
 
 
-def test_the_glossary_has_each_term_and_each_letter_once():
+def test_glossary_has_no_duplicate_terms_or_letters():
     names = [part for row in terms() for part in row[0].split(", ")]
     names += re.findall(r"^\| ([A-Za-z](?:, [A-Z])*) \|", GLOSSARY.read_text(), re.MULTILINE)
     assert len(names) > 100
@@ -292,7 +292,7 @@ def classes_of_core() -> set[type]:
     return found
 
 
-def test_every_class_of_core_that_packages_import_is_in_the_glossary():
+def test_glossary_lists_every_imported_core_class():
     """Configurations and nodes have pages of their own."""
     listed = set(re.findall(r"\w+", " ".join(cell for row in terms() for cell in row)))
     classes = {cls for cls in classes_of_core() if not issubclass(cls, PartConfig | Node)}

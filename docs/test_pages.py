@@ -24,7 +24,7 @@ from pages import ROOT, Block, Reader
         ("version 0.1.0", "version 0.1.0\n", True),
     ],
 )
-def test_a_shown_output_matches_what_it_should(shown, printed, same):
+def test_shown_output_matches_printed_output(shown, printed, same):
     assert bool(pages.pattern(shown).fullmatch(printed)) is same
 
 
@@ -49,12 +49,12 @@ def read(tmp_path: Path, text: str) -> None:
         "```python\n# wrong.py\nassert False\n```\n\n```bash\npython wrong.py\n```",
     ],
 )
-def test_an_example_that_does_not_hold_is_found(tmp_path, text):
+def test_wrong_example_is_reported(tmp_path, text):
     with pytest.raises(AssertionError, match=r"docs/nowhere\.md:1"):
         read(tmp_path, text)
 
 
-def test_an_example_that_holds_passes(tmp_path):
+def test_correct_example_passes(tmp_path):
     read(
         tmp_path,
         "```yaml\n# some/file.yaml\na: 1\n```\n\n```console\n$ cat some/file.yaml\n# some/file.yaml\na: 1\n```\n\n"
@@ -62,7 +62,7 @@ def test_an_example_that_holds_passes(tmp_path):
     )
 
 
-def test_a_program_starts_with_torch_loaded_and_every_other_python_as_ever(tmp_path):
+def test_only_program_examples_start_with_torch_loaded(tmp_path):
     read(
         tmp_path,
         "```python\n# program.py\nimport sys\nassert 'torch' in sys.modules and __name__ == '__main__'\n"

@@ -35,13 +35,13 @@ def concrete(files: Iterable[Path]) -> dict[str, str]:
     return {base: name for name in classes for base in bases[name] if base in classes and not abstract(base)}
 
 
-def test_what_is_derived_from_is_abstract() -> None:
+def test_base_classes_are_abstract() -> None:
     apart = {ROOT / "packages/testkit/src/gangline_testkit"}
     found = concrete(path for path in ROOT.glob("packages/*/src/**/*.py") if apart.isdisjoint(path.parents))
     assert found == {}
 
 
-def test_a_concrete_class_that_is_derived_from_is_found(tmp_path: Path) -> None:
+def test_concrete_base_class_is_reported(tmp_path: Path) -> None:
     classes = ["A", "B(A)", "C(ABC)", "D(C)", "E(PartConfig)", "F(E)"]
     (tmp_path / "a.py").write_text("\n".join(f"class {each}: ..." for each in classes))
     assert concrete(tmp_path.glob("*.py")) == {"A": "B"}

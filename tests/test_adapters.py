@@ -57,7 +57,7 @@ def holds(on: str, *settings: str, more: tuple[str, ...] = SMALL) -> None:
         "pp=2 tp=2 schedule=interleaved_1f1b sequence_parallel=false",
     ],
 )
-def test_every_axis_trains_adapters_as_one_process_does(on):
+def test_adapters_match_one_process_on_every_axis(on):
     holds(on, *(MANY if "pp" in on else FEW), *(("model.tied=true",) if on == "tp=2" else ()))
 
 
@@ -70,7 +70,7 @@ def test_every_axis_trains_adapters_as_one_process_does(on):
         pytest.param("tp=2 pp=2 dp_shard=2 zero=3", marks=pytest.mark.nightly),
     ],
 )
-def test_dropout_and_lengths_of_rows_are_those_of_one_process(on):
+def test_adapter_dropout_and_row_lengths_match_one_process(on):
     holds(on, "lora.dora=true", "lora.dropout=0.4", *(MANY if "pp" in on else FEW))
 
 
@@ -82,7 +82,7 @@ def test_dropout_and_lengths_of_rows_are_those_of_one_process(on):
         ("pp=2 dp_shard=2", 2, "dp_shard"),
     ],
 )
-def test_adapters_around_experts_live_with_them(on, ep, out_of):
+def test_adapters_on_experts_match_one_process(on, ep, out_of):
     holds(
         on,
         "moe=on",
@@ -96,7 +96,7 @@ def test_adapters_around_experts_live_with_them(on, ep, out_of):
 
 @pytest.mark.parametrize("tp", ["tp=2", "tp=2 sequence_parallel=false"])
 @pytest.mark.parametrize("targets", ["[wq,wv]", "[wq,wk,wv,wo,w_gate,w_up,w_down]"])
-def test_explain_tells_what_adapters_send_and_hold(tp, targets):
+def test_explain_counts_bytes_of_adapters(tp, targets):
     """To the byte: what tp sends, gradients and moments of the adapters alone, weights of all."""
     words = [f"parallel.{word}" for word in tp.split()]
     run = build_small_run("parallel=tp", *words, *SMALL, f"lora.targets={targets}", "precision=fp32")
@@ -119,7 +119,7 @@ def test_explain_tells_what_adapters_send_and_hold(tp, targets):
 
 
 @pytest.mark.parametrize("targets", ["[wq,wv]", "[wq,wk,wv,wo,w_gate,w_up,w_down]"])
-def test_the_closed_forms_tell_the_peak_of_a_model_that_is_mostly_frozen(targets, capsys):
+def test_closed_form_peak_of_frozen_model_matches_trace(targets, capsys):
     """Without adapters twice as much: neither gradients nor moments of the base, and inputs that nobody reads again."""
     shape = ("model=llama3-8b", "model.layers=4", "precision=bf16", "batch.micro_size=1", "batch.sequence_length=4096")
     words = ("parallel=fsdp", "launch.processes=8", "batch.global_size=16", "lora=on", f"lora.targets={targets}")
@@ -137,7 +137,7 @@ def test_the_closed_forms_tell_the_peak_of_a_model_that_is_mostly_frozen(targets
         (("model=gpt2",), "wq, wk, wv", "wo,w_up,w_down"),
     ],
 )
-def test_adapters_that_peft_has_no_like_of_are_told_before_they_are_trained(words, other, same):
+def test_adapters_unsupported_by_peft_give_notice(words, other, same):
     run = compose_one([*words, "lora=on"])
     (note,) = run.edits["lora"].list_notices(run)
     assert f"peft has no adapter like those of {other}, which" in note, note

@@ -135,11 +135,11 @@ def holds(place: Path, first: tuple[str, ...], second: tuple[str, ...], steps: i
 
 
 @pytest.mark.parametrize("pair", ["one process to pp 2, tp 2, dp 2", "cp 2, replicas 2, tp 2 to three"])
-def test_a_run_goes_on_where_it_was(place: Path, pair: str) -> None:
+def test_checkpoint_resumes_under_another_layout(place: Path, pair: str) -> None:
     holds(place, *PAIRS[pair], steps=2, more=2)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("pair", PAIRS)
-def test_a_run_of_twenty_steps_goes_on_where_it_was(place: Path, pair: str) -> None:
+def test_twenty_step_checkpoint_resumes_under_another_layout(place: Path, pair: str) -> None:
     holds(place, *PAIRS[pair], steps=20, more=8)

@@ -26,7 +26,7 @@ def inner(verb: str, page: str) -> Iterator[str]:
         yield from re.findall(r"^  ([a-z][\w-]*) {2,}\S", page, re.MULTILINE)
 
 
-def test_every_verb_and_every_verb_inside_it_has_a_page(capsys):
+def test_every_command_and_subcommand_has_help(capsys):
     found = []
     for verb in installed().get_commands():
         page = helped([verb], capsys)

@@ -37,7 +37,7 @@ def runs(tmp_path_factory) -> Iterator[RealRuns]:
         yield found
 
 
-def test_a_packed_mixture_on_eight_processes_draws_the_curve_of_one(runs):
+def test_packed_mixture_on_eight_processes_matches_one(runs):
     asked = ("data=mix", "data.sources={prose: prose, code: code}", WEIGHTS, "data.packing=best_fit")
     runs.train("run.dir=alone", "parallel=single", *asked)
     runs.train("run.dir=three-d", "parallel=3d", *asked)
@@ -45,7 +45,7 @@ def test_a_packed_mixture_on_eight_processes_draws_the_curve_of_one(runs):
 
 
 @pytest.mark.parametrize(("data", "widths"), [("tokens", (4, 1)), ("dali", (2,))], ids=["tokens", "dali"])
-def test_a_run_that_was_killed_goes_on_at_another_width_along_the_curve_of_tokens(runs, data, widths):
+def test_killed_run_resumes_at_another_width(runs, data, widths):
     """kill -9 of all its processes, with batches read ahead; then a resume for each width."""
     if data == "dali" and importlib.util.find_spec("nvidia") is None:
         pytest.fail("the extra [dali] is not installed: the suites of data=dali always run")
@@ -63,7 +63,7 @@ def test_a_run_that_was_killed_goes_on_at_another_width_along_the_curve_of_token
     same(found, runs.read_records("whole")[: len(found)])
 
 
-def test_resume_of_a_store_whose_shard_was_exchanged_is_refused(runs):
+def test_resume_refuses_a_store_with_replaced_shard(runs):
     """By a move, which keeps size and time: the manifest, of which the run knows the store, is as it was."""
     shutil.copytree(runs.directory / "prose", runs.directory / "moved")
     runs.train("run.dir=exchanged", "data=tokens", "data.path=moved", "run.steps=2")

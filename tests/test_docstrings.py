@@ -38,14 +38,14 @@ def silent(node: ast.Module | ast.ClassDef, path: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_what_raises_says_so(source: str) -> None:
+def test_docstrings_mention_raised_errors(source: str) -> None:
     root = PACKAGES / source
     files = [path for path in root.rglob("*.py") if root / "examples" not in path.parents]
     found = {str(path.relative_to(root)): list(silent(ast.parse(path.read_text()))) for path in sorted(files)}
     assert {file: names for file, names in found.items() if names} == {}
 
 
-def test_who_says_nothing_is_found() -> None:
+def test_docstring_without_raised_error_is_reported() -> None:
     code = '''
 class A:
     """A."""

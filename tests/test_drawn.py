@@ -1,10 +1,11 @@
 """Random compositions of parts, options and kills keep the suite, or are refused in words.
 
     GANGLINE_DRAWN_SEED=7 GANGLINE_DRAWN_COUNT=100 pytest -m nightly tests/test_drawn.py
-    GANGLINE_DRAWN_SEED=7 pytest -m nightly "tests/test_drawn.py::test_drawn[7-31]"       # one of them again
+    GANGLINE_DRAWN_SEED=7 pytest -m nightly tests/test_drawn.py -k 7-31  # the same run again
 
-Without a seed each night draws others; the seed is in the name of every test. `test_drawn` starts real commands and
-kills them; `test_drawn_layouts` moves runs between layouts in ranks that are kept, many in the same time.
+Without a seed each night draws others; the seed is in the name of every test.
+`test_random_run_with_kills_matches_one_process` starts real commands and kills them;
+`test_random_layout_sequence_matches_one_process` moves runs between layouts in ranks that are kept.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def held(runs: Drawings, one: Drawn) -> str:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", range(COUNT), ids=lambda number: f"{SEED}-{number}")
-def test_drawn(number, tmp_path, record_property):
+def test_random_run_with_kills_matches_one_process(number, tmp_path, record_property):
     with Drawings(tmp_path) as runs:
         try:
             came = held(runs, drawn(SEED, number))
@@ -148,7 +149,7 @@ def records(directory: Path) -> dict[int, dict]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", range(2 * COUNT), ids=lambda number: f"{SEED}-{number}")
-def test_drawn_layouts(number, tmp_path):
+def test_random_layout_sequence_matches_one_process(number, tmp_path):
     write_small_text(tmp_path / "corpus")
     one, seen = drawn(SEED, number), 0
     refused = went(tmp_path, "alone", one, ["parallel=single", "launch.processes=1"], STEPS)
@@ -164,7 +165,7 @@ def test_drawn_layouts(number, tmp_path):
         compared(found, expected, BOUND[one.precision])
 
 
-def test_what_is_drawn_is_drawn_again():
+def test_random_runs_are_reproducible():
     assert drawn(3, 5) == drawn(3, 5) != drawn(3, 6)
     every = [drawn(0, number) for number in range(200)]
     words = {word for one in every for word in (*one.run, *(word for layout in one.layouts for word in layout))}

@@ -32,13 +32,13 @@ def run_of(strategy: str = "3d", launch: dict | None = None, batch: dict | None 
         ("ddp", {"global_size": 6}, 6, 6),
     ],
 )
-def test_as_many_as_a_layout_and_the_batch_allow(strategy, batch, there, used):
+def test_usable_ranks_fit_layout_and_batch(strategy, batch, there, used):
     found, reasons = find_usable(run_of(strategy, batch=batch), there)
     assert found == used
     assert bool(reasons) == (used < there), "who waits is told why"
 
 
-def test_a_thousand_ranks_are_judged_while_others_wait(monkeypatch):
+def test_usable_ranks_need_few_full_checks(monkeypatch):
     """All but a few numbers of ranks fail by their axes or the batch; each whole check takes a part of a second."""
     checked = []
     whole = usable_module.find_problems
@@ -48,14 +48,14 @@ def test_a_thousand_ranks_are_judged_while_others_wait(monkeypatch):
     assert len(checked) < 5
 
 
-def test_open_axes_follow_the_world_and_axes_that_are_said_do_not():
+def test_only_unset_axes_follow_world_size():
     open_axes, said = run_of(tp=2, pp=2), run_of(dp_shard=2, tp=2, pp=2)
     assert find_usable(open_axes, 6)[0] == 4
     assert find_usable(said, 8)[0] == 8
     assert find_usable(said, 6)[0] == 0
 
 
-def test_nodes_that_no_layout_can_use_are_refused_before_anything_starts():
+def test_unusable_node_count_is_refused_before_start():
     check(run_of(tp=2, pp=2))
     with pytest.raises(UserError, match="2 of them have 6 processes, and no layout uses these"):
         check(run_of(dp_shard=2, tp=2, pp=2))

@@ -18,7 +18,7 @@ TASKS = {
 CUT = {"tp": LAYOUTS["tp"], "pp": ("parallel=pp", "launch.processes=2"), "zero 3": LAYOUTS["zero 3"]}
 
 
-def test_what_a_run_is_asked_on_its_way_is_the_same_where_it_is_cut(tmp_path):
+def test_evaluation_during_training_is_layout_invariant(tmp_path):
     tokenizer(tmp_path)
     rows = [{"question": f"{n}?", "answer": f"It is {n + 1}"} for n in range(5)]
     data = tmp_path / "rows.jsonl"

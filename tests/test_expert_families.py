@@ -23,12 +23,12 @@ from gangline_models.hugging_face.config import read_model_config
 class TestFamilies(FamilySuite):
     cases = tuple(ROUTED)
 
-    def test_without_the_edit_the_refusal_says_who_supplies_it(self, family, saved):
+    def test_refusal_without_moe_edit_names_package(self, family, saved):
         with pytest.raises(UserError) as refused:
             read_model_config(saved(family)[1])
         assert "pip install gangline-moe" in str(refused.value)
 
-    def test_greedy_tokens_are_theirs(self, family, saved):
+    def test_greedy_tokens_match_transformers(self, family, saved):
         model, directory = saved(family)
         run = run_of(directory)
         assert list_recomputed(compose_model(run)[0]) == []
@@ -68,5 +68,5 @@ class TestOddFields(OddFields):
         ("model=qwen3-next-80b moe=qwen3_next_80b", 79_674_391_296),
     ],
 )
-def test_a_published_shape_has_as_many_parameters(words, count):
+def test_published_shapes_have_published_parameter_counts(words, count):
     assert count_parameters(compose_model(compose_one(words.split()))[0]) == count

@@ -94,14 +94,14 @@ def allowed(family: str, on: str) -> str:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_layout_changes_nothing(family):
+def test_families_are_layout_invariant(family):
     """Heads, tokens and weights are cut in one run of four processes."""
     holds(family, "dp_shard=2 tp=2 zero=3" if family in NO_CP else allowed(family, "cp=2 tp=2 zero=3"), *SHORT)
 
 
 @pytest.mark.parametrize("family", NO_CP)
 @pytest.mark.parametrize("context", ["ring", "ulysses"])
-def test_tokens_that_must_stay_together_are_refused_by_name(family, context):
+def test_families_without_context_parallelism_refuse_cp(family, context):
     suite = Layouts()
     suite.family = family
     run = suite.make_job(RunLayout.from_words(f"cp=2 context={context}"), Scenario()).run
@@ -109,16 +109,16 @@ def test_tokens_that_must_stay_together_are_refused_by_name(family, context):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "gpt_oss", "deepseek_v3"])
-def test_stages_change_nothing(family):
+def test_pipeline_stages_do_not_change_results(family):
     """Of those whose first and last modules are their own."""
     holds(family, "tp=2 pp=2", "batch.global_size=4", "batch.micro_size=1")
 
 
-def test_experts_in_a_family_obey_it_too():
+def test_family_with_experts_is_layout_invariant():
     holds("olmo2", "dp_shard=2 tp=2 zero=3", "moe=on", "moe.ep=2", "run.deterministic=false", *SHORT)
 
 
-def test_experts_that_would_compute_another_activation_are_refused():
+def test_experts_with_unsupported_activation_are_refused():
     suite = Layouts()
     suite.family = "gemma3"
     with pytest.raises(UserError, match="moe has no experts with gelu_tanh"):
@@ -136,7 +136,7 @@ def test_experts_that_would_compute_another_activation_are_refused():
         ("qwen3_next", "dp_shard=2 zero=3"),
     ],
 )
-def test_a_text_is_that_of_one_process(family, on):
+def test_generated_text_matches_one_process(family, on):
     """What a layer keeps of a text is of the heads that the rank has; a key that heads share each rank has whole."""
     suite = Layouts()
     suite.family = family
@@ -168,7 +168,7 @@ MORE = {
     ("family", "on"),
     [(family, on) for family in FAMILIES for on in MORE if family not in NO_CP or "cp" not in on],  # refused above
 )
-def test_more_layouts_change_nothing(family, on):
+def test_more_layouts_do_not_change_results(family, on):
     named = allowed(family, on)
     many = ("batch.global_size=16", "batch.micro_size=1") if "pp" in on else ()
     holds(family, named, *many)

@@ -54,7 +54,7 @@ def built(case: Case, precision: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_it_counts_is_what_the_modules_have(family):
+def test_counted_parameters_match_modules(family):
     case = Case.of(run_of(family, "fp32"), Mesh.of({}))
     model = construct(case.tree)
     assert get_parameter_shapes(case.tree) == {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -71,7 +71,7 @@ def without_sinks(case: Case) -> Case:
 
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_block_keeps_what_the_closed_form_says(family, precision):
+def test_kept_activations_match_closed_form(family, precision):
     case = without_sinks(Case.of(run_of(family, precision), Mesh.of({})))
     model = built(case, precision)
     batch = make_full_batch(torch.arange(B * T).view(B, T) % 61)
@@ -106,7 +106,7 @@ LATENT = (
 
 
 @pytest.mark.parametrize("words", ["", "parallel.sequence_parallel=false", "precision=bf16 run.recompute=full"])
-def test_what_heads_share_is_counted_where_they_are_cut(words):
+def test_latent_attention_transfers_match_trace(words):
     """Along tp, to the byte: the key of latent attention is gathered, its gradient added up."""
     case = make_case(run := compose_one([*LATENT.split(), *words.split()]))
     sent = trace(run, case, 0).sent

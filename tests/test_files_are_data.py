@@ -27,7 +27,7 @@ def call(tmp_path: Path) -> str:
     return f"!!python/object/apply:os.mkdir [{tmp_path / 'made'}]"
 
 
-def test_a_recipe_calls_nothing(tmp_path: Path, call: str) -> None:
+def test_recipe_yaml_executes_no_code(tmp_path: Path, call: str) -> None:
     recipe = tmp_path / "evil.yaml"
     recipe.write_text(f"run:\n  name: {call}\n")
     with pytest.raises(UserError, match=r"evil\.yaml cannot be read"):
@@ -35,7 +35,7 @@ def test_a_recipe_calls_nothing(tmp_path: Path, call: str) -> None:
     assert not (tmp_path / "made").exists()
 
 
-def test_the_configuration_of_a_run_calls_nothing(tmp_path: Path, call: str) -> None:
+def test_run_configuration_yaml_executes_no_code(tmp_path: Path, call: str) -> None:
     (tmp_path / "config.yaml").write_text(f"run:\n  name: {call}\n...\n")
     with pytest.raises(UserError, match="is not valid YAML"):
         RunDirectory(tmp_path).run()
@@ -52,7 +52,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_yaml_that_costs_without_bound_is_refused(tmp_path: Path, kind: str) -> None:
+def test_yaml_of_unbounded_cost_is_refused(tmp_path: Path, kind: str) -> None:
     text, why = HOSTILE[kind]
     recipe = tmp_path / "evil.yaml"
     recipe.write_text(text)
@@ -72,7 +72,7 @@ def test_recipe_larger_than_a_megabyte_is_refused(tmp_path: Path) -> None:
         read_recipe(str(recipe))
 
 
-def test_deeply_nested_line_of_a_run_is_left_out(tmp_path: Path) -> None:
+def test_deeply_nested_line_of_run_is_skipped(tmp_path: Path) -> None:
     good, deep = '{"step": 1, "event": "x", "loss": "x"}\n', "[" * 3000 + "]" * 3000 + "\n"
     for name in ("metrics.jsonl", "events.jsonl", "attempts.jsonl"):
         (tmp_path / name).write_text(deep + good + deep)
@@ -85,7 +85,7 @@ def test_deeply_nested_line_of_a_run_is_left_out(tmp_path: Path) -> None:
     assert math.isnan(status.losses[0])
 
 
-def test_value_that_comes_twice_is_read_back(tmp_path: Path) -> None:
+def test_repeated_value_is_read_back(tmp_path: Path) -> None:
     twice = ["a", "b"]
     run = build_default_run(run={"dir": str(tmp_path / "out")}, data=TextConfig(path=twice))
     run.validate.sets = {"x": {"path": twice}, "y": {"path": twice}}
@@ -96,7 +96,7 @@ def test_value_that_comes_twice_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        "parts: {health: ['on']}\nhealth: {'on': {alert: touch made}}",
+        "parts: {health: [monitors]}\nhealth: {monitors: {alert: touch made}}",
         "parts: {launch: slurm}\nlaunch: {setup: [touch made]}",
         "parts: {launch: slurm}\nlaunch: {image: registry/evil}",
         "parts: {launch: slurm}\nlaunch: {mounts: ['/evil:/usr/lib/python3']}",
@@ -117,7 +117,7 @@ def test_recipe_that_names_a_program_is_refused(tmp_path: Path, recipe: str) -> 
 @pytest.mark.parametrize(
     "recipe",
     [
-        "parts: {health: ['on']}\nhealth: {'on': {alert: 'https://host'}}",
+        "parts: {health: [monitors]}\nhealth: {monitors: {alert: 'https://host'}}",
         "parts: {launch: slurm}\nlaunch: {options: ['--reservation=night', '--gres=gpu:8']}",
         "parts: {callback: [eval]}\ncallback: {eval: {tasks: [hellaswag]}}",
     ],

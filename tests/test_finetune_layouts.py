@@ -100,7 +100,7 @@ DAYS = {("chat", "tp"), ("chat with experts", "cp and pp"), *(("preferences", la
 
 
 @pytest.mark.parametrize(("kind", "layout"), nights(dict.fromkeys(KINDS, tuple(LAYOUTS)), DAYS))
-def test_every_axis_learns_what_one_process_does(runs, kind, layout):
+def test_fine_tuning_matches_one_process_on_every_axis(runs, kind, layout):
     wanted = trained(runs, kind, *KINDS[kind])
     assert wanted[0]["loss"] > wanted[-1]["loss"], "nothing was learnt"
     for ours, theirs in zip(trained(runs, f"{kind} {layout}", *KINDS[kind], *LAYOUTS[layout]), wanted, strict=True):
@@ -112,7 +112,7 @@ def test_every_axis_learns_what_one_process_does(runs, kind, layout):
             assert ours["metrics"]["dpo_pairs"] == theirs["metrics"]["dpo_pairs"] == 8
 
 
-def test_a_loss_over_tokens_beside_one_over_pairs_is_refused(runs):
+def test_token_loss_with_preference_loss_is_refused(runs):
     """Of a pair one target counts: the others would weigh nothing."""
     router = ("moe=on", "moe/router=softmax")
     for what in ("z_loss", "seq_aux_loss", "global_aux_loss"):
@@ -144,7 +144,7 @@ ROUNDED = {
 @pytest.mark.parametrize(
     ("kind", "layout"), nights({"8bit": DENSE, "bf16": DENSE, "8bit with experts": ("zero 3 and ep",)}, ROUNDED)
 )
-def test_a_base_in_fewer_bits_is_the_same_on_every_axis(runs, kind, layout):
+def test_quantized_base_matches_one_process_on_every_axis(runs, kind, layout):
     """Weights are rounded before they are cut: all layouts multiply with the same numbers."""
     words, place = (*KINDS["chat"], *KEPT[kind]), f"{kind} {layout}"
     wanted = trained(runs, kind, *words)
@@ -162,7 +162,7 @@ def test_a_base_in_fewer_bits_is_the_same_on_every_axis(runs, kind, layout):
         pytest.param("8bit with experts", "zero 3 and ep", marks=pytest.mark.nightly),
     ],
 )
-def test_it_is_the_same_for_a_run_that_goes_on(runs, kind, layout):
+def test_resumed_quantized_run_matches_uninterrupted_run(runs, kind, layout):
     """With what this layout has saved, which is adapters alone."""
     words, (whole, place) = (
         (*KINDS["chat"], *KEPT[kind]),
@@ -175,7 +175,7 @@ def test_it_is_the_same_for_a_run_that_goes_on(runs, kind, layout):
     assert runs.read_records(place)[-1]["loss"] == pytest.approx(runs.read_records(whole)[-1]["loss"], rel=1e-10)
 
 
-def test_checkpoints_without_the_base_go_from_layout_to_layout(runs):
+def test_adapter_checkpoints_move_between_layouts(runs):
     """What one layout has saved of the adapters another goes on with; each rank draws its own part of the base anew."""
     words = (
         *KINDS["chat"],
@@ -241,7 +241,7 @@ def test_checkpoints_without_the_base_go_from_layout_to_layout(runs):
     )
 
 
-def test_a_base_that_tp_would_cut_inside_a_block_is_refused(runs):
+def test_tp_shard_inside_quantization_block_is_refused(runs):
     said = runs.expect_refusal("run.dir=no", *KINDS["chat"], "lora.base=8bit", "parallel=tp", "launch.processes=2")
     assert "does not divide" in said, said
     assert "scales" in said, said
@@ -249,7 +249,7 @@ def test_a_base_that_tp_would_cut_inside_a_block_is_refused(runs):
     assert "lora.base=bf16" in said, said
 
 
-def test_the_load_of_experts_is_not_of_padding(runs):
+def test_expert_load_excludes_padding(runs):
     """Pairs in rows of another length, on one process and on several: the bias and the choices are the same."""
     router = ("moe=on", "moe/router=sigmoid", "moe.router.bias_rate=0.1", "moe.router.seq_aux_loss=0")
     asked = (*KINDS["preferences"], *router, "validate.every=null")
@@ -267,7 +267,7 @@ def test_the_load_of_experts_is_not_of_padding(runs):
 
 
 @pytest.mark.nightly
-def test_from_a_directory_of_others_to_one_that_transformers_writes_with(tmp_path):
+def test_import_fine_tune_export_matches_transformers(tmp_path):
     """Import, fine-tune with adapters on eight processes, export: the same tokens as `gangline sample`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM

@@ -58,7 +58,7 @@ def of_modules(name: str) -> bool:
 
 
 @pytest.mark.parametrize("layout", ["zero 3", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("tp", "pp"))])
-def test_every_layout_learns_what_one_process_does(runs, layout):
+def test_mtp_fine_tuning_matches_one_process(runs, layout):
     wanted = trained(runs, "one")
     assert wanted[0]["loss"] > wanted[-1]["loss"]
     for ours, theirs in zip(trained(runs, layout.replace(" ", "-"), *LAYOUTS[layout]), wanted, strict=True):
@@ -68,7 +68,7 @@ def test_every_layout_learns_what_one_process_does(runs, layout):
             assert ours["metrics"][key] == pytest.approx(theirs["metrics"][key], rel=1e-10), key
 
 
-def test_adapters_of_the_modules_go_out_and_come_back(runs):
+def test_mtp_adapters_round_trip_through_export(runs):
     """Merged, what no adapter is beside is as it was; apart, the adapters go on from where they were."""
     trained(runs, "one")
     before, merged = load_file(runs.directory / "base" / "model.safetensors"), exported(runs, "one", "--merge")
@@ -85,7 +85,7 @@ def test_adapters_of_the_modules_go_out_and_come_back(runs):
     assert all(again[name].equal(merged[name]) for name in merged)
 
 
-def test_modules_without_an_adapter_are_frozen_and_go_out_untouched(runs):
+def test_mtp_modules_without_adapters_export_unchanged(runs):
     trained(runs, "trunk", TRUNK)
     before, merged = load_file(runs.directory / "base" / "model.safetensors"), exported(runs, "trunk", "--merge")
     assert before.keys() == merged.keys()

@@ -27,7 +27,7 @@ def requirements(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", PACKAGES, ids=lambda path: path.parent.name)
-def test_dependencies_have_floors_above_known_holes(path):
+def test_dependency_floors_exclude_known_vulnerabilities(path):
     for requirement in requirements(path):
         name, _, version = requirement.partition(">=")
         floor = FLOORS.get(name.partition("[")[0])

@@ -26,7 +26,7 @@ EXPANDED = regenerate.expanded()
 RECIPES = sorted(set(EXPANDED) - {regenerate.DEFAULT})
 
 
-def test_every_recipe_has_its_golden_file_and_no_other_lies_there():
+def test_golden_files_match_list_of_recipes():
     kept = {path.stem for path in regenerate.GOLDEN.glob("*.yaml")}
     assert kept == set(EXPANDED), f"regenerate with:  {COMMAND}"
 
@@ -44,14 +44,14 @@ def test_a_recipe_can_be_started(name, monkeypatch):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_recipe_fits_on_a_screen_and_says_first_what_it_is(path):
+def test_recipe_is_short_and_opens_with_summary(path):
     lines = path.read_text().splitlines()
     assert lines[0].startswith("# ")
     assert lines[0].endswith(".")
     assert len(lines) <= 40
 
 
-def test_what_the_pages_tell_a_newcomer_to_start_ships_in_the_wheel():
+def test_beginner_recipes_ship_in_wheel():
     import gangline_basics
 
     shipped = {path.stem for path in (Path(gangline_basics.__file__).parent / "conf" / "recipe").glob("*.yaml")}

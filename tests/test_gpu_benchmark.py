@@ -40,7 +40,7 @@ OF_A_GPU = {"captured streams", "staging rate", "documents", "NCCL", "registered
 
 
 @pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.nightly)])
-def test_every_line_works_on_a_cpu(gpu, tmp_path, few):
+def test_every_benchmark_runs_on_cpu(gpu, tmp_path, few):
     groups = gpu.groups()
     names = FEW if few else [name for lines in groups.values() for name in lines]
     ran = dry("--out", str(tmp_path), "--only", *names)
@@ -53,13 +53,13 @@ def test_every_line_works_on_a_cpu(gpu, tmp_path, few):
         assert found[name]["verdict"] == ("ok" if name in groups["checks"] else ""), ran.stdout + ran.stderr
 
 
-def test_lines_for_which_no_time_is_left_are_named(tmp_path):
+def test_benchmarks_beyond_time_limit_are_reported(tmp_path):
     ran = dry("checks", "--out", str(tmp_path), "--seconds", "0", "--only", "ring kernel")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert lines(ran, tmp_path / "checks.json")["ring kernel"]["found"] == "no time was left for it"
 
 
-def test_a_wrong_result_is_told(gpu, monkeypatch, capsys):
+def test_wrong_result_is_reported(gpu, monkeypatch, capsys):
     import gpu_checks as checks
 
     monkeypatch.setattr(
@@ -71,7 +71,7 @@ def test_a_wrong_result_is_told(gpu, monkeypatch, capsys):
     assert "apart" in said
 
 
-def test_it_needs_nothing_of_the_repository_installed(tmp_path):
+def test_benchmark_runs_without_installed_gangline(tmp_path):
     """As on a machine that has torch and a clone."""
     packages = Path(__import__("torch").__file__).parent.parent
     bare = tmp_path / "site"

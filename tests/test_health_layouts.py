@@ -12,7 +12,7 @@ from gangline_testkit.health_ranks import run_training
 from gangline_testkit.pool import get_pool
 
 
-def test_ranks_whose_weights_no_other_holds_are_told_that_nothing_is_compared(tmp_path: Path) -> None:
+def test_ranks_without_replicas_get_notice(tmp_path: Path) -> None:
     settings = ("health=[monitors]", "parallel=fsdp", "run.steps=2")
     (notes, _), _ = get_pool(2).run(run_training, tmp_path / "out", *settings)
     (told,) = [note for note in notes if "not-compared" in note]
@@ -32,7 +32,7 @@ NAMES = [pytest.param(name, marks=pytest.mark.nightly if name == "stages" else (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_checksums_of_weights_do_not_depend_on_the_layout(tmp_path: Path, name: str) -> None:
+def test_weight_checksums_are_layout_invariant(tmp_path: Path, name: str) -> None:
     """Saved by several ranks and read by one: nothing is found to be damaged."""
     world, *layout = LAYOUTS[name]
     model = [word for word in layout if not word.startswith("parallel")]
@@ -45,7 +45,7 @@ def test_checksums_of_weights_do_not_depend_on_the_layout(tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_step_that_is_done_twice_changes_nothing_under_any_layout(tmp_path: Path, name: str) -> None:
+def test_recomputed_step_is_bit_identical_on_every_layout(tmp_path: Path, name: str) -> None:
     """What a runtime keeps between two steps is no part of a step: both runs of it come to the same bits."""
     world, *layout = LAYOUTS[name]
     words = ("health=[monitors]", "run.steps=3", *layout)
@@ -61,7 +61,7 @@ def test_a_step_that_is_done_twice_changes_nothing_under_any_layout(tmp_path: Pa
     assert curves[0] == curves[1]
 
 
-def test_no_step_is_done_twice_where_the_step_before_leaves_something_over(tmp_path: Path) -> None:
+def test_error_feedback_disables_step_recomputation(tmp_path: Path) -> None:
     """One-bit gradients with error feedback: a second run of a step would add what the first left over."""
     words = ("health=[monitors]", "run.steps=4", "parallel=3d", "parallel.dp_replicate=2")
     words += ("gradients=onebit", "gradients.start_step=1")

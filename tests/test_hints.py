@@ -79,7 +79,7 @@ def wrong(words: list[str]) -> set[str]:
 
 @pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["ends", "more"])
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_is_advised_is_accepted(mistake, more, monkeypatch):
+def test_suggested_fixes_solve_the_problem(mistake, more, monkeypatch):
     """more: the second way and one of the middle."""
     monkeypatch.setattr("gangline.config.check.count_gpus", lambda: 0)
     words = mistake.split()

@@ -47,12 +47,12 @@ def runs(tmp_path_factory) -> Iterator[RealRuns]:
     [("parallel=fsdp",), ("parallel=pp",), ("parallel=tp", "parallel.sequence_parallel=false")],
     ids=["fsdp", "pp", "tp"],
 )
-def test_pixels_on_two_processes_have_the_curve_of_one(runs, words):
+def test_image_training_matches_one_process(runs, words):
     runs.train(f"run.dir={words[0]}", *words, "launch.processes=2")
     same(runs.read_records(words[0]), runs.read_records("alone"))
 
 
-def test_an_edit_that_does_not_know_cut_sequences_says_so(runs):
+def test_patches_edit_refuses_sharded_sequences(runs):
     assert "patches=on does not know sequences that are cut" in runs.train(
         "run.dir=cut", "parallel=tp", "launch.processes=2", code=2
     )

@@ -54,16 +54,16 @@ def circle(source: Path, names: Callable[[ast.AST], Iterator[str]] = imported) -
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_module_imports_one_that_imports_it(package: str) -> None:
+def test_modules_have_no_import_cycle(package: str) -> None:
     assert circle(ROOT / "packages" / package / "src") == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_function_imports_a_module_that_imports_its_own(package: str) -> None:
+def test_imports_in_functions_have_no_cycle(package: str) -> None:
     assert circle(ROOT / "packages" / package / "src", imported_as_it_runs) == []
 
 
-def test_a_circle_through_an_annotation_is_found(tmp_path: Path) -> None:
+def test_import_cycle_through_annotation_is_reported(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "__init__.py").write_text("")
     (tmp_path / "p" / "a.py").write_text("from p import b\n")

@@ -13,11 +13,11 @@ def three_d(curves) -> str:
     return "three-d"
 
 
-def test_eight_processes_in_three_dimensions_draw_the_curve_of_one(curves, three_d):
+def test_three_dimensional_layout_matches_one_process(curves, three_d):
     same(curves.read_records(three_d), curves.alone[:STEPS])
 
 
-def test_a_run_goes_on_from_layout_to_layout_along_the_same_curve(curves, three_d):
+def test_run_resumes_across_layouts_on_same_curve(curves, three_d):
     """Each goes on from the checkpoint that the one before it saved, weights and moments."""
     steps = STEPS
     layouts = (["single"], ["pp", "launch.processes=2"], ["fsdp", "launch.processes=2"], ["3d"])

@@ -11,7 +11,7 @@ import pytest
 
 
 @pytest.mark.nightly
-def test_the_main_job_learns_and_says_what_the_readme_shows(tmp_path):
+def test_main_job_learns_and_matches_readme(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "gangline.cli.train"], cwd=tmp_path, capture_output=True, text=True, timeout=3600
     )

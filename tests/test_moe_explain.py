@@ -98,7 +98,7 @@ DAYS = {("fp32", 1), ("bf16", 8)}  # of each option; of a plain layer all
     ],
     ids=str,
 )
-def test_a_layer_keeps_what_its_node_says(precision, ep, options):
+def test_kept_bytes_of_layer_match_node(precision, ep, options):
     given = {"experts": EXPERTS, "ffn_dim": HIDDEN, **options}
     node = make_layer_node(given.pop("dense", FeedForwardNode(dim=DIM, ffn_dim=HIDDEN)), MoeOptions(**given))
     nbytes = DTYPES[precision].itemsize
@@ -150,7 +150,7 @@ def moved(real: Traced, case: Case) -> Counter[str]:
 
 
 @pytest.mark.parametrize("words", LAYOUTS)
-def test_what_a_step_sends(words):
+def test_transfers_of_step_match_trace(words):
     """To the byte over the fold; beside it and over the data axes but for what fills up a buffer."""
     case = make_case(run := compose_one([*SMALL.split(), *words.split()]))
     for rank in range(case.pp):
@@ -167,7 +167,7 @@ def test_what_a_step_sends(words):
 
 
 @pytest.mark.parametrize("words", LAYOUTS)
-def test_what_lies_on_a_rank(words):
+def test_state_bytes_of_rank_match_storage(words):
     """Of the storages that the strategy and the optimizer make, in bytes, but for what fills up a buffer."""
     run = compose_one([*SMALL.split(), *words.split()])
     case = Case.of(run, mesh := Mesh.of(run.parallel.size_axes(run.launch.processes)))
@@ -210,14 +210,14 @@ PIPELINE = "parallel=3d parallel.tp=8 parallel.pp=2 parallel.dp_shard=4 launch.p
         "parallel=fsdp launch.processes=8 moe.ep=4 moe/router=expert_choice",
     ],
 )
-def test_the_peak_is_what_the_closed_form_says(words):
+def test_peak_memory_matches_closed_form(words):
     run = compose_one([*SHAPE.split(), "moe=on", *words.split()])
     found = explain_run(run)
     peak = trace(run, make_case(run), found.fullest).peak
     assert peak == pytest.approx(found.ranks[found.fullest].memory, rel=0.03)
 
 
-def test_rows_go_inside_a_node_first():
+def test_tokens_are_dispatched_inside_node_first():
     """By the real dispatcher, on a transport that counts: the same bytes leave, and some of them twice."""
     words = "parallel=fsdp launch.processes=8 parallel.topology.gpus_per_node=4"
     run = compose_one([*SMALL.split(), *words.split(), "moe.ep=8", "moe.experts=64", "moe.ranks_per_node=4"])
@@ -237,7 +237,7 @@ def test_rows_go_inside_a_node_first():
     assert of == {inside_nodes.what: "node", between.what: "rack"}
 
 
-def test_the_page_says_what_is_assumed(capsys):
+def test_explain_shows_link_of_each_transfer(capsys):
     assert (
         main(["explain", *SMALL.split(), "parallel=hsdp", "launch.processes=16", "parallel.dp_shard=8", "moe.ep=4"])
         == 0
@@ -249,13 +249,13 @@ def test_the_page_says_what_is_assumed(capsys):
     assert links_of["dp_replicate", "gradients"] == "rack"
 
 
-def test_what_does_not_fit_is_told():
+def test_too_many_router_groups_are_refused():
     words = "parallel=fsdp launch.processes=8 moe.experts=8 moe/router=grouped moe.router.groups=8"
     with pytest.raises(UserError, match="into groups of two and more"):
         explain_run(compose_one([*SMALL.split(), *words.split()]))
 
 
-def test_it_needs_no_torch():
+def test_explain_needs_no_torch():
     words = ["explain", *SMALL.split(), "parallel=fsdp", "launch.processes=8", "moe.ep=2"]
     script = (
         "import sys; from gangline_parallel_megatron_style.commands import main; "
@@ -265,7 +265,7 @@ def test_it_needs_no_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_layout_with_experts_sends_what_the_closed_forms_say_and_knows_every_product():
+def test_explain_of_expert_layout_matches_closed_forms():
     run = compose_one(["parallel=3d", "moe=on", "moe.ep=2", "optimizer=muon"])
     mesh = Mesh.of(run.parallel.size_axes(8))
     case, found = Case.of(run, mesh), run.parallel.explain(run, mesh)

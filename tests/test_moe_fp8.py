@@ -24,7 +24,7 @@ def layer():
     return module
 
 
-def test_experts_are_multiplied_in_float8():
+def test_experts_use_float8_matmuls():
     """Off by the rounding of 8 bits, forward and backward, and by no more."""
     run = build_small_run("precision=fp8", "precision.scaling=row")
     x = torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(1))

@@ -63,7 +63,7 @@ def holds(on: str, *settings: str, steps: int = 2, bound: float = FLOAT64) -> No
         ("pp=2 dp_shard=2 schedule=dualpipe_v zero=3", 2, "dp_shard"),
     ],
 )
-def test_ranks_share_the_experts(on, ep, out_of):
+def test_expert_parallelism_matches_one_process(on, ep, out_of):
     holds(on, f"moe.ep={ep}", f"moe.ep_axes=[{out_of}]", *(MANY if "pp" in on else FEW), *EVERYTHING)
 
 
@@ -78,13 +78,13 @@ def waits(job: StrategyJob) -> list[tuple[str, int]]:
         said.append(("goes on", microbatch))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatcher, "give_way", noted)
+        patch.setattr(dispatcher, "overlap_point", noted)
         runtime.step(job.share(0, *runtime.data_coordinate))
     return said
 
 
 @pytest.mark.parametrize(("overlap", "side_by_side"), [("null", True), ("false", False)])
-def test_an_exchange_travels_beside_the_work_of_another_microbatch(overlap, side_by_side):
+def test_expert_exchange_overlaps_another_microbatch(overlap, side_by_side):
     options = ("pp=2", "dp_shard=2", "tp=1", "schedule=dualpipe_v", f"overlap={overlap}")
     layout = RunLayout(4, tuple(f"parallel.{option}" for option in options))
     suite = Layouts()
@@ -110,13 +110,13 @@ def test_an_exchange_travels_beside_the_work_of_another_microbatch(overlap, side
         ("pp=4 dp_shard=2 schedule=1f1b", 2, "dp_shard"),
     ],
 )
-def test_more_ranks_share_the_experts(on, ep, out_of):
+def test_expert_parallelism_on_eight_processes_matches_one(on, ep, out_of):
     settings = (f"moe.ep={ep}", f"moe.ep_axes=[{out_of}]", "model.layers=4", *(MORE if "pp" in on else ()))
     holds(on, *settings, *EVERYTHING)
     holds(on, *settings, "run.recompute=full", *EVERYTHING)
 
 
 @pytest.mark.parametrize("steps", [8, pytest.param(20, marks=pytest.mark.nightly)])
-def test_three_axes_and_experts_on_eight_processes(steps):
+def test_three_axes_with_experts_match_one_process(steps):
     """Many steps carry roundings on, and a large step length makes them grow."""
     holds("pp=2 dp_shard=2 tp=2", "moe.ep=2", *EVERYTHING, steps=steps, bound=1e-9)

@@ -7,7 +7,7 @@ from curves import same
 EXPERTS = ("moe=on", "moe.router.bias_rate=0.01", "moe.shared=1")
 
 
-def test_a_checkpoint_moves_between_any_number_of_ranks_that_share_the_experts(curves):
+def test_expert_checkpoint_resumes_on_other_rank_counts(curves):
     """Two ranks, four, and all experts in one process again, along the curve of one process."""
     curves.train("run.dir=experts-alone", *EXPERTS, "launch.processes=1", "run.steps=6")
     curves.train("run.dir=experts", *EXPERTS, "parallel=3d", "run.steps=2")

@@ -71,25 +71,25 @@ def holds(on: str, *settings: str, kind: str = "documents", steps: int = 2, boun
     ],
 )
 @pytest.mark.parametrize("tied", ["true", pytest.param("false", marks=pytest.mark.nightly)])
-def test_every_axis_has_what_one_process_has(on, tied):
+def test_mtp_matches_one_process_on_every_axis(on, tied):
     holds(on, f"model.tied={tied}", *(MANY if "pp" in on else FEW))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("on", ["dp_shard=2 zero=3", "tp=2", "cp=2", "pp=2 tp=2"])
 @pytest.mark.parametrize("recompute", ["full", "selective"])
-def test_recomputed_blocks_have_what_one_process_has(on, recompute):
+def test_recomputed_mtp_matches_one_process(on, recompute):
     holds(on, f"run.recompute={recompute}", "model.layers=4", *(MANY if "pp" in on else ()))
 
 
-def test_blocks_of_experts_and_their_routers_in_the_head():
+def test_mtp_with_experts_matches_one_process():
     """DeepSeek-V3's shape: the modules' blocks have experts, whose routers are told their own load."""
     experts = ("moe=on", "moe.ep=2", "moe.experts=4", "moe.shared=1", "moe/router=sigmoid", "moe.router.bias_rate=0.01")
     losses = ("moe.router.seq_aux_loss=0.01", "moe.router.global_aux_loss=0.01", "moe.router.z_loss=0.001")
     holds("dp_shard=2 tp=2 zero=2", *FEW, *experts, *losses, "moe.ep_axes=[dp_shard]")
 
 
-def test_what_is_drawn_and_frozen_is_refused():
+def test_frozen_untrained_mtp_modules_are_refused():
     """Adapters beside modules that nobody has trained: a directory has to bring the modules."""
     with pytest.raises(UserError, match="beside lora they stay as they are drawn") as refused:
         check(compose_one(["recipe=tiny", "mtp=on", "lora=on", "lora.targets=[wq]"]))
@@ -106,7 +106,7 @@ TINY = (
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("words", ["model.tied=true", "model.tied=false run.loss_chunk=8"])
-def test_the_head_keeps_what_the_closed_form_says(words, depth):
+def test_kept_bytes_of_head_match_closed_form(words, depth):
     case = make_case(
         compose_one([*TINY.split(), "parallel=tp", "launch.processes=1", f"mtp.depth={depth}", *words.split()])
     )
@@ -127,7 +127,7 @@ def test_the_head_keeps_what_the_closed_form_says(words, depth):
     assert found == told["activations"] + told["logits"] - in_backward + angles
 
 
-def test_one_process_and_ddp_count_what_is_more():
+def test_explain_counts_mtp_for_ddp():
     run, mesh = compose_one([*TINY.split(), "parallel=ddp", "launch.processes=2"]), Mesh.of({"dp_replicate": 2})
     plain = replace(run, edits={})
     found, before = (one.parallel.explain(one, mesh).ranks[0] for one in (run, plain))
@@ -160,7 +160,7 @@ EVERY = [*LAYOUTS, *(pytest.param(words, marks=pytest.mark.nightly) for words in
 
 
 @pytest.mark.parametrize("words", EVERY)
-def test_what_a_step_sends_to_the_byte(words):
+def test_transfers_of_step_match_trace(words):
     """But for what fills up a buffer of weights or gradients."""
     case = make_case(run := compose_one([*WIDE.split(), *words.split()]))
     rank = case.pp - 1  # which has the head
@@ -194,7 +194,7 @@ def ranks_of(case: Case, axis: str) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("words", EVERY)
-def test_a_step_computes_what_one_process_does(words):
+def test_flops_of_all_ranks_match_one_process(words):
     """All ranks together, to the operation; and their products are what nodes say."""
     run = compose_one([*WIDE.split(), *words.split()])
     alone = compose_one(
@@ -223,7 +223,7 @@ def test_a_step_computes_what_one_process_does(words):
         pytest.param("parallel=fsdp run.recompute=full", marks=pytest.mark.nightly),
     ],
 )
-def test_the_closed_forms_tell_the_peak(words):
+def test_peak_memory_matches_closed_form(words):
     """Gradients of the vocabulary's matrices wait for each other."""
     shape = "model=llama3-8b model.layers=2 precision=bf16 mtp=on run.device=cuda launch.processes=8"
     batch = "batch.micro_size=1 batch.sequence_length=4096 batch.global_size=16"

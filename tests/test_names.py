@@ -22,12 +22,12 @@ def twice(files: Iterable[Path]) -> dict[str, list[Path]]:
     return {name: paths for name, paths in found.items() if len(paths) > 1}
 
 
-def test_no_public_class_name_twice() -> None:
+def test_public_class_names_are_unique() -> None:
     kit = ROOT / "packages/testkit"
     assert twice(path for path in SOURCE if kit not in path.parents) == {}
 
 
-def test_a_name_that_two_files_define_is_found(tmp_path: Path) -> None:
+def test_duplicate_class_name_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("class Run: ...\nclass _Own: ...\n")
     (tmp_path / "b.py").write_text("if True:\n    class Run: ...\nclass _Own: ...\n")
     assert list(twice(tmp_path.glob("*.py"))) == ["Run"]
@@ -39,11 +39,11 @@ def long(files: Iterable[Path]) -> dict[str, int]:
     return {path: count for path, count in lines.items() if count > MOST_LINES}
 
 
-def test_no_file_is_long() -> None:
+def test_files_are_below_line_limit() -> None:
     assert long(SOURCE) == {}
 
 
-def test_a_long_file_is_found(tmp_path: Path) -> None:
+def test_long_file_is_reported(tmp_path: Path) -> None:
     for name, count in (("a.py", MOST_LINES), ("b.py", MOST_LINES + 1)):
         (tmp_path / name).write_text("x = 1\n" * count)
     assert long(tmp_path.glob("*.py")) == {str(tmp_path / "b.py"): MOST_LINES + 1}

@@ -50,7 +50,7 @@ def test_every_default_is_in_its_range():
     assert outside == {}
 
 
-def test_a_default_is_what_a_run_has_that_sets_nothing():
+def test_option_default_matches_default_configuration():
     """Also of an option in a dataclass to which the class around it gives other values than its own."""
     classes: dict[str, type] = {**SECTIONS}
     for group in installed().list_groups():

@@ -110,7 +110,7 @@ def foreign_imports(path: Path, there: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
-def test_its_tests_need_what_their_session_installs(package: str) -> None:
+def test_tests_use_only_packages_of_their_session(package: str) -> None:
     name, groups = PACKAGES[package]["project"]["name"], PACKAGES[package].get("dependency-groups", {})
     there = with_needs("gangline-testkit", name, *groups.get("test", []))
     found = []
@@ -139,7 +139,7 @@ def test_two():
 """
 
 
-def test_a_part_and_an_import_of_another_package_are_found(tmp_path: Path) -> None:
+def test_part_and_import_of_other_package_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "test_x.py"
     path.write_text(FOREIGN)
     parts = [found.split()[1] for found in foreign_parts(path, "gangline-core", "gangline-basics", "gangline-track")]

@@ -19,7 +19,7 @@ def run_dir(tmp_path_factory):
     return path
 
 
-def test_terms_are_those_of_the_run(run_dir, capsys):
+def test_compare_reports_measured_terms_of_run(run_dir, capsys):
     capsys.readouterr()
     assert main(["plan", "compare", str(run_dir), "cluster=h100_ib", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -33,7 +33,7 @@ def test_terms_are_those_of_the_run(run_dir, capsys):
     assert f"they part most in {found['worst']}" in capsys.readouterr().out
 
 
-def test_lines_that_are_not_whole_are_no_steps(run_dir, tmp_path, capsys):
+def test_incomplete_metric_lines_are_skipped(run_dir, tmp_path, capsys):
     shutil.copytree(run_dir, tmp_path / "run")
     with (tmp_path / "run/metrics.jsonl").open("a") as file:
         file.write('{"step": 9}\n{"step": 11, "step_seconds": null, "seconds": null}\n{"step": 10, "step_se')
@@ -55,7 +55,7 @@ def test_lines_that_are_not_whole_are_no_steps(run_dir, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"), [([], "takes one run directory"), (["nowhere"], "nowhere")], ids=["none", "no run"]
 )
-def test_mistakes(words, message, capsys, tmp_path, monkeypatch):
+def test_invalid_compare_arguments_are_refused(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["plan", "compare", *words, "cluster=h100_ib"]) == 2
     said = capsys.readouterr().err

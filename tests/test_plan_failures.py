@@ -20,7 +20,7 @@ def plan_with(**numbers: float):
     return forecast(explain(case, case.run, cluster), cluster)
 
 
-def test_a_hundred_thousand_gpus_over_thirty_days_are_simulated_beside_the_closed_form():
+def test_simulated_goodput_matches_closed_form():
     """A failure every half an hour, and ten minutes to come back."""
     plan = plan_with()
     found = simulate_goodput(plan)
@@ -35,14 +35,14 @@ def test_a_hundred_thousand_gpus_over_thirty_days_are_simulated_beside_the_close
     assert f"goodput {found.goodput:.1%}" in format_goodput(found)
 
 
-def test_failures_that_are_too_many_to_play_are_left_to_the_closed_form():
+def test_too_many_failures_skip_simulation():
     plan = plan_with(failure__hours=1.0)
     assert 30 * 86400 / plan.reliability.mtbf_seconds * COURSES > MOST
     assert simulate_goodput(plan) is None
     assert plan.goodput == 0.0  # four failures in the second in which one comes back from none
 
 
-def test_without_a_simulator_there_is_the_closed_form_alone(monkeypatch):
+def test_plan_without_simulator_has_closed_form_only(monkeypatch):
     plan = plan_with()
     with monkeypatch.context() as patch:
         patch.setenv("GANGLINE_PLUGINS", "planner")

@@ -48,7 +48,7 @@ def plan_of(words: str, **numbers: float):
     return forecast(explain(case, case.run, cluster), cluster, tokens=1e12)
 
 
-def test_the_kinds_add_up_to_the_step(say):
+def test_time_by_kind_sums_to_step_time(say):
     code, text = say(f"{SMALL} --json")
     assert code == 0
     found = json.loads(text)
@@ -58,7 +58,7 @@ def test_the_kinds_add_up_to_the_step(say):
     assert found["tokens_per_second"] == pytest.approx(16 * 128 / found["step_seconds"])
 
 
-def test_llama_3_405b_where_the_words_leave_the_layout_open(say):
+def test_plan_prints_assumed_overrides_for_llama_405b(say):
     code, text = say(f"{LLAMA} --tokens 15e12")
     assert code == 0
     assert "assumed: batch.global_size=2048 batch.micro_size=1 batch.sequence_length=8192 " in text
@@ -74,7 +74,7 @@ SIZES = {"precision": "bf16", "batch.sequence_length": "8192", "batch.global_siz
 
 
 @pytest.mark.parametrize("named", [(), *((name,) for name in SIZES), tuple(SIZES)])
-def test_plan_assumes_each_unset_word_on_its_own(named):
+def test_plan_assumes_each_unset_size_independently(named):
     given = [f"{name}={SIZES[name]}" for name in named]
     case = complete_words(["parallel=fsdp", "model=llama3-8b", "launch.processes=64", *given])
     micro = () if {"batch.sequence_length", "batch.global_size"} <= set(named) else ("batch.micro_size=1",)
@@ -107,7 +107,7 @@ def test_plan_reports_batch_precision_and_expected_error(say):
     assert json.loads(say(f"{SMALL} --json")[1])["expected_error"]["median"] == 0.0585
 
 
-def test_a_machine_without_links_to_wait_for_computes_alone():
+def test_single_rank_has_no_communication_time():
     plain = plan_of("parallel=single batch.global_size=16 batch.sequence_length=128 batch.micro_size=4")
     assert plain.step.kinds["tp"] == plain.step.kinds["dp"] == plain.step.kinds["bubble"] == pytest.approx(0)
     assert plain.step.kinds["jitter"] == 0  # of one rank
@@ -119,7 +119,7 @@ def test_a_machine_without_links_to_wait_for_computes_alone():
     assert fast.step.seconds < plain.step.seconds - 0.0099
 
 
-def test_what_a_pipeline_sends_stands_apart_from_its_bubble():
+def test_pipeline_transfers_are_separate_from_bubble():
     """1F1B whose last stage is the longest: it waits for 3 messages at the beginning, the first for 3 at the end."""
     words = "parallel=pp launch.processes=4 batch.global_size=16 batch.micro_size=1 model.layers=4"
     still, sends = (
@@ -133,13 +133,13 @@ def test_what_a_pipeline_sends_stands_apart_from_its_bubble():
 
 
 @pytest.mark.parametrize("kind", ["tp", "dp", "pp"])
-def test_slower_links_make_their_own_kind_longer(kind):
+def test_slower_links_lengthen_time_of_each_axis(kind):
     words = "parallel=3d launch.processes=16 batch.global_size=32 model=llama3-8b batch.sequence_length=2048"
     slow = plan_of(words, link__node__bandwidth=45e9, link__cluster__bandwidth=5e9)
     assert slow.step.kinds[kind] > plan_of(words).step.kinds[kind]
 
 
-def test_two_datacentres_of_the_guide_add_gradients_over_the_fibre():
+def test_two_datacentres_reduce_gradients_over_fibre():
     """By closed form: of 4,096 shards each goes to the other copy, and as much comes back."""
     page = (Path(__file__).parent.parent / "docs/how-to/what-will-it-cost.md").read_text()
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
@@ -161,7 +161,7 @@ def test_two_datacentres_of_the_guide_add_gradients_over_the_fibre():
     assert forecast(found, cluster).step.kinds["dp"] > forecast(other, near).step.kinds["dp"]
 
 
-def test_money_is_days_times_price(tmp_path, say):
+def test_cost_is_days_times_price(tmp_path, say):
     given = yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text())
     given["numbers"]["price.hour"] = {"value": 2.0, "source": "a contract"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(given))
@@ -172,7 +172,7 @@ def test_money_is_days_times_price(tmp_path, say):
     assert found["days"] == pytest.approx(1e9 / found["tokens_per_second"] / found["goodput"] / 86400)
 
 
-def test_a_budget_becomes_tokens_and_what_these_cost_is_the_budget(say):
+def test_budget_and_tokens_convert_both_ways(say):
     words = f"{SMALL} --price 2 --json"
     bought = json.loads(say(f"{words} --budget 960")[1])
     assert bought["days"] == pytest.approx(960 / (24 * 8 * 2))
@@ -183,7 +183,7 @@ def test_a_budget_becomes_tokens_and_what_these_cost_is_the_budget(say):
     assert both["budget_tokens"] == bought["tokens"]
 
 
-def test_what_no_price_is_known_of_is_not_bought(say):
+def test_budget_without_known_price_is_refused(say):
     code, text = say(f"{SMALL.replace('h100', 'b200')} --budget 960")
     assert code == 2
     assert text.startswith("gangline plan: --budget: what b200_ib costs is not known.")
@@ -191,7 +191,7 @@ def test_what_no_price_is_known_of_is_not_bought(say):
     assert "price not known" in say(f"{SMALL.replace('h100', 'b200')} --tokens 1e9")[1]
 
 
-def test_goodput_at_a_mean_time_between_failures(say):
+def test_goodput_follows_young_daly_interval(say):
     """By Young and Daly, from what the plan says of saves."""
     from gangline.explain.reliability import Reliability
 
@@ -207,7 +207,7 @@ def test_goodput_at_a_mean_time_between_failures(say):
     assert "failures leave no time to train" in say(f"{SMALL} --mtbf 0.001 --tokens 1e9")[1]
 
 
-def test_data_that_come_slower_than_steps_are_waited_for():
+def test_slow_data_loading_lengthens_step():
     words = "parallel=single batch.global_size=16 batch.sequence_length=128 batch.micro_size=4"
     fast, slow = plan_of(words, storage__read=1e12), plan_of(words, storage__read=1e5)
     assert fast.step.kinds["data"] == 0
@@ -216,7 +216,7 @@ def test_data_that_come_slower_than_steps_are_waited_for():
     assert slow.step.seconds == pytest.approx(read + slow.step.kinds["jitter"])
 
 
-def test_a_layout_that_fits_is_the_one_that_would_train():
+def test_fitting_layout_of_run_is_planned():
     case = complete_words(SMALL.rsplit(" ", 1)[0].split())
     plan, assumed = choose_plan(case, load_cluster("h100_ib"), None)
     assert assumed == ()
@@ -240,7 +240,7 @@ def test_a_layout_that_fits_is_the_one_that_would_train():
         ("table cluster=h100_ib llama", ["gangline plan: table takes a cluster and nothing else, not llama."]),
     ],
 )
-def test_mistakes(say, words, messages):
+def test_invalid_plan_arguments_are_refused(say, words, messages):
     code, text = say(words)
     assert code == 2
     assert text.startswith("gangline plan: ")
@@ -249,7 +249,7 @@ def test_mistakes(say, words, messages):
     assert "Traceback" not in text
 
 
-def test_a_cluster_file_of_another_version(tmp_path, say):
+def test_cluster_file_of_another_version_is_refused(tmp_path, say):
     given = yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text())
     (tmp_path / "old.yaml").write_text(yaml.safe_dump(given | {"version": 7}))
     code, text = say(SMALL.replace("h100_ib", "old.yaml"))
@@ -259,7 +259,7 @@ def test_a_cluster_file_of_another_version(tmp_path, say):
     assert "Traceback" not in text
 
 
-def test_a_node_of_which_no_cost_is_known_is_named_with_the_least_that_it_takes():
+def test_node_of_unknown_cost_gives_lower_bound():
     case, cluster = complete_words(SMALL.rsplit(" ", 1)[0].split()), load_cluster("h100_ib")
     found = explain(case, case.run, cluster)
     assert found.unknown == ()
@@ -270,7 +270,7 @@ def test_a_node_of_which_no_cost_is_known_is_named_with_the_least_that_it_takes(
     assert plan.step.unknown > 1  # 3 passes of 10^15 operations at less than 10^15 a second, over the ranks
 
 
-def test_a_node_that_says_nothing_is_named():
+def test_node_without_declared_cost_is_reported():
     """A stranger's, whose module may have parameters that no closed form can know."""
 
     @dataclass(frozen=True, kw_only=True)
@@ -287,14 +287,14 @@ def test_a_node_that_says_nothing_is_named():
     assert "no cost is known of blocks.0.feed_forward: neither parameters nor operations are said" in said
 
 
-def test_no_kind_of_a_step_is_less_than_nothing(say):
+def test_step_times_are_never_negative(say):
     """What rounding leaves of a step without a pipeline is no time."""
     found = json.loads(say(f"{SMALL} parallel.pp=1 --json")[1])
     assert found["seconds"]["pp"] == found["seconds"]["bubble"] == 0.0
     assert min(found["seconds"].values()) >= 0.0
 
 
-def test_it_needs_no_torch():
+def test_plan_needs_no_torch():
     script = (
         "import sys; from gangline.cli.main import main; "
         f"assert main(['plan', *'{SMALL}'.split()]) == 0; sys.exit('torch' in sys.modules)"
@@ -303,7 +303,7 @@ def test_it_needs_no_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_layout_that_does_not_fit_has_no_goodput_and_costs_nothing(say):
+def test_oversized_layout_has_no_goodput_or_cost(say):
     words = "parallel=single model=llama3-70b batch.micro_size=1 run.recompute=full cluster=h100_ib --price 2"
     code, text = say(f"{words} --tokens 1e9 --budget 960 --mtbf 2000")
     assert code == 0

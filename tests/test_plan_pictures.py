@@ -38,7 +38,7 @@ def plan():
     return forecast(explain(case, case.run, cluster), cluster)
 
 
-def test_figure_is_readable_and_its_bars_are_as_long_as_their_numbers(plan):
+def test_plan_figure_bars_match_numbers(plan):
     figure = draw_plan(plan)
     words = list_readable(figure)
     assert words[0].startswith("A step of 16 ranks of h100_ib: ")
@@ -59,7 +59,7 @@ def test_figure_is_readable_and_its_bars_are_as_long_as_their_numbers(plan):
         assert [at for box in drawn for at in box] == pytest.approx([at for _, *span in spans for at in span])
 
 
-def test_front_has_a_dot_with_its_words_for_every_layout():
+def test_front_figure_labels_every_layout():
     layouts = [(1.0 + number / 10, 50.0 - number, f"parallel.tp={number}") for number in range(9)]
     figure = draw_front("Layouts on h100_ib", layouts, layouts[:1], 80.0)
     words = list_readable(figure)
@@ -72,14 +72,14 @@ def test_front_has_a_dot_with_its_words_for_every_layout():
     assert [*limit.get_ydata()] == [80, 80]
 
 
-def test_timeline_of_many_actions_is_drawn_as_an_image(plan, monkeypatch):
+def test_long_timeline_is_drawn_as_image(plan, monkeypatch):
     monkeypatch.setattr("gangline_planner.pictures.plan.VECTORS", 10)
     figure = draw_plan(plan)
     assert b"<image" in render(figure, ".svg")
     assert list_readable(figure)
 
 
-def test_a_stacked_bar_is_as_long_as_its_parts_and_no_part_moves_another():
+def test_stacked_bar_length_matches_parts():
     parts = {"one": 1.0, "two": 2.0, "none": 0.0, "half": 0.5}
     named = choose_letters(parts)
     assert len(set(named.values())) == 4
@@ -87,7 +87,7 @@ def test_a_stacked_bar_is_as_long_as_its_parts_and_no_part_moves_another():
     assert Counter(bar) == {named["one"]: 10, named["two"]: 20, named["half"]: 5}
 
 
-def test_a_terminal_shows_the_step_the_memory_and_the_pipeline(plan):
+def test_terminal_shows_step_memory_and_pipeline(plan):
     bar = next(iter(draw_step_bar(plan.step.kinds)))
     assert len(bar.strip().strip("|")) == WIDE
     rows = list(draw_memory_bars([rank.bytes for rank in plan.explained.ranks], 80e9))
@@ -100,14 +100,14 @@ def test_a_terminal_shows_the_step_the_memory_and_the_pipeline(plan):
     assert lines[3][0] == "."  # while it has nothing to do yet
 
 
-def test_points_of_a_plane_are_where_their_numbers_say():
+def test_terminal_plot_places_points_by_value():
     shown = draw_points([(1.0, 10.0), (2.0, 20.0), (2.0, 10.0)], [(1.0, 10.0)], ("x", "y")).splitlines()
     grid = [line[11:] for line in shown[1:-2]]
     assert grid[0].rstrip() == " " * (WIDE - 1) + "."  # (2, 20)
     assert grid[-1] == "*" + " " * (WIDE - 2) + "."
 
 
-def test_files_are_written_beside_the_text(tmp_path, monkeypatch, capsys):
+def test_svg_files_are_written_with_text(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["plan", *WORDS.split(), "cluster=h100_ib", "--svg", "plan.svg"]) == 0
     assert "the pipeline, 1f1b" in capsys.readouterr().out
@@ -120,7 +120,7 @@ def test_files_are_written_beside_the_text(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("path", ["plan.png", "nowhere/plan.svg"])
-def test_a_file_that_cannot_be_written(tmp_path, monkeypatch, capsys, path):
+def test_unwritable_svg_file_is_refused(tmp_path, monkeypatch, capsys, path):
     monkeypatch.chdir(tmp_path)
     words = "parallel=single batch.global_size=4 cluster=h100_ib"
     assert main(["plan", *words.split(), "--svg", path]) == 2

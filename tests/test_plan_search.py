@@ -32,7 +32,7 @@ WORDS = f"parallel=3d launch.processes=8 {SIZES} {MODEL}"
         (f"{WORDS} parallel.pp=1 parallel.zero=1 moe=on moe.experts=4 batch.micro_size=1", "b200_ib"),
     ],
 )
-def test_nothing_is_passed_over_that_is_faster_or_fits(words, cluster):
+def test_search_finds_fastest_of_all_layouts(words, cluster):
     case, machine = complete_words(words.split()), load_cluster(cluster)
     found = search(case, machine, shown=3)
     every = [
@@ -51,7 +51,7 @@ def test_nothing_is_passed_over_that_is_faster_or_fits(words, cluster):
 
 @pytest.mark.parametrize("bandwidth", [5e8, 5e10])
 @pytest.mark.parametrize("words", ["", "moe=on moe.experts=4", "run.recompute=none"])
-def test_alternatives_come_one_by_one_in_the_order_of_their_bounds(words, bandwidth):
+def test_alternatives_are_iterated_in_bound_order(words, bandwidth):
     """Those that recompute are bounded when their turn may have come."""
     case = complete_words([*WORDS.split(), "batch.sequence_length=4096", *words.split()])
     slow = load_cluster("h100_ib").replace_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
@@ -63,7 +63,7 @@ def test_alternatives_come_one_by_one_in_the_order_of_their_bounds(words, bandwi
 
 @pytest.mark.parametrize("bandwidth", [5e8, 5e10])
 @pytest.mark.parametrize("compiled", ["on", "off"])
-def test_no_layout_is_faster_than_its_bound_whatever_hides_its_transfers(bandwidth, compiled):
+def test_bound_holds_with_overlapped_transfers(bandwidth, compiled):
     words = (
         f"parallel=3d launch.processes=32 {SIZES} batch.global_size=64 run.compile={compiled} {MODEL} model.layers=16"
     )
@@ -80,7 +80,7 @@ def test_no_layout_is_faster_than_its_bound_whatever_hides_its_transfers(bandwid
 
 
 @pytest.mark.parametrize("node", [4, 8])
-def test_no_layout_is_faster_than_its_bound_where_ranks_share_cores(node):
+def test_bound_holds_with_shared_cores(node):
     """And a stage that fills a node has what it would have where nothing is shared."""
     plain = load_cluster("h100_ib")
     plain = replace(plain, topology=replace(plain.topology, gpus_per_node=node))
@@ -114,7 +114,7 @@ def test_every_dimension_is_searched():
 
 
 @pytest.mark.parametrize("words", ["", "lora=on", "model.layers=1"])
-def test_layouts_that_do_not_divide_the_model_are_passed_over(words):
+def test_layouts_that_do_not_divide_are_skipped(words):
     """The model that a run has by default has 6 heads, which 4 ranks do not share."""
     case = complete_words(f"parallel=3d launch.processes=8 {SIZES} parallel.zero=1 {words}".split())
     found = search(case, load_cluster("h100_ib"))
@@ -122,7 +122,7 @@ def test_layouts_that_do_not_divide_the_model_are_passed_over(words):
     assert {one.plan.explained.mesh.size("tp") for one in found.every} <= {1, 2}
 
 
-def test_where_no_layout_can_be_the_search_says_why():
+def test_search_without_valid_layout_gives_reason():
     case = complete_words(["parallel=3d", "launch.processes=8", *SIZES.split(), "parallel.tp=4"])
     with pytest.raises(UserError, match="tp") as refusal:
         search(case, load_cluster("h100_ib"))
@@ -142,11 +142,11 @@ def test_where_no_layout_can_be_the_search_says_why():
         ("launch.processes=8 parallel.none_has_this=2", None),
     ],
 )
-def test_where_words_name_no_strategy_the_one_with_most_layouts_is_taken(words, name):
+def test_default_strategy_has_most_layouts(words, name):
     assert choose_strategy(words.split()) == ((f"parallel={name}",) if name else ())
 
 
-def test_a_search_without_a_strategy_gives_lines_that_name_one(capsys):
+def test_search_commands_name_assumed_strategy(capsys):
     words = [*WORDS.split()[1:], "parallel.tp=2", "parallel.zero=1", "cluster=h100_ib"]
     assert main(["plan", "search", *words]) == 0
     said = capsys.readouterr().out
@@ -156,7 +156,7 @@ def test_a_search_without_a_strategy_gives_lines_that_name_one(capsys):
     assert all(" parallel=3d " in line for line in lines)
 
 
-def test_what_does_not_fit_says_what_it_lacks():
+def test_oversized_layouts_report_missing_memory():
     small = load_cluster("h100_ib").replace_numbers({"memory.bytes": Quantity(25e6, "a test")})
     found = search(complete_words(WORDS.split()), small, shown=4)
     assert len(found.fit) == len(found.large) == 4
@@ -165,7 +165,7 @@ def test_what_does_not_fit_says_what_it_lacks():
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_where_nothing_fits_it_is_a_mistake_that_says_what_would_mend_it(flags, tmp_path, capsys):
+def test_search_error_suggests_how_to_fit(flags, tmp_path, capsys):
     small = load_cluster("h100_ib").replace_numbers({"memory.bytes": Quantity(1e6, "a test")})
     save_cluster(small, tmp_path / "small.yaml")
     words = [*WORDS.split(), "parallel.tp=2", "batch.micro_size=2", f"cluster={tmp_path / 'small.yaml'}"]
@@ -183,7 +183,7 @@ def test_where_nothing_fits_it_is_a_mistake_that_says_what_would_mend_it(flags, 
     assert not (tmp_path / "none.svg").exists()
 
 
-def test_a_strategy_that_cuts_no_model_is_not_told_that_ranks_mend_it(capsys, tmp_path):
+def test_search_advises_sharding_for_single_strategy(capsys, tmp_path):
     small = load_cluster("h100_ib").replace_numbers({"memory.bytes": Quantity(1e6, "a test")})
     save_cluster(small, tmp_path / "small.yaml")
     words = ["parallel=single", "launch.processes=1", *MODEL.split(), f"cluster={tmp_path / 'small.yaml'}"]
@@ -191,7 +191,7 @@ def test_a_strategy_that_cuts_no_model_is_not_told_that_ranks_mend_it(capsys, tm
     assert "a strategy that cuts the model, such as  launch.processes=2 parallel=3d" in capsys.readouterr().err
 
 
-def test_what_a_plan_chooses_is_hardly_slower_than_the_fastest_that_fits():
+def test_chosen_layout_is_close_to_fastest():
     """Where the layout that would train does not fit."""
     case, small = complete_words([*WORDS.split(), "batch.micro_size=2"]), load_cluster("h100_ib")
     would = forecast(explain(case, case.run, small), small)
@@ -202,14 +202,14 @@ def test_what_a_plan_chooses_is_hardly_slower_than_the_fastest_that_fits():
     assert plan.step.seconds <= (1 + NEAR) * search(case, small, shown=1).fit[0].plan.step.seconds
 
 
-def test_of_those_on_the_front_none_is_better_in_both():
+def test_pareto_front_has_no_dominated_layout():
     front = search(complete_words(WORDS.split()), load_cluster("h100_ib")).pareto
     seconds, memory = [one.plan.step.seconds for one in front], [one.plan.memory for one in front]
     assert seconds == sorted(seconds)
     assert memory == sorted(memory, reverse=True)
 
 
-def test_each_row_is_a_line_that_passes_check(capsys):
+def test_each_row_passes_check(capsys):
     assert main(["plan", "search", *WORDS.split(), "parallel.tp=2", "cluster=h100_ib", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     rows, front = found["layouts"], found["front"]

@@ -44,7 +44,7 @@ def different(lines: list[list[str]]) -> list[list[str]]:
     return list(found.values())[:RUNS]
 
 
-def test_what_search_prints_starts_and_trains_as_one_process_does(runs, capsys):
+def test_layouts_from_search_match_one_process(runs, capsys):
     rows = [
         *different(printed(capsys, "launch.processes=4"))[: RUNS - 2],
         *different(printed(capsys, "launch.processes=4", "parallel.pp=4"))[-1:],

@@ -10,7 +10,7 @@ from gangline_planner import table
 from gangline_planner.table import HEAD, TOKENS, plan_row
 
 
-def test_a_row_is_a_plan_of_so_many_tokens_to_a_parameter():
+def test_row_plans_fixed_tokens_per_parameter():
     cluster = load_cluster("h100_ib")
     row = plan_row("8B", 64, cluster)
     plan = row.plan
@@ -23,12 +23,12 @@ def test_a_row_is_a_plan_of_so_many_tokens_to_a_parameter():
     assert cells[5] == f"{plan.days:.3g}"
 
 
-def test_what_fits_on_no_layout_says_so_and_what_has_no_price_too():
+def test_row_reports_missing_layout_or_price():
     assert "no layout fits" in plan_row("1T", 8, load_cluster("h100_ib")).text
     assert "price not known" in plan_row("8B", 8, load_cluster("b200_ib")).text
 
 
-def test_where_failures_leave_no_progress_that_is_said_and_not_that_nothing_fits():
+def test_row_reports_failures_that_stop_progress():
     often = {"failure.hours": Quantity(1e-3, "a test")}
     row = plan_row("8B", 64, load_cluster("h100_ib").replace_numbers(often))
     assert row.plan.fits

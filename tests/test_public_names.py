@@ -69,7 +69,7 @@ def test_names_are_imported_from_where_they_are_defined(place: str) -> None:
     assert not set().union(*map(not_public, texts(place)))
 
 
-def test_what_is_not_public_is_found() -> None:
+def test_non_public_name_is_reported() -> None:
     assert not_public("import gangline.config\nfrom gangline.batch import Batch\nfrom gangline import Part") == set()
     assert not_public("from gangline.runtime import Batch") == {"gangline.runtime.Batch"}
     assert not_public("from gangline.plugin.parts import _NAME") == {"gangline.plugin.parts._NAME"}
@@ -83,6 +83,6 @@ TORCH_FREE = (
 )  # fmt: skip
 
 
-def test_what_an_entry_module_imports_loads_no_torch() -> None:
+def test_entry_modules_do_not_import_torch() -> None:
     names = ", ".join(f"gangline.{name}" for name in TORCH_FREE)
     subprocess.run([sys.executable, "-c", f"import sys, {names}; assert 'torch' not in sys.modules"], check=True)

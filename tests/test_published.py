@@ -95,14 +95,14 @@ def test_published_memory_is_predicted():
     assert abs(judged.memory_error) < 0.05
 
 
-def test_gpts_have_the_parameters_of_their_names():
+def test_gpt_parameter_counts_match_model_names():
     """arXiv 2104.04473, table 1: 18.4 and 529.6 thousand million."""
     assert judgeable(GPT_18B).explained.parameters == pytest.approx(18.4e9, rel=0.02)
     assert judgeable(GPT_530B).explained.parameters == pytest.approx(529.6e9, rel=0.01)
     assert judgeable(GPT_530B).explained.unknown == ()
 
 
-def test_latent_attention_and_experts_come_to_the_published_parameters():
+def test_deepseek_v3_has_published_parameter_count():
     """arXiv 2412.19437, section 4.2: 671 thousand million."""
     row = {"model": "DeepSeekV3", "gpu": "DGX-B200", "n_gpus": 256, "tp": 1, "pp": 16, "ep": 8, "micro_batch": 1,
            "global_batch": 2048, "seq": 4096, "precision": "MXFP8", "tokens_per_s_per_gpu": 3000.0}  # fmt: skip
@@ -112,7 +112,7 @@ def test_latent_attention_and_experts_come_to_the_published_parameters():
     assert case.seconds == pytest.approx(2048 * 4096 / 3000 / 256)
 
 
-def test_tflops_are_taken_by_the_models_own_operations():
+def test_tflops_use_operation_count_of_model():
     row = {key: value for key, value in LLAMA_B200.items() if key != "step_time_s"} | {"tflops_per_gpu": 1000}
     case = judgeable(row)
     assert case.seconds == pytest.approx(case.explained.token_flops * 16 * 4096 / 1e15 / 8)
@@ -139,7 +139,7 @@ def test_tflops_are_taken_by_the_models_own_operations():
         ({"pp": 16, "tp": 1, "vp": 9, "global_batch": 2048}, "cannot make"),
     ],
 )
-def test_what_cannot_be_judged_is_named(change, reason):
+def test_unusable_rows_are_listed_with_reasons(change, reason):
     with pytest.raises(Unjudged, match=reason):
         judgeable(GPT_18B | change)
     report = judge([Row(GPT_18B | change), Row(GPT_530B)])
@@ -147,7 +147,7 @@ def test_what_cannot_be_judged_is_named(change, reason):
     assert len(report.judged) == 1
 
 
-def test_ranks_that_share_experts_divide_those_that_they_are_of():
+def test_expert_parallel_size_must_divide_its_ranks():
     """Qwen3 235B with 32 ranks for experts out of 16 data ranks: tp's are of them, too; 48 are of none."""
     row = {"model": "Qwen3_235B_a22B", "gpu": "DGX-H100", "n_gpus": 256, "tp": 2, "pp": 8, "vp": 4, "ep": 32,
            "micro_batch": 1, "global_batch": 8192, "seq": 4096, "precision": "FP8", "step_time_s": 81.0}  # fmt: skip
@@ -156,7 +156,7 @@ def test_ranks_that_share_experts_divide_those_that_they_are_of():
         judgeable(row | {"ep": 64})
 
 
-def test_attention_of_2021_keeps_its_scores_and_that_of_today_does_not():
+def test_only_attention_of_2021_keeps_scores():
     """arXiv 2205.05198, section 4.1: 5 a s^2 b bytes a block beside what flash attention keeps."""
     old, new = (judgeable(GPT_18B | {"source": source}).explained for source in ("Megatron-LM", "a blog of 2024"))
     assert old.work[0].kept - new.work[0].kept == 40 * 5 * (48 // 8) * 2048**2 * 8
@@ -167,7 +167,7 @@ def gradients(row):
     return [sent for sent in judgeable(row).explained.ranks[0].transfers if sent.purpose == "gradients"]
 
 
-def test_gradients_of_2021_are_summed_behind_the_backward_pass_and_in_16_bits():
+def test_megatron_2021_reduces_16_bit_gradients_after_backward():
     """Megatron-LM 2.5, megatron/model/distributed.py: `allreduce_gradients`; torch's DDP sums beside it."""
     (own,), (torch,), (new,) = (
         gradients(GPT_18B | change) for change in ({}, {"notes": "torch DDP"}, {"source": "a blog of 2024"})
@@ -176,7 +176,7 @@ def test_gradients_of_2021_are_summed_behind_the_backward_pass_and_in_16_bits():
     assert 2 * own.bytes == new.bytes
 
 
-def test_nanotron_sums_whole_gradients_behind_the_backward_pass_where_zero_parts_the_optimizer():
+def test_nanotron_zero1_all_reduces_gradients_after_backward():
     row = GPT_18B | {"gpu": "H100", "source": "nanotron", "precision": "bf16", "zero": 1}
     (theirs,), (other,) = gradients(row), gradients(row | {"source": "a blog"})
     assert (theirs.operation, theirs.waits, theirs.bytes) == ("all_reduce", True, 2 * other.bytes)
@@ -185,7 +185,7 @@ def test_nanotron_sums_whole_gradients_behind_the_backward_pass_where_zero_parts
     assert not plain.waits
 
 
-def test_microbatches_that_are_not_published_are_the_fastest_that_fit():
+def test_unpublished_microbatch_is_fastest_that_fits():
     open_row = {key: value for key, value in LLAMA_B200.items() if key not in ("micro_batch", "grad_acc")}
     case = judgeable(open_row | {"global_batch": 16})
     assert case.assumed[0].startswith("micro_batch ")
@@ -193,7 +193,7 @@ def test_microbatches_that_are_not_published_are_the_fastest_that_fit():
 
 
 @pytest.mark.parametrize(("room", "fits"), [(0.94, False), (1.06, True)])
-def test_out_of_memory_is_told_right_on_either_side_of_a_measured_peak(room, fits):
+def test_out_of_memory_is_predicted_around_measured_peak(room, fits):
     """Of the runs whose peaks were measured, with a limit set just below and just above."""
     layouts = [
         {},
@@ -250,7 +250,7 @@ def test_row_without_its_strategy_installed_is_left_out(planner_alone):
     assert judge([Row(row)]).left_out == (("gpt-1b", "it takes gangline-parallel-megatron-style"),)
 
 
-def test_errors_on_rows_that_were_fitted_on_are_apart(monkeypatch):
+def test_errors_of_calibrated_rows_are_separate(monkeypatch):
     monkeypatch.setattr(report_module, "calibrated_rows", lambda: {identity(Row(GPT_530B))})
     report = judge([Row(GPT_18B), Row(GPT_530B)])
     assert [one.calibrated for one in report.judged] == [False, True]
@@ -258,7 +258,7 @@ def test_errors_on_rows_that_were_fitted_on_are_apart(monkeypatch):
     assert "all that nothing was fitted on" in as_text(report)
 
 
-def test_where_all_rows_were_fitted_on_the_fits_without_their_tables_are_quoted(monkeypatch):
+def test_report_without_fresh_rows_quotes_known_accuracy(monkeypatch):
     monkeypatch.setattr(report_module, "calibrated_rows", lambda: {identity(Row(GPT_530B))})
     report = judge([Row(GPT_530B)])
     assert "No row is left that nothing was fitted on" in as_text(report)
@@ -266,7 +266,7 @@ def test_where_all_rows_were_fitted_on_the_fits_without_their_tables_are_quoted(
     assert load_accuracy()["rows"] > 300
 
 
-def test_a_row_is_the_same_one_under_another_number_and_another_one_with_another_time():
+def test_row_identity_depends_on_time_not_id():
     assert identity(Row(GPT_18B | {"id": "other", "notes": "torch DDP"})) == identity(Row(GPT_18B))
     assert identity(Row(GPT_18B | {"n_gpus": 256.0})) == identity(Row(GPT_18B))
     assert identity(Row(GPT_18B | {"step_time_s": 9.4})) != identity(Row(GPT_18B))
@@ -280,13 +280,13 @@ def test_row_keeps_its_identity_where_fields_are_assumed():
     assert identity(case.row) == identity(Row(row))
 
 
-def test_stages_filled_in_turn_leave_none_empty():
+def test_layout_with_empty_stages_is_unjudged():
     row = {"model": "DeepSeekV3", "gpu": "DGX-H100", "n_gpus": 64, "pp": 4, "vp": 4, "ep": 16, "global_batch": 64}
     with pytest.raises(Unjudged):
         of_container("26.02", **row, layers=4, precision="FP8")
 
 
-def test_hybrids_have_the_parameters_and_operations_that_are_published():
+def test_hybrid_has_published_parameters_and_operations():
     """Nemotron 3 Nano: 31.6 thousand million parameters; NVIDIA counts 22.3e9 operations of a token of 8192."""
     row = {"model": "Nemotron_3_Nano", "gpu": "DGX-B300", "n_gpus": 8, "tp": 1, "pp": 1, "ep": 8, "micro_batch": 4,
            "global_batch": 512, "seq": 8192, "precision": "MXFP8", "tokens_per_s_per_gpu": 37316.0}  # fmt: skip
@@ -296,7 +296,7 @@ def test_hybrids_have_the_parameters_and_operations_that_are_published():
     assert case.explained.unknown == ()
 
 
-def test_a_hybrid_without_experts_has_the_parameters_of_its_name():
+def test_dense_hybrid_parameter_count_matches_model_name():
     row = {"model": "NemotronH_56B", "gpu": "DGX-GB200", "n_gpus": 64, "tp": 2, "pp": 1, "micro_batch": 1,
            "global_batch": 192, "seq": 8192, "precision": "FP8", "step_time_s": 1.0}  # fmt: skip
     found = judgeable(row).explained
@@ -310,7 +310,7 @@ QWEN = {"model": "Qwen3_30B_a3B", "gpu": "DGX-GB200", "n_gpus": 8, "tp": 1, "pp"
         "tokens_per_s_per_gpu": 26032.0, "source": NEMO}  # fmt: skip
 
 
-def test_a_captured_step_launches_nothing_and_moves_no_rows_apart():
+def test_captured_step_has_no_launch_cost():
     """Megatron-Bridge's recipes from 26.06 on."""
     before, after = (
         judgeable(QWEN | {"source": source}).explained for source in (NEMO, NEMO.replace("26.04", "26.06"))
@@ -321,7 +321,7 @@ def test_a_captured_step_launches_nothing_and_moves_no_rows_apart():
     assert widths == [{128}, {64}]
 
 
-def test_blocks_of_a_scale_of_their_own_are_kept_twice():
+def test_block_scaled_activations_are_kept_twice():
     mixed, whole, four = (
         judgeable(LLAMA_B200 | {"precision": precision}).explained.work[0].kept
         for precision in ("MXFP8", "FP8-CS (FP8-MX)", "NVFP4")
@@ -329,13 +329,13 @@ def test_blocks_of_a_scale_of_their_own_are_kept_twice():
     assert mixed - whole == 2 * (four - whole) > 0
 
 
-def test_products_scaled_by_rows_are_as_fast_as_in_sixteen_bits():
+def test_rowwise_fp8_matmuls_run_at_bf16_speed():
     row = GPT_18B | {"source": "torchtitan", "gpu": "H100", "zero": 0}
     assert judgeable(row | {"precision": "fp8 rowwise"}).explained.products == "bf16"
     assert judgeable(row | {"precision": "fp8 tensorwise"}).explained.products == "fp8"
 
 
-def test_torchtitan_overlaps_tp_where_the_row_says_so_and_not_where_its_table_is_named_after_it():
+def test_torchtitan_overlaps_tp_only_with_async_tp():
     row = GPT_18B | {"source": "torchtitan benchmarks/asyncTP.md", "gpu": "H100", "precision": "bf16"}
     ways = []
     for technique in ("vanilla TP", "async TP"):
@@ -344,7 +344,7 @@ def test_torchtitan_overlaps_tp_where_the_row_says_so_and_not_where_its_table_is
     assert (True in ways[0], ways[1]) == (True, {False})
 
 
-def test_ends_that_count_as_a_block_hold_none():
+def test_embedding_and_head_stages_hold_no_block():
     """Llama 3 405B: 126 blocks on 16 x 8 stages, the first of which has the embedding alone and the last the head."""
     row = {"model": "LLAMA3.1_405B", "gpu": "DGX-GB200", "n_gpus": 256, "tp": 4, "pp": 16, "vp": 8, "micro_batch": 1,
            "global_batch": 64, "seq": 8192, "precision": "MXFP8", "tokens_per_s_per_gpu": 800.0}  # fmt: skip
@@ -362,17 +362,17 @@ def test_ends_that_count_as_a_block_hold_none():
         ({"n_gpus": 2048, "dp": 4, "global_batch": 4, "micro_batch": 1}, 32),
     ],
 )
-def test_the_number_of_accelerators_is_read_off_a_whole_layout(change, world):
+def test_world_size_is_inferred_from_layout(change, world):
     assert judgeable(GPT_18B | change).explained.mesh.world == world
 
 
-def test_microbatches_follow_from_a_batch_and_its_passes():
+def test_microbatches_follow_from_gradient_accumulation():
     row = {name: value for name, value in GPT_18B.items() if name != "micro_batch"}
     assert judgeable(row | {"grad_acc": 8}).explained.microbatches == 8
 
 
 @pytest.mark.parametrize("change", [{"technique": "LoRA"}, {"model": "llama3_70b LoRA"}, {"table": "some_lora"}])
-def test_adapters_leave_the_weights_of_a_model_without_gradients(change):
+def test_lora_base_weights_have_no_gradients(change):
     row = LLAMA_B200 | {"model": "llama3_70b", "layers": 8}
     whole, adapted = (judgeable(row | one).explained.work[0].weights for one in ({}, change))
     assert sum(whole.values()) > 0 == sum(adapted.values())
@@ -398,14 +398,14 @@ def sent_to_experts(explained, when):
     return [sent for sent in explained.ranks[0].transfers if sent.axes == ("ep",) and sent.when == when]
 
 
-def test_a_pipeline_of_llama_70b_has_five_chunks_where_a_row_says_none():
+def test_llama_70b_pipeline_defaults_to_five_chunks():
     row = {"model": "LLAMA3_70B", "gpu": "DGX-GB300", "n_gpus": 64, "pp": 4, "global_batch": 256, "precision": "MXFP8"}
     assert len(of_container("26.02", **row).work) == 20
     assert len(of_container("26.02", **row, vp=1).work) == 4
     assert len(judgeable({**OF_CONTAINERS, **row, "source": "someone's"}).explained.work) == 4
 
 
-def test_biases_behind_experts_are_added_in_32_bits(monkeypatch):
+def test_expert_biases_are_added_in_32_bits(monkeypatch):
     row = {"model": "GPT OSS 20B", "gpu": "DGX-GB300", "n_gpus": 8, "ep": 8, "global_batch": 8, "precision": "BF16"}
     kept = of_container("26.02", **row).work[0].kept
     monkeypatch.setattr(work, "with_biases", lambda stage: stage)
@@ -413,7 +413,7 @@ def test_biases_behind_experts_are_added_in_32_bits(monkeypatch):
     assert kept - of_container("26.02", **row).work[0].kept == 17 * tokens * top_k * layers * dim
 
 
-def test_heads_of_captured_steps_multiply_in_eight_bits():
+def test_head_of_captured_step_uses_8_bits():
     row = {"model": "GPT OSS 20B", "gpu": "DGX-GB300", "n_gpus": 8, "ep": 8, "global_batch": 8, "precision": "MXFP8"}
 
     def heads(at):
@@ -423,7 +423,7 @@ def test_heads_of_captured_steps_multiply_in_eight_bits():
     assert heads("26.04") == {False}
 
 
-def test_experts_that_are_computed_again_are_sent_their_rows_again():
+def test_recomputed_experts_receive_tokens_again():
     row = {"model": "Nemotron_3_Nano", "n_gpus": 16, "ep": 8, "global_batch": 32, "seq": 8192, "precision": "FP8"}
     again, once = of_container("26.06", gpu="DGX-H100", **row), of_container("26.06", gpu="DGX-B200", **row)
     assert len(sent_to_experts(again, "B")) == 2 * len(sent_to_experts(once, "B")) == 2
@@ -434,7 +434,7 @@ def test_experts_that_are_computed_again_are_sent_their_rows_again():
     assert not once.work[0].again
 
 
-def test_a_token_of_deepseek_v3_goes_to_four_nodes():
+def test_deepseek_v3_token_goes_to_four_nodes():
     row = {"model": "DeepSeekV3", "gpu": "DGX-H100", "n_gpus": 64, "ep": 64, "global_batch": 64, "precision": "FP8"}
     (early,), (late,) = (sent_to_experts(of_container(at, **row), "F") for at in ("25.09", "26.02"))
     kimi = sent_to_experts(of_container("26.02", **row | {"model": "Kimi K2"}), "F")[0]  # 384 experts, one group

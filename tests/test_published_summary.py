@@ -31,7 +31,7 @@ def row(world: int, error: float, table: str = "a", calibrated: bool = False) ->
     return Judged("x", table, world, 1.0, 1.0 + error, None, None, calibrated)
 
 
-def test_the_drift_is_found_where_there_is_one():
+def test_error_drift_with_scale_is_detected():
     drifting = [row(2**power, 0.01 * power, str(power % 3)) for power in range(3, 14)]
     assert slope(drifting) == pytest.approx(0.01 / 0.6931, rel=1e-3)
     low, high = slope_interval(drifting)
@@ -42,7 +42,7 @@ def test_the_drift_is_found_where_there_is_one():
     assert low < 0 < high
 
 
-def test_a_spread_by_hand():
+def test_spread_matches_hand_computed_values():
     found = Spread.of([0.1, -0.2, 0.3, -0.4, 0.5, -0.6, 0.7, -0.8, 0.9, -1.0])
     assert (found.rows, found.median, found.ninetieth) == (10, pytest.approx(0.55), pytest.approx(1.0))
     assert found.bias == pytest.approx(-0.05)

@@ -35,7 +35,7 @@ def there(source: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
-def test_the_tree_is_complete(package: Path) -> None:
+def test_readme_tree_matches_source_files(package: Path) -> None:
     (source,) = (package / "src").iterdir()
     shown = dict(tree((package / "README.md").read_text()))
     said = {path for path in shown if path.rpartition("/")[2] != "__init__.py"}
@@ -43,7 +43,7 @@ def test_the_tree_is_complete(package: Path) -> None:
     assert there(source) - said == set(), "is there and not shown"
 
 
-def test_a_file_that_is_not_shown_is_found(tmp_path: Path) -> None:
+def test_readme_tree_and_source_files_are_parsed(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for name in ("__init__.py", "b.py", "a/__init__.py", "a/c.py", "a/d.py"):
         (tmp_path / name).write_text("")

@@ -14,7 +14,7 @@ WHOLE = PACKAGES[ROOT / "packages" / "gangline"]
 
 
 @pytest.mark.parametrize("folder", sorted(PACKAGES), ids=lambda folder: folder.name)
-def test_every_package_carries_the_licence_and_says_its_version(folder: Path) -> None:
+def test_packages_have_licence_and_changelog_version(folder: Path) -> None:
     project = PACKAGES[folder]
     assert project["license"] == "Apache-2.0"
     assert project["license-files"] == ["LICENSE"]
@@ -24,7 +24,7 @@ def test_every_package_carries_the_licence_and_says_its_version(folder: Path) ->
     assert newest[1] == project["version"]
 
 
-def test_the_extra_all_takes_every_package() -> None:
+def test_extra_all_installs_every_package() -> None:
     lines = [*WHOLE["dependencies"], *WHOLE["optional-dependencies"]["all"]]
     wanted = {re.split(r"[\[<>=~! ]", line)[0] for line in lines}
     assert wanted == {project["name"] for project in PACKAGES.values()} - {WHOLE["name"]}

@@ -108,7 +108,7 @@ def test_mistake_is_refused_at_its_place(validator, content, place):
         {"moe": {"experts": 8, "router": {"z_loss": 0.1}}},
     ],
 )
-def test_choice_may_be_left_to_the_command_line(validator, content):
+def test_parts_choice_may_be_missing(validator, content):
     assert mistakes(validator, content) == []
 
 
@@ -154,7 +154,7 @@ def test_option_has_its_help_and_default(validator):
     assert (steps["default"], steps["anyOf"][0]) == (300, {"type": "integer", "minimum": 1})
 
 
-def test_parts_of_others_are_in_it():
+def test_schema_includes_third_party_parts():
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
         schema = run_schema()
     assert "apart" in schema["properties"]["parts"]["properties"]["parallel"]["enum"]

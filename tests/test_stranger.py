@@ -79,7 +79,7 @@ def gangline_trackers():
 """
 
 
-def test_a_group_inside_a_group_that_nobody_had_before_trains_and_resumes(tmp_path):
+def test_third_party_nested_groups_train_and_resume(tmp_path):
     reader = Reader(tmp_path)
     (reader.directory / "gangline_weather.py").write_text(MODULE)
     (reader.directory / "pyproject.toml").write_text(PROJECT)

@@ -9,7 +9,7 @@ from gangline_testkit.new_plugin import make_files
 TEMPLATE = Path(__file__).parent.parent / "templates" / "plugin"
 
 
-def test_the_template_is_what_new_plugin_writes() -> None:
+def test_template_matches_new_plugin_output() -> None:
     kept = {str(path.relative_to(TEMPLATE)): path.read_text() for path in TEMPLATE.rglob("*") if path.is_file()}
     kept = {name: text for name, text in kept.items() if "__pycache__" not in name and not name.startswith(".")}
     fix = "rm -r templates/plugin && cd templates && gangline new-plugin mine && mv gangline-mine plugin"

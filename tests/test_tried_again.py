@@ -107,14 +107,14 @@ def starts() -> None:
     [number, numbers, of_one_name, curve, message, close, tensors, bits, arrays]
     + [of_the_kit, bits_of_the_kit, number_of_the_kit, of_a_rank],
 )
-def test_a_wrong_number_fails_for_good(test):
+def test_wrong_result_is_not_retried(test):
     with pytest.raises((AssertionError, RuntimeError)) as failed:
         test()
     assert not _rule()(failed.value), failed.value
 
 
 @pytest.mark.parametrize("test", [late, vain, slow, code, starts])
-def test_what_a_loaded_machine_may_have_done_is_tried_again(test):
+def test_timing_failure_of_loaded_machine_is_retried(test):
     with pytest.raises((AssertionError, subprocess.TimeoutExpired)) as failed:
         test()
     assert _rule()(failed.value), failed.value
@@ -148,7 +148,7 @@ def test_finds_what_the_second_try_left(run):
 """
 
 
-def test_a_second_try_begins_with_fixtures_that_the_first_has_not_used_up(tmp_path):
+def test_retry_starts_with_fresh_fixtures(tmp_path):
     pytest.importorskip("pytest_rerunfailures")
     shutil.copy(Path(__file__).parents[1] / "conftest.py", tmp_path)
     (tmp_path / "test_used_up.py").write_text(USED_UP)

@@ -7,7 +7,7 @@ from curves import STEPS, same
 from gangline_testkit.ports import free_port
 
 
-def test_two_agents_draw_the_curve_of_one_process(curves):
+def test_two_agents_match_one_process(curves):
     agent = [
         "--nnodes=2",
         "--nproc-per-node=2",

@@ -187,7 +187,7 @@ def test_a_participle_as_local_variable_is_reported(tmp_path: Path) -> None:
     assert values == {"kept", "said", "made", "held", "told", "wanted", "mine", "given"}
 
 
-def test_public_classes_have_one_name_in_all_packages() -> None:
+def test_public_class_names_are_unique() -> None:
     places: dict[str, list[str]] = {}
     for path in sorted(ROOT.glob("packages/*/src/**/*.py")):
         if "examples" in path.parts:

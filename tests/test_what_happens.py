@@ -21,7 +21,7 @@ def rows(name: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", LEAST)
-def test_each_row_is_held_by_tests(name: str) -> None:
+def test_each_row_names_existing_tests(name: str) -> None:
     assert len(rows(name)) >= LEAST[name]
     for when, *_, held in rows(name):
         names = re.findall(r"`([^`]+)`", held)

@@ -38,7 +38,7 @@ def public(source: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("package", ONCE)
-def test_no_synonym_comes_back(package: str) -> None:
+def test_replaced_synonyms_are_not_used(package: str) -> None:
     found = set(public(ROOT / "packages" / package / "src")) & set(ONCE[package].split())
     assert found == set()
 
@@ -59,7 +59,7 @@ def legends() -> Iterator[tuple[str, str, str]]:
                 yield from ((path.name, found[1], found[2]) for found in pairs if found)
 
 
-def test_a_legend_says_what_the_glossary_says() -> None:
+def test_legend_letters_match_glossary() -> None:
     known = letters()
     assert len(known) > 15
     assert len(list(legends())) > 20
@@ -67,7 +67,7 @@ def test_a_legend_says_what_the_glossary_says() -> None:
     assert other == []
 
 
-def test_the_letters_that_end_a_name_are_in_the_glossary() -> None:
+def test_shape_suffix_letters_are_in_glossary() -> None:
     known = letters()
     used = set()
     for path in ROOT.glob("packages/*/src/**/*.py"):

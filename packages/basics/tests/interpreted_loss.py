@@ -33,7 +33,7 @@ def made(rows: int, vocabulary: int) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("vocabulary", [1, 100, 8192, 9001])
 @pytest.mark.parametrize("rows", [1, 5])
-def test_they_give_what_the_plain_operators_give(kernels, monkeypatch, rows, vocabulary):
+def test_kernels_match_plain_operators(kernels, monkeypatch, rows, vocabulary):
     logits, targets, here, each, z = made(rows, vocabulary)
     wider = torch.cat((logits, logits), dim=1)[:, :vocabulary]  # rows that do not lie side by side
     assert takes_kernels(logits)
@@ -47,7 +47,7 @@ def test_they_give_what_the_plain_operators_give(kernels, monkeypatch, rows, voc
         torch.testing.assert_close(gradient, loss.compute_logits_gradient(logits, targets, *case), rtol=1e-5, atol=1e-6)
 
 
-def test_numbers_that_are_not_finite_stay_so(kernels):
+def test_non_finite_logits_give_non_finite_results(kernels):
     logits, targets, _, each, _ = made(3, 100)
     logits[0, 5], logits[1, 7] = float("nan"), float("inf")
     lse = loss.log_sum_exp(logits)
@@ -56,7 +56,7 @@ def test_numbers_that_are_not_finite_stay_so(kernels):
     assert gradient.isfinite().all(dim=1).tolist() == [False, False, True]
 
 
-def test_the_whole_loss_is_the_same(kernels, monkeypatch):
+def test_cross_entropy_matches_plain_operators(kernels, monkeypatch):
     torch.manual_seed(1)
     hidden, weight = torch.randn(2, 9, 16, requires_grad=True), torch.randn(50, 16, requires_grad=True)
     targets, mask = torch.randint(50, (2, 9)), torch.rand(2, 9) < 0.7
@@ -72,12 +72,12 @@ def test_the_whole_loss_is_the_same(kernels, monkeypatch):
             torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
 
 
-def test_float64_has_the_plain_operators(kernels):
+def test_float64_uses_plain_operators(kernels):
     assert not takes_kernels(torch.zeros(1, dtype=torch.float64))
     assert not takes_kernels(torch.zeros(1, device="meta"))
 
 
-def test_infinite_logits_have_the_plain_log_sum_exp(kernels, monkeypatch):
+def test_infinite_logits_match_plain_log_sum_exp(kernels, monkeypatch):
     """Also where a whole block of a row, or all of it, is minus infinity."""
     logits = torch.randn(5, 9001)
     logits[0, :8192] = logits[1, 8192:] = logits[2] = -float("inf")

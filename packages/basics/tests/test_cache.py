@@ -57,7 +57,7 @@ APART = (1, 13, 4)  # prompts of other lengths: one token, and longer than a win
     ],
     ids=str,
 )
-def test_tokens_are_those_of_a_model_that_keeps_nothing(options, lengths):
+def test_cached_generation_matches_uncached_generation(options, lengths):
     tree, model = model_of(**options)
     assert list_recomputed(tree) == []
     for how in (Sampling(tokens=33), Sampling(tokens=33, temperature=1.0, seed=2)):
@@ -66,7 +66,7 @@ def test_tokens_are_those_of_a_model_that_keeps_nothing(options, lengths):
         assert len({tuple(one.tokens) for one in kept}) == len(lengths), "the test tells rows apart"
 
 
-def test_narrow_numbers_are_kept_as_they_are():
+def test_bfloat16_model_generates_with_cache():
     _, model = model_of(torch.bfloat16, window=5, sinks=True)
     (one,) = generate(model, prompts(7), Sampling(tokens=9), cached=True)
     assert len(one.tokens) == 9
@@ -82,7 +82,7 @@ class OwnAttentionNode(AttentionNode):
     module: ClassVar[str] = "gangline_basics.model.attention:Attention"
 
 
-def test_a_node_that_says_nothing_of_its_own_module_is_named():
+def test_nodes_without_cache_support_are_listed():
     tree, _ = model_of()
     for path, kind in (("blocks.1.feed_forward", SilentNode), ("blocks.2.attention", OwnAttentionNode)):
         node = dict(iterate_nodes(tree))[path]
@@ -94,7 +94,7 @@ def test_a_node_that_says_nothing_of_its_own_module_is_named():
     assert list_recomputed(everything) == ["blocks.0.attention (AttentionNode)"]
 
 
-def test_several_tokens_at_a_time_and_more_than_there_is_room_for_are_refused():
+def test_cache_refuses_several_tokens_and_overflow():
     kept = KeyValues(lambda q, k, v, document, position: v, AttentionCall(), 3)
     x = torch.ones(1, 1, 2, 4)
     position = torch.arange(2)[None]

@@ -31,7 +31,7 @@ def same_bits(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> Non
     assert not [name for name in one if not torch.equal(one[name], two[name])]
 
 
-def test_an_average_is_that_of_the_weights_after_each_applied_step(tmp_path):
+def test_average_follows_weights_of_applied_steps(tmp_path):
     """Bias-corrected: the weights that the run began with have no part; a step that was left out changes no bit."""
     s = open_session(tmp_path / "out", *EMA)
     seen: list[dict[str, torch.Tensor]] = []
@@ -60,12 +60,12 @@ def straight(tmp_path_factory):
     return out
 
 
-def test_it_is_bit_identical_under_another_layout(straight, tmp_path):
+def test_average_is_bit_identical_under_ddp(straight, tmp_path):
     train_on_ranks(2, tmp_path / "ddp", *EMA, "run.steps=6", "parallel=ddp")
     same_bits(held(open_session(tmp_path / "ddp", *EMA)), held(open_session(straight, *EMA)))
 
 
-def test_it_may_begin_later_and_take_other_decays(tmp_path):
+def test_average_can_start_later_with_other_decays(tmp_path):
     """Each average counts its own updates; a new one begins with the weights as they are."""
     train_session(tmp_path / "out", "run.steps=2")
     train_session(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5]", "run.steps=4")
@@ -76,7 +76,7 @@ def test_it_may_begin_later_and_take_other_decays(tmp_path):
     same_bits(new, {name.removeprefix("model/"): array for name, array in held(late, "model/").items()})
 
 
-def test_its_loss_is_validated_beside_the_runs(straight, tmp_path):
+def test_validation_loss_of_average_is_recorded(straight, tmp_path):
     records = read_lines(straight, "metrics.jsonl")
     assert {frozenset(record["validation_losses"]) for record in records} == {frozenset(("ema/0.5", "ema/0.9"))}
     assert records[0]["validation_losses"]["ema/0.9"] == records[0]["validation_loss"], "of one step it is the weights"
@@ -85,7 +85,7 @@ def test_its_loss_is_validated_beside_the_runs(straight, tmp_path):
     assert read_lines(tmp_path / "out", "metrics.jsonl")[0]["validation_losses"] == {}
 
 
-def test_it_is_sampled_by_its_prefix(straight, capsys):
+def test_sample_reads_average_by_prefix(straight, capsys):
     run = RunDirectory.open(str(straight)).run()
     kept = build(run.checkpoint, run, None)
     averages = held(open_session(straight, *EMA), "callback/ema/0.9/")
@@ -111,6 +111,6 @@ def test_it_is_sampled_by_its_prefix(straight, capsys):
         ("[0.9,0.9]", "names 0.9 twice"),
     ],
 )
-def test_decays_that_cannot_be_are_refused(decays, message):
+def test_invalid_decays_are_refused(decays, message):
     with pytest.raises(UserError, match=message):
         check(build_small_run("callback=ema", f"callback.ema.decays={decays}"))

@@ -33,7 +33,7 @@ def inside(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
     return outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
 
 
-def test_chosen_steps_of_chosen_ranks_are_traced_with_their_phases(tmp_path):
+def test_selected_steps_and_ranks_are_traced_with_phases(tmp_path):
     words = ("callback=profile", "callback.profile.steps=[4,2,5]", "callback.profile.ranks=[1]", "run.steps=6")
     train_on_ranks(2, tmp_path / "out", *words, "parallel=ddp")
     names = ["step-00000002.rank-00001.pt.trace.json.gz", "steps-00000004-00000005.rank-00001.pt.trace.json.gz"]
@@ -51,7 +51,7 @@ def test_chosen_steps_of_chosen_ranks_are_traced_with_their_phases(tmp_path):
         assert '"[memory]"' in text, "memory of the operators"
 
 
-def test_what_was_begun_is_written_where_a_run_goes_back_or_breaks(tmp_path):
+def test_open_trace_is_written_on_rollback_or_error(tmp_path):
     """And a preparation that came to nothing leaves neither a file nor a profiler that runs."""
     s = open_session(tmp_path / "out", "callback=profile", "callback.profile.steps=[2,3,4,9]")
     mine = s.callbacks["profile"]
@@ -70,7 +70,7 @@ def test_what_was_begun_is_written_where_a_run_goes_back_or_breaks(tmp_path):
     assert sorted(path.name[:9] for path in profile.iterdir()) == ["step-0000", "steps-000"]
 
 
-def test_a_run_that_goes_on_inside_a_row_traces_the_rest_of_it(tmp_path):
+def test_resumed_run_traces_remaining_steps(tmp_path):
     words = ("callback=profile", "callback.profile.steps=[3,4,5,6]", "checkpoint.every=2")
     train_session(tmp_path / "out", *words, "run.steps=4", "callback.profile.steps=[3,4]")
     train_session(tmp_path / "out", *words, "run.steps=6")
@@ -89,6 +89,6 @@ def test_a_run_that_goes_on_inside_a_row_traces_the_rest_of_it(tmp_path):
         ("steps=[]", "nothing to do"),
     ],
 )
-def test_what_the_run_does_not_have_is_refused(setting, message):
+def test_invalid_steps_and_ranks_are_refused(setting, message):
     with pytest.raises(UserError, match=message):
         check(build_small_run("callback=profile", f"callback.profile.{setting}"))

@@ -51,7 +51,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_template_renders_as_by_transformers(tokenizer, case):
+def test_template_renders_like_transformers(tokenizer, case):
     transformers = pytest.importorskip("transformers")
     template, special_map, config = CASES[case]
     path = tokenizer(template, special_map, **config)
@@ -59,7 +59,7 @@ def test_a_template_renders_as_by_transformers(tokenizer, case):
     assert read_template(str(path)).render(ASKED) == theirs
 
 
-def test_whatever_a_template_raises_is_its_refusal():
+def test_template_errors_become_template_refusals():
     for source, told in (
         ("{{ messages[0]['content'] + 1 }}", "TypeError"),
         ("{{ 1 // 0 }}", "ZeroDivisionError"),
@@ -83,7 +83,7 @@ def test_a_template_that_cannot_be_compiled_is_refused(kind):
         ChatTemplate(HOSTILE[kind], {}, "mine")
 
 
-def test_a_template_that_asks_for_the_date_is_told_why_not():
+def test_template_that_asks_for_date_is_refused():
     with pytest.raises(TemplateRefusal, match=r"asks for the date.*data\.template=FILE"):
         of("{{ strftime_now('%Y-%m-%d') }}").render(ASKED)
     assert of("{{ strftime_now is defined }}").render(ASKED) == "False"
@@ -104,7 +104,7 @@ def test_marked_answers_are_found_in_the_text():
         of("{% set x %}{% generation %} a{% endgeneration %}{% endset %}{{ x | trim }}").render_marked(ASKED)
 
 
-def test_files_beside_a_tokenizer_that_are_spoilt_are_refused(tokenizer):
+def test_invalid_tokenizer_config_is_refused(tokenizer):
     path = tokenizer("x", bos_token={"no": "content"})
     assert read_template(str(path)).special == {}
     for content in ("[1]", "{", "\xff"):
@@ -113,7 +113,7 @@ def test_files_beside_a_tokenizer_that_are_spoilt_are_refused(tokenizer):
             read_template(str(path))
 
 
-def test_a_list_of_templates_of_another_shape_is_told(tokenizer):
+def test_malformed_chat_template_list_is_refused(tokenizer):
     for found in (["x"], [{"name": "default", "template": 3}], [{"name": "default"}, "y"], {"default": "x"}, 3):
         path = tokenizer(found)
         with pytest.raises(UserError, match="has a chat_template that is none") as error:
@@ -130,7 +130,7 @@ TOOL = {"type": "function", "function": {"name": "count", "parameters": {"type":
 NAMES_TOOLS = "{% for tool in tools or () %}{{ tool | tojson }}{% endfor %}{{ messages[0]['content'] }}"
 
 
-def test_tools_are_rendered_as_by_transformers(tokenizer):
+def test_tools_render_like_transformers(tokenizer):
     transformers = pytest.importorskip("transformers")
     path = tokenizer(NAMES_TOOLS)
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent)
@@ -150,7 +150,7 @@ def test_tools_of_a_row_are_objects_or_json():
             parse_tools({"tools": wrong}, "row 1")
 
 
-def test_a_call_of_tools_may_have_no_words():
+def test_tool_call_message_may_have_no_content():
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "count"}]}
     assert parse_messages([call], "row 1") == [{**call, "content": ""}]
     assert drop_nulls({"a": [{"b": None, "c": 1}], "d": None}) == {"a": [{"c": 1}]}

@@ -64,7 +64,7 @@ def tokenizer(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_learnt_is_what_transformers_marks(tokenizer, shape, chat):
+def test_loss_mask_matches_transformers_assistant_mask(tokenizer, shape, chat):
     """What ours finds in a template without marks is what transformers finds in the same one with them."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), chat_template=of(shape, True))
@@ -79,7 +79,7 @@ def test_learnt_is_what_transformers_marks(tokenizer, shape, chat):
         assert found.learnt.any()
 
 
-def test_an_end_token_that_only_the_files_beside_it_name_ends_an_answer(tokenizer, tmp_path):
+def test_end_token_from_special_tokens_map_ends_answer(tokenizer, tmp_path):
     content = json.loads(tokenizer.read_text())
     for token in content["added_tokens"]:
         token["special"] = False
@@ -93,14 +93,14 @@ def test_an_end_token_that_only_the_files_beside_it_name_ends_an_answer(tokenize
     assert codec.decode_special(found.tokens[found.learnt].tolist()) == "There are 3 of them, é.<|end|>"
 
 
-def test_codec_of_a_tokenizer_saved_with_dropout_merges_all(tmp_path):
+def test_codec_ignores_saved_bpe_dropout(tmp_path):
     model = models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")], dropout=0.9)
     Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
     codec = TokenizerCodec(str(tmp_path / "tokenizer.json"), None, "replace")
     assert codec.encode("ab" * 50) == [2] * 50
 
 
-def test_a_tokenizer_that_was_saved_cutting_and_padding_does_neither(tokenizer, tmp_path):
+def test_codec_ignores_saved_truncation_and_padding(tokenizer, tmp_path):
     plain, saved = TokenizerCodec(str(tokenizer), None, "replace"), Tokenizer.from_file(str(tokenizer))
     saved.enable_truncation(7)
     saved.enable_padding(length=99, pad_token="<s>", pad_id=saved.token_to_id("<s>"))
@@ -118,7 +118,7 @@ def test_a_tokenizer_that_was_saved_cutting_and_padding_does_neither(tokenizer, 
         assert found.learnt.tolist() == wanted.learnt.tolist()
 
 
-def test_an_answer_that_comes_first_is_learnt_where_a_template_looks_at_the_first_message(tokenizer):
+def test_answer_in_first_message_is_trained_on(tokenizer):
     """As those of Llama 3 and Qwen do, which take no empty conversation."""
     source = "{% if messages[0]['role'] == 'system' %}S{% else %}<s>{% endif %}" + of("an end token", False)
     codec, template = TokenizerCodec(str(tokenizer), None, "replace"), ChatTemplate(source, {}, "mine")
@@ -151,7 +151,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("shape", ENDS)
-def test_an_answer_ends_where_plain_answers_do(tokenizer, shape):
+def test_tool_call_answer_ends_like_plain_answer(tokenizer, shape):
     answer, wanted = ENDS[shape]
     template = ChatTemplate(TURN.replace("ANSWER", answer) + PROMPT, {"eos_token": "<|end|>"}, "mine")
     codec = TokenizerCodec(str(tokenizer), None, "replace")
@@ -160,7 +160,7 @@ def test_an_answer_ends_where_plain_answers_do(tokenizer, shape):
 
 
 @pytest.mark.parametrize("marks", [False, True])
-def test_a_conversation_whose_calls_the_template_leaves_out_is_refused(marks):
+def test_template_that_drops_tool_calls_is_refused(marks):
     """An empty answer would be learnt in the place of the call."""
     answer = "{% generation %}{{ m.content }}<|end|>{% endgeneration %}" if marks else "{{ m.content }}<|end|>"
     silent = {"role": "assistant", "content": "", "tool_calls": ["f(1)"]}
@@ -178,7 +178,7 @@ def test_a_conversation_whose_calls_the_template_leaves_out_is_refused(marks):
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
-def test_conversation_whose_last_reasoning_the_template_leaves_out_is_refused(field):
+def test_template_that_drops_final_reasoning_is_refused(field):
     """Of earlier turns a template may leave it out: it does so on purpose."""
     thought = {"role": "assistant", "content": "4", field: "2 and 2 are 4"}
     leaves_out = ChatTemplate(TURN.replace("ANSWER", "{{ m.content }}<|end|>") + PROMPT, {}, "mine")
@@ -190,7 +190,7 @@ def test_conversation_whose_last_reasoning_the_template_leaves_out_is_refused(fi
     assert "2 and 2 are 4" in render_chat(template, [USER, thought]).text
 
 
-def test_reasoning_that_an_answer_repeats_is_not_left_out():
+def test_reasoning_within_answer_text_counts_as_rendered():
     """Data sets hold it in a field and in the answer: a template that knows no such field writes it all the same."""
     thought = "2 and 2 are 4"
     answer = {"role": "assistant", "content": f"<think>{thought}</think>4", "reasoning_content": f"{thought}\n"}
@@ -205,7 +205,7 @@ def test_reasoning_that_an_answer_repeats_is_not_left_out():
 PLAIN = TURN.replace("ANSWER", "{{ m.content }}<|end|>") + PROMPT
 
 
-def test_reasoning_of_an_answer_of_weight_0_may_be_left_out():
+def test_reasoning_of_untrained_answer_may_be_dropped():
     """It is not trained on."""
     thought = {"role": "assistant", "content": "4", "reasoning": "2 and 2 are 4"}
     template = ChatTemplate(PLAIN, {}, "mine")
@@ -217,7 +217,7 @@ def test_reasoning_of_an_answer_of_weight_0_may_be_left_out():
     assert render_chat(template, [USER, thought, {"role": "assistant", "content": "5"}], first=2).answers
 
 
-def test_reasoning_in_parts_is_written_or_refused():
+def test_reasoning_in_parts_is_rendered_or_refused():
     parts = [{"type": "text", "text": "2 and 2"}, {"type": "text", "text": "are 4"}]
     chat = [USER, {"role": "assistant", "content": "", "thinking": parts}]
     texts = "{% if m.thinking is string %}{{ m.thinking }}{% endif %}{{ m.content }}"
@@ -232,7 +232,7 @@ def test_reasoning_in_parts_is_written_or_refused():
     assert "ARE 4" in render_chat(ChatTemplate(TURN.replace("ANSWER", upper) + PROMPT, {}, "mine"), chat).text
 
 
-def test_reasoning_beside_a_call_is_written_or_refused():
+def test_reasoning_with_tool_call_is_rendered_or_refused():
     """Of the turn since the user's last message; earlier ones may leave it out."""
     calls = "{{ m.content }}{{ (m.tool_calls or [''])[0] }}<|end|>"
     thought = [USER, {**CALL[1], "reasoning_content": "a sum"}, CALL[2]]
@@ -246,7 +246,7 @@ def test_reasoning_beside_a_call_is_written_or_refused():
     assert "a sum" in render_chat(writes, [*thought, answer]).text
 
 
-def test_template_that_requires_reasoning_takes_a_conversation_with_it():
+def test_template_that_requires_reasoning_renders_reasoning():
     """Without it the template refuses the conversation, or fails: so it does not leave the reasoning out."""
     refuses = "{% if not m.thinking %}{{ raise_exception('no thought') }}{% endif %}{{ m.thinking }}"
     for thought in (refuses, "{{ '' + m.thinking }}"):
@@ -256,7 +256,7 @@ def test_template_that_requires_reasoning_takes_a_conversation_with_it():
         assert "2 and 2 are 4" in render_chat(template, chat).text
 
 
-def test_an_end_token_that_is_added_and_not_special_ends_an_answer(tokenizer, tmp_path):
+def test_non_special_added_end_token_ends_answer(tokenizer, tmp_path):
     made = Tokenizer.from_file(str(tokenizer))
     made.add_tokens([AddedToken("<|stop|>", special=False), AddedToken("   ", special=False)])
     made.save(str(tmp_path / "tokenizer.json"))
@@ -267,7 +267,7 @@ def test_an_end_token_that_is_added_and_not_special_ends_an_answer(tokenizer, tm
         assert codec.decode_special(found.tokens[found.learnt].tolist()) == learnt
 
 
-def test_bytes_are_learnt_letter_by_letter():
+def test_byte_codec_trains_on_complete_end_marker():
     template = ChatTemplate(of("an end token and a line's end", False), {}, "mine")
     codec = ByteCodec(None)
     (found,) = ChatEncoder(codec, template)([render_chat(template, CHATS["several turns"])])
@@ -275,7 +275,7 @@ def test_bytes_are_learnt_letter_by_letter():
     assert learnt == "3<|end|>\n four 🐕 <|end|>\n", "no byte is special, so what ends an answer is all that is added"
 
 
-def test_what_was_asked_before_is_not_learnt_again(tokenizer):
+def test_answers_before_first_index_are_not_trained_on(tokenizer):
     codec, chat = TokenizerCodec(str(tokenizer), None, "replace"), CHATS["several turns"]
     for marks in (True, False):
         template = ChatTemplate(of("an end token", marks), {}, "mine")
@@ -302,14 +302,14 @@ def test_answer_of_weight_0_is_not_trained_on(tokenizer, marks):
         parse_messages([{**chat[1], "weight": 0.5}], "row 1")
 
 
-def test_weights_are_refused_where_marks_are_not_those_of_answers():
+def test_weights_with_incomplete_answer_marks_are_refused():
     last = "{% if loop.last %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}"
     chat = [{"role": "assistant", "content": "3", "weight": 0}, USER, {"role": "assistant", "content": "4"}]
     with pytest.raises(TemplateRefusal, match="does not mark each answer once"):
         render_chat(ChatTemplate(f"{{% for m in messages %}}{last}{{% endfor %}}", {}, "mine"), chat)
 
 
-def test_what_has_no_place_for_its_answers_is_refused():
+def test_template_without_locatable_answers_is_refused():
     thinks = "{% for m in messages %}[{{ m.role }}{{ ' thinks' if loop.last else '' }}:{{ m.content }}]{% endfor %}"
     with pytest.raises(TemplateRefusal, match="earlier turns"):
         render_chat(ChatTemplate(thinks, {}, "mine"), CHATS["several turns"])

@@ -164,7 +164,7 @@ def load_here(kept: DcpCheckpointer, step: int) -> list[str]:
 
 
 @pytest.mark.parametrize("writer", LAYOUTS)
-def test_what_one_layout_saves_every_layout_loads(tmp_path, writer):
+def test_checkpoint_loads_under_every_layout(tmp_path, writer):
     get_pool(world(writer)).run(save, str(tmp_path), writer, 3, 7)
     for reader in LAYOUTS:
         for step in (3, 7):
@@ -206,7 +206,7 @@ def test_views_of_larger_tensors_are_saved_and_filled(tmp_path):
     assert not other.any()
 
 
-def test_a_part_of_the_arrays_may_be_asked_for_in_any_boxes(saved):
+def test_part_of_array_loads_into_any_boxes(saved):
     kept, _ = saved
     whole = value("model/matrix", 1)
     views = [torch.zeros(5, 4), torch.zeros(13, 1)]  # two boxes of one name, one across the other
@@ -226,7 +226,7 @@ def test_weights_may_be_loaded_in_another_precision(saved):
     assert torch.equal(half, value("model/matrix", 1).to(torch.bfloat16))
 
 
-def test_pytorchs_own_tools_read_it(saved, tmp_path):
+def test_checkpoint_is_readable_by_pytorch_tools(saved, tmp_path):
     _, path = saved
     wanted = {name: torch.zeros_like(value(name, 1)) for name in SHAPES if prod(SHAPES[name])}
     dcp.load(wanted, checkpoint_id=str(path), no_dist=True)
@@ -239,7 +239,7 @@ def test_pytorchs_own_tools_read_it(saved, tmp_path):
 # --- what the checkpointer says --------------------------------------------------------------------------------------
 
 
-def test_it_lists_documents_and_arrays(tmp_path):
+def test_checkpointer_lists_checkpoints_documents_and_shapes(tmp_path):
     kept = DcpCheckpointer(str(tmp_path / "run"))
     assert kept.list() == []
     assert kept.find_latest() is None
@@ -252,7 +252,7 @@ def test_it_lists_documents_and_arrays(tmp_path):
     assert kept.find_latest() == CheckpointId(20)
 
 
-def test_what_is_visible_is_never_overwritten(saved):
+def test_existing_checkpoint_is_never_overwritten(saved):
     kept, path = saved
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     registry = registry_of("one")
@@ -262,7 +262,7 @@ def test_what_is_visible_is_never_overwritten(saved):
     assert load_here(kept, 1) == []
 
 
-def test_a_missing_array_or_another_shape_or_kind_is_refused(saved):
+def test_missing_or_mismatched_array_is_refused(saved):
     kept, _ = saved
 
     def ask(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -279,7 +279,7 @@ def test_a_missing_array_or_another_shape_or_kind_is_refused(saved):
         kept.read_document(CheckpointId(9))
 
 
-def test_shards_that_do_not_tile_an_array_are_not_saved(tmp_path):
+def test_shards_that_do_not_tile_are_refused(tmp_path):
     registry, kept = registry_of("one"), DcpCheckpointer(str(tmp_path))
     shards = shards_of(registry, 0, 1)
     with pytest.raises(ValueError, match="model/vector do not tile"):
@@ -291,7 +291,7 @@ def test_shards_that_do_not_tile_an_array_are_not_saved(tmp_path):
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_off_keeps_nothing(tmp_path):
+def test_checkpoint_off_refuses_to_save(tmp_path):
     kept = NoCheckpointer(str(tmp_path))
     assert not kept.keeps
     assert kept.find_latest() is None
@@ -300,7 +300,7 @@ def test_off_keeps_nothing(tmp_path):
     assert not Off().at_end
 
 
-def test_it_cannot_choose_the_interval_by_itself():
+def test_automatic_interval_is_refused():
     (problem,) = TorchCheckpoint(every="auto").check(None)
     assert "cannot choose the interval" in problem.why
     assert TorchCheckpoint(every=10, keep_last=2).check(None) == []
@@ -316,24 +316,24 @@ def keep(run_dir: Path, keep_last: int | None, *saves: tuple[int, int]) -> list[
     return [str(id) for id in kept.list()]
 
 
-def test_only_the_newest_are_kept(tmp_path):
+def test_keep_last_deletes_older_checkpoints(tmp_path):
     assert keep(tmp_path, 2, (1, 1), (2, 1), (3, 1), (4, 1)) == ["step-00000003", "step-00000004"]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000003", "step-00000004"]
 
 
-def test_newest_means_of_this_branch(tmp_path):
+def test_keep_last_counts_current_branch_only(tmp_path):
     assert len(keep(tmp_path, None, (10, 1), (20, 1), (30, 1))) == 3
     attempts.append(tmp_path, Attempt(2, "step-00000020", why="loss spike"))
     assert keep(tmp_path, 2, (25, 2)) == ["step-00000020", "step-00000025.2"]  # 30 is of the branch left behind
     assert keep(tmp_path, 1, (26, 2)) == ["step-00000026.2"]
 
 
-def test_what_was_just_saved_stays_whatever_the_attempts_say(tmp_path):
+def test_keep_last_never_deletes_new_checkpoint(tmp_path):
     attempts.append(tmp_path, Attempt(3, None))
     assert keep(tmp_path, 1, (10, 1)) == ["step-00000010"]
 
 
-def test_nothing_is_deleted_when_a_save_fails(tmp_path):
+def test_failed_save_deletes_no_checkpoint(tmp_path):
     keep(tmp_path, None, (1, 1), (2, 1), (3, 1))
     registry = registry_of("one")
     with pytest.raises(ValueError, match="do not tile"):
@@ -378,7 +378,7 @@ def save_too_much(run_dir: str, layout: str, limit: int | None) -> tuple[str, st
 
 
 @pytest.mark.parametrize("layout", ["one", "two, rows"])
-def test_a_full_disk_leaves_what_was_saved_and_is_told_to_every_rank(small_disk, layout):
+def test_full_disk_fails_save_on_every_rank(small_disk, layout):
     disk, limit = small_disk
     told = get_pool(world(layout)).run(save_too_much, str(disk), layout, limit)
     assert len(set(map(str, told))) == 1
@@ -392,7 +392,7 @@ def test_a_full_disk_leaves_what_was_saved_and_is_told_to_every_rank(small_disk,
         assert get_pool(1).run(load, str(disk), "one", CheckpointId.parse(name).step) == [[]]
 
 
-def test_a_full_disk_does_not_delete_what_keep_last_would(small_disk):
+def test_full_disk_does_not_trigger_keep_last(small_disk):
     disk, limit = small_disk
     registry, kept = registry_of("one"), DcpCheckpointer(str(disk), keep_last=1)
     kept.save(SaveRequest(1), shards_of(registry, 0, 1), registry, document(1))
@@ -507,13 +507,13 @@ def check_after_kills(run_dir: Path, layout: str, kills: int) -> None:
     assert names == {str(CheckpointId(step - 1)), str(CheckpointId(step))}, "the remains of dead saves are gone"
 
 
-def test_a_kill_at_any_moment_leaves_whole_checkpoints(tmp_path):
+def test_kill_during_save_leaves_complete_checkpoints(tmp_path):
     check_after_kills(tmp_path, "two, rows", kills=5)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_hundreds_of_kills_leave_whole_checkpoints(tmp_path, layout):
+def test_hundreds_of_kills_leave_complete_checkpoints(tmp_path, layout):
     check_after_kills(tmp_path, layout, kills=40)
 
 
@@ -533,7 +533,7 @@ def where(path: Path, name: str) -> tuple[int, int]:
     return place.offset, place.length
 
 
-def test_a_flipped_bit_is_named(saved):
+def test_load_reports_array_with_flipped_bit(saved):
     kept, path = saved
     offset, length = where(path, "model/matrix")
     flip(path / "__0_0.distcp", offset + length // 2)
@@ -545,7 +545,7 @@ def test_a_flipped_bit_is_named(saved):
     assert kept.read_document(CheckpointId(1)) == document(1), "what is not damaged can be read"
 
 
-def test_only_what_is_asked_for_is_judged(saved):
+def test_load_verifies_requested_arrays_only(saved):
     """Sampling takes the weights alone: damage in the optimizer's arrays does not stop it."""
     kept, path = saved
     offset, length = where(path, "optimizer/count")
@@ -575,7 +575,7 @@ def replace_table(path: Path, content: bytes) -> None:
     (path / CHECKSUMS).write_text(json.dumps(checksums))
 
 
-def test_table_of_chunks_that_names_other_code_is_refused_unread(saved, tmp_path):
+def test_metadata_pickle_with_unknown_code_is_refused(saved, tmp_path):
     kept, path = saved
     replace_table(path, pickle.dumps(Trap(tmp_path / "executed")))
     with pytest.raises(BadCheckpoint, match="which no table of chunks has"):
@@ -591,7 +591,7 @@ NAMES = "ctorch.distributed.checkpoint.metadata\n"
     [f"{NAMES}MetadataIndex\n", f"{NAMES}_MEM_FORMAT_ENCODING\n(I0\ntR", "ctorch.serialization\n_get_layout\n"],
     ids=["class", "member of an enumeration", "function"],
 )
-def test_table_of_chunks_that_changes_this_process_is_refused(saved, target):
+def test_metadata_pickle_that_sets_state_is_refused(saved, target):
     """State of a pickle may be set on whatever it names, and would stay for every checkpoint that is read later."""
     kept, path = saved
     table = (path / METADATA).read_bytes()
@@ -603,7 +603,7 @@ def test_table_of_chunks_that_changes_this_process_is_refused(saved, target):
 
 
 @pytest.mark.parametrize("name", ["../../fifo", "__0_1.distcp", "/dev/zero"])
-def test_record_in_another_file_than_a_checkpoints_is_refused(saved, name):
+def test_record_outside_checkpoint_files_is_refused(saved, name):
     kept, path = saved
     os.mkfifo(path / name if name != "/dev/zero" else path / "fifo")
     table = dcp.FileSystemReader(path).read_metadata()
@@ -635,7 +635,7 @@ def test_record_longer_than_its_file_is_refused_unread(saved):
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", METADATA, DOCUMENT, CHECKSUMS])
 @pytest.mark.parametrize("how", ["cut short", "empty", "missing"])
-def test_a_file_that_is_not_whole_is_named(saved, name, how):
+def test_incomplete_file_is_reported(saved, name, how):
     kept, path = saved
     file = path / name
     if how == "missing":
@@ -649,7 +649,7 @@ def test_a_file_that_is_not_whole_is_named(saved, name, how):
     assert caught.value.file == str(file)
 
 
-def test_no_flipped_bit_is_read_as_something_else(saved):
+def test_random_bit_flip_never_gives_wrong_values(saved):
     """Wherever the bit: a load either finds it or gives the right values, and the same for the document."""
     kept, path = saved
     chance = random.Random(0)
@@ -675,7 +675,7 @@ def load_damaged(run_dir: str, layout: str) -> str:
     return "whole"
 
 
-def test_damage_that_one_rank_reads_is_told_to_all(tmp_path):
+def test_damage_on_one_rank_fails_every_rank(tmp_path):
     get_pool(2).run(save, str(tmp_path), "two, rows", 1)
     path = tmp_path / "checkpoints" / "step-00000001"
     rows_of_rank_1 = next(

@@ -15,7 +15,7 @@ from gangline_basics.cluster.file import SHIPPED, list_shipped, load_cluster, sa
 
 
 @pytest.mark.parametrize("name", list_shipped())
-def test_shipped_files_are_whole_and_name_their_sources(name):
+def test_shipped_files_are_complete_and_name_sources(name):
     found = load_cluster(name)
     assert found["peak.bf16"] > 1e13
     assert found["memory.bytes"] > 1e10
@@ -23,7 +23,7 @@ def test_shipped_files_are_whole_and_name_their_sources(name):
     assert found.topology.node_bandwidth * 1e9 == found["link.node.bandwidth"]
 
 
-def test_a_file_of_ones_own(tmp_path):
+def test_custom_cluster_file_is_loaded(tmp_path):
     content = yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text())
     content["numbers"]["price.hour"] = {"value": 2.5, "source": "a contract"}
     path = tmp_path / "mine.yaml"
@@ -46,7 +46,7 @@ def test_a_file_of_ones_own(tmp_path):
         (lambda content: content.pop("network"), "does not say what its network is"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path, change, message):
+def test_invalid_cluster_file_is_refused(tmp_path, change, message):
     content = yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text())
     change(content)
     path = tmp_path / "c.yaml"
@@ -75,7 +75,7 @@ ZERO += ("link.node.bandwidth", "link.cluster.bandwidth", "link.node.efficiency"
         ("network", "nodes_per_rack", True, "network.nodes_per_rack=True must be"),
     ],
 )
-def test_a_number_without_a_meaning_is_refused(tmp_path, part, name, value, message):
+def test_out_of_range_number_is_refused(tmp_path, part, name, value, message):
     content = yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text())
     content[part][name] = value if part == "network" else {"value": value, "source": "by hand"}
     path = tmp_path / "c.yaml"
@@ -95,7 +95,7 @@ def test_a_number_without_a_meaning_is_refused(tmp_path, part, name, value, mess
         ({"network": 3}, "network is no mapping."),
     ],
 )
-def test_what_nobody_would_read_is_no_silent_default(tmp_path, change, message):
+def test_unknown_key_is_refused(tmp_path, change, message):
     path = tmp_path / "ours.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text()) | change))
     with pytest.raises(UserError, match=re.escape(message)) as refused:
@@ -113,7 +113,7 @@ def two_datacentres() -> dict:
     return content
 
 
-def test_a_file_of_two_datacentres_is_read_and_written_with_its_fibre(tmp_path):
+def test_two_datacentre_file_round_trips(tmp_path):
     path = tmp_path / "two.yaml"
     path.write_text(yaml.safe_dump(two_datacentres()))
     found = load_cluster(str(path))
@@ -134,7 +134,7 @@ def test_a_file_of_two_datacentres_is_read_and_written_with_its_fibre(tmp_path):
         ("network", "nodes_per_datacentre", "nodes_per_datacentre"),
     ],
 )
-def test_a_fibre_is_said_as_a_whole_or_not_at_all(tmp_path, part, name, message):
+def test_incomplete_fibre_settings_are_refused(tmp_path, part, name, message):
     content, path = two_datacentres(), tmp_path / "two.yaml"
     del content[part][name]
     path.write_text(yaml.safe_dump(content))
@@ -142,19 +142,19 @@ def test_a_fibre_is_said_as_a_whole_or_not_at_all(tmp_path, part, name, message)
         load_cluster(str(path))
 
 
-def test_an_unknown_name_has_neighbours():
+def test_unknown_name_gets_suggestion():
     with pytest.raises(UserError) as refused:
         load_cluster("h100_bi")
     assert "h100_ib" in str(refused.value)
 
 
-def test_no_price_is_invented():
+def test_missing_price_is_refused():
     with pytest.raises(UserError) as refused:
         load_cluster("b200_ib")["price.hour"]
     assert "Nothing is invented" in str(refused.value)
 
 
-def test_every_shipped_price_says_who_asks_it_and_when():
+def test_every_shipped_price_has_dated_source():
     priced = [
         load_cluster(name).numbers["price.hour"] for name in list_shipped() if load_cluster(name).get("price.hour")
     ]
@@ -164,7 +164,7 @@ def test_every_shipped_price_says_who_asks_it_and_when():
 
 
 @given(st.data())
-def test_tiers_without_looking_at_every_group_are_those_of_all_groups(data):
+def test_find_tier_matches_search_over_all_groups(data):
     sizes = {axis: data.draw(st.sampled_from([1, 2, 3, 4, 6])) for axis in ("pp", "dp_shard", "cp", "tp")}
     axes = data.draw(st.lists(st.sampled_from(sorted(sizes)), min_size=1, max_size=3, unique=True))
     mesh, network = Mesh.of(sizes), Topology(gpus_per_node=data.draw(st.sampled_from([2, 3, 8])), nodes_per_rack=2)

@@ -160,7 +160,7 @@ REST = [(world, precision, 3 - micro) for world, precision, micro in MEET]
 @pytest.mark.parametrize(
     ("world", "precision", "micro"), [*MEET, *(pytest.param(*one, marks=pytest.mark.nightly) for one in REST)]
 )
-def test_to_the_bit_what_one_process_gives_that_adds_in_the_same_groups(world, precision, micro):
+def test_ddp_matches_grouped_single_process_bit_for_bit(world, precision, micro):
     """Weights after some steps, every gradient and norm on the way; two ranks accumulate, or four do."""
     reference = single(Case(Single(groups=world), precision, micro, steps=4))
     outcomes = get_pool(world).run(train, Case(Ddp(bucket_mb=0.01), precision, micro, steps=4))
@@ -168,7 +168,7 @@ def test_to_the_bit_what_one_process_gives_that_adds_in_the_same_groups(world, p
         same_bits(outcome, reference)
 
 
-def test_the_bucket_size_changes_no_bit():
+def test_bucket_size_does_not_change_results():
     reference, other = (get_pool(4).run(train, Case(Ddp(bucket_mb=size)))[0] for size in (0.001, 4.0))
     same_bits(reference, other)
 
@@ -176,7 +176,7 @@ def test_the_bucket_size_changes_no_bit():
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize(("precision", "bound"), [(Fp64, 1e-12), (Fp32, 1e-5)], ids=["float64", "float32"])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["plain", "ordered"])
-def test_within_rounding_of_one_process(world, precision, bound, deterministic):
+def test_ddp_matches_one_process_within_rounding(world, precision, bound, deterministic):
     """Step 1, against a process that adds microbatches one by one."""
     case = Case(Single(), precision, steps=1, deterministic=deterministic)
     reference = single(case)
@@ -189,13 +189,13 @@ def test_within_rounding_of_one_process(world, precision, bound, deterministic):
             assert difference < bound, name
 
 
-def test_untied_and_tied_models_have_the_names_of_their_plan():
+def test_tied_model_has_no_head_weight():
     tied, untied = (single(Case(Single(), steps=1, tied=tied)) for tied in (True, False))
     assert set(untied.weights) - set(tied.weights) == {"model/head.weight"}
     assert "model/embed.weight" in tied.weights
 
 
-def test_all_ranks_agree_with_each_other_without_ordered_sums():
+def test_ranks_stay_identical_without_ordered_sums():
     outcomes = get_pool(4).run(train, Case(Ddp(), deterministic=False, steps=5))
     for outcome in outcomes[1:]:
         assert outcome.losses == outcomes[0].losses
@@ -204,7 +204,7 @@ def test_all_ranks_agree_with_each_other_without_ordered_sums():
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["plain", "ordered"])
-def test_what_is_not_finite_on_one_rank_stops_all_before_the_optimizer(deterministic):
+def test_nan_on_one_rank_stops_every_rank(deterministic):
     """One rank's weights hold a nan: the others must not step, though their own loss is finite."""
     broken = get_pool(2).run(train, Case(Ddp(), steps=1, deterministic=deterministic, broken_rank=1))
     untouched = get_pool(2).run(train, Case(Ddp(), steps=0, deterministic=deterministic))
@@ -213,7 +213,7 @@ def test_what_is_not_finite_on_one_rank_stops_all_before_the_optimizer(determini
     assert all(broken[0].weights[name].equal(untouched[0].weights[name]) for name in untouched[0].weights)
 
 
-def test_a_batch_that_does_not_divide_into_groups_is_refused():
+def test_batch_indivisible_by_groups_is_refused():
     with pytest.raises(ValueError, match="4 microbatches do not divide into 3 groups"):
         single(Case(Single(groups=3)))
 
@@ -224,7 +224,7 @@ def primaries(case: Case) -> list[str]:
     return [shard.name for shard in runtime.shards() if shard.primary]
 
 
-def test_each_array_is_written_once_and_the_writing_is_shared():
+def test_each_array_has_one_writer_across_ranks():
     found = get_pool(4).run(primaries, Case(Ddp()))
     names = [name for rank_names in found for name in rank_names]
     assert len(names) == len(set(names))

@@ -52,7 +52,7 @@ def test_packed_documents_are_separate_sequences(model, random_batch):
     torch.testing.assert_close(model(batch), sum(model(part) for part in parts), rtol=1e-12, atol=0)
 
 
-def test_so_are_their_gradients(model, random_batch):
+def test_packed_documents_have_gradients_of_separate_sequences(model, random_batch):
     batch = random_batch(2, 24, 61, documents=3)
     parameters = list(model.parameters())
     together = torch.autograd.grad(model(batch), parameters)
@@ -66,7 +66,7 @@ def test_without_documents_a_token_sees_all_before_it(model, random_batch):
     assert (model.compute_logits(batch) - model.compute_logits(replace(batch, document=None))).abs().max() > 1e-6
 
 
-def test_one_document_is_the_causal_path(model, random_batch):
+def test_single_document_matches_causal_attention(model, random_batch):
     batch = random_batch(2, 24, 61)
     masked = model.compute_logits(replace(batch, document=torch.zeros(2, 24, dtype=torch.long)))
     torch.testing.assert_close(masked, model.compute_logits(batch), rtol=1e-11, atol=1e-13)
@@ -104,7 +104,7 @@ def assert_as_masked(found, arguments, document, call):
 
 @settings(deadline=None, max_examples=25)
 @given(st.data())
-def test_attention_of_spans_is_that_of_the_mask(data):
+def test_attention_by_spans_matches_masked_attention(data):
     """Documents of one token, rows divided alike, rows that are one document; queries that share keys."""
     B, T, K = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9)), data.draw(st.integers(1, 2))
     rows = data.draw(st.lists(st.lists(st.integers(0, 2), min_size=T, max_size=T), min_size=B, max_size=B))
@@ -119,7 +119,7 @@ def test_attention_of_spans_is_that_of_the_mask(data):
     assert sum((last - first) * (stop - start) for first, last, start, stop in spans.spans) == B * T
 
 
-def test_heads_may_lie_in_memory_as_they_like():
+def test_attention_accepts_any_memory_format():
     """The kernel reads on from a head's first number: of another layout that would be the numbers of other heads."""
     document = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 2]])
     arguments = [x.detach().to(memory_format=torch.channels_last).requires_grad_() for x in heads(2, 4, 2, 5)]
@@ -127,14 +127,14 @@ def test_heads_may_lie_in_memory_as_they_like():
     assert_as_masked(PlainAttention()(*arguments, document, document), arguments, document, AttentionCall())
 
 
-def test_heads_of_width_two_see_documents_apart(random_batch):
+def test_heads_of_width_two_separate_documents(random_batch):
     """Rotary positions leave them in memory as channels_last."""
     narrow = make_whole_model(*plan_decoder(replace(CONFIG, head_dim=2)), seed=0, dtype=torch.float64)
     batch = random_batch(2, 24, 61, documents=3)
     torch.testing.assert_close(narrow(batch), sum(narrow(part) for part in alone(batch)), rtol=1e-12, atol=0)
 
 
-def test_varlen_is_asked_for_the_same():
+def test_varlen_kernel_matches_masked_attention():
     """The kernel of a GPU, played by the CPU: rows one after another, bounds where documents end."""
     document = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 0, 0]])
     call, arguments = AttentionCall(scale=0.4), heads(2, 4, 2, 6)
@@ -155,7 +155,7 @@ def of_torch_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal
     raise AssertionError("it has neither scale nor window nor grouped heads")
 
 
-def test_a_kernel_that_lacks_what_is_asked_of_it_is_left_alone(monkeypatch):
+def test_unsupported_varlen_kernel_is_not_used(monkeypatch):
     """The mask takes its place."""
     documents._find_kernel.cache_clear()
     assert documents._find_kernel() is varlen.varlen_attn
@@ -168,14 +168,14 @@ def test_a_kernel_that_lacks_what_is_asked_of_it_is_left_alone(monkeypatch):
     documents._find_kernel.cache_clear()
 
 
-def test_a_document_that_comes_back_is_seen_again():
+def test_recurring_document_id_is_one_document():
     document = torch.tensor([[4, 4, 9, 9, 4]])
     arguments = heads(1, 2, 2, 5)
     assert_as_masked(PlainAttention()(*arguments, document, document), arguments, document, AttentionCall())
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
-def test_a_compiled_block_sees_documents_apart(model, random_batch, monkeypatch, backend):
+def test_compiled_block_separates_documents(model, random_batch, monkeypatch, backend):
     """The graph of it and of its gradients by default; what inductor makes of that takes half a minute."""
     batch = random_batch(2, 24, 61, documents=3)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
@@ -190,7 +190,7 @@ def test_a_compiled_block_sees_documents_apart(model, random_batch, monkeypatch,
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-def test_the_mask_is_of_the_past_in_the_same_document():
+def test_mask_covers_past_of_same_document():
     document = torch.tensor([[4, 4, 9, 9, 4]])  # a number that comes back is still the same document
     assert make_mask(AttentionCall(), document, document)[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0],

@@ -108,7 +108,7 @@ def same(curve, other) -> None:
         assert norm == pytest.approx(norm2, rel=1e-10)
 
 
-def test_a_lost_rank_and_a_lost_node_that_comes_back(runs):
+def test_lost_rank_and_returning_node_keep_curve(runs):
     """World 2 -> 2 -> 1 -> 2: the curve of one process."""
     out = runs.directory / "out"
     patient = "launch.lost_seconds=10"  # a node that is only slow is not to be taken for a lost one
@@ -140,7 +140,7 @@ def test_a_lost_rank_and_a_lost_node_that_comes_back(runs):
 
 
 @pytest.mark.nightly
-def test_a_node_that_was_cut_off_writes_nothing_more(runs):
+def test_disconnected_node_stops_writing(runs):
     """Its agent is stopped, and its rank trains on: the node that waited takes the run over."""
     out = runs.directory / "out"
     words = ("run.dir=out", "run.steps=100000", *ELASTIC, "launch.processes=1", "launch.nodes=1", "launch.agents=1")
@@ -162,7 +162,7 @@ def test_a_node_that_was_cut_off_writes_nothing_more(runs):
         kill(process)
 
 
-def test_fewer_nodes_than_the_fewest_wait_and_are_to_be_requeued(runs):
+def test_too_few_nodes_exit_with_requeue(runs):
     few = (*ELASTIC, "launch.nodes=2", "launch.agents=1", "launch.join_seconds=3")
     printed = runs.train("run.dir=out", "run.steps=5", *few, code=75, GANGLINE_NODE="127.0.0.1")
     assert "launch.nodes=2: there were not enough nodes for 3 s (launch.join_seconds)" in printed
@@ -171,7 +171,7 @@ def test_fewer_nodes_than_the_fewest_wait_and_are_to_be_requeued(runs):
 
 
 @pytest.mark.nightly
-def test_a_node_that_is_asked_to_go_takes_no_other_along(runs):
+def test_terminated_node_leaves_other_nodes_running(runs):
     """All save at the step's end, and those that stay go on from there."""
     out = runs.directory / "out"
     words = (
@@ -209,7 +209,7 @@ def joined(run_dir: Path, pid: int) -> bool:
 
 
 @pytest.mark.nightly
-def test_everything_is_killed_and_the_same_command_goes_on(runs):
+def test_same_command_resumes_after_all_processes_killed(runs):
     words = ("run.dir=out", "run.steps=60", *ELASTIC, "launch.nodes=2")
     process = runs.start(*words)
     runs.wait_for_step(process, "out", 12)
@@ -237,7 +237,7 @@ meeting.handler.next_rendezvous()
 """
 
 
-def test_the_first_node_dies_between_its_joining_and_its_first_word(monkeypatch, tmp_path):
+def test_node_lost_after_joining_triggers_new_meeting(monkeypatch, tmp_path):
     """The other one waits for an address in vain, and meets again, alone."""
     meets = {"nodes": "1:2", "gather_seconds": 60.0, "lost_seconds": 4.0, "join_seconds": 120.0}
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -273,7 +273,7 @@ def test_the_first_node_dies_between_its_joining_and_its_first_word(monkeypatch,
         ("2", "node-7"),
     ],
 )
-def test_agents_that_are_not_all_are_found_from_other_machines(monkeypatch, tmp_path, agents, address):
+def test_loopback_address_requires_all_agents_local(monkeypatch, tmp_path, agents, address):
     """Two of four nodes on this machine: the ranks of the others must reach the first rank, which may be here."""
     words = ("parallel=ddp", "launch=elastic", "launch.nodes=4", f"launch.agents={agents}", "launch.processes=4")
     directory = RunDirectory.create(build_small_run(*words, f"run.dir={tmp_path / 'out'}"))
@@ -326,7 +326,7 @@ def gangline_health_checks():
         ("1:2", "rank 0+rank 1", 1),  # both have counted the other one
     ],
 )
-def test_a_node_is_excluded_where_the_others_are_enough(runs, strangers, nodes, found, ranks):
+def test_node_is_excluded_if_enough_others_remain(runs, strangers, nodes, found, ranks):
     strangers.add("gangline-excludes", EXCLUDES, module="excludes")
     patient = "launch.lost_seconds=60"  # on a busy machine a node that is only slow is not to be taken for a lost one
     words = (*ELASTIC, f"launch.nodes={nodes}", patient, "health=[excludes]", f"health.excludes.ranks={found}")
@@ -354,5 +354,5 @@ def test_a_node_is_excluded_where_the_others_are_enough(runs, strangers, nodes, 
         (["launch.lost_seconds=1"], "must be at least 2"),
     ],
 )
-def test_what_is_refused(runs, words, said):
+def test_invalid_launch_options_are_refused(runs, words, said):
     assert said in runs.expect_refusal(*ELASTIC, *words)

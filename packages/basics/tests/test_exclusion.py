@@ -33,7 +33,7 @@ NOW = datetime(2030, 1, 10, tzinfo=UTC)
         ("ab", "", 1, ""),
     ],
 )
-def test_who_keeps_away(there, out, fewest, away):
+def test_excluded_node_stays_away_if_enough_others(there, out, fewest, away):
     assert [name for name in there if stays_away(name, set(there) - {name}, [*out], fewest)] == [*away]
 
 
@@ -42,7 +42,7 @@ def exclude(run_dir, *names: str, days: int = 0) -> None:
     attempts.append(run_dir, Attempt(1, None, order="restart", exclude=names, time=when))
 
 
-def test_an_exclusion_ends(tmp_path):
+def test_exclusion_expires(tmp_path):
     exclude(tmp_path, "a", "b", days=3)
     exclude(tmp_path, "c", days=1)
     exclude(tmp_path, "a", days=0)  # found again since it came back
@@ -79,7 +79,7 @@ def meet(tmp_path):
         meeting.handler._stop_heartbeats()
 
 
-def test_nodes_know_each_other_by_name(meet):
+def test_meeting_lists_other_nodes_by_name(meet):
     meetings = meet("abc")
     assert meetings["a"].list_others() == {"b", "c"}
     meetings["b"].leave()
@@ -90,7 +90,7 @@ def test_nodes_know_each_other_by_name(meet):
         meetings["c"].check_open()
 
 
-def test_a_node_whose_agent_was_lost_is_known_by_its_successor(meet, tmp_path):
+def test_lost_node_is_recognized_by_its_successor(meet, tmp_path):
     """Its ranks are gone: those of the others come to no step boundary any more, and are not waited for."""
     meetings = meet("abc")
     for meeting in meetings.values():
@@ -122,7 +122,7 @@ def test_a_node_whose_agent_was_lost_is_known_by_its_successor(meet, tmp_path):
         meeting.handler._stop_heartbeats()
 
 
-def test_of_two_that_are_excluded_one_stays_until_the_other_is_needed(meet, tmp_path):
+def test_second_excluded_node_waits_until_needed(meet, tmp_path):
     meetings = meet("abc")
     exclude(tmp_path, "a", "b")
     said: list[str] = []
@@ -166,7 +166,7 @@ def test_exclusion_by_machine_names_all_its_nodes(tmp_path, machines, out):
     assert exclusion._list_excluded() == out
 
 
-def test_a_node_between_two_starts_is_not_missed(meet, tmp_path):
+def test_node_between_two_starts_counts_as_present(meet, tmp_path):
     """A member leaves one start before it joins the next: what is out must not come back in that moment."""
     meetings = meet("abc")
     exclude(tmp_path, "b")
@@ -185,7 +185,7 @@ def test_a_node_between_two_starts_is_not_missed(meet, tmp_path):
     assert not waits.is_alive()
 
 
-def test_of_two_that_wait_the_one_comes_back_that_was_excluded_first(meet, tmp_path):
+def test_earliest_excluded_node_returns_first(meet, tmp_path):
     """Nodes that wait have left the meeting, and still count one another."""
     meetings = meet("abvw", nodes="2:4")
     exclude(tmp_path, "w", "v")

@@ -53,7 +53,7 @@ def test_figure_is_readable(title):
     assert {"3 s, 75.0%", "1 s, 25.0%"} <= set(words)
 
 
-def test_plots_have_the_heights_asked_for():
+def test_plots_have_requested_heights():
     figure = drawn("x " * 300)
     render(figure, ".svg")
     above, below = (axes.get_position().height * figure.get_figheight() for axes in figure.axes)
@@ -69,7 +69,7 @@ def test_same_data_gives_the_same_bytes(ending):
     assert dict(rcParams) == before
 
 
-def test_svg_and_png_show_the_same():
+def test_svg_and_png_have_same_content():
     svg, png = (render(drawn(), ending) for ending in (".svg", ".png"))
     assert sorted(list_words(svg.decode())) == sorted(list_readable(drawn()))
     assert list_tips(svg.decode()) == ['a <tip> & "more"']
@@ -100,7 +100,7 @@ def test_axis_of_ranks_has_ticks_at_integers():
         (lambda figure: figure.axes[0].legend(), "a legend covers"),
     ],
 )
-def test_figure_that_cannot_be_read_is_found(spoil, complaint):
+def test_unreadable_figure_is_detected(spoil, complaint):
     figure = drawn()
     with use_style():
         spoil(figure)
@@ -108,7 +108,7 @@ def test_figure_that_cannot_be_read_is_found(spoil, complaint):
         list_readable(figure)
 
 
-def test_file_is_written_whole(tmp_path, monkeypatch):
+def test_figure_file_is_written_atomically(tmp_path, monkeypatch):
     path = tmp_path / "a.svg"
     write_figure(drawn(), path)
     assert path.read_bytes() == render(drawn(), ".svg")
@@ -119,21 +119,21 @@ def test_file_is_written_whole(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["a.svg"]
 
 
-def test_file_of_another_ending_or_folder_is_refused(tmp_path):
+def test_invalid_extension_or_missing_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"--picture a\.gif must end with \.svg or \.png"):
         write_figure(drawn(), "a.gif", "--picture", (".svg", ".png"))
     with pytest.raises(UserError, match=r"--svg .*none/a\.svg cannot be written\.\n.*\n  Make its folder:  mkdir -p"):
         write_figure(drawn(), tmp_path / "none" / "a.svg")
 
 
-def test_missing_matplotlib_is_named(monkeypatch):
+def test_missing_matplotlib_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r'figures need matplotlib\.\n  pip install "gangline-basics\[pictures\]"'):
         drawn()
 
 
 @pytest.mark.parametrize("home", ["/dev/null", "{}"])
-def test_figure_needs_no_home_and_no_window(tmp_path, home):
+def test_figure_needs_no_home_directory_or_display(tmp_path, home):
     """A home that cannot be written is no matter, and nothing is said of it."""
     code = (
         "import sys; from gangline_basics.figure import *; figure, (axes,) = make_subplots('Title')\n"

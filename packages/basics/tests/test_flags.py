@@ -49,13 +49,13 @@ def test_help_lists_every_flag(capsys):
         ("--json=yes", "--json: ignored explicit argument 'yes'."),
     ],
 )
-def test_mistake_is_one_message(argv, message):
+def test_invalid_flag_gives_one_message(argv, message):
     with pytest.raises(UserError) as caught:
         make_flags().read(argv.split())
     assert str(caught.value) == message
 
 
-def test_argument_that_is_missing_or_too_much_shows_the_usage():
+def test_wrong_argument_count_shows_usage():
     flags = Flags("thing show", "Show it.")
     flags.add_argument("run_dir", metavar="RUN_DIR")
     for argv, message in (([], "the following arguments are required: RUN_DIR."), (["a", "b"], "unexpected b.")):

@@ -31,13 +31,13 @@ def server(monkeypatch: pytest.MonkeyPatch):
         process.communicate()
 
 
-def test_a_server_that_has_closed_its_connections_and_is_not_gone_yet_is_waited_for(server) -> None:
+def test_exit_of_closing_server_is_awaited(server) -> None:
     process = server("exec >&-; sleep 0.3; kill -9 $$")
     assert process.stdout.read() == b""
     assert forkserver.read_exit() == -signal.SIGKILL
 
 
-def test_one_that_lives_is_not_lost(server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_server_is_not_reported_lost(server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forkserver, "_ENDS_SECONDS", 0.1)
     server("exec sleep 60")
     assert forkserver.read_exit() == 0
@@ -46,7 +46,7 @@ def test_one_that_lives_is_not_lost(server, monkeypatch: pytest.MonkeyPatch) -> 
 WARM = [sys.executable, "-c", "from gangline_basics.launch import forkserver; forkserver.warm(); forkserver.drop()"]
 
 
-def test_temporary_folder_too_deep_for_a_socket_is_named(tmp_path: Path) -> None:
+def test_too_deep_temporary_folder_is_reported(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 200)
     deep.mkdir()
     done = subprocess.run(WARM, env={**os.environ, "TMPDIR": str(deep)}, capture_output=True, text=True)
@@ -54,7 +54,7 @@ def test_temporary_folder_too_deep_for_a_socket_is_named(tmp_path: Path) -> None
     assert "TMPDIR=/tmp train ..." in done.stderr
 
 
-def test_shared_memory_that_is_read_only_is_named() -> None:
+def test_read_only_shared_memory_is_reported() -> None:
     private = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"', "sh"]
     if subprocess.run([*private, "true"], capture_output=True).returncode:
         pytest.skip("no mount of its own can be made here")

@@ -96,7 +96,7 @@ def counted_sum(reduction: str, size: int, scatters: bool) -> Counter[str]:
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 10_000))
-def test_signs_keep_each_sign_and_each_chunks_mean(rows, chunks, seed):
+def test_onebit_code_keeps_signs_and_chunk_means(rows, chunks, seed):
     x = torch.randn(rows, chunks * CHUNK, generator=torch.Generator().manual_seed(seed))
     code = Signs().encode(x)
     assert code.shape == (rows, chunks * (4 + CHUNK // 8))
@@ -106,7 +106,7 @@ def test_signs_keep_each_sign_and_each_chunks_mean(rows, chunks, seed):
     assert torch.equal(y.abs(), wanted.reshape(rows, -1))
 
 
-def test_bfloat16_is_rounding():
+def test_bfloat16_code_equals_bfloat16_rounding():
     x = torch.randn(2, 37)
     assert torch.equal(Bfloat16().decode(Bfloat16().encode(x), torch.float32), x.bfloat16().float())
 
@@ -123,7 +123,7 @@ def test_parts_rounded_to_bfloat16_are_added_in_float32(scatters):
 
 
 @pytest.mark.parametrize("scatters", [True, False])
-def test_with_feedback_what_is_sent_comes_to_what_was_to_be_sent(scatters):
+def test_error_feedback_preserves_gradient_sum(scatters):
     """All sums of a constant gradient differ from the true ones by no more than the errors still kept."""
     sums, errors, true = zip(*get_pool(2).run(repeated_sum, "onebit", 40, scatters), strict=True)
     for total, lost, expected in zip(sums, errors, true, strict=True):
@@ -133,7 +133,7 @@ def test_with_feedback_what_is_sent_comes_to_what_was_to_be_sent(scatters):
 
 @pytest.mark.parametrize(("reduction", "bits"), [("bf16", 16), ("onebit", 1 + 32 / CHUNK)])
 @pytest.mark.parametrize("scatters", [True, False])
-def test_bytes_on_the_wire(reduction, bits, scatters):
+def test_compressed_sum_sends_expected_bytes(reduction, bits, scatters):
     size, n = 64 * CHUNK, 4
     for found in get_pool(n).run(counted_sum, reduction, size, scatters):
         each = int(bits * size / n / 8)  # of a range
@@ -165,7 +165,7 @@ def local_arrays(gradients: str) -> tuple[list[tuple[str, tuple[int, ...]]], lis
     return [(name, registry[name].shape) for name in registry], [shard.offset[0] for shard in shards], filled
 
 
-def test_ddp_saves_one_row_of_kept_arrays_per_rank():
+def test_ddp_saves_kept_arrays_of_each_rank():
     names, rows, filled = zip(*get_pool(2).run(local_arrays, "onebit"), strict=True)
     assert names[0] == names[1]
     assert len(names[0]) > 4, "a worker's and a server's error for each of several buckets"
@@ -174,14 +174,14 @@ def test_ddp_saves_one_row_of_kept_arrays_per_rank():
     assert all(filled)
 
 
-def test_a_loss_scale_is_refused_beside_what_keeps_something():
+def test_loss_scale_with_error_feedback_is_refused():
     """A step that overflows would leave inf in what error feedback keeps."""
     (problem,) = find_problems(build_default_run(parallel="ddp", gradients="onebit", precision="fp16"))
     assert problem.what == "gradients=onebit does not work with precision=fp16."
     assert not find_problems(build_default_run(parallel="ddp", gradients="bf16", precision="fp16"))
 
 
-def test_explain_counts_what_ddp_sends_and_keeps():
+def test_explain_counts_bytes_of_ddp_reductions():
     found = {}
     for gradients in ("sum", "bf16", "onebit"):
         run, mesh = build_default_run(parallel="ddp", gradients=gradients), Mesh.of({"dp_replicate": 2})
@@ -207,7 +207,7 @@ def name_kept_arrays(bucket_mb: float, name: str = "") -> set[str]:
     return set(build(run.parallel, job).local()[0])
 
 
-def test_kept_arrays_belong_to_one_part_and_to_what_is_in_a_bucket():
+def test_kept_array_names_depend_on_part_and_buckets():
     """In other buckets, or of another package's part, they would be those of other parameters."""
     names, again, other_buckets, other_part = (
         get_pool(2).run(name_kept_arrays, *settings)[0]

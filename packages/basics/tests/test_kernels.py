@@ -14,7 +14,7 @@ from gangline_basics.model import kernels
 from gangline_testkit.interpreted import run_interpreted
 
 
-def test_kernels_of_the_loss():
+def test_loss_kernels_pass_interpreted_tests():
     run_interpreted(Path(__file__).with_name("interpreted_loss.py"))
 
 
@@ -41,19 +41,19 @@ def on_gpu(index: int) -> SimpleNamespace:
     return SimpleNamespace(dtype=torch.bfloat16, is_cuda=True, device=torch.device("cuda", index))
 
 
-def test_kernels_run_on_the_current_gpu_alone(driver):
+def test_kernels_run_only_on_current_gpu(driver):
     assert kernels.takes_kernels(on_gpu(0))
     assert not kernels.takes_kernels(on_gpu(1)), "Triton would launch on GPU 0 with addresses of GPU 1"
 
 
-def test_kernels_that_cannot_be_launched_are_left_out(driver):
+def test_kernels_without_compiler_fall_back_with_warning(driver):
     driver(NoCompiler())
     with pytest.warns(UserWarning, match="Failed to find C compiler.*plain operators.*Install gcc"):
         assert not kernels.takes_kernels(on_gpu(0))
     assert not kernels.takes_kernels(on_gpu(0)), "with one warning"
 
 
-def test_interpreted_tests_are_skipped_on_other_systems_alone(monkeypatch):
+def test_interpreted_tests_are_skipped_only_outside_linux(monkeypatch):
     """Triton is a dependency of the tests on Linux: there they fail without it."""
     with pytest.raises(AssertionError):
         run_interpreted(Path("none.py"))

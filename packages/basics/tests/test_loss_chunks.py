@@ -49,7 +49,7 @@ def computed(call: LossCall, chunk: int | None, dtype: torch.dtype = torch.float
     "call", [LossCall(), LossCall(z=0.1), LossCall(soft_cap=1.5), LossCall(z=0.1, soft_cap=1.5)], ids=str
 )
 @pytest.mark.parametrize("chunk", [1, 5, B * T - 1])
-def test_loss_and_gradients_are_those_of_all_at_once(call, chunk):
+def test_chunked_loss_and_gradients_match_full_loss(call, chunk):
     *whole, most = computed(call, None)
     *parts, least = computed(call, chunk)
     for one, other in zip(whole, parts, strict=True):
@@ -59,7 +59,7 @@ def test_loss_and_gradients_are_those_of_all_at_once(call, chunk):
     assert least == max(chunk * V, V * D)
 
 
-def test_narrow_numbers_are_added_up_in_wide_ones():
+def test_bfloat16_chunks_accumulate_in_float32():
     *whole, _ = computed(LossCall(z=0.1), None, torch.bfloat16)
     *parts, _ = computed(LossCall(z=0.1), 4, torch.bfloat16)
     for one, other in zip(whole, parts, strict=True):
@@ -67,7 +67,7 @@ def test_narrow_numbers_are_added_up_in_wide_ones():
         assert (one - other).abs().max() <= 0.02 * one.abs().max()
 
 
-def test_a_run_says_how_many_tokens():
+def test_loss_chunk_option_bounds_logits_size():
     losses, logits = [], []
     for chunk in (None, 7):
         run = build_default_run(

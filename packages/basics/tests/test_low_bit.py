@@ -31,7 +31,7 @@ def unlike(hidden: int):
 
 
 @pytest.mark.parametrize(("ffn_dim", "block"), [(48, 16), (24, 0)])
-def test_blocks_of_unlike_widths_are_each_kept_in_their_own_blocks(hidden, block):
+def test_each_matrix_has_its_own_quantization_block(hidden, block):
     """The outputs of 24 features no block divides: that matrix is kept in bfloat16."""
     tree, plan = unlike(hidden)
     wanted = dict(make_whole_model(tree, plan, seed=1).named_parameters())
@@ -53,7 +53,7 @@ def test_blocks_of_unlike_widths_are_each_kept_in_their_own_blocks(hidden, block
             torch.testing.assert_close(weight.float(), near, rtol=0, atol=0)
 
 
-def test_what_is_trained_in_one_block_is_not_kept_in_fewer_bits_there():
+def test_trained_weights_keep_full_precision():
     """A rule for all blocks would round what the optimizer steps."""
     tree, plan = compose_model(build_default_run(model=MODEL))
     plan = plan.extend(frozen=("*",), trained=("blocks.1.feed_forward",))

@@ -31,7 +31,7 @@ def built(config: DecoderConfig = SMALL, dtype: torch.dtype = torch.float64, see
     return make_whole_model(tree, plan, seed=seed, dtype=dtype)
 
 
-def test_the_stages_one_after_another_are_the_model(random_batch):
+def test_stages_in_sequence_match_model(random_batch):
     model, batch = built(), random_batch(2, 9, 61)
     hidden = model.embed(batch)
     assert hidden.shape == (2, 9, 24)
@@ -42,7 +42,7 @@ def test_the_stages_one_after_another_are_the_model(random_batch):
     assert torch.equal(model.head.compute_logits(hidden), model.compute_logits(batch))
 
 
-def test_the_loss_is_the_sum_over_the_targets_that_count(random_batch):
+def test_loss_sums_over_unmasked_targets(random_batch):
     model, batch = built(), random_batch(2, 9, 61)
     log_p = model.compute_logits(batch).log_softmax(-1)
     expected = -sum(log_p[b, t, batch.targets[b, t]] for b in range(2) for t in range(9) if batch.loss_mask[b, t])
@@ -51,7 +51,7 @@ def test_the_loss_is_the_sum_over_the_targets_that_count(random_batch):
     torch.testing.assert_close(model(batch), expected, rtol=1e-13, atol=0)
 
 
-def test_no_token_sees_a_later_one(random_batch):
+def test_logits_depend_on_past_tokens_only(random_batch):
     model, batch = built(), random_batch(1, 12, 61)
     before = model.compute_logits(batch)
     changed = replace(batch, tokens=batch.tokens.clone())
@@ -62,7 +62,7 @@ def test_no_token_sees_a_later_one(random_batch):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_tied_head_and_the_embedding_are_one_parameter(tied, random_batch):
+def test_tied_head_shares_embedding_parameter(tied, random_batch):
     tree, plan = plan_decoder(replace(SMALL, tied=tied))
     model = make_whole_model(tree, plan, seed=0)
     assert (model.head.weight is model.embed.weight) == tied
@@ -73,7 +73,7 @@ def test_a_tied_head_and_the_embedding_are_one_parameter(tied, random_batch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_each_dtype_computes_the_same_model(dtype, random_batch):
+def test_each_dtype_matches_float64_model(dtype, random_batch):
     exact, batch = built(), random_batch(2, 8, 61)
     model = built(dtype=torch.float64).to(dtype)
     hidden = model.hidden(batch)
@@ -87,7 +87,7 @@ def test_each_dtype_computes_the_same_model(dtype, random_batch):
     torch.testing.assert_close(result.double(), exact(batch), rtol=30 * torch.finfo(dtype).eps, atol=0)
 
 
-def test_rms_norm_is_the_formula_in_float32_inside():
+def test_rms_norm_computes_in_float32():
     norm = RMSNorm(NormNode(dim=32, eps=1e-5))
     nn.init.normal_(norm.weight)
     x = torch.randn(3, 32)
@@ -98,7 +98,7 @@ def test_rms_norm_is_the_formula_in_float32_inside():
     assert norm(x.bfloat16()).dtype == torch.bfloat16
 
 
-def test_attention_is_softmax_over_the_past_with_shared_key_heads():
+def test_attention_matches_causal_softmax_with_grouped_keys():
     q, k, v = torch.randn(2, 6, 5, 8).double(), torch.randn(2, 2, 5, 8).double(), torch.randn(2, 2, 5, 8).double()
     out = attention(q, k, v, None, torch.arange(5).expand(2, 5))
     for b in range(2):
@@ -113,7 +113,7 @@ class TestLoss:
         return F.cross_entropy(F.linear(hidden, weight)[mask], targets[mask], reduction="sum")
 
     @pytest.mark.parametrize("chunk", [1, 61 * 4, 1 << 25])
-    def test_agrees_with_torch_whatever_the_chunk(self, chunk, monkeypatch, random_batch):
+    def test_matches_torch_for_every_chunk_size(self, chunk, monkeypatch, random_batch):
         monkeypatch.setattr("gangline_basics.model.loss.CHUNK", chunk)
         batch = random_batch(3, 7, 61)
         tensors = [torch.randn(3, 7, 24).double(), torch.randn(61, 24).double()]
@@ -131,7 +131,7 @@ class TestLoss:
         assert loss(hidden, weight, torch.tensor([[1]]), torch.tensor([[True]])).item() == 0.0
         assert loss(hidden, weight, torch.tensor([[0]]), torch.tensor([[True]])).item() == 500.0
 
-    def test_targets_that_do_not_count_may_be_anything(self):
+    def test_masked_targets_may_be_any_value(self):
         hidden, weight = torch.randn(1, 2, 4, requires_grad=True), torch.randn(5, 4)
         value = loss(hidden, weight, torch.tensor([[3, -100]]), torch.tensor([[True, False]]))
         value.backward()
@@ -139,7 +139,7 @@ class TestLoss:
         assert hidden.grad[0, 0].any()
         assert not hidden.grad[0, 1].any()
 
-    def test_is_zero_where_nothing_counts(self):
+    def test_is_zero_if_all_targets_are_masked(self):
         hidden = torch.randn(1, 2, 4, requires_grad=True)
         value = loss(hidden, torch.randn(5, 4), torch.tensor([[3, 1]]), torch.zeros(1, 2, dtype=torch.bool))
         value.backward()
@@ -147,7 +147,7 @@ class TestLoss:
         assert not hidden.grad.any()
 
 
-def test_seams_and_products_are_what_a_strategy_puts_there(random_batch):
+def test_strategy_can_replace_seams_and_matmuls(random_batch):
     model, batch, calls = built(), random_batch(2, 6, 61), []
     expected = model(batch)
 
@@ -174,7 +174,7 @@ def test_seams_and_products_are_what_a_strategy_puts_there(random_batch):
     assert sum(name == "lookup" for name, _ in calls) == 1
 
 
-def test_modules_take_their_sizes_from_what_they_hold(random_batch):
+def test_modules_adapt_to_sharded_weights(random_batch):
     """Half of the heads and half of the feed-forward on each of two ranks: the halves add up to the whole."""
     batch = random_batch(2, 6, 61)
     whole = built(replace(SMALL, layers=1)).blocks[0]
@@ -194,7 +194,7 @@ def test_modules_take_their_sizes_from_what_they_hold(random_batch):
     torch.testing.assert_close(sum(fed), whole.feed_forward(x), rtol=1e-12, atol=1e-14)
 
 
-def test_it_is_built_without_memory():
+def test_model_is_built_on_meta_device():
     tree, _ = plan_decoder(SMALL)
     model = construct(tree)
     assert all(p.is_meta for p in model.parameters())
@@ -238,11 +238,11 @@ class TestTree:
         assert replace_node(tree, "", other) is other
 
     @pytest.mark.parametrize("path", ["blocks.7", "blocks.1.nothing", "blocks", "embed.weight"])
-    def test_refuses_a_path_that_is_not_there(self, path):
+    def test_refuses_unknown_path(self, path):
         with pytest.raises(LookupError, match="no node"):
             replace_node(plan_decoder(SMALL)[0], path, FeedForwardNode(dim=24, ffn_dim=8))
 
-    def test_linears_are_nodes_of_the_size_that_the_node_around_them_says(self):
+    def test_linear_nodes_take_sizes_from_parent_node(self):
         tree, _ = plan_decoder(SMALL)
         node = dict(iterate_nodes(tree))["blocks.1.feed_forward"]
         assert replace(node, ffn_dim=8).w_down == LinearNode(in_features=8, out_features=24)
@@ -253,7 +253,7 @@ class TestTree:
         attention = dict(iterate_nodes(foreign))["blocks.1.attention"]
         assert replace(attention, q_norm=None).wo == ScaleNode(by=0.5)
 
-    def test_a_foreign_node_names_its_module(self, random_batch):
+    def test_third_party_node_builds_its_module(self, random_batch):
         tree, plan = plan_decoder(SMALL)
         changed = replace_node(tree, "blocks.1.feed_forward", ScaleNode(by=0.5))
         model = make_whole_model(changed, plan, seed=0, dtype=torch.float64)
@@ -282,7 +282,7 @@ def test_a_block_compiles_in_one_graph(random_batch):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_it_learns(random_batch):
+def test_model_fits_one_batch(random_batch):
     model, batch = built(dtype=torch.float32), random_batch(4, 16, 61)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     first = model(batch).item() / batch.loss_mask.sum().item()

@@ -29,7 +29,7 @@ def dynamic_tree(signed: bool) -> list[float]:
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_levels_are_those_of_the_dynamic_tree(signed):
+def test_levels_match_dynamic_tree(signed):
     found = make_levels(signed, torch.device("cpu"))
     values = found.values
     assert len(values) == 256
@@ -46,7 +46,7 @@ def test_levels_are_those_of_the_dynamic_tree(signed):
 
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("width", [40, 16, 5])
-def test_a_number_is_kept_as_the_nearest_level_of_its_block(signed, width):
+def test_encoding_picks_nearest_level_of_block(signed, width):
     x = torch.randn(6, width, dtype=torch.float64) ** 3
     x = x if signed else x.square()
     x[0, :5] = 0.0
@@ -65,7 +65,7 @@ def test_a_number_is_kept_as_the_nearest_level_of_its_block(signed, width):
             assert (found[row, column] - x[row, column]).abs() == pytest.approx(float(nearest), abs=1e-7 * float(scale))
 
 
-def test_a_block_does_not_know_the_rest_of_its_row():
+def test_blocks_of_row_are_encoded_independently():
     x = torch.randn(4, 40)
     codes, scales = encode(x, 8, True)
     for start, stop in ((0, 16), (16, 40)):
@@ -89,7 +89,7 @@ def stepped(path, rates, *words):
     return before, gradients, {name: x.detach() for name, x in named.items()}
 
 
-def test_the_first_step_is_that_of_adamw(tmp_path):
+def test_first_step_matches_adamw(tmp_path):
     """What it begins with, zeros, is kept as it is."""
     _, _, full = stepped(tmp_path / "full", [1e-2], "optimizer.weight_decay=0.3")
     words = ("optimizer=adamw8bit", "optimizer.min_8bit_size=1", "optimizer.weight_decay=0.3")
@@ -122,7 +122,7 @@ def by_hand(weight, gradients, rates, block, decay, betas, eps):
     return weight
 
 
-def test_it_is_adamw_on_what_codes_stand_for(tmp_path):
+def test_steps_match_adamw_on_decoded_moments(tmp_path):
     rates, name = [1e-2, 5e-3, 2e-2, 1e-2], "blocks.0.attention.wq.weight"
     words = ("optimizer=adamw8bit", "optimizer.min_8bit_size=1", "optimizer.block=12", "optimizer.weight_decay=0.3")
     before, gradients, after = stepped(tmp_path / "coded", rates, *words)
@@ -135,7 +135,7 @@ def test_it_is_adamw_on_what_codes_stand_for(tmp_path):
     torch.testing.assert_close(after[vector], full[vector], rtol=1e-12, atol=1e-14)
 
 
-def test_explain_says_its_bytes(tmp_path):
+def test_explain_reports_optimizer_state_bytes(tmp_path):
     """Of matrices with `fewest` numbers, blocks that do not divide a row among them, and of all else."""
     started = open_session(tmp_path / "run", "optimizer=adamw8bit", "optimizer.min_8bit_size=600", "optimizer.block=12")
     held = list(started.optimizer.shards())
@@ -145,7 +145,7 @@ def test_explain_says_its_bytes(tmp_path):
     assert said == sum(shard.local.numel() * shard.local.itemsize for shard in held)
 
 
-def test_scales_lie_beside_their_blocks():
+def test_scales_are_sharded_with_their_blocks():
     mesh = Mesh.of({"dp_shard": 2, "tp": 2})
     rows, columns = Division(("dp_shard",), ((0, 1, 3),), rows=True), Division(("tp",), ((0, 16, 20),), dim=1)
     registry = Registry.of(mesh, {"codes": Layout((3, 20), divisions=(columns, rows))})
@@ -163,7 +163,7 @@ def test_scales_lie_beside_their_blocks():
 
 
 @pytest.mark.parametrize("block", [5, 256])
-def test_moments_go_on_in_other_blocks(tmp_path, block):
+def test_moments_resume_with_another_block_size(tmp_path, block):
     """Each number by the nearest level of its new block."""
     words = ("optimizer=adamw8bit", "optimizer.min_8bit_size=1", "checkpoint.every=2", "run.steps=2")
     assert train_session(tmp_path / "run", *words, "optimizer.block=12") == 0

@@ -18,7 +18,7 @@ def gradients(seed=0, dtype=torch.float32):
 
 
 @given(st.integers(0, 33), st.integers(0, 12), st.integers(0, 1000))
-def test_rows_may_lie_anywhere(cut, cut_stack, seed):
+def test_norm_does_not_depend_on_row_split(cut, cut_stack, seed):
     whole = gradients(seed)
     pieces = [
         torch.cat((sum_row_squares(whole[0][:cut]), sum_row_squares(whole[0][cut:]))),
@@ -32,7 +32,7 @@ def test_rows_may_lie_anywhere(cut, cut_stack, seed):
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_it_is_the_norm(deterministic, dtype):
+def test_global_norm_matches_formula(deterministic, dtype):
     whole = gradients(dtype=dtype)
     expected = math.sqrt(sum(float(x.double().square().sum()) for x in whole))
     assert float(compute_global_norm(whole, deterministic)) == pytest.approx(
@@ -42,7 +42,7 @@ def test_it_is_the_norm(deterministic, dtype):
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_shows(deterministic, bad):
+def test_non_finite_gradient_gives_non_finite_norm(deterministic, bad):
     whole = gradients()
     whole[2][1, 2, 3] = bad
     assert not math.isfinite(compute_global_norm(whole, deterministic))
@@ -50,7 +50,7 @@ def test_what_is_not_finite_shows(deterministic, bad):
 
 @pytest.mark.parametrize("max_norm", [0.1, 1.0, 1e9])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_clipping_is_torchs_to_the_bit(max_norm, deterministic):
+def test_clipping_matches_torch(max_norm, deterministic):
     ours, theirs = ([torch.zeros_like(x).requires_grad_() for x in gradients()] for _ in range(2))
     for one, other, gradient in zip(ours, theirs, gradients(), strict=True):
         one.grad, other.grad = gradient.clone(), gradient.clone()
@@ -62,7 +62,7 @@ def test_clipping_is_torchs_to_the_bit(max_norm, deterministic):
         torch.testing.assert_close(one.grad, other.grad, rtol=close, atol=0)
 
 
-def test_clipping_leaves_what_is_small_enough():
+def test_clipping_keeps_gradients_below_max_norm():
     x = torch.zeros(2).requires_grad_()
     x.grad = torch.tensor([0.3, 0.4])
     clip([x], 1.0, torch.tensor(0.5), 0.5)
@@ -103,7 +103,7 @@ def test_clip_after_a_write_measures_again(write):
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_clip_after_a_write_raises_where_other_ranks_are_needed(write):
+def test_clip_after_write_to_sharded_gradient_raises(write):
     x, norm = measured_norm(is_local=False)
     write(x)
     with pytest.raises(RuntimeError, match=r"gradient of x was written .*remeasure"):

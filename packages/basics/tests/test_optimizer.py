@@ -105,7 +105,7 @@ def adamw_of(pieces, deterministic=True, **settings):
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fused", "foreach"])
 @pytest.mark.parametrize("settings", [{}, {"decay_vectors": True}, {"weight_decay": 0.0, "betas": (0.8, 0.9)}])
-def test_adamw_is_torchs(deterministic, settings):
+def test_adamw_matches_torch(deterministic, settings):
     config = Adamw(**settings)
     pieces = Pieces(values(0), cut=False)
     found = trained(AdamwOptimizer(config, pieces, pieces.parameters(), pieces.names(), deterministic), pieces)
@@ -125,7 +125,7 @@ def test_adamw_is_torchs(deterministic, settings):
         assert found[name].equal(x.detach()), name
 
 
-def test_adamw_of_pieces_is_adamw_of_the_whole_to_the_bit_where_it_is_deterministic():
+def test_deterministic_adamw_does_not_depend_on_sharding():
     whole, cut = (Pieces(values(0), cut=cut) for cut in (False, True))
     one, other = (trained(adamw_of(pieces), pieces) for pieces in (whole, cut))
     assert any(len(boxes) > 1 for boxes in cut.boxes.values())
@@ -137,7 +137,7 @@ def lion_of(pieces, **settings):
 
 
 @pytest.mark.parametrize("settings", [{}, {"betas": (0.5, 0.8), "decay_vectors": True}])
-def test_lion_is_its_algorithm(settings):
+def test_lion_matches_paper_algorithm(settings):
     """Algorithm 2 of the paper, line by line."""
     config = Lion(**settings)
     found = trained(lion_of(pieces := Pieces(values(0), cut=False), **settings), pieces)
@@ -152,7 +152,7 @@ def test_lion_is_its_algorithm(settings):
         torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-6)
 
 
-def test_lion_takes_rates_and_decay_by_name():
+def test_lion_applies_lr_and_decay_by_name():
     same = {"lr_multipliers": {"a": 0.25}, "weight_decay_overrides": {"a": 4.0}, "weight_decay": 0.0}
     found = trained(lion_of(pieces := Pieces(values(0), cut=False), **same), pieces)
     optimizer = lion_of(pieces := Pieces(values(0), cut=False), weight_decay=4.0)
@@ -165,7 +165,7 @@ def test_lion_takes_rates_and_decay_by_name():
 
 @pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "lion", "muon", "soap"])
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
-def test_state_that_was_saved_goes_on_where_it_was(kind, cut):
+def test_saved_state_resumes_identically(kind, cut):
     """Through the shards and `state()` alone, into an optimizer that has never stepped."""
     optimizer_of = OPTIMIZERS[kind]
     straight = Pieces(values(0), cut)
@@ -183,7 +183,7 @@ def test_state_that_was_saved_goes_on_where_it_was(kind, cut):
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "lion", "muon", "soap"])
-def test_state_lies_as_the_registry_says(kind):
+def test_state_layout_matches_registry(kind):
     pieces = Pieces(values(0), cut=True)
     optimizer = OPTIMIZERS[kind](pieces)
     held = {}
@@ -226,7 +226,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_muon_is_torchs_within_what_bfloat16_rounds(nesterov):
+def test_muon_matches_torch_within_bfloat16_rounding(nesterov):
     """torch's iterates in bfloat16; the whole update is compared, weight decay and size included."""
     pieces = Pieces(values(0), cut=False)
     before = pieces.whole()["a.weight"]
@@ -242,7 +242,7 @@ def test_muon_is_torchs_within_what_bfloat16_rounds(nesterov):
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16), (24, 48)])
-def test_newton_schulz_makes_singular_values_about_one_and_keeps_directions(shape):
+def test_newton_schulz_orthogonalizes_and_keeps_directions(shape):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     made = orthogonalise(matrix)
     singular = torch.linalg.svdvals(made)
@@ -255,7 +255,7 @@ def test_newton_schulz_makes_singular_values_about_one_and_keeps_directions(shap
     assert made.dtype == torch.float64
 
 
-def test_muon_of_pieces_is_muon_of_the_whole_to_the_bit():
+def test_muon_does_not_depend_on_sharding():
     one, other = (trained(muon_of(pieces), pieces) for pieces in (Pieces(values(0), cut) for cut in (False, True)))
     assert all(one[name].equal(other[name]) for name in SHAPES)
 
@@ -268,7 +268,7 @@ BY_NAME = {
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fused", "foreach"])
-def test_rates_and_decay_by_name_are_those_of_torchs_groups(deterministic):
+def test_options_by_name_match_torch_groups(deterministic):
     found = trained(adamw_of(pieces := Pieces(values(0), cut=False), deterministic, **BY_NAME), pieces)
     weights = {name: x.requires_grad_() for name, x in values(0).items()}
     factors = {"a.weight": 0.25, "b.bias": 3.0}
@@ -286,7 +286,7 @@ def test_rates_and_decay_by_name_are_those_of_torchs_groups(deterministic):
 
 
 @pytest.mark.parametrize("of", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_by_name_of_pieces_is_that_of_the_whole_to_the_bit(of):
+def test_options_by_name_do_not_depend_on_sharding(of):
     cut, whole = Pieces(values(0), cut=True), Pieces(values(0), cut=False)
     one, other = (trained(of(pieces, **BY_NAME), pieces) for pieces in (whole, cut))
     assert all(one[name].equal(other[name]) for name in SHAPES)
@@ -294,7 +294,7 @@ def test_by_name_of_pieces_is_that_of_the_whole_to_the_bit(of):
     assert not any(one[name].equal(plain[name]) for name in ("a.weight", "b.bias", "stack", "gain"))
 
 
-def test_muon_by_name_is_muon_at_that_rate():
+def test_muon_lr_multipliers_scale_learning_rate():
     """All names at half the rate: what half the learning rate does."""
     half = trained(
         muon_of(pieces := Pieces(values(0), cut=False), rates=dict.fromkeys(["a", "b", "stack", "gain"], 0.5)), pieces
@@ -307,7 +307,7 @@ def test_muon_by_name_is_muon_at_that_rate():
     assert all(half[name].equal(x) for name, x in pieces.whole().items())
 
 
-def test_the_most_specific_pattern_counts():
+def test_most_specific_pattern_wins():
     values = {"blocks": 1.0, "blocks.*.wq": 2.0, "blocks.0.wq": 3.0, "blocks.*.wq.bias": 4.0}
     assert [
         choose_by_pattern(values, name, 0.0)
@@ -322,7 +322,7 @@ def test_the_most_specific_pattern_counts():
 
 
 @pytest.mark.parametrize("option", ["lr_multipliers", "weight_decay_overrides"])
-def test_a_pattern_that_is_of_nothing_is_refused(option):
+def test_pattern_without_match_is_refused(option):
     (run,) = compose(["recipe=tiny", f"optimizer.{option}={{embedd: 0.5, blocks.*.norm: 0.5}}"])
     problems = run.optimizer.check(run)
     assert ["'embedd'" in problems[0].what, "mean embed?" in problems[0].why] == [True, True]
@@ -340,7 +340,7 @@ def test_a_pattern_that_is_of_nothing_is_refused(option):
         ("blocks.0.attention_norm.weight", (8,), False),
     ],
 )
-def test_weight_decay_shrinks_matrices_and_stacks_of_them(name, shape, found):
+def test_weight_decay_applies_to_matrices_and_stacks(name, shape, found):
     assert get_decay(ShardedParam(name, shape, ()), Adamw(weight_decay=0.1)) == (0.1 if found else 0.0)
 
 
@@ -355,13 +355,13 @@ def test_weight_decay_shrinks_matrices_and_stacks_of_them(name, shape, found):
         ("norm.weight", (8,), False),
     ],
 )
-def test_a_matrix_that_is_mapped_has_two_sides(name, shape, found):
+def test_is_mapped_accepts_true_matrices_only(name, shape, found):
     """Of (channels, 1, taps) each channel would be a matrix of one row."""
     assert is_mapped(name, shape) == found
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fused", "foreach"])
-def test_adamw_counts_in_float32_whatever_the_default_dtype(deterministic):
+def test_adamw_step_count_is_float32(deterministic):
     """In bfloat16 300 + 1 is 300: the bias corrections would stay those of step 300."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)

@@ -34,7 +34,7 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("options", [{}, {"tied": False}, {"soft_cap": 1.5}], ids=str)
-def test_tokens_are_the_same(options):
+def test_packed_weights_generate_same_tokens(options):
     model, other = model_of(**options), model_of(**options)
     lay_out_by_columns(other)
     asked, how = prompts(5, 9, 2), Sampling(tokens=WORTH_PACKING)
@@ -54,7 +54,7 @@ def test_layout_by_columns_changes_no_value():
         assert torch.equal(one, two), name
 
 
-def test_products_are_packed_inside_alone_and_only_what_is_float32():
+def test_float32_matmuls_are_packed_inside_context_only():
     model, wide = model_of(), model_of(torch.float64)
     x = torch.randn(3, 2, 24)
     linear, head = model.blocks[0].attention.wq, model.head
@@ -68,7 +68,7 @@ def test_products_are_packed_inside_alone_and_only_what_is_float32():
     assert torch.equal(head.compute_logits(x), logits)
 
 
-def test_small_ones_stay_as_they_are(monkeypatch):
+def test_small_weights_are_not_packed(monkeypatch):
     model = model_of()
     monkeypatch.setattr(packing, "LEAST_BYTES", model.head.weight.nbytes)
     with pack_weights(model, 3):

@@ -126,7 +126,7 @@ def codec(request, tmp_path_factory) -> tuple[TokenizerCodec, bool]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_tokens_of_the_pieces_are_those_of_the_whole_text(codec, text, monkeypatch):
+def test_tokens_of_pieces_match_complete_text(codec, text, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 200)
     monkeypatch.setattr(pieces, "WINDOW", 64)
     found, splits = codec
@@ -137,7 +137,7 @@ def test_tokens_of_the_pieces_are_those_of_the_whole_text(codec, text, monkeypat
         assert (len(found.pieces(content)) > 5) == splits
 
 
-def test_a_text_without_a_border_stays_complete(codec, monkeypatch):
+def test_text_without_boundary_is_not_split(codec, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 200)
     for text in ("", "short", "word" * 3000):
         assert codec[0].pieces(text) == ([text] if text else [])

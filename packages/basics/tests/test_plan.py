@@ -38,18 +38,18 @@ BY_NAME = {part.name: part for part in PARTS}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_shapes_have_their_published_number_of_parameters(name):
+def test_published_shapes_have_published_parameter_counts(name):
     tree, _ = plan_decoder(BY_NAME[name].config())
     assert count_parameters(tree) == PUBLISHED[name]
 
 
-def test_tiny_is_tiny():
+def test_tiny_has_below_three_million_parameters():
     assert count_parameters(plan_decoder(BY_NAME["tiny"].config())[0]) < 3_000_000
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 class TestEveryPart:
-    def test_its_plan_says_all_and_nothing_too_much(self, part):
+    def test_plan_rules_match_all_parameters(self, part):
         tree, plan = plan_decoder(part.config())
         names = get_parameter_shapes(tree)
         assert plan.find_unmatched(names) == []
@@ -61,7 +61,7 @@ class TestEveryPart:
         theirs = [rule.translate(name) for name in names for rule in plan.names if rule.translate(name)]
         assert len(set(theirs)) == len(names)
 
-    def test_every_matrix_may_be_cut_and_divides_into_units(self, part):
+    def test_every_matrix_can_be_sharded_along_tp(self, part):
         tree, plan = plan_decoder(part.config())
         for name, shape in get_parameter_shapes(tree).items():
             cuts = plan.get_cuts(name, len(shape))
@@ -71,7 +71,7 @@ class TestEveryPart:
                 assert list(cuts) == ["tp"], name
                 assert shape[cuts["tp"].dim] % cuts["tp"].unit == 0
 
-    def test_the_meta_model_has_the_shapes_of_the_tree(self, part):
+    def test_meta_model_matches_node_tree(self, part):
         config = replace(part.config(), layers=2)
         tree, plan = plan_decoder(config)
         model = construct(tree)
@@ -83,10 +83,10 @@ class TestEveryPart:
             found = [module for path, module in modules.items() if path and matches(seam.pattern, path)]
             assert any(callable(getattr(module, seam.name, None)) for module in found)
 
-    def test_its_configuration_has_no_problems(self, part):
+    def test_default_configuration_is_valid(self, part):
         assert part.config().check(None) == []
 
-    def test_it_is_offered(self, part):
+    def test_part_is_registered(self, part):
         offer = registry.installed().find_part(part.config())
         assert (offer.group, offer.part.name) == ("model", part.name)
 
@@ -103,7 +103,7 @@ class TestEveryPart:
         ({"dim": 36, "heads": 12}, ["model.head_dim=3 is odd"]),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(values, words):
+def test_invalid_sizes_are_refused(values, words):
     config = DecoderConfig(**values)
     run = build_default_run(model=config)
     found = config.check(run)
@@ -112,7 +112,7 @@ def test_sizes_that_cannot_be_are_refused(values, words):
         assert word in text
 
 
-def test_all_of_it_is_there_without_torch():
+def test_plan_needs_no_torch():
     code = (
         "import sys\n"
         "from gangline_basics.model.presets import PARTS\n"
@@ -127,13 +127,13 @@ def test_all_of_it_is_there_without_torch():
 
 
 class TestRules:
-    def test_a_star_is_one_component(self):
+    def test_star_matches_one_component(self):
         assert matches("blocks.*.wq", "blocks.3.wq")
         assert matches("blocks.*.wq", "blocks.3.wq.weight")
         assert not matches("blocks.*.wq", "blocks.3.x.wq")
         assert not matches("blocks.*.wq", "blocks.3.wqs")
 
-    def test_the_first_rule_counts_and_an_edit_comes_first(self):
+    def test_first_rule_wins_and_edits_precede(self):
         plan = Plan("e", "b", "h", 1, inits=(Init("b.*.w", "normal", 1.0), Init("b", "constant")))
         assert plan.init("b.0.w.weight").distribution == "normal"
         assert plan.init("b.0.x.weight").distribution == "constant"
@@ -141,7 +141,7 @@ class TestRules:
         with pytest.raises(LookupError, match=r"c\.weight"):
             plan.init("c.weight")
 
-    def test_for_each_axis_the_first_rule_decides_also_where_the_array_lacks_its_dim(self):
+    def test_first_shard_rule_decides_for_each_axis(self):
         cuts = (
             ShardRule.rowwise("b.*.down"),
             ShardRule("b.*.down.bias", 0),
@@ -156,7 +156,7 @@ class TestRules:
         assert plan.get_cuts("b.0.down.bias", 1) == {"lane": ShardRule("b.*.down", 0, "lane")}
         assert plan.get_cuts("b.0.norm.weight", 1) == {}
 
-    def test_whole_says_so_outright_along_one_axis_or_all(self):
+    def test_whole_rule_disables_sharding_along_axes(self):
         rest = (ShardRule.colwise("b.*.up"), ShardRule("b.*.up", 0, "lane"))
         plan = Plan(
             "e", "b", "h", 1, cuts=(ShardRule.whole("b.*.up.small"), ShardRule.whole("b.*.up.side", "tp"), *rest)
@@ -166,25 +166,25 @@ class TestRules:
         assert list(plan.get_cuts("b.0.up.weight", 2)) == ["tp", "lane"]
         assert plan.extend(cuts=(ShardRule.rowwise("b.*.up.small"),)).get_cuts("b.0.up.small", 2).keys() == {"tp"}
 
-    def test_a_tied_parameter_is_cut_as_the_one_it_is_kept_under(self):
+    def test_tied_parameter_is_sharded_like_its_owner(self):
         plan = Plan("e", "b", "h", 1, cuts=(ShardRule("e.w", 0), ShardRule.whole("h.w")), tied=(("h.w", "e.w"),))
         assert plan.get_cuts("h.w", 2) == plan.get_cuts("e.w", 2) == {"tp": ShardRule("e.w", 0)}
 
     @pytest.mark.parametrize("wrong", [{"dim": -1}, {"dim": 0, "unit": 0}, {"dim": 0, "axis": "*"}])
-    def test_a_cut_without_meaning_is_refused(self, wrong):
+    def test_invalid_shard_rule_is_refused(self, wrong):
         with pytest.raises(ValueError, match=r"the cut of b\.\*"):
             ShardRule("b.*", **wrong)
 
-    def test_names_carry_what_the_stars_matched(self):
+    def test_translated_names_contain_star_matches(self):
         assert HFName("b.*.e.*.w", "layers.{0}.experts.{1}.w").translate("b.3.e.7.w") == "layers.3.experts.7.w"
         assert HFName("b.*.w", "layers.{0}.{n}.w", "stack").translate("b.3.w") == "layers.3.{n}.w"
         assert HFName("b.*.w", "layers.{0}.w").translate("b.3.w.bias") is None
 
-    def test_patterns_that_match_nothing_are_found(self):
+    def test_unmatched_patterns_are_found(self):
         plan = Plan("e", "b", "h", 1, cuts=(ShardRule("b.*.q", 0),), inits=(Init("b", "normal"), Init("x", "normal")))
         assert plan.find_unmatched(["b.0.k.weight"]) == ["b.*.q", "x"]
 
-    def test_ties(self):
+    def test_tied_head_belongs_to_embedding(self):
         plan = plan_decoder(DecoderConfig(tied=True))[1]
         assert plan.get_owner("head.weight") == "embed.weight"
         assert plan.get_owner("embed.weight") == "embed.weight"
@@ -228,7 +228,7 @@ class TestEdits:
         monkeypatch.setattr("gangline.model.compose.installed", Installed)
         return build_default_run()
 
-    def test_they_change_the_tree(self, run):
+    def test_edits_change_tree_in_group_order(self, run):
         run.edits = {
             "wide": Widen(at=("blocks.0.feed_forward",)),
             "other": Other(at=("blocks.1.feed_forward",), hidden=9),
@@ -237,12 +237,12 @@ class TestEdits:
         assert [block.feed_forward.hidden for block in tree.blocks][:3] == [8, 9, run.model.ffn_dim]
         assert plan.master_dtype == ("Widen", "Other")  # `other` came first: in order of the groups' names
 
-    def test_an_edit_may_claim_what_lies_in_its_own(self, run):
+    def test_edit_may_claim_nested_nodes(self, run):
         run.edits = {"wide": Widen(at=("blocks.0.feed_forward", "blocks.0"))}
         compose_model(run)
 
     @pytest.mark.parametrize("inside", ["blocks.0.feed_forward", "blocks.0"])
-    def test_two_that_want_one_node_are_refused(self, run, inside):
+    def test_two_edits_of_one_node_are_refused(self, run, inside):
         run.edits = {"wide": Widen(at=("blocks.0.feed_forward",)), "other": Other(at=(inside,))}
         with pytest.raises(UserError) as caught:
             compose_model(run)
@@ -252,6 +252,6 @@ class TestEdits:
         assert "wide=off" in str(caught.value)
 
     @pytest.mark.parametrize("paths", [("blocks.1", "blocks.10"), ("blocks.10", "blocks.1")])
-    def test_names_that_only_begin_alike_do_not_clash(self, run, paths):
+    def test_paths_with_common_prefix_do_not_clash(self, run, paths):
         run.edits = {"wide": Widen(at=paths[:1]), "other": Other(at=paths[1:])}
         compose_model(run)

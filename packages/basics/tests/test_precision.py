@@ -68,7 +68,7 @@ class Dtypes(Plain):
         self.reduce_dtype, self.grad_dtype = reduce, grad
 
 
-def test_bf16_keeps_masters_gradients_and_moments_in_float32_and_computes_in_bfloat16():
+def test_bf16_computes_in_bfloat16_with_float32_masters():
     runtime = runtime_of(Plain(torch.bfloat16, torch.float32))
     seen = []
     runtime.stages.blocks[0].register_forward_hook(lambda module, given, out: seen.append(out.dtype))
@@ -120,11 +120,11 @@ def fused_step(runtime):
 
 
 @pytest.mark.parametrize("write", [halve, through_numpy, fused_step])
-def test_what_is_written_into_masters_is_computed_with_at_the_next_call(write):
+def test_writes_to_masters_change_next_forward(write):
     assert changed_loss(write)
 
 
-def test_products_have_the_compute_dtype():
+def test_matmuls_have_compute_dtype():
     x, w, b = torch.randn(2, 3), torch.randn(4, 3), torch.randn(4)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         out = Plain(dtype, torch.float32).linear(x, w.to(dtype), b.to(dtype))
@@ -146,7 +146,7 @@ def test_a_loss_scale_changes_no_gradient():
         assert one.pieces[0].tensor.grad.equal(other.pieces[0].tensor.grad)
 
 
-def test_fp16_backs_off_until_the_gradients_fit_and_then_steps():
+def test_fp16_lowers_scale_until_gradients_are_finite():
     precision = ScaledFp16(Fp16(initial_scale=2.0**40))
     runtime = runtime_of(precision)
     finite = []
@@ -164,7 +164,7 @@ def test_fp16_backs_off_until_the_gradients_fit_and_then_steps():
     assert runtime.clip(None) == pytest.approx(reference.clip(None), rel=2e-2)
 
 
-def test_the_loss_scale_grows_shrinks_and_is_kept():
+def test_loss_scale_grows_shrinks_and_resumes():
     precision = ScaledFp16(Fp16(initial_scale=8.0, growth_interval=2, min_scale=2.0))
     scales = []
     for found_inf in (False, False, False, True, False, False, True, True, True, True):
@@ -178,7 +178,7 @@ def test_the_loss_scale_grows_shrinks_and_is_kept():
     assert again.scale == 4
 
 
-def test_a_loss_scale_that_starts_below_the_least_is_refused():
+def test_initial_scale_below_minimum_is_refused():
     assert len(Fp16(initial_scale=0.5, min_scale=1.0).check(RUN)) == 1
     assert Fp16().check(RUN) == []
 
@@ -190,7 +190,7 @@ def reduced(dtypes):
     return [piece.tensor.grad.clone() for named in runtime.parameters() for piece in named.pieces]
 
 
-def test_gradients_travel_in_the_reduce_dtype_and_arrive_in_the_grad_dtype():
+def test_gradients_are_communicated_in_reduce_dtype():
     full = get_pool(2).run(reduced, (torch.float32,) * 4)[0]
     short = get_pool(2).run(reduced, (torch.float32, torch.float32, torch.bfloat16, torch.float32))[0]
     assert {gradient.dtype for gradient in short} == {torch.float32}
@@ -200,7 +200,7 @@ def test_gradients_travel_in_the_reduce_dtype_and_arrive_in_the_grad_dtype():
     assert not all(a.equal(b) for a, b in zip(full, short, strict=True))
 
 
-def test_weights_that_exist_are_kept():
+def test_existing_weights_are_not_reinitialized():
     """A model that is not on the meta device comes with its values."""
     tree, plan = plan_decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, ffn_dim=8, tied=True))
     model = construct(tree).to_empty(device="cpu")
@@ -222,5 +222,5 @@ def test_frozen_weights_are_kept_and_not_trained():
     assert "model/embed.weight" in [shard.name for shard in runtime.shards()]
 
 
-def test_the_parts():
+def test_precision_parts_are_listed():
     assert [part.name for part in PARTS] == ["fp32", "fp64", "bf16", "fp16"]

@@ -18,7 +18,7 @@ from gangline_basics.model.rope_rates import BandScaling, Rope, compute_frequenc
 LLAMA = BandScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192)
 
 
-def test_each_pair_is_turned_by_position_times_its_rate():
+def test_pairs_rotate_by_position_times_frequency():
     q = torch.randn(1, 1, 1, 8).double()
     position = torch.tensor([[5]])
     turned, _ = rotate_pair(q, q, position, compute_frequencies(Rope(theta=100.0), 8))
@@ -29,7 +29,7 @@ def test_each_pair_is_turned_by_position_times_its_rate():
         torch.testing.assert_close(turned[0, 0, 0, [i, i + 4]], expected, rtol=1e-12, atol=1e-14)
 
 
-def test_products_depend_on_the_distance_alone():
+def test_dot_product_depends_on_distance_only():
     q, k = torch.randn(1, 1, 1, 16).double(), torch.randn(1, 1, 1, 16).double()
 
     def product(at_q: int, at_k: int) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_products_depend_on_the_distance_alone():
     assert abs(product(3, 1) - product(3, 2)) > 1e-4
 
 
-def test_scaling_stretches_long_waves_and_leaves_short_ones():
+def test_scaling_stretches_long_wavelengths_only():
     plain, scaled = compute_frequencies(Rope(500_000.0), 128), compute_frequencies(Rope(500_000.0, LLAMA), 128)
     between = 0
     for before, after in zip(plain, scaled, strict=True):
@@ -94,13 +94,13 @@ class TestRecall:
         assert recall("b", source, lambda: calls.append(1) or len(calls)) == 2
         assert recall("b", source.clone(), lambda: calls.append(1) or len(calls)) == 3
 
-    def test_a_tensor_written_in_place_is_another(self):
+    def test_recomputes_after_in_place_write(self):
         recall, source = Recall(), torch.arange(3)
         assert recall(None, source, lambda: source.sum().item()) == 3
         source += 1
         assert recall(None, source, lambda: source.sum().item()) == 6
 
-    def test_keeps_nothing_of_inference_tensors(self):
+    def test_does_not_cache_inference_tensors(self):
         recall = Recall()
         with torch.inference_mode():
             source = torch.arange(3)

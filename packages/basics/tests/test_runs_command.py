@@ -64,7 +64,7 @@ def table(capsys, *words: str) -> dict[str, dict]:
     return {Path(line["directory"]).name: line for line in lines}
 
 
-def test_each_state_is_told_from_the_others(tmp_path: Path, capsys) -> None:
+def test_runs_table_distinguishes_each_state(tmp_path: Path, capsys) -> None:
     for reason in ("done", "verdict", "preempted", "signal", "bug", "mistake"):
         made(tmp_path / reason, reason=reason)
     made(tmp_path / "lost", reason=None)
@@ -101,7 +101,7 @@ def test_each_state_is_told_from_the_others(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "events.jsonl", "ending.json", "metrics.jsonl"])
-def test_pipe_in_one_run_does_not_hide_the_others(tmp_path: Path, capsys, name: str) -> None:
+def test_named_pipe_does_not_hide_other_runs(tmp_path: Path, capsys, name: str) -> None:
     for each in ("good", "bad"):
         made(tmp_path / each)
     (tmp_path / "bad" / name).unlink()
@@ -114,7 +114,7 @@ def test_pipe_in_one_run_does_not_hide_the_others(tmp_path: Path, capsys, name: 
     )
 
 
-def test_values_of_another_type_do_not_hide_the_other_runs(tmp_path: Path, capsys) -> None:
+def test_wrong_value_types_do_not_hide_other_runs(tmp_path: Path, capsys) -> None:
     places = {"metrics.jsonl": ("loss", "tokens_per_second", "notes"), "ending.json": ("reason", "evidence")}
     good, bad = made(tmp_path / "good"), made(tmp_path / "bad")
     for file, keys in places.items():
@@ -129,7 +129,7 @@ def test_values_of_another_type_do_not_hide_the_other_runs(tmp_path: Path, capsy
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can look with the rights of another user")
-def test_private_folder_of_another_user_does_not_hide_the_others(capsys) -> None:
+def test_unreadable_run_does_not_hide_other_runs(capsys) -> None:
     with tempfile.TemporaryDirectory() as shared:  # pytest keeps its own folders from other users
         Path(shared).chmod(0o755)
         for name in ("good", "private"):
@@ -152,14 +152,14 @@ def test_config_without_options_is_damaged(tmp_path: Path, capsys, content: byte
     assert (found["good"]["state"], found["bad"]["state"]) == ("done", "damaged")
 
 
-def test_the_step_of_a_run_without_records(tmp_path: Path) -> None:
+def test_step_of_run_without_records_is_read(tmp_path: Path) -> None:
     run = made(tmp_path / "quiet")
     (run / "metrics.jsonl").unlink()
     (run / STEP).write_text(f"{3:20}")
     assert read_summary(run).step == 3
 
 
-def test_a_run_that_lives(tmp_path: Path) -> None:
+def test_live_run_is_running_then_preempted(tmp_path: Path) -> None:
     with RealRuns(tmp_path) as real:
         process = real.fork("run.dir=a", "run.steps=100000")
         real.wait_for_step(process, "a", 1)
@@ -171,7 +171,7 @@ def test_a_run_that_lives(tmp_path: Path) -> None:
     assert read_summaries(tmp_path)[0].state == "preempted"
 
 
-def test_a_run_of_another_machine_is_running_until_it_is_silent(tmp_path: Path, monkeypatch) -> None:
+def test_remote_run_is_running_until_silent(tmp_path: Path, monkeypatch) -> None:
     run = made(tmp_path / "a", reason=None)
     lines = (run / "events.jsonl").read_text().replace(os.uname().nodename, "elsewhere")
     (run / "events.jsonl").write_text(lines)
@@ -189,7 +189,7 @@ def test_the_newest_record_is_read_from_the_end(tmp_path: Path) -> None:
     assert (read_summaries(tmp_path)[0].step, read_summaries(tmp_path)[0].loss) == (2, 7.5)
 
 
-def test_lines_without_a_record_are_told(tmp_path: Path, capsys) -> None:
+def test_damaged_metric_lines_are_reported(tmp_path: Path, capsys) -> None:
     """In the middle and in a file of nothing else, but neither a half last line, which a living run is writing, nor
     what a kill tore and the run did once more: of its steps nothing is missing."""
     one, two = made(tmp_path / "one"), made(tmp_path / "two")
@@ -216,7 +216,7 @@ def test_lines_without_a_record_are_told(tmp_path: Path, capsys) -> None:
         compare([str(one), str(two)])
 
 
-def test_hundreds_of_runs_take_a_moment(tmp_path: Path) -> None:
+def test_hundreds_of_runs_are_read_quickly(tmp_path: Path) -> None:
     first = made(tmp_path / "first")
     config, events = (first / "config.yaml").read_text(), (first / "events.jsonl").read_text()
     long = "".join(record(step, 1.0).to_json() + "\n" for step in range(1, 5000))
@@ -231,7 +231,7 @@ def test_hundreds_of_runs_take_a_moment(tmp_path: Path) -> None:
     assert time.process_time() - start < 15  # seconds of CPU; about 3 on a quiet machine
 
 
-def test_neither_command_imports_torch(tmp_path: Path) -> None:
+def test_runs_and_compare_do_not_import_torch(tmp_path: Path) -> None:
     run = made(tmp_path / "a")
     code = f"""
 import sys
@@ -243,7 +243,7 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_a_folder_that_is_missing(tmp_path: Path) -> None:
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no folder"):
         runs([str(tmp_path / "none")])
 
@@ -271,7 +271,7 @@ def test_compare_over_tokens_and_hours_as_json(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
-def test_compare_draws(tmp_path: Path, kind: str) -> None:
+def test_compare_writes_figure_file(tmp_path: Path, kind: str) -> None:
     one, two = made(tmp_path / "one"), made(tmp_path / "two", losses=(3.0, float("nan"), 2.0, 1.5), reason=None)
     file = tmp_path / f"curves.{kind}"
     assert compare([str(one), str(two), "--picture", str(file)]) == 0
@@ -287,7 +287,7 @@ def test_compare_draws(tmp_path: Path, kind: str) -> None:
         assert {(0, 0x72, 0xB2), (0xD5, 0x5E, 0)} <= colours
 
 
-def test_figure_of_two_runs_has_their_numbers_and_a_gap() -> None:
+def test_figure_of_two_runs_shows_gap_for_nan() -> None:
     curves = [[(1.0, 3.0), (2.0, 2.0)], [(1.0, 3.0), (2.0, math.nan), (3.0, math.inf), (4.0, 1.5)]]
     figure = draw_picture(["one", "two"], curves, "loss", "hours")
     lines = figure.axes[0].get_lines()
@@ -305,7 +305,7 @@ def test_figure_of_many_runs_is_readable() -> None:
     assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[0].get_lines()}) == 20
 
 
-def test_figure_without_steps_says_so() -> None:
+def test_figure_without_steps_shows_message() -> None:
     assert list_readable(draw_picture(["one"], [[]], "loss", "step"))[1] == "No run has a step yet."
 
 
@@ -326,7 +326,7 @@ def test_compare_draws_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "learning rate" not in list_words(file.read_text())
 
 
-def test_run_that_ends_without_matplotlib_says_what_to_install(tmp_path, monkeypatch, capsys) -> None:
+def test_missing_matplotlib_at_run_end_is_reported(tmp_path, monkeypatch, capsys) -> None:
     session = SimpleNamespace(
         comms=SimpleNamespace(rank=0),
         step=3,
@@ -359,7 +359,7 @@ def test_run_figure_of_a_long_run_draws_means() -> None:
     assert thinned[1] == (10.0, 0.25)
 
 
-def test_compare_refuses_what_is_not_there(tmp_path: Path) -> None:
+def test_compare_refuses_unknown_metric_run_or_extension(tmp_path: Path) -> None:
     one, two = made(tmp_path / "one"), made(tmp_path / "two")
     with pytest.raises(UserError, match=r"no step of .* has the number 'los'"):
         compare([str(one), str(two), "--metric", "los"])
@@ -369,13 +369,13 @@ def test_compare_refuses_what_is_not_there(tmp_path: Path) -> None:
         compare([str(one), str(two), "--picture", "curves.gif"])
 
 
-def test_differences_of_runs_with_other_parts() -> None:
+def test_differences_list_changed_parts_and_options() -> None:
     one = {"parts": {"optimizer": "adamw"}, "optimizer": {"eps": 1e-8}, "run": {"dir": "a", "seed": 1}}
     two = {"parts": {"optimizer": "muon"}, "optimizer": {"eps": 1e-8, "momentum": 0.9}, "run": {"dir": "b", "seed": 1}}
     assert find_differences([one, two]) == {"optimizer": ["adamw", "muon"], "optimizer.momentum": [None, 0.9]}
 
 
-def test_compare_says_what_it_cannot_read_or_write(tmp_path: Path) -> None:
+def test_compare_reports_unreadable_and_unwritable_files(tmp_path: Path) -> None:
     phases = {"collective": [0.1, 0.2]}
     one, two = made(tmp_path / "one"), made(tmp_path / "two")
     file = one / "metrics.jsonl"
@@ -393,7 +393,7 @@ def test_compare_says_what_it_cannot_read_or_write(tmp_path: Path) -> None:
         compare([str(one), str(two)])
 
 
-def test_a_run_lives_also_where_the_kernel_names_another_device(tmp_path: Path, monkeypatch) -> None:
+def test_run_lock_is_found_under_another_device_number(tmp_path: Path, monkeypatch) -> None:
     """As on btrfs and overlayfs; the same number of another file system's file is no run's."""
     run = made(tmp_path / "a", reason=None)
     lock, locks = RunLock(run), tmp_path / "locks"

@@ -78,7 +78,7 @@ def written(model, start: list[int], tokens: int, seed: int = 0, cached: bool = 
     return generate(model, [start], Sampling(tokens=tokens, seed=seed, **how), cached=cached)[0].tokens
 
 
-def test_temperature_0_takes_the_likeliest(tmp_path):
+def test_temperature_0_takes_most_likely_token(tmp_path):
     model, _ = drawn(make_run(tmp_path / "run"), seed=3)
     row = [1, 2, 3]
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_temperature_0_takes_the_likeliest(tmp_path):
     assert written(model, [1, 2, 3], CONTEXT, 5, temperature=0.9, top_p=1e-9) == row[3:]
 
 
-def test_a_seed_writes_the_same_again_and_another_something_else(tmp_path):
+def test_same_seed_gives_same_text(tmp_path):
     model, _ = drawn(make_run(tmp_path / "run"), seed=3)
     model.train()
     texts = [written(model, [65], 40, seed, temperature=1.0) for seed in (0, 0, 1)]
@@ -99,7 +99,7 @@ def test_a_seed_writes_the_same_again_and_another_something_else(tmp_path):
     assert written(model, [65], 0) == []
 
 
-def test_a_text_ends_with_its_end_token_and_another_goes_on(tmp_path):
+def test_end_token_ends_only_its_own_text(tmp_path):
     model, _ = drawn(make_run(tmp_path / "run"), seed=3)
     prompts = [[65], [9, 8, 7], [1, 2]]
     long = generate(model, prompts, Sampling(tokens=30), cached=True)
@@ -113,7 +113,7 @@ def test_a_text_ends_with_its_end_token_and_another_goes_on(tmp_path):
             assert len(after.tokens) == 30 or before.tokens[len(after.tokens)] == end
 
 
-def test_what_has_no_meaning_is_refused():
+def test_invalid_sampling_settings_are_refused():
     for wrong in ({"tokens": -1}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Sampling(**{"tokens": 3, **wrong})
@@ -140,7 +140,7 @@ def shares(logits: list[float], **how) -> list[float]:
     return [drawn.count(token) / len(drawn) for token in range(len(logits))]
 
 
-def test_tokens_are_drawn_as_often_as_the_model_says():
+def test_token_frequencies_match_model_probabilities():
     logits = [0.0, 1.0, 2.0, -1.0]
     plain = shares(logits)
     assert plain == pytest.approx(torch.tensor(logits).softmax(0).tolist(), abs=0.03)
@@ -157,7 +157,7 @@ def test_tokens_are_drawn_as_often_as_the_model_says():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_newest_checkpoint_is_taken_or_the_one_asked_for(tmp_path, tied):
+def test_newest_or_requested_checkpoint_is_loaded(tmp_path, tied):
     run = make_run(tmp_path / "run", 5, 9, tied=tied)
 
     def expected(step: int) -> str:
@@ -180,7 +180,7 @@ def test_only_the_weights_are_read(tmp_path):
     assert sample(run.job.dir, "a", 10) == before
 
 
-def test_a_run_that_was_moved_away_from_its_text_still_writes(tmp_path):
+def test_moved_run_without_corpus_still_samples(tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("some text " * 100)
     make_run(tmp_path / "run", 1, data=TextConfig(path=str(corpus)))
@@ -211,7 +211,7 @@ def test_prompt_begins_with_the_bos_of_the_tokenizer(tmp_path, prompt, bos, toke
     assert encode(build_codec(run), prompt, run, bos) == tokens
 
 
-def test_empty_prompt_is_the_bos_or_a_line_end(tmp_path):
+def test_empty_prompt_becomes_bos_or_newline(tmp_path):
     run = make_run(tmp_path / "bos", data=words(tmp_path / "words.json", "bos", "eos", bos=True))
     assert encode(build_codec(run), "", run)[0] == 0
     run = make_run(tmp_path / "bytes")
@@ -227,14 +227,14 @@ def test_empty_prompt_is_the_bos_or_a_line_end(tmp_path):
         ({"config.json": {"eos_token_id": 2}, "generation_config.json": {}}, set()),
     ],
 )
-def test_end_tokens_are_those_of_the_weights(tmp_path, files, ends):
+def test_end_tokens_come_from_weights_directory(tmp_path, files, ends):
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     run = make_run(tmp_path / "run", data=words(tmp_path / "words.json", "a", "b"))
     assert find_ends(replace(run, model=replace(run.model, weights=str(tmp_path))), build_codec(run)) == ends
 
 
-def test_what_is_missing_is_said(tmp_path):
+def test_missing_run_or_checkpoint_is_reported(tmp_path):
     def told(*arguments, **more) -> str:
         with pytest.raises(UserError) as caught:
             sample(*arguments, **more)
@@ -277,7 +277,7 @@ def test_the_command_prints_the_text(tmp_path, capsys):
     assert capsys.readouterr().out == sample(run.job.dir, "def ", 10, temperature=0.5, seed=3, top_k=40) + "\n"
 
 
-def test_the_command_writes_after_several_prompts_as_json(tmp_path, capsys):
+def test_command_completes_several_prompts_as_json(tmp_path, capsys):
     run = make_run(tmp_path / "run", 1)
     file = tmp_path / "prompts.jsonl"
     file.write_text('"class A"\n\n{"prompt": "x"}\n')
@@ -301,7 +301,7 @@ def test_a_text_ends_before_a_stop_string(tmp_path):
     assert whole.tokens[: len(cut.tokens)] == cut.tokens
 
 
-def test_stop_strings_may_name_special_tokens_and_prompts_be_tokens(tmp_path):
+def test_stop_strings_may_contain_special_tokens(tmp_path):
     made = Tokenizer(models.WordLevel({word: id for id, word in enumerate("abcdefgh")}, unk_token="a"))
     made.add_special_tokens(["<x>"])
     made.save(str(tmp_path / "tokenizer.json"))
@@ -350,7 +350,7 @@ TEMPLATE = (
 )
 
 
-def test_chats_go_through_the_template_and_end_with_its_end(tmp_path, capsys):
+def test_chats_use_template_and_its_end_token(tmp_path, capsys):
     known = ["user", "bot", ":", "hello", "stop", "there"]
     data = words(tmp_path / "tokenizer.json", *known)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "stop"}))
@@ -379,14 +379,14 @@ def test_chats_go_through_the_template_and_end_with_its_end(tmp_path, capsys):
         ("silent.jsonl", '{"messages": [{"content": "a"}]}\n', "without a role"),
     ],
 )
-def test_a_file_of_prompts_that_cannot_be_read_is_refused(tmp_path, name, content, what):
+def test_invalid_prompts_file_is_refused(tmp_path, name, content, what):
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=what):
         read_prompts(tmp_path / name)
 
 
-def test_a_prompt_ends_at_a_line_feed_alone(tmp_path):
+def test_prompts_are_split_at_line_feeds_only(tmp_path):
     """What else `str.splitlines` cuts at may stand in a text, and unescaped in JSON."""
     said = "a\u2028b\u0085c\x0cd"
     (tmp_path / "said.txt").write_bytes(f"{said}\r\ntwo\n".encode())
@@ -396,7 +396,7 @@ def test_a_prompt_ends_at_a_line_feed_alone(tmp_path):
     assert read_prompts(tmp_path / "said.jsonl") == [said]
 
 
-def test_the_command_refuses_with_code_2_and_no_traceback(tmp_path, capsys):
+def test_invalid_command_exits_with_code_2(tmp_path, capsys):
     assert main(["sample", str(tmp_path / "absent")]) == 2
     assert "there is no run directory" in capsys.readouterr().err
     for wrong in (
@@ -413,7 +413,7 @@ def test_the_command_refuses_with_code_2_and_no_traceback(tmp_path, capsys):
         assert wrong[0] in capsys.readouterr().err
 
 
-def test_a_damaged_checkpoint_is_told_without_a_traceback(tmp_path, capsys):
+def test_damaged_checkpoint_is_reported_without_traceback(tmp_path, capsys):
     run = make_run(tmp_path / "run", 1, 2)
     for file in (tmp_path / "run" / "checkpoints" / "step-00000002").rglob("*.distcp"):
         file.write_bytes(file.read_bytes()[:100])
@@ -425,7 +425,7 @@ def test_a_damaged_checkpoint_is_told_without_a_traceback(tmp_path, capsys):
     assert main(["sample", run.job.dir, *words, "--checkpoint", "step-00000001"]) == 0
 
 
-def test_what_several_processes_trained_one_samples(runs):
+def test_one_process_samples_from_ddp_run(runs):
     runs.train("parallel=ddp", "launch.processes=2", "run.dir=r")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [

@@ -10,7 +10,7 @@ from gangline_basics.parallel.sample_losses import gather_in_order
 
 
 @pytest.mark.parametrize("each", [1, 2, 3])
-def test_each_loss_of_a_sample_has_its_place(each):
+def test_losses_are_gathered_in_sample_order(each):
     losses = [torch.randn((each,) if each > 1 else ()) for _ in range(4)]
     found = gather_in_order(losses, 4, (1, 3), Solo("world"), torch.device("cpu"), each)
     assert found.dtype == torch.float64
@@ -21,7 +21,7 @@ def test_each_loss_of_a_sample_has_its_place(each):
 
 
 @pytest.mark.parametrize("each", [1, 2])
-def test_a_rank_that_counts_nothing_adds_nothing(each):
+def test_rank_without_samples_contributes_zeros(each):
     found = gather_in_order([], 4, (0, 2), Solo("world"), torch.device("cpu"), each)
     assert found.shape == ((8,) if each == 1 else (8, 2))
     assert not found.any()

@@ -21,18 +21,18 @@ def factors(build, config, steps):
     return [schedule(step) for step in range(steps)]
 
 
-def test_constant_warms_up_in_a_straight_line_and_stays():
+def test_constant_warms_up_linearly():
     assert factors(build_constant, Constant(warmup_steps=3), 6) == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
     assert factors(build_constant, Constant(), 2) == [1, 1]
 
 
-def test_cosine_starts_at_one_and_is_final_when_the_run_is_over():
+def test_cosine_falls_from_one_to_final_factor():
     found = factors(build_cosine, Cosine(warmup_steps=1, final=0.1), 5)
     assert found == pytest.approx([0.5, 1.0, 0.1 + 0.9 * 0.853553, 0.55, 0.1 + 0.9 * 0.146447], rel=1e-5)
     assert build_cosine(Cosine(warmup_steps=1, final=0.1), run_of(5))(5) == pytest.approx(0.1)
 
 
-def test_wsd_stays_then_falls_in_a_straight_line():
+def test_wsd_stays_constant_then_decays_linearly():
     found = factors(build_wsd, Wsd(warmup_steps=1, decay_steps=4, final=0.5), 8)
     assert found == pytest.approx([0.5, 1, 1, 1, 1, 0.875, 0.75, 0.625])
     by_default = factors(build_wsd, Wsd(), 100)
@@ -45,7 +45,7 @@ def test_wsd_stays_then_falls_in_a_straight_line():
     ("warmup", "steps", "fall"),
     [(97, 100, [1, 0.8, 0.6]), (0, 9, [1] * 9), (99, 100, [1]), (100, 100, []), (None, 1, [1])],
 )
-def test_wsd_default_decay_fits_behind_the_warm_up(warmup, steps, fall):
+def test_wsd_default_decay_fits_after_warmup(warmup, steps, fall):
     config = Wsd(warmup_steps=warmup, final=0.4)
     assert config.check(run_of(steps)) == []
     schedule = build_wsd(config, run_of(steps))
@@ -57,7 +57,7 @@ configs = st.sampled_from([(build_constant, Constant), (build_cosine, Cosine), (
 
 
 @given(configs, st.integers(1, 200), st.data())
-def test_factors_lie_between_0_and_1_rise_while_warming_up_and_never_after(chosen, steps, data):
+def test_factors_rise_in_warmup_and_never_after(chosen, steps, data):
     build, config = chosen
     warmup = data.draw(st.integers(0, steps))
     made = config(warmup_steps=warmup)
@@ -80,10 +80,10 @@ def test_factors_lie_between_0_and_1_rise_while_warming_up_and_never_after(chose
         (Wsd(warmup_steps=5, decay_steps=6), r"schedule.decay_steps=6 does not fit into the run"),
     ],
 )
-def test_what_does_not_fit_is_refused(config, message):
+def test_warmup_or_decay_beyond_run_is_refused(config, message):
     (problem,) = config.check(run_of(10))
     assert message in problem.what
 
 
-def test_each_part_builds_what_it_names():
+def test_schedule_parts_are_listed():
     assert [part.name for part in PARTS] == ["constant", "cosine", "wsd"]

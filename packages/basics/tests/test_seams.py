@@ -70,7 +70,7 @@ def by_hand(call: AttentionCall, q, k, v, sinks, document, position):
 
 @pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
 @pytest.mark.parametrize("name", CALLS)
-def test_attention_computes_what_it_says(name, documents):
+def test_plain_attention_matches_its_call(name, documents):
     call = AttentionCall(**CALLS[name])
     q, k, v, sinks, document, position = inputs(documents)
     more = (sinks,) if call.sinks else ()
@@ -82,7 +82,7 @@ def test_attention_computes_what_it_says(name, documents):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "plain"])
-def test_what_a_gpu_would_compute_is_the_same(name, documents):
+def test_flex_attention_matches_reference(name, documents):
     """The masks and the scores that FlexAttention is given, by its own forward pass as it is on a CPU."""
     call = AttentionCall(**CALLS[name])
     q, k, v, sinks, document, position = inputs(documents, width=16)
@@ -92,7 +92,7 @@ def test_what_a_gpu_would_compute_is_the_same(name, documents):
     torch.testing.assert_close(found, by_hand(call, q, k, v, sinks, document, position), rtol=1e-6, atol=1e-6)
 
 
-def test_the_z_term_joins_the_gradients_and_is_a_metric(random_batch):
+def test_z_loss_adds_gradients_and_metric(random_batch):
     batch = random_batch(2, 5, 11)
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((2, 5, 6), (11, 6))]
@@ -116,7 +116,7 @@ def test_the_z_term_joins_the_gradients_and_is_a_metric(random_batch):
 @pytest.mark.parametrize(
     "wrong", [{"window": 0}, {"window": 3, "causal": False}, {"soft_cap": 0.0}], ids=["none", "both ways", "cap"]
 )
-def test_a_call_without_meaning_is_refused(wrong):
+def test_invalid_attention_call_is_refused(wrong):
     with pytest.raises(ValueError, match=r"must be positive|a window is"):
         AttentionCall(**wrong)
 
@@ -137,7 +137,7 @@ def test_options_of_the_model_reach_its_seams():
     assert model.blocks[0].attention.sinks.weight.tolist() == [0.0] * 4
 
 
-def test_options_without_meaning_are_refused():
+def test_invalid_model_options_are_refused():
     wrong = {"window": 0, "attention_scale": math.nan, "soft_cap": -1.0, "z_loss": -1.0}
     said = "\n".join(problem.what for problem in find_meaningless(build_default_run(model=replace(SMALL, **wrong))))
     assert all(f"model.{name}" in said for name in wrong)
@@ -181,14 +181,14 @@ def as_class(cls):
     return lambda node: cls(dim=node.dim, heads=node.heads, kv_heads=node.kv_heads, head_dim=node.head_dim)
 
 
-def test_who_names_another_module_says_anew_what_it_computes():
+def test_node_with_own_module_must_redeclare_call():
     path = "blocks.1.attention"
     assert get_calls(*edited(path, as_class(Silent)), "attention")[path] is None
     assert get_calls(*edited(path, as_class(Outspoken)), "attention")[path] == AttentionCall(window=7)
     assert get_calls(*edited(path, lambda node: replace(node, window=2)), "attention")[path] == AttentionCall(window=2)
 
 
-def test_in_a_wrapper_the_wrapped_speaks():
+def test_wrapper_reports_call_of_inner_node():
     found = get_calls(*edited("blocks.1.attention", lambda node: Wrapper(inner=node)), "attention")
     assert "blocks.1.attention" not in found
     assert found["blocks.1.attention.inner"] == AttentionCall()
@@ -196,7 +196,7 @@ def test_in_a_wrapper_the_wrapped_speaks():
     assert silent["blocks.1.attention"] is None
 
 
-def test_a_block_without_attention_is_unknown():
+def test_block_without_attention_has_unknown_call():
     found = get_calls(*edited("blocks.1", lambda _: Mixer()), "attention")
     assert found == {"blocks.0.attention": AttentionCall(), "blocks.1": None, "blocks.2.attention": AttentionCall()}
     assert call_at(found, "blocks.2.attention.inner") == AttentionCall()
@@ -205,7 +205,7 @@ def test_a_block_without_attention_is_unknown():
 
 
 @pytest.mark.parametrize("chunk", [1, 1 << 20])
-def test_a_soft_cap_of_the_logits_is_what_autograd_says(chunk, monkeypatch):
+def test_logit_soft_cap_gradients_match_autograd(chunk, monkeypatch):
     from gangline_basics.model import loss
 
     monkeypatch.setattr(loss, "CHUNK", chunk)

@@ -28,7 +28,7 @@ def started() -> tuple[subprocess.Popen, str]:
     return process, f"sem.{process.stdout.readline().strip().removeprefix('/')}"
 
 
-def test_of_a_dead_launcher_they_go_and_of_a_living_one_they_stay():
+def test_sweep_removes_semaphores_of_dead_launchers_only():
     dead, left = started()
     living, kept = started()
     try:

@@ -50,7 +50,7 @@ def can_have_machines() -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
-def test_the_interface_is_the_one_that_leads_there():
+def test_interface_is_found_by_route_to_host():
     assert find_interface(["no.such.host.invalid", "127.0.0.2"]) == "lo"
 
 
@@ -64,14 +64,14 @@ class NowhereToGo(socket.socket):
         raise OSError("no such host")
 
 
-def test_of_many_hosts_only_the_first_few_are_asked(monkeypatch):
+def test_interface_search_tries_first_three_hosts(monkeypatch):
     monkeypatch.setattr(socket, "socket", NowhereToGo)
     assert find_interface([f"host{index}" for index in range(1000)]) is None
     assert [host for host, _ in NowhereToGo.asked] == ["host0", "host1", "host2"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
-def test_the_way_to_other_nodes_is_asked_by_address(tmp_path, monkeypatch):
+def test_interface_is_found_by_peer_address(tmp_path, monkeypatch):
     """What a scheduler calls a node need be known to no name service; a loopback leads to no other machine."""
     ways = {"10.0.0.1": "ib0", "10.0.0.2": "ib0", "n1": "lo", "n2": "eth0"}
     monkeypatch.setattr(elastic, "find_interface", lambda hosts: next(ways[h] for h in hosts if h in ways))

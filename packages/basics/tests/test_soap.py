@@ -49,7 +49,7 @@ def by_hand(weight, gradients, rates, config):
     return weight
 
 
-def test_first_gradient_of_rounding_does_not_decide_later_updates():
+def test_rounding_in_first_gradient_does_not_persist():
     """Two layouts have other rounding where the gradient is 0, as that of a router's gate may be in the first step."""
     kept = [SoapMatrix((12, 20), Soap(), torch.float64, CPU) for _ in range(2)]
     for one in kept:
@@ -64,7 +64,7 @@ def test_first_gradient_of_rounding_does_not_decide_later_updates():
 @pytest.mark.parametrize(
     "settings", [{}, {"max_precond_dim": 15, "betas": (0.8, 0.9), "shampoo_beta": 0.7}, {"max_precond_dim": 4}]
 )
-def test_it_is_its_algorithm(settings, shape):
+def test_soap_matches_reference_algorithm(settings, shape):
     """Also where one side is too long for a basis, or both."""
     config = Soap(precondition_frequency=2, **settings)
     weight = torch.randn(shape, dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_it_is_its_algorithm(settings, shape):
     torch.testing.assert_close(weight, want, rtol=1e-10, atol=1e-11)
 
 
-def test_bases_do_not_hang_on_rounding():
+def test_bases_are_stable_under_rounding():
     """A gradient of fewer tokens than rows leaves directions that none of them has: their basis is no accident."""
     gradient = torch.randn(24, 3, dtype=torch.float64) @ torch.randn(3, 40, dtype=torch.float64)
     other = gradient * (1 + 1e-15 * torch.randn(24, 40, dtype=torch.float64))
@@ -102,7 +102,7 @@ def held(path, *words):
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_explain_says_the_bytes_of_the_rank_that_has_most(tmp_path, world):
+def test_explain_reports_bytes_of_fullest_rank(tmp_path, world):
     words = ("parallel=ddp",) if world > 1 else ()
     ranks = get_pool(world).run(held, tmp_path / "run", *words)
     assert {said for _, said in ranks} == {max(held for held, _ in ranks)}
@@ -110,7 +110,7 @@ def test_explain_says_the_bytes_of_the_rank_that_has_most(tmp_path, world):
         assert ranks[0][0] != ranks[1][0]
 
 
-def test_state_by_matrix_of_a_stack_is_no_weight_and_says_that_the_stack_is_trained():
+def test_state_of_stacked_matrix_is_not_a_weight():
     """SOAP keeps `optimizer/<state>/<stack>.<number>`: averages that lack the stack are not all of the model."""
     names, average = ["embed.weight", "blocks.0.experts.w_up"], "callback/ema/0.9"
     state = [f"optimizer/{state}/blocks.0.experts.w_up.{n}" for state in ("exp_avg", "left_basis") for n in (0, 1)]

@@ -85,7 +85,7 @@ def test_each_epoch_visits_each_window_once(windows, T, seed, epoch):
     assert sorted(starts) == [window * T for window in range(windows)]
 
 
-def test_a_sample_is_a_window_with_the_token_after_it():
+def test_sample_is_window_plus_next_token():
     text = counting(50, 8)
     for i in range(60):
         tokens = text.sample(i)["tokens"]
@@ -119,7 +119,7 @@ def test_the_order_does_not_change_between_releases():
     assert [int(counting(10, 1).sample(i)["tokens"][0]) for i in range(20)] == pinned
 
 
-def test_another_process_draws_the_same(corpus):
+def test_another_process_reads_same_samples(corpus):
     data = TextConfig(path=str(corpus), document_masking=True)
     here = source(data)
     code = (
@@ -138,7 +138,7 @@ def test_another_process_draws_the_same(corpus):
     assert there.stdout.split() == [here.compute_fingerprint(), here.sample(123)["tokens"].tobytes().hex()]
 
 
-def test_samples_cannot_be_written_to(corpus):
+def test_samples_are_read_only(corpus):
     with pytest.raises(ValueError, match="read-only"):
         source(TextConfig(path=str(corpus))).sample(0)["tokens"][0] = 1
 
@@ -146,7 +146,7 @@ def test_samples_cannot_be_written_to(corpus):
 # --- what is read ----------------------------------------------------------------------------------------------------
 
 
-def test_all_the_text_is_there_and_nothing_else(corpus):
+def test_splits_contain_all_text_once(corpus):
     data = TextConfig(path=str(corpus), validation_fraction=0.1)
     seen = {name: source(data, name).tokens.tobytes().split(b"\0") for name in ("train", "validation")}
     written = sorted(path.read_bytes() for path in corpus.rglob("*.txt"))
@@ -165,7 +165,7 @@ def test_a_file_named_twice_is_read_once(corpus):
     assert len(list_corpus([str(corpus), f"{corpus}/**/*.txt"])) == 200
 
 
-def test_where_the_corpus_lies_does_not_matter(corpus, tmp_path):
+def test_moved_corpus_keeps_fingerprint(corpus, tmp_path):
     before = source(TextConfig(path=str(corpus))).compute_fingerprint()
     corpus.rename(tmp_path / "elsewhere")
     assert source(TextConfig(path=str(tmp_path / "elsewhere"))).compute_fingerprint() == before
@@ -178,7 +178,7 @@ def test_hidden_files_are_left_out_of_directories(corpus):
     assert len(list_corpus(str(corpus))) == 200
 
 
-def test_the_default_corpus_is_pythons_own_source_quickly():
+def test_default_corpus_is_python_source():
     files = list_corpus(None)
     names = {file.name for file in files}
     assert "argparse.py" in names
@@ -197,7 +197,7 @@ def test_the_default_corpus_is_pythons_own_source_quickly():
 
 
 @pytest.mark.parametrize("times", [100, 50_000])  # the longer text is counted in several blocks
-def test_entropy_is_that_of_the_frequencies(tmp_path, times):
+def test_unigram_entropy_matches_byte_frequencies(tmp_path, times):
     (tmp_path / "a").write_bytes(b"aabc" * times)
     text = source(TextConfig(path=str(tmp_path), separator="a", validation_fraction=0.0))
     counts = {"a": 2 * times + 1, "b": times, "c": times}
@@ -210,7 +210,7 @@ def test_entropy_is_that_of_the_frequencies(tmp_path, times):
 # --- held-out text ---------------------------------------------------------------------------------------------------
 
 
-def test_whole_files_are_held_out(corpus):
+def test_validation_split_holds_complete_files(corpus):
     data = TextConfig(path=str(corpus), validation_fraction=0.1)
     files = list_corpus(str(corpus))
     train, held_out = (split(files, 0.1, name) for name in ("train", "validation"))
@@ -221,7 +221,7 @@ def test_whole_files_are_held_out(corpus):
     assert len(source(data, "validation").starts) == len(held_out)
 
 
-def test_files_stay_on_their_side_when_others_come(corpus):
+def test_new_files_do_not_move_old_files(corpus):
     before = {piece.file.name for piece in split(list_corpus(str(corpus)), 0.1, "validation")}
     for number in range(50):
         (corpus / "odd" / f"new{number}.txt").write_text("new text\n")
@@ -230,7 +230,7 @@ def test_files_stay_on_their_side_when_others_come(corpus):
 
 
 @pytest.mark.parametrize("files", [1, 3])
-def test_of_few_files_the_end_is_held_out(tmp_path, files):
+def test_few_files_hold_out_the_end(tmp_path, files):
     lines = [f"line {number}\n".encode() for number in range(3000)]
     for number in range(files):
         (tmp_path / f"{number}.txt").write_bytes(b"".join(lines[1000 * number : 1000 * (number + 1)]))
@@ -242,7 +242,7 @@ def test_of_few_files_the_end_is_held_out(tmp_path, files):
     assert 0.08 < len(held_out) / len(whole) < 0.12
 
 
-def test_a_cut_does_not_split_a_character(tmp_path):
+def test_split_never_divides_a_character(tmp_path):
     (tmp_path / "one.txt").write_text("é" * 5000)  # no line to cut at
     data = TextConfig(path=str(tmp_path), validation_fraction=0.1)
     for name in ("train", "validation"):
@@ -253,7 +253,7 @@ def test_a_cut_does_not_split_a_character(tmp_path):
 # --- documents -------------------------------------------------------------------------------------------------------
 
 
-def test_documents_number_the_files_and_restart_positions(tmp_path):
+def test_document_ids_follow_files_and_restart_positions(tmp_path):
     texts = ["abc", "defgh", "ij", "", "klmnopqrst"]
     for number, text in enumerate(texts):
         (tmp_path / str(number)).write_text(text)
@@ -276,14 +276,14 @@ def test_documents_number_the_files_and_restart_positions(tmp_path):
     assert place[4] == 0
 
 
-def test_without_documents_there_is_one(corpus):
+def test_sample_without_document_masking_has_only_tokens(corpus):
     assert set(source(TextConfig(path=str(corpus))).sample(0)) == {"tokens"}
 
 
 # --- fingerprints ----------------------------------------------------------------------------------------------------
 
 
-def test_a_fingerprint_changes_with_whatever_changes_a_sample(corpus, vocabulary):
+def test_fingerprint_changes_with_every_sample_option(corpus, vocabulary):
     def mark(data: TextConfig, split_name="train", **more):
         return source(data, split_name, **more).compute_fingerprint()
 
@@ -307,7 +307,7 @@ def test_a_fingerprint_changes_with_whatever_changes_a_sample(corpus, vocabulary
 # --- tokenizers ------------------------------------------------------------------------------------------------------
 
 
-def test_a_tokenizer_makes_fewer_tokens_of_the_same_text(corpus, vocabulary):
+def test_tokenizer_shortens_text_without_loss(corpus, vocabulary):
     as_bytes = source(TextConfig(path=str(corpus)))
     text = source(TextConfig(path=str(corpus), tokenizer=str(vocabulary)), vocab_size=300)
     assert text.tokens.dtype == np.uint16
@@ -328,7 +328,7 @@ def test_long_files_are_tokenized_in_pieces_without_loss(tmp_path, corpus, vocab
     assert text.decode(text.tokens[:-1].tolist()) == long.read_text()
 
 
-def test_a_vocabulary_beyond_16_bits_has_room(tmp_path, corpus):
+def test_vocabulary_beyond_16_bits_is_supported(tmp_path, corpus):
     words = {f"w{number}": number for number in range(70_000)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -344,7 +344,7 @@ def test_a_vocabulary_beyond_16_bits_has_room(tmp_path, corpus):
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_missing_and_empty_corpora_are_refused_with_the_reason(tmp_path):
+def test_missing_or_empty_corpus_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "nothing.txt").touch()
     for path, reason in [
@@ -393,7 +393,7 @@ def test_a_corpus_shorter_than_one_sequence_is_refused(tmp_path):
         source(TextConfig(path=str(tmp_path)), "validation", T=9)
 
 
-def test_a_tokenizer_that_does_not_fit_the_model_is_refused(corpus, vocabulary):
+def test_tokenizer_larger_than_model_vocabulary_is_refused(corpus, vocabulary):
     data = TextConfig(path=str(corpus), tokenizer=str(vocabulary))
     (found,) = problems(data, vocab_size=256)
     assert "300 different tokens" in found
@@ -403,7 +403,7 @@ def test_a_tokenizer_that_does_not_fit_the_model_is_refused(corpus, vocabulary):
     assert "model.vocab_size=256" in found
 
 
-def test_what_is_not_a_tokenizer_is_refused(tmp_path, corpus):
+def test_invalid_tokenizer_file_is_refused(tmp_path, corpus):
     (tmp_path / "vocab.txt").write_text("not json")
     (found,) = problems(TextConfig(path=str(corpus), tokenizer=str(tmp_path / "vocab.txt")))
     assert "is not a tokenizer.json" in found
@@ -411,7 +411,7 @@ def test_what_is_not_a_tokenizer_is_refused(tmp_path, corpus):
     assert "No such file" in found
 
 
-def test_text_that_is_not_utf8_needs_a_word_from_the_user(tmp_path, vocabulary):
+def test_non_utf8_text_follows_encoding_errors_option(tmp_path, vocabulary):
     (tmp_path / "latin").mkdir()
     (tmp_path / "latin" / "a.txt").write_bytes("café ".encode("latin-1") * 50)
     strict = TextConfig(path=str(tmp_path / "latin"), tokenizer=str(vocabulary), encoding_errors="strict")
@@ -422,7 +422,7 @@ def test_text_that_is_not_utf8_needs_a_word_from_the_user(tmp_path, vocabulary):
     assert source(TextConfig(path=str(tmp_path / "latin"))).tokens[3] == "é".encode("latin-1")[0]
 
 
-def test_half_of_a_surrogate_pair_in_json_is_text_that_is_not_utf8(tmp_path, vocabulary):
+def test_lone_surrogate_in_json_counts_as_non_utf8(tmp_path, vocabulary):
     """JSON can write it: `data.encoding_errors` decides, as of bytes."""
     path = tmp_path / "halves.jsonl"
     path.write_text('{"text": "caf\\ud800 to be or not to be"}\n' * 50)
@@ -448,7 +448,7 @@ def test_text_that_a_vocabulary_cannot_spell_is_refused(tmp_path, corpus):
         ({"separator": ""}, "data.separator= is not one byte"),
     ],
 )
-def test_settings_without_sense_are_refused(corpus, wrong, said):
+def test_invalid_data_settings_are_refused(corpus, wrong, said):
     (found,) = problems(TextConfig(path=str(corpus), **wrong))
     assert said in found
 
@@ -460,7 +460,7 @@ def test_a_separator_that_the_vocabulary_lacks_is_refused(corpus, vocabulary):
         assert f"data.separator={separator} is no token of" in found
 
 
-def test_a_file_stays_on_its_side_when_the_first_file_of_another_folder_comes(tmp_path):
+def test_new_folder_does_not_move_old_files(tmp_path):
     (tmp_path / "texts" / "en").mkdir(parents=True)
     for number in range(60):
         (tmp_path / "texts" / "en" / f"{number}.txt").write_text("text")

@@ -36,7 +36,7 @@ def text_of(found) -> str:
 @pytest.mark.parametrize(
     ("ending", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress), ("XZ", lzma.compress)]
 )
-def test_a_compressed_file_is_its_text(tmp_path, ending, compress):
+def test_compressed_file_reads_as_plain_text(tmp_path, ending, compress):
     (tmp_path / "a.txt").write_bytes(PLAIN)
     (tmp_path / f"b.txt.{ending}").write_bytes(compress(PLAIN))
     plain, packed = TextConfig(path=str(tmp_path / "a.txt")), TextConfig(path=str(tmp_path / f"b.txt.{ending}"))
@@ -70,7 +70,7 @@ def test_json_lines_are_documents(tmp_path):
         ("nonsense", ["line 2", "is not JSON."]),
     ],
 )  # fmt: skip
-def test_a_line_without_text_is_refused_before_the_start(tmp_path, line, said):
+def test_json_line_without_text_is_refused(tmp_path, line, said):
     (tmp_path / "a.jsonl").write_text(f'{{"text": "fine"}}\n{line}\n')
     found = problems(TextConfig(path=str(tmp_path / "a.jsonl")))
     for words in said:
@@ -94,7 +94,7 @@ def test_the_field_with_the_text_can_be_named(tmp_path):
         ("a.gz", gzip.compress(bytes(2000), mtime=0), "NUL bytes"),
     ],
 )
-def test_what_does_not_look_like_text_is_refused(tmp_path, name, content, why):
+def test_binary_file_is_refused(tmp_path, name, content, why):
     (tmp_path / name).write_bytes(content)
     found = problems(TextConfig(path=str(tmp_path / name)))
     assert "does not look like text." in found
@@ -127,7 +127,7 @@ def test_compressed_streams_are_one_text(tmp_path, ending):
 
 @pytest.mark.parametrize("ending", STREAMS)
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "text", "zeros"])
-def test_damage_behind_the_first_stream_is_refused(tmp_path, ending, damage):
+def test_damage_after_first_stream_is_refused(tmp_path, ending, damage):
     stream = STREAMS[ending](LINES)
     path = tmp_path / f"a.jsonl.{ending}"
     behind = {
@@ -142,7 +142,7 @@ def test_damage_behind_the_first_stream_is_refused(tmp_path, ending, damage):
 
 
 @pytest.mark.parametrize("ending", ["bz2", "xz", "zst"])
-def test_compressed_file_without_bytes_is_refused(tmp_path, ending):
+def test_empty_compressed_file_is_refused(tmp_path, ending):
     if ending == "zst":
         pytest.importorskip("zstandard")
     (tmp_path / f"a.txt.{ending}").write_bytes(b"")
@@ -178,7 +178,7 @@ def test_truncated_zstandard_is_refused(tmp_path, zstd, lines, of_last, frames):
         source(TextConfig(path=str(path), validation_fraction=0.0))
 
 
-def test_zstandard_names_its_package(tmp_path, monkeypatch):
+def test_missing_zstandard_is_reported(tmp_path, monkeypatch):
     (tmp_path / "a.txt.zst").write_bytes(b"")
     (tmp_path / "b.txt").write_bytes(PLAIN)
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
@@ -186,7 +186,7 @@ def test_zstandard_names_its_package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("cut", range(1, 17))
-def test_every_line_is_on_one_side(cut):
+def test_split_keeps_lines_complete(cut):
     content = b"one\ntwo\nthree\nfour"
     (train, _), (held_out, number) = read_lines(content, cut, False), read_lines(content, cut, True)
     assert train + held_out == content

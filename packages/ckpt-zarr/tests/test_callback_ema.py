@@ -11,7 +11,7 @@ EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "checkpoint=zarr", "run.
 ALIKE = ("batch.micro_size=1", "parallel.groups=2")  # adds as two data ranks do
 
 
-def test_a_run_goes_on_with_its_averages_bit_by_bit(tmp_path):
+def test_resume_restores_ema_weights_bitwise(tmp_path):
     train_session(tmp_path / "straight", *EMA, *ALIKE, "run.steps=4")
     train_on_ranks(2, tmp_path / "out", *EMA, "batch.micro_size=1", "parallel=ddp", "run.steps=2")
     train_session(tmp_path / "out", *EMA, *ALIKE, "run.steps=4")

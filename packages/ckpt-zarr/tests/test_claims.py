@@ -92,7 +92,7 @@ def _looked_at(place: Path) -> str | None:
     return str(bad[0]) if bad else None
 
 
-def test_what_is_good_passes(place):
+def test_valid_zarr_json_passes(place):
     assert looked_at(place, forged(said(place))) is None
 
 
@@ -146,7 +146,7 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_a_claim_without_sense_is_refused(place, claim):
+def test_zarr_json_with_invalid_value_is_refused(place, claim):
     content = said(place)
     CLAIMS[claim](content)
     why = looked_at(place, forged(content))
@@ -155,11 +155,11 @@ def test_a_claim_without_sense_is_refused(place, claim):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 4096, b"[" * 200_000, b'{"a":' * 200_000, b"nan", b"\xff"])
-def test_what_is_no_document_is_damage(place, content):
+def test_malformed_zarr_json_is_reported_as_damaged(place, content):
     assert looked_at(place, content) is not None
 
 
-def test_a_document_as_long_as_a_disk_is_not_read(place):
+def test_terabyte_zarr_json_is_not_read(place):
     content = (place / NAME).read_bytes()
     os.truncate(place / NAME, 1 << 40)  # without a block more on disk
     try:
@@ -209,18 +209,18 @@ MANY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 @settings(max_examples=80, **MANY)
 @given(st.data())
-def test_whatever_a_document_claims(place, data):
+def test_fuzzed_zarr_json_stays_within_limits(place, data):
     fuzz(place, data)
 
 
 @pytest.mark.nightly
 @settings(max_examples=2000, **MANY)
 @given(st.data())
-def test_whatever_a_document_claims_at_length(place, data):
+def test_nightly_fuzzing_of_zarr_json_stays_within_limits(place, data):
     fuzz(place, data)
 
 
-def test_what_cannot_be_read_again_is_not_written():
+def test_write_refuses_deeply_nested_document():
     registry = small()
     deep = {"step": 1, "attempt": 1, "states": nested(100)}
     with pytest.raises(ValueError, match="nested more than"):

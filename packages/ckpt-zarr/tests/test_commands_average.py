@@ -69,7 +69,7 @@ def values(place, name: str) -> np.ndarray:
 STEPS = [f"step-{step:08d}" for step in (1, 2, 3)]
 
 
-def test_the_mean_is_taken_in_float64_and_rounded_once(three, tmp_path, capsys):
+def test_average_is_computed_in_float64_and_rounded_once(three, tmp_path, capsys):
     out = tmp_path / "new" / "mean"
     assert main(["ckpt", "average", str(three), *STEPS, "-o", str(out)]) == 0
     said = capsys.readouterr().out
@@ -89,7 +89,7 @@ def test_the_mean_is_taken_in_float64_and_rounded_once(three, tmp_path, capsys):
     assert (document["step"], document["attempt"], document["cursor"], document["states"]) == (0, 1, 0, {})
 
 
-def test_of_equal_ones_it_is_the_same(three, tmp_path):
+def test_average_of_equal_checkpoints_is_unchanged(three, tmp_path):
     assert main(["ckpt", "average", str(three), STEPS[0], STEPS[0], "-o", str(tmp_path / "mean")]) == 0
     assert (
         find_place([str(tmp_path / "mean")]).list_ids()
@@ -101,7 +101,7 @@ def test_of_equal_ones_it_is_the_same(three, tmp_path):
         assert np.array_equal(found, values(three / "checkpoints" / STEPS[0], name))
 
 
-def test_what_is_no_float_is_that_of_the_last(tmp_path, config, capsys):
+def test_average_takes_integer_arrays_from_last_checkpoint(tmp_path, config, capsys):
     registry = Registry.of(Mesh.of({}), {"model/w": Layout((4,)), "model/seen": Layout((2,), "int64")})
     for step in (1, 2):
         save(str(tmp_path / f"step-0000000{step}"), registry, lambda name, layout, n=step: torch.full(
@@ -113,7 +113,7 @@ def test_what_is_no_float_is_that_of_the_last(tmp_path, config, capsys):
     assert values(tmp_path / "mean" / "checkpoints" / "step-00000000", "model/w").tolist() == [1.5] * 4
 
 
-def test_what_is_left_out_must_be_the_same_and_is_said_again(tmp_path, config, capsys):
+def test_average_requires_and_records_same_base_model(tmp_path, config, capsys):
     for step, print_ in ((1, "aa"), (2, "aa"), (3, "bb")):
         said = {"config": config, "seed": 5, "model": "all", "base": {"fingerprint": print_, "arrays": 7, "from": "b"}}
         save(str(tmp_path / f"step-0000000{step}"), small(), drawn(step), said)
@@ -127,7 +127,7 @@ def test_what_is_left_out_must_be_the_same_and_is_said_again(tmp_path, config, c
     assert document["model"] == "all"
 
 
-def test_codes_that_differ_are_refused(tmp_path, config, capsys):
+def test_average_refuses_different_quantized_weights(tmp_path, config, capsys):
     """The codes of one with the mean of all scales would be the weights of no model."""
     registry = Registry.of(Mesh.of({}), {"model/w.weight": Layout((4, 4), "int8"), "model/w.scales": Layout((4, 1))})
     for step, code in ((1, 3), (2, 3), (3, 4)):
@@ -144,7 +144,7 @@ def test_codes_that_differ_are_refused(tmp_path, config, capsys):
     assert values(tmp_path / "mean" / "checkpoints" / "step-00000000", "model/w.weight").tolist() == [[3] * 4] * 4
 
 
-def test_what_has_no_average_is_refused(three, tmp_path, config, capsys):
+def test_average_refuses_incompatible_checkpoints_and_outputs(three, tmp_path, config, capsys):
     another = {**config, "model": {**config["model"], "rope_theta": 17.0}}
     wide = Registry.of(small().mesh, {**small().layouts, "model/bias": Layout((34,), "float64")})
     save(str(tmp_path / "wide"), wide, document={"config": config})
@@ -167,7 +167,7 @@ def test_what_has_no_average_is_refused(three, tmp_path, config, capsys):
         assert not (three / "mean").exists()
 
 
-def test_a_damaged_one_is_refused_and_nothing_is_left(three, tmp_path, capsys):
+def test_average_of_damaged_checkpoint_leaves_no_output(three, tmp_path, capsys):
     for number, (name, at) in enumerate((("data-*/00001.bin", 40), ("zarr.json", 200))):
         (path,) = (three / "checkpoints" / STEPS[1]).glob(name)
         content = path.read_bytes()
@@ -179,7 +179,7 @@ def test_a_damaged_one_is_refused_and_nothing_is_left(three, tmp_path, capsys):
         path.write_bytes(content)
 
 
-def test_without_room_nothing_is_left(three, tmp_path):
+def test_average_without_disk_space_leaves_no_output(three, tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
@@ -190,7 +190,7 @@ def test_without_room_nothing_is_left(three, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_what_is_written_says_of_which_run(three, tmp_path, config):
+def test_average_records_run_config(three, tmp_path, config):
     main(["ckpt", "average", str(three), *STEPS, "-o", str(tmp_path / "mean")])
     content = json.loads((tmp_path / "mean" / "checkpoints" / "step-00000000" / "zarr.json").read_bytes())
     assert content["attributes"]["gangline"]["document"]["config"] == config

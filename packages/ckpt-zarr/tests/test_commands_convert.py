@@ -64,7 +64,7 @@ def theirs(run, registry: Registry) -> dict[str, torch.Tensor]:
     }
 
 
-def test_weights_that_a_callback_keeps_are_exported_by_their_prefix(run, trained, tmp_path):
+def test_export_selects_callback_weights_by_prefix(run, trained, tmp_path):
     """What was never trained has none, and is the model's own."""
     _, registry = trained
     frozen, prefix = "blocks.0.attention.wq.weight", "callback/ema/0.9"
@@ -87,7 +87,7 @@ def test_weights_that_a_callback_keeps_are_exported_by_their_prefix(run, trained
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_an_export_holds_the_weights_by_their_names(run, trained, tmp_path, dtype, capsys):
+def test_export_writes_hugging_face_names_and_dtype(run, trained, tmp_path, dtype, capsys):
     place, registry = trained
     out = tmp_path / "hf"
     assert main(["ckpt", "export", place, str(out), "--dtype", dtype]) == 0
@@ -100,7 +100,7 @@ def test_an_export_holds_the_weights_by_their_names(run, trained, tmp_path, dtyp
     assert config == make_config_json(run.model, dtype=dtype, max_position=32)
 
 
-def test_a_large_one_is_several_files_with_an_index(run, trained, tmp_path):
+def test_large_export_is_split_into_indexed_files(run, trained, tmp_path):
     place, registry = trained
     assert main(["ckpt", "export", place, str(tmp_path / "hf"), "--shard-gb", "1e-5"]) == 0
     index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())["weight_map"]
@@ -111,7 +111,7 @@ def test_a_large_one_is_several_files_with_an_index(run, trained, tmp_path):
         assert torch.equal(load_file(tmp_path / "hf" / file)[name], wanted[name])
 
 
-def test_there_and_back_is_the_same(run, trained, tmp_path, capsys):
+def test_export_and_import_round_trip_is_exact(run, trained, tmp_path, capsys):
     place, registry = trained
     main(["ckpt", "export", place, str(tmp_path / "hf")])
     capsys.readouterr()
@@ -148,7 +148,7 @@ def test_bfloat16_weights_are_widened_exactly(run, trained, tmp_path):
         assert torch.equal(tensor, wanted[name].bfloat16().float())
 
 
-def test_a_run_begins_with_it(trained, tmp_path, capsys):
+def test_training_starts_from_imported_and_averaged_weights(trained, tmp_path, capsys):
     """The words that import prints, and a text to train on: the first loss is that of these weights.
 
     What starts is the mean of what was imported with itself, so that both verbs are held.
@@ -182,7 +182,7 @@ def test_a_run_begins_with_it(trained, tmp_path, capsys):
     assert len(losses[0]) == 2
 
 
-def test_what_cannot_be_converted_is_refused(trained, tmp_path, capsys):
+def test_export_and_import_refuse_invalid_arguments(trained, tmp_path, capsys):
     place, _ = trained
     save(str(tmp_path / "bare"), Registry.of(Mesh.of({}), {"model/w": Layout((2,))}))
     for words, said in (
@@ -198,7 +198,7 @@ def test_what_cannot_be_converted_is_refused(trained, tmp_path, capsys):
     assert "is a whole checkpoint already" in capsys.readouterr().err
 
 
-def test_of_a_broken_import_nothing_is_left(trained, tmp_path, capsys):
+def test_failed_import_leaves_no_files(trained, tmp_path, capsys):
     place, _ = trained
     main(["ckpt", "export", place, str(tmp_path / "hf")])
     tensors = load_file(tmp_path / "hf" / "model.safetensors")
@@ -259,7 +259,7 @@ def peaks(*verbs: tuple[object, ...]) -> list[int]:
     return [int(line.removeprefix("peak ")) for line in done.stdout.splitlines() if line.startswith("peak ")]
 
 
-def test_less_than_two_of_the_largest_array_is_held(tmp_path):
+def test_conversion_memory_is_below_two_largest_arrays(tmp_path):
     """Four arrays of 48 MiB each, in a model of 230 MiB."""
     settings = (
         *("model=decoder", "model.vocab_size=24576", "model.dim=512", "model.layers=1", "model.heads=4"),

@@ -63,20 +63,20 @@ def holds(place: str, registry: Registry) -> bool:
 # --- as it is ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_is_the_same_bytes(source, tmp_path, capsys):
+def test_copy_is_byte_identical(source, tmp_path, capsys):
     assert main(["ckpt", "copy", str(source), str(tmp_path / "to" / "best")]) == 0
     assert files(tmp_path / "to" / "best") == files(source)
     assert main(["ckpt", "verify", str(tmp_path / "to" / "best")]) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path}/to/best: copy of {source}\n")
 
 
-def test_there_and_back_between_stores(source, tmp_path):
+def test_copy_between_stores_round_trips(source, tmp_path):
     assert main(["ckpt", "copy", str(source), "memory://copy/a/"]) == 0
     assert main(["ckpt", "copy", "memory://copy/a", PLACE, str(tmp_path / "back")]) == 0
     assert files(tmp_path / "back") == files(source)
 
 
-def test_where_it_goes(source, tmp_path, monkeypatch):
+def test_copy_resolves_destination_path(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkdir("shelf")
     run = run_dir(tmp_path / "run")
@@ -91,7 +91,7 @@ def test_where_it_goes(source, tmp_path, monkeypatch):
         assert files(Path(lies)) == files(source)
 
 
-def test_nothing_is_overwritten(source, tmp_path, capsys):
+def test_copy_refuses_to_overwrite_checkpoint(source, tmp_path, capsys):
     to = tmp_path / "to" / PLACE
     save(str(to), small(1))
     before = files(to)
@@ -101,7 +101,7 @@ def test_nothing_is_overwritten(source, tmp_path, capsys):
     assert files(to) == before
 
 
-def test_what_a_broken_copy_left_is_in_nobody_s_way(source, tmp_path):
+def test_copy_replaces_remains_of_interrupted_copy(source, tmp_path):
     left = tmp_path / "to" / PLACE / "data-0badcafe" / "00000.bin"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
@@ -110,7 +110,7 @@ def test_what_a_broken_copy_left_is_in_nobody_s_way(source, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [[], ["--open"]])
-def test_of_a_damaged_one_nothing_is_left(source, tmp_path, flags, capsys):
+def test_copy_of_damaged_checkpoint_leaves_no_files(source, tmp_path, flags, capsys):
     meta = find_place([str(source)]).copy().meta
     path, run = source / meta.get_file_path(1), meta.files.get_rank_file(1).runs[-1]
     content = bytearray(path.read_bytes())
@@ -124,7 +124,7 @@ def test_of_a_damaged_one_nothing_is_left(source, tmp_path, flags, capsys):
 
 
 @pytest.mark.parametrize("flags", [[], ["--open"]])
-def test_what_arrives_damaged_is_not_committed(source, tmp_path, flags, monkeypatch, capsys):
+def test_copy_damaged_during_write_is_not_committed(source, tmp_path, flags, monkeypatch, capsys):
     """A disk that flips a bit while it writes."""
     create = LocalStore.create
 
@@ -158,7 +158,7 @@ def stock(place: str, registry: Registry) -> bool:
     return True
 
 
-def test_an_open_copy_opens_by_its_path(source, tmp_path, capsys):
+def test_zarr_opens_open_copy_by_path(source, tmp_path, capsys):
     to = str(tmp_path / "open")
     assert main(["ckpt", "copy", str(source), to, "--open"]) == 0
     assert stock(to, small())
@@ -173,7 +173,7 @@ def test_an_open_copy_opens_by_its_path(source, tmp_path, capsys):
     assert "dp_shard" not in out  # how it was cut is no more
 
 
-def test_an_open_copy_is_read_by_zarr_without_consolidated_metadata(source, tmp_path):
+def test_zarr_reads_open_copy_without_consolidated_metadata(source, tmp_path):
     to = str(tmp_path / "open")
     main(["ckpt", "copy", str(source), to, "--open"])
     group = zarr.open_group(to, mode="r", use_consolidated=False)
@@ -197,7 +197,7 @@ MANY = Registry.of(
 )
 
 
-def test_of_many_chunks_a_shard_is_made(tmp_path, monkeypatch):
+def test_open_copy_shards_arrays_with_many_chunks(tmp_path, monkeypatch):
     """The threshold is set low: an array of more than four chunks is one file."""
     monkeypatch.setattr(native, "MOST_FILES", 4)
     save(str(tmp_path / "a"), MANY)
@@ -214,7 +214,7 @@ def test_of_many_chunks_a_shard_is_made(tmp_path, monkeypatch):
     assert main(["ckpt", "verify", to]) == 0
 
 
-def test_an_open_copy_of_an_open_copy(source, tmp_path):
+def test_open_copy_can_be_copied_again(source, tmp_path):
     main(["ckpt", "copy", str(source), str(tmp_path / "open"), "--open"])
     assert main(["ckpt", "copy", str(tmp_path / "open"), "memory://copy/again"]) == 0
     assert find_place(["memory://copy/again"]).copy().content == (tmp_path / "open" / "zarr.json").read_bytes()
@@ -244,7 +244,7 @@ def swap(one: Path, other: Path) -> None:
     other.write_bytes(content)
 
 
-def test_every_file_of_an_open_copy_is_looked_at(tmp_path, monkeypatch, capsys):
+def test_verify_checks_every_file_of_open_copy(tmp_path, monkeypatch, capsys):
     """Flipped in each: chunks, shards with their index, zarr.json of each node. Nothing of it passes."""
     monkeypatch.setattr(native, "MOST_FILES", 4)
     save(str(tmp_path / "a"), MANY)
@@ -269,7 +269,7 @@ def test_every_file_of_an_open_copy_is_looked_at(tmp_path, monkeypatch, capsys):
     assert main(["ckpt", "verify", str(to)]) == 0
 
 
-def test_a_flipped_shape_in_an_open_copy_is_noticed(source, tmp_path, capsys):
+def test_verify_detects_changed_shape_in_open_copy(source, tmp_path, capsys):
     main(["ckpt", "copy", str(source), str(tmp_path / "open"), "--open"])
     node = tmp_path / "open" / "model" / "columns" / "zarr.json"
     node.write_text(node.read_text().replace('"shape": [8, 24]', '"shape": [24, 8]'))
@@ -278,7 +278,7 @@ def test_a_flipped_shape_in_an_open_copy_is_noticed(source, tmp_path, capsys):
     assert f"model/columns in {node} is damaged: it is not what the root's zarr.json says" in capsys.readouterr().out
 
 
-def test_chunk_files_that_changed_places_are_noticed(source, tmp_path, capsys):
+def test_verify_detects_swapped_chunk_files(source, tmp_path, capsys):
     """Each is whole, with its checksum: of one array, and of two."""
     to = tmp_path / "open"
     main(["ckpt", "copy", str(source), str(to), "--open"])
@@ -297,7 +297,7 @@ def test_chunk_files_that_changed_places_are_noticed(source, tmp_path, capsys):
 
 @pytest.mark.parametrize("to", ["{source}", "{source}/inside", "{source}/", "{link}/inside", "{source}/../{name}/x"])
 @pytest.mark.parametrize("way", [[], ["--open"]])
-def test_not_into_itself(source, tmp_path, to, way, capsys):
+def test_copy_refuses_destination_inside_source(source, tmp_path, to, way, capsys):
     (tmp_path / "link").symlink_to(source)
     before = files(source)
     to = to.format(source=source, link=tmp_path / "link", name=source.name)
@@ -307,7 +307,7 @@ def test_not_into_itself(source, tmp_path, to, way, capsys):
     assert "would lie in itself" in err or "whole checkpoint already" in err
 
 
-def test_not_two_to_one_place(source, tmp_path, capsys):
+def test_concurrent_copies_to_one_destination_are_refused(source, tmp_path, capsys):
     """The second would clear away what the first has written."""
     to = tmp_path / PLACE
     with open_store(str(to)).lock():
@@ -316,7 +316,7 @@ def test_not_two_to_one_place(source, tmp_path, capsys):
     assert main(["ckpt", "copy", str(source), str(to)]) == 0
 
 
-def test_a_copy_made_twice_does_not_lie_in_the_first(source, tmp_path, capsys):
+def test_repeated_copy_refuses_existing_destination(source, tmp_path, capsys):
     to = str(tmp_path / "mine")
     assert main(["ckpt", "copy", str(source), to]) == 0
     before = files(Path(to))
@@ -326,14 +326,14 @@ def test_a_copy_made_twice_does_not_lie_in_the_first(source, tmp_path, capsys):
     assert files(Path(to)) == before
 
 
-def test_not_under_the_name_of_another_step(source, tmp_path, capsys):
+def test_copy_refuses_name_of_another_step(source, tmp_path, capsys):
     assert main(["ckpt", "copy", str(source), str(tmp_path / "step-00000099")]) == 2
     assert "would be under another's name" in capsys.readouterr().err
     assert not (tmp_path / "step-00000099").exists()
 
 
 @pytest.mark.parametrize("way", [[], ["--open"]])
-def test_a_copy_that_finds_no_room_leaves_nothing(source, tmp_path, way):
+def test_copy_without_disk_space_leaves_no_files(source, tmp_path, way):
     """Not even the folders that it made."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -345,7 +345,7 @@ def test_a_copy_that_finds_no_room_leaves_nothing(source, tmp_path, way):
     assert not (tmp_path / "new").exists()
 
 
-def test_refs_of_an_open_copy_are_not_needed(source, tmp_path, capsys):
+def test_refs_refuses_open_copy(source, tmp_path, capsys):
     main(["ckpt", "copy", str(source), str(tmp_path / "open"), "--open"])
     assert main(["ckpt", "refs", str(tmp_path / "open")]) == 2
     assert "zarr.open_group" in capsys.readouterr().err
@@ -353,7 +353,7 @@ def test_refs_of_an_open_copy_are_not_needed(source, tmp_path, capsys):
 
 @settings(max_examples=12, deadline=None)
 @given(registries(8))
-def test_whatever_the_layout(tmp_path_factory, registry: Registry) -> None:
+def test_open_copy_of_any_layout_is_readable(tmp_path_factory, registry: Registry) -> None:
     place = tmp_path_factory.mktemp("any")
     meta = save(str(place / "a"), registry)
     copy._copy_by_chunk(find_place([str(place / "a")]).copy(), open_store(str(place / "open")))

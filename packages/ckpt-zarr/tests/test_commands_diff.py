@@ -46,7 +46,7 @@ def test_the_same_state_in_two_layouts_is_equal(first, tmp_path, capsys):
     assert out.endswith(f"{len(small().layouts)} arrays equal, 0 not\n")
 
 
-def test_each_array_that_differs_is_told_with_how_much(first, tmp_path, capsys):
+def test_diff_reports_magnitude_of_each_differing_array(first, tmp_path, capsys):
     def values(name: str, layout: Layout) -> torch.Tensor:
         found = whole(name, layout).clone()
         if name == "model/blocks.1.w":
@@ -63,7 +63,7 @@ def test_each_array_that_differs_is_told_with_how_much(first, tmp_path, capsys):
     assert "6 arrays equal, 2 not" in out
 
 
-def test_names_shapes_and_dtypes(first, tmp_path, capsys):
+def test_diff_reports_names_shapes_and_dtypes(first, tmp_path, capsys):
     layouts = dict(small().layouts)
     layouts["model/new"] = layouts.pop("model/bias")
     layouts["model/columns"] = Layout((8, 25))
@@ -79,7 +79,7 @@ def test_names_shapes_and_dtypes(first, tmp_path, capsys):
     }
 
 
-def test_where_training_stands_counts_and_who_carried_it_does_not(first, tmp_path, capsys):
+def test_diff_counts_training_state_but_not_config(first, tmp_path, capsys):
     for number, (change, code) in enumerate(
         [({"cursor": 52}, 1), ({"states": {"optimizer": {"count": 13}}}, 1), ({"config": {"a": 1}}, 0)]
     ):
@@ -89,7 +89,7 @@ def test_where_training_stands_counts_and_who_carried_it_does_not(first, tmp_pat
         assert "document: " in out
 
 
-def test_two_of_one_run_in_short(tmp_path, capsys):
+def test_diff_accepts_two_steps_of_one_run(tmp_path, capsys):
     run = run_dir(tmp_path / "run")
     for step in ("step-00000001", "step-00000002"):
         save(str(run / "checkpoints" / step), small())
@@ -100,7 +100,7 @@ def test_two_of_one_run_in_short(tmp_path, capsys):
     assert "expected two" in capsys.readouterr().err
 
 
-def test_damage_is_no_difference(first, tmp_path, capsys):
+def test_diff_reports_damaged_chunk(first, tmp_path, capsys):
     meta = save(str(tmp_path / "b"), small(), document=DOCUMENT)
     path = tmp_path / "b" / meta.get_file_path(0)
     content = bytearray(path.read_bytes())
@@ -123,7 +123,7 @@ def by_hand(a: np.ndarray, b: np.ndarray) -> tuple[float, int]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["float32", "float64", "int64", "uint8", "bool"]), st.data())
-def test_the_difference_is_that_of_every_element(dtype: str, data) -> None:
+def test_difference_matches_elementwise_reference(dtype: str, data) -> None:
     a, b = (data.draw(arrays.arrays(dtype, 4)) for _ in range(2))
     found = Difference()
     found.add(a[:2], b[:2])
@@ -133,7 +133,7 @@ def test_the_difference_is_that_of_every_element(dtype: str, data) -> None:
     assert found.largest == largest or (math.isnan(largest) and math.isnan(found.largest))
 
 
-def test_memory_is_a_few_chunks_whatever_the_array(tmp_path, monkeypatch, capsys):
+def test_diff_of_large_array_uses_bounded_memory(tmp_path, monkeypatch, capsys):
     """16 MiB, cut by rows in one and by columns in the other: half of it is never held."""
     monkeypatch.setattr(diff, "BLOCK", 1 << 18)
     shape = (2048, 2048)
@@ -149,7 +149,7 @@ def test_memory_is_a_few_chunks_whatever_the_array(tmp_path, monkeypatch, capsys
     assert peak < 9 << 20, peak
 
 
-def test_blocks_are_whole_chunks_and_tile_the_array(tmp_path):
+def test_diff_blocks_align_with_chunks_and_tile_array(tmp_path):
     registry = Registry.of(Mesh.of({}), {"model/w": Layout((5000, 1000), "float32")})
     save(str(tmp_path), registry)
     meta = find_place([str(tmp_path)]).copy().meta

@@ -45,7 +45,7 @@ def rows(out: str) -> dict[str, list[str]]:
     return {row[1]: row for row in cells if len(row) > 1}
 
 
-def test_ls_tells_tiers_and_states(run, capsys):
+def test_ls_reports_tiers_and_states(run, capsys):
     assert main(["ckpt", "ls", str(run)]) == 0
     out = capsys.readouterr().out
     found = rows(out)
@@ -57,7 +57,7 @@ def test_ls_tells_tiers_and_states(run, capsys):
     assert out.splitlines()[-1].startswith("4 checkpoints, ")
 
 
-def test_ls_tells_the_bytes_that_are_there(run, capsys):
+def test_ls_reports_stored_bytes(run, capsys):
     main(["ckpt", "ls", str(run), "--tier", "durable"])
     out = capsys.readouterr().out
     place = run.parent / "kept" / "step-00000004"
@@ -72,12 +72,12 @@ def test_ls_of_a_url_needs_no_run(capsys):
     assert rows(capsys.readouterr().out)["step-00000003"][4:] == ["store", "whole, newest"]
 
 
-def test_ls_of_a_run_without_checkpoints(tmp_path, capsys):
+def test_ls_of_run_without_checkpoints_succeeds(tmp_path, capsys):
     assert main(["ckpt", "ls", str(run_dir(tmp_path / "new"))]) == 0
     assert "has no checkpoints" in capsys.readouterr().out
 
 
-def test_looking_opens_few_files_and_imports_little(run):
+def test_ls_and_show_avoid_heavy_imports_and_reads(run):
     """What keeps it quick: each zarr.json is read once, and no array; neither torch nor numpy is imported."""
     program = """
 import builtins, io, os, sys
@@ -96,7 +96,7 @@ assert not {"torch", "numpy", "rich", "fsspec", "zarr", "hydra"} & sys.modules.k
     assert done.returncode == 0, done.stderr
 
 
-def test_show_tells_what_is_in_it(run, capsys):
+def test_show_summarizes_document_and_arrays(run, capsys):
     assert main(["ckpt", "show", str(run)]) == 0
     out = capsys.readouterr().out
     head, tree = out.split("\n\n")
@@ -132,7 +132,7 @@ def test_show_names_the_other_copies(run, capsys):
     assert f"also in    {run.parent}/kept/step-00000004" in capsys.readouterr().out
 
 
-def test_every_way_to_name_one(run):
+def test_checkpoint_is_found_by_every_path_form(run):
     inside = str(run / "checkpoints" / "step-00000008")
     for words in (
         [str(run), "step-00000008"],
@@ -150,7 +150,7 @@ def test_every_way_to_name_one(run):
     assert [place.copy().name for place in two] == ["step-00000004", "step-00000008"]
 
 
-def test_a_relative_word_will_do(run, monkeypatch):
+def test_checkpoint_is_found_by_relative_path(run, monkeypatch):
     monkeypatch.chdir(run)
     assert find_place(["."]).copy().name == find_place(["checkpoints"]).copy().name == "step-00000012.2"
     assert find_place(["./step-00000008"]).copy().name == "step-00000008"
@@ -170,14 +170,14 @@ def test_a_relative_word_will_do(run, monkeypatch):
         (["carrier-pigeon://x"], "no store that is known"),
     ],
 )
-def test_a_mistake_is_one_message(run, words, said, capsys):
+def test_show_reports_invalid_argument_in_one_message(run, words, said, capsys):
     assert main(["ckpt", "show", *(word.replace("{run}", str(run)) for word in words)]) == 2
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.out == ""
 
 
-def test_another_part_s_checkpoints_are_not_read(tmp_path, capsys):
+def test_ls_refuses_checkpoints_of_another_checkpointer(tmp_path, capsys):
     from gangline.config.compose import compose_one
     from gangline.run.directory import RunDirectory
 
@@ -186,14 +186,14 @@ def test_another_part_s_checkpoints_are_not_read(tmp_path, capsys):
     assert "checkpoint=torch" in capsys.readouterr().err
 
 
-def test_where_a_run_s_tiers_lie_may_come_from_the_environment(tmp_path, monkeypatch):
+def test_tier_path_is_resolved_from_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("KEPT_IN", str(tmp_path / "kept"))
     run = run_dir(tmp_path / "a", path="'${oc.env:KEPT_IN}'")
     save(str(tmp_path / "kept" / "step-00000001"), small())
     assert find_place([str(run)]).copy().store.url == str(tmp_path / "kept" / "step-00000001")
 
 
-def test_the_memory_tier_is_looked_at_too(tmp_path, monkeypatch, capsys):
+def test_commands_include_memory_tier(tmp_path, monkeypatch, capsys):
     from gangline_ckpt_zarr.tiers import places
 
     monkeypatch.setattr(places, "ROOT", tmp_path / "shm")
@@ -212,12 +212,12 @@ def test_the_memory_tier_is_looked_at_too(tmp_path, monkeypatch, capsys):
     assert "1 copy: all good" in capsys.readouterr().out
 
 
-def test_what_a_sidecar_needs_has_no_torch():
+def test_keeper_sidecar_does_not_import_torch():
     program = "import gangline_ckpt_zarr.tiers.keeper, sys; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_help_names_every_verb(capsys):
+def test_help_lists_every_command(capsys):
     assert main(["ckpt"]) == 0
     out = capsys.readouterr().out
     assert all(f"\n  {verb} " in out for verb in VERBS)
@@ -226,7 +226,7 @@ def test_help_names_every_verb(capsys):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_a_page(verb, capsys):
+def test_every_command_has_help(verb, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["ckpt", verb, "--help"])
     assert ended.value.code == 0
@@ -237,16 +237,16 @@ def test_every_verb_has_a_page(verb, capsys):
     ("nbytes", "said"),
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1234567, "1.23 MB"), (123456789, "123 MB"), (2e15, "2000 TB")],
 )
-def test_sizes(nbytes, said):
+def test_size_is_formatted_with_unit(nbytes, said):
     assert text.size(nbytes) == said
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (2e5, "2 d")])
-def test_ages(seconds, said):
+def test_age_is_formatted_with_unit(seconds, said):
     assert text.format_age(seconds) == said
 
 
-def test_no_such_directory_is_no_place(tmp_path):
+def test_directory_without_checkpoint_is_refused(tmp_path):
     os.mkdir(tmp_path / "empty")
     with pytest.raises(UserError, match="no whole checkpoint"):
         find_place([str(tmp_path / "empty")]).copy()

@@ -24,7 +24,7 @@ def left(place) -> list[int]:
     return sorted(int(path.name[5:13]) for path in place.iterdir())
 
 
-def test_the_newest_and_those_of_every_so_many_steps_stay(run, capsys):
+def test_prune_keeps_last_and_every_nth_step(run, capsys):
     assert main(["ckpt", "prune", str(run), "--keep-last", "1", "--keep-every", "4", "--tier", "disk"]) == 0
     out = capsys.readouterr().out
     assert left(run / "checkpoints") == [4, 8]
@@ -33,7 +33,7 @@ def test_the_newest_and_those_of_every_so_many_steps_stay(run, capsys):
     assert "disk: deleted 2 of 4 checkpoints, " in out
 
 
-def test_a_dry_run_only_says_it(run, capsys):
+def test_prune_dry_run_deletes_no_files(run, capsys):
     assert main(["ckpt", "prune", str(run), "--keep-last", "2", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert left(run / "checkpoints") == [2, 4, 6, 8]
@@ -41,7 +41,7 @@ def test_a_dry_run_only_says_it(run, capsys):
     assert "durable: would delete 2 of 4 checkpoints, " in out
 
 
-def test_the_run_s_own_rules_are_the_default(run, capsys):
+def test_prune_defaults_to_run_config(run, capsys):
     assert main(["ckpt", "prune", str(run), "--tier", "durable"]) == 0
     assert left(run.parent / "kept") == [8]
     assert main(["ckpt", "prune", str(run)]) == 2
@@ -49,21 +49,21 @@ def test_the_run_s_own_rules_are_the_default(run, capsys):
     assert left(run / "checkpoints") == [2, 4, 6, 8]
 
 
-def test_what_an_abandoned_branch_left_goes(run):
+def test_prune_deletes_checkpoints_of_abandoned_branch(run):
     attempts.append(run, Attempt(1, None))
     attempts.append(run, Attempt(2, "step-00000004"))
     assert main(["ckpt", "prune", str(run), "--keep-last", "5"]) == 0
     assert left(run / "checkpoints") == left(run.parent / "kept") == [2, 4]
 
 
-def test_the_last_whole_one_stays_even_where_its_branch_was_abandoned(run):
+def test_prune_keeps_last_complete_checkpoint_of_abandoned_branch(run):
     attempts.append(run, Attempt(1, None))
     attempts.append(run, Attempt(2, None, why="from the beginning"))
     assert main(["ckpt", "prune", str(run), "--keep-last", "1"]) == 0
     assert left(run / "checkpoints") == [8]
 
 
-def test_an_unfinished_one_counts_for_nothing_and_is_left_alone(run):
+def test_prune_ignores_unfinished_checkpoint(run):
     (run / "checkpoints" / "step-00000008" / NAME).unlink()
     assert main(["ckpt", "prune", str(run), "--keep-last", "1", "--tier", "disk"]) == 0
     assert left(run / "checkpoints") == [6, 8]
@@ -86,7 +86,7 @@ def flip(place) -> None:
 @pytest.mark.parametrize(
     "damage", [cut_off, flip, lambda place: (place / NAME).write_bytes(b"")], ids=["cut off", "flipped", "gone"]
 )
-def test_what_cannot_be_read_counts_for_nothing(run, damage, capsys):
+def test_prune_does_not_count_damaged_checkpoint(run, damage, capsys):
     """The newest is damaged: the one before it is what the run would resume from."""
     damage(run / "checkpoints" / "step-00000008")
     assert main(["ckpt", "prune", str(run), "--keep-last", "1", "--tier", "disk"]) == 1
@@ -96,7 +96,7 @@ def test_what_cannot_be_read_counts_for_nothing(run, damage, capsys):
     assert "deleted 2 of 4 checkpoints" in out
 
 
-def test_where_none_can_be_read_none_is_deleted(run, capsys):
+def test_prune_stops_if_all_checkpoints_are_damaged(run, capsys):
     for step in (2, 4, 6, 8):
         flip(run / "checkpoints" / f"step-{step:08d}")
     assert main(["ckpt", "prune", str(run), "--keep-last", "1", "--tier", "disk"]) == 1
@@ -104,7 +104,7 @@ def test_where_none_can_be_read_none_is_deleted(run, capsys):
     assert "so nothing is deleted" in capsys.readouterr().out
 
 
-def test_one_under_another_name_counts_for_nothing(run, capsys):
+def test_prune_does_not_count_renamed_checkpoint(run, capsys):
     (run / "checkpoints" / "step-00000002").rename(run / "checkpoints" / "step-00000010")
     assert main(["ckpt", "verify", str(run), "step-00000010"]) == 1
     assert "it is of step-00000002" in capsys.readouterr().out
@@ -116,14 +116,14 @@ def test_one_under_another_name_counts_for_nothing(run, capsys):
     assert left(run / "checkpoints") == [8, 10]
 
 
-def test_of_an_attempt_that_is_not_written_down_nothing_goes(run):
+def test_prune_keeps_checkpoint_of_unrecorded_attempt(run):
     """attempts.jsonl is lost: nobody can say that a branch was abandoned."""
     save(str(run / "checkpoints" / "step-00000009.2"), small(1))
     assert main(["ckpt", "prune", str(run), "--keep-last", "1", "--tier", "disk"]) == 0
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-00000008", "step-00000009.2"]
 
 
-def test_a_whole_checkpoint_is_gone_at_once(run, monkeypatch, capsys):
+def test_prune_deletes_zarr_json_first(run, monkeypatch, capsys):
     """Its zarr.json is the first to go: what is half deleted is no checkpoint."""
     from gangline_ckpt_zarr.stores import local
 
@@ -138,11 +138,11 @@ def test_a_whole_checkpoint_is_gone_at_once(run, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("flags", [["--keep-last", "0"], ["--keep-last", "1", "--keep-every", "-2"]])
-def test_numbers_that_would_keep_none_are_refused(run, flags, capsys):
+def test_prune_refuses_counts_below_one(run, flags, capsys):
     assert main(["ckpt", "prune", str(run), *flags]) == 2
     assert "expected 1 or more" in capsys.readouterr().err
 
 
-def test_without_the_run_nobody_knows_what_was_abandoned(run, capsys):
+def test_prune_requires_run_directory(run, capsys):
     assert main(["ckpt", "prune", str(run.parent / "kept"), "--keep-last", "1"]) == 2
     assert "is no run directory" in capsys.readouterr().err

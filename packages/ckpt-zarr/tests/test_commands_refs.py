@@ -35,7 +35,7 @@ def holds(group: Any, registry: Registry) -> bool:
     return len(registry.layouts) > 0
 
 
-def test_stock_zarr_shows_the_values(tmp_path, capsys):
+def test_zarr_reads_values_through_references(tmp_path, capsys):
     save(str(tmp_path / "step-00000012"), small())
     assert main(["ckpt", "refs", str(tmp_path)]) == 0
     group = printed(capsys)
@@ -43,7 +43,7 @@ def test_stock_zarr_shows_the_values(tmp_path, capsys):
     assert sorted(name for name, _ in group.groups()) == ["model", "optimizer", "state"]
 
 
-def test_they_may_lie_elsewhere(tmp_path, capsys):
+def test_references_can_be_written_elsewhere(tmp_path, capsys):
     save(str(tmp_path / "step-00000012"), small())
     output = tmp_path / "out.json"
     assert main(["ckpt", "refs", str(tmp_path), "--output", str(output)]) == 0
@@ -52,7 +52,7 @@ def test_they_may_lie_elsewhere(tmp_path, capsys):
     assert holds(printed(capsys), small())
 
 
-def test_a_checkpoint_that_was_moved_is_found_by_saying_where(tmp_path, capsys):
+def test_references_of_moved_checkpoint_open_with_override(tmp_path, capsys):
     save(str(tmp_path / "step-00000012"), small())
     main(["ckpt", "refs", str(tmp_path)])
     shutil.move(tmp_path / "step-00000012", tmp_path / "moved")
@@ -63,7 +63,7 @@ def test_a_checkpoint_that_was_moved_is_found_by_saying_where(tmp_path, capsys):
     assert holds(printed(capsys), small())
 
 
-def test_of_a_checkpoint_in_a_store(capsys):
+def test_references_of_remote_checkpoint_are_readable(capsys):
     save(open_store("memory://refs/step-00000012"), small())
     assert main(["ckpt", "refs", "memory://refs"]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
@@ -72,7 +72,7 @@ def test_of_a_checkpoint_in_a_store(capsys):
     assert holds(zarr.open_group("reference://", mode="r", storage_options=options), small())
 
 
-def test_damage_is_noticed_by_stock_zarr_too(tmp_path, capsys):
+def test_zarr_detects_damage_through_references(tmp_path, capsys):
     meta = save(str(tmp_path / "step-00000012"), small())
     main(["ckpt", "refs", str(tmp_path)])
     group = printed(capsys)
@@ -86,7 +86,7 @@ def test_damage_is_noticed_by_stock_zarr_too(tmp_path, capsys):
 
 @settings(max_examples=12, deadline=None)
 @given(registries(6))
-def test_whatever_the_layout(tmp_path_factory, registry: Registry) -> None:
+def test_references_of_any_layout_are_readable(tmp_path_factory, registry: Registry) -> None:
     place: Path = tmp_path_factory.mktemp("any") / "step-00000001"
     save(str(place), registry)
     assert main(["ckpt", "refs", str(place)]) == 0

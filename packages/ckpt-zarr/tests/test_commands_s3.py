@@ -40,7 +40,7 @@ def bucket() -> Iterator[str]:
     server.stop()
 
 
-def test_ls_and_verify(bucket, capsys):
+def test_ls_and_verify_read_s3_bucket(bucket, capsys):
     assert main(["ckpt", "ls", bucket]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[1] for line in lines[1:3]] == [PLACE, "step-00000016"]
@@ -51,7 +51,7 @@ def test_ls_and_verify(bucket, capsys):
     assert f"{bucket}/{PLACE}: good" in capsys.readouterr().out
 
 
-def test_the_line_that_refs_prints_opens_it(bucket, capsys):
+def test_refs_line_opens_s3_checkpoint(bucket, capsys):
     assert main(["ckpt", "refs", bucket]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
     call = ast.parse(line, mode="eval").body
@@ -63,7 +63,7 @@ def test_the_line_that_refs_prints_opens_it(bucket, capsys):
         assert np.array_equal(group[name][...], whole(name, layout).double().numpy()), name
 
 
-def test_an_open_copy_and_back_into_a_run(bucket, tmp_path, capsys):
+def test_s3_open_copy_equals_copy_in_run(bucket, tmp_path, capsys):
     assert main(["ckpt", "copy", bucket, "s3://bucket/open", "--open"]) == 0
     group = zarr.open_group("s3://bucket/open", mode="r")
     for name, layout in small().layouts.items():
@@ -75,7 +75,7 @@ def test_an_open_copy_and_back_into_a_run(bucket, tmp_path, capsys):
     assert "is a whole checkpoint already" in capsys.readouterr().err
 
 
-def test_the_tiers_of_a_run(bucket, tmp_path, capsys):
+def test_ls_and_verify_include_s3_tier_of_run(bucket, tmp_path, capsys):
     run = run_dir(tmp_path / "run", durable=bucket)
     main(["ckpt", "copy", str(run), PLACE, str(run)])  # the copy in the store, into the run's own directory
     capsys.readouterr()
@@ -85,7 +85,7 @@ def test_the_tiers_of_a_run(bucket, tmp_path, capsys):
     assert "2 copies: all good" in capsys.readouterr().out
 
 
-def test_a_bucket_that_is_not_there_holds_nothing(bucket, capsys):
+def test_missing_bucket_has_no_checkpoints(bucket, capsys):
     assert main(["ckpt", "ls", "s3://no-such-bucket/run"]) == 0
     assert capsys.readouterr().out == "s3://no-such-bucket/run has no checkpoints.\n"
     assert main(["ckpt", "verify", "s3://no-such-bucket/run"]) == 2

@@ -42,7 +42,7 @@ def verified(place: Path | str, capsys) -> tuple[int, str]:
     return code, capsys.readouterr().out
 
 
-def test_what_is_good_is_said_to_be(made, capsys):
+def test_verify_reports_good_checkpoint(made, capsys):
     place, meta = made
     code, out = verified(place, capsys)
     count = sum(run.count for rank in range(4) for run in meta.files.get_rank_file(rank).runs)
@@ -51,7 +51,7 @@ def test_what_is_good_is_said_to_be(made, capsys):
     assert "1 copy: all good; " in out
 
 
-def test_every_chunk_of_every_file_is_looked_at_and_named(made, capsys):
+def test_verify_names_every_damaged_chunk(made, capsys):
     place, meta = made
     draw = random.Random(0)
     for rank in range(meta.registry.mesh.world):
@@ -69,7 +69,7 @@ def test_every_chunk_of_every_file_is_looked_at_and_named(made, capsys):
                 assert "1 bad chunk " in out
 
 
-def test_padding_is_not_data(made, capsys):
+def test_verify_ignores_padding(made, capsys):
     place, meta = made
     for rank in range(meta.registry.mesh.world):
         file, path = meta.files.get_rank_file(rank), place / meta.get_file_path(rank)
@@ -81,7 +81,7 @@ def test_padding_is_not_data(made, capsys):
     assert verified(place, capsys)[0] == 0
 
 
-def test_a_missing_file_is_named_with_all_that_lay_in_it(made, capsys):
+def test_verify_lists_arrays_of_missing_file(made, capsys):
     place, meta = made
     (place / meta.get_file_path(1)).unlink()
     code, out = verified(place, capsys)
@@ -91,7 +91,7 @@ def test_a_missing_file_is_named_with_all_that_lay_in_it(made, capsys):
     assert out.count("the file is missing") == len(meta.files.get_rank_file(1).runs)
 
 
-def test_a_short_file_is_bad_from_where_it_ends(made, capsys):
+def test_verify_reports_chunks_beyond_truncation(made, capsys):
     place, meta = made
     path, file = place / meta.get_file_path(0), meta.files.get_rank_file(0)
     last = file.runs[-1]
@@ -105,7 +105,7 @@ def test_a_short_file_is_bad_from_where_it_ends(made, capsys):
 
 @pytest.mark.parametrize("nbytes", [-1, 8])
 @pytest.mark.parametrize("kind", ["packed", "native"])
-def test_file_of_another_size_is_damage_everywhere(tmp_path, capsys, kind, nbytes):
+def test_commands_refuse_file_of_wrong_size(tmp_path, capsys, kind, nbytes):
     run = run_dir(tmp_path / "run")
     older, newer = run / "checkpoints" / "step-00000004", run / "checkpoints" / PLACE
     save(str(older), small(1))
@@ -134,7 +134,7 @@ def test_a_damaged_zarr_json_is_named(made, capsys):
     assert f"{path} is damaged: its checksum differs" in out
 
 
-def test_all_takes_every_copy_of_every_checkpoint(tmp_path, capsys):
+def test_verify_all_checks_every_copy(tmp_path, capsys):
     run = run_dir(tmp_path / "a", durable=tmp_path / "kept")
     for place in (run / "checkpoints" / "step-00000001", run / "checkpoints" / PLACE, tmp_path / "kept" / PLACE):
         meta = save(str(place), small())
@@ -151,7 +151,7 @@ def test_all_takes_every_copy_of_every_checkpoint(tmp_path, capsys):
     assert "3 copies: 1 damaged" in capsys.readouterr().out
 
 
-def test_a_remote_store_is_read_as_well(capsys):
+def test_verify_reads_remote_store(capsys):
     store = open_store(f"memory://verify/{PLACE}")
     meta = save(store, small())
     assert verified(f"memory://verify/{PLACE}", capsys)[0] == 0
@@ -161,7 +161,7 @@ def test_a_remote_store_is_read_as_well(capsys):
 
 @settings(max_examples=60, deadline=None)
 @given(registries(4), st.integers(1, 300), st.data())
-def test_windows_of_any_length_find_the_same(registry: Registry, length: int, data) -> None:
+def test_scan_result_is_independent_of_window_length(registry: Registry, length: int, data) -> None:
     """A chunk may begin, end and have its checksum in three of them."""
     files = PackedFiles(registry)
     meta = PackedMeta({}, registry, files, "0badcafe")
@@ -182,7 +182,7 @@ def test_windows_of_any_length_find_the_same(registry: Registry, length: int, da
         assert [(bad.run, bad.number) for bad in found] == [chunks[chunk] for chunk in sorted(flipped)]
 
 
-def test_what_cannot_be_read_is_bad_and_the_rest_is_not(tmp_path, monkeypatch) -> None:
+def test_scan_reports_only_unreadable_chunks(tmp_path, monkeypatch) -> None:
     """One window of three raises an error of the disk."""
     registry = Registry.of(Mesh.of({}), {f"model/{n}": Layout((700,), "float32") for n in range(9)})
     store = open_store(str(tmp_path))
@@ -205,7 +205,7 @@ def test_what_cannot_be_read_is_bad_and_the_rest_is_not(tmp_path, monkeypatch) -
     assert all("Input/output error" in bad.why for bad in found)
 
 
-def test_a_run_that_is_bad_throughout_is_one_line() -> None:
+def test_fully_damaged_array_is_reported_in_one_line() -> None:
     registry = Registry.of(Mesh.of({}), {"model/w": Layout((5000, 1000), "float32")})
     run = PackedFiles(registry).get_rank_file(0).runs[0]
     assert run.count > 2

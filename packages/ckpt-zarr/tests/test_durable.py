@@ -144,7 +144,7 @@ def patient(job: Job) -> None:
     job.checkpointer.config.deadline_seconds = SECONDS
 
 
-def test_a_slow_store_holds_up_no_nearer_save_and_keeps_what_it_copies(job: Job, place: Place) -> None:
+def test_slow_durable_copy_does_not_block_disk_saves(job: Job, place: Place) -> None:
     go = place.hold("step-00000004")
     first = begin(job, 4)
     first.visible.result()
@@ -171,7 +171,7 @@ def test_a_slow_store_holds_up_no_nearer_save_and_keeps_what_it_copies(job: Job,
     assert on_disk(job) == [12]
 
 
-def test_the_last_save_is_settled_once_its_copy_is_made(job: Job, place: Place) -> None:
+def test_last_save_settles_after_durable_copy(job: Job, place: Place) -> None:
     go = place.hold("step-00000020")
     handle = begin(job, 20)
     assert handle.state in (SaveState.WRITING, SaveState.VISIBLE)
@@ -181,7 +181,7 @@ def test_the_last_save_is_settled_once_its_copy_is_made(job: Job, place: Place) 
     assert handle.state is SaveState.SETTLED
 
 
-def test_so_does_a_run_that_ends_before_its_last_step(job: Job, place: Place) -> None:
+def test_early_last_save_waits_for_durable_copy(job: Job, place: Place) -> None:
     go = place.hold("step-00000004")
     begin(job, 4).visible.result()
     assert job.checkpointer is not None
@@ -192,7 +192,7 @@ def test_so_does_a_run_that_ends_before_its_last_step(job: Job, place: Place) ->
 
 
 @pytest.mark.parametrize("fault", [503, "hang"])
-def test_a_copy_that_fails_is_told_by_its_own_save(job: Job, place: Place, fault: int | str) -> None:
+def test_failed_durable_copy_fails_the_save(job: Job, place: Place, fault: int | str) -> None:
     hasty(job)
     place.proxy.fault = lambda asked: fault if asked.method == "PUT" else None
     with pytest.raises(SaveFailed, match=rf"step-00000004 .*: its copy to {place.url}: .*no success within 1 s"):
@@ -204,7 +204,7 @@ def test_a_copy_that_fails_is_told_by_its_own_save(job: Job, place: Place, fault
     assert place.ids() == [8]
 
 
-def test_a_copy_that_fails_after_the_next_save_fails_its_own(job: Job, place: Place) -> None:
+def test_late_durable_copy_failure_fails_original_save(job: Job, place: Place) -> None:
     hasty(job)
     place.proxy.fault = lambda asked: "hang" if asked.method == "PUT" else None
     handle = begin(job, 4)
@@ -219,7 +219,7 @@ def test_a_copy_that_fails_after_the_next_save_fails_its_own(job: Job, place: Pl
     assert place.ids() == [8]
 
 
-def test_a_copy_that_fails_while_the_next_waits_for_it_fails_its_own(job: Job, place: Place) -> None:
+def test_failed_durable_copy_does_not_fail_waiting_save(job: Job, place: Place) -> None:
     place.proxy.fault = lambda asked: 403 if "step-00000004" in asked.path and asked.method == "PUT" else None
     failed = begin(job, 4)
     failed.visible.result()
@@ -241,7 +241,7 @@ def test_close_waits_for_a_copy_that_fails(job: Job, place: Place) -> None:
     assert "checkpoint step-00000004 could not be saved: its copy" in str(handle.settled.exception(0))
 
 
-def test_the_last_save_is_tried_again_where_its_copy_failed(job: Job, place: Place) -> None:
+def test_last_save_retries_failed_durable_copy(job: Job, place: Place) -> None:
     """The loop saves once more what was not saved: what is on disk stays as it is, and only the copy is made."""
     hasty(job)
     place.proxy.fault = lambda asked: 503 if asked.method == "PUT" else None
@@ -260,7 +260,7 @@ def test_the_last_save_is_tried_again_where_its_copy_failed(job: Job, place: Pla
     assert job.load(20) == []
 
 
-def test_a_save_with_a_deadline_gives_up_by_then(job: Job, place: Place) -> None:
+def test_save_deadline_bounds_durable_copy(job: Job, place: Place) -> None:
     """The processes will be killed: better to say what failed than to be killed while a store is silent."""
     place.proxy.fault = lambda asked: "hang" if asked.method == "PUT" else None
     assert job.checkpointer is not None
@@ -276,7 +276,7 @@ def rot(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("what", ["flipped", "cut off", "lost", "of another step"])
-def test_damage_between_save_and_copy_is_named_and_never_committed(job: Job, place: Place, what: str) -> None:
+def test_damaged_data_file_is_named_and_not_copied(job: Job, place: Place, what: str) -> None:
     job.step(2)
     (other,) = (job.run_dir / "checkpoints" / "step-00000002").rglob("*.bin")
     elsewhere = other.read_bytes()
@@ -300,7 +300,7 @@ def test_damage_between_save_and_copy_is_named_and_never_committed(job: Job, pla
     assert place.ids() == [8]
 
 
-def test_damage_of_the_commit_itself_is_not_copied(job: Job, place: Place) -> None:
+def test_damaged_zarr_json_is_not_copied(job: Job, place: Place) -> None:
     go = place.hold(".bin")
     handle = begin(job, 4)
     handle.visible.result()
@@ -312,7 +312,7 @@ def test_damage_of_the_commit_itself_is_not_copied(job: Job, place: Place) -> No
     assert place.objects() == []
 
 
-def test_a_copier_that_is_killed_fails_its_copy_and_the_next_is_made(job: Job, place: Place) -> None:
+def test_killed_copier_fails_copy_and_is_restarted(job: Job, place: Place) -> None:
     go = place.hold(".bin")
     assert job.checkpointer is not None
     job.checkpointer._copier = WriterClient()
@@ -357,7 +357,7 @@ def save_and_copy(job: kit.CheckpointerJob, environment: dict[str, str], steps: 
     return [str(save.settled.exception() or save.id) for save in saves]
 
 
-def test_ranks_copy_each_its_own_file_and_one_object_makes_it_whole(tmp_path: Path, place: Place) -> None:
+def test_ranks_copy_separate_files_with_one_commit(tmp_path: Path, place: Place) -> None:
     job = job_of(tmp_path, "all", f"checkpoint.durable={place.url}")
     names = ["step-00000001", "step-00000002", "step-00000003"]
     assert get_pool(2).run(save_and_copy, job, place.environment, (1, 2, 3)) == [names] * 2
@@ -370,7 +370,7 @@ def test_ranks_copy_each_its_own_file_and_one_object_makes_it_whole(tmp_path: Pa
         assert [find_damage(there, meta, rank, lambda size: None) for rank in range(2)] == [[], []]
 
 
-def test_one_ranks_failure_is_told_by_all(tmp_path: Path, place: Place) -> None:
+def test_copy_failure_of_one_rank_fails_all(tmp_path: Path, place: Place) -> None:
     file = re.compile(r"step-00000001/data-\w+/00001")
     place.proxy.fault = lambda asked: 403 if asked.method == "PUT" and file.search(asked.path) else None
     job = job_of(tmp_path, "one", f"checkpoint.durable={place.url}")
@@ -408,7 +408,7 @@ def check_after_a_kill(tmp_path: Path, url: str, environment: dict[str, str]) ->
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_kill_in_the_middle_of_an_upload_shows_nothing(tmp_path: Path, place: Place, victim: int) -> None:
+def test_kill_during_upload_leaves_no_visible_checkpoint(tmp_path: Path, place: Place, victim: int) -> None:
     """Of a rank whose own file is under way, or there."""
     dies, go = job_of(tmp_path, "dies", f"checkpoint.durable={place.url}"), place.hold("00000.bin")
     with pytest.raises(PoolBroken):
@@ -421,7 +421,7 @@ def test_a_kill_in_the_middle_of_an_upload_shows_nothing(tmp_path: Path, place: 
 
 # By default at once, of the one rank, and late, of the other; those between are nightly.
 @pytest.mark.parametrize("moment", [0, 5, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2, 3, 4))])
-def test_a_kill_at_any_moment_of_the_copy_shows_nothing_half(tmp_path: Path, moment: int) -> None:
+def test_kill_during_copy_leaves_no_partial_checkpoint(tmp_path: Path, moment: int) -> None:
     url = str(tmp_path / "durable")
     dies = replace(job_of(tmp_path, "dies", f"checkpoint.durable={url}"), large=512)
     with pytest.raises(PoolBroken):

@@ -36,7 +36,7 @@ def test_no_boundary_falls_inside_a_chunk(registry: Registry) -> None:
 
 @MANY
 @given(registries())
-def test_every_chunk_is_written_once_and_by_one_rank(registry: Registry) -> None:
+def test_every_chunk_is_written_by_one_rank(registry: Registry) -> None:
     files, keys = PackedFiles(registry), []
     for rank in range(registry.mesh.world):
         file, end = files.get_rank_file(rank), 0
@@ -71,7 +71,7 @@ def boxes(shape: tuple[int, ...]) -> st.SearchStrategy[Box]:
 
 @MANY
 @given(registries(), st.data())
-def test_stored_boxes_that_meet_a_wanted_one_are_found(registry: Registry, data) -> None:
+def test_stored_boxes_overlapping_target_box_are_found(registry: Registry, data) -> None:
     for name, layout in registry.layouts.items():
         wanted = data.draw(boxes(layout.shape))
         found = sorted(overlap.find_stored_boxes(registry, name, wanted))
@@ -86,7 +86,7 @@ def test_stored_boxes_that_meet_a_wanted_one_are_found(registry: Registry, data)
 
 @MANY
 @given(registries(), st.data())
-def test_cells_that_meet_a_wanted_box_are_found(registry: Registry, data) -> None:
+def test_chunks_overlapping_target_box_are_found(registry: Registry, data) -> None:
     files = PackedFiles(registry)
     for rank in range(registry.mesh.world):
         for run in files.get_rank_file(rank).runs:
@@ -105,7 +105,7 @@ def test_cells_that_meet_a_wanted_box_are_found(registry: Registry, data) -> Non
 
 @MANY
 @given(registries())
-def test_what_zarr_json_says_comes_back(registry: Registry) -> None:
+def test_zarr_json_round_trips_layout_and_document(registry: Registry) -> None:
     files, document = PackedFiles(registry), {"step": 3, "attempt": 1, "words": ["ö", None, 1.5]}
     content = packed.write(registry, files, document, "0badcafe")
     meta = zarr_json.read(content, "zarr.json")
@@ -139,7 +139,7 @@ def test_every_flipped_bit_of_zarr_json_is_noticed() -> None:
             assert (read.document, read.registry, read.write_id) == (same.document, same.registry, same.write_id)
 
 
-def test_even_bounds_take_no_room() -> None:
+def test_even_bounds_are_stored_compactly() -> None:
     """A cut into 4,096 parts is three numbers."""
     rows = tuple(3 * part for part in range(4097))
     layout = Layout((3 * 4096, 5), "float32", (Division(("dp_shard",), (rows,), rows=True),))
@@ -152,7 +152,7 @@ def test_even_bounds_take_no_room() -> None:
 @pytest.mark.parametrize("rows", [1, 1000, 50257, 1_000_003])
 @pytest.mark.parametrize("columns", [1, 768, 16384])
 @pytest.mark.parametrize("parts", [1, 2, 3, 8])
-def test_chunks_are_neither_tiny_nor_huge_where_cuts_are_even(rows: int, columns: int, parts: int) -> None:
+def test_chunk_size_is_bounded_for_even_splits(rows: int, columns: int, parts: int) -> None:
     step = -(-rows // parts)
     cut = Division(("tp",), (tuple(min(rows, step * part) for part in range(parts + 1)),))
     chunk = chunk_shape(Layout((rows, columns), "float32", (cut,) if parts > 1 else ()))

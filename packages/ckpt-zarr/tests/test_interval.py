@@ -43,7 +43,7 @@ def expected_seconds(between: float, cost: float, mtbf: float) -> float:
     ("cost", "mtbf"),
     [(cost, mtbf) for cost in (0.01, 1.0, 30.0, 300.0) for mtbf in (600.0, 21600.0, 2592000.0) if cost < mtbf / 4],
 )
-def test_no_other_interval_is_better_by_a_thousandth(cost: float, mtbf: float) -> None:
+def test_best_interval_is_optimal_within_one_thousandth(cost: float, mtbf: float) -> None:
     best = compute_best_interval(cost, mtbf)
     reached = expected_seconds(best, cost, mtbf)
     for factor in (0.25, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 4.0):
@@ -68,7 +68,7 @@ def simulated_seconds(between: float, cost: float, mtbf: float, work: float, dra
     return time
 
 
-def test_a_simulation_finds_the_same_interval_best() -> None:
+def test_best_interval_matches_simulation() -> None:
     """20 million simulated seconds for each of five intervals, the same failures in the mean."""
     cost, mtbf = 20.0, 3600.0
     best = compute_best_interval(cost, mtbf)
@@ -83,7 +83,7 @@ def test_a_simulation_finds_the_same_interval_best() -> None:
         assert seconds == pytest.approx(exact, rel=0.01), factor
 
 
-def test_where_saves_cost_more_than_failures_come_apart() -> None:
+def test_interval_equals_mtbf_if_saves_are_costly() -> None:
     assert compute_best_interval(100.0, 50.0) == 50.0
     assert compute_best_interval(100.0, 51.0) == pytest.approx(51.0, rel=0.5)
     for cost in (0.5, 1, 2, 4, 8):
@@ -91,7 +91,7 @@ def test_where_saves_cost_more_than_failures_come_apart() -> None:
         assert compute_best_interval(cost, 7200) > compute_best_interval(cost, 3600)
 
 
-def test_what_a_save_costs_is_what_it_blocks_and_what_steps_beside_it_lose() -> None:
+def test_save_cost_is_blocking_time_plus_slowdown() -> None:
     found = Interval(3600.0)
     assert found.cost == FIRST_COST
     for _ in range(10):
@@ -105,7 +105,7 @@ def test_what_a_save_costs_is_what_it_blocks_and_what_steps_beside_it_lose() -> 
     assert found.seconds == compute_best_interval(found.cost, 3600.0)
 
 
-def test_it_is_due_when_so_many_seconds_of_steps_have_gone_by_and_never_beside_a_save() -> None:
+def test_save_is_due_after_interval_without_running_save() -> None:
     found = Interval(3600.0)
     steps = 0
     while not found.is_due(1.0, saving=False):
@@ -117,7 +117,7 @@ def test_it_is_due_when_so_many_seconds_of_steps_have_gone_by_and_never_beside_a
     assert not found.is_due(1.0, saving=False)
 
 
-def test_what_steps_beside_a_copy_lose_is_a_cost_and_no_reason_to_wait() -> None:
+def test_copy_slowdown_adds_cost_without_delaying_saves() -> None:
     """Also where the copy is still under way when the next save begins."""
     found = Interval(3600.0)
     for _ in range(10):
@@ -133,13 +133,13 @@ def test_what_steps_beside_a_copy_lose_is_a_cost_and_no_reason_to_wait() -> None
     assert found.cost == pytest.approx((0.25 + 0.5 + 0.2 + 9_999 + 0.5) / 2)
 
 
-def test_one_slow_step_is_no_cost_of_saving() -> None:
+def test_slowdown_ignores_single_slow_step() -> None:
     assert compute_slowdown([1.0, 1.0], [1.0, 9.0, 1.0]) == 0
     assert compute_slowdown([2.0, 1.0], [1.0, 1.0, 9.0]) == 1
     assert compute_slowdown([], [1.0]) == compute_slowdown([1.0], []) == 0
 
 
-def test_failures_are_counted_from_the_runs_own_starts(tmp_path: Path) -> None:
+def test_mtbf_is_measured_from_run_attempts(tmp_path: Path) -> None:
     assert measure_mtbf(tmp_path) == PRIOR_SECONDS
     began = datetime(2026, 1, 1, tzinfo=UTC)
     for hours in (0, 10, 20, 29):
@@ -164,14 +164,14 @@ def test_failures_are_counted_from_the_runs_own_starts(tmp_path: Path) -> None:
         ("checkpoint.durable_keep_last=5", "there is no durable store"),
     ],
 )
-def test_a_wrong_option_is_one_message(word: str, said: str) -> None:
+def test_check_names_invalid_option(word: str, said: str) -> None:
     run = compose_one(["recipe=tiny", "checkpoint=zarr", word])
     with pytest.raises(UserError) as caught:
         check(run)
     assert said in str(caught.value)
 
 
-def test_saves_to_memory_alone_do_not_put_off_those_to_the_disk(tmp_path: Path) -> None:
+def test_memory_saves_do_not_delay_disk_saves(tmp_path: Path) -> None:
     """Before a save is measured 415 seconds lie between two, then some thirty."""
     job = Job(tmp_path, "checkpoint.every=auto", "checkpoint.mtbf_hours=24", "checkpoint.memory_every=2")
     checkpointer, asked = job.start(), []
@@ -196,7 +196,7 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
         yield found
 
 
-def test_a_wrong_option_is_exit_code_two_and_no_traceback(runs: Runs) -> None:
+def test_invalid_option_exits_with_code_two_without_traceback(runs: Runs) -> None:
     printed = runs.train("run.dir=out", "checkpoint.every=often", "checkpoint.keep_last=all", code=2)
     assert "checkpoint.every=often: expected a whole number or auto or null" in printed
     assert "checkpoint.keep_last=all: expected a whole number or null" in printed
@@ -204,7 +204,7 @@ def test_a_wrong_option_is_exit_code_two_and_no_traceback(runs: Runs) -> None:
     assert not (runs.directory / "out").exists()
 
 
-def test_a_real_run_saves_by_itself_on_all_ranks_alike(runs: Runs) -> None:
+def test_auto_interval_saves_consistently_on_all_ranks(runs: Runs) -> None:
     """A failure every 0.05 s, so that a run saves as often as it can; ranks that disagree would hang in a save."""
     words = ("run.dir=out", "run.steps=100000", "checkpoint.every=auto", f"checkpoint.mtbf_hours={0.05 / 3600}")
     process = runs.fork(*words, "checkpoint.keep_last=3", "parallel=ddp", "launch.processes=2")
@@ -218,7 +218,7 @@ def test_a_real_run_saves_by_itself_on_all_ranks_alike(runs: Runs) -> None:
     assert len([*(runs.directory / "out" / "checkpoints").glob("*/zarr.json")]) == 3
 
 
-def test_the_docs_name_the_sources() -> None:
+def test_docstring_cites_interval_papers() -> None:
     assert interval.__doc__ is not None
     assert "Young, CACM 17(9), 1974" in interval.__doc__
     assert "Daly, FGCS 22(3), 2006" in interval.__doc__

@@ -64,7 +64,7 @@ def test_a_checkpointer_is_built_on_any_store(tmp_path: Path) -> None:
     assert store.kept == {"ckpt/made by 0": b"1"}
 
 
-def test_a_store_that_is_back_soon_was_never_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brief_store_outage_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "_LONGEST", 0.001)
     lost = DictStore()
     store = PrefixedStore(lost, "ckpt/1")
@@ -77,7 +77,7 @@ def test_a_store_that_is_back_soon_was_never_lost(monkeypatch: pytest.MonkeyPatc
     assert sorted(lost.kept) == ["ckpt/1/count", "ckpt/1/key"]
 
 
-def test_one_that_stays_lost_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permanent_store_outage_raises_store_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "_UNREACHED", 0.01)
     monkeypatch.setattr(agreement, "_LONGEST", 0.001)
     with pytest.raises(StoreLost, match="the job's store is lost: the store is lost for a while"):
@@ -94,7 +94,7 @@ class ForgetfulStore(DictStore):
         return found
 
 
-def test_what_may_have_been_added_is_not_added_again() -> None:
+def test_add_with_lost_answer_is_not_retried() -> None:
     """Or one rank would pass for two, and a checkpoint be whole without the other's file."""
     store = ForgetfulStore()
     one = Agreement(PrefixedStore(store, "ckpt/1"), "save/1", 1, 2, 60.0, "newest")
@@ -150,7 +150,7 @@ def stores() -> Iterator[tuple[dist.TCPStore, dist.TCPStore, Relay]]:
     relay.close()
 
 
-def test_a_connection_to_torchs_store_that_broke_stays_broken(
+def test_broken_tcp_store_connection_is_not_retried(
     stores: tuple[dist.TCPStore, dist.TCPStore, Relay], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So it is told at once, and nobody waits for its return."""
@@ -223,7 +223,7 @@ def saved_by_one_that_is_cut_off(job: kit.CheckpointerJob) -> tuple[str, list[st
     return came, kit.find_wrong(shards, 1)
 
 
-def test_a_rank_that_is_cut_off_when_it_has_written_leaves_its_file_there(tmp_path: Path) -> None:
+def test_file_of_disconnected_rank_is_still_committed(tmp_path: Path) -> None:
     """The others count it, and commit what it has written."""
     job = kit.CheckpointerJob("gangline_ckpt_zarr.checkpointer:build", composed(tmp_path), MESH, str(tmp_path))
     first, second = get_pool(2).run(saved_by_one_that_is_cut_off, job)

@@ -78,13 +78,13 @@ def shown(group: Any) -> None:
         assert group[name].attrs["dtype"] == REGISTRY[name].dtype
 
 
-def test_packed_files_are_opened_by_the_printed_line(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zarr_opens_packed_files_with_refs_line(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ckpt", "refs", str(saved)]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
     shown(eval(line, {"zarr": zarr}))
 
 
-def test_the_tree_is_listed_as_it_is(saved: Path) -> None:
+def test_plain_zarr_group_lists_arrays_and_shapes(saved: Path) -> None:
     """Names, shapes and kinds need nothing but the plain group."""
     group = zarr.open_group(str(saved), mode="r")
     assert {name: group[name].shape for name in REGISTRY} == {name: REGISTRY[name].shape for name in REGISTRY}

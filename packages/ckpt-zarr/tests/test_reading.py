@@ -70,7 +70,7 @@ def filled(meta: Meta, files: dict[int, bytearray], wanted: list[Target], verify
 
 @settings(max_examples=150, deadline=None)
 @given(registries(), st.booleans(), st.data())
-def test_any_layout_reads_what_any_other_wrote(registry: Registry, verify: bool, data) -> None:
+def test_any_layout_reads_any_other_layout(registry: Registry, verify: bool, data) -> None:
     meta, files = staged(registry)
     for name, layout in registry.layouts.items():
         wanted = []
@@ -100,7 +100,7 @@ def targets() -> list[Target]:
     ]
 
 
-def test_every_kind_of_damage_to_every_cell_is_named() -> None:
+def test_damage_to_any_chunk_is_named() -> None:
     """A flipped bit, a cut file, another chunk in its place."""
     meta, files = staged(LARGE)
     filled(meta, files, targets())
@@ -123,7 +123,7 @@ def test_every_kind_of_damage_to_every_cell_is_named() -> None:
                     assert raised.value.file == f"memory://files/{rank}.bin"
 
 
-def test_batches_side_by_side_fill_the_same_and_name_the_first_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_reads_are_correct_and_name_first_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with cores to spare several batches are under way at once."""
     pool = ThreadPoolExecutor(3)
     monkeypatch.setattr(batch, "count_lanes", lambda: 3)

@@ -103,11 +103,11 @@ def is_named(bad: BadCheckpoint | None, run: ChunkRun, number: int, path: Path) 
     return bad is not None and (bad.array, bad.box, bad.file) == (run.name, limits, str(path))
 
 
-def test_nothing_is_wrong_with_what_was_saved(made: Made) -> None:
+def test_undamaged_checkpoint_loads(made: Made) -> None:
     assert made.outcome(1) is made.outcome(2) is None
 
 
-def test_one_flipped_bit_in_each_chunk(made: Made, chunks) -> None:
+def test_bit_flip_in_any_chunk_is_named(made: Made, chunks) -> None:
     draw, content = random.Random(1), chunks[0][2].read_bytes()
     for run, number, path in chunks:
         at = run.base + number * run.stride + draw.randrange(run.nbytes + TRAILER)
@@ -115,14 +115,14 @@ def test_one_flipped_bit_in_each_chunk(made: Made, chunks) -> None:
             assert is_named(made.outcome(), run, number, path), (run.name, number)
 
 
-def test_the_file_cut_off_in_each_chunk(made: Made, chunks) -> None:
+def test_truncation_in_any_chunk_is_named(made: Made, chunks) -> None:
     draw = random.Random(2)
     for run, number, path in reversed(chunks):
         os.truncate(path, run.base + number * run.stride + draw.randrange(run.nbytes + TRAILER))
         assert is_named(made.outcome(), run, number, path), (run.name, number)
 
 
-def test_a_lost_file(made: Made, chunks) -> None:
+def test_missing_file_is_named(made: Made, chunks) -> None:
     path = chunks[0][2]
     path.rename(path.with_suffix(".gone"))
     bad = made.outcome()
@@ -131,7 +131,7 @@ def test_a_lost_file(made: Made, chunks) -> None:
 
 
 @pytest.mark.parametrize("behind", [TRAILER - 4, TRAILER], ids=["what zarr knows of", "all of it"])
-def test_each_chunk_replaced_by_that_of_another_step(made: Made, chunks, behind: int) -> None:
+def test_chunk_of_another_step_is_named(made: Made, chunks, behind: int) -> None:
     """Its checksum is right. What notices is the seal, whether it came along or not."""
     elsewhere, here = other(made), chunks[0][2].read_bytes()
     for run, number, path in chunks:
@@ -144,13 +144,13 @@ def test_each_chunk_replaced_by_that_of_another_step(made: Made, chunks, behind:
         assert "another save" in str(bad)
 
 
-def test_the_file_of_another_step(made: Made, chunks) -> None:
+def test_file_of_another_step_is_named(made: Made, chunks) -> None:
     run, number, path = chunks[0]
     path.write_bytes(other(made))
     assert is_named(made.outcome(), run, number, path)
 
 
-def test_chunks_that_changed_places(made: Made, chunks) -> None:
+def test_swapped_chunks_are_named(made: Made, chunks) -> None:
     """Of one array, and of two arrays with equal chunks: each has all its checksums right."""
     swapped, content = 0, chunks[0][2].read_bytes()
     for (one, first, path), (two, second, _) in pairwise(chunks):
@@ -164,7 +164,7 @@ def test_chunks_that_changed_places(made: Made, chunks) -> None:
     assert swapped >= 3
 
 
-def test_a_checkpoint_under_the_name_of_another(made: Made, chunks, tmp_path: Path) -> None:
+def test_renamed_checkpoint_is_refused(made: Made, chunks, tmp_path: Path) -> None:
     """zarr.json with its files, all whole, in the place of another step."""
     copy = made.place(3)
     copy.mkdir()
@@ -182,7 +182,7 @@ def test_a_checkpoint_under_the_name_of_another(made: Made, chunks, tmp_path: Pa
         copy.rmdir()
 
 
-def test_zarr_json_of_another_step(made: Made, chunks) -> None:
+def test_zarr_json_from_another_step_is_refused(made: Made, chunks) -> None:
     path = made.place(2) / NAME
     content = path.read_bytes()
     path.write_bytes((made.place(1) / NAME).read_bytes())
@@ -196,7 +196,7 @@ WORD = st.integers(0, (1 << 32) - 1)
 
 
 @given(IDS, IDS, WORD, WORD, WORD)
-def test_two_saves_never_seal_alike(one: str, two: str, number: int, checksum: int, another: int) -> None:
+def test_seals_of_different_saves_differ(one: str, two: str, number: int, checksum: int, another: int) -> None:
     """A crc of 32 bits is one to one in each 32 bits of what it is of."""
     sealed = compute_seal(compute_seal_start(one, "model/w", (0, 8)), number, checksum)
     assert (sealed == compute_seal(compute_seal_start(two, "model/w", (0, 8)), number, checksum)) == (one == two)
@@ -208,7 +208,7 @@ def test_two_saves_never_seal_alike(one: str, two: str, number: int, checksum: i
     )
 
 
-def test_without_verification_only_what_is_not_there_is_noticed(made: Made, chunks) -> None:
+def test_load_without_verification_detects_only_missing_data(made: Made, chunks) -> None:
     """`checkpoint.verify=false` is a choice: it reads what there is."""
     run, _, path = chunks[0]
     content = path.read_bytes()

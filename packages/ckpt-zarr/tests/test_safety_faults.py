@@ -35,7 +35,7 @@ def notes(records: list[dict]) -> str:
     return "\n".join(note for record in records for note in record["notes"])
 
 
-def test_a_full_disk_fails_saves_and_nothing_else(runs: Runs, tmp_path: Path, capsys) -> None:
+def test_full_disk_fails_saves_but_training_continues(runs: Runs, tmp_path: Path, capsys) -> None:
     """Room for one checkpoint of 360 kB; those after it fail, training goes on, and the end says so."""
     prefix = on_a_small_disk(tmp_path / "disk", tmp_path / "kept", 500)
     words = ("run.dir=out", "run.steps=9", "checkpoint.every=2", "parallel=ddp", "launch.processes=2")
@@ -64,7 +64,7 @@ def test_a_full_disk_fails_saves_and_nothing_else(runs: Runs, tmp_path: Path, ca
         assert main(["ckpt", "verify", str(tmp_path / "kept" / "step-00000002")]) == 0
 
 
-def test_a_disk_that_cannot_be_written(runs: Runs, tmp_path: Path) -> None:
+def test_read_only_disk_fails_saves_but_training_continues(runs: Runs, tmp_path: Path) -> None:
     prefix = on_a_disk_that_cannot_be_written(tmp_path / "disk")
     printed = runs.train(
         "run.dir=out", "run.steps=4", "checkpoint.every=2", f"checkpoint.path={tmp_path}/disk", code=2, prefix=prefix
@@ -93,7 +93,7 @@ def proxy(runs: Runs) -> Iterator[FaultyProxy]:
     server.stop()
 
 
-def test_a_store_that_fails_or_is_silent_costs_its_own_saves_alone(runs: Runs, proxy: FaultyProxy) -> None:
+def test_failing_durable_store_fails_only_affected_saves(runs: Runs, proxy: FaultyProxy) -> None:
     """The durable store answers 503 to all of step 10, never to step 20; later ones are there, and the disk has all.
 
     That of step 10 is told by the save of step 20, which is over before that of step 30 begins.
@@ -129,9 +129,7 @@ def objects(proxy: FaultyProxy) -> list[str]:
         return re.findall(r"<Key>(.*?)</Key>", answer.read().decode())
 
 
-def test_a_store_that_does_not_answer_at_the_start_is_told_and_nothing_is_passed_over(
-    runs: Runs, proxy: FaultyProxy
-) -> None:
+def test_resume_stops_if_store_does_not_answer(runs: Runs, proxy: FaultyProxy) -> None:
     """Neither begun afresh nor gone back, and not tried again and again."""
     words = ("run.steps=4", "checkpoint.every=2", "checkpoint.deadline_seconds=4", "launch.max_restarts=3")
     runs.train("run.dir=out", *words, f"checkpoint.path=s3://{proxy.bucket}/run", "run.steps=2")
@@ -163,7 +161,7 @@ def wait_until_whole(process: subprocess.Popen[str], place: Path, step: int) -> 
         time.sleep(0.02)
 
 
-def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: Runs) -> None:
+def test_killed_rank_restarts_from_memory_checkpoint(runs: Runs) -> None:
     """No checkpoint is on disk by then; the curve is that of a run that nobody has disturbed."""
     words = ("checkpoint.every=null", "parallel=ddp", "launch.processes=2", "run.deterministic=on")
     words += ("schedule.warmup_steps=5",)  # however many steps there are
@@ -186,7 +184,7 @@ def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: 
     assert curve == [(record["step"], record["loss"], record["grad_norm"]) for record in runs.read_records("alone")]
 
 
-def test_memory_is_given_back_when_the_launcher_is_killed(runs: Runs) -> None:
+def test_memory_is_freed_after_launcher_is_killed(runs: Runs) -> None:
     process = runs.fork("run.dir=out", "run.steps=100000", "checkpoint.every=null", "checkpoint.memory_every=1")
     runs.wait_for_step(process, "out", 3)
     place = places.locate_node(runs.directory / "out")
@@ -203,7 +201,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
 
 
-def test_what_is_damaged_is_passed_over_and_where_all_is_the_run_stops(runs: Runs) -> None:
+def test_resume_falls_back_from_damaged_checkpoint_or_stops(runs: Runs) -> None:
     """The newest first: the one before it is taken, and people are told. Then all: said once, and not tried again."""
     checkpoints = runs.directory / "out" / "checkpoints"
     runs.train("run.dir=out", "run.steps=4", "checkpoint.every=2", "launch.max_restarts=3")
@@ -226,7 +224,7 @@ def test_what_is_damaged_is_passed_over_and_where_all_is_the_run_stops(runs: Run
     assert runs.read_attempts("out") == before
 
 
-def test_a_writer_that_is_killed_fails_its_save_and_training_goes_on(runs: Runs) -> None:
+def test_killed_writer_fails_save_but_training_continues(runs: Runs) -> None:
     process = runs.fork("run.dir=out", "run.steps=100000", "checkpoint.every=2", "checkpoint.keep_last=2")
     runs.wait_for_step(process, "out", 10)
     for step in range(20, 60, 10):

@@ -77,7 +77,7 @@ def save_with_a_stopped_writer(job: kit.CheckpointerJob) -> list[str]:
     return came
 
 
-def test_a_writer_that_is_stopped_fails_its_save_on_all_ranks(job: kit.CheckpointerJob) -> None:
+def test_stopped_writer_fails_save_on_all_ranks(job: kit.CheckpointerJob) -> None:
     came = get_pool(2).run(save_with_a_stopped_writer, job)
     why = "the writer process got no further within 4 s"
     assert came == [["step-00000001", why, "step-00000003"]] * 2
@@ -106,7 +106,7 @@ def save_beside_a_stopped_rank(job: kit.CheckpointerJob) -> list[str]:
     return came
 
 
-def test_a_rank_that_is_stopped_is_named_and_the_others_go_on(job: kit.CheckpointerJob) -> None:
+def test_stopped_rank_is_named_and_others_continue(job: kit.CheckpointerJob) -> None:
     came = get_pool(2).run(save_beside_a_stopped_rank, job)
     why = "rank 1 has not answered within 5 s"
     assert came == [["step-00000001", why, "step-00000003"]] * 2
@@ -136,7 +136,7 @@ def together(world: int, patience: float, act: Callable[[Agreement], None], stor
     return heard
 
 
-def test_all_who_are_silent_are_named() -> None:
+def test_wait_names_all_silent_ranks() -> None:
     def act(agreement: Agreement) -> None:
         if agreement.rank not in (1, 3):
             agreement.mark_done("written")
@@ -148,7 +148,7 @@ def test_all_who_are_silent_are_named() -> None:
     assert together(5, 1.0, act, store) == ["ranks 1, 3 have not answered within 1 s (late)"] * 5
 
 
-def test_of_many_some_are_named() -> None:
+def test_wait_truncates_list_of_silent_ranks() -> None:
     def act(agreement: Agreement) -> None:
         if agreement.rank == 0:
             agreement.mark_done("written")
@@ -157,7 +157,7 @@ def test_of_many_some_are_named() -> None:
     assert first == "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more have not answered within 1 s (late)"
 
 
-def test_nobody_is_tired_while_some_rank_gets_on() -> None:
+def test_wait_does_not_time_out_during_progress() -> None:
     """A store may be slow, and files of unequal size; what counts is that something moves."""
 
     def act(agreement: Agreement) -> None:
@@ -171,7 +171,7 @@ def test_nobody_is_tired_while_some_rank_gets_on() -> None:
     assert together(3, 3.0, act, dist.HashStore()) == [""] * 3
 
 
-def test_without_patience_a_wait_has_no_end() -> None:
+def test_wait_without_timeout_is_unlimited() -> None:
     go, over = threading.Event(), []
 
     def act(agreement: Agreement) -> None:
@@ -189,7 +189,7 @@ def test_without_patience_a_wait_has_no_end() -> None:
     assert over == ["", ""]
 
 
-def test_a_writer_that_was_given_up_has_no_say_in_what_the_next_does(tmp_path: Path) -> None:
+def test_abandoned_writer_does_not_block_next_write(tmp_path: Path) -> None:
     writer = WriterClient()
     writer.start()
     assert writer.pid is not None

@@ -24,7 +24,7 @@ class Killed(CheckpointerSuite):
 
 
 @pytest.mark.parametrize("moments", [4, pytest.param(200, marks=pytest.mark.nightly)])
-def test_with_two_kept(tmp_path: Path, moments: int) -> None:
+def test_kills_with_two_kept_lose_no_checkpoint(tmp_path: Path, moments: int) -> None:
     """Where all are kept it is the conformance suite that is under fire."""
     suite = Killed()
     suite.kept = ("checkpoint.keep_last=2",)
@@ -32,12 +32,12 @@ def test_with_two_kept(tmp_path: Path, moments: int) -> None:
 
 
 @pytest.mark.nightly
-def test_with_all_kept(tmp_path: Path) -> None:
+def test_kills_with_all_kept_lose_no_checkpoint(tmp_path: Path) -> None:
     Killed().save_under_kills(tmp_path, 20)
 
 
 @pytest.mark.parametrize("moments", [3, pytest.param(60, marks=pytest.mark.nightly)])
-def test_with_the_memory_tier_in_front(tmp_path: Path, moments: int) -> None:
+def test_kills_with_memory_tier_lose_no_checkpoint(tmp_path: Path, moments: int) -> None:
     """What a killed save left in memory is whole, or is not to be seen either."""
     attempts.append(tmp_path, Attempt(1, None))  # the run has begun: what is in memory is its own
     suite = Killed()

@@ -41,7 +41,7 @@ def beats(run_dir: Path) -> dict[int, tuple[int, int]]:
     return {head[layout.RANK]: (head[layout.BEAT], head[layout.PHASE]) for head in heads}
 
 
-def test_a_step_that_people_were_told_of_is_never_done_again(runs: Runs) -> None:
+def test_reported_step_is_not_repeated_after_kill(runs: Runs) -> None:
     """A rank is killed while its save gets no further: what was told before is whole in memory."""
     words = ("run.steps=100000", "checkpoint.every=null", "parallel=ddp", "launch.processes=2")
     process = runs.fork("run.dir=out", *words, "checkpoint.memory_every=1", "launch.max_restarts=1")
@@ -63,7 +63,7 @@ def test_a_step_that_people_were_told_of_is_never_done_again(runs: Runs) -> None
     assert {line["generation"] for line in lines} == {1, 2}
 
 
-def test_a_node_that_is_lost_while_others_wait_for_its_part_of_a_save_is_missed_at_once(runs: Runs) -> None:
+def test_lost_node_is_detected_while_save_waits(runs: Runs) -> None:
     """No collective of a step tells them, for they are between two; no other agent is there to come in its place."""
     out = runs.directory / "out"
     words = ("run.steps=60", "checkpoint.every=20", "parallel=ddp", "launch.processes=2", "checkpoint.memory_every=1")

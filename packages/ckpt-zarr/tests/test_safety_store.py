@@ -34,7 +34,7 @@ def one_after_another(job: kit.CheckpointerJob, steps: tuple[int, ...]) -> list[
 
 
 @pytest.mark.parametrize("words", [(), ("checkpoint.memory_every=1",)], ids=["disk", "memory"])
-def test_checkpointers_one_after_another_in_one_store(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_successive_checkpointers_share_one_job_store(tmp_path: Path, words: tuple[str, ...]) -> None:
     run = composed(tmp_path, *words)
     job = kit.CheckpointerJob("gangline_ckpt_zarr.checkpointer:build", run, MESH, str(tmp_path))
     try:

@@ -13,7 +13,7 @@ from gangline_ckpt_zarr.save.writer.checksum_thread import ChecksumThread
 
 
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 20])
-def test_chunks_are_numbered_in_their_box(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+def test_writer_seals_chunks_by_number_in_box(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksum_thread._AT_ONCE", at_once)
     runs = [ChunkSpan(0, 64, 48, 30, seal=17), ChunkSpan(4096, 64, 56, 1, seal=99), ChunkSpan(5000, 32, 20, 7)]
     content = random.Random(0).randbytes(8192)
@@ -33,7 +33,7 @@ def test_chunks_are_numbered_in_their_box(monkeypatch: pytest.MonkeyPatch, at_on
     assert memory == wanted
 
 
-def test_there_must_be_room_for_the_seal() -> None:
+def test_span_without_room_for_seal_is_refused() -> None:
     assert parse_spans([(0, 12, 8, 2)]) == [ChunkSpan(0, 12, 8, 2)]
     with pytest.raises(ValueError, match="overlap"):
         parse_spans([(0, 12, 8, 2, 1)])

@@ -27,7 +27,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_byte_is_read_by_one_of_those_that_hold_it(saved: Path) -> None:
+def test_each_byte_is_read_by_one_replica(saved: Path) -> None:
     found = get_pool(4).run(loaded, str(saved), None, saved.name)
     assert [right for _, _, right in found] == [True] * 4
     stored = sum(prod(layout.shape) * count_itemsize(layout.dtype) for layout in registry().layouts.values())
@@ -37,14 +37,14 @@ def test_each_byte_is_read_by_one_of_those_that_hold_it(saved: Path) -> None:
     assert max(read) < 1.3 * sum(read) / 4
 
 
-def test_who_loads_a_part_of_the_state_shares_nothing(saved: Path) -> None:
+def test_partial_load_is_not_shared(saved: Path) -> None:
     """Sampling takes what it needs: no rank may wait for one that does not come."""
     found = get_pool(4).run(loaded, str(saved), ("model/rows.0", "model/count"), saved.name)
     assert [right for _, _, right in found] == [True] * 4
     assert all(read >= own for read, own, _ in found)
 
 
-def test_damage_that_one_rank_reads_is_raised_on_all(saved: Path) -> None:
+def test_damage_read_by_one_rank_raises_on_all(saved: Path) -> None:
     """Nobody is left waiting for what the one that found it was to send."""
     files = sorted((saved / str(ID)).glob("data-*/*.bin"))
     content = bytearray(files[0].read_bytes())
@@ -57,7 +57,7 @@ def test_damage_that_one_rank_reads_is_raised_on_all(saved: Path) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(registries(), st.integers(1, 4), st.sampled_from([16, 64, 1 << 20]))
-def test_all_that_share_a_part_know_the_same(wanted: Registry, together: int, slice_bytes: int) -> None:
+def test_ranks_agree_on_shared_parts(wanted: Registry, together: int, slice_bytes: int) -> None:
     """Parts tile a rank's boxes; two ranks see what they share in one order, with one reader and in one step."""
     meta = zarr_json.read(packed.write(wanted, PackedFiles(wanted), {"step": 1, "attempt": 1}, "0badcafe"), "zarr.json")
     with pytest.MonkeyPatch.context() as patch:

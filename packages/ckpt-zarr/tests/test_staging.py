@@ -35,7 +35,7 @@ def checkpointer(directory: Path, **options) -> ZarrCheckpointer:
     return build(config, build_default_run(run={"dir": str(directory)}, checkpoint=config), None)
 
 
-def test_prepared_memory_holds_the_same() -> None:
+def test_prepared_staging_memory_holds_equal_bytes() -> None:
     file = PackedFiles(REGISTRY).get_rank_file(0)
     content = []
     for prepare in (False, True):
@@ -51,7 +51,7 @@ def test_prepared_memory_holds_the_same() -> None:
 
 
 @pytest.mark.parametrize("memory_every", [None, 1])
-def test_the_first_save_takes_what_was_prepared(tmp_path: Path, memory_every: int | None) -> None:
+def test_first_save_uses_prepared_memory(tmp_path: Path, memory_every: int | None) -> None:
     found = checkpointer(tmp_path, memory_every=memory_every)
     found.prepare(REGISTRY)
     assert found._buffers._preparing is not None
@@ -74,7 +74,7 @@ def test_the_first_save_takes_what_was_prepared(tmp_path: Path, memory_every: in
         shutil.rmtree(found.memory.root)
 
 
-def test_a_run_that_never_saves_prepares_nothing(tmp_path: Path) -> None:
+def test_run_without_saves_prepares_no_memory(tmp_path: Path) -> None:
     found = checkpointer(tmp_path)
     found.config.every, found.config.at_end = None, False
     found.prepare(REGISTRY)
@@ -82,7 +82,7 @@ def test_a_run_that_never_saves_prepares_nothing(tmp_path: Path) -> None:
     found.close()
 
 
-def test_no_room_is_for_the_save_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_memory_preparation_does_not_fail_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -99,7 +99,7 @@ def test_no_room_is_for_the_save_to_say(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("limit", [1, 3000, 1 << 28])
 @pytest.mark.parametrize("chunks", [{}, {"model/w": (64, 16), "model/b": (7,)}, {"model/w": (300, 8)}])
-def test_what_comes_from_a_gpu_travels_in_one_piece_as_it_lies_in_the_file(chunks, limit, monkeypatch) -> None:
+def test_gpu_chunks_are_copied_contiguously_in_file_order(chunks, limit, monkeypatch) -> None:
     """Chunks are put together there: only what is contiguous on both sides is a copy from pinned memory."""
     file, staging, other = PackedFiles(REGISTRY, chunks).get_rank_file(0), Staging(), Staging()
     local = {(shard.name, shard.offset): shard.local for shard in shards(REGISTRY)}
@@ -126,7 +126,7 @@ def test_what_comes_from_a_gpu_travels_in_one_piece_as_it_lies_in_the_file(chunk
         each.close()
 
 
-def test_a_buffer_that_cannot_be_pinned_is_used_as_it_is(monkeypatch) -> None:
+def test_staging_works_without_pinned_memory(monkeypatch) -> None:
     """Limits on locked memory end no rank."""
     staging = Staging()
     staging._fit(PackedFiles(REGISTRY).get_rank_file(0))

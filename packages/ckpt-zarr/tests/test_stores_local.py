@@ -34,7 +34,7 @@ def put(store: LocalStore, path: str, content: memoryview, block: int = 4 * PAGE
 
 
 @pytest.mark.parametrize("size", [0, 1, PAGE - 1, PAGE, PAGE + 1, 9 * PAGE, 9 * PAGE + 100])
-def test_bytes_come_back(tmp_path: Path, size: int) -> None:
+def test_written_bytes_are_read_back(tmp_path: Path, size: int) -> None:
     store, content = LocalStore(tmp_path / "not/yet"), os.urandom(size)
     put(store, "a/b.bin", aligned(content))
     assert store.read("a/b.bin") == content
@@ -51,7 +51,7 @@ def test_pipe_and_device_are_not_read(tmp_path: Path, plant: Callable[[Path], No
         store.read_into("a", [(0, [memoryview(bytearray(10))])])
 
 
-def test_memory_and_file_systems_that_do_not_suit_direct_writes(tmp_path: Path) -> None:
+def test_write_works_without_direct_io(tmp_path: Path) -> None:
     content = os.urandom(9 * PAGE)
     crooked = aligned(b"x" + content)[1:]
     put(LocalStore(tmp_path), "a", crooked)
@@ -61,7 +61,7 @@ def test_memory_and_file_systems_that_do_not_suit_direct_writes(tmp_path: Path) 
         assert Path(tmpfs, "a").read_bytes() == content
 
 
-def test_direct_writes_go_past_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_direct_writes_bypass_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     original = os.pwrite
 
@@ -79,14 +79,14 @@ def test_direct_writes_go_past_the_cache(tmp_path: Path, monkeypatch: pytest.Mon
     assert seen == [True, True, False]
 
 
-def test_short_writes_go_on_where_they_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content, original = os.urandom(5 * PAGE), os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, view, offset: original(file, bytes(view[:1000]), offset))
     put(LocalStore(tmp_path), "a", aligned(content))
     assert (tmp_path / "a").read_bytes() == content
 
 
-def test_all_is_synced_before_it_is_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_and_commit_sync_files_and_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     original = os.fsync
 
@@ -107,7 +107,7 @@ def test_all_is_synced_before_it_is_said_to_be_there(tmp_path: Path, monkeypatch
     assert synced[1:] == [str(tmp_path / "root/step"), str(tmp_path / "root")]
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_create_and_commit_refuse_existing_file(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     put(store, "a", aligned(b"first"))
     with pytest.raises(FileExistsError, match="/a'"):
@@ -119,7 +119,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["a", "c"]  # and nothing is left of the attempt
 
 
-def test_a_commit_that_fails_halfway_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_commit_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStore(tmp_path)
 
     def fsync(file: int) -> None:
@@ -133,7 +133,7 @@ def test_a_commit_that_fails_halfway_is_not_there(tmp_path: Path, monkeypatch: p
     assert os.listdir(tmp_path) == []
 
 
-def test_what_a_killed_commit_leaves_is_not_listed(tmp_path: Path) -> None:
+def test_remains_of_killed_commit_are_not_listed(tmp_path: Path) -> None:
     (tmp_path / ".unfinished-zarr.json-12").write_bytes(b"{")
     store = LocalStore(tmp_path)
     assert (store.names(), store.walk()) == ([], [])
@@ -151,13 +151,13 @@ def largest_file(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_no_room_is_known_before_anything_is_written(tmp_path: Path) -> None:
+def test_create_beyond_file_size_limit_leaves_no_file(tmp_path: Path) -> None:
     with largest_file(100 * PAGE), pytest.raises(OSError, match=r"File too large: '.*/a'"):
         LocalStore(tmp_path).create("a", 101 * PAGE)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_full_file_system(tmp_path: Path) -> None:
+def test_create_beyond_file_system_size_leaves_no_file(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as tmpfs:
         size = os.statvfs(tmpfs).f_blocks * os.statvfs(tmpfs).f_frsize
         with pytest.raises(OSError, match=r"No space left on device: '.*/a'"):
@@ -165,7 +165,7 @@ def test_a_full_file_system(tmp_path: Path) -> None:
         assert os.listdir(tmpfs) == []
 
 
-def test_room_that_is_used_up_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_failing_midway_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "_allocate", lambda file, size, place: None)  # a file system that cannot
     writer = LocalStore(tmp_path).create("a", 3 * PAGE)
     writer.write(aligned(bytes(PAGE)))
@@ -188,7 +188,7 @@ def nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_a_directory_that_may_not_be_written() -> None:
+def test_unwritable_directory_raises_permission_error() -> None:
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o555)
         with nobody():
@@ -199,7 +199,7 @@ def test_a_directory_that_may_not_be_written() -> None:
         os.chmod(place, 0o755)
 
 
-def test_too_few_bytes_are_no_file(tmp_path: Path) -> None:
+def test_writer_with_too_few_bytes_leaves_no_file(tmp_path: Path) -> None:
     writer = LocalStore(tmp_path).create("a", 2 * PAGE)
     writer.write(aligned(bytes(PAGE)))
     with pytest.raises(ValueError, match="announced"):
@@ -209,7 +209,7 @@ def test_too_few_bytes_are_no_file(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(st.data())
-def test_any_ranges_into_any_buffers(data: st.DataObject) -> None:
+def test_read_into_fills_any_ranges_and_buffers(data: st.DataObject) -> None:
     content = os.urandom(10_000)
     with tempfile.TemporaryDirectory() as place:
         Path(place, "a").write_bytes(content)
@@ -223,7 +223,7 @@ def test_any_ranges_into_any_buffers(data: st.DataObject) -> None:
             assert got == content[offset : offset + len(got)]
 
 
-def test_more_buffers_than_the_system_takes_and_short_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_into_handles_many_buffers_and_short_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = os.urandom(3 * 2500)
     (tmp_path / "a").write_bytes(content)
     buffers = [memoryview(bytearray(3)) for _ in range(2500)]
@@ -236,14 +236,14 @@ def test_more_buffers_than_the_system_takes_and_short_reads(tmp_path: Path, monk
     assert b"".join(again) == content[7:107]
 
 
-def test_buffers_of_any_type(tmp_path: Path) -> None:
+def test_read_into_accepts_buffers_of_any_type(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(range(64)))
     words = memoryview(bytearray(32)).cast("I", (2, 4))
     LocalStore(tmp_path).read_into("a", [(8, [words])])
     assert words.tobytes() == bytes(range(8, 40))
 
 
-def test_a_file_that_ends_early(tmp_path: Path) -> None:
+def test_read_beyond_end_or_missing_file_raises(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(100))
     store = LocalStore(tmp_path)
     for offset in (95, 100, 5000):
@@ -255,7 +255,7 @@ def test_a_file_that_ends_early(tmp_path: Path) -> None:
         store.read("b")
 
 
-def test_looking_around(tmp_path: Path) -> None:
+def test_listing_methods_return_stored_paths(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     put(store, "step-1/data/0.bin", aligned(b"0"))
     store.commit("step-1/zarr.json", b"{}")
@@ -272,9 +272,7 @@ def test_looking_around(tmp_path: Path) -> None:
         store.size("nowhere")
 
 
-def test_a_file_that_is_written_while_its_tree_goes_is_removed_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_delete_removes_file_written_during_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a rank that was stopped goes on writing into a save that has failed meanwhile."""
     store, late = LocalStore(tmp_path / "store"), tmp_path / "store" / "step" / "c" / "late"
     late.parent.mkdir(parents=True)
@@ -293,7 +291,7 @@ def test_a_file_that_is_written_while_its_tree_goes_is_removed_as_well(
     assert not (tmp_path / "store" / "step").exists()
 
 
-def test_metadata_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_removes_metadata_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStore(tmp_path)
     for step in ("step-1", "step-2"):
         put(store, f"{step}/data/0.bin", aligned(b"0"))

@@ -39,7 +39,7 @@ def test_a_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         open_store("s3://bucket/runs")
 
 
-def test_a_scheme_nobody_knows() -> None:
+def test_unknown_scheme_is_refused() -> None:
     with pytest.raises(UserError, match="nonsense://"):
         open_store("nonsense://bucket")
 
@@ -53,7 +53,7 @@ def store() -> ObjectStore:
     return found
 
 
-def test_any_store_of_fsspec(store: ObjectStore) -> None:
+def test_fsspec_store_supports_all_operations(store: ObjectStore) -> None:
     writer = store.create("step-1/data/0.bin", 10)
     writer.write(memoryview(b"01234"))
     writer.write(memoryview(b"56789"))
@@ -79,7 +79,7 @@ def test_any_store_of_fsspec(store: ObjectStore) -> None:
     assert store.walk() == []
 
 
-def test_a_stream_that_is_given_up(store: ObjectStore) -> None:
+def test_incomplete_stream_leaves_no_object(store: ObjectStore) -> None:
     writer = store.create("a", 10)
     writer.write(memoryview(b"01234"))
     with pytest.raises(ValueError, match="announced"):
@@ -87,7 +87,7 @@ def test_a_stream_that_is_given_up(store: ObjectStore) -> None:
     assert store.walk() == []
 
 
-def test_a_lost_answer_to_a_commit(store: FsspecStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_with_lost_answer_succeeds(store: FsspecStore, monkeypatch: pytest.MonkeyPatch) -> None:
     original, lost = store._fs.pipe_file, [True]
 
     def pipe_file(*args: Any, **kwargs: Any) -> None:
@@ -101,9 +101,7 @@ def test_a_lost_answer_to_a_commit(store: FsspecStore, monkeypatch: pytest.Monke
         store.commit("zarr.json", b"mine")
 
 
-def test_a_store_that_ignores_the_condition_overwrites_nothing_either(
-    store: FsspecStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_without_conditional_put_does_not_overwrite(store: FsspecStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an emulator of Google's store does."""
     original = store._fs.pipe_file
     monkeypatch.setattr(store._fs, "pipe_file", lambda path, content, mode: original(path, content))
@@ -119,7 +117,7 @@ def test_a_password_in_the_url_is_not_shown() -> None:
     assert store._format_url("a") == "ftp://host/place/a"
 
 
-def test_request_past_its_deadline_names_the_place_and_the_last_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_timeout_names_path_and_last_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def act(left: float) -> None:
         raise ConnectionResetError("gone")
 
@@ -134,7 +132,7 @@ def test_request_past_its_deadline_names_the_place_and_the_last_error(monkeypatc
     ("error", "kind"),
     [(FileNotFoundError(2, "none"), FileNotFoundError), (EOFError("ends"), EOFError), (ValueError("odd"), StoreError)],
 )
-def test_permanent_error_of_a_request_names_the_place(error: Exception, kind: type[Exception]) -> None:
+def test_permanent_request_error_names_path(error: Exception, kind: type[Exception]) -> None:
     def act(left: float) -> None:
         raise error
 
@@ -147,7 +145,7 @@ CONTENT = memoryview(bytes(range(251)) * (5 * LONGEST // 251))
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3 * LONGEST), st.lists(st.integers(0, 2 * GAP), max_size=3)), max_size=6))
-def test_requests_bring_every_wanted_byte(wanted: list[tuple[int, list[int]]]) -> None:
+def test_planned_fetches_cover_all_ranges(wanted: list[tuple[int, list[int]]]) -> None:
     ranges = [(offset, [memoryview(bytearray(size)) for size in sizes]) for offset, sizes in wanted]
     for fetch in plan_fetches(ranges):
         assert fetch.stop - fetch.start <= LONGEST
@@ -157,7 +155,7 @@ def test_requests_bring_every_wanted_byte(wanted: list[tuple[int, list[int]]]) -
         assert got == CONTENT[offset : offset + len(got)]
 
 
-def test_neighbours_go_together_and_long_ranges_in_pieces() -> None:
+def test_fetches_merge_neighbors_and_split_long_ranges() -> None:
     small = [(offset, [memoryview(bytearray(100))]) for offset in (0, 100, 100 + GAP, 1 << 40)]
     assert [(fetch.start, fetch.stop) for fetch in plan_fetches(small)] == [(0, 200 + GAP), (1 << 40, (1 << 40) + 100)]
     assert [fetch.stop for fetch in plan_fetches([(0, [memoryview(bytearray(2 * LONGEST + 1))])])] == [

@@ -70,7 +70,7 @@ def methods(place: Place, mark: str) -> int:
     return sum(mark in f"{asked.method} {asked.path}" for asked in place.proxy.seen)
 
 
-def test_small_and_large_objects(place: Place) -> None:
+def test_small_and_multipart_objects_are_read_back(place: Place) -> None:
     store = place.store()
     for size in (0, 1, PART, PART + 1, 2 * PART + 4097):
         content = os.urandom(size)
@@ -80,7 +80,7 @@ def test_small_and_large_objects(place: Place) -> None:
     assert methods(place, "PUT") == 3 + 2 + 3  # three small ones, then parts
 
 
-def test_parts_number_ten_thousand_at_most() -> None:
+def test_multipart_upload_has_at_most_10000_parts() -> None:
     assert choose_part_bytes(1000, 16 * MIB) == 16 * MIB
     for size in (160_000 * MIB, 160_001 * MIB, 5 << 40):
         part = choose_part_bytes(size, 16 * MIB)
@@ -88,7 +88,7 @@ def test_parts_number_ten_thousand_at_most() -> None:
         assert part % MIB == 0
 
 
-def test_an_object_is_written_once(place: Place) -> None:
+def test_create_refuses_existing_object(place: Place) -> None:
     store = place.store()
     put(store, "a", b"first")
     with pytest.raises(FileExistsError, match="runs/one/a"):
@@ -96,7 +96,7 @@ def test_an_object_is_written_once(place: Place) -> None:
     assert store.read("a") == b"first"
 
 
-def test_too_few_bytes_make_no_object(place: Place) -> None:
+def test_writer_with_too_few_bytes_leaves_no_object(place: Place) -> None:
     store = place.store()
     writer = store.create("a", 3 * PART)
     writer.write(memoryview(bytes(2 * PART)))
@@ -111,7 +111,7 @@ def uploads(store: S3Store) -> int:
     return len(found.get("Uploads", ()))
 
 
-def test_a_writer_that_ends_early_shows_nothing_and_deleting_cleans_up(place: Place) -> None:
+def test_delete_aborts_unfinished_upload(place: Place) -> None:
     store = place.store()
     writer = store.create("step-1/data/0.bin", 3 * PART)
     writer.write(memoryview(bytes(2 * PART)))
@@ -121,7 +121,7 @@ def test_a_writer_that_ends_early_shows_nothing_and_deleting_cleans_up(place: Pl
     assert uploads(store) == 0
 
 
-def test_commit_is_conditional(place: Place) -> None:
+def test_commit_refuses_existing_object(place: Place) -> None:
     store, other = place.store(), place.store()
     store.commit("step-1/zarr.json", b"mine")
     with pytest.raises(FileExistsError):
@@ -131,7 +131,7 @@ def test_commit_is_conditional(place: Place) -> None:
     assert store.read("step-1/zarr.json") == b"mine"
 
 
-def test_of_commits_at_the_same_time_one_wins(place: Place) -> None:
+def test_one_of_concurrent_commits_succeeds(place: Place) -> None:
     stores = [place.store() for _ in range(4)]
     won: list[int] = []
 
@@ -155,7 +155,7 @@ def is_commit(asked: Asked) -> bool:
     return asked.method == "PUT" and "zarr.json" in asked.path
 
 
-def test_a_lost_answer_to_a_commit_is_no_failure(place: Place) -> None:
+def test_commit_with_lost_answer_succeeds(place: Place) -> None:
     first = [True]
 
     def fault(asked: Asked) -> str | None:
@@ -168,7 +168,7 @@ def test_a_lost_answer_to_a_commit_is_no_failure(place: Place) -> None:
     assert store.read("zarr.json") == b"mine"
 
 
-def test_a_lost_answer_does_not_make_the_commit_of_another_ones_own(place: Place) -> None:
+def test_commit_of_another_writer_is_not_claimed(place: Place) -> None:
     store, other = place.store(), place.store()
 
     def fault(asked: Asked) -> int | None:
@@ -192,7 +192,7 @@ def test_a_lost_answer_does_not_make_the_commit_of_another_ones_own(place: Place
         store.put_new("zarr.json", b"same words")
 
 
-def test_a_lost_answer_to_the_end_of_an_upload_is_no_failure(place: Place) -> None:
+def test_upload_with_lost_final_answer_succeeds(place: Place) -> None:
     ends: list[int | str] = [404, "lose"]  # the second time the upload is no longer known, as S3 may say it
 
     def fault(asked: Asked) -> int | str | None:
@@ -204,7 +204,7 @@ def test_a_lost_answer_to_the_end_of_an_upload_is_no_failure(place: Place) -> No
     assert store.read("a") == content
 
 
-def test_an_upload_that_another_gave_up_is_a_failure(place: Place) -> None:
+def test_upload_aborted_elsewhere_fails(place: Place) -> None:
     place.proxy.fault = lambda asked: 404 if asked.method == "POST" and "uploadId" in asked.path else None
     store = place.store()
     with pytest.raises(OSError, match="runs/one/a"):
@@ -213,7 +213,7 @@ def test_an_upload_that_another_gave_up_is_a_failure(place: Place) -> None:
 
 
 @pytest.mark.parametrize("fault", [503, 500, 429, "reset", "lose"])
-def test_every_third_request_fails(place: Place, fault: int | str) -> None:
+def test_store_retries_every_third_request_failing(place: Place, fault: int | str) -> None:
     place.proxy.fault = lambda asked: fault if asked.number % 3 == 1 else None
     store, content = place.store(), os.urandom(3 * PART + 5)
     put(store, "step-1/data/0.bin", content)
@@ -227,7 +227,7 @@ def test_every_third_request_fails(place: Place, fault: int | str) -> None:
     assert store.names() == []
 
 
-def test_an_answer_that_never_comes_is_asked_for_again(place: Place) -> None:
+def test_hanging_request_is_retried(place: Place) -> None:
     place.proxy.fault = lambda asked: "hang" if asked.number == 1 else None
     store = place.store(request=0.3)
     store.commit("zarr.json", b"{}")
@@ -235,7 +235,7 @@ def test_an_answer_that_never_comes_is_asked_for_again(place: Place) -> None:
 
 
 @pytest.mark.parametrize("fault", [503, "hang"])
-def test_after_the_deadline_the_error_names_store_and_path_and_no_secret(place: Place, fault: int | str) -> None:
+def test_timeout_error_names_path_without_secret(place: Place, fault: int | str) -> None:
     store = place.store(deadline=0.5, request=0.2)
     place.proxy.fault = lambda asked: fault
     with pytest.raises(StoreError) as caught:
@@ -245,7 +245,7 @@ def test_after_the_deadline_the_error_names_store_and_path_and_no_secret(place: 
     assert "secret" not in str(caught.value)
 
 
-def test_a_save_in_the_middle_of_which_the_store_goes_away_leaves_nothing_visible(place: Place) -> None:
+def test_store_outage_during_write_leaves_no_object(place: Place) -> None:
     store = place.store()
     writer = store.create("a", 4 * PART)
     writer.write(memoryview(bytes(PART)))
@@ -260,7 +260,7 @@ def test_a_save_in_the_middle_of_which_the_store_goes_away_leaves_nothing_visibl
     assert place.store().walk() == []
 
 
-def test_what_cannot_pass_is_not_tried_again(place: Place) -> None:
+def test_permanent_error_is_not_retried(place: Place) -> None:
     store = place.store()
     place.proxy.fault = lambda asked: 403
     with pytest.raises(PermissionError, match="runs/one/a"):
@@ -271,7 +271,7 @@ def test_what_cannot_pass_is_not_tried_again(place: Place) -> None:
         store.read("a")
 
 
-def test_ranges(place: Place) -> None:
+def test_read_into_merges_neighboring_ranges(place: Place) -> None:
     store, content = place.store(), os.urandom(3 * MIB)
     put(store, "a", content)
     place.proxy.reset()
@@ -283,7 +283,7 @@ def test_ranges(place: Place) -> None:
     assert methods(place, "GET") == 3  # neighbours together
 
 
-def test_an_object_that_ends_early(place: Place) -> None:
+def test_read_beyond_end_or_missing_object_raises(place: Place) -> None:
     store = place.store()
     put(store, "a", bytes(1000))
     for offset in (990, 1000, 5000):
@@ -293,7 +293,7 @@ def test_an_object_that_ends_early(place: Place) -> None:
         store.read_into("b", [(0, [memoryview(bytearray(20))])])
 
 
-def test_looking_around(place: Place) -> None:
+def test_listing_methods_return_stored_paths(place: Place) -> None:
     store = place.store()
     assert store.names() == []
     assert not store.exists("step-1")
@@ -312,7 +312,7 @@ def test_looking_around(place: Place) -> None:
         store.size("step-9/zarr.json")
 
 
-def test_metadata_goes_first(place: Place) -> None:
+def test_delete_removes_metadata_first(place: Place) -> None:
     store = place.store()
     put(store, "step-1/a.bin", b"0")
     store.commit("step-1/zarr.json", b"{}")
@@ -334,7 +334,7 @@ def test_metadata_goes_first(place: Place) -> None:
     assert store.walk() == []
 
 
-def test_opened_by_url(place: Place) -> None:
+def test_open_store_returns_s3_store(place: Place) -> None:
     store = open_store(place.url, deadline_seconds=60)
     assert isinstance(store, S3Store)
     assert not store.local

@@ -44,7 +44,7 @@ def names(*steps: float) -> list[str]:
     return [f"step-{int(step):08d}" + (".2" if step % 1 else "") for step in steps]
 
 
-def test_each_tier_by_its_own_rules(kept: Job) -> None:
+def test_each_tier_applies_separate_retention_rules(kept: Job) -> None:
     kept.start()
     for step in range(1, 18):
         kept.step(step)
@@ -57,7 +57,7 @@ def test_each_tier_by_its_own_rules(kept: Job) -> None:
     assert len(list((kept.run_dir.parent / "durable").iterdir())) == 3
 
 
-def test_a_way_back_takes_the_abandoned_ones_along_and_keeps_the_others(kept: Job) -> None:
+def test_rollback_deletes_abandoned_checkpoints_and_keeps_others(kept: Job) -> None:
     checkpointer = kept.start()
     for step in range(1, 13):
         kept.step(step)
@@ -74,7 +74,7 @@ def test_a_way_back_takes_the_abandoned_ones_along_and_keeps_the_others(kept: Jo
     assert kept.load(12, 2) == []
 
 
-def test_the_farther_tier_fills_in_where_the_nearer_is_damaged_or_gone(kept: Job) -> None:
+def test_durable_tier_replaces_damaged_or_missing_disk_checkpoint(kept: Job) -> None:
     kept.start()
     for step in range(1, 9):
         kept.step(step)
@@ -99,7 +99,7 @@ def test_the_farther_tier_fills_in_where_the_nearer_is_damaged_or_gone(kept: Job
         kept.load(8)
 
 
-def test_a_farther_tier_that_fails_takes_nothing_from_the_nearer(kept: Job) -> None:
+def test_failing_durable_tier_keeps_disk_checkpoints(kept: Job) -> None:
     """And what it has not is no reason to begin the nearer's save again."""
     kept.start()
     for step in range(1, 4):
@@ -116,7 +116,7 @@ def test_a_farther_tier_that_fails_takes_nothing_from_the_nearer(kept: Job) -> N
     assert held(kept) == (names(6, 8), names(8))
 
 
-def test_what_a_dead_save_left_goes_with_the_next_and_nothing_else_does(kept: Job) -> None:
+def test_save_removes_only_remains_of_dead_saves(kept: Job) -> None:
     checkpointer = kept.start()
     kept.step(2)
     near = kept.run_dir / "checkpoints"
@@ -129,7 +129,7 @@ def test_what_a_dead_save_left_goes_with_the_next_and_nothing_else_does(kept: Jo
     assert sorted(path.name for path in near.iterdir()) == ["mine", "step-00000002", "step-00000004"]
 
 
-def test_what_cannot_be_read_counts_for_nothing(kept: Job) -> None:
+def test_retention_does_not_count_damaged_checkpoints(kept: Job) -> None:
     """Of what earlier starts left; what this one saw become whole is trusted, and its files not looked at."""
     kept.start()
     for step in (1, 2, 3, 4, 5, 6):
@@ -149,7 +149,7 @@ def test_what_cannot_be_read_counts_for_nothing(kept: Job) -> None:
     assert held(kept)[0] == names(8, 10)
 
 
-def test_a_store_that_does_not_answer_has_said_nothing_good(kept: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_deletes_no_checkpoint_if_listing_fails(kept: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.start()
     for step in (1, 2, 3, 4):
         kept.step(step)

@@ -161,7 +161,7 @@ def processes(session: int, module: str, index: str) -> int:
         pytest.param(lose_node, 1),
     ],
 )
-def test_no_step_is_lost(runs: Runs, lose: Callable[[int, Path], None], copies: int) -> None:
+def test_losing_rank_agent_or_node_repeats_no_step(runs: Runs, lose: Callable[[int, Path], None], copies: int) -> None:
     out, words = runs.directory / "out", ("run.steps=100000", *WORDS, *ELASTIC, "checkpoint.memory_every=1")
     process = runs.start("run.dir=out", *words, *holding(runs), f"checkpoint.memory_copies={copies}")
     step = held(runs, 4)
@@ -184,7 +184,7 @@ def test_no_step_is_lost(runs: Runs, lose: Callable[[int, Path], None], copies: 
     assert [(line["step"], line["loss"], line["grad_norm"]) for line in found] == straight
 
 
-def test_without_a_copy_a_lost_node_costs_what_was_not_on_disk(runs: Runs) -> None:
+def test_lost_node_without_copy_resumes_from_disk(runs: Runs) -> None:
     """It is told, and the run goes on from the disk."""
     out = runs.directory / "out"
     words = ("run.steps=100000", *WORDS, *ELASTIC, "checkpoint.memory_every=1", "checkpoint.every=4")

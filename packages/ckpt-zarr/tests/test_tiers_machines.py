@@ -38,7 +38,7 @@ def workers(agent: int) -> list[int]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["fsdp", "ddp"])
-def test_a_rank_that_dies_on_one_machine(runs: Runs, layout: str) -> None:
+def test_killed_rank_on_two_machines_resumes_from_memory(runs: Runs, layout: str) -> None:
     """With fsdp each machine has what its ranks need; with ddp they read the rest from the other one's memory."""
     words = ("run.steps=120", "checkpoint.every=30", f"parallel={layout}", "run.deterministic=on")
     started = agents(runs, "run.dir=out", *words, "checkpoint.memory_every=5")

@@ -50,7 +50,7 @@ def kill_the_writer(job: Job) -> None:
         process.wait()
 
 
-def test_two_are_kept_and_the_newest_always_is(job: Job) -> None:
+def test_memory_tier_keeps_newest_two_checkpoints(job: Job) -> None:
     job.start()
     for step in range(1, 8):
         assert job.step(step) == (["memory"] if step % 2 else ["memory", "disk"])
@@ -62,7 +62,7 @@ def test_two_are_kept_and_the_newest_always_is(job: Job) -> None:
             assert "memory" not in job.where(step - 2)
 
 
-def test_it_outlives_the_worker(job: Job) -> None:
+def test_memory_tier_outlives_the_worker(job: Job) -> None:
     job.start()
     for step in (1, 2, 3):
         job.step(step)
@@ -76,7 +76,7 @@ def test_it_outlives_the_worker(job: Job) -> None:
     assert len(list(places.locate_node(job.run_dir).glob("step-*"))) == 2
 
 
-def test_what_earlier_workers_left_takes_no_more_room_than_one(job: Job) -> None:
+def test_checkpoints_of_earlier_workers_use_bounded_memory(job: Job) -> None:
     job.start()
     for step in (1, 2, 3):
         job.step(step)
@@ -86,7 +86,7 @@ def test_what_earlier_workers_left_takes_no_more_room_than_one(job: Job) -> None
     assert len(list(places.locate_node(job.run_dir).rglob("*.bin"))) == 1
 
 
-def test_a_run_of_the_same_name_does_not_find_it(job: Job) -> None:
+def test_recreated_run_ignores_old_memory_checkpoints(job: Job) -> None:
     """The run's directory was deleted, and its job killed with its sidecar, so that memory is as it was."""
     job.start()
     job.step(1)
@@ -116,7 +116,7 @@ def keeper(run_dir: Path, log: Path, *prefix: str) -> Iterator[None]:
     assert not trouble.parent.exists(), "nobody else gives memory back"
 
 
-def test_memory_of_killed_runs_is_listed_and_removed_after_hours(
+def test_memory_of_killed_runs_is_reported_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """That of a run that lives stays, of the run that starts, of the last hours and of other process ids."""
@@ -155,7 +155,7 @@ def test_memory_of_killed_runs_is_listed_and_removed_after_hours(
     assert [name for name, place in made.items() if not place.exists()] == ["killed"]
 
 
-def test_a_keeper_that_other_nodes_cannot_find_says_so_once_and_keeps_what_is_here(job: Job, tmp_path: Path) -> None:
+def test_unannounced_keeper_warns_once_and_keeps_local_checkpoints(job: Job, tmp_path: Path) -> None:
     (tmp_path / ".memory" / "lock").mkdir(parents=True)
     with keeper(tmp_path, tmp_path / "log"):
         checkpointer = job.start()
@@ -170,7 +170,7 @@ def test_a_keeper_that_other_nodes_cannot_find_says_so_once_and_keeps_what_is_he
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs a file of another user")
-def test_a_keeper_says_whose_file_is_in_its_way(tmp_path: Path) -> None:
+def test_keeper_names_owner_of_unreadable_lock_file(tmp_path: Path) -> None:
     lock = tmp_path / ".memory" / "lock"
     lock.parent.mkdir()
     lock.touch(0o600)
@@ -181,7 +181,7 @@ def test_a_keeper_says_whose_file_is_in_its_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("again", [1, 2, 3])
-def test_a_save_that_fails_takes_nothing_away(job: Job, again: int) -> None:
+def test_failed_save_keeps_earlier_memory_checkpoint(job: Job, again: int) -> None:
     """The writer process dies before it has sealed the buffer, perhaps several times; memory goes on as before."""
     job.start()
     for step in (1, 2, 3):
@@ -202,7 +202,7 @@ def test_a_save_that_fails_takes_nothing_away(job: Job, again: int) -> None:
     assert len(list(places.locate_node(job.run_dir).rglob("*.bin"))) == 2
 
 
-def test_a_disk_that_fails_leaves_memory_whole(job: Job) -> None:
+def test_failed_disk_save_keeps_memory_checkpoints(job: Job) -> None:
     checkpointer = job.start()
     job.step(1)
     (job.run_dir / "checkpoints").write_text("no directory")
@@ -216,7 +216,7 @@ def test_a_disk_that_fails_leaves_memory_whole(job: Job) -> None:
         assert job.load(step) == []
 
 
-def test_somebody_cleans_up_memory(job: Job) -> None:
+def test_memory_tier_survives_external_deletion(job: Job) -> None:
     """Some systems remove a user's files in /dev/shm when he logs out."""
     job.start()
     for step in (1, 2, 3):
@@ -234,7 +234,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["chunk", "file", "zarr.json"])
-def test_what_is_damaged_there_is_read_from_disk_and_people_are_told(job: Job, what: str) -> None:
+def test_damaged_memory_checkpoint_is_read_from_disk(job: Job, what: str) -> None:
     checkpointer = job.start()
     for step in (1, 2):
         job.step(step)
@@ -257,7 +257,7 @@ def test_what_is_damaged_there_is_read_from_disk_and_people_are_told(job: Job, w
     assert checkpointer.take_notices() == []
 
 
-def test_damaged_in_every_tier(job: Job) -> None:
+def test_checkpoint_damaged_in_every_tier_is_refused(job: Job) -> None:
     """Then it is damaged, and the checkpoint before it is the next to try."""
     job.start()
     for step in (1, 2):
@@ -292,7 +292,7 @@ def test_copies_of_two_saves_are_never_mixed(job: Job) -> None:
         job.load(2)
 
 
-def test_the_last_checkpoint_is_saved_where_it_lasts(job: Job) -> None:
+def test_last_memory_checkpoint_is_saved_to_disk(job: Job) -> None:
     """A worker died when the last step was in memory alone; the next one has no step to do."""
     job.words = (MEMORY, "run.steps=3")
     checkpointer = job.start()
@@ -312,7 +312,7 @@ def test_the_last_checkpoint_is_saved_where_it_lasts(job: Job) -> None:
     assert job.load(3) == []
 
 
-def test_the_last_save_waits_for_no_other_node(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_save_skips_copy_to_other_nodes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has little time, and goes to the disk."""
     copied: list[tuple[str, float]] = []
 
@@ -337,7 +337,7 @@ def test_the_last_save_waits_for_no_other_node(job: Job, monkeypatch: pytest.Mon
     assert checkpointer.is_lasting(CheckpointId(3))
 
 
-def test_attempts_do_not_confuse_it(job: Job) -> None:
+def test_memory_tier_distinguishes_attempts(job: Job) -> None:
     """After a way back the same steps come again under other names, and the abandoned ones are not the latest."""
     checkpointer = job.start()
     for step in (1, 2, 3, 4):
@@ -353,7 +353,7 @@ def test_attempts_do_not_confuse_it(job: Job) -> None:
     assert job.load(4, 2) == []
 
 
-def test_a_tool_sees_what_is_there_and_touches_nothing(job: Job) -> None:
+def test_tool_lists_memory_checkpoints_without_changes(job: Job) -> None:
     job.start()
     job.step(1)
     run = composed(job.run_dir, "checkpoint.memory_every=1")
@@ -363,7 +363,7 @@ def test_a_tool_sees_what_is_there_and_touches_nothing(job: Job) -> None:
     assert job.load(1) == []
 
 
-def test_a_store_that_cannot_be_read_stops_a_start_but_not_a_run(job: Job, monkeypatch) -> None:
+def test_unreadable_store_stops_start_but_not_run(job: Job, monkeypatch) -> None:
     """At the start its newest may be what is wanted; later what is nearer is newer."""
     job.start()
     for step in (1, 2):
@@ -398,7 +398,7 @@ def full_tmpfs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.usefixtures("full_tmpfs")
-def test_memory_tier_without_room_is_left_out_of_saves(job: Job, first: int) -> None:
+def test_full_memory_tier_is_skipped_by_saves(job: Job, first: int) -> None:
     """Step 1 is for memory alone, step 2 for memory and disk."""
     found = job.start()
     if first == 1:

@@ -56,7 +56,7 @@ def put(node: Peer, folder: Path, step: int, rank: int = 3) -> str:
     return path
 
 
-def test_a_file_is_kept_and_given_back(node: Peer, tmp_path: Path) -> None:
+def test_keeper_stores_returns_and_drops_file(node: Peer, tmp_path: Path) -> None:
     path = put(node, tmp_path, 1)
     assert (tmp_path / "b" / path).read_bytes() == content(1)
     assert node.list_sizes() == {path: 300_000}
@@ -71,7 +71,7 @@ def test_a_file_is_kept_and_given_back(node: Peer, tmp_path: Path) -> None:
     assert list((tmp_path / "b").glob("step-*")) == []
 
 
-def test_two_copies_of_a_rank_are_kept_and_the_newest_always_is(node: Peer, tmp_path: Path) -> None:
+def test_keeper_keeps_newest_two_copies_per_rank(node: Peer, tmp_path: Path) -> None:
     other = put(node, tmp_path, 1, rank=4)
     inodes = set()
     for step in range(1, 8):
@@ -84,7 +84,7 @@ def test_two_copies_of_a_rank_are_kept_and_the_newest_always_is(node: Peer, tmp_
     assert other in node.list_sizes()
 
 
-def test_a_copy_that_breaks_off_is_no_copy(node: Peer, tmp_path: Path) -> None:
+def test_interrupted_copy_is_discarded(node: Peer, tmp_path: Path) -> None:
     put(node, tmp_path, 1)
     address = peers._read(tmp_path / peers.FOLDER / "b.json")
     with socket.create_connection(("127.0.0.1", address.port)) as connection:
@@ -101,13 +101,13 @@ def test_a_copy_that_breaks_off_is_no_copy(node: Peer, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["../secret", "step-00000001/../../secret", "/etc/passwd", "spare/x", "step-00000001//x"]
 )
-def test_nothing_outside_of_checkpoints_is_given(node: Peer, tmp_path: Path, path: str) -> None:
+def test_keeper_refuses_paths_outside_checkpoints(node: Peer, tmp_path: Path, path: str) -> None:
     (tmp_path / "secret").write_text("secret")
     with pytest.raises(FileNotFoundError):
         node.read(path)
 
 
-def test_a_stranger_gets_no_answer(node: Peer, tmp_path: Path) -> None:
+def test_keeper_ignores_client_without_token(node: Peer, tmp_path: Path) -> None:
     address = peers._read(tmp_path / peers.FOLDER / "b.json")
     assert (tmp_path / peers.FOLDER / "b.json").stat().st_mode & 0o077 == 0
     for said in (b"guess" * 7, b"GET / HTTP/1.1\r\n\r\nAccept: text/html\r\n\r\n", b"x" * 100_000, b"\xff" * 33):
@@ -118,7 +118,7 @@ def test_a_stranger_gets_no_answer(node: Peer, tmp_path: Path) -> None:
             assert heard(connection) == b""
 
 
-def test_what_listens_where_a_keeper_was_is_not_believed_and_learns_nothing(tmp_path: Path) -> None:
+def test_impostor_on_keeper_port_is_detected(tmp_path: Path) -> None:
     """A keeper was killed, and its port is another process's by now: one that would answer anything."""
     there, got = socket.create_server(("127.0.0.1", 0)), bytearray()
     token = "0123456789abcdef" * 2
@@ -148,7 +148,7 @@ def test_what_listens_where_a_keeper_was_is_not_believed_and_learns_nothing(tmp_
     assert b"data-1" not in got
 
 
-def test_a_proof_is_of_one_connection_and_of_one_side(node: Peer, tmp_path: Path) -> None:
+def test_keeper_rejects_replayed_proof(node: Peer, tmp_path: Path) -> None:
     """What was overheard of another connection opens none, nor does the keeper's own proof sent back to it."""
     address = peers._read(tmp_path / peers.FOLDER / "b.json")
     assert address is not None
@@ -170,7 +170,7 @@ def test_a_proof_is_of_one_connection_and_of_one_side(node: Peer, tmp_path: Path
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_announced_without_sense_is_no_keeper(node: Peer, tmp_path: Path, said: dict[str, object]) -> None:
+def test_invalid_announcement_is_ignored(node: Peer, tmp_path: Path, said: dict[str, object]) -> None:
     place = tmp_path / peers.FOLDER / "b.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), **said}))
     list_announced(tmp_path)
@@ -179,7 +179,7 @@ def test_what_is_announced_without_sense_is_no_keeper(node: Peer, tmp_path: Path
     assert ask_peers(tmp_path, ["b"]) == {"b": {}}
 
 
-def test_what_somebody_else_or_a_link_says_is_no_keeper(
+def test_announcement_by_link_or_other_user_is_ignored(
     node: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where several people may write into the run directory each could name a keeper of their own."""
@@ -209,7 +209,7 @@ def test_what_somebody_else_or_a_link_says_is_no_keeper(
 
 
 @pytest.mark.parametrize("how", ["a file", "a link", "open to all"])
-def test_a_place_in_memory_that_others_can_change_is_refused(
+def test_memory_directory_writable_by_others_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(places, "ROOT", tmp_path)
@@ -239,7 +239,7 @@ def heard(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("said", [b"", b"x"])
-def test_a_stranger_who_says_little_holds_no_thread(
+def test_slow_client_without_token_is_disconnected(
     node: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     """Also one who says a byte now and then: the time is for all of the token."""
@@ -260,7 +260,7 @@ def test_a_stranger_who_says_little_holds_no_thread(
         assert closed
 
 
-def test_a_put_names_the_file_of_one_rank(node: Peer, tmp_path: Path) -> None:
+def test_put_and_drop_refuse_invalid_paths(node: Peer, tmp_path: Path) -> None:
     kept = [put(node, tmp_path, step) for step in (1, 2)]
     for file in (
         "",
@@ -289,7 +289,7 @@ def test_a_node_that_is_gone_is_named(node: Peer, tmp_path: Path) -> None:
     assert list_announced(tmp_path) == ["b"]
 
 
-def test_who_asks_waits_for_a_keeper_that_is_about_to_start(node: Peer, tmp_path: Path) -> None:
+def test_peer_waits_for_keeper_to_start(node: Peer, tmp_path: Path) -> None:
     os.rename(tmp_path / peers.FOLDER / "b.json", tmp_path / "b.json")
     back = threading.Timer(0.5, os.rename, (tmp_path / "b.json", tmp_path / peers.FOLDER / "b.json"))
     back.start()
@@ -302,7 +302,7 @@ def saved(place: Path) -> dict[str, int]:
     return LocalStore(place).list_sizes()
 
 
-def test_a_checkpoint_counts_where_all_its_files_are_somewhere(tmp_path: Path) -> None:
+def test_checkpoint_with_files_spread_over_nodes_is_found(tmp_path: Path) -> None:
     files = saved(tmp_path / "whole")
     data = sorted(path for path in files if path.endswith(".bin"))
     assert len(data) > 1
@@ -323,7 +323,7 @@ def test_a_checkpoint_counts_where_all_its_files_are_somewhere(tmp_path: Path) -
     assert find_survivors({"a": part(root, *data[:1]), "b": dict.fromkeys(data[1:], 1)}, read)[0] == []
 
 
-def test_what_is_elsewhere_is_read_from_there(node: Peer, tmp_path: Path) -> None:
+def test_memory_store_reads_files_of_other_nodes(node: Peer, tmp_path: Path) -> None:
     files = saved(tmp_path / "b")
     store = MemoryStore(tmp_path / "a")
     assert store.list_sizes("step-00000001") == {}
@@ -369,9 +369,7 @@ class Silent:
             one.close()
 
 
-def test_a_node_that_hangs_costs_a_save_no_more_than_its_deadline_and_the_next_ones_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hung_node_delays_only_one_save_until_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("PATIENCE_SECONDS", "SILENT_SECONDS"):
         monkeypatch.setattr(copies_module, limit, 400.0)
     hung, beats = Silent(tmp_path, "c"), []
@@ -396,7 +394,7 @@ def test_a_node_that_hangs_costs_a_save_no_more_than_its_deadline_and_the_next_o
     hung.close()
 
 
-def test_a_node_that_is_back_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovered_node_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").write_bytes(b"mine")
     copies = Copies([Peer(tmp_path, "b")])
     assert "has no keeper" in copies.put("step-00000001/data-1/00000.bin", tmp_path / "mine", 0.1, lambda: None)
@@ -409,9 +407,7 @@ def test_a_node_that_is_back_is_asked_again(tmp_path: Path, monkeypatch: pytest.
         time.sleep(0.1)
 
 
-def test_a_node_without_room_says_so_at_once_and_keeps_what_it_has(
-    node: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_node_refuses_copy_and_keeps_files(node: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [put(node, tmp_path, step) for step in (1, 2)]
     with (tmp_path / "mine").open("wb") as file:  # more than the sockets between hold
         file.truncate(1 << 28)
@@ -432,7 +428,7 @@ def test_a_node_without_room_says_so_at_once_and_keeps_what_it_has(
     put(node, tmp_path, 3)
 
 
-def test_more_than_a_node_has_is_refused_before_it_is_tried(node: Peer, tmp_path: Path) -> None:
+def test_keeper_refuses_invalid_or_excessive_size(node: Peer, tmp_path: Path) -> None:
     for size, said in ((1 << 60, {"why": "No space left on device"}), (-1, None), ("1", None), (None, None)):
         address = peers._read(tmp_path / peers.FOLDER / "b.json")
         with socket.create_connection(("127.0.0.1", address.port), timeout=30.0) as connection:
@@ -445,7 +441,7 @@ def test_more_than_a_node_has_is_refused_before_it_is_tried(node: Peer, tmp_path
 
 
 @pytest.mark.parametrize("said", [b"1", b"{}", b"[]", b"null", b'{"do": "read"}', b'{"do": "read", "path": 1}', b"{"])
-def test_what_makes_no_sense_gets_no_answer_and_no_traceback(
+def test_malformed_request_closes_connection_without_traceback(
     node: Peer, tmp_path: Path, capfd: pytest.CaptureFixture[str], said: bytes
 ) -> None:
     address = peers._read(tmp_path / peers.FOLDER / "b.json")
@@ -458,7 +454,7 @@ def test_what_makes_no_sense_gets_no_answer_and_no_traceback(
 
 
 @pytest.mark.parametrize("limit", ["UNPROVEN", "UNPROVEN_OF_ADDRESS"])
-def test_idle_connections_without_the_token_lock_no_node_out(
+def test_idle_unauthenticated_connections_do_not_block_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """A new connection takes the place of the oldest one that has shown no token, and of no other."""
@@ -485,7 +481,7 @@ def test_idle_connections_without_the_token_lock_no_node_out(
 
 
 @pytest.mark.parametrize("lines", [(b'{"size": 100}\n', b"half"), (b"nonsense\n",), (b"1\n",)])
-def test_a_node_that_breaks_off_is_lost_and_ends_no_start(tmp_path: Path, lines: tuple[bytes, ...]) -> None:
+def test_truncated_answer_counts_node_as_lost(tmp_path: Path, lines: tuple[bytes, ...]) -> None:
     broken = Silent(tmp_path, "c", *lines)
     node = Peer(tmp_path, "c", patience=0.0)
     with pytest.raises(PeerLost, match="node c"):
@@ -498,13 +494,13 @@ def test_a_node_that_breaks_off_is_lost_and_ends_no_start(tmp_path: Path, lines:
     broken.close()
 
 
-def test_a_file_that_ends_early_is_said_to(node: Peer, tmp_path: Path) -> None:
+def test_read_beyond_file_end_raises_eof_error(node: Peer, tmp_path: Path) -> None:
     path = put(node, tmp_path, 1)
     with pytest.raises(EOFError, match="ends at 300000"):
         node.read_into(path, [(299_999, [memoryview(bytearray(2))])])
 
 
-def test_keepers_that_come_and_go_take_nothing_from_one_another(tmp_path: Path) -> None:
+def test_concurrent_announce_and_withdraw_keep_successor(tmp_path: Path) -> None:
     """Each round a successor announces itself while its predecessor withdraws."""
     failed: list[BaseException] = []
 
@@ -529,7 +525,7 @@ def test_keepers_that_come_and_go_take_nothing_from_one_another(tmp_path: Path) 
         assert list_announced(tmp_path) == []
 
 
-def test_a_machine_of_the_same_name_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_uses_loopback_only_on_same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Address("10.0.0.2/1", identify_machine(), 1, "").host == "127.0.0.1"
     assert Address("10.0.0.2/1", os.uname().nodename, 1, "").host == "10.0.0.2"
     assert identify_machine() != os.uname().nodename

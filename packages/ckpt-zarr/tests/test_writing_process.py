@@ -74,9 +74,7 @@ def expected(content: bytes, runs: Sequence[tuple[int, int, int, int]]) -> bytes
     return bytes(filled)
 
 
-def test_checksums_are_filled_in_and_the_target_gets_the_bytes(
-    tmp_path: Path, staging: Staging, writer: WriterClient
-) -> None:
+def test_write_fills_checksums_and_writes_target(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
     runs = [(0, PAGE, 1000, 3), (3 * PAGE, 2 * PAGE, PAGE + 1, 2), (8 * PAGE, 1, 3, 1), (9 * PAGE, 12, 8, 500)]
     wanted = expected(staging.bytes[:], runs)
     for store, path in ((str(tmp_path / "one"), "step/0.bin"), (f"file://{tmp_path}/two", "0.bin")):
@@ -87,7 +85,7 @@ def test_checksums_are_filled_in_and_the_target_gets_the_bytes(
     assert staging.bytes[:] == wanted
 
 
-def test_without_a_target_the_memory_is_sealed(staging: Staging, writer: WriterClient) -> None:
+def test_write_without_target_fills_checksums_in_memory(staging: Staging, writer: WriterClient) -> None:
     """The memory tier has the very bytes."""
     runs = [(0, PAGE, 1000, 3), (9 * PAGE, 12, 8, 500)]
     wanted = expected(staging.bytes[:], runs)
@@ -96,7 +94,7 @@ def test_without_a_target_the_memory_is_sealed(staging: Staging, writer: WriterC
     assert staging.bytes[:] == wanted
 
 
-def test_memory_by_path_and_memory_that_has_grown(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
+def test_writer_accepts_memory_by_path_and_after_growth(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
     place = tmp_path / "staging"
     place.write_bytes(bytes(PAGE))
     job = writer.write(StagedMemory(PAGE, path=str(place)), [(0, 1, 16, 1)], (str(tmp_path), "a"))
@@ -110,7 +108,7 @@ def test_memory_by_path_and_memory_that_has_grown(tmp_path: Path, staging: Stagi
     assert (tmp_path / "b").read_bytes() == staging.bytes[:]
 
 
-def test_more_is_asked_for_than_there_is(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
+def test_write_beyond_staged_memory_fails(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
     too_large = writer.write(StagedMemory(17 * PAGE, staging.fd), [], (str(tmp_path), "a"))
     assert "no more than" in str(writer.wait(too_large, SECONDS).failed)
     beyond = writer.write(staging.memory, [(16 * PAGE - 8, 1, 8, 1)], (str(tmp_path), "a"))
@@ -118,9 +116,7 @@ def test_more_is_asked_for_than_there_is(tmp_path: Path, staging: Staging, write
     assert os.listdir(tmp_path) == []
 
 
-def test_a_disk_that_is_full_is_told_in_the_systems_words(
-    tmp_path: Path, staging: Staging, writer: WriterClient
-) -> None:
+def test_full_disk_error_names_file_and_reason(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
     assert writer.wait(writer.write(staging.memory, [], None), SECONDS).done  # the limit is for memory, too
     assert writer.pid is not None
     resource.prlimit(writer.pid, resource.RLIMIT_FSIZE, (15 * PAGE, 15 * PAGE))
@@ -131,7 +127,7 @@ def test_a_disk_that_is_full_is_told_in_the_systems_words(
     assert writer.wait(empty(writer, tmp_path, "a"), SECONDS).done  # it goes on
 
 
-def test_progress_and_answers_in_order(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
+def test_answers_arrive_in_job_order(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
     jobs = [writer.write(staging.memory, [], (str(tmp_path), f"{number}")) for number in range(3)]
     found: list[Answer] = []
     deadline = time.monotonic() + SECONDS
@@ -145,7 +141,7 @@ def test_progress_and_answers_in_order(tmp_path: Path, staging: Staging, writer:
         writer.wait(jobs[0], SECONDS)
 
 
-def test_waiting_ends(tmp_path: Path, writer: WriterClient) -> None:
+def test_wait_raises_timeout_error(tmp_path: Path, writer: WriterClient) -> None:
     writer.start()
     assert writer.pid is not None
     os.kill(writer.pid, signal.SIGSTOP)
@@ -163,7 +159,7 @@ def silent_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_a_busy_writer_does_not_hold_up_the_trainer(tmp_path: Path, silent_s3: None, writer: WriterClient) -> None:
+def test_busy_writer_does_not_block_trainer(tmp_path: Path, silent_s3: None, writer: WriterClient) -> None:
     busy = empty(writer, "s3://bucket/runs", "a")
     runs = [(0, 1, 8, 0)] * (1 << 19)  # more words than a pipe holds
     sends = threading.Thread(target=writer.write, args=(StagedMemory(0), runs, (str(tmp_path), "a")), daemon=True)
@@ -175,9 +171,7 @@ def test_a_busy_writer_does_not_hold_up_the_trainer(tmp_path: Path, silent_s3: N
     assert writer.wait(busy, SECONDS).kind == "WriterDied"
 
 
-def test_a_process_that_died_is_a_failure_and_the_next_job_starts_another(
-    tmp_path: Path, staging: Staging, writer: WriterClient
-) -> None:
+def test_dead_writer_fails_jobs_and_is_restarted(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
     writer.start()
     first = writer.pid
     assert first is not None
@@ -194,7 +188,7 @@ def test_a_process_that_died_is_a_failure_and_the_next_job_starts_another(
     assert os.listdir(tmp_path) == ["2"]
 
 
-def test_last_words_are_kept_but_not_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_error_output_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     babbler = tmp_path / "python"
     babbler.write_text(
         "#!/bin/sh\nread line\ni=0; while [ $i -lt 3000 ]; do echo word $i >&2; i=$((i+1)); done\nexit 3\n"
@@ -210,7 +204,7 @@ def test_last_words_are_kept_but_not_all_of_them(tmp_path: Path, monkeypatch: py
     assert len(failed) < 1000
 
 
-def test_only_the_trainer_stops_it(tmp_path: Path, writer: WriterClient) -> None:
+def test_writer_ignores_signals_until_trainer_closes(tmp_path: Path, writer: WriterClient) -> None:
     assert writer.wait(empty(writer, tmp_path, "a"), SECONDS).done
     assert writer.pid is not None
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -234,7 +228,7 @@ time.sleep(600)
 """
 
 
-def test_it_dies_with_its_trainer_also_in_the_middle_of_something(silent_s3: None) -> None:
+def test_busy_writer_exits_with_killed_trainer(silent_s3: None) -> None:
     trainer = subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE)
     assert trainer.stdout is not None
     pid = int(trainer.stdout.readline())
@@ -244,7 +238,7 @@ def test_it_dies_with_its_trainer_also_in_the_middle_of_something(silent_s3: Non
     assert wait_for_end(pid, SECONDS)
 
 
-def test_the_trainer_goes_first(tmp_path: Path, writer: WriterClient) -> None:
+def test_writer_has_lower_priority_than_trainer(tmp_path: Path, writer: WriterClient) -> None:
     """By its own word, and by that of its session, which is a group of its own where the kernel weighs sessions."""
     writer.wait(empty(writer, tmp_path, "a"))
     assert writer.pid is not None
@@ -256,7 +250,7 @@ def test_the_trainer_goes_first(tmp_path: Path, writer: WriterClient) -> None:
     assert said == str(NICE)
 
 
-def test_who_shares_a_session_leaves_it_as_it_is() -> None:
+def test_be_nice_keeps_priority_of_shared_session() -> None:
     own = Path("/proc/self/autogroup")
     before = own.read_text() if own.exists() else ""
     subprocess.run(
@@ -265,7 +259,7 @@ def test_who_shares_a_session_leaves_it_as_it_is() -> None:
     assert (own.read_text() if own.exists() else "") == before
 
 
-def test_it_is_light(tmp_path: Path) -> None:
+def test_writer_does_not_import_heavy_modules(tmp_path: Path) -> None:
     said = json.dumps({"job": 1, "op": "write", "staging": {"size": 0}, "runs": [], "target": [str(tmp_path), "a"]})
     code = (
         "import sys\nsys.argv[1:] = ['0']\n"
@@ -281,7 +275,7 @@ KILLS = 6
 
 
 @pytest.mark.parametrize("trial", range(KILLS))
-def test_what_is_answered_before_a_kill_at_any_moment_is_so(trial: int, tmp_path: Path, writer: WriterClient) -> None:
+def test_answered_write_is_complete_after_kill(trial: int, tmp_path: Path, writer: WriterClient) -> None:
     staging = Staging(64 * PAGE)
     place = StagedMemory(64 * PAGE, path=f"/proc/{os.getpid()}/fd/{staging.fd}")
     writer.wait(writer.write(place, [], None), SECONDS)
@@ -300,7 +294,7 @@ def test_what_is_answered_before_a_kill_at_any_moment_is_so(trial: int, tmp_path
 
 @settings(deadline=None)
 @given(st.data())
-def test_checksums_of_any_cells(data: st.DataObject) -> None:
+def test_checksums_of_any_spans_are_correct(data: st.DataObject) -> None:
     runs, at = [], 0
     for _ in range(data.draw(st.integers(0, 4))):
         nbytes, number = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 20))
@@ -316,7 +310,7 @@ def test_checksums_of_any_cells(data: st.DataObject) -> None:
     assert bytes(memory) == expected(content, runs)
 
 
-def test_checksums_are_there_when_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_returns_after_checksums_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksum_thread._AT_ONCE", 64)
 
     def fill(memory: memoryview, run: ChunkSpan) -> None:
@@ -336,7 +330,7 @@ def test_checksums_are_there_when_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     checksums.stop()
 
 
-def test_checksums_stop_when_nobody_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_ends_checksum_thread_early(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go, filled = threading.Event(), threading.Event(), []
 
     def fill(memory: memoryview, run: ChunkSpan) -> None:
@@ -357,7 +351,7 @@ def test_checksums_stop_when_nobody_wants_them(monkeypatch: pytest.MonkeyPatch) 
     assert len(filled) == 1
 
 
-def test_a_checksum_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksum_failure_is_raised_by_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(memory: memoryview, run: ChunkSpan) -> None:
         raise ArithmeticError("no sum")
 
@@ -371,6 +365,6 @@ def test_a_checksum_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     "runs",
     [[(0, 8, 8, 2)], [(0, 1, 8, 1), (8, 1, 8, 1)], [(-4, 1, 8, 1)], [(0, 1, 0, 1)], [(0, 20, 8, 5), (50, 1, 8, 1)]],
 )
-def test_cells_that_overlap_are_refused(runs: list[tuple[int, int, int, int]]) -> None:
+def test_overlapping_spans_are_refused(runs: list[tuple[int, int, int, int]]) -> None:
     with pytest.raises(ValueError, match="overlap"):
         parse_spans(runs)

@@ -47,7 +47,7 @@ def slurm(rank: int, world: int, **more: str) -> dict[str, str]:
     }
 
 
-def test_a_task_of_slurm_knows_its_place():
+def test_slurm_task_detects_rank_and_world():
     environ = slurm(5, 7, SLURM_LOCALID="1", SLURM_NODEID="1", SLURM_RESTART_COUNT="2")
     environ.update(SLURM_STEP_NODELIST="gpu[003-004]", SLURM_STEP_TASKS_PER_NODE="4,3")
     job = detect(environ)
@@ -58,7 +58,7 @@ def test_a_task_of_slurm_knows_its_place():
 
 
 @pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}, slurm(0, 1), {"RANK": "0"}])
-def test_who_starts_processes_itself(environ):
+def test_detect_without_agent_returns_none(environ):
     assert detect(environ) is None
 
 
@@ -66,11 +66,11 @@ def test_who_starts_processes_itself(environ):
     ("hosts", "first"),
     [("a", "a"), ("n[1-4]", "n1"), ("gpu[003-007,9],x1", "gpu003"), ("x1,gpu[3-4]", "x1"), ("r[2,5]n[01-03]", "r2n01")],
 )
-def test_the_first_host_of_a_list(hosts, first):
+def test_slurm_node_list_first_host_is_parsed(hosts, first):
     assert parse_first_host(hosts) == first
 
 
-def test_tasks_per_node_are_written_out():
+def test_slurm_tasks_per_node_are_expanded():
     assert parse_tasks_per_node("4(x2),3,2(x2)") == [4, 4, 3, 2, 2]
 
 
@@ -114,21 +114,21 @@ def test_slurm_tasks_train_together(srun, tmp_path):
     assert (tmp_path / "out" / "logs" / "rank-00001.log").read_text() == "here is rank 1\n"
 
 
-def test_a_rank_with_an_idle_pool_of_threads_ends():
+def test_rank_with_idle_thread_pool_exits():
     made = "from concurrent.futures import ThreadPoolExecutor as Pool; pool = Pool(2); print(pool.submit(int).result())"
     code = f"from gangline_basics.launch.worker import leave; {made}; leave(0)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert ended.stdout == "0\n"
 
 
-def test_what_rank_0_refuses_ends_all_and_is_said_once(srun):
+def test_rank_0_refusal_ends_ranks_with_one_message(srun):
     codes, printed = srun("refused", "agent", "reduce")
     assert codes == [2, 2]
     assert printed == ["train: curves=on is not available here.\n  pip install gangline-curves\n", ""]
 
 
 @pytest.mark.parametrize("address", ["", "0.0.0.0"])
-def test_master_port_taken_by_another_process_is_a_mistake(srun, address):
+def test_master_port_in_use_is_user_error(srun, address):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         where = {"MASTER_PORT": str(port), ADDRESS: address}
@@ -139,7 +139,7 @@ def test_master_port_taken_by_another_process_is_a_mistake(srun, address):
     assert "Traceback" not in printed
 
 
-def test_the_rank_that_failed_first_says_so_and_no_other(srun):
+def test_only_first_failed_rank_reports_failure(srun):
     codes, printed = srun("out", "agent", "fail", '[1, "raise"]')
     assert codes == [1, 1]
     assert printed[0] == ""
@@ -147,14 +147,14 @@ def test_the_rank_that_failed_first_says_so_and_no_other(srun):
 
 
 @pytest.mark.parametrize("place", ["out", "fresh"])
-def test_a_mistake_found_by_a_rank_is_said_once_and_leaves_no_run(srun, tmp_path, place):
+def test_user_error_of_rank_leaves_no_run_directory(srun, tmp_path, place):
     codes, printed = srun(place, "agent", "fail", '[1, "user"]')
     assert codes == [1, 2]
     assert printed == ["", "train: the corpus is empty.\n  data.path=... names files to read\n"]
     assert not [path.name for path in tmp_path.iterdir() if path.is_dir()]
 
 
-def test_a_requeued_job_goes_on_in_its_run_directory(srun, tmp_path):
+def test_requeued_slurm_job_continues_in_run_directory(srun, tmp_path):
     for restart in ("0", "1"):
         codes, printed = srun("fresh", "agent", "reduce", SLURM_JOB_ID="77", SLURM_RESTART_COUNT=restart)
         assert codes == [0, 0], printed
@@ -163,7 +163,7 @@ def test_a_requeued_job_goes_on_in_its_run_directory(srun, tmp_path):
     assert len(list((tmp_path / "runs").glob("*/config.yaml"))) == 2
 
 
-def test_a_requeued_job_knows_what_failed_before_it(srun, tmp_path):
+def test_requeued_slurm_job_logs_previous_failure(srun, tmp_path):
     """For Slurm each start is a new job; nothing else tells the ranks that it is not the first."""
     for restart in ("0", "1"):
         about = {"SLURM_JOB_ID": "79", "SLURM_RESTART_COUNT": restart}
@@ -174,7 +174,7 @@ def test_a_requeued_job_knows_what_failed_before_it(srun, tmp_path):
     assert told[1]["evidence"] == "rank 1 failed first: ValueError: the answer is not 42"
 
 
-def test_a_lone_task_that_is_requeued_finds_its_run(tmp_path, monkeypatch):
+def test_requeued_single_task_finds_run_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     environ = {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}
     assert requeue.find_earlier(*requeue.identify_job(environ)) is None
@@ -188,7 +188,7 @@ def test_a_lone_task_that_is_requeued_finds_its_run(tmp_path, monkeypatch):
     assert requeue.find_earlier(*requeue.identify_job(environ)) is None
 
 
-def test_requeue_note_replaced_by_a_link_keeps_its_target(tmp_path, monkeypatch):
+def test_requeue_note_replaced_by_link_keeps_target(tmp_path, monkeypatch):
     """The name of a note can be computed by anybody who can write to the working directory."""
     monkeypatch.chdir(tmp_path)
     Path("thesis.txt").write_text("my thesis")
@@ -264,7 +264,7 @@ def finished(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     return [(process.returncode, *end) for process, end in zip(processes, ends, strict=True)]
 
 
-def test_torchrun_starts_ranks_again_in_the_same_run_directory(torchruns):
+def test_torchrun_restarts_ranks_in_same_run_directory(torchruns):
     root, started = torchruns
     [(code, out, err)] = finished(started["restart"])
     assert code == 0, out + err
@@ -273,7 +273,7 @@ def test_torchrun_starts_ranks_again_in_the_same_run_directory(torchruns):
     assert [(rank["sum"], rank["restart"]) for rank in found] == [(3, 1), (3, 1)]
 
 
-def test_two_agents_of_torchrun_are_one_run(torchruns):
+def test_two_torchrun_agents_form_one_run(torchruns):
     root, started = torchruns
     ends = finished(started["nodes"])
     assert [code for code, _, _ in ends] == [0, 0], ends
@@ -282,7 +282,7 @@ def test_two_agents_of_torchrun_are_one_run(torchruns):
     assert sorted(out for _, out, _ in ends) == ["", "here is rank 0\n"]
 
 
-def test_under_torchrun_a_refusal_is_said_once(torchruns):
+def test_torchrun_refusal_is_printed_once(torchruns):
     _, started = torchruns
     [(code, _, err)] = finished(started["refused"])
     assert code == 1  # torchrun's own; that of the ranks is in its table

@@ -26,7 +26,7 @@ def told(knowing: int) -> Gathered:
     return agree(world, CPU, 1.0 + rank.index, "SIGTERM" if mine else None, verdicts, mine, phases, loss)
 
 
-def test_a_signal_a_verdict_and_a_wish_for_a_checkpoint_of_one_rank_are_those_of_all() -> None:
+def test_sync_shares_signal_verdicts_and_save_request() -> None:
     for knowing in (0, 2):
         for agreed in get_pool(3).run(told, knowing):
             assert agreed.signal == "SIGTERM"
@@ -37,12 +37,12 @@ def test_a_signal_a_verdict_and_a_wish_for_a_checkpoint_of_one_rank_are_those_of
             assert agreed.rank_phases == {phase: [0.0, 0.25, 0.5] for phase in ROWS}
 
 
-def test_where_no_rank_has_anything_to_say_nothing_is_heard() -> None:
+def test_sync_without_events_returns_empty() -> None:
     for agreed in get_pool(3).run(told, -1):
         assert (agreed.signal, agreed.verdicts, agreed.due) == ("", [], False)
 
 
-def test_mfu_of_a_rank_is_over_its_own_work_alone() -> None:
+def test_rank_mfu_excludes_wait_for_other_ranks() -> None:
     """A step of 2 s on two ranks, of which one works all the time and the other waits for it half of it."""
     phases = {name: [0.0, 0.0] for name in ROWS} | {"forward": [0.5, 0.25], "backward": [1.5, 0.75]}
     phases |= {"collective": [0.0, 1.0], "checkpoint": [3.0, 3.0], "other": [9.0, 0.5]}
@@ -81,7 +81,7 @@ def opened(late: int | None) -> str:
     return ""
 
 
-def test_ranks_that_opened_different_data_are_told_so_on_every_rank() -> None:
+def test_different_data_is_reported_on_every_rank() -> None:
     assert get_pool(3).run(opened, None) == ["", "", ""]
     for message in get_pool(3).run(opened, 2):
         assert "the same train data: rank 2 opened 4 shards, rank 0 3 shards" in message

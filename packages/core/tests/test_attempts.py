@@ -26,7 +26,7 @@ def told(run_dir, *texts: str) -> list[str]:
     return [str(id) for id in attempts.branch(run_dir, ids(*texts))]
 
 
-def test_lines_come_back_in_order(tmp_path):
+def test_attempt_lines_are_read_in_order(tmp_path):
     lines = [Attempt(1, None, time="2027-01-01"), Attempt(1, "step-00000010"), Attempt(2, "step-00000010", 32, "spike")]
     for line in lines:
         attempts.append(tmp_path, line)
@@ -34,7 +34,7 @@ def test_lines_come_back_in_order(tmp_path):
     assert attempts.read_current(tmp_path) == 2
 
 
-def test_a_run_without_lines_is_in_its_first_attempt(tmp_path):
+def test_run_without_lines_is_in_attempt_1(tmp_path):
     assert attempts.read_current(tmp_path) == 1
     assert attempts.read(tmp_path) == []
     assert told(tmp_path, "step-00000010", "step-00000020") == ["step-00000020", "step-00000010"]
@@ -42,7 +42,7 @@ def test_a_run_without_lines_is_in_its_first_attempt(tmp_path):
 
 
 @given(st.integers(1, 60))
-def test_a_torn_last_line_does_not_count_and_spoils_no_other(tmp_path_factory, cut):
+def test_truncated_last_line_is_skipped(tmp_path_factory, cut):
     run_dir = tmp_path_factory.mktemp("run")
     attempts.append(run_dir, Attempt(1, None))
     attempts.append(run_dir, Attempt(2, "step-00000010"))
@@ -57,12 +57,12 @@ def test_a_torn_last_line_does_not_count_and_spoils_no_other(tmp_path_factory, c
     attempts.refuse_damage(run_dir)
 
 
-def test_what_a_newer_release_adds_to_a_line_is_passed_over(tmp_path):
+def test_unknown_field_of_newer_release_is_ignored(tmp_path):
     (tmp_path / FILE).write_text('{"attempt": 2, "start": "step-00000010", "mood": "hopeful"}\n')
     assert attempts.read(tmp_path) == [Attempt(2, "step-00000010")]
 
 
-def test_a_line_that_makes_no_sense_does_not_count(tmp_path):
+def test_invalid_attempt_line_is_skipped(tmp_path):
     attempts.append(tmp_path, Attempt(1, None))
     lines = [b"\xff\xfe", b"[" * 100_000, b"{}", b"7", b'{"attempt": "2", "start": null}']
     lines += [b'{"attempt": 3, "start": null, "kinds": 5}', b'{"attempt": 3, "start": null, "rate": "x"}']
@@ -74,13 +74,13 @@ def test_a_line_that_makes_no_sense_does_not_count(tmp_path):
     assert told(tmp_path, "step-00000004", "step-00000008") == ["step-00000004"]
 
 
-def test_a_resumed_run_goes_on_from_its_newest(tmp_path):
+def test_resume_starts_from_newest_checkpoint(tmp_path):
     attempts.append(tmp_path, Attempt(1, None))
     attempts.append(tmp_path, Attempt(1, "step-00000010", why="resume"))
     assert told(tmp_path, "step-00000010", "step-00000020") == ["step-00000020", "step-00000010"]
 
 
-def test_after_going_back_the_abandoned_branch_is_never_latest(tmp_path):
+def test_latest_after_rollback_skips_abandoned_branch(tmp_path):
     attempts.append(tmp_path, Attempt(1, None))
     attempts.append(tmp_path, Attempt(2, "step-00000010", why="loss spike"))
     old = ("step-00000005", "step-00000010", "step-00000020", "step-00000030")
@@ -89,13 +89,13 @@ def test_after_going_back_the_abandoned_branch_is_never_latest(tmp_path):
     assert told(tmp_path, *old, "step-00000012.2") == ["step-00000012.2", "step-00000010", "step-00000005"]
 
 
-def test_where_the_start_is_gone_the_one_before_it_is_taken_never_a_later_one(tmp_path):
+def test_latest_with_missing_start_uses_earlier_checkpoint(tmp_path):
     attempts.append(tmp_path, Attempt(2, "step-00000010"))
     assert told(tmp_path, "step-00000005", "step-00000020") == ["step-00000005"]
     assert attempts.find_latest(tmp_path, ids("step-00000020")) is None
 
 
-def test_branches_of_branches(tmp_path):
+def test_branch_follows_nested_rollbacks(tmp_path):
     attempts.append(tmp_path, Attempt(1, None))
     attempts.append(tmp_path, Attempt(2, "step-00000020"))
     attempts.append(tmp_path, Attempt(3, "step-00000030.2"))
@@ -106,7 +106,7 @@ def test_branches_of_branches(tmp_path):
     assert told(tmp_path, *known) == ["step-00000035.3", "step-00000030.2", "step-00000020", "step-00000010"]
 
 
-def test_an_attempt_from_the_beginning_has_no_past(tmp_path):
+def test_attempt_from_scratch_has_no_checkpoint(tmp_path):
     attempts.append(tmp_path, Attempt(1, None))
     attempts.append(tmp_path, Attempt(2, None, why="every checkpoint is damaged"))
     assert attempts.find_latest(tmp_path, ids("step-00000010")) is None
@@ -125,18 +125,18 @@ def test_an_attempt_from_the_beginning_has_no_past(tmp_path):
         "step-00000010.2x",
     ],
 )
-def test_other_names_are_no_ids(text):
+def test_invalid_checkpoint_id_parses_to_none(text):
     assert CheckpointId.parse(text) is None
 
 
 @given(st.integers(0, 10**10), st.integers(1, 1000))
-def test_ids_spell_themselves_and_sort_by_step(step, attempt):
+def test_checkpoint_id_round_trips_and_sorts_by_step(step, attempt):
     id = CheckpointId(step, attempt)
     assert CheckpointId.parse(str(id)) == id
     assert id < CheckpointId(step + 1)
 
 
-def test_a_line_that_cannot_be_written_is_an_error(tmp_path):
+def test_failed_attempt_write_raises_error(tmp_path):
     """The load that a line announces must not happen without it."""
     code = (
         "import resource, signal, sys\n"
@@ -152,14 +152,14 @@ def test_a_line_that_cannot_be_written_is_an_error(tmp_path):
     assert attempts.read(tmp_path) == []
 
 
-def test_what_a_killed_run_does_once_more_has_not_happened_yet():
+def test_order_of_repeated_step_is_not_counted():
     cut, stop = Attempt(1, "a", order="note", step=3, rate=0.5), Attempt(1, "a", order="restart", step=3)
     assert list(attempts.iterate_happened([cut, stop], 1, 3)) == [stop]
     assert list(attempts.iterate_happened([cut, stop], 1, 4)) == [cut, stop]
     assert list(attempts.iterate_happened([cut, stop], 2, 3)) == [cut, stop]
 
 
-def test_lines_say_what_they_have_to_and_come_back_as_they_were(tmp_path):
+def test_attempt_line_round_trips_without_default_fields(tmp_path):
     order = Attempt(2, "a", 8, "loss 9", "now", 32, "roll_back", ("spike",), 5, 0.5, 4, 10, ("node-7",))
     attempts.append(tmp_path, Attempt(1, None))
     attempts.append(tmp_path, order)
@@ -168,7 +168,7 @@ def test_lines_say_what_they_have_to_and_come_back_as_they_were(tmp_path):
     assert set(json.loads(first)) == {"attempt", "start", "skipped", "why", "time", "sum"}
 
 
-def test_any_changed_byte_of_a_line_is_refused(tmp_path):
+def test_changed_byte_of_attempt_line_is_refused(tmp_path):
     order = {"order": "roll_back", "kinds": ("loss-spike",), "step": 14, "rate": 0.1, "rate_steps": 9}
     attempts.append(tmp_path, Attempt(1, None, time="2026-11-24T07:02:13+00:00"))
     attempts.append(tmp_path, Attempt(2, "step-00000010", 32, "loss 9", "2026-11-24T07:02:13+00:00", 80, **order))
@@ -199,7 +199,7 @@ def test_any_changed_byte_of_a_line_is_refused(tmp_path):
         ({"step": "4"}, "a field has the wrong type"),
     ],
 )
-def test_lines_without_a_checksum_must_make_sense(tmp_path, changes, said):
+def test_invalid_line_without_checksum_is_refused(tmp_path, changes, said):
     good = {"attempt": 2, "start": "step-00000010.2", "time": "2026-11-24T07:02:13+00:00", "order": "roll_back"}
     (tmp_path / FILE).write_text(json.dumps(good) + "\n" + '{"attempt": 3, "star')
     attempts.refuse_damage(tmp_path)

@@ -47,7 +47,7 @@ def made(samples, numbers=(7, 8)) -> Batch:
     return expand(stack_samples(samples, numbers, KeptMemory(CPU)), 0, CPU)
 
 
-def test_a_batch_that_leaves_the_host_is_counted_on_its_way():
+def test_valid_tokens_are_counted_before_device_copy():
     """Afterwards its mask lies where the host would have to wait for it: on the meta device for ever."""
     (batch,) = taken(2, 2, 0, 1, 0, step=0)
     batch.loss_mask[0, 1:] = False
@@ -60,7 +60,7 @@ def test_a_batch_that_leaves_the_host_is_counted_on_its_way():
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.integers(0, 1000))
-def test_every_layout_reads_the_same_samples_once_and_in_order(width, accumulation, micro, cursor):
+def test_every_layout_reads_same_samples_in_order(width, accumulation, micro, cursor):
     size = width * accumulation * micro
     read = [
         int(number)
@@ -109,7 +109,7 @@ def test_masks_documents_and_positions_come_from_the_sample():
 
 @settings(deadline=None, max_examples=50)
 @given(st.data())
-def test_what_ends_do_not_say_travels_as_it_is(data):
+def test_arbitrary_documents_and_positions_are_kept(data):
     """Numbers of documents that leave some out, positions that go on from an earlier sequence."""
     T = 6
     steps = data.draw(st.lists(st.lists(st.integers(0, 2), min_size=T, max_size=T), min_size=1, max_size=3))
@@ -153,7 +153,7 @@ def test_documents_positions_and_masks_follow_from_ends(data):
     assert count(stored) == int(batch.loss_mask.sum())
 
 
-def test_a_batch_has_memory_of_its_own():
+def test_batch_does_not_share_reader_memory():
     """The reader's is filled again; also where tokens are stored as wide as a batch has them."""
     source = batches(2, 2, 0, 1)
     (first,) = source.take(0, 0)
@@ -163,7 +163,7 @@ def test_a_batch_has_memory_of_its_own():
     source.close()
 
 
-def test_further_fields_travel_in_extra_and_are_never_cut():
+def test_extra_fields_are_stacked_in_batch_extra():
     pixels = [np.full((3, 2), i, dtype=np.float32) for i in range(2)]
     batch = made([{"tokens": np.arange(5), "pixels": each} for each in pixels])
     assert torch.equal(batch.extra["pixels"], torch.stack([torch.zeros(3, 2), torch.ones(3, 2)]))
@@ -174,7 +174,7 @@ def test_further_fields_travel_in_extra_and_are_never_cut():
         made([{"tokens": np.arange(5), "pixels": pixels[0]}, {"tokens": np.arange(5), "pixels": pixels[1][:2]}])
 
 
-def test_a_batch_that_does_not_divide_is_refused():
+def test_indivisible_global_batch_is_refused():
     with pytest.raises(ValueError, match="do not divide"):
         batches(6, 4, 0, 1)
     with pytest.raises(ValueError, match="do not divide"):

@@ -42,7 +42,7 @@ def read(run_dir):
     return read_lines(run_dir, "metrics.jsonl")
 
 
-def test_first_steps_are_those_of_a_resume(parent, resumed, tmp_path):
+def test_first_steps_with_weights_match_resume(parent, resumed, tmp_path):
     train_session(tmp_path / "out", f"run.weights={parent}", "run.steps=6")
     assert curve(tmp_path / "out") == resumed
     facts = json.loads((tmp_path / "out/provenance.json").read_text())["weights"]
@@ -51,13 +51,13 @@ def test_first_steps_are_those_of_a_resume(parent, resumed, tmp_path):
     assert "weights of" in read_lines(tmp_path / "out", "attempts.jsonl")[0]["why"]
 
 
-def test_first_steps_on_two_ranks_are_those_of_a_resume(parent, resumed, tmp_path):
+def test_first_steps_on_two_ranks_match_resume(parent, resumed, tmp_path):
     train_on_ranks(2, tmp_path / "out", f"run.weights={parent}", "run.steps=6", "parallel=ddp")
     for found, want in zip(curve(tmp_path / "out"), resumed, strict=True):
         assert found == pytest.approx(want, rel=1e-12)
 
 
-def test_resume_takes_the_samples_that_the_other_run_skipped(parent, tmp_path):
+def test_skipped_samples_of_parent_run_stay_skipped(parent, tmp_path):
     copy = shutil.copytree(parent, tmp_path / "copy")
     skip = Attempt(2, "step-00000002", 400, skipped_from=0, order="roll_back", step=4)
     attempts.append(copy, skip)
@@ -77,12 +77,12 @@ def test_learning_rate_may_change(parent, resumed, tmp_path):
     assert {line["learning_rate"] for line in read(tmp_path / "out")} == {0.0001}
 
 
-def test_checkpoint_may_be_named(parent, tmp_path):
+def test_weights_option_accepts_a_checkpoint_path(parent, tmp_path):
     train_session(tmp_path / "out", f"run.weights={parent}/step-00000002", "run.steps=4")
     assert curve(tmp_path / "out") == curve(parent)[2:]
 
 
-def test_resume_before_the_first_save_begins_with_the_same_checkpoint(parent, tmp_path):
+def test_resume_before_first_save_reuses_initial_checkpoint(parent, tmp_path):
     """Whatever the other run has saved meanwhile."""
     words = (f"run.weights={parent}/step-00000002", "run.steps=4", "checkpoint=off")
     train_session(tmp_path / "out", *words)
@@ -90,7 +90,7 @@ def test_resume_before_the_first_save_begins_with_the_same_checkpoint(parent, tm
     assert again.step == 2
 
 
-def test_data_in_another_order_is_read_from_its_first_sample(parent, tmp_path):
+def test_reordered_data_is_read_from_first_sample(parent, tmp_path):
     train_session(tmp_path / "out", f"run.weights={parent}", "run.steps=5", "run.seed=8")
     assert [(line["step"], line["first_sample"]) for line in read(tmp_path / "out")] == [(5, 0)]
 
@@ -114,13 +114,13 @@ def test_missing_run_is_refused_before_anything_starts():
     assert "there is no run directory" in find_problems(compose_one(["weights=nowhere"]))[0].what
 
 
-def test_from_a_branch_takes_the_configuration_alone(parent, tmp_path):
+def test_from_option_copies_configuration_without_weights(parent, tmp_path):
     RunDirectory.create(compose_one([f"from={parent}", f"weights={parent}", f"run.dir={tmp_path}/out"])).unlock()
     assert RunDirectory.open(tmp_path / "out").run().job.weights == str(parent)
     assert compose_one([f"from={tmp_path}/out"]).job.weights is None
 
 
-def test_refused_resume_names_the_way_to_keep_weights(parent):
+def test_refused_resume_suggests_weights_option(parent):
     content = RunDirectory.open(parent).read_content()
     with pytest.raises(UserError) as caught:
         continue_run("a", content, ["optimizer.learning_rate=0.5"])

@@ -21,7 +21,7 @@ FILES = sorted(path for path in SOURCE.rglob("*") if path.suffix in (".py", ".ya
 OF_PLUGINS = re.compile(r"expert|\bmoe\b|megatron|zarr|\bdali\b", re.IGNORECASE)
 
 
-def test_core_has_no_word_of_a_plugin():
+def test_core_source_mentions_no_plugin():
     said = {
         f"{path.relative_to(SOURCE)}:{number}": line.strip()
         for path in FILES
@@ -45,7 +45,7 @@ def test_core_imports_no_other_package():
     assert found == set()
 
 
-def test_the_words_are_ones_that_the_catalogue_does_use():
+def test_plugin_pattern_matches_catalogue():
     assert {word.lower() for word in OF_PLUGINS.findall((SOURCE / "plugin/catalogue.json").read_text())} >= {
         "moe",
         "zarr",
@@ -53,7 +53,7 @@ def test_the_words_are_ones_that_the_catalogue_does_use():
     }
 
 
-def test_hydra_is_a_thin_skin_and_its_insides_are_never_touched():
+def test_only_config_modules_import_hydra():
     importers = {
         path.relative_to(SOURCE).as_posix()
         for path in FILES
@@ -124,13 +124,13 @@ def test_command_imports_no_torch_and_no_matplotlib(tmp_path, words):
 
 
 @pytest.mark.parametrize("words", TORCH_FREE[:1] + TORCH_FREE[-3:-1], ids=" ".join)
-def test_page_of_parts_imports_neither_rich_nor_yaml(tmp_path, words, monkeypatch):
+def test_help_and_plugins_import_no_rich_or_yaml(tmp_path, words, monkeypatch):
     """With every installed plugin: each would take 15 to 60 ms."""
     monkeypatch.delenv("GANGLINE_PLUGINS", raising=False)
     assert not {"rich", "yaml", "gangline.run.directory"} & loaded(words, tmp_path)
 
 
-def test_the_module_that_ranks_import_again_is_light():
+def test_train_module_imports_no_heavy_package():
     code = (
         "import sys; before = set(sys.modules); import gangline.cli.train\n"
         "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
@@ -139,7 +139,7 @@ def test_the_module_that_ranks_import_again_is_light():
     assert not {"torch", "hydra", "omegaconf", "rich", "numpy", "yaml"} & set(done.stdout.split())
 
 
-def test_composing_checking_and_writing_a_run_imports_no_torch(tmp_path):
+def test_preparing_a_run_imports_no_torch(tmp_path):
     code = (
         "import sys\nfrom gangline import api\nfrom gangline.config.compose import compose_one\n"
         "api.prepare(compose_one(['parallel=ddp', 'launch.processes=2']))\nassert 'torch' not in sys.modules"
@@ -157,7 +157,7 @@ def test_a_run_built_in_python_imports_no_hydra(tmp_path):
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=240)
 
 
-def test_a_run_needs_no_variable_of_the_environment(tmp_path):
+def test_train_runs_without_environment_variables(tmp_path):
     bare = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     command = [sys.executable, "-m", "gangline.cli.train", "--cfg", "job"]
     done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True, timeout=240)

@@ -33,7 +33,7 @@ def held(s) -> dict[str, torch.Tensor]:
     return {shard.name: shard.local.detach().clone() for shard in s.shards()}
 
 
-def test_what_it_holds_travels_over_layouts_and_what_it_lends_is_put_back(tmp_path):
+def test_callback_state_reshards_and_weights_are_restored(tmp_path):
     train_session(tmp_path / "plain", VALIDATED, "run.steps=6")
     train_session(tmp_path / "out", PREVIOUS, VALIDATED, "run.steps=4")
     train_on_ranks(2, tmp_path / "out", PREVIOUS, VALIDATED, "run.steps=6", "parallel=ddp")
@@ -55,7 +55,7 @@ def test_what_it_holds_travels_over_layouts_and_what_it_lends_is_put_back(tmp_pa
         assert torch.allclose(arrays[name], weights[name], rtol=1e-9, atol=0), name
 
 
-def test_it_may_come_and_go_when_a_run_goes_on(tmp_path):
+def test_callback_may_be_added_or_removed_on_resume(tmp_path):
     train_session(tmp_path / "out", "run.steps=2")
     train_session(tmp_path / "out", PREVIOUS, "run.steps=2")  # nothing to do: saved as it was
     late = open_session(tmp_path / "out", PREVIOUS, "run.steps=4")
@@ -77,7 +77,7 @@ class GoesBack(HealthCheck):
             yield Verdict("spike", "step 4", 1.0, "loss 9", Action.ROLL_BACK)
 
 
-def test_what_it_counted_is_forgotten_where_a_run_goes_back_to_before_it(tmp_path):
+def test_rollback_before_callback_resets_callback_state(tmp_path):
     """Also what is in no array: the checkpoint has nothing of it."""
     train_session(tmp_path / "out", "run.steps=2")
     late = open_session(tmp_path / "out", PREVIOUS, "run.steps=5", "checkpoint.every=100")
@@ -112,7 +112,7 @@ def with_events(s, callback):
     return s
 
 
-def test_events_come_in_their_order(tmp_path):
+def test_callback_events_come_in_order(tmp_path):
     s = open_session(tmp_path / "out", "run.steps=2", "validate.every=2")
     events = Events()
     train(with_events(s, events))
@@ -150,7 +150,7 @@ def test_before_clip_changes_gradients_and_their_norm(tmp_path):
     assert found[1]["loss"] < found[0]["loss"]
 
 
-def test_step_whose_changed_gradients_are_not_finite_is_skipped(tmp_path):
+def test_step_with_nonfinite_callback_gradients_is_skipped(tmp_path):
     s = open_session(tmp_path / "out", "run.steps=2")
     before = held(s)
     train(with_events(s, NotFinite()))
@@ -161,7 +161,7 @@ def test_step_whose_changed_gradients_are_not_finite_is_skipped(tmp_path):
 
 
 @pytest.mark.parametrize(("event", "error"), [("after_step", ValueError), ("before_save", UserError)])
-def test_what_it_raises_ends_the_run_and_names_it(tmp_path, event, error):
+def test_callback_error_ends_run_and_names_callback(tmp_path, event, error):
     s = open_session(tmp_path / "out", "run.steps=3")
     events = Events(event, error)
     with pytest.raises(error, match="of all things") as raised:
@@ -180,20 +180,20 @@ class Emits(Callback):
 
 @pytest.mark.parametrize("value", ["abc", None, [1.0, "x"], {"a": 1.0}, torch.ones(2)])
 @pytest.mark.parametrize("event", ["after_step", "after_validation"])
-def test_a_metric_that_is_no_number_names_the_callback(tmp_path, event, value):
+def test_non_numeric_callback_metric_is_refused(tmp_path, event, value):
     s = open_session(tmp_path / "out", "run.steps=1", VALIDATED)
     with pytest.raises(TypeError, match=r"callback=events returned .* as its metric 'counted'"):
         train(with_events(s, Emits(value, event)))
 
 
-def test_numbers_of_numpy_are_metrics(tmp_path):
+def test_numpy_number_is_accepted_as_metric(tmp_path):
     s = open_session(tmp_path / "out", "run.steps=1")
     train(with_events(s, Emits(numpy.float32(0.5))))
     assert read_lines(tmp_path / "out", "metrics.jsonl")[0]["metrics"]["events/counted"] == 0.5
 
 
 @pytest.mark.parametrize("event", ["after_step", "after_validation"])
-def test_a_metric_that_differs_between_ranks_names_the_callback(tmp_path, event):
+def test_metric_differing_between_ranks_is_refused(tmp_path, event):
     for said in get_pool(2).run(refused_metric, tmp_path / event, event):
         assert "callback=events returned 1.0 as its metric 'counted' on rank 1 and 0.0 on rank 0" in said
 
@@ -206,7 +206,7 @@ def refused_metric(run_dir, event: str) -> str:
     return str(raised.value)
 
 
-def test_weights_come_back_where_a_validation_fails(tmp_path, monkeypatch):
+def test_failed_validation_restores_weights(tmp_path, monkeypatch):
     s = open_session(tmp_path / "out", PREVIOUS, "run.steps=1", VALIDATED)
     kept, evaluate = {}, s.runtime.evaluate
 
@@ -224,7 +224,7 @@ def test_weights_come_back_where_a_validation_fails(tmp_path, monkeypatch):
         assert torch.equal(array, kept[name]), name
 
 
-def test_a_foreign_name_of_an_array_is_refused(tmp_path, monkeypatch):
+def test_array_name_outside_callback_prefix_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(PreviousCallback, "place", property(lambda self: "callback/other", lambda self, place: None))
     with pytest.raises(ValueError, match="callback=previous names an array 'callback/other/weights/"):
         open_session(tmp_path / "out", PREVIOUS)

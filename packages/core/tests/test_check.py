@@ -43,11 +43,11 @@ def test_error_in_a_check_names_the_part(monkeypatch):
     assert "raised by the check of parallel=ddp (gangline" in caught.value.__notes__[0]
 
 
-def test_the_default_run_is_fine():
+def test_default_run_passes_check():
     check(build_default_run())
 
 
-def test_model_larger_than_the_machine_is_refused_with_numbers():
+def test_model_larger_than_machine_memory_is_refused():
     said = refused(model="llama3-405b", run={"device": "cpu"})
     assert "llama3-405b in fp32 with adamw takes 6.49e+03 GB; this machine has " in said
     assert "406 G parameters, 1 CPU process: weights 1.62e+03, gradients 1.62e+03, optimizer state 3.25e+03 GB" in said
@@ -58,7 +58,7 @@ def test_model_larger_than_the_machine_is_refused_with_numbers():
     )  # its nodes may be other machines
 
 
-def test_memory_of_replicas_is_counted_for_each():
+def test_memory_is_counted_for_each_replica():
     alone = build_default_run()
     one, all_ranks = memory.count_one_copy(alone), memory.state_of_all_ranks(build_default_run(parallel="ddp"), 2)
     assert all_ranks == {kind: 2 * size for kind, size in one.items()}
@@ -87,40 +87,40 @@ def test_machine_memory_is_the_limit_of_the_container(tmp_path, limit, bytes_):
         ("launch", LocalLaunch(processes=0), "launch.processes=0 must be at least 1."),
     ],
 )
-def test_numbers_that_cannot_be(section, values, message):
+def test_number_below_minimum_is_refused(section, values, message):
     assert message in refused(**{section: values})
 
 
-def test_a_batch_that_does_not_divide_over_the_ranks_names_the_nearest():
+def test_indivisible_global_batch_suggests_nearest_sizes():
     message = refused(parallel="ddp", launch=LocalLaunch(processes=3))
     assert message.startswith("batch.global_size=16 does not divide over 3 data-parallel ranks.")
     assert "Nearest: batch.global_size=15 or batch.global_size=18" in message
     assert "a width among 1, 2, 4, 8, 16" in message
 
 
-def test_more_ranks_than_sequences():
+def test_more_ranks_than_sequences_is_refused():
     message = refused(parallel="ddp", launch=LocalLaunch(processes=4), batch={"global_size": 2})
     assert "Nearest: batch.global_size=4;" in message
 
 
-def test_a_microbatch_that_does_not_divide_names_the_choices():
+def test_indivisible_microbatch_lists_valid_sizes():
     message = refused(parallel="ddp", launch=LocalLaunch(processes=2), batch={"micro_size": 3})
     assert "batch.micro_size=3 does not divide 8, one rank's share of batch.global_size=16 over 2." in message
     assert "Choose batch.micro_size among 1, 2, 4, 8" in message
 
 
-def test_a_world_that_the_layout_does_not_fit():
+def test_single_strategy_refuses_two_processes():
     message = refused(parallel="single", launch=LocalLaunch(processes=2))
     assert "parallel=single is one process, and this job has 2." in message
 
 
-def test_axes_that_do_not_multiply_to_the_world(monkeypatch):
+def test_axis_sizes_not_matching_world_are_refused(monkeypatch):
     monkeypatch.setattr(Ddp, "size_axes", lambda self, world: {"dp_replicate": 2, "tp": 3})
     message = refused(parallel="ddp", launch=LocalLaunch(processes=4))
     assert "parallel=ddp lays out dp_replicate 2 x tp 3 = 6 ranks, but this run has 4 processes." in message
 
 
-def test_a_gpu_that_is_not_there(monkeypatch):
+def test_missing_gpu_is_refused(monkeypatch):
     monkeypatch.setattr("gangline.config.check.count_gpus", lambda: 0)
     assert "run.device=cuda: there is no GPU here." in refused(run={"device": "cuda"})
     assert refused(run={"device": "gpu"}).splitlines() == [
@@ -135,7 +135,7 @@ def test_a_gpu_that_is_not_there(monkeypatch):
     assert "run.device=cuda:2: there are 2 GPUs here, counted from 0." in refused(run={"device": "cuda:2"})
 
 
-def test_everything_is_told_in_one_message(corpus):
+def test_all_problems_are_reported_in_one_message(corpus):
     message = refused(run={"steps": 0}, batch={"global_size": -1}, launch=LocalLaunch(max_restarts=-1))
     assert message.startswith("3 things cannot work:")
     assert "1. run.steps=0" in message
@@ -160,7 +160,7 @@ def takes_numbers(hint) -> bool:
 @pytest.mark.parametrize(
     "parts", [{}, {"optimizer": "muon", "schedule": "wsd", "precision": "fp16", "parallel": "ddp"}]
 )
-def test_no_number_is_refused_twice(parts):
+def test_invalid_number_is_reported_once(parts):
     """Every option that takes a number, one after the other, with one that most of them cannot take."""
     refused = 0
     places = [*build_default_run(**parts).iterate_parts(), *((name, cls()) for name, cls in SECTIONS.items())]
@@ -182,7 +182,7 @@ def test_a_missing_corpus_is_found_before_the_start(tmp_path):
         check(run)
 
 
-def test_a_problem_of_a_part_that_another_opens_is_told(strangers, monkeypatch):
+def test_problem_of_nested_part_is_reported(strangers, monkeypatch):
     strangers.add(
         "gangline-hats",
         """
@@ -220,7 +220,7 @@ def gangline_parts():
 # --- how many processes ----------------------------------------------------------------------------------------------
 
 
-def test_the_world_is_what_the_user_said_else_what_the_strategy_asks_for(monkeypatch):
+def test_world_size_is_set_by_user_or_strategy(monkeypatch):
     monkeypatch.setattr("gangline.launch.devices.count_gpus", lambda device=None: 0)
     assert count_ranks(build_default_run(parallel="ddp", launch=LocalLaunch(processes=5))) == 5
     assert count_ranks(build_default_run(parallel="ddp")) == 2
@@ -238,7 +238,7 @@ TORCHRUN = {
 }
 
 
-def test_under_an_agent_the_world_is_the_jobs(monkeypatch):
+def test_world_size_is_taken_from_torchrun(monkeypatch):
     for key, value in TORCHRUN.items():
         monkeypatch.setenv(key, value)
     assert count_ranks(build_default_run(parallel="ddp")) == 4
@@ -263,5 +263,5 @@ class Case:
         ),
     ],
 )
-def test_how_problems_are_shown(case):
+def test_problems_are_formatted_as_one_message(case):
     assert str(UserError.of(case.problems)) == case.text

@@ -37,7 +37,7 @@ def check(returned, shapes=None):
     return CheckedReduction("gangline-mine/mine", Sum(returned, shapes))
 
 
-def test_what_is_right_passes():
+def test_valid_reduction_passes():
     total = torch.full((4,), 2.0)
     reduction = check(Done(total), {"error": [4], "blocks.0.w": (2, 1)})
     assert reduction.reduce(BUCKET, Solo("dp", 0)).wait() is total
@@ -48,13 +48,13 @@ def test_what_is_right_passes():
 @pytest.mark.parametrize(
     "total", [torch.ones(()), torch.ones(8), torch.ones(4, dtype=torch.int64), torch.ones(2, 2), None]
 )
-def test_a_sum_of_another_shape_or_dtype_is_refused(total):
+def test_sum_of_wrong_shape_or_dtype_is_refused(total):
     with pytest.raises(TypeError, match="a sum of gangline-mine/mine is"):
         check(Done(total)).reduce(BUCKET, Solo("dp", 0)).wait()
 
 
 @pytest.mark.parametrize("returned", [None, torch.ones(4)])
-def test_what_cannot_be_waited_for_is_refused(returned):
+def test_reduction_without_wait_handle_is_refused(returned):
     with pytest.raises(TypeError, match="gangline-mine/mine returns"):
         check(returned).reduce(BUCKET, Solo("dp", 0))
 
@@ -62,6 +62,6 @@ def test_what_cannot_be_waited_for_is_refused(returned):
 @pytest.mark.parametrize(
     "shapes", [{"../x": (1,)}, {"": (1,)}, {"a b": (1,)}, {"a": (-1,)}, {"a": (1.5,)}, {"a": (True,)}]
 )
-def test_arrays_have_names_and_shapes(shapes):
+def test_invalid_array_name_or_shape_is_refused(shapes):
     with pytest.raises(ValueError, match="gangline-mine/mine keeps an array"):
         check(None, shapes).get_array_shapes(LAYOUT)

@@ -58,7 +58,7 @@ def test_help_of_a_part_shows_its_options(capsys):
     assert "  none" in said(capsys, train, "precision=fp32", "-h")
 
 
-def test_every_example_of_the_help_page_can_be_composed():
+def test_every_help_example_composes():
     from gangline.config.compose import compose
 
     examples = re.findall(r"^  train( .*?)?(?:   +.*)?$", help._EXAMPLES, re.MULTILINE)
@@ -68,7 +68,7 @@ def test_every_example_of_the_help_page_can_be_composed():
         compose([word for word in words if word != "-m" and not word.startswith("resume=")])
 
 
-def test_the_configuration_is_printed_whole(capsys):
+def test_cfg_prints_complete_configuration(capsys):
     page = said(capsys, train, "--cfg", "job", "run.steps=7")
     assert from_dict(yaml.safe_load(page)) == build_default_run(run={"steps": 7})
     assert said(capsys, train, "--cfg=job", "run.steps=7") == page
@@ -76,33 +76,33 @@ def test_the_configuration_is_printed_whole(capsys):
     assert [content["run"]["seed"] for content in yaml.safe_load_all(several)] == [1, 2]
 
 
-def test_the_configuration_of_a_resume_is_printed(capsys):
+def test_cfg_prints_resumed_configuration(capsys):
     RunDirectory.create(build_default_run(run={"dir": "out", "steps": 5})).unlock()
     assert yaml.safe_load(said(capsys, train, "resume=out", "run.steps=9", "--cfg", "job"))["run"]["steps"] == 9
 
 
-def test_versions(capsys):
+def test_train_and_gangline_print_same_version(capsys):
     assert said(capsys, train, "--version") == said(capsys, main, "--version") != "\n"
 
 
 # --- gangline --------------------------------------------------------------------------------------------------------
 
 
-def test_the_verbs_are_listed(capsys):
+def test_help_lists_every_command(capsys):
     page = said(capsys, main)
     for verb, command in installed().get_commands().items():
         assert re.search(rf"^  {verb} +{re.escape(command.summary)}$", page, re.MULTILINE)
     assert said(capsys, main, "help") == page
 
 
-def test_every_verb_of_core_can_be_imported():
+def test_every_core_command_can_be_imported():
     from gangline.plugin.registry import load
 
     for command in installed().get_commands().values():
         assert callable(load(command.run))
 
 
-def test_plugins_is_a_table_with_suppliers_and_what_could_be_installed(capsys):
+def test_plugins_lists_suppliers_and_installable_parts(capsys):
     page = said(capsys, main, "plugins")
     for group in installed().list_groups():
         for name, offer in installed().get_offers(group).items():
@@ -117,7 +117,7 @@ def test_plugins_is_a_table_with_suppliers_and_what_could_be_installed(capsys):
     assert "Cannot be used" not in page
 
 
-def test_plugins_of_one_group_and_for_scripts(capsys):
+def test_plugins_filters_by_group_and_prints_names(capsys):
     page = said(capsys, main, "plugins", "optimizer")
     assert "adamw" in page
     assert "tiny" not in page
@@ -130,7 +130,7 @@ def test_plugins_of_one_group_and_for_scripts(capsys):
     ]
 
 
-def test_what_a_part_does_outside_the_law_is_shown(strangers):
+def test_plugins_shows_layout_dependent_parts(strangers):
     strangers.add(
         "gangline-lossy",
         """
@@ -176,7 +176,7 @@ def gangline_optimizers():
         (["nothing="], []),
     ],
 )
-def test_candidates(words, found):
+def test_completion_lists_candidates(words, found):
     assert complete.list_candidates(words) == found
 
 
@@ -216,23 +216,23 @@ def in_bash(here, line: str) -> list[str]:
         ("train run.steps=3 parallel=", ["ddp", "single"]),
     ],
 )
-def test_bash_completes(here, line, found):
+def test_bash_completes_options_and_parts(here, line, found):
     assert in_bash(here, line) == found
 
 
-def test_bash_offers_everything_where_nothing_is_typed(here):
+def test_bash_completes_empty_argument_with_all_candidates(here):
     assert {"parallel=", "run.", "recipe="} <= set(in_bash(here, "train "))
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_get_a_script_that_asks_train(capsys, shell):
+def test_zsh_and_fish_scripts_call_train_complete(capsys, shell):
     assert "train --complete" in said(capsys, train, "--completion", shell)
 
 
 # --- several runs ----------------------------------------------------------------------------------------------------
 
 
-def test_a_multirun_runs_each_and_ends_with_a_table_and_the_first_failure(runs):
+def test_multirun_continues_after_failure_and_prints_table(runs):
     RunDirectory.create(build_default_run(run={"dir": str(runs.directory / "sweep" / "01")})).unlock()
     words = ["-m", "run.seed=1,2,3", "optimizer.learning_rate=1e-3", "run.dir=sweep", "run.steps=2", "validate.every=2"]
     printed = runs.train(*words, code=2)
@@ -248,7 +248,7 @@ def test_a_multirun_runs_each_and_ends_with_a_table_and_the_first_failure(runs):
     assert "run 1 of 3: run.seed=1" in printed
 
 
-def test_a_mistake_in_any_of_several_runs_is_found_before_the_first(runs):
+def test_multirun_with_invalid_run_is_refused(runs):
     printed = runs.expect_refusal("-m", "batch.global_size=4,0", "run.dir=sweep")
     assert "batch.global_size=0 must be at least 1." in printed
     assert not (runs.directory / "sweep").exists()
@@ -259,7 +259,7 @@ def test_resume_takes_a_path_in_quotes(word):
     assert train.read([word]).resume == "/a b"
 
 
-def test_notices_before_the_start_are_ignored(monkeypatch, tmp_path):
+def test_notice_signals_before_start_are_ignored(monkeypatch, tmp_path):
     """A scheduler's SIGUSR1 while `train` still composes would end it."""
     before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in NOTICES}
     try:
@@ -270,7 +270,7 @@ def test_notices_before_the_start_are_ignored(monkeypatch, tmp_path):
             signal.signal(signum, handler)
 
 
-def test_sigterm_while_the_run_is_composed_ends_train_with_a_message(here):
+def test_sigterm_while_composing_ends_train_with_message(here):
     """It is composed until the signal comes, however long that takes."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, "-c", COMPOSES], cwd=here, **pipes, text=True, start_new_session=True)

@@ -159,7 +159,7 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_words_that_cannot_be_composed(tmp_path, monkeypatch, capsys, words, messages):
+def test_invalid_overrides_are_refused_with_hint(tmp_path, monkeypatch, capsys, words, messages):
     monkeypatch.chdir(tmp_path)
     assert main([*words, "--cfg", "job"]) == 2
     said = capsys.readouterr()
@@ -198,7 +198,7 @@ def test_words_that_cannot_be_composed(tmp_path, monkeypatch, capsys, words, mes
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_command_says_it_and_exits_with_2(tmp_path, monkeypatch, capsys, words, messages):
+def test_train_refuses_invalid_arguments_with_exit_code_2(tmp_path, monkeypatch, capsys, words, messages):
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     said = capsys.readouterr()
@@ -218,7 +218,7 @@ def test_the_command_says_it_and_exits_with_2(tmp_path, monkeypatch, capsys, wor
         (["optimizer=adam"], "optimizer=adam is not available here."),
     ],
 )
-def test_so_does_its_process(tmp_path, words, message):
+def test_train_process_refuses_invalid_arguments(tmp_path, words, message):
     assert message in refused(tmp_path, *words)
 
 
@@ -230,26 +230,26 @@ def test_so_does_its_process(tmp_path, words, message):
         (["moe=on", "moe.k=2", "moe.router.top=1"], "moe=on"),
     ],
 )
-def test_a_part_that_cannot_be_had_and_its_options_are_one_mistake(capsys, words, part):
+def test_unavailable_part_and_options_are_one_problem(capsys, words, part):
     assert main([*words, "--cfg", "job"]) == 2
     assert capsys.readouterr().err.startswith(f"train: {part} is not available here.\n")
 
 
-def test_options_of_parts_that_can_be_had_are_still_read_beside_one_that_cannot(capsys):
+def test_unavailable_part_does_not_hide_unknown_option(capsys):
     assert main(["schedule=cosin", "optimizer.learning_rat=1", "--cfg", "job"]) == 2
     said = capsys.readouterr().err
     assert "1. schedule=cosin is not available here." in said
     assert "2. there is no option optimizer.learning_rat." in said
 
 
-def test_a_recipe_with_the_name_that_others_use(tmp_path, monkeypatch, capsys):
+def test_recipe_with_synonym_suggests_option_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("optimizer: {lr: 1}\n")
     assert main(["recipe=mine.yaml", "--cfg", "job"]) == 2
     assert "Did you mean optimizer.learning_rate?" in capsys.readouterr().err
 
 
-def test_every_synonym_is_of_an_option_that_some_run_has_and_is_none_itself():
+def test_synonyms_are_unique_and_refer_to_options():
     known = {
         f"{place}.{name}"
         for place, classes in {
@@ -265,7 +265,7 @@ def test_every_synonym_is_of_an_option_that_some_run_has_and_is_none_itself():
     assert not {path.rpartition(".")[2] for path in known} & set(theirs)
 
 
-def test_a_part_whose_package_is_broken(tmp_path, strangers):
+def test_part_of_broken_package_is_refused(tmp_path, strangers):
     strangers.add(
         "gangline-ckpt-zarr", "import zarr_that_is_missing\n", version="0.2.1", requires="zarr-that-is-missing>=3.1"
     )
@@ -274,14 +274,14 @@ def test_a_part_whose_package_is_broken(tmp_path, strangers):
     assert "Its own requirement is zarr-that-is-missing>=3.1" in said
 
 
-def test_a_part_whose_package_is_too_old(tmp_path, strangers):
+def test_part_of_outdated_package_is_refused(tmp_path, strangers):
     strangers.add("gangline-ckpt-zarr", "raise SystemExit\n", version="0.0.4", contract="v0")
     said = refused(tmp_path, "checkpoint=zarr", strangers=strangers)
     assert "gangline-ckpt-zarr 0.0.4 speaks plugin contract v0; this gangline speaks v1" in said
     assert "pip install --upgrade gangline-ckpt-zarr" in said
 
 
-def test_a_part_whose_package_is_present_twice(tmp_path, strangers):
+def test_part_of_duplicate_package_is_refused(tmp_path, strangers):
     strangers.add("gangline-ckpt-zarr", ZARR, plugin="zarr", version="1.0")
     strangers.add("zarr-fork", ZARR, plugin="zarr", version="2.0")
     said = refused(tmp_path, "checkpoint=zarr", strangers=strangers)
@@ -297,24 +297,24 @@ def run(tmp_path):
     return made
 
 
-def test_a_resume_from_a_half_written_directory(tmp_path, run):
+def test_resume_from_half_written_directory_is_refused(tmp_path, run):
     run.config.write_text(run.config.read_text()[:200])
     assert "is cut short" in refused(tmp_path, "resume=out")
     run.config.unlink()
     assert "was only half-written" in refused(tmp_path, "resume=out")
 
 
-def test_a_resume_of_another_model(tmp_path, run):
+def test_resume_with_another_model_is_refused(tmp_path, run):
     said = refused(tmp_path, "resume=out", "model=gpt2-124m")
     assert "a run that is resumed keeps its model (tiny -> gpt2-124m)" in said.replace("model.dim", "")
     assert "These may change" in said
 
 
-def test_a_directory_that_holds_a_run(tmp_path, run):
+def test_directory_that_holds_a_run_is_refused(tmp_path, run):
     assert "already holds a run" in refused(tmp_path, "run.dir=out")
 
 
-def test_a_second_train_on_a_directory(tmp_path, run):
+def test_second_train_on_a_directory_is_refused(tmp_path, run):
     run.lock()
     try:
         said = refused(tmp_path, "resume=out")
@@ -332,13 +332,13 @@ def test_a_second_train_on_a_directory(tmp_path, run):
         (["train", "data.path=a b"], ["Training is a command of its own:  train 'data.path=a b'"]),
     ],
 )
-def test_unknown_verbs(tmp_path, words, messages):
+def test_unknown_command_is_refused_with_hint(tmp_path, words, messages):
     said = refused(tmp_path, *words, module="gangline")
     for message in messages:
         assert message in said
 
 
-def test_plugins_of_an_unknown_group_names_the_groups(tmp_path):
+def test_plugins_with_unknown_group_lists_groups(tmp_path):
     said = refused(tmp_path, "plugins", "optimiser", module="gangline.cli.main")
     assert said.startswith(
         "gangline plugins: there is no group 'optimiser'.\n  Did you mean optimizer?\n  Groups: model,"
@@ -346,7 +346,7 @@ def test_plugins_of_an_unknown_group_names_the_groups(tmp_path):
 
 
 @pytest.mark.parametrize("words", [[], ["recipe=quick"]], ids=["none", "recipe"])
-def test_unknown_plugin_in_the_variable_is_refused_once(tmp_path, monkeypatch, words):
+def test_unknown_plugin_in_environment_is_refused_once(tmp_path, monkeypatch, words):
     monkeypatch.setenv("GANGLINE_PLUGINS", "bascis")
     assert refused(tmp_path, *words).splitlines() == [
         "train: GANGLINE_PLUGINS names 'bascis', which is not installed.",
@@ -354,7 +354,7 @@ def test_unknown_plugin_in_the_variable_is_refused_once(tmp_path, monkeypatch, w
     ]
 
 
-def test_words_and_synonyms_of_installed_parts_are_suggested(tmp_path, strangers):
+def test_synonyms_of_installed_parts_are_suggested(tmp_path, strangers):
     source = """
 from dataclasses import dataclass
 from gangline import Part, hookimpl

@@ -54,7 +54,7 @@ def operations(deterministic):
 
 @BOTH
 @pytest.mark.parametrize("world", SIZES)
-def test_every_operation(world, deterministic):
+def test_every_collective_returns_expected_values(world, deterministic):
     found = get_pool(world).run(operations, deterministic)
     assert found == [(i, world, tuple(range(world))) for i in range(world)]
 
@@ -82,7 +82,7 @@ def float8():
     return gathered.float(), swapped.float()
 
 
-def test_float8_travels_over_gloo():
+def test_gloo_collectives_support_float8():
     (gathered, swapped), _ = get_pool(2).run(float8)
     assert gathered.tolist() == [*range(8), *range(1, 9)]
     assert swapped.tolist() == [*range(4), *range(1, 5)]
@@ -107,7 +107,7 @@ def broadcasts(deterministic):
 
 
 @BOTH
-def test_broadcast(deterministic):
+def test_broadcast_from_each_rank_and_dtype(deterministic):
     get_pool(4).run(broadcasts, deterministic)
 
 
@@ -126,7 +126,7 @@ def ordered_sums(dtype, numel):
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_ordered_sums_are_the_bits_of_adding_one_after_another(world, dtype):
+def test_ordered_sums_match_sequential_addition_bitwise(world, dtype):
     for numel in (1, 7, 1000, 40_001):  # within and beyond what is sent to every peer whole, divisible and not
         get_pool(world).run(ordered_sums, dtype, numel)
 
@@ -140,7 +140,7 @@ def buckets_and_bits(deterministic):
     return alone.equal(behind)
 
 
-def test_ordered_sums_do_not_depend_on_the_bucket_though_plain_ones_do():
+def test_ordered_sums_do_not_depend_on_bucket():
     assert get_pool(4).run(buckets_and_bits, True) == [True] * 4
     assert get_pool(4).run(buckets_and_bits, False) == [False] * 4
 
@@ -150,7 +150,7 @@ def zero_dims():
     return comm.all_reduce(torch.tensor(float(comm.index))).item()
 
 
-def test_ordered_sum_of_a_number():
+def test_ordered_sum_accepts_zero_dim_tensor():
     assert get_pool(3).run(zero_dims) == [3.0] * 3
 
 
@@ -164,7 +164,7 @@ def mesh_axes():
     return groups, total
 
 
-def test_axes_of_a_mesh():
+def test_mesh_axes_give_expected_groups():
     found = get_pool(4).run(mesh_axes)
     assert [groups for groups, _ in found] == [
         [(0, 2), (0, 1), (0,)],
@@ -194,7 +194,7 @@ def folds(size, out_of):
         (8, ("cp",), [(0,), (1,), (2,), (3,)], [(0,), (1,), (2,), (3,)]),  # the mesh has no cp: size 1
     ],
 )
-def test_folds(size, out_of, inside, beside):
+def test_folds_give_expected_groups(size, out_of, inside, beside):
     found = get_pool(4).run(folds, size, out_of)
     assert [ranks for ranks, _, _ in found] == inside
     assert [ranks for _, ranks, _ in found] == beside
@@ -227,11 +227,11 @@ def adjoints(deterministic):
 
 @BOTH
 @pytest.mark.parametrize("world", SIZES)
-def test_gradients_are_adjoints(world, deterministic):
+def test_collective_gradients_are_adjoints(world, deterministic):
     get_pool(world).run(adjoints, deterministic)
 
 
-def test_an_axis_of_one_is_local():
+def test_collectives_on_axis_of_one_are_local():
     comm = Solo("tp", 5)
     x = torch.arange(4.0)
     assert comm.ranks == (5,)
@@ -270,7 +270,7 @@ def sums_of_axes(orders):
     return {axes: float(comm.all_reduce(torch.tensor([2.0**rank.index]))) for axes, comm in sorted(axes.items())}
 
 
-def test_ranks_may_ask_for_axes_in_different_orders():
+def test_ranks_create_groups_in_different_orders_without_deadlock():
     """0 waits for 3 along pp, which waits for 4 along tp, which waits for 1 along pp, which waits for 0 along tp."""
     pp, tp = ("pp",), ("tp",)
     orders = {0: [pp, tp], 3: [tp, pp], 4: [pp, tp], 1: [tp, pp], 2: [pp, tp], 5: [tp, pp]}
@@ -285,13 +285,13 @@ def index_in_a_group(axes):
     return comm.index, comm.all_gather(torch.tensor([comm.index])).tolist()
 
 
-def test_a_group_has_its_ranks_in_the_order_of_its_axes():
+def test_group_ranks_follow_axis_order():
     """Fastest first: 0, 3, 1, 4, 2, 5."""
     found = get_pool(6).run(index_in_a_group, ("tp", "pp"))
     assert [index for index, _ in found] == [0, 2, 4, 1, 3, 5]
     assert all(gathered == list(range(6)) for _, gathered in found)
 
 
-def test_the_store_is_shared():
+def test_ranks_share_one_store():
     """A `set` is on its way to the server when it returns, so that only who waits for it, as `get` does, finds it."""
     assert get_pool(2).run(store) == [([b"value"] * 2, True)] * 2

@@ -32,18 +32,18 @@ def refused(*words: str) -> str:
     return str(caught.value)
 
 
-def test_no_words_give_the_default_run():
+def test_no_overrides_give_the_default_run():
     assert compose([]) == [build_default_run()]
 
 
-def test_parts_and_values_are_set():
+def test_overrides_set_parts_and_values():
     run = compose_one(["optimizer=muon", "optimizer.learning_rate=1e-2", "run.steps=1e3", "run.recompute=full"])
     assert names(run, "optimizer") == "muon"
     assert (run.optimizer.learning_rate, run.steps, run.job.recompute) == (0.01, 1000, Recompute.full)
 
 
 @pytest.mark.parametrize("word", ["run.deterministic=on", "run.deterministic=true", "run.deterministic=yes"])
-def test_switches_are_words(word):
+def test_boolean_accepts_on_true_and_yes(word):
     assert compose_one([word]).deterministic is True
 
 
@@ -51,7 +51,7 @@ def test_switches_are_words(word):
     ("word", "name"),
     [("run.name=1e5", "1e5"), ("run.name=007", "007"), ("run.name=true", "true"), ("run.name=a=b (c)", "a=b (c)")],
 )
-def test_a_name_that_looks_like_something_else_stays_a_name(word, name):
+def test_run_name_like_a_number_stays_text(word, name):
     assert compose_one([word]).job.name == name
 
 
@@ -73,7 +73,7 @@ def test_values_may_refer_to_each_other():
     assert compose_one(["run.steps=7", "schedule.warmup_steps=${run.steps}"]).schedule.warmup_steps == 7
 
 
-def test_lists_of_parts():
+def test_list_group_accepts_several_parts():
     assert list(compose_one(["track=[jsonl,console]"]).track) == ["jsonl", "console"]
     assert list(compose_one(["track=jsonl"]).track) == ["jsonl"]
     assert compose_one(["track=[]"]).track == compose_one(["~track"]).track == {}
@@ -81,7 +81,7 @@ def test_lists_of_parts():
     assert run.track["jsonl"].path == "elsewhere"
 
 
-def test_several_values_are_several_runs():
+def test_comma_separated_values_give_several_runs():
     runs = compose(["parallel=single,ddp", "run.seed=1,2", "track=[jsonl],[]", "run.steps=5"])
     assert len(runs) == 8
     assert {(names(run, "parallel"), run.seed, len(run.track)) for run in runs} == {
@@ -90,19 +90,19 @@ def test_several_values_are_several_runs():
     assert {run.steps for run in runs} == {5}
 
 
-def test_ranges_spread_too():
+def test_range_gives_several_runs():
     assert [run.seed for run in compose(["run.seed=range(0,3)"])] == [0, 1, 2]
 
 
 # --- recipes and earlier runs ----------------------------------------------------------------------------------------
 
 
-def test_the_recipe_that_ships_is_the_default_run_with_a_name():
+def test_tiny_recipe_is_the_default_run():
     run = compose_one(["recipe=tiny"])
     assert run == build_default_run(run={"name": "tiny"})
 
 
-def test_words_win_over_a_recipe():
+def test_overrides_take_precedence_over_recipe():
     run = compose_one(["run.steps=9", "recipe=tiny"])
     assert (run.job.name, run.steps) == ("tiny", 9)
 
@@ -114,7 +114,7 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_a_recipe_of_the_working_directory(here):
+def test_recipe_in_working_directory_is_found(here):
     (here / "configs" / "mine.yaml").write_text(
         "parts: {optimizer: muon, track: [jsonl], moe: off}\noptimizer: {learning_rate: 1e-4}\nrun: {steps: 3}\n"
     )
@@ -123,7 +123,7 @@ def test_a_recipe_of_the_working_directory(here):
     assert run == compose_one(["recipe=configs/mine.yaml"])
 
 
-def test_what_belongs_to_a_part_that_is_replaced_goes_with_it(here):
+def test_replaced_part_drops_recipe_options(here):
     (here / "configs" / "mine.yaml").write_text(
         "parts: {optimizer: muon, track: [jsonl, console]}\noptimizer: {momentum: 0.5}\ntrack: {jsonl: {path: x}}\n"
     )
@@ -153,12 +153,12 @@ def test_bare_on_and_off_in_yaml_are_choices(here, adapter):
         ("run: {steps: many}", "run.steps=many: expected a whole number, got 'many'."),
     ],
 )
-def test_a_recipe_that_cannot_be_is_refused(here, content, message):
+def test_invalid_recipe_is_refused(here, content, message):
     (here / "configs" / "bad.yaml").write_text(content)
     assert message in refused("recipe=bad")
 
 
-def test_an_unknown_recipe_names_those_there_are(here):
+def test_unknown_recipe_lists_available_recipes(here):
     (here / "configs" / "mine.yaml").write_text("run: {steps: 3}")
     message = refused("recipe=mne")
     assert "there is no recipe 'mne'" in message
@@ -175,13 +175,13 @@ def earlier(here) -> RunDirectory:
     return made
 
 
-def test_a_fresh_run_takes_an_earlier_ones_configuration(earlier):
+def test_from_option_copies_earlier_configuration(earlier):
     run = compose_one(["from=out", "run.steps=6"])
     assert (names(run, "optimizer"), run.optimizer.learning_rate, run.steps) == ("muon", 0.5, 6)
     assert run.job.dir is None
 
 
-def test_a_resumed_run_may_change_its_length_and_its_layout(earlier):
+def test_resume_may_change_length_and_layout(earlier):
     words = [
         "run.steps=8",
         "parallel=ddp",
@@ -196,13 +196,13 @@ def test_a_resumed_run_may_change_its_length_and_its_layout(earlier):
     assert changed["parallel"] == ["single", "ddp"]
 
 
-def test_a_resumed_run_finds_its_data_where_it_lies_now(earlier):
+def test_resume_accepts_a_new_data_path(earlier):
     run, changed = continue_run("out", earlier.read_content(), ["data.path=[texts,/more]"])
     assert changed == {"data.path": [None, [os.path.abspath("texts"), "/more"]]}
     assert run.data.path == ["texts", "/more"]
 
 
-def test_a_resumed_run_may_be_told_what_it_is(earlier):
+def test_resume_with_unchanged_settings_is_accepted(earlier):
     assert continue_run("out", earlier.read_content(), ["optimizer=muon", "run.seed=0"])[1] == {}
 
 
@@ -217,7 +217,7 @@ def test_a_resumed_run_may_be_told_what_it_is(earlier):
         "run.dir=x",
     ],
 )
-def test_a_resumed_run_stays_the_run_it_is(earlier, word):
+def test_resume_refuses_changed_settings(earlier, word):
     with pytest.raises(UserError) as caught:
         continue_run("out", earlier.read_content(), [word])
     message = str(caught.value)
@@ -290,7 +290,7 @@ def adapter(strangers, monkeypatch):
     sys.modules.pop("gangline_lora", None)
 
 
-def test_a_new_group_needs_no_edit_of_core(adapter):
+def test_plugin_adds_group_without_core_change(adapter):
     run = compose_one(["adapter=on", "adapter.rank=4", "weather=rain"])
     assert run.edits["adapter"].rank == 4
     assert run.extra["weather"].millimetres == 1.0
@@ -300,11 +300,11 @@ def test_a_new_group_needs_no_edit_of_core(adapter):
 @pytest.mark.parametrize(
     ("word", "there"), [("adapter=true", True), ("adapter=off", False), ("adapter=false", False), ("~adapter", False)]
 )
-def test_a_group_of_edits_is_a_switch(adapter, word, there):
+def test_edit_group_is_switched_on_and_off(adapter, word, there):
     assert ("adapter" in compose_one([word]).edits) is there
 
 
-def test_a_group_that_a_part_opens_has_a_default_and_a_choice(adapter):
+def test_nested_group_has_default_and_choices(adapter):
     assert type(compose_one(["adapter=on"]).edits["adapter"].site).__name__ == "Everywhere"
     run = compose_one(["adapter=on", "adapter/site=some", "adapter.site.names=[a,b]"])
     assert run.edits["adapter"].site.names == ["a", "b"]
@@ -313,19 +313,19 @@ def test_a_group_that_a_part_opens_has_a_default_and_a_choice(adapter):
     assert from_dict(yaml.safe_load(yaml.safe_dump(content))) == run
 
 
-def test_a_group_that_nobody_opened_is_refused(adapter):
+def test_nested_group_without_parent_is_refused(adapter):
     assert refused("adapter/site=some").startswith("adapter/site=some: adapter is off.")
     assert "there is no option adapter.site.names." in refused("adapter=on", "adapter.site.names=[a]")
     assert "Did you mean adapter/site=some?" in refused("adapter=on", "adapter/site=som")
 
 
-def test_options_of_a_group_that_is_off_are_refused(adapter):
+def test_options_of_disabled_group_are_refused(adapter):
     message = refused("adapter.rank=4")
     assert "adapter is off in this run; choose a part first:  adapter=<name>" in message
     assert "Installed choices for adapter: off, on." in message
 
 
-def test_an_option_with_free_keys_takes_any(adapter):
+def test_option_with_free_keys_accepts_any_key(adapter):
     assert compose_one(["adapter=on", "adapter.extra.alpha=2"]).edits["adapter"].extra == {"alpha": 2.0}
 
 
@@ -369,7 +369,7 @@ def cloud(strangers, monkeypatch):
     sys.modules.pop("gangline_cloud", None)
 
 
-def test_a_secret_is_refused_wherever_it_comes_from(cloud, tmp_path, monkeypatch):
+def test_secret_in_override_or_recipe_is_refused(cloud, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("recipe.yaml").write_text("parts: {track: [cloud]}\ntrack: {cloud: {api_key: sh-1234}}\n")
     for words in (["track=[cloud]", "track.cloud.api_key=sh-1234"], ["recipe=recipe.yaml"]):
@@ -382,7 +382,7 @@ def test_a_secret_is_refused_wherever_it_comes_from(cloud, tmp_path, monkeypatch
         assert not Path("out").exists()
 
 
-def test_a_secret_of_the_environment_is_used_and_never_written(cloud, tmp_path, monkeypatch):
+def test_secret_from_environment_is_not_written(cloud, tmp_path, monkeypatch):
     monkeypatch.setenv("CLOUD_KEY", "sh-1234")
     run = compose_one(["track=[cloud]", "track.cloud.api_key=${oc.env:CLOUD_KEY}", f"run.dir={tmp_path}/out"])
     assert run.track["cloud"].api_key == "sh-1234"
@@ -392,7 +392,7 @@ def test_a_secret_of_the_environment_is_used_and_never_written(cloud, tmp_path, 
     assert made.run().track["cloud"].api_key == "sh-1234"
 
 
-def test_the_environment_and_other_values_mix(monkeypatch):
+def test_environment_and_value_references_combine(monkeypatch):
     monkeypatch.setenv("SOMETHING", "there")
     run = compose_one(["run.steps=7", "run.name=${oc.env:SOMETHING}-${run.steps}", "data.path=/x/${run.name}"])
     assert (run.job.name, run.data.path) == ("there-7", "/x/there-7")

@@ -44,7 +44,7 @@ def ranks(world: int, body: str, directory: Path) -> list[tuple[int, str]]:
     return [(process.returncode, text) for process, text in zip(processes, printed, strict=True)]
 
 
-def test_ranks_of_a_job_find_each_other_and_notice_who_stays_away(tmp_path):
+def test_ranks_connect_and_detect_missing_peer(tmp_path):
     body = """
     comms = connect(Mesh.of({"dp_replicate": 2}), deterministic=True, timeout=120)
     comms.store.set(f"rank{comms.rank}", b"here")
@@ -78,7 +78,7 @@ def test_ranks_of_a_job_find_each_other_and_notice_who_stays_away(tmp_path):
     assert "noticed" in printed
 
 
-def test_ranks_that_are_started_again_meet_afresh_in_their_agents_store(tmp_path):
+def test_restarted_ranks_see_fresh_keys_in_agent_store(tmp_path):
     """torchrun's own store outlives the ranks, with all that those before them have said in it."""
     body = """
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True")
@@ -100,12 +100,12 @@ def test_ranks_that_are_started_again_meet_afresh_in_their_agents_store(tmp_path
         assert "1 2" in printed
 
 
-def test_a_mesh_of_another_size_than_the_job_is_refused(monkeypatch):
+def test_mesh_size_other_than_job_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ValueError, match="the mesh has 2 ranks, the job 3"):
         connect(Mesh.of({"dp_replicate": 2}))
 
 
-def test_a_cpu_needs_no_switch_to_be_deterministic():
+def test_cpu_needs_no_deterministic_switch():
     use_deterministic_kernels(torch.device("cpu"))
     assert not torch.are_deterministic_algorithms_enabled()

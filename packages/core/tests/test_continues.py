@@ -33,7 +33,7 @@ def test_a_resume_refuses_damaged_attempts(tmp_path):
     assert open_session(run_dir, "run.steps=4").step == 2
 
 
-def test_a_run_goes_on_with_data_whose_source_says_so(tmp_path, monkeypatch):
+def test_resume_accepts_changed_data_if_source_allows(tmp_path, monkeypatch):
     before, after, run_dir = tmp_path / "before.txt", tmp_path / "after.txt", tmp_path / "run"
     before.write_text("".join(f"{number} " for number in range(2000)))
     after.write_text(before.read_text() + "and more " * 100)

@@ -24,7 +24,7 @@ class ClosesNever:
         raise AssertionError("this would wait for ever")
 
 
-def test_a_rank_that_fails_does_not_wait_for_its_peers_before_it_says_so(tmp_path, monkeypatch):
+def test_failed_rank_reports_without_waiting_for_peers(tmp_path, monkeypatch):
     s, asked = open_session(tmp_path / "out", "launch.timeout_seconds=77"), []
 
     def fails(*_):
@@ -37,7 +37,7 @@ def test_a_rank_that_fails_does_not_wait_for_its_peers_before_it_says_so(tmp_pat
     assert asked == [77.0], "how long a transfer may take: of two backends torch would take half an hour"
 
 
-def test_a_sample_that_fails_does_not_fail_a_run_that_is_done(monkeypatch, capsys):
+def test_failed_sample_does_not_fail_finished_run(monkeypatch, capsys):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -46,7 +46,7 @@ def test_a_sample_that_fails_does_not_fail_a_run_that_is_done(monkeypatch, capsy
     assert "no sample: OutOfMemoryError: CUDA out of memory" in capsys.readouterr().err
 
 
-def test_waiting_at_a_steps_end_counts_to_the_step_that_comes(tmp_path, monkeypatch):
+def test_sync_wait_counts_toward_next_step(tmp_path, monkeypatch):
     """There a GPU is still busy with the optimizer; and a rank's own seconds have no wait for others in them."""
     told, real = [], loop.agree
 
@@ -65,7 +65,7 @@ def test_waiting_at_a_steps_end_counts_to_the_step_that_comes(tmp_path, monkeypa
         assert record["tokens_per_second"] == pytest.approx(record["tokens"] / record["step_seconds"], rel=0.5)
 
 
-def test_rates_are_copied_to_the_device_once(monkeypatch):
+def test_rope_frequencies_are_copied_to_device_once(monkeypatch):
     made, real = [], torch.tensor
     monkeypatch.setattr(torch, "tensor", lambda *given, **more: made.append(given) or real(*given, **more))
     rates = (1.0, 0.123)
@@ -86,7 +86,7 @@ def test_rates_are_copied_to_the_device_once(monkeypatch):
         (torch.float64, "high", 67e12),
     ],
 )
-def test_the_peak_of_a_gpu_is_of_what_multiplies_there(monkeypatch, dtype, precision, rate):
+def test_gpu_peak_flops_depends_on_matmul_precision(monkeypatch, dtype, precision, rate):
     before = torch.get_float32_matmul_precision()
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     try:

@@ -15,13 +15,13 @@ from gangline_testkit.sessions import train_session
 
 
 @pytest.mark.parametrize(("logits", "temperature"), [([5.0, 1.0, 0.0], 1e-320), ([torch.inf, 1.0, 0.0], 1.0)])
-def test_probabilities_that_are_no_numbers(logits: list[float], temperature: float) -> None:
+def test_nonfinite_probabilities_are_refused(logits: list[float], temperature: float) -> None:
     with pytest.raises(UserError, match="probabilities"):
         draw(torch.tensor([logits]), Sampling(tokens=1, temperature=temperature), torch.tensor([0]), 0)
 
 
 @pytest.mark.parametrize("temperature", [float("inf"), float("nan"), -1.0])
-def test_a_temperature_is_finite(temperature: float) -> None:
+def test_invalid_temperature_is_refused(temperature: float) -> None:
     with pytest.raises(ValueError, match="finite"):
         Sampling(tokens=1, temperature=temperature)
     with pytest.raises(SystemExit) as ended:
@@ -29,7 +29,7 @@ def test_a_temperature_is_finite(temperature: float) -> None:
     assert ended.value.code == 2
 
 
-def test_a_device_that_is_not_here(tmp_path: Path, capsys) -> None:
+def test_missing_device_is_refused(tmp_path: Path, capsys) -> None:
     assert train_session(tmp_path / "run", "run.steps=2") == 0
     for device in ("gpu", "cuda:99", "meta", "cpu:1"):
         assert main(["sample", str(tmp_path / "run"), "--device", device]) == 2

@@ -38,7 +38,7 @@ DONE = RunEnding(generation=1, reason="done", exit_code=0, evidence="step 5 is d
 
 
 @pytest.mark.parametrize("before", [None, DONE])
-def test_agents_that_fail_before_they_meet_are_heard(tmp_path, capfd, before):
+def test_agent_failure_before_rendezvous_is_printed(tmp_path, capfd, before):
     """Here there is no run in the directory; what an earlier job left is no ending of this one."""
     if before is not None:
         write_ending(tmp_path, before)
@@ -79,7 +79,7 @@ NOBODY = "everything was killed, and nobody was left to say why"
         ({"failure": "lost", "exit_code": 137}, "killed", 137, True, NOBODY),
     ],
 )
-def test_ending_follows_from_its_facts(facts, reason, code, requeue, text):
+def test_decide_ending_maps_facts_to_reason(facts, reason, code, requeue, text):
     said = decide_ending(4, **facts)
     assert said == RunEnding(generation=4, reason=reason, exit_code=code, requeue=requeue, evidence=text)
     assert decide_ending(4, "words", **facts).evidence == "words"
@@ -98,7 +98,7 @@ def test_ending_follows_from_its_facts(facts, reason, code, requeue, text):
         (143, "signal", False),
     ],
 )
-def test_ranks_that_ended_say_how_by_their_exit_code(tmp_path, code, reason, requeue):
+def test_rank_exit_code_determines_ending(tmp_path, code, reason, requeue):
     """Rank 0 was killed before it wrote the ending."""
     Starts.end(tmp_path, 2, RankFailure(1, "ended", code))
     ending = read_ending(tmp_path)
@@ -106,7 +106,7 @@ def test_ranks_that_ended_say_how_by_their_exit_code(tmp_path, code, reason, req
 
 
 @pytest.mark.parametrize(("code", "goes_on"), [(75, True), (3, False)])
-def test_under_a_foreign_agent_ranks_that_saved_start_again(tmp_path, code, goes_on):
+def test_saved_ranks_restart_under_torchrun(tmp_path, code, goes_on):
     (tmp_path / "logs").mkdir()
     failures.claim(tmp_path / "logs", 1, RankFailure(0, "ended", code))
     program = "import sys; from gangline_basics.launch.worker import main; sys.exit(main(sys.argv[1], 'builtins:len'))"
@@ -152,7 +152,7 @@ def cut_off(run_dir, bad, steps=12):
     return ended, [line.order for line in s.history if line.order], s.step
 
 
-def test_a_store_that_is_lost_for_good_ends_the_run_for_new_workers(tmp_path):
+def test_lost_store_ends_run_for_new_workers(tmp_path):
     """All ranks, at the same step, also where one alone is cut off: the next run goes on from the newest checkpoint."""
     for ended, orders, step in get_pool(2).run(cut_off, tmp_path / "out", 1):
         assert (ended.kind, ended.exit_code, orders, step) == ("restart", 75, ["restart"], 5)
@@ -161,21 +161,21 @@ def test_a_store_that_is_lost_for_good_ends_the_run_for_new_workers(tmp_path):
     assert [found[0] for found in get_pool(2).run(cut_off, tmp_path / "out", None)] == [0, 0]
 
 
-def test_a_store_that_is_lost_at_the_last_save_is_no_mistake_of_the_user(tmp_path):
+def test_lost_store_at_last_save_requests_restart(tmp_path):
     for ended, orders, step in get_pool(2).run(cut_off, tmp_path / "out", 1, 4):
         assert (ended.kind, ended.exit_code, orders, step) == ("restart", 75, [], 4)
         assert "store-lost at rank 1: the job's store is lost for good (Broken pipe)" in ended.what
     assert read_ending(tmp_path / "out") is None  # the launcher's word
 
 
-def test_a_failed_save_alone_is_no_reason_for_new_workers(tmp_path):
+def test_failed_save_alone_starts_no_new_workers(tmp_path):
     """A disk may have room again."""
     found = get_pool(2).run(cut_off, tmp_path / "out", 7)  # no rank has this number
     assert all(orders == [] for _, orders, _ in found)
 
 
 @pytest.mark.parametrize(("code", "requeue"), [(75, True), (3, False)])
-def test_without_a_restart_left_it_is_to_be_requeued(tmp_path, code, requeue):
+def test_lost_store_without_restarts_left_requeues(tmp_path, code, requeue):
     failure = RankFailure(0, "restart", code, "store-lost at rank 0: Broken pipe")
     starts = Starts(tmp_path, LocalLaunch(futile_restarts=0), lambda ranks: (ranks, []), lambda text: None)
     assert starts.stop(Progress(2, 0, 0, futile=1, restarts=1), failure) == failure, "the budget counts it as any"
@@ -184,7 +184,7 @@ def test_without_a_restart_left_it_is_to_be_requeued(tmp_path, code, requeue):
     assert (ending.exit_code, ending.requeue) == (code, requeue)
 
 
-def test_a_job_that_is_over_is_not_joined(tmp_path, monkeypatch):
+def test_node_cannot_join_ended_job(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "OVER_SECONDS", 0.2)
     first, second = RunDirectory(tmp_path), RunDirectory(tmp_path)
     job = first.share()
@@ -218,7 +218,7 @@ def test_a_live_job_keeps_its_configuration(tmp_path):
     assert first.run().job.steps == 20, "the other node goes on with it"
 
 
-def test_who_is_refused_takes_no_directory_away_from_another_node(tmp_path):
+def test_refused_node_keeps_shared_run_directory(tmp_path):
     words = build_default_run(run={"dir": str(tmp_path / "out")})
     first, second = RunDirectory.meet(words), RunDirectory.meet(words)
     assert not first.discard()
@@ -230,7 +230,7 @@ def test_who_is_refused_takes_no_directory_away_from_another_node(tmp_path):
     assert not again.path.exists()
 
 
-def test_a_line_of_events_that_is_no_object_is_left_out(tmp_path):
+def test_non_object_event_line_is_skipped(tmp_path):
     (tmp_path / "events.jsonl").write_text("3\n[1]\n")
     events = Events(tmp_path)
     events.write("start")
@@ -238,7 +238,7 @@ def test_a_line_of_events_that_is_no_object_is_left_out(tmp_path):
     assert [line["event"] for line in read_events(tmp_path)] == ["start"]
 
 
-def test_an_agent_that_starts_as_the_job_is_asked_to_stop_hears_of_it(tmp_path, monkeypatch):
+def test_starting_agent_receives_pending_stop_signal(tmp_path, monkeypatch):
     found, popen = Agents(tmp_path, 2), subprocess.Popen
     found.again = {0: 0.0, 1: 0.0}
 
@@ -256,7 +256,7 @@ def test_an_agent_that_starts_as_the_job_is_asked_to_stop_hears_of_it(tmp_path, 
         process.kill()
 
 
-def test_the_user_settles_what_two_parts_want_of_one_variable(monkeypatch):
+def test_environment_variable_resolves_conflict_between_parts(monkeypatch):
     parts = [
         (name, SimpleNamespace(get_environment=lambda run, name=name: {"WANTED": name})) for name in ("one", "two")
     ]
@@ -268,7 +268,7 @@ def test_the_user_settles_what_two_parts_want_of_one_variable(monkeypatch):
     assert not list(_check_variables(run))
 
 
-def test_number_in_the_place_of_a_text_is_no_other_configuration(tmp_path):
+def test_number_for_text_is_the_same_configuration(tmp_path):
     """Written by hand: `launch.nodes` is "1" and not 1."""
     run = build_default_run(run={"dir": str(tmp_path / "out"), "name": "7"})
     RunDirectory.create(run).unlock()
@@ -278,7 +278,7 @@ def test_number_in_the_place_of_a_text_is_no_other_configuration(tmp_path):
     second.go_on(run)
 
 
-def test_run_directory_deleted_in_the_middle_is_told(tmp_path):
+def test_deleted_run_directory_is_reported(tmp_path):
     """What is saved there could not be resumed."""
     s = open_session(tmp_path / "out", "run.steps=2", "checkpoint.every=1")
     shutil.rmtree(tmp_path / "out")

@@ -24,7 +24,7 @@ def explained(words: str):
     return run, run.parallel.explain(run, Mesh.of(run.parallel.size_axes(run.launch.processes or 1)))
 
 
-def test_single_computes_what_the_model_does():
+def test_single_explanation_matches_model_flops():
     run, found = explained("parallel=single batch.micro_size=4 precision=bf16")
     tree, plan = compose_model(run)
     assert found.tokens == 16 * 128
@@ -39,7 +39,7 @@ def test_single_computes_what_the_model_does():
     assert found.unknown == ()
 
 
-def test_recomputation_computes_again_and_keeps_less():
+def test_recompute_adds_flops_and_reduces_activations():
     _, plain = explained("parallel=single batch.micro_size=4")
     _, full = explained("parallel=single batch.micro_size=4 run.recompute=full")
     blocks = sum(product.flops * times for product, times in full.work[0].again.items())
@@ -47,7 +47,7 @@ def test_recomputation_computes_again_and_keeps_less():
     assert full.ranks[0].bytes["activations"] < plain.ranks[0].bytes["activations"]
 
 
-def test_ddp_sends_every_gradient_twice_less_its_own_part():
+def test_ddp_explanation_counts_all_reduce_bytes():
     _, found = explained("parallel=ddp launch.processes=4 parallel.bucket_mb=1")
     (sent,) = found.ranks[0].transfers
     assert sent.bytes == 2 * 4 * found.parameters * 3 // 4
@@ -57,14 +57,14 @@ def test_ddp_sends_every_gradient_twice_less_its_own_part():
     assert found.tokens == 16 * 128
 
 
-def test_every_node_of_a_decoder_says_products_that_come_to_its_operations():
+def test_decoder_node_matmuls_sum_to_node_flops():
     tree, _ = compose_model(compose_one(["model.window=32", "model.full_every=2", "model.qk_norm=true"]))
     sizes = LocalSizes(tokens=256, inner_tokens=256, itemsize=2, master_itemsize=4, ranks={})
     for path, node in iterate_nodes(tree):
         assert sum(product.flops for product in node.list_products(sizes, 128)) == node.count_flops(128) * 256, path
 
 
-def test_causality_halves_and_a_window_does_not():
+def test_attention_flops_count_causality_and_window():
     product = AttentionProduct(sequences=1, queries=128, keys=128, heads=2, kv_heads=1, head_dim=8)
     assert product.visible == 129 / 256
     assert replace(product, window=16).visible == 1.0
@@ -72,7 +72,7 @@ def test_causality_halves_and_a_window_does_not():
     assert MatrixProduct(rows=2, inner=3, columns=5).flops == 60
 
 
-def test_actions_run_as_early_as_they_can():
+def test_timeline_runs_actions_as_early_as_possible():
     """Two stages, two microbatches, 1F1B: by hand."""
     _, one = explained("parallel=single batch.micro_size=8")
     order = ["F0 F1 B0 B1", "F0 B0 F1 B1"]
@@ -89,14 +89,14 @@ def test_actions_run_as_early_as_they_can():
     assert found.bubble == pytest.approx(1 - 12 / 20)
 
 
-def test_ranks_that_wait_for_ever_are_named():
+def test_timeline_names_deadlocked_rank():
     _, one = explained("parallel=single batch.micro_size=16")
     stuck = replace(one.ranks[0], turns=((StepAction("B", 0, 0),), (StepAction("F", 0, 0),)))
     with pytest.raises(ValueError, match="pipeline rank 0 waits for ever"):
         step_timeline(replace(one, ranks=(stuck,)), [ActionTimes(1, 1, 1)])
 
 
-def test_it_needs_no_torch():
+def test_explain_imports_no_torch():
     script = (
         "import sys; from gangline.config.compose import compose_one; from gangline.mesh import Mesh; "
         "run = compose_one(['parallel=ddp', 'launch.processes=8']); import gangline_basics.cluster.file; "

@@ -62,7 +62,7 @@ def test_lock_of_a_killed_process_is_free(tmp_path):
         holder.wait()
 
 
-def test_lock_waits_for_its_seconds(tmp_path):
+def test_lock_waits_until_timeout(tmp_path):
     with lock_file(tmp_path / "lock"):
         began = time.monotonic()
         with pytest.raises(BlockingIOError), lock_file(tmp_path / "lock", seconds=0.2):
@@ -104,7 +104,7 @@ def test_lock_file_refuses_a_pipe(tmp_path):
 
 
 @pytest.mark.usefixtures("no_locks")
-def test_file_system_without_locks_is_an_error_unless_optional(tmp_path):
+def test_file_system_without_locks_fails_required_lock(tmp_path):
     with pytest.raises(OSError, match="No locks"), lock_file(tmp_path / "lock"):
         pass
     with lock_file(tmp_path / "lock", required=False), lock_folder(tmp_path, required=False):
@@ -141,7 +141,7 @@ def test_write_whole_replaces_a_link(tmp_path):
     assert not (tmp_path / "a").is_symlink()
 
 
-def test_write_whole_keeps_a_file_unless_it_may_replace(tmp_path):
+def test_write_whole_without_replace_keeps_existing_file(tmp_path):
     write_whole(tmp_path / "a", "first", replace=False)
     with pytest.raises(FileExistsError):
         write_whole(tmp_path / "a", "second", replace=False)
@@ -149,7 +149,7 @@ def test_write_whole_keeps_a_file_unless_it_may_replace(tmp_path):
     assert names(tmp_path) == ["a"]
 
 
-def test_write_whole_on_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
+def test_write_whole_on_full_disk_keeps_old_file(tmp_path, monkeypatch):
     (tmp_path / "a").write_text("old")
 
     def fsync(_: int) -> None:

@@ -14,7 +14,7 @@ from gangline_basics.model.plan import plan_decoder
 from gangline_basics.model.presets import PRESETS
 
 
-def test_is_six_for_each_weight_and_twelve_for_each_key():
+def test_flops_per_token_match_hand_count():
     config = DecoderConfig(vocab_size=100, dim=16, layers=3, heads=4, kv_heads=2, head_dim=8, ffn_dim=40, qk_norm=True)
     tree, plan = plan_decoder(config)
     block = 16 * (32 + 16 + 16) + 32 * 16 + 3 * 16 * 40
@@ -23,7 +23,7 @@ def test_is_six_for_each_weight_and_twelve_for_each_key():
     assert count_parameters(tree) == matrices + 100 * 16 + 3 * (2 * 16 + 2 * 8) + 16
 
 
-def test_a_tied_head_is_multiplied_all_the_same():
+def test_tied_head_counts_matmul_flops():
     both = [plan_decoder(DecoderConfig(vocab_size=100, layers=1, tied=tied)) for tied in (True, False)]
     assert count_flops_per_token(both[0][0], 32, both[0][1]) == count_flops_per_token(both[1][0], 32, both[1][1])
     tied, untied = (tree for tree, _ in both)
@@ -32,7 +32,7 @@ def test_a_tied_head_is_multiplied_all_the_same():
 
 @pytest.mark.parametrize("frozen", [(), ("blocks.*.feed_forward", "head.weight")], ids=["all", "some frozen"])
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_torch_counts_the_same(kv_heads, frozen, random_batch):
+def test_flops_match_torch_counter(kv_heads, frozen, random_batch):
     config = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=kv_heads, ffn_dim=48)
     tree, plan = plan_decoder(config)
     plan = replace(plan, frozen=frozen)
@@ -44,7 +44,7 @@ def test_torch_counts_the_same(kv_heads, frozen, random_batch):
     assert counter.get_total_flops() - attention == 2 * 16 * (count_flops_per_token(tree, 0, plan))
 
 
-def test_405b_costs_what_its_paper_says():
+def test_llama_405b_flops_match_paper():
     """Llama 3 (arXiv 2407.21783, section 3.2): 3.8e25 operations for 15.6e12 tokens at 8,192 a sequence."""
     tree, plan = plan_decoder(PRESETS["llama3-405b"]())
     assert count_flops_per_token(tree, 8192, plan) * 15.6e12 == pytest.approx(3.8e25, rel=0.1)

@@ -42,7 +42,7 @@ def hidden():
     return torch.randn(2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def test_in_a_bare_module_they_change_nothing(hidden):
+def test_context_functions_without_frame_change_nothing(hidden):
     term = torch.tensor(3.0)
     assert emit_loss(hidden, term) is hidden
     assert emit_metric("x", term) is None
@@ -63,7 +63,7 @@ def step(module, hidden, *, recompute: bool, microbatches: int = 1):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_term_reaches_the_objective_with_its_coefficient(hidden, recompute):
+def test_emitted_loss_is_scaled_by_coefficient(hidden, recompute):
     module = Noisy(4)
     gradient, collected = step(module, hidden, recompute=recompute)
     weight = module.weight.detach().clone().requires_grad_()
@@ -78,20 +78,20 @@ def test_a_term_reaches_the_objective_with_its_coefficient(hidden, recompute):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_each_token_counts_once_however_often_it_is_computed(hidden, recompute):
+def test_recomputed_tokens_are_counted_once(hidden, recompute):
     _, collected = step(Noisy(4), hidden, recompute=recompute, microbatches=3)
     values = {key: (value.item(), reduce) for key, (value, reduce) in collected.metrics.items()}
     assert values == {(n, "blocks.3", "tokens"): (10.0, "sum") for n in range(3)}
 
 
-def test_recomputation_draws_the_same(hidden):
+def test_recomputation_draws_same_random_numbers(hidden):
     module = Noisy(4)
     plain, _ = step(module, hidden, recompute=False)
     again, _ = step(module, hidden, recompute=True)
     assert torch.equal(plain, again)
 
 
-def test_a_coefficient_that_is_known_only_later_is_the_one_that_counts(hidden):
+def test_coefficient_set_before_backward_is_used(hidden):
     weight = torch.ones(4, dtype=torch.float64, requires_grad=True)
     surroundings = Frame(coefficient=1.0)
     with frame(surroundings):
@@ -101,7 +101,7 @@ def test_a_coefficient_that_is_known_only_later_is_the_one_that_counts(hidden):
     assert weight.grad.tolist() == [0.25] * 4
 
 
-def test_frames_and_paths_end_where_they_end(hidden):
+def test_metrics_outside_frame_are_not_collected(hidden):
     collected = Collected()
     with frame(Frame(collected=collected)):
         with emit_under("blocks.0"), emit_under("blocks.0.router"):
@@ -128,7 +128,7 @@ class TestDraw:
             pair = torch.stack([x.flatten() for x in neighbours])
             assert abs(torch.corrcoef(pair)[0, 1]) < 0.02
 
-    def test_any_cut_sees_the_same(self):
+    def test_shard_matches_slice_of_full_draw(self):
         whole = self.keyed(torch.empty(4, 6, 8))
         sample = torch.arange(4)[:, None].expand(4, 6)
         position = torch.arange(6).expand(4, 6)
@@ -137,7 +137,7 @@ class TestDraw:
         assert torch.equal(part, whole[:, 3:])
         assert torch.equal(self.keyed(torch.empty(4, 6, 3), first_feature=5), whole[..., 5:])
 
-    def test_every_part_of_the_key_counts(self):
+    def test_every_key_field_changes_the_draw(self):
         like = torch.empty(2, 3, 4)
         drawn = [
             self.keyed(like),
@@ -153,7 +153,7 @@ class TestDraw:
         for i, one in enumerate(drawn):
             assert not any(torch.equal(one, other) for other in drawn[:i])
 
-    def test_documents_are_told_apart(self):
+    def test_documents_draw_different_numbers(self):
         like = torch.empty(1, 4, 3)
         surroundings = Frame(document=torch.tensor([[0, 0, 1, 1]]), position=torch.tensor([[0, 1, 0, 1]]))
         with frame(surroundings):
@@ -161,7 +161,7 @@ class TestDraw:
         assert not torch.equal(drawn[:, :2], drawn[:, 2:])
 
 
-def test_over_sequence_is_what_the_frame_gives(hidden):
+def test_sum_over_sequence_calls_frame_function(hidden):
     with frame(Frame(over_sequence=lambda x: x * 2)):
         assert torch.equal(sum_over_sequence(hidden), hidden * 2)
 
@@ -188,7 +188,7 @@ def test_a_weight_gradient_is_computed_now_or_deferred():
     assert forward_context.return_weight_gradient(weight, compute) is not None
 
 
-def test_nobody_gives_way_but_to_somebody():
+def test_overlap_point_acts_only_within_take_turns():
     said = []
     forward_context.overlap_point()
     with forward_context.take_turns(lambda: said.append("other")):
@@ -197,7 +197,7 @@ def test_nobody_gives_way_but_to_somebody():
     assert said == ["other"]
 
 
-def test_surroundings_are_swapped():
+def test_swap_exchanges_frame_and_path():
     frame = forward_context.Frame(microbatch=3)
     with forward_context.frame(frame), forward_context.emit_under("blocks.1"):
         left = forward_context.swap()

@@ -186,7 +186,7 @@ def train(case: Case) -> dict:
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("recompute", list(Recompute))
-def test_emitted_terms_and_metrics_are_those_of_one_process(world, recompute):
+def test_ddp_losses_and_metrics_match_one_process(world, recompute):
     (reference,) = get_pool(1).run(train, Case(Single(groups=world)))
     for found in get_pool(world).run(train, Case(Ddp(bucket_mb=0.001), recompute=recompute)):
         assert found["metrics"] == reference["metrics"]
@@ -201,7 +201,7 @@ def test_emitted_terms_and_metrics_are_those_of_one_process(world, recompute):
             assert all(found[part][name].equal(reference[part][name]) for name in found[part])
 
 
-def test_metrics_are_reduced_over_microbatches_as_they_ask():
+def test_metrics_use_declared_reduction_over_microbatches():
     (found,) = get_pool(1).run(train, Case(Single()))
     (whole,) = get_pool(1).run(train, Case(Single(), micro=8))
     first, other = found["metrics"][0], whole["metrics"][0]
@@ -216,7 +216,7 @@ def test_metrics_are_reduced_over_microbatches_as_they_ask():
     assert first["blocks.0/gate"] * tokens > 1  # a sum over tokens, divided by their number once
 
 
-def test_an_emitted_term_is_part_of_the_objective_divided_by_the_global_count_of_tokens():
+def test_emitted_loss_is_divided_by_global_tokens():
     """The gate reaches the loss through its term alone, so its gradient is that of sum((x Wᵀ)²) / tokens."""
     (found,) = get_pool(1).run(train, Case(Single()))
     batch = batch_of(range(GLOBAL), 0)
@@ -227,25 +227,25 @@ def test_an_emitted_term_is_part_of_the_objective_divided_by_the_global_count_of
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_a_weight_that_took_no_part_has_a_gradient_of_zero(world):
+def test_unused_weight_has_zero_gradient(world):
     """`sometimes` takes part in some microbatches, and of four ranks on two; `never` nowhere."""
     for found in get_pool(world).run(train, Case(Ddp(), micro=1)):
         assert found["gradients"]["blocks.0.never"].equal(torch.zeros(D, dtype=torch.float64))
         assert found["gradients"]["blocks.0.sometimes"].abs().max() > 0
 
 
-def test_modules_on_a_fold_are_told_once_and_stand_alone():
+def test_ddp_binds_each_fold_module_once():
     for found in get_pool(2).run(train, Case(Ddp())):
         assert found["bound"] == [(1, "parts"), (1, "parts")]
 
 
-def test_a_fold_without_a_module_that_binds_is_a_mistake():
+def test_fold_without_bindable_module_is_refused():
     plan_without = Plan(**{**PLAN.__dict__, "cuts": (ShardRule("embed.weight", 0, "parts"),)})
     with pytest.raises(TypeError, match=r"embed\.weight is cut along the fold 'parts', but no module"):
         built(Case(Single()), plan=plan_without)
 
 
-def test_full_modules_compute_in_the_master_dtype():
+def test_master_dtype_modules_compute_in_master_dtype():
     """The block itself asserts it: the gate's output has the dtype of its weight, while all else is bfloat16."""
     case = Case(Single(), compute=torch.bfloat16, kept=torch.float32)
     (found,) = get_pool(1).run(train, case)
@@ -268,7 +268,7 @@ class Shared(Toy):
         self.blocks[1].seen = self.blocks[0].seen
 
 
-def test_a_buffer_of_two_blocks_stays_one():
+def test_buffer_shared_by_blocks_is_stored_once():
     runtime, model = built(Case(Single(), compute=torch.float32, kept=torch.float32), Shared)
     assert [name for name in runtime.registry if "seen" in name] == ["model/blocks.0.seen"]
     (kept,) = [shard.local for shard in runtime.shards() if "seen" in shard.name]
@@ -276,7 +276,7 @@ def test_a_buffer_of_two_blocks_stays_one():
     assert all(torch.equal(block.seen, torch.full((D,), 3.0)) for block in model.blocks)
 
 
-def test_a_whole_model_keeps_what_its_blocks_share():
+def test_full_model_keeps_shared_buffer():
     with torch.device("meta"):
         model = Shared()
     materialise(model, PLAN)
@@ -291,6 +291,6 @@ class Lost(Toy):
         self.register_buffer("table", torch.empty(3), persistent=False)
 
 
-def test_a_buffer_that_nothing_would_fill_is_refused():
+def test_non_persistent_buffer_is_refused():
     with pytest.raises(ValueError, match="the buffer table is not persistent, so nothing fills it"):
         built(Case(Single()), Lost)

@@ -18,7 +18,7 @@ from gangline_basics.launch.rank_log import Copied
 FULL = "/dev/full"
 
 
-def test_failure_that_cannot_be_written_is_known_to_its_process(tmp_path, capsys):
+def test_unwritable_failure_is_kept_in_process(tmp_path, capsys):
     logs = tmp_path / "logs"
     logs.write_text("no file can be made here")
     with open(FULL, "w") as log:
@@ -33,7 +33,7 @@ def test_failure_that_cannot_be_written_is_known_to_its_process(tmp_path, capsys
     assert failures.find_first(logs, 1) is None
 
 
-def test_terminal_gets_what_has_no_room_in_the_log():
+def test_terminal_gets_text_when_log_is_full():
     terminal = io.StringIO()
     with open(FULL, "w", buffering=1) as log:
         stream = Copied(terminal, log)
@@ -43,7 +43,7 @@ def test_terminal_gets_what_has_no_room_in_the_log():
 
 
 @pytest.mark.parametrize("place", ["no room", "a device"])
-def test_log_of_an_agent_without_room_says_nothing(tmp_path, capsys, place):
+def test_agent_log_on_full_disk_prints_nothing(tmp_path, capsys, place):
     handler = AgentLog(tmp_path / "agent.log" if place == "no room" else FULL, delay=True)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
@@ -55,7 +55,7 @@ def test_log_of_an_agent_without_room_says_nothing(tmp_path, capsys, place):
     assert capsys.readouterr().err == ""
 
 
-def test_log_of_an_agent_does_not_follow_a_link(tmp_path):
+def test_agent_log_does_not_follow_link(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     (tmp_path / "agent.log").symlink_to("thesis.txt")
     handler = AgentLog(tmp_path / "agent.log", delay=True)
@@ -64,7 +64,7 @@ def test_log_of_an_agent_does_not_follow_a_link(tmp_path):
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
-def test_events_begin_where_a_torn_line_cannot_be_ended(tmp_path, monkeypatch):
+def test_events_continue_when_truncated_line_remains(tmp_path, monkeypatch):
     (tmp_path / "events.jsonl").write_text('{"event": "to')
 
     def full(file):

@@ -43,12 +43,12 @@ def first(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_generations_are_counted_over_the_life_of_a_directory(tmp_path):
+def test_generations_are_counted_per_directory(tmp_path):
     assert read_progress(tmp_path).generation == 0
     assert [advance(tmp_path, first=number == 2).generation for number in range(4)] == [1, 2, 3, 4]
 
 
-def test_who_is_of_an_older_generation_writes_nothing(first):
+def test_older_generation_writes_nothing(first):
     events = Events(first, 1)
     with hold(first):
         attempts.append(first, Attempt(1, None))
@@ -60,7 +60,7 @@ def test_who_is_of_an_older_generation_writes_nothing(first):
         pytest.fail("it was let in")
 
 
-def test_a_start_waits_for_who_writes_but_not_for_ever(first, monkeypatch):
+def test_start_waits_for_writer_with_timeout(first, monkeypatch):
     monkeypatch.setattr(generation, "HELD_SECONDS", 0.3)
     began = time.monotonic()
     with hold(first):
@@ -80,7 +80,7 @@ def test_starts_without_a_new_step_are_counted(first):
     assert read_progress(first).step == 5
 
 
-def test_a_rank_that_was_stopped_as_it_wrote_does_not_wind_the_generation_back(first, monkeypatch):
+def test_stopped_writer_does_not_reset_generation(first, monkeypatch):
     """A new start does not wait for ever: the rank finds the lock gone when it goes on."""
     monkeypatch.setattr(generation, "HELD_SECONDS", 0.01)
     kept = generation._recover
@@ -104,7 +104,7 @@ def test_a_rank_that_was_stopped_as_it_wrote_does_not_wind_the_generation_back(f
 
 
 @pytest.mark.parametrize("torn", ["", '{"generation": 2', "[]", "\0" * 256])
-def test_what_a_crash_tears_gives_no_generation_twice(first, torn):
+def test_truncated_generation_file_repeats_no_generation(first, torn):
     for number in (1, 2, 3):
         events = Events(first, number, by="launcher")
         events.write("launch")
@@ -124,7 +124,7 @@ def starts(run_dir, usable=8, **options) -> tuple[Starts, list[str]]:
     return Starts(run_dir, LocalLaunch(**options), layout, said.append), said
 
 
-def test_ranks_beyond_the_layout_wait(tmp_path):
+def test_ranks_beyond_layout_become_spares(tmp_path):
     (tmp_path / "logs").mkdir()
     decides, _ = starts(tmp_path, usable=4)
     decides.places = ["top.rack0.a", "top.rack0.b", "top.rack1.c"]
@@ -139,7 +139,7 @@ def test_ranks_beyond_the_layout_wait(tmp_path):
     assert (launch["event"], launch["by"], launch["why"], launch["spares"]) == ("launch", "launcher", "start", 2)
 
 
-def test_where_no_layout_fits_the_job_ends_and_says_why(tmp_path):
+def test_start_without_fitting_layout_ends_job(tmp_path):
     (tmp_path / "logs").mkdir()
     stop = starts(tmp_path, usable=0)[0].begin(["a"], 6, first=True).stop
     assert (stop.kind, stop.exit_code, stop.what, stop.details) == ("user", 2, "nothing fits.", ["why", "how"])
@@ -158,7 +158,7 @@ def test_where_no_layout_fits_the_job_ends_and_says_why(tmp_path):
         (None, ["a", "b"], "rank"),
     ],
 )
-def test_why_there_is_another_start(tmp_path, failure, nodes, why):
+def test_restart_reason_is_logged(tmp_path, failure, nodes, why):
     (tmp_path / "logs").mkdir()
     decides, said = starts(tmp_path, max_restarts=None)
     decides.begin(["a", "b"], 8, first=True)
@@ -195,7 +195,7 @@ BUG = RankFailure(1, "bug", 1, "OSError: no driver", member="health/mine")
     ],
 )
 @pytest.mark.parametrize("changed", [False, True], ids=["as it was", "changed"])
-def test_the_first_start_of_a_job_knows_how_the_one_before_it_ended(tmp_path, failure, ending, told, changed):
+def test_first_start_logs_previous_job_ending(tmp_path, failure, ending, told, changed):
     """Whoever gives the command again: it is no restart, and yet what failed may fail again."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "config.yaml").write_text("run: {}\n")
@@ -215,7 +215,7 @@ def test_the_first_start_of_a_job_knows_how_the_one_before_it_ended(tmp_path, fa
     assert tuple(launch[name] for name in names) == (("", "", "", 0) if changed else told)
 
 
-def test_what_failed_in_an_earlier_job_takes_no_restart_from_this_one(tmp_path):
+def test_earlier_job_failure_takes_no_restart(tmp_path):
     (tmp_path / "logs").mkdir()
     for number in range(1, 7):
         decides, _ = starts(tmp_path, max_restarts=None, futile_restarts=1)
@@ -240,7 +240,7 @@ def test_what_failed_in_an_earlier_job_takes_no_restart_from_this_one(tmp_path):
         ("ended", {"max_restarts": None}, 0),
     ],
 )
-def test_how_often_ranks_are_started_again(tmp_path, monkeypatch, kind, options, allowed, steps):
+def test_restart_budget_depends_on_failure_kind(tmp_path, monkeypatch, kind, options, allowed, steps):
     (tmp_path / "logs").mkdir()
     decides, _ = starts(tmp_path, **options)
     decides.begin(["a"], 2, first=True)
@@ -254,7 +254,7 @@ def test_how_often_ranks_are_started_again(tmp_path, monkeypatch, kind, options,
     assert number - 1 == allowed
 
 
-def test_an_order_takes_no_restart_from_those_after_failures(tmp_path):
+def test_ordered_restart_leaves_failure_budget_unchanged(tmp_path):
     (tmp_path / "logs").mkdir()
     decides, said = starts(tmp_path, max_restarts=1)
     decides.begin(["a"], 2, first=True)
@@ -269,7 +269,7 @@ def test_an_order_takes_no_restart_from_those_after_failures(tmp_path):
     assert decides.begin(["a"], 2, first=False).stop == BUG
 
 
-def test_progress_gives_the_budget_back(tmp_path, monkeypatch):
+def test_progress_resets_restart_budget(tmp_path, monkeypatch):
     (tmp_path / "logs").mkdir()
     decides, _ = starts(tmp_path, max_restarts=None, futile_restarts=1)
     decides.begin(["a"], 2, first=True)
@@ -281,7 +281,7 @@ def test_progress_gives_the_budget_back(tmp_path, monkeypatch):
         assert decides.begin(["a"], 2, first=False).stop is None
 
 
-def test_an_ending_is_whole_or_not_there(tmp_path):
+def test_incomplete_ending_file_is_ignored(tmp_path):
     ending = RunEnding(generation=3, reason="verdict", exit_code=3, exclude=("a",), evidence="bad-link")
     assert read_ending(tmp_path) is None
     write_ending(tmp_path, ending)
@@ -311,7 +311,7 @@ def test_meeting_state_survives_json_in_every_field():
     assert vars(meeting_state.decode(meeting_state.encode(pickled))) == vars(pickle.loads(pickled))
 
 
-def test_meeting_state_is_replaced_only_by_its_last_reader(tmp_path):
+def test_meeting_state_ignores_a_stale_token(tmp_path):
     """As torch's own backends: a token of an older state sets nothing, and gets the newer state."""
     backend = FileBackend(tmp_path / "state")
     assert backend.get_state() is None
@@ -329,7 +329,7 @@ def members(answer: tuple[bytes, object, bool]) -> tuple[set[str], bool]:
     return {str(node.addr) for node in pickle.loads(answer[0]).participants}, answer[2]
 
 
-def test_meeting_state_is_whole_after_a_kill_of_its_writer(tmp_path, monkeypatch):
+def test_meeting_state_survives_killed_writer(tmp_path, monkeypatch):
     backend = FileBackend(tmp_path / "state")
     _, token, _ = backend.set_state(meeting_of("one"))
 
@@ -395,7 +395,7 @@ def test_sigterm_to_a_rank_counts_as_a_restart(tmp_path, nodes, code):
 
 
 @pytest.mark.parametrize(("written_before", "expected"), [("a", [75, 75]), ("b", [143, 75]), (None, [143, 143])])
-def test_the_last_node_that_a_signal_ends_reports_the_end(tmp_path, first, written_before, expected):
+def test_only_last_signaled_node_reports_job_end(tmp_path, first, written_before, expected):
     """A node that leaves alone says nothing of the job's end: the others continue.
 
     Its ranks may end before rank 0, on another node, has written how the run ended.
@@ -420,7 +420,7 @@ def test_the_last_node_that_a_signal_ends_reports_the_end(tmp_path, first, writt
         (RankFailure(0, "lost", 1, "node b is lost"), (True, False), "node b is lost"),
     ],
 )
-def test_failure_of_two_nodes_is_printed_and_noted_once(tmp_path, first, capsys, failure, leads, said):
+def test_failure_of_two_nodes_is_reported_once(tmp_path, first, capsys, failure, leads, said):
     """A lost node ends all, so the node that finds it first reports it, whether it leads or not."""
     stopped = elastic.Stopped(1, failure)
     assert [elastic._explain(stopped, starts(tmp_path)[0], one) for one in leads] == [1, 1]
@@ -429,7 +429,7 @@ def test_failure_of_two_nodes_is_printed_and_noted_once(tmp_path, first, capsys,
     assert read_ending(tmp_path).exit_code == 1
 
 
-def test_a_spare_makes_room_as_soon_as_its_agent_asks(tmp_path, monkeypatch):
+def test_spare_exits_when_agent_requests_stop(tmp_path, monkeypatch):
     """Else it would keep the start that takes it up waiting for the whole patience of its agent."""
     monkeypatch.setenv("RANK", "2")
     asked = iter([None, None, "SIGUSR2"])
@@ -446,7 +446,7 @@ def test_a_spare_makes_room_as_soon_as_its_agent_asks(tmp_path, monkeypatch):
         (RankFailure(0, "bug", 1, "it was killed by SIGKILL"), signal.SIGKILL),  # there is no boundary any more
     ],
 )
-def test_ranks_whose_peer_failed_on_another_node_are_not_waited_for(tmp_path, failure, signum):
+def test_peer_failure_on_another_node_kills_ranks(tmp_path, failure, signum):
     (tmp_path / "logs").mkdir()
     decides, _ = starts(tmp_path, max_restarts=None)
     files = RankFiles(tmp_path / "logs", AgentNode("a", 1, None, lambda: 1, alone=False))

@@ -80,7 +80,7 @@ def test_the_command_of_the_example_runs(documented, tmp_path):
     assert gangline(documented, "listing", str(tmp_path / "runs")).split() == [str(run)]
 
 
-def test_a_plugin_is_written_of_the_kind_of_the_example(documented, tmp_path):
+def test_new_plugin_uses_template_of_example_kind(documented, tmp_path):
     words = ["new-plugin", "quiet", "--kind", "whisper"]
     done = documented.run("gangline.cli.main", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

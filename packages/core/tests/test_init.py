@@ -43,7 +43,7 @@ def boxes(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(boxes(), st.sampled_from(["normal", "uniform", "constant"]))
-def test_any_box_is_that_slice_of_the_whole(drawn, distribution):
+def test_box_equals_slice_of_full_tensor(drawn, distribution):
     shape, offset, local = drawn
     slices = tuple(slice(o, o + n) for o, n in zip(offset, local, strict=True))
     expected = whole(shape, distribution=distribution)[slices]
@@ -51,14 +51,14 @@ def test_any_box_is_that_slice_of_the_whole(drawn, distribution):
 
 
 @pytest.mark.parametrize("shape", [(130, 6), (3, 70, 6)])
-def test_a_view_that_is_not_contiguous_is_filled(shape):
+def test_non_contiguous_view_is_filled(shape):
     storage = torch.full((*shape[:-2], shape[-1], shape[-2]), torch.nan)
     view = storage.transpose(-1, -2)
     fill(view, seed=0, name="w", offset=(0,) * len(shape), shape=shape, distribution="normal", scale=1.0)
     assert torch.equal(view, whole(shape))
 
 
-def test_a_part_draws_no_more_than_its_blocks(monkeypatch):
+def test_shard_draws_only_overlapping_blocks(monkeypatch):
     seen = []
     generator = np.random.Generator
 
@@ -72,7 +72,7 @@ def test_a_part_draws_no_more_than_its_blocks(monkeypatch):
     assert seen == [(BLOCK_ROWS, 8)] * 2
 
 
-def test_names_seeds_and_blocks_are_independent():
+def test_draws_of_names_seeds_blocks_are_uncorrelated():
     drawn = [whole((200, 50)), whole((200, 50), name="v"), whole((200, 50), seed=1)]
     drawn += [whole((400, 50))[200:]]
     for i, one in enumerate(drawn):
@@ -83,7 +83,7 @@ def test_names_seeds_and_blocks_are_independent():
     assert abs(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]) < 0.08
 
 
-def test_normal_and_uniform_are_what_they_say():
+def test_normal_and_uniform_have_expected_moments():
     normal = whole((500, 400), scale=0.02).double()
     assert abs(normal.mean()) < 4 * 0.02 / math.sqrt(200_000)
     assert normal.std() == pytest.approx(0.02, rel=0.01)
@@ -96,7 +96,7 @@ def test_normal_and_uniform_are_what_they_say():
     assert uniform.std() == pytest.approx(0.5 / math.sqrt(3), rel=0.01)
 
 
-def test_the_numbers_stay_what_they_are():
+def test_drawn_numbers_match_recorded_values():
     """Written down, so that a library that draws otherwise one day cannot change every run in silence."""
     normal = [-0.14543133974075317, 0.004338253289461136, -0.3029082119464874, -0.9629247188568115]
     assert whole((2, 2), name="embed.weight", seed=7).flatten().tolist() == normal
@@ -110,7 +110,7 @@ def test_other_dtypes_hold_the_same_numbers_rounded():
     assert torch.equal(whole((70, 5), dtype=torch.bfloat16), exact.bfloat16())
 
 
-def test_an_unknown_distribution_is_named():
+def test_unknown_distribution_is_refused():
     with pytest.raises(ValueError, match=r"w: no such distribution 'cauchy'; there are normal, uniform, constant"):
         whole((2, 2), distribution="cauchy")
 
@@ -118,7 +118,7 @@ def test_an_unknown_distribution_is_named():
 CONFIG = DecoderConfig(vocab_size=150, dim=24, layers=2, heads=4, kv_heads=2, ffn_dim=40, qk_norm=True, tied=True)
 
 
-def test_a_model_in_pieces_has_the_weights_of_the_whole():
+def test_sharded_model_has_weights_of_full_model():
     tree, plan = plan_decoder(CONFIG)
     model = make_whole_model(tree, plan, seed=3)
     for shard in list_shards(model, plan):
@@ -130,7 +130,7 @@ def test_a_model_in_pieces_has_the_weights_of_the_whole():
         assert torch.equal(local, shard.local.narrow(dim, half, local.shape[dim]))
 
 
-def test_weights_are_drawn_as_the_plan_says():
+def test_initial_weights_follow_the_plan():
     tree, plan = plan_decoder(CONFIG)
     parameters = dict(make_whole_model(tree, plan, seed=0).named_parameters())
     residual = 0.02 / math.sqrt(2 * 2)
@@ -143,13 +143,13 @@ def test_weights_are_drawn_as_the_plan_says():
     assert not torch.equal(parameters["blocks.0.attention.wq.weight"], parameters["blocks.1.attention.wq.weight"])
 
 
-def test_a_parameter_without_a_rule_is_named():
+def test_parameter_without_init_is_refused():
     _, plan = plan_decoder(CONFIG)
     with pytest.raises(LookupError, match=r"no Init for parameter 'blocks.0.mystery.weight'"):
         initialise([Shard("model/blocks.0.mystery.weight", (2,), torch.float32, (0,), torch.empty(2))], plan, 0)
 
 
-def test_threads_draw_the_numbers_of_one(monkeypatch):
+def test_threads_draw_same_numbers_as_one_thread(monkeypatch):
     """Each with one thread of its own: as many again for every thread exceed what a container may have."""
     used, own = [], draws.make_key
 
@@ -173,7 +173,7 @@ def test_threads_draw_the_numbers_of_one(monkeypatch):
         torch.set_num_threads(kept)
 
 
-def test_threads_fill_what_inference_mode_made(monkeypatch):
+def test_threads_fill_inference_mode_tensor(monkeypatch):
     monkeypatch.setattr(draws, "ALONE", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     shape = (3 * BLOCK_ROWS, 5)

@@ -58,7 +58,7 @@ def lived(
     return ending, [str(handle.id) for handle in s.checkpointer.handles], s.saved, s.failed_save
 
 
-def test_state_follows_from_the_futures():
+def test_save_handle_state_follows_futures():
     handle = SaveHandle(CheckpointId(3))
     assert handle.state is SaveState.WRITING
     handle.visible.set_result(None)
@@ -76,7 +76,7 @@ def test_run_ends_once_every_save_is_settled(tmp_path):
     assert found == ("0", ["step-00000002", "step-00000004"], "step-00000004", None)
 
 
-def test_late_failure_is_reported_and_the_checkpoint_stands(tmp_path):
+def test_late_tier_failure_keeps_the_checkpoint(tmp_path):
     found = lived(tmp_path / "out", [{}], [1], "checkpoint.every=1", "run.steps=6")
     assert found[::2] == ("0", "step-00000006")
     records = read_lines(tmp_path / "out", "metrics.jsonl")
@@ -85,19 +85,19 @@ def test_late_failure_is_reported_and_the_checkpoint_stands(tmp_path):
     assert any(BAD in note for record in records for note in record["notes"])
 
 
-def test_last_save_is_made_again_where_a_late_tier_failed(tmp_path):
+def test_last_save_is_repeated_after_tier_failure(tmp_path):
     found = lived(tmp_path / "out", [{}], [2])
     assert found == ("0", ["step-00000002", "step-00000004", "step-00000004"], "step-00000004", None)
 
 
-def test_last_save_that_fails_again_ends_the_run_with_the_reason(tmp_path):
+def test_repeated_last_save_failure_ends_run(tmp_path):
     ending, ids, saved, why = lived(tmp_path / "out", [{}], [2, 3])
     assert ending == f"the last checkpoint could not be saved: {BAD}"
     assert (ids[2:], saved, why) == (["step-00000004"], "step-00000004", BAD)
 
 
 @pytest.mark.parametrize("failing", [[1], [2]])
-def test_ranks_that_see_two_ends_in_another_order_end_alike(tmp_path, failing):
+def test_ranks_with_different_settle_order_end_alike(tmp_path, failing):
     """One sees the older save settle first, the other the newer one."""
     seconds = [{1: 0.0, 2: 0.8}, {1: 0.8, 2: 0.0}]
     one, two = get_pool(2).run(lived, tmp_path / "out", seconds, failing, "parallel=ddp")
@@ -125,7 +125,7 @@ def live_with_odd_ends(run_dir: Path, checkpointer: type) -> tuple[str, list[str
     return str(train(s)), [note for record in read_lines(run_dir, "metrics.jsonl") for note in record["notes"]]
 
 
-def test_an_error_of_another_type_fails_the_save_and_not_the_run(tmp_path):
+def test_unexpected_save_error_does_not_end_run(tmp_path):
     ended, lines = live_with_odd_ends(tmp_path / "out", OddEnds)
     assert ended == "0"
     notes = "\n".join(lines)
@@ -141,7 +141,7 @@ class Nothing(DcpCheckpointer):
         return None
 
 
-def test_what_is_no_handle_is_refused_by_name(tmp_path):
+def test_save_without_handle_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"Nothing\.save returns NoneType, and no SaveHandle"):
         live_with_odd_ends(tmp_path / "out", Nothing)
 
@@ -153,7 +153,7 @@ class Waits(LateTier):
         pass
 
 
-def test_people_are_told_what_is_waited_for(tmp_path, monkeypatch):
+def test_waiting_for_a_save_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("gangline.train.save._PATIENCE", 0.2)
     s = open_session(tmp_path / "out", "run.steps=1")
     s.checkpointer = Waits(str(tmp_path / "out"), {}, [])

@@ -75,7 +75,7 @@ def test_ranks_start_and_find_each_other(run_dir, world):
     assert list((run_dir / "temp").iterdir()) == []
 
 
-def test_what_the_server_preloads_can_be_imported_and_is_no_more_than_every_run_needs():
+def test_fork_server_preloads_only_needed_modules():
     """The server passes over a name that does not import, and torch._dynamo would double its time."""
     code = (
         "import importlib, signal, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
@@ -89,7 +89,7 @@ def test_what_the_server_preloads_can_be_imported_and_is_no_more_than_every_run_
     assert "hydra" not in loaded
 
 
-def test_a_run_that_is_known_loads_its_own_parts_alone():
+def test_known_run_preloads_only_selected_parts():
     """torch.distributed.checkpoint is a third of what there is to load, for whoever saves."""
     off, torch_dcp = "gangline_basics.checkpoint.off", "gangline_basics.checkpoint.torch_dcp"
     found = forkserver.list_modules(build_default_run(checkpoint="off"))
@@ -103,7 +103,7 @@ def test_a_run_that_is_known_loads_its_own_parts_alone():
     assert "torch.distributed.checkpoint" not in done.stdout.split()
 
 
-def test_the_server_knows_no_gpu_and_no_thread(run_dir):
+def test_fork_server_has_no_gpu_or_threads(run_dir):
     """A fork after a parallel region hangs; so the server must have no second thread, and no OpenMP team."""
     forkserver.warm()
     assert start(run_dir, 1, target="launched:reduce") == 0  # by now it has imported everything
@@ -121,7 +121,7 @@ class Heavy(LocalLaunch):
         return ["xmlrpc.client"]
 
 
-def test_what_a_run_needs_is_loaded_once_for_all_its_ranks(run_dir):
+def test_modules_of_run_are_loaded_in_server(run_dir):
     assert forkserver.find_needed(build_default_run()) == set()
     assert forkserver.find_needed(build_default_run(run={"recompute": Recompute.full})) == {"torch._dynamo"}
     assert forkserver.find_needed(build_default_run(run={"compile": True})) == {"torch._dynamo"}
@@ -137,7 +137,7 @@ def test_what_a_run_needs_is_loaded_once_for_all_its_ranks(run_dir):
     assert server._forkserver_pid == pid  # it has all that is asked for, and more
 
 
-def test_starting_ranks_imports_torch_only_then():
+def test_launch_modules_import_no_torch():
     code = (
         "import sys; from gangline.launch import detected, signals; from gangline_basics.launch import starts, worker;"
         "from gangline_basics.launch import local, config;"
@@ -146,7 +146,7 @@ def test_starting_ranks_imports_torch_only_then():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_log_holds_what_a_reader_saw_and_the_terminal_all():
+def test_log_holds_final_lines_without_control_characters():
     terminal, kept = io.StringIO(), io.StringIO()
     stream = Copied(terminal, kept)
     for text in ("plain\n", "\x1b[32mgreen\x1b[0m", " line\n", "10 %\r20 %\r", "\x1b[2K30 %", "\rdone\n", "unfinished"):
@@ -159,7 +159,7 @@ def test_a_log_holds_what_a_reader_saw_and_the_terminal_all():
     assert stream.isatty() is False
 
 
-def test_a_log_has_nothing_of_a_progress_bar():
+def test_log_excludes_progress_bar():
     """rich's live display in a terminal: lines above a bar, which is drawn once more at the end, and wiped away."""
     screen, kept = io.StringIO(), io.StringIO()
     terminal = Console(file=Copied(screen, kept), force_terminal=True, width=60, highlight=False)
@@ -177,7 +177,7 @@ def test_a_log_has_nothing_of_a_progress_bar():
 
 
 @pytest.mark.parametrize("culprit", [0, 3])  # the first, which serves the store, and the last; at night each of eight
-def test_the_rank_that_raised_is_named_not_those_that_lost_it(run_dir, capsys, culprit):
+def test_launcher_names_the_rank_that_raised(run_dir, capsys, culprit):
     assert start(run_dir, 4, target="launched:fail", args=(culprit, "raise")) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"train: rank {culprit} failed first: ValueError: the answer is not 42\n")
@@ -190,7 +190,7 @@ def test_the_rank_that_raised_is_named_not_those_that_lost_it(run_dir, capsys, c
 
 
 @pytest.mark.parametrize("culprit", [0, 3])
-def test_the_rank_that_was_killed_is_named(run_dir, capsys, culprit):
+def test_launcher_names_the_killed_rank(run_dir, capsys, culprit):
     assert start(run_dir, 4, target="launched:fail", args=(culprit, "SIGKILL")) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"train: rank {culprit} failed first: it was killed by SIGKILL")
@@ -214,7 +214,7 @@ def test_sigbus_names_the_data_file_that_was_truncated(run_dir, capsys, shorter)
     assert ("  No file of the run's data has changed since the start.\n" in said) == (not shorter)
 
 
-def test_sigbus_without_a_run_to_look_at_is_reported(run_dir, capsys):
+def test_sigbus_without_run_directory_is_reported(run_dir, capsys):
     path = run_dir / "file"
     path.write_bytes(b"text\n" * 10_000)
     assert start(run_dir, 1, target="launched:truncate_mapped", args=(str(path), True)) == 1
@@ -231,14 +231,14 @@ def test_search_for_changed_data_ends_in_time(run_dir, monkeypatch):
     assert time.monotonic() - before < 1
 
 
-def test_a_rank_that_hears_nothing_of_it_is_killed_soon(run_dir, capsys):
+def test_unaware_peer_of_failed_rank_is_killed(run_dir, capsys):
     """It is not asked to stop at its next step boundary, which never comes: torch would wait 30 seconds for it."""
     assert start(run_dir, 2, LocalLaunch(max_restarts=0), "launched:leave_behind") == 1
     assert "rank 1 failed first: ValueError" in capsys.readouterr().err
     assert "forcefully" not in (run_dir / "logs" / "agent.log").read_text()
 
 
-def test_a_killed_server_is_told_without_a_traceback(run_dir, capsys):
+def test_killed_fork_server_is_reported_without_traceback(run_dir, capsys):
     """Before a rank was forked; the next start has a server of its own."""
 
     forkserver.warm()
@@ -255,12 +255,12 @@ def test_a_killed_server_is_told_without_a_traceback(run_dir, capsys):
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", ["raise", "SIGKILL", "SIGSEGV"])
 @pytest.mark.parametrize("culprit", range(8))
-def test_of_eight_ranks_the_first_to_fail_is_named(run_dir, capsys, culprit, how):
+def test_first_failed_rank_of_eight_is_named(run_dir, capsys, culprit, how):
     assert start(run_dir, 8, target="launched:fail", args=(culprit, how)) == 1
     assert capsys.readouterr().err.startswith(f"train: rank {culprit} failed first: ")
 
 
-def test_a_users_mistake_in_a_rank_is_a_message_and_is_not_tried_again(run_dir, capsys):
+def test_user_error_of_rank_is_not_retried(run_dir, capsys):
     with pytest.raises(UserError) as caught:
         start(run_dir, 2, LocalLaunch(max_restarts=2), target="launched:refuse")
     assert str(caught.value) == "global batch 3 does not divide by 2.\n  batch.global_size=4"
@@ -269,12 +269,12 @@ def test_a_users_mistake_in_a_rank_is_a_message_and_is_not_tried_again(run_dir, 
     assert {path.name for path in run_dir.glob("started-*")} <= {"started-0-0.json", "started-0-1.json"}
 
 
-def test_a_mistake_of_one_rank_ends_the_others(run_dir):
+def test_user_error_of_one_rank_ends_others(run_dir):
     with pytest.raises(UserError, match="the corpus is empty"):
         start(run_dir, 4, target="launched:fail", args=(2, "user"))
 
 
-def test_an_exit_code_of_the_ranks_is_that_of_the_run(run_dir, capsys):
+def test_run_returns_exit_code_of_ranks(run_dir, capsys):
     assert start(run_dir, 2, LocalLaunch(max_restarts=1), target="launched:ended") == 3
     said = "".join(path.read_text() for path in (run_dir / "logs").glob("rank-*.log"))
     assert said.count("a verdict stopped the run") in (1, 2)  # the other rank may be ended before it says so
@@ -284,7 +284,7 @@ def test_an_exit_code_of_the_ranks_is_that_of_the_run(run_dir, capsys):
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_new_workers_that_nobody_may_start_end_the_run_as_the_verdict_does(run_dir, capsys, most):
+def test_exhausted_restarts_return_verdict_exit_code(run_dir, capsys, most):
     assert start(run_dir, 2, LocalLaunch(futile_restarts=most), target="launched:renew") == 3
     said = capsys.readouterr().err
     assert said.count("it asks for new workers; started anew\n") == most
@@ -295,13 +295,13 @@ def test_new_workers_that_nobody_may_start_end_the_run_as_the_verdict_does(run_d
     assert "failed first" not in said
 
 
-def test_ranks_are_started_again(run_dir, capsys):
+def test_ranks_restart_after_failure(run_dir, capsys):
     assert start(run_dir, 4, LocalLaunch(max_restarts=1), target="launched:once", args=(2,)) == 0
     assert [(rank["sum"], rank["restart"]) for rank in ranks(run_dir, "reduce", 4)] == [(10, 1)] * 4
     assert "restart 1 of 1" in capsys.readouterr().err
 
 
-def test_ranks_do_not_outlive_the_server_that_forked_them(run_dir):
+def test_ranks_end_with_fork_server(run_dir):
     close_all()  # a pool of other tests may have its ranks from this server
     assert start(run_dir, 2, target="launched:serverless") == 1
     for rank in ranks(run_dir, "started", 2):
@@ -317,7 +317,7 @@ def test_ranks_do_not_outlive_the_server_that_forked_them(run_dir):
         (PeerFailed("the rank that reads for this one failed"), True),
     ],
 )
-def test_what_counts_as_a_lost_peer(error, lost):
+def test_lost_peer_errors_are_recognized(error, lost):
     assert is_lost_peer(error) is lost
     outer = KeyError("later")
     outer.__context__ = error
@@ -326,7 +326,7 @@ def test_what_counts_as_a_lost_peer(error, lost):
     assert is_lost_peer(error) is lost, "it has an end"
 
 
-def test_the_end_of_a_process_is_seen_also_where_the_kernel_does_not_tell(monkeypatch):
+def test_process_end_is_detected_without_pidfd(monkeypatch):
     for forbidden in (False, True):
         if forbidden:
             monkeypatch.delattr(os, "pidfd_open")
@@ -340,7 +340,7 @@ def test_the_end_of_a_process_is_seen_also_where_the_kernel_does_not_tell(monkey
 # --- beside the ranks -------------------------------------------------------------------------------------------------
 
 
-def test_sidecars_live_from_before_the_ranks_to_the_end(run_dir):
+def test_sidecars_outlive_restarts_and_end_with_owner(run_dir):
     (run_dir / "logs").mkdir()
     asked = [Sidecar(name="memory", target="launched:tick", args=("ticked",))]
     owner = subprocess.Popen(["sleep", "100"])
@@ -358,7 +358,7 @@ def test_sidecars_live_from_before_the_ranks_to_the_end(run_dir):
 
 
 @pytest.mark.parametrize("left", ["torn", "another process", "another owner", "another machine", "nonsense"])
-def test_a_process_that_is_no_sidecar_of_this_owner_is_not_believed_nor_ended(run_dir, left):
+def test_stale_sidecar_record_kills_no_other_process(run_dir, left):
     """Process ids come again: soon in a container, which gives the same ones at each start of a job."""
     (run_dir / "logs").mkdir()
     asked = [Sidecar(name="memory", target="launched:tick", args=("ticked",))]
@@ -386,7 +386,7 @@ def test_a_process_that_is_no_sidecar_of_this_owner_is_not_believed_nor_ended(ru
             process.wait()
 
 
-def test_nodes_that_one_machine_plays_have_sidecars_of_their_own(run_dir, monkeypatch):
+def test_nodes_on_one_machine_have_separate_sidecars(run_dir, monkeypatch):
     (run_dir / "logs").mkdir()
     asked = [Sidecar(name="memory", target="launched:tick", args=("ticked",))]
     owner, pids = subprocess.Popen(["sleep", "100"]), []
@@ -423,7 +423,7 @@ def test_gpus_are_counted_without_a_driver(tmp_path):
     assert count_gpus(None, {"CUDA_VISIBLE_DEVICES": "0"}, str(tmp_path / "none")) == 0
 
 
-def test_how_many_processes_a_run_starts():
+def test_process_count_follows_launch_and_strategy():
     def processes(**given):
         run = build_default_run(run={"device": "cpu"}, **given)
         return run.launch.count_ranks(run)

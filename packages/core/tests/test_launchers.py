@@ -31,19 +31,19 @@ def elsewhere(**options):
     return installed().find("launch", "elsewhere").part.config(**options)
 
 
-def test_it_is_given_the_directory_with_its_lock(words, tmp_path, capsys):
+def test_launcher_receives_locked_run_directory(words, tmp_path, capsys):
     assert train([*words, "run.dir=out"]) == 7
     assert capsys.readouterr().out == "given out\n"
     assert (tmp_path / "out" / "config.yaml").exists()
 
 
-def test_a_run_that_it_refuses_leaves_no_directory(words, tmp_path, capsys):
+def test_launcher_refusal_leaves_no_directory(words, tmp_path, capsys):
     assert train([*words, "run.dir=out", "launch.refuse=true"]) == 2
     assert "the queue is closed." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_the_runs_of_a_sweep_are_given_at_once(words, tmp_path, capsys):
+def test_launcher_receives_all_sweep_runs_at_once(words, tmp_path, capsys):
     assert train(["-m", *words, "run.dir=sweep", "run.seed=1,2,3"]) == 1  # the first that is not 0
     printed = capsys.readouterr().out
     assert printed.startswith("given 00 01 02\n")
@@ -51,14 +51,14 @@ def test_the_runs_of_a_sweep_are_given_at_once(words, tmp_path, capsys):
     assert [path.name for path in sorted((tmp_path / "sweep").iterdir())] == ["00", "01", "02"]
 
 
-def test_a_sweep_that_it_refuses_leaves_no_directory(words, tmp_path, capsys):
+def test_launcher_refusal_leaves_no_sweep_directory(words, tmp_path, capsys):
     assert train(["-m", *words, "run.dir=sweep", "run.seed=1,2", "launch.refuse=true"]) == 2
     assert train(["-m", *words, "run.dir=sweep", "launch.gpus=1,2"]) == 2
     assert "differ in how they are launched" in capsys.readouterr().err
     assert not list((tmp_path / "sweep").glob("*"))
 
 
-def test_no_error_after_the_submit_takes_the_directory_away(words, tmp_path, capsys):
+def test_error_after_submit_keeps_run_directory(words, tmp_path, capsys):
     assert train([*words, "run.dir=out", "launch.lose=true"]) == 2
     assert train(["-m", *words, "run.dir=sweep", "run.seed=1,2", "launch.lose=true"]) == 2
     assert "no answer from the queue." in capsys.readouterr().err
@@ -66,7 +66,7 @@ def test_no_error_after_the_submit_takes_the_directory_away(words, tmp_path, cap
         assert (tmp_path / given / "config.yaml").exists()
 
 
-def test_no_error_after_the_submit_changes_what_a_resumed_job_reads(words, tmp_path):
+def test_error_after_submit_keeps_resumed_configuration(words, tmp_path):
     assert train([*words, "run.dir=out", "launch.lose=true"]) == 2
     assert train(["resume=out", "run.steps=77"]) == 2
     assert RunDirectory.open("out").run().steps == 77
@@ -74,24 +74,24 @@ def test_no_error_after_the_submit_changes_what_a_resumed_job_reads(words, tmp_p
     assert RunDirectory.open("out").run().steps == 77
 
 
-def test_nothing_is_warmed_where_no_rank_runs(words, monkeypatch):
+def test_fork_server_is_not_started_without_local_ranks(words, monkeypatch):
     monkeypatch.setattr(forkserver, "warm", lambda more=(): pytest.fail("a server was started"))
     assert train([*words, "run.dir=out"]) == 7
 
 
-def test_a_machine_without_a_gpu_may_submit_to_those_that_have_some(words, monkeypatch):
+def test_machine_without_gpu_may_submit_gpu_run(words, monkeypatch):
     monkeypatch.setattr("gangline.config.check.count_gpus", lambda device=None: 0)
     check(build_default_run(parallel="ddp", launch=elsewhere(), run={"device": "cuda"}))
     with pytest.raises(Exception, match="there is no GPU here"):
         check(build_default_run(parallel="ddp", launch=LocalLaunch(), run={"device": "cuda"}))
 
 
-def test_its_world_is_what_it_says(words):
+def test_launcher_sets_world_size(words):
     assert count_ranks(build_default_run(parallel="ddp", launch=elsewhere())) == 8
     assert count_ranks(build_default_run(parallel="ddp", launch=elsewhere(processes=4))) == 4
 
 
-def test_a_verb_that_is_not_installed_is_explained_by_the_catalogue(monkeypatch, capsys):
+def test_missing_command_is_explained_by_catalogue(monkeypatch, capsys):
     monkeypatch.setattr(catalogue, "VERBS", {"frob": "gangline-moe"})
     assert gangline.main(["frob"]) == 2
     assert f"It is supplied by gangline-moe:  {catalogue.get('gangline-moe')}" in capsys.readouterr().err

@@ -46,14 +46,14 @@ def test_leftover_optimizer_array_is_refused_by_name(with_old):
     assert OLD in str(caught.value)
 
 
-def test_leftover_optimizer_array_that_the_optimizer_leaves_is_noted(with_old, monkeypatch):
+def test_dropped_optimizer_array_is_noted(with_old, monkeypatch):
     asked = []
     monkeypatch.setattr(Optimizer, "may_drop", lambda self, names: asked.append(names) or names)
     assert any("optimizer arrays that this run does not use" in note for note in resumed(with_old).notes)
     assert asked == [[OLD]], "the optimizer is asked once, about arrays without a place alone"
 
 
-def test_array_of_filled_from_is_not_left_over(with_old, monkeypatch):
+def test_filled_optimizer_array_is_not_leftover(with_old, monkeypatch):
     filled = AdamwOptimizer.select_filled
 
     def select_filled(self, state):
@@ -64,13 +64,13 @@ def test_array_of_filled_from_is_not_left_over(with_old, monkeypatch):
     assert resumed(with_old).step == 2
 
 
-def test_leftover_callback_arrays_are_left_by_default(run_dir):
+def test_leftover_callback_arrays_are_dropped_by_default(run_dir):
     s = resumed(run_dir, "[0.9]")
     assert s.step == 2
     assert any("arrays of callback=ema that this run does not use: left out" in note for note in s.notes)
 
 
-def test_leftover_callback_array_that_the_callback_needs_is_refused(run_dir, monkeypatch):
+def test_required_leftover_callback_array_is_refused(run_dir, monkeypatch):
     monkeypatch.setattr(EmaCallback, "may_drop", lambda self, names: ())
     with pytest.raises(UserError, match="state that this run has no place for") as caught:
         resumed(run_dir, "[0.9]")

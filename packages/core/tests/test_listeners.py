@@ -99,7 +99,7 @@ def test_store_of_torchruns_agent_is_not_served_twice():
     assert listening_sockets([os.getpid()]) == before
 
 
-def test_store_listens_where_the_user_says():
+def test_store_listens_at_configured_address():
     before = listening_sockets([os.getpid()])
     found = store_of_rank_0("localhost", **{ADDRESS: "127.0.0.3"})
     assert [found[inode] for inode in found.keys() - before.keys()] == ["127.0.0.3"]
@@ -120,7 +120,7 @@ def test_store_listens_where_the_user_says():
         ("localhost", [], "10.1.0.1", "127.0.0.1"),
     ],
 )
-def test_listening_address_is_the_one_that_clients_reach(monkeypatch, name, stands_for, route, address):
+def test_listening_address_is_reachable_by_clients(monkeypatch, name, stands_for, route, address):
     from gangline.launch import network
 
     def resolve(name, *_, **__):

@@ -41,7 +41,7 @@ def test_neighbours_are_on_the_fastest_axis():
     assert mesh.size("dp_shard", "tp", "imagined") == 4
 
 
-def test_a_large_mesh_is_no_work():
+def test_coordinate_is_computed_in_large_mesh():
     mesh = Mesh.of({"pp": 16, "dp_shard": 128, "tp": 8})
     assert mesh.coordinate(16_383) == {"pp": 15, "dp_replicate": 0, "dp_shard": 127, "cp": 0, "tp": 7}
 
@@ -49,6 +49,6 @@ def test_a_large_mesh_is_no_work():
 @pytest.mark.parametrize(
     ("sizes", "message"), [({"zp": 2}, "no such mesh axes: zp; the axes are pp"), ({"tp": 0}, "not tp=0")]
 )
-def test_what_is_no_mesh_is_refused(sizes, message):
+def test_invalid_mesh_axis_is_refused(sizes, message):
     with pytest.raises(ValueError, match=message):
         Mesh.of(sizes)

@@ -31,11 +31,11 @@ def found(*words: str) -> list[str]:
     return [f"{problem.what} {problem.fix}" for problem in find_problems(run) if "needs" in problem.what]
 
 
-def test_a_method_that_is_chosen_whole_lacks_nothing():
+def test_complete_method_has_no_problems():
     assert found("parallel=paired", "optimizer=paired", "callback=[paired]") == []
 
 
-def test_each_part_that_is_missing_is_named_with_what_to_type():
+def test_missing_parts_of_method_are_named():
     assert found("parallel=paired") == [
         "parallel=paired needs optimizer=paired. Choose it too:  optimizer=paired",
         "parallel=paired needs callback=paired. Choose it too:  callback=[paired]",
@@ -48,7 +48,7 @@ def test_each_part_that_is_missing_is_named_with_what_to_type():
     ]
 
 
-def test_needs_of_a_part_inside_a_part_are_checked():
+def test_needs_of_nested_part_are_checked():
     assert found("parallel=around", "parallel/inner=needy") == [
         "parallel/inner=needy needs optimizer=paired. Choose it too:  optimizer=paired"
     ]
@@ -57,14 +57,14 @@ def test_needs_of_a_part_inside_a_part_are_checked():
     ]
 
 
-def test_need_that_is_not_installed_says_so():
+def test_need_not_installed_is_reported():
     absent, unknown = found("callback=[absent]"), found("callback=[stray]")
     assert absent[0].startswith("callback=absent needs optimizer=absent. optimizer=absent is not available here.")
     assert "Installed choices for optimizer: " in absent[0]
     assert unknown[0].startswith("callback=stray needs weather=sun. there is no group 'weather'.")
 
 
-def test_a_suite_chooses_what_its_part_needs():
+def test_suite_selects_needed_parts():
     suite = OptimizerSuite()
     suite.choice = "optimizer=paired"
     assert suite.chosen == ("parallel=paired", "optimizer=paired")
@@ -78,12 +78,12 @@ def test_a_suite_chooses_what_its_part_needs():
     [({"needs": ("optimizer",)}, "group=name"), ({"views": {"inner": "parallel"}}, "does not open")],
     ids=["needs", "views"],
 )
-def test_a_part_that_declares_nonsense_is_refused(wrong, why):
+def test_part_with_invalid_declaration_is_refused(wrong, why):
     with pytest.raises(ValueError, match=why):
         Part(name="mine", config=PartConfig, build="a:b", summary="Mine", **wrong)
 
 
-def test_a_view_has_the_parts_of_its_group_with_their_options():
+def test_view_offers_parts_of_viewed_group():
     (run,) = compose([*SMALL, "parallel=around", "parallel/inner=ddp", "parallel.inner.bucket_mb=0.5"])
     assert run.parallel.inner == Ddp(bucket_mb=0.5)
     assert from_dict(to_dict(run)) == run
@@ -96,6 +96,6 @@ def test_a_view_has_the_parts_of_its_group_with_their_options():
         compose([*SMALL, "parallel=around", "parallel/inner=dpd"])
 
 
-def test_a_view_trains(tmp_path):
+def test_run_with_view_trains(tmp_path):
     words = ("parallel=around", "parallel/inner=ddp", "run.steps=2")
     assert train_on_ranks(2, tmp_path / "run", *words) == 0

@@ -89,7 +89,7 @@ def orders(run_dir) -> list[Attempt]:
 # --- the loop --------------------------------------------------------------------------------------------------------
 
 
-def test_samples_passed_over_stay_passed_over_after_a_kill_and_in_every_later_attempt(tmp_path):
+def test_skipped_samples_stay_skipped_after_kill(tmp_path):
     class Dies(Scripted):
         def after_step(self, record, applied):
             if record.attempt == 2:
@@ -145,7 +145,7 @@ def test_resume_refuses_samples_skipped_beyond_the_cursor(tmp_path):
     assert f"step-00000008.2, which comes after it, has read up to sample {9 * G - 1}." in str(refused.value)
 
 
-def test_a_budget_counts_what_happened_and_outlives_the_rollback(tmp_path):
+def test_order_budget_survives_rollback(tmp_path):
     back = Response(Action.ROLL_BACK, ("spike",), before_step=4, skip=0, rate=0.5, rate_steps=4)
     assert run(tmp_path / "out", Scripted({5: Action.STOP}, back, budget=2)) == 3
     assert [(line.order, line.start, line.skipped) for line in orders(tmp_path / "out")] == [
@@ -157,7 +157,7 @@ def test_a_budget_counts_what_happened_and_outlives_the_rollback(tmp_path):
     assert rates[3] == rates[1] / 4, "two cuts, both after step 2"
 
 
-def test_a_cut_rate_survives_a_kill_and_is_cut_once(tmp_path):
+def test_reduced_learning_rate_survives_a_kill(tmp_path):
     out = tmp_path / "out"
     cut = Response(Action.NOTE, ("spike",), rate=0.5, rate_steps=3)
 
@@ -175,14 +175,14 @@ def test_a_cut_rate_survives_a_kill_and_is_cut_once(tmp_path):
 
 
 @pytest.mark.parametrize(("first", "code"), [(Action.STOP, 3), (Action.RESTART, "restart"), (Action.WARN, 0)])
-def test_what_is_found_before_the_run_counts(tmp_path, first, code):
+def test_verdict_before_run_is_obeyed(tmp_path, first, code):
     out = tmp_path / "out"
     assert run(out, Scripted({}, first=first), "run.steps=1") == code
     assert [line.order for line in orders(out)] == ([first.name.lower()] if code else [])
     assert (out / "metrics.jsonl").read_text().count("\n") == (code == 0)
 
 
-def test_a_step_may_be_left_out_before_the_update_and_that_is_no_overflow(tmp_path, monkeypatch):
+def test_step_skipped_before_update_is_no_overflow(tmp_path, monkeypatch):
     s = open_session(tmp_path / "out", "run.steps=3")
     s.health["asked"] = Asked({}, before={2: Action.SKIP})
     overflows: list[bool] = []
@@ -197,7 +197,7 @@ def test_a_step_may_be_left_out_before_the_update_and_that_is_no_overflow(tmp_pa
     assert s.optimizer.state()["steps"] == 2
 
 
-def test_a_restart_may_lead_back(tmp_path):
+def test_restart_order_may_return_to_checkpoint(tmp_path):
     out = tmp_path / "out"
     back = Response(Action.RESTART, ("spike",), before_step=4, exclude=("node-7",))
     assert run(out, Scripted({5: Action.STOP}, back)) == "restart"
@@ -206,13 +206,13 @@ def test_a_restart_may_lead_back(tmp_path):
     assert started(out) == [2 * G, 3 * G, 4 * G, 5 * G, 6 * G, 7 * G]
 
 
-def test_without_a_checkpoint_a_way_back_is_a_stop(tmp_path):
+def test_rollback_without_checkpoint_stops_the_run(tmp_path):
     assert run(tmp_path / "out", Scripted({1: Action.ROLL_BACK})) == 3
     (end,) = [line for line in events.read_events(tmp_path / "out") if line["event"] == "end"]
     assert "no checkpoint to go back to" in end["evidence"]
 
 
-def test_where_nothing_is_old_enough_the_oldest_before_the_trouble_is_taken(tmp_path):
+def test_rollback_falls_back_to_oldest_checkpoint(tmp_path):
     """A return to a hundred steps before is no reason to stop a run that is younger than that."""
     out = tmp_path / "out"
     back = Response(Action.ROLL_BACK, ("spike",), before_step=1, else_before=5, why="the first of three tries")
@@ -231,7 +231,7 @@ def of_two_minds(run_dir) -> list:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_weights_that_are_not_finite_are_not_saved(tmp_path, world):
+def test_nonfinite_weights_are_not_saved(tmp_path, world):
     """The run has no check to notice it, and ends with an error instead of a checkpoint of NaN."""
     run_ranks = get_pool(world).run if world > 1 else lambda call, *words: [call(*words)]
     for said in run_ranks(one_weight_is_nan, tmp_path / "out", "parallel=ddp" if world > 1 else "parallel=single"):
@@ -240,7 +240,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, world):
         assert "Continue from there: train resume=" in said
 
 
-def test_a_run_whose_weights_are_not_finite_stops_at_the_next_step(tmp_path, monkeypatch):
+def test_nonfinite_weights_stop_run_at_next_step(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "gangline.train.save.find_nonfinite_weights", lambda s: "rank 0: model/x" if s.step == 4 else ""
     )
@@ -257,7 +257,7 @@ def test_a_run_whose_weights_are_not_finite_stops_at_the_next_step(tmp_path, mon
         (errno.EROFS, "Make it writable, then go on"),
     ],
 )
-def test_advice_after_a_failed_save_depends_on_the_error(tmp_path, monkeypatch, number, words):
+def test_advice_after_failed_save_depends_on_error(tmp_path, monkeypatch, number, words):
     def refuse(*_, **__):
         raise OSError(number, os.strerror(number))
 
@@ -305,7 +305,7 @@ def one_weight_is_nan(run_dir, *settings: str) -> str:
     return str(refused.value)
 
 
-def test_rank_0_decides(tmp_path):
+def test_rank_0_decides_the_response(tmp_path):
     assert get_pool(2).run(of_two_minds, tmp_path / "out") == [[0, 2], [0, 2]]
 
 
@@ -318,7 +318,7 @@ def rolled_back_on_ranks(run_dir) -> list:
     return [code, s.step, s.cursor, s.attempt, s.history]
 
 
-def test_what_one_rank_finds_all_do(tmp_path):
+def test_verdict_of_one_rank_applies_to_all(tmp_path):
     first, second = get_pool(2).run(rolled_back_on_ranks, tmp_path / "out")
     assert first == second
     assert first[:4] == [0, 6, 7 * G, 2]
@@ -333,7 +333,7 @@ class Once(Scripted):
         return super().observe(record) if record.attempt == 1 else ()
 
 
-def test_an_order_counts_once_however_many_checkpoints_are_tried(tmp_path):
+def test_order_counts_once_when_checkpoint_is_damaged(tmp_path):
     """The newest turns out damaged only when it is loaded: the line of the second try stands for that of the first."""
     out = tmp_path / "out"
     s = open_session(out, "run.steps=8")
@@ -358,7 +358,7 @@ def test_an_order_counts_once_however_many_checkpoints_are_tried(tmp_path):
     assert s.saved != "step-00000004"
 
 
-def test_what_cannot_be_told_to_other_ranks_counts_for_nothing(tmp_path):
+def test_unserializable_verdict_is_reported_as_check_failure(tmp_path):
     class Unspeakable(Scripted):
         def observe(self, record) -> Iterable[Verdict]:
             yield Verdict("odd", "here", 1.0, "1", Action.STOP, details={"norm": object()})
@@ -393,7 +393,7 @@ def failing_on_rank_1(run_dir, where: str) -> list:
 
 
 @pytest.mark.parametrize("where", ["attach", "observe"])
-def test_what_a_check_raises_on_another_rank_is_told(tmp_path, where):
+def test_check_error_on_other_rank_is_reported(tmp_path, where):
     """And a check that could not be attached on one rank has no part in the run on any."""
     one, other = get_pool(2).run(failing_on_rank_1, tmp_path / "out", where)
     assert one == other == [0, [] if where == "attach" else ["scripted"]]
@@ -416,7 +416,7 @@ class Looks(Scripted):
         return ()
 
 
-def test_the_pulse_names_the_check_that_has_been_called(tmp_path):
+def test_pulse_names_the_active_check(tmp_path):
     before = write.get_current()
     try:
         write.use(write.Pulse.open(tmp_path, 0, 1, 0, os.getpid()))
@@ -432,7 +432,7 @@ def test_the_pulse_names_the_check_that_has_been_called(tmp_path):
         memory.remove(os.getpid())
 
 
-def test_a_full_disk_under_the_events_ends_no_run(tmp_path):
+def test_full_disk_for_events_does_not_end_run(tmp_path):
     s = open_session(tmp_path / "out", "run.steps=2")
     told: list[str] = []
     s.reporter.note = told.append
@@ -465,12 +465,12 @@ def found(kind: str, suggestion: Action, *overrides: str) -> Verdict:
         ),
     ],
 )
-def test_the_strongest_of_orders_and_unanswered_suggestions_wins(verdicts, responses, action, kinds):
+def test_strongest_order_or_unanswered_suggestion_wins(verdicts, responses, action, kinds):
     order = decide(Agreed(tuple(verdicts)), responses)
     assert (order.action, order.kinds) == (action, kinds)
 
 
-def test_a_cut_and_an_exclusion_hold_beside_a_stronger_order():
+def test_learning_rate_reduction_survives_stronger_order():
     cut = Response(Action.NOTE, ("a",), rate=0.1, rate_steps=5, exclude=("x",))
     order = decide(Agreed((found("b", Action.WARN),)), [cut])
     assert (order.action, order.rate, order.rate_steps, order.exclude) == (Action.WARN, 0.1, 5, ("x",))
@@ -480,14 +480,14 @@ def test_a_cut_and_an_exclusion_hold_beside_a_stronger_order():
 @pytest.mark.parametrize(
     ("cursor", "expected"), [(0, 0), (92, 92), (93, 140), (100, 140), (139, 140), (140, 140), (200, 200), (193, 260)]
 )
-def test_a_batch_has_no_sample_that_was_passed_over(cursor, expected):
+def test_cursor_moves_past_skipped_samples(cursor, expected):
     lines = [Attempt(2, "x", 40, skipped_from=100), Attempt(3, "y", 20, skipped_from=120), Attempt(4, "z")]
     lines += [Attempt(5, "w", 60, skipped_from=200)] if cursor == 193 else []
     assert attempts.find_next_cursor(lines, cursor, lambda _: 8) == expected
 
 
 @pytest.mark.parametrize("wrong", [{"skip": -1}, {"rate": float("nan")}, {"rate": -0.5}])
-def test_an_order_without_sense_is_refused(wrong):
+def test_invalid_order_is_refused(wrong):
     with pytest.raises(ValueError, match="an order cannot"):
         Response(Action.ROLL_BACK, ("a",), **wrong)
 
@@ -529,7 +529,7 @@ def gangline_health_checks():
 """
 
 
-def test_a_rollback_a_restart_and_a_kill_in_one_run(runs, strangers):
+def test_run_survives_rollback_restart_and_kill(runs, strangers):
     strangers.add("gangline-goes-back", GOES_BACK, module="goes_back")
     runs.environment |= strangers.environment
     words = ("health=[goes-back]", "run.steps=100", "checkpoint.every=2", "launch.max_restarts=1")
@@ -603,7 +603,7 @@ def gangline_health_checks():
 """
 
 
-def test_a_check_that_fails_where_ranks_wait_for_each_other_is_left_out_of_the_next_start(runs, strangers):
+def test_check_failing_in_collective_is_disabled(runs, strangers):
     """No rank can go on alone without it, so that start ends; the job goes on."""
     strangers.add("gangline-raises", RAISES, module="raises")
     runs.environment |= strangers.environment
@@ -630,7 +630,7 @@ ALONE = "; it could not leave out second alone: health=raises failed: "
         pytest.param("exits", "health=raises", f"{ALONE}SystemExit: 0", marks=pytest.mark.nightly),
     ],
 )
-def test_of_a_check_with_parts_only_the_one_that_fails_is_left_out(runs, strangers, asked, said, why):
+def test_only_failing_part_of_check_is_disabled(runs, strangers, asked, said, why):
     """All ranks do the same: where one cannot do without the part alone, all do without the whole check."""
     strangers.add("gangline-raises", RAISES, module="raises")
     runs.environment |= strangers.environment
@@ -647,7 +647,7 @@ def test_of_a_check_with_parts_only_the_one_that_fails_is_left_out(runs, strange
     assert [record["step"] for record in runs.read_records("out")] == [1, 2, 3, 4]
 
 
-def test_a_check_that_failed_has_no_part_in_the_next_job_either_until_something_changes(runs, strangers):
+def test_failed_check_stays_disabled_until_code_changes(runs, strangers):
     """A queue starts the job again, and each such start would fail as the one before it."""
     strangers.add("gangline-raises", RAISES, module="raises")
     runs.environment |= strangers.environment

@@ -56,7 +56,7 @@ def losses(directory: Path) -> dict[int, float]:
 SMALL = ("batch.global_size=8", "batch.micro_size=4", "batch.sequence_length=16", "validate.every=null")
 
 
-def test_it_trains_and_a_resumed_run_has_the_same_bits(site):
+def test_third_party_parts_train_and_resume_identically(site):
     straight = run(site, "gangline.cli.train", "run.dir=straight", "run.steps=12", *SMALL)
     assert straight.returncode == 0, straight.stderr
     seen = losses(site / "straight")
@@ -73,7 +73,7 @@ def test_it_trains_and_a_resumed_run_has_the_same_bits(site):
     assert losses(site / "halves") == seen
 
 
-def test_it_is_listed_and_what_is_missing_is_named(site):
+def test_third_party_parts_are_listed_by_plugins(site):
     listed = run(site, "gangline.cli.main", "plugins")
     assert listed.returncode == 0, listed.stderr
     assert "own-parts" in listed.stdout

@@ -51,7 +51,7 @@ def two_threads():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_peak_that_was_measured_on_a_busy_machine_is_not_exceeded_on_a_free_one(dtype, two_threads):
+def test_peak_measured_under_load_is_not_exceeded(dtype, two_threads):
     for _ in range(5):  # what else the machine does may take its cores for as long as a measurement lasts
         with busy():
             peak, source = find_peak_flops(torch.device("cpu"), dtype)

@@ -85,7 +85,7 @@ def ask(strangers, *choices: str, plugins: str | None = None) -> dict:
     return json.loads(done.stdout)
 
 
-def test_a_stranger_is_found_with_its_supplier_and_without_torch(strangers):
+def test_plugin_is_found_without_importing_torch(strangers):
     strangers.add("gangline-deep", checkpointer("deep", "gangline_deep"), version="2.5.1")
     found = ask(strangers, "checkpoint=deep")
     assert found["said"] == {"checkpoint=deep": "gangline-deep 2.5.1"}
@@ -94,7 +94,7 @@ def test_a_stranger_is_found_with_its_supplier_and_without_torch(strangers):
     assert found["torch"] is False
 
 
-def test_two_plugins_of_one_name_are_refused_with_both_named(strangers):
+def test_plugins_with_same_name_are_refused(strangers):
     strangers.add("gangline-one", checkpointer("one", "gangline_one"), plugin="deep", version="1.0")
     strangers.add("gangline-two", checkpointer("two", "gangline_two"), plugin="deep", version="2.0")
     found = ask(strangers, "checkpoint=torch")
@@ -104,7 +104,7 @@ def test_two_plugins_of_one_name_are_refused_with_both_named(strangers):
     assert not {"one", "two"} & set(found["offers"]["checkpoint"])
 
 
-def test_two_defaults_of_one_group_are_refused_with_both_named(strangers):
+def test_two_defaults_of_one_group_are_refused(strangers):
     deep = checkpointer("deep", "gangline_deep").replace("summary=", "default=True, summary=")
     strangers.add("gangline-deep", deep, version="2.5.1")
     said = ask(strangers, "checkpoint=torch")["said"]["checkpoint=torch"]
@@ -115,7 +115,7 @@ def test_two_defaults_of_one_group_are_refused_with_both_named(strangers):
     assert alone["said"] == {"checkpoint=deep": "gangline-deep 2.5.1"}
 
 
-def test_naming_one_of_the_two_settles_it(strangers):
+def test_plugins_variable_resolves_name_clash(strangers):
     strangers.add("gangline-one", checkpointer("one", "gangline_one"), plugin="deep")
     strangers.add("gangline-two", checkpointer("two", "gangline_two"), plugin="deep")
     found = ask(strangers, "checkpoint=two", plugins="gangline-two")
@@ -123,14 +123,14 @@ def test_naming_one_of_the_two_settles_it(strangers):
     assert found["clashes"] == []
 
 
-def test_nobody_else_may_be_called_gangline(strangers):
+def test_plugin_named_gangline_is_refused(strangers):
     strangers.add("gangline-impostor", checkpointer("deep", "gangline_impostor"), plugin="gangline")
     found = ask(strangers, "checkpoint=torch")
     assert "gangline itself" in found["said"]["checkpoint=torch"]
     assert "gangline-impostor 0.1.0" in found["said"]["checkpoint=torch"]
 
 
-def test_two_parts_of_one_name_are_refused_with_both_named(strangers):
+def test_parts_with_same_name_are_refused(strangers):
     strangers.add("gangline-one", checkpointer("deep", "gangline_one"), version="1.0")
     strangers.add("gangline-two", checkpointer("deep", "gangline_two"), version="2.0")
     said = ask(strangers, "checkpoint=deep")["said"]["checkpoint=deep"]
@@ -138,14 +138,14 @@ def test_two_parts_of_one_name_are_refused_with_both_named(strangers):
     assert "Uninstall one" in said
 
 
-def test_a_part_that_core_has_is_refused_too(strangers):
+def test_part_with_core_name_is_refused(strangers):
     strangers.add("gangline-one", checkpointer("torch", "gangline_one"))
     said = ask(strangers, "checkpoint=torch")["said"]["checkpoint=torch"]
     assert "offer checkpoint=torch: gangline-basics 0" in said
     assert "gangline-one 0.1.0" in said
 
 
-def test_a_broken_plugin_harms_nobody_until_it_is_chosen(strangers):
+def test_broken_plugin_fails_only_when_chosen(strangers):
     strangers.add("gangline-ckpt-zarr", "import no_such_module\n", requires="no-such-module>=3.1 ; extra == 'x'")
     found = ask(strangers, "checkpoint=torch", "checkpoint=zarr")
     assert found["said"]["checkpoint=torch"].startswith("gangline-basics ")
@@ -155,14 +155,14 @@ def test_a_broken_plugin_harms_nobody_until_it_is_chosen(strangers):
     assert "Its own requirement is no-such-module>=3.1; try  pip install --upgrade gangline-ckpt-zarr" in said
 
 
-def test_a_broken_plugin_that_nobody_knows_is_named_as_a_possible_supplier(strangers):
+def test_broken_unknown_plugin_is_possible_supplier(strangers):
     strangers.add("acme-things", "raise RuntimeError('out of coffee')\n")
     said = ask(strangers, "checkpoint=vault")["said"]["checkpoint=vault"]
     assert "acme-things 0.1.0 may be what offers it" in said
     assert "RuntimeError: out of coffee" in said
 
 
-def test_import_error_of_several_lines_is_told_in_one(strangers):
+def test_multiline_import_error_is_reported_in_one_line(strangers):
     strangers.add("acme-things", "raise RuntimeError('out of\\n\\n  coffee')\n")
     [(_, why, _)] = ask(strangers)["failures"]
     assert why == "is installed but failed to import: RuntimeError: out of coffee"
@@ -179,7 +179,7 @@ def test_plugin_that_exits_is_a_broken_plugin(strangers, source):
 
 
 @pytest.mark.parametrize(("contract", "fix"), [("v0", "--upgrade gangline-ckpt-zarr"), ("v2", "--upgrade gangline")])
-def test_a_plugin_of_another_contract_is_named_without_being_imported(strangers, contract, fix):
+def test_plugin_of_another_contract_is_not_imported(strangers, contract, fix):
     strangers.add("gangline-ckpt-zarr", "raise SystemExit('imported')\n", contract=contract, version="0.4.0")
     found = ask(strangers, "checkpoint=zarr")
     said = found["said"]["checkpoint=zarr"]
@@ -187,14 +187,14 @@ def test_a_plugin_of_another_contract_is_named_without_being_imported(strangers,
     assert f"pip install {fix}" in said.splitlines()[2]
 
 
-def test_a_part_that_is_not_installed_is_explained_by_the_catalogue(strangers):
+def test_missing_part_is_explained_by_catalogue(strangers):
     said = ask(strangers, "checkpoint=zarr", "moe=on", "parallel=3d")["said"]
     assert f"It is supplied by gangline-ckpt-zarr:  {catalogue.get('gangline-ckpt-zarr')}" in said["checkpoint=zarr"]
     assert "Installed choices for moe: off." in said["moe=on"]
     assert catalogue.get("gangline-parallel-megatron-style") in said["parallel=3d"]
 
 
-def test_no_hint_names_a_package_that_cannot_be_had():
+def test_install_hints_name_available_packages():
     """What is in this tree is installed from it; what is not there yet is not to be installed."""
     tree = Path(__file__).parents[2]
     for distribution in sorted({entry.distribution for entry in catalogue.ENTRIES}):
@@ -202,20 +202,20 @@ def test_no_hint_names_a_package_that_cannot_be_had():
         assert catalogue.get(distribution) == f"pip install -e {tree}/{distribution[9:]}"
 
 
-def test_a_known_supplier_without_the_part_should_be_upgraded(strangers):
+def test_supplier_without_part_suggests_upgrade(strangers):
     strangers.add("gangline-ckpt-zarr", checkpointer("zarr_old", "gangline_ckpt_zarr"))
     said = ask(strangers, "checkpoint=zarr")["said"]["checkpoint=zarr"]
     assert "0.1.0 is installed but does not offer it:  pip install --upgrade gangline-ckpt-zarr" in said
 
 
-def test_slips_are_guessed(strangers):
+def test_misspelled_part_gets_suggestion(strangers):
     said = ask(strangers, "checkpoint=trch", "checkpiont=torch")["said"]
     assert "Did you mean checkpoint=torch?" in said["checkpoint=trch"]
     assert "there is no group 'checkpiont'" in said["checkpiont=torch"]
     assert "Did you mean checkpoint=torch?" in said["checkpiont=torch"]
 
 
-def test_the_variable_limits_what_is_loaded(strangers):
+def test_plugins_variable_limits_loaded_plugins(strangers):
     strangers.add("gangline-ckpt-zarr", checkpointer("zarr", "gangline_ckpt_zarr"), plugin="zarr")
     strangers.add("gangline-broken", "raise RuntimeError\n")
     core_alone = ask(strangers, "checkpoint=zarr", plugins="")
@@ -335,7 +335,7 @@ BREACHES = {
 
 
 @pytest.mark.parametrize("breach", BREACHES)
-def test_a_breach_of_the_contract_is_a_failure_that_says_what(strangers, breach):
+def test_contract_breach_is_reported_as_failure(strangers, breach):
     source, message = BREACHES[breach]
     strangers.add("gangline-breach", PREAMBLE + source)
     strangers.add("gangline-deep", checkpointer("deep", "gangline_deep"))
@@ -349,7 +349,7 @@ def test_a_breach_of_the_contract_is_a_failure_that_says_what(strangers, breach)
     assert "a" not in found["offers"]["checkpoint"]
 
 
-def test_a_group_of_edits_is_told_by_its_class(strangers):
+def test_edit_group_is_recognized_by_class(strangers):
     source = PREAMBLE + textwrap.dedent("""
         @dataclass
         class Edit(EditConfig): pass
@@ -372,7 +372,7 @@ def test_a_group_of_edits_is_told_by_its_class(strangers):
     assert not found["failures"]
 
 
-def test_a_part_that_nobody_builds_is_an_error_of_its_plugin(strangers):
+def test_part_without_reader_is_plugin_error(strangers):
     """A group of its own that no part reads, and one inside a group that no part opens."""
     source = PREAMBLE + textwrap.dedent("""
         @dataclass
@@ -405,7 +405,7 @@ def test_a_part_that_nobody_builds_is_an_error_of_its_plugin(strangers):
     assert all(line.startswith("gangline-lora 0.1.0 offers ") for line in told)
 
 
-def test_two_views_of_one_field_are_refused_with_both_named(strangers):
+def test_two_views_of_one_field_are_refused(strangers):
     source = textwrap.dedent("""
         from dataclasses import dataclass, field
         from gangline import Part, hookimpl
@@ -442,7 +442,7 @@ def test_core_has_a_default_for_every_group():
             assert installed().find(group, name).distribution in ("gangline-core", "gangline-basics")
 
 
-def test_every_hook_of_core_is_filled_and_every_part_says_what_it_does():
+def test_every_core_group_has_a_part():
     assert installed().failures == []
     for group in GROUPS:
         if group not in ("health", "callback"):
@@ -465,7 +465,7 @@ def test_each_hook_names_public_options_and_contract():
             assert load(f"{module}:{name}").__module__ == module
 
 
-def test_run_has_a_field_for_each_group_of_the_table():
+def test_run_has_a_field_for_each_group():
     types = get_type_hints(Run)
     assert {group for group in types if group in BY_GROUP} == set(GROUPS)
     for group, base in GROUPS.items():
@@ -479,13 +479,13 @@ def test_run_parts_lists_each_group_of_the_table():
     assert [path for path, _ in run.iterate_parts()] == [*SINGLE, *(f"{group}.a" for group in LISTS)]
 
 
-def test_every_configuration_tells_its_part():
+def test_every_configuration_class_finds_its_part():
     for group in installed().list_groups():
         for name, offer in installed().get_offers(group).items():
             assert installed().find_part(offer.part.config()).part.name == name
 
 
-def test_a_foreign_class_tells_no_part():
+def test_unknown_configuration_class_is_refused():
     from gangline.config.schema import CheckpointConfig
 
     with pytest.raises(
@@ -494,12 +494,12 @@ def test_a_foreign_class_tells_no_part():
         installed().find_part(CheckpointConfig())
 
 
-def test_off_is_a_choice_of_every_group_beside_cores():
+def test_off_is_a_choice_of_edit_groups():
     assert installed().find_choices("moe")[0] == OFF
     assert OFF not in installed().find_choices("parallel")
 
 
-def test_build_calls_the_parts_function_with_its_configuration_first():
+def test_build_passes_configuration_to_part_function():
     from gangline.config.defaults import build_default_run
     from gangline_basics.checkpoint.config import Off
 
@@ -507,7 +507,7 @@ def test_build_calls_the_parts_function_with_its_configuration_first():
     assert build(Off(), run, None).run_dir == "somewhere"
 
 
-def test_a_build_whose_requirement_is_missing_is_a_mistake_of_the_user(strangers, monkeypatch):
+def test_build_with_missing_requirement_is_user_error(strangers, monkeypatch):
     source = checkpointer("deep", "gangline_deep_work")
     strangers.add("gangline-deep", source)
     (strangers.site / "gangline_deep_work.py").write_text("import no_such_module\n")

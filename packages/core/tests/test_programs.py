@@ -71,7 +71,7 @@ def refused(*words: str) -> str:
         ("command", "'http://x/${oc.env:HOME}'", "'track.notify.command=\"http://x/${oc.env:HOME}\"'"),
     ],
 )
-def test_recipe_with_a_program_needs_the_printed_word(notify, option, value, typed):
+def test_recipe_with_program_needs_printed_override(notify, option, value, typed):
     file = recipe(**{option: value})
     message = refused(file)
     assert f"recipe=r.yaml sets track.notify.{option}=" in message
@@ -84,16 +84,16 @@ def test_recipe_with_a_program_needs_the_printed_word(notify, option, value, typ
     assert not getattr(compose_one([file, word]).track["notify"], option)
 
 
-def test_recipe_with_another_program_than_typed_is_overridden(notify):
+def test_override_replaces_program_of_recipe(notify):
     assert compose_one([recipe(command="evil"), "track.notify.command=good"]).track["notify"].command == "good"
 
 
-def test_typed_program_with_a_value_of_a_recipe_is_refused(notify):
+def test_program_override_with_recipe_value_is_refused(notify):
     Path("r.yaml").write_text("run: {name: '$(touch x)'}\n")
     assert "$(touch x)" in refused("recipe=r.yaml", "track=[notify]", "track.notify.command=echo ${run.name}")
 
 
-def test_recipe_that_names_a_url_or_nothing_is_data(notify):
+def test_recipe_with_url_or_empty_program_composes(notify):
     assert compose_one([recipe(command="http://host/x", setup="[]")]).track["notify"].command == "http://host/x"
     assert compose_one([recipe(command="''")]).track["notify"].command == ""
 
@@ -113,13 +113,13 @@ def test_recipe_may_not_read_the_environment(core_alone, tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("word", ["track.notify.command=notify-send hi", "track.notify.setup=[module load x]"])
-def test_new_run_of_an_earlier_one_needs_the_program_again(notify, word):
+def test_from_option_needs_program_override_again(notify, word):
     RunDirectory.create(compose_one(["track=[notify]", word, "run.dir=out"])).unlock()
     assert "from=out sets track.notify" in refused("from=out")
     compose_one(["from=out", word])
 
 
-def test_resume_runs_the_programs_of_an_own_directory_alone(notify):
+def test_resume_runs_programs_of_trusted_directory_only(notify):
     word = "track.notify.command=notify-send hi"
     directory = RunDirectory.create(compose_one(["track=[notify]", word, "run.dir=out"]))
     directory.unlock()
@@ -146,7 +146,7 @@ TEXTS = st.text(alphabet="ab1 ,:=$'\"\\[]{}()~*#-\n.", max_size=8)
 @given(TEXTS.filter(lambda text: "${" not in text) | st.lists(TEXTS.filter(lambda text: "${" not in text), max_size=3))
 @example("null")
 @example(["1e4", "true", ""])
-def test_printed_override_has_the_value_when_read(value):
+def test_printed_override_parses_to_same_value(value):
     from hydra.core.override_parser.types import QuotedString
 
     def plain(read):
@@ -158,7 +158,7 @@ def test_printed_override_has_the_value_when_read(value):
     assert isinstance(read, str | list | QuotedString)
 
 
-def test_printable_text_steers_no_terminal():
+def test_control_characters_are_escaped():
     assert escape_controls("a\x1b]0;x\x07\n\u202eb\té") == "a\\x1b]0;x\\x07\n\\u202eb\té"
 
 

@@ -52,7 +52,7 @@ def launcher(run_dir: Path) -> subprocess.Popen:
     return process
 
 
-def test_pulse_of_a_killed_rank_stays_until_its_launcher_is_dead(tmp_path):
+def test_killed_rank_pulse_stays_until_launcher_ends(tmp_path):
     dead, living = launcher(tmp_path / "dead"), launcher(tmp_path / "living")
     try:
         (path,) = memory.list_pulses(tmp_path / "dead")
@@ -78,7 +78,7 @@ def test_pulse_of_a_killed_rank_stays_until_its_launcher_is_dead(tmp_path):
                 process.communicate("")
 
 
-def test_without_shared_memory_a_rank_goes_on_unseen(tmp_path, monkeypatch):
+def test_rank_without_shared_memory_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "ROOT", tmp_path / "none")
     Pulse.open(tmp_path, 0, 1, 0, os.getpid()).step(3)
     (tmp_path / "full").mkdir()
@@ -91,7 +91,7 @@ def test_without_shared_memory_a_rank_goes_on_unseen(tmp_path, monkeypatch):
 CLOCK = 1e-3  # of what is measured by two clocks, in seconds
 
 
-def test_rows_are_where_the_time_went_and_add_up():
+def test_phase_seconds_add_up_to_elapsed_time():
     mine = Pulse()
     began = time.perf_counter()
     mine.take_rows()
@@ -119,7 +119,7 @@ def test_rows_are_where_the_time_went_and_add_up():
     assert sum(mine.take_rows()) <= time.perf_counter() - asked + CLOCK, "each second is in one row alone"
 
 
-def test_columns_of_a_histogram_are_in_order_and_a_quarter_wide():
+def test_histogram_columns_are_ordered_and_bounded():
     draw = random.Random(0)
     numbers = sorted(draw.randrange(1 << draw.randrange(1, 62)) for _ in range(20_000))
     columns = [layout.find_column(number) for number in numbers]
@@ -154,13 +154,13 @@ def recorded():
     return [(layout.OPERATIONS[row[layout.CODE] % 16], row[layout.SEQUENCE]) for row in rows]
 
 
-def test_each_collective_is_recorded_in_order_and_computes_what_it_did():
+def test_pulse_records_each_collective_in_order():
     four = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     wanted = [(name, number) for number, name in enumerate(four * 2, 1)]
     assert get_pool(2).run(recorded) == [[*wanted, ("exchange", 8), ("broadcast", 9), ("barrier", 10)]] * 2
 
 
-def test_a_run_of_one_rank_writes_no_collective():
+def test_single_rank_run_records_no_collective():
     comms = connect(Mesh.of({}), pulse=Pulse())
     assert not isinstance(comms.world, Pulsed)
 
@@ -180,7 +180,7 @@ def _seconds(mine: Pulse) -> float:
     return time.thread_time() - began
 
 
-def test_processes_are_known_by_when_they_began():
+def test_process_birth_identifies_live_process():
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     assert guard.read_birth(child.pid) == guard.read_birth(child.pid) is not None
     child.communicate(b"")

@@ -18,7 +18,7 @@ RAMP = ("recipe=tiny", "run.sample=0", "batch.ramp={4:18,8:50}", "batch.global_s
 FIRST = [0, 4, 8, 12, 16, 20, 28, 36, 44, 52, 68, 84]  # samples: of 4 until 18 are read, of 8 until 50, then of 16
 
 
-def test_the_run_is_the_same_on_two_ranks_and_after_a_resume_within_the_ramp(runs: RealRuns) -> None:
+def test_ramp_matches_on_two_ranks_and_resume(runs: RealRuns) -> None:
     runs.settings = (
         *runs.settings,
         *RAMP,
@@ -46,14 +46,14 @@ def test_the_run_is_the_same_on_two_ranks_and_after_a_resume_within_the_ramp(run
     size=st.integers(1, 40),
     steps=st.integers(0, 80),
 )
-def test_the_cursor_after_so_many_steps_is_where_the_loop_has_it(ramp: dict[int, int], size: int, steps: int) -> None:
+def test_ramp_cursor_after_steps_matches_loop(ramp: dict[int, int], size: int, steps: int) -> None:
     batch, cursor = BatchSection(global_size=size, ramp=ramp), 0
     for _ in range(steps):
         cursor += batch.get_size(cursor)
     assert batch.compute_cursor(steps) == cursor
 
 
-def test_samples_passed_over_may_end_a_stage() -> None:
+def test_skipped_samples_may_end_ramp_stage() -> None:
     batch = BatchSection(global_size=8, ramp={2: 10})
     lines = [Attempt(2, None, skipped=20, skipped_from=4)]
     assert find_next_cursor(lines, 2, batch.get_size) == 2
@@ -75,7 +75,7 @@ def test_samples_passed_over_may_end_a_stage() -> None:
         (("batch.ramp={4:x}",), "batch.ramp"),
     ],
 )
-def test_a_stage_that_cannot_be_is_refused(words: tuple[str, ...], said: str) -> None:
+def test_invalid_ramp_stage_is_refused(words: tuple[str, ...], said: str) -> None:
     usual = [] if words[0].startswith("batch.ramp") else ["batch.ramp={4:20}"]
 
     def refused() -> None:
@@ -87,7 +87,7 @@ def test_a_stage_that_cannot_be_is_refused(words: tuple[str, ...], said: str) ->
     assert said in str(error.value)
 
 
-def test_a_ramp_that_changes_is_another_run(tmp_path: Path) -> None:
+def test_resume_with_changed_ramp_is_refused(tmp_path: Path) -> None:
     from gangline.config.resume import continue_run
     from gangline.config.serial import to_dict
 

@@ -78,11 +78,11 @@ ONE_SIDED = Annotated[IsNotNan[float], Gt(1)]
         (bool, False, None),
     ],
 )
-def test_what_a_value_must_be(hint, value, complaint):
+def test_value_out_of_range_is_explained(hint, value, complaint):
     assert explain_wrong(hint, value) == complaint
 
 
-def test_ranges_in_words():
+def test_range_is_formatted_as_text():
     assert format_range(PositiveInt | None) == "at least 1"
     assert format_range(list[ShareBelowOne]) == "each at least 0 and less than 1"
     assert format_range(Annotated[int, Ge(1), Lt(9)] | Literal["auto"]) == "at least 1 and less than 9"
@@ -94,7 +94,7 @@ def test_ranges_in_words():
     assert list_choices(Annotated[str, OneOf({"a": 1})]) == ["a"]
 
 
-def test_what_states_no_range_is_told():
+def test_types_without_range_are_detected():
     assert all(map(states_all, (PositiveInt, list[PositiveInt] | None, Literal[1, 2], str, bool, ONE_SIDED)))
     assert not any(map(states_all, (int, float | None, list[int], tuple[PositiveInt, float], dict[str, int])))
 
@@ -115,7 +115,7 @@ class Derived(Base):
     count: Annotated[int, Ge(2)] | None = 3
 
 
-def test_a_part_that_changes_a_default_keeps_the_range():
+def test_subclass_with_new_default_keeps_range():
     found = {option.path: option for option in iterate_options(Derived, "x")}
     assert found["x.rate"].help == "how fast (at least 0)"
     assert found["x.count"].help == "at least 2"
@@ -150,7 +150,7 @@ def test_a_part_that_changes_a_default_keeps_the_range():
         (LocalLaunch(grace_seconds=-1.0), "launch.grace_seconds=-1.0 must be at least 0."),
     ],
 )
-def test_a_value_without_meaning_is_refused(config, message):
+def test_option_out_of_range_is_refused(config, message):
     group = message.partition(".")[0]
     with pytest.raises(UserError) as caught:
         check(build_default_run(**{group: config}))
@@ -158,12 +158,12 @@ def test_a_value_without_meaning_is_refused(config, message):
     assert f"The default:  {message.partition('=')[0]}=" in str(caught.value)
 
 
-def test_a_value_without_meaning_of_a_part_in_a_list():
+def test_list_part_option_out_of_range_is_reported():
     (problem,) = find_meaningless(build_default_run(track=[Console(every=0)]))
     assert problem.what == "track.console.every=0 must be at least 1."
 
 
-def test_a_slip_in_a_word_gets_its_question():
+def test_misspelled_choice_gets_suggestion():
     run = build_default_run()
     run.data.encoding_errors = "stric"
     (problem,) = find_meaningless(run)

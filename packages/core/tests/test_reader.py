@@ -50,7 +50,7 @@ def test_results_come_in_order_from_several_threads():
     ahead.close()
 
 
-def test_no_slot_is_used_again_while_somebody_looks_at_it():
+def test_slot_is_not_reused_before_next_take():
     slots = [None] * 3
 
     def make(n, slot):
@@ -65,7 +65,7 @@ def test_no_slot_is_used_again_while_somebody_looks_at_it():
     ahead.close()
 
 
-def test_what_is_ahead_is_made_while_nobody_waits_and_no_more():
+def test_prefetch_stops_at_slot_count():
     begun = []
     ahead = ReadAhead(lambda n, slot: begun.append(n), slots=3)
     ahead.take()
@@ -75,7 +75,7 @@ def test_what_is_ahead_is_made_while_nobody_waits_and_no_more():
     ahead.close()
 
 
-def test_an_error_arrives_where_its_result_would_have_and_stays():
+def test_prefetch_error_is_raised_in_order():
     def make(n, slot):
         if n == 2:
             raise OSError("the disk is gone")
@@ -90,7 +90,7 @@ def test_an_error_arrives_where_its_result_would_have_and_stays():
     ahead.close()
 
 
-def test_an_error_while_threads_prepare_arrives_too():
+def test_error_in_thread_setup_is_raised():
     def prepare():
         raise OSError("no such device")
 
@@ -104,7 +104,7 @@ def test_an_error_while_threads_prepare_arrives_too():
     ahead.close()
 
 
-def test_close_is_patient_once_for_all_threads(monkeypatch):
+def test_close_timeout_is_shared_by_threads(monkeypatch):
     """By a clock that goes on where a thread is waited for, and nowhere else."""
     waited = [0.0]
     going = threading.Event()
@@ -118,7 +118,7 @@ def test_close_is_patient_once_for_all_threads(monkeypatch):
     assert sum(waited) == read_ahead.PATIENCE, "40 threads that hang would take 200 s in turn"
 
 
-def test_close_ends_threads_and_whoever_waits(ours):
+def test_close_ends_threads_and_waiting_take(ours):
     going = threading.Event()
 
     def make(n, slot):
@@ -169,7 +169,7 @@ class Gated(Slow):
         return found
 
 
-def test_a_step_waits_for_nothing_that_could_have_been_ready():
+def test_next_batch_is_read_during_step():
     """While a step computes the next one's batch is read, so that it needs no more of the source."""
     source = Gated()
     batches = Batches(source, ReadPlace(0, 1, 4, 4, CPU))
@@ -184,7 +184,7 @@ def test_a_step_waits_for_nothing_that_could_have_been_ready():
     batches.close()
 
 
-def test_a_jump_is_read_from_its_new_place(ours):
+def test_cursor_jump_discards_prefetched_samples(ours):
     """A rollback, or samples that are passed over: nothing that was read ahead for the old place is given."""
     source = Slow(0.0)
     batches = Batches(source, ReadPlace(0, 1, 2, 1, CPU))
@@ -212,7 +212,7 @@ class Hanging(Slow):
         return {"tokens": np.arange(i, i + 5, dtype=np.uint16), "pixels": np.full(2, i)}
 
 
-def test_what_was_read_before_a_jump_is_not_written_into_what_is_read_after_it(monkeypatch, ours):
+def test_late_read_does_not_overwrite_new_samples(monkeypatch, ours):
     """A thread that waits for its storage for longer than `begin` waits for the thread."""
     monkeypatch.setattr(read_ahead, "PATIENCE", 0.01)
     source = Hanging()
@@ -228,7 +228,7 @@ def test_what_was_read_before_a_jump_is_not_written_into_what_is_read_after_it(m
     reader.close()
 
 
-def test_an_error_in_a_sample_reaches_the_step_that_needs_it():
+def test_sample_error_is_raised_at_its_step():
     batches = Batches(Slow(0.0), ReadPlace(0, 1, 32, 8, CPU))
     batches.take(0, 0)
     batches.take(32, 1)
@@ -284,7 +284,7 @@ def read_by_one(broken: bool) -> list:
     return [values, pixels, bool(source.asked)]
 
 
-def test_peers_get_what_the_first_of_them_reads():
+def test_peers_receive_batches_of_reading_rank():
     alone = Batches(Shared(0.0), ReadPlace(0, 1, 4, 2, CPU))
     wanted = [batch.tokens.tolist() for step in range(3) for batch in alone.take(4 * step, step)]
     wanted += [batch.tokens.tolist() for batch in alone.read_held_out(3)]
@@ -295,7 +295,7 @@ def test_peers_get_what_the_first_of_them_reads():
     assert [first[2], *(each[2] for each in others)] == [True, False, False]
 
 
-def test_what_the_reading_rank_raises_reaches_its_peers():
+def test_error_of_reading_rank_reaches_peers():
     for told in get_pool(3).run(read_by_one, True):
         assert "there is no sample 64" in told[0]
 
@@ -325,7 +325,7 @@ def held_out_by_one() -> str:
     return "nothing"
 
 
-def test_peers_of_a_rank_that_cannot_read_what_is_held_out_fail_with_it_and_say_whose_error_it_is():
+def test_held_out_read_error_reaches_peers():
     first, *others = get_pool(3).run(held_out_by_one)
     assert first == "OSError: the disk is gone"
     assert others == ["PeerFailed: the rank that reads for this one failed: OSError: the disk is gone"] * 2

@@ -49,7 +49,7 @@ def run(recompute, compile=False):
     return block, loss.detach(), hidden.grad, collected
 
 
-def test_recomputed_blocks_give_the_same_and_count_once():
+def test_recomputed_blocks_match_and_count_metrics_once():
     plain, loss, grad, kept = run(Recompute.none)
     again, loss2, grad2, kept2 = run(Recompute.full)
     assert (plain.calls, again.calls) == (1, 2)
@@ -107,13 +107,13 @@ def test_selective_recomputes_the_attention_alone(put):
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
 
 
-def test_names_of_parameters_stay():
+def test_recompute_keeps_parameter_names():
     block, *_ = run(Recompute.full)
     assert [name for name, _ in block.named_parameters()] == ["weight"]
 
 
 @pytest.mark.nightly
-def test_compiled_blocks_give_the_same():
+def test_compiled_blocks_match_uncompiled_gradients():
     results = []
     for recompute in Recompute:
         for compile in (False, True):
@@ -133,7 +133,7 @@ class Penalised(nn.Module):
 
 
 @pytest.mark.nightly
-def test_a_term_in_a_compiled_block_gets_the_coefficient_of_its_backward_pass():
+def test_compiled_block_uses_coefficient_of_backward():
     """It is known only then: loss scale over the tokens of the whole step."""
     block, hidden = Penalised(), torch.randn(2, 3, 4, requires_grad=True)
     make_finish(Recompute.none, True)(block, "blocks.0")

@@ -40,12 +40,12 @@ def test_secrets_on_the_command_line_are_hidden():
         "TOKEN",
     ],
 )
-def test_names_of_secrets(key):
+def test_secret_key_names_are_detected(key):
     assert looks_secret(key)
 
 
 @pytest.mark.parametrize("key", ["data.tokenizer", "tokens", "key", "run.seed", "keys", "max_tokens", "secretary"])
-def test_names_that_are_no_secrets(key):
+def test_plain_key_names_are_not_secret(key):
     assert not looks_secret(key)
 
 
@@ -53,12 +53,12 @@ def test_names_that_are_no_secrets(key):
     "content",
     [{"track": {"x": {"api_key": "abc"}}}, {"data": {"path": ["a", "s3://me:hunter2@bucket/x"]}}, {"token": "t"}],
 )
-def test_no_secret_is_written(content):
+def test_content_with_secret_is_refused(content):
     with pytest.raises(UserError, match="holds a secret"):
         refuse_secrets(content)
 
 
-def test_what_is_no_secret_or_a_reference_is_written():
+def test_content_without_secret_is_accepted():
     refuse_secrets({"token": "${oc.env:T}", "data": {"path": "s3://bucket/x"}, "api_key": None, "n": 3})
 
 
@@ -83,7 +83,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_that_holds_a_secret_is_refused_and_hidden(text):
+def test_text_with_secret_is_refused_and_hidden(text):
     contents = [{"x": text}, {"x": [text]}, {"x": [["a", text]]}, {"x": [{"y": text}]}, {"x": {"y": [{"z": [text]}]}}]
     for content in contents:
         with pytest.raises(UserError, match="holds a secret") as caught:
@@ -96,7 +96,7 @@ def test_text_that_holds_a_secret_is_refused_and_hidden(text):
 
 
 @pytest.mark.parametrize("key", ["wandb_key", "x.auth", "auth"])
-def test_option_that_may_be_secret_is_judged_by_its_value(key):
+def test_ambiguous_key_is_judged_by_value(key):
     with pytest.raises(UserError, match="holds a secret"):
         refuse_secrets({key: RANDOM})
     assert redact(f"{key}={RANDOM}") == f"{key}=***"
@@ -104,7 +104,7 @@ def test_option_that_may_be_secret_is_judged_by_its_value(key):
 
 
 @pytest.mark.parametrize("value", ["${oc.env:X}sk-real", "sk-real${oc.env:X}", "${oc.env:X,sk-real}"])
-def test_reference_exempts_nothing_but_itself(value):
+def test_reference_next_to_secret_is_refused(value):
     with pytest.raises(UserError, match="holds a secret"):
         refuse_secrets({"password": value})
     assert redact(f"x.password={value}") == "x.password=***"
@@ -126,7 +126,7 @@ def test_reference_exempts_nothing_but_itself(value):
         "docker run -u 1000:1000 x",
     ],
 )
-def test_text_without_a_secret_is_written(text):
+def test_text_without_secret_is_accepted(text):
     refuse_secrets({"x": text, "y": [text]})
     assert redact(f"x={text}") == f"x={text}"
 
@@ -142,5 +142,5 @@ def test_text_without_a_secret_is_written(text):
         ("launch.setup=['export WANDB_API_KEY=abc']", "launch.setup=['export WANDB_API_KEY=***']"),
     ],
 )
-def test_command_line_hides_the_secret_alone(word, hidden):
+def test_redact_hides_only_the_secret(word, hidden):
     assert redact(word) == hidden

@@ -42,7 +42,7 @@ def stored(run_dir: Path, id: CheckpointId) -> dict[str, torch.Tensor]:
         return {shard.name: shard.local.detach().clone() for shard in s.runtime.shards()}
 
 
-def test_the_first_replica_along_these_axes_is_primary():
+def test_first_replica_is_primary():
     """Of three replicas of two shards, each on two ranks of `tp`: their writing is spread over `tp` alone."""
     mesh = Mesh.of({"dp_replicate": 3, "dp_shard": 2, "tp": 2})
     cut = Layout((8, 4), divisions=(Division(("dp_shard",), ((0, 4, 8),)),))
@@ -73,7 +73,7 @@ def test_a_checkpoint_holds_the_first_replica(tmp_path):
             assert torch.equal(weight, first[name]), name
 
 
-def test_replicas_that_met_are_alike(tmp_path):
+def test_replicas_are_equal_after_synchronization(tmp_path):
     (_, first), (_, second) = get_pool(2).run(lived, tmp_path / "run", *WORDS, "run.steps=4")
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -89,6 +89,6 @@ def mixes(run_dir: Path) -> str:
         return f"{refused.value}"
 
 
-def test_arrays_that_would_be_mixed_are_refused_by_name(tmp_path):
+def test_array_assumed_equal_on_replicas_is_refused(tmp_path):
     for said in get_pool(2).run(mixes, tmp_path / "run"):
         assert "optimizer/own/head is kept as if all ranks along dp_replicate had the same values" in said

@@ -54,7 +54,7 @@ def test_large_model_is_named_before_it_is_built(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_run_leaves_everything_it_promises(runs):
+def test_run_writes_all_expected_files(runs):
     printed = runs.train(
         "run.dir=out",
         "track=[console,jsonl,tensorboard]",
@@ -96,7 +96,7 @@ def test_a_run_leaves_everything_it_promises(runs):
     assert "6/6" in printed or "step 6" in printed, printed
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(runs):
+def test_same_seed_repeats_the_run(runs):
     runs.train("run.dir=a")
     runs.train("run.dir=b")
     runs.train("run.dir=c", "run.seed=1")
@@ -110,7 +110,7 @@ NIGHTLY = pytest.mark.nightly
 @pytest.mark.parametrize(  # fp16 has most to restore: its loss scale too
     "precision", ["fp16", pytest.param("fp32", marks=NIGHTLY), pytest.param("bf16", marks=NIGHTLY)]
 )
-def test_a_killed_run_goes_on_as_if_never_killed(runs, precision):
+def test_killed_run_resumes_with_identical_curve(runs, precision):
     settings = ("run.steps=24", "checkpoint.every=4", f"precision={precision}", "optimizer=adamw")
     runs.train("run.dir=whole", *settings)
     killed = runs.fork("run.dir=killed", *settings)
@@ -123,7 +123,7 @@ def test_a_killed_run_goes_on_as_if_never_killed(runs, precision):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(8))
-def test_kills_at_random_moments_lose_nothing(runs, seed):
+def test_random_kills_keep_identical_curve(runs, seed):
     chance = random.Random(seed)
     width, every = chance.choice([1, 2]), chance.choice([1, 2, 5])
     settings = ("run.steps=20", f"checkpoint.every={every}", f"launch.processes={width}")
@@ -162,7 +162,7 @@ def test_from_starts_afresh_with_the_same_settings(runs):
 
 
 @pytest.mark.parametrize(("name", "code", "reason"), [("SIGTERM", 75, "preempted"), ("SIGINT", 130, "signal")])
-def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name, code, reason):
+def test_signal_saves_checkpoint_and_ends_processes(runs, name, code, reason):
     start = runs.start if name == "SIGINT" else runs.fork  # Ctrl-C reaches all of a group, and a fork is in another
     process = start("run.dir=out", "run.steps=100000", "parallel=ddp", "launch.processes=2", "track=[console,jsonl]")
     runs.wait_for_step(process, "out", 3)
@@ -219,7 +219,7 @@ def test_sigterm_to_a_rank_restarts_the_run_once(runs):
     assert read_ending(out).reason == "preempted"
 
 
-def test_two_ranks_save_and_one_and_four_go_on(runs):
+def test_two_rank_checkpoint_resumes_on_other_widths(runs):
     layout = ("run.deterministic=on", "optimizer=adamw", "checkpoint.every=3", "precision=fp64")
     runs.train("run.dir=two", "parallel=ddp", "launch.processes=2", "run.steps=3", "schedule=constant", *layout)
     runs.train("run.dir=straight", "run.steps=6", "schedule=constant", *layout)
@@ -235,7 +235,7 @@ def test_two_ranks_save_and_one_and_four_go_on(runs):
             assert norm == pytest.approx(norm2, rel=1e-10), step
 
 
-def test_ddp_is_one_process_bit_by_bit(runs):
+def test_ddp_matches_one_process_bitwise(runs):
     common = ("run.deterministic=on", "batch.micro_size=1", "validate.every=3", "validate.samples=5")
     runs.train("run.dir=one", "parallel=single", "parallel.groups=2", *common)
     runs.train("run.dir=two", "parallel=ddp", "launch.processes=2", *common)
@@ -247,14 +247,14 @@ def test_ddp_is_one_process_bit_by_bit(runs):
     same(state(runs.directory, "one"), state(runs.directory, "two"))
 
 
-def test_recompute_and_muon_and_accumulation_run(runs):
+def test_recompute_with_muon_and_accumulation_matches(runs):
     plain = ("optimizer=muon", "batch.micro_size=2")
     runs.train("run.dir=plain", *plain)
     runs.train("run.dir=recomputed", *plain, "run.recompute=full")
     assert runs.read_curve("plain") == runs.read_curve("recomputed")
 
 
-def test_what_is_not_finite_stops_before_the_weights_change(runs):
+def test_nonfinite_loss_stops_before_weight_update(runs):
     printed = runs.train("run.dir=out", "precision=fp32", "optimizer.learning_rate=1e30", "checkpoint.every=1", code=3)
     last = runs.read_records("out")[-1]
     assert last["finite"] is False

@@ -59,7 +59,7 @@ def test_links_out_of_the_run_directory_are_refused(run_dir):
     assert (run_dir.parent / "thesis.txt").read_text() == "my thesis"
 
 
-def test_links_of_the_user_within_a_run_directory_are_kept(run_dir):
+def test_user_links_in_run_directory_are_allowed(run_dir):
     """Checkpoints on another disk, a tracker's link to its newest run, data beside the run."""
     shutil.rmtree(run_dir / "checkpoints")
     for name in ("checkpoints", "data"):
@@ -134,7 +134,7 @@ def test_writers_refuse_a_pipe(run_dir, name):
         WRITERS[name](run_dir)
 
 
-def test_sparse_file_beyond_the_size_limit_is_refused_unread(run_dir):
+def test_file_beyond_size_limit_is_not_read(run_dir):
     for name, read in READERS.items():
         with (run_dir / name).open("wb") as file:
             file.truncate(1 << 42)
@@ -143,7 +143,7 @@ def test_sparse_file_beyond_the_size_limit_is_refused_unread(run_dir):
 
 
 @pytest.mark.parametrize("name", [".lock", "own-file", "logs/rank-00000.log"])
-def test_run_directory_that_holds_a_pipe_is_not_locked(run_dir, name):
+def test_run_directory_with_pipe_is_not_locked(run_dir, name):
     os.mkfifo(run_dir / name)
     for hold in (RunDirectory(run_dir).lock, RunDirectory(run_dir).share):
         with pytest.raises(UserError, match=f"{run_dir / name} is a named pipe"):
@@ -174,7 +174,7 @@ def test_run_directory_of_another_user_is_refused(shared_run_dir):
 
 
 @as_root
-def test_files_of_other_users_in_a_shared_run_directory_are_refused(shared_run_dir):
+def test_files_of_other_users_are_refused(shared_run_dir):
     run_dir = shared_run_dir
     run_dir.chmod(0o755)
     os.chown(run_dir, SOMEBODY, -1)

@@ -31,7 +31,7 @@ def directory(tmp_path):
     made.unlock()
 
 
-def test_what_is_written_describes_the_run(directory):
+def test_run_directory_describes_the_run(directory):
     assert yaml.safe_load(directory.config.read_text())["run"]["steps"] == 5
     parts = json.loads(directory.parts.read_text())
     assert parts["model"] == {"part": "tiny", "distribution": "gangline-basics", "version": parts["model"]["version"]}
@@ -43,7 +43,7 @@ def test_what_is_written_describes_the_run(directory):
     assert directory.checkpoints.is_dir()
 
 
-def test_the_code_of_a_package_has_a_name_that_any_change_changes(tmp_path, monkeypatch):
+def test_source_identity_changes_with_code(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     names = set()
     for path in ("alone_one.py", "folder_one/__init__.py", "folder_one/deep/part.py"):
@@ -57,7 +57,7 @@ def test_the_code_of_a_package_has_a_name_that_any_change_changes(tmp_path, monk
     assert provenance.identify_source("not_installed.part") == ""
 
 
-def test_the_run_is_read_back_with_the_directory_where_it_lies_now(directory, tmp_path):
+def test_moved_run_reads_its_new_directory(directory, tmp_path):
     moved = tmp_path / "moved"
     directory.path.rename(moved)
     run = RunDirectory.open(moved).run()
@@ -66,7 +66,7 @@ def test_the_run_is_read_back_with_the_directory_where_it_lies_now(directory, tm
     assert to_dict(run) == yaml.safe_load((moved / "config.yaml").read_text())
 
 
-def test_paths_of_files_are_written_in_full_and_read_from_anywhere(tmp_path, monkeypatch):
+def test_relative_data_paths_are_written_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CURVES", "curves")
     run = build_default_run(run={"dir": "out"})
@@ -87,7 +87,7 @@ def test_paths_of_files_are_written_in_full_and_read_from_anywhere(tmp_path, mon
     assert content["model"]["weights"] is None
 
 
-def test_an_open_choice_stays_open_in_the_file(tmp_path, monkeypatch):
+def test_unset_directory_stays_unset_in_config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = RunDirectory.create(build_default_run(run={"name": "a b/c"}))
     assert made.path.parent.name == "runs"
@@ -99,7 +99,7 @@ def test_an_open_choice_stays_open_in_the_file(tmp_path, monkeypatch):
     other.unlock()
 
 
-def test_two_runs_of_one_second_do_not_meet(tmp_path, monkeypatch):
+def test_runs_of_one_second_get_different_directories(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = make_fresh("x")
     first.mkdir(parents=True)
@@ -113,7 +113,7 @@ def test_a_half_written_configuration_is_refused(directory, content):
         RunDirectory.open(directory.path)
 
 
-def test_every_cut_of_the_file_is_noticed(directory):
+def test_every_truncated_configuration_is_refused(directory):
     text = directory.config.read_text()
     for length in range(0, len(text) - 1, 37):
         directory.config.write_text(text[:length])
@@ -127,12 +127,12 @@ def test_a_directory_without_a_configuration_is_refused(directory):
         RunDirectory.open(directory.path)
 
 
-def test_a_missing_directory_is_refused_and_its_neighbours_are_named(directory):
+def test_missing_directory_lists_neighbouring_runs(directory):
     with pytest.raises(UserError, match=f"Runs there: {directory.path}"):
         RunDirectory.open(directory.path.with_name("outt"))
 
 
-def test_missing_run_directory_names_runs_of_the_usual_folder(tmp_path, monkeypatch):
+def test_missing_directory_lists_runs_of_default_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "config.yaml").touch()
@@ -140,7 +140,7 @@ def test_missing_run_directory_names_runs_of_the_usual_folder(tmp_path, monkeypa
         RunDirectory.open("last")
 
 
-def test_a_directory_that_holds_a_run_is_not_taken_again(directory):
+def test_directory_with_run_is_not_reused(directory):
     directory.unlock()
     with pytest.raises(UserError, match="already holds a run") as caught:
         RunDirectory.create(build_default_run(run={"dir": str(directory.path)}))
@@ -148,7 +148,7 @@ def test_a_directory_that_holds_a_run_is_not_taken_again(directory):
     assert f"train from={directory.path}" in str(caught.value)
 
 
-def test_a_directory_that_may_not_be_written_is_refused():
+def test_unwritable_directory_is_refused():
     code = (
         "import os, sys\n"
         "from gangline.run.directory import RunDirectory\nfrom gangline.config.defaults import build_default_run\n"
@@ -166,7 +166,7 @@ def test_a_directory_that_may_not_be_written_is_refused():
             assert f"cannot write the run directory {target}: Permission denied." in done.stderr
 
 
-def test_a_file_in_the_way_is_refused(tmp_path):
+def test_file_in_place_of_directory_is_refused(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(UserError, match="cannot write the run directory"):
         RunDirectory.create(build_default_run(run={"dir": str(tmp_path / "out")}))
@@ -182,7 +182,7 @@ time.sleep(60)
 """
 
 
-def test_a_second_process_is_refused_while_the_first_lives(directory):
+def test_locked_directory_refuses_second_process(directory):
     directory.unlock()
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(directory.path)], stdout=subprocess.PIPE, text=True)
     try:
@@ -212,18 +212,18 @@ for _ in range(2):
 """
 
 
-def test_a_file_system_without_locks_is_used_and_told_once(directory):
+def test_file_system_without_locks_is_noted_once(directory):
     done = subprocess.run([sys.executable, "-c", UNLOCKED, str(directory.path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("knows no locks") == 1
 
 
-def test_the_first_of_two_creators_wins(directory):
+def test_second_creator_of_directory_is_refused(directory):
     with pytest.raises(UserError, match="is in use"):
         RunDirectory.create(build_default_run(run={"dir": str(directory.path)}))
 
 
-def test_a_kill_while_writing_leaves_the_old_file_or_the_new_one(tmp_path):
+def test_kill_while_writing_leaves_complete_file(tmp_path):
     target = tmp_path / "config.yaml"
     old, new = "old\n" * 20000, "new\n" * 20000
     code = (
@@ -240,20 +240,20 @@ def test_a_kill_while_writing_leaves_the_old_file_or_the_new_one(tmp_path):
         assert target.read_text() in (old, new)
 
 
-def test_nothing_is_left_beside_a_file_that_could_not_be_written(tmp_path):
+def test_failed_write_leaves_no_temporary_file(tmp_path):
     with pytest.raises(TypeError):
         write_whole(tmp_path / "a", 5)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_facts_are_added(directory):
+def test_provenance_facts_are_added(directory):
     directory.add_provenance("data", {"fingerprint": "abc"})
     facts = RunDirectory.open(directory.path).read_provenance()
     assert facts["data"] == {"fingerprint": "abc"}
     assert len(facts["starts"]) == 1
 
 
-def test_a_resumed_run_notes_its_start_and_keeps_where_it_was_to_lie(directory):
+def test_resume_adds_start_with_changed_options(directory):
     run = directory.run()
     run.job.steps = 9
     directory.rewrite(run, ["train", "resume=out"], {"run.steps": [5, 9]})
@@ -262,7 +262,7 @@ def test_a_resumed_run_notes_its_start_and_keeps_where_it_was_to_lie(directory):
     assert [start["changed"] for start in starts] == [{}, {"run.steps": [5, 9]}]
 
 
-def test_a_resumed_run_that_is_refused_keeps_its_configuration_until_it_has_begun(directory):
+def test_refused_resume_restores_configuration(directory):
     run, before = directory.run(), directory.config.read_text()
     run.job.steps = 9
     directory.rewrite(run)
@@ -274,7 +274,7 @@ def test_a_resumed_run_that_is_refused_keeps_its_configuration_until_it_has_begu
     assert directory.read_content()["run"]["steps"] == 9
 
 
-def test_other_versions_of_parts_are_told(directory):
+def test_changed_part_versions_are_reported(directory):
     parts = json.loads(directory.parts.read_text())
     version = parts["optimizer"]["version"]
     parts["optimizer"]["version"] = "0.0.1"
@@ -291,7 +291,7 @@ def git(folder, *words):
     subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@example.org", *words], cwd=folder, check=True)
 
 
-def test_the_commit_and_whether_it_is_dirty_are_told(tmp_path):
+def test_provenance_records_commit_and_dirty_state(tmp_path):
     assert provenance.read_git(tmp_path) is None
     git(tmp_path, "init", "-q")
     (tmp_path / "file").write_text("one")
@@ -329,7 +329,7 @@ def test_a_run_that_was_refused_leaves_no_directory(tmp_path):
     kept.unlock()
 
 
-def test_what_cannot_be_written_whole_leaves_no_directory(tmp_path, monkeypatch):
+def test_failed_creation_leaves_no_directory(tmp_path, monkeypatch):
     monkeypatch.setattr("gangline.run.directory.find_part_versions", lambda run: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         RunDirectory.create(build_default_run(run={"dir": str(tmp_path / "runs" / "new")}))

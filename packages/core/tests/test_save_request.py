@@ -18,11 +18,11 @@ def session(launch: LaunchConfig) -> Session:
     return cast(Session, SimpleNamespace(step=7, run=SimpleNamespace(launch=launch)))
 
 
-def test_a_rank_that_asked_for_nothing_saves_with_the_others() -> None:
+def test_save_without_request_uses_default_request() -> None:
     assert make_request(session(LocalLaunch()), None, stops=False) == SaveRequest(7)
 
 
-def test_what_a_checkpointer_asked_for_reaches_its_save() -> None:
+def test_checkpointer_request_is_passed_to_save() -> None:
     mine = SaveRequest(7, tiers=("near",))
     assert make_request(session(LocalLaunch()), mine, stops=False) is mine
 
@@ -38,7 +38,7 @@ def test_what_a_checkpointer_asked_for_reaches_its_save() -> None:
         (LocalLaunch(grace_seconds=60, signal_seconds=30), True, 30),
     ],
 )
-def test_the_save_of_a_run_that_a_signal_ends_is_the_last_and_has_a_deadline(
+def test_save_after_signal_is_last_with_deadline(
     monkeypatch: pytest.MonkeyPatch, launch: LaunchConfig, watched: bool, seconds: float | None
 ) -> None:
     monkeypatch.setattr("gangline.launch.signals._watched", watched)

@@ -29,7 +29,7 @@ def through_yaml(content: dict) -> dict:
     return yaml.safe_load(yaml.safe_dump(content, sort_keys=False))
 
 
-def test_a_run_goes_through_yaml_and_back():
+def test_run_round_trips_through_yaml():
     run = build_default_run(optimizer=Adamw(learning_rate=1e-5), run={"name": "on", "steps": 7}, model="llama3-8b")
     assert from_dict(through_yaml(to_dict(run))) == run
 
@@ -47,7 +47,7 @@ def parts_of_core() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("group", "name"), parts_of_core())
-def test_every_part_of_core_goes_through_yaml_and_back(group, name):
+def test_every_core_part_round_trips_through_yaml(group, name):
     run = build_default_run(**{group: name})
     content = through_yaml(to_dict(run))
     assert content["parts"][group] == name
@@ -63,7 +63,7 @@ def test_every_part_of_core_goes_through_yaml_and_back(group, name):
     recompute=st.sampled_from(Recompute),
 )
 @settings(max_examples=100, deadline=None)
-def test_values_survive_whatever_they_are(steps, rate, name, micro, path, recompute):
+def test_option_values_round_trip_through_yaml(steps, rate, name, micro, path, recompute):
     run = build_default_run(
         run={"steps": steps, "name": name, "recompute": recompute},
         batch={"micro_size": micro},
@@ -73,7 +73,7 @@ def test_values_survive_whatever_they_are(steps, rate, name, micro, path, recomp
     assert from_dict(through_yaml(to_dict(run))) == run
 
 
-def test_the_document_says_what_was_chosen_and_is_complete():
+def test_run_document_is_complete():
     content = to_dict(build_default_run(track=["jsonl"]))
     assert content["parts"]["track"] == ["jsonl"]
     assert set(content["track"]) == {"jsonl"}
@@ -82,7 +82,7 @@ def test_the_document_says_what_was_chosen_and_is_complete():
     assert content["run"]["dir"] is None  # what was left open stays open
 
 
-def test_every_mistake_is_told_at_once():
+def test_all_mistakes_are_reported_at_once():
     content = to_dict(build_default_run())
     content["run"]["stepz"] = 3
     content["optimizer"]["learning_rate"] = "fast"
@@ -113,14 +113,14 @@ def test_a_group_without_a_part_is_refused():
         from_dict(content)
 
 
-def test_options_of_a_tracker_that_is_not_chosen_are_refused():
+def test_options_of_unselected_tracker_are_refused():
     content = to_dict(build_default_run(track=["jsonl"]))
     content["track"]["console"] = {}
     with pytest.raises(UserError, match=r"track\.console is set, but console is not chosen"):
         from_dict(content)
 
 
-def test_what_comes_from_the_environment_is_looked_up_and_never_written(monkeypatch):
+def test_environment_references_are_resolved_but_kept(monkeypatch):
     monkeypatch.setenv("PLACE", "sh-secret")
     monkeypatch.setenv("STEPS", "12")
     content = to_dict(build_default_run())
@@ -133,7 +133,7 @@ def test_what_comes_from_the_environment_is_looked_up_and_never_written(monkeypa
     assert "sh-secret" not in yaml.safe_dump(to_dict(run))
 
 
-def test_a_variable_that_is_not_set_is_named(monkeypatch):
+def test_unset_environment_variable_is_named(monkeypatch):
     monkeypatch.delenv("NOWHERE", raising=False)
     content = to_dict(build_default_run())
     content["run"]["name"] = "${oc.env:NOWHERE}"
@@ -144,7 +144,7 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch):
 # --- a run in plain Python -------------------------------------------------------------------------------------------
 
 
-def test_a_run_in_plain_python_takes_names_configurations_and_dicts():
+def test_python_run_accepts_names_configurations_and_dicts():
     run = build_default_run(model="gpt2-124m", optimizer=Adamw(learning_rate=1.0), run={"steps": 3}, track=["jsonl"])
     assert installed().find_part(run.model).part.name == "gpt2-124m"
     assert (run.optimizer.learning_rate, run.steps, list(run.track)) == (1.0, 3, ["jsonl"])
@@ -225,19 +225,19 @@ MISFITS: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("hint", "value", "wanted"), FITS, ids=str)
-def test_a_value_that_fits(hint, value, wanted):
+def test_valid_value_is_converted(hint, value, wanted):
     found = convert(hint, value)
     assert found == wanted
     assert type(found) is type(wanted)
 
 
 @pytest.mark.parametrize(("hint", "value", "message"), MISFITS, ids=str)
-def test_a_value_that_does_not_fit(hint, value, message):
+def test_invalid_value_is_refused(hint, value, message):
     with pytest.raises(Misfit, match=message):
         convert(hint, value)
 
 
-def test_plain_opens_up_what_yaml_cannot_hold():
+def test_to_plain_converts_enums_paths_and_dataclasses():
     assert to_plain({"a": (Shade.dark, Path("x")), "b": Nested(2, ["n"])}) == {
         "a": ["dark", "x"],
         "b": {"size": 2, "names": ["n"]},
@@ -263,7 +263,7 @@ class _Outer:
     inner: _Inner = field(default_factory=lambda: _Inner(["b", "c"], 2))
 
 
-def test_what_is_said_of_a_section_leaves_the_rest_of_it_at_its_own_default():
+def test_partial_section_keeps_other_field_defaults():
     """A field may have another default than its class."""
     problems: list = []
     assert fill(_Outer, {"inner": {"count": 5}}, "outer", problems) == _Outer(_Inner(["b", "c"], 5))

@@ -69,7 +69,7 @@ registries = meshes.flatmap(
 
 @settings(deadline=None)
 @given(registries)
-def test_primary_boxes_tile_and_each_has_one_primary(registry):
+def test_primary_boxes_tile_each_array(registry):
     for name in registry:
         written = np.zeros(registry[name].shape, dtype=int)
         for rank in range(registry.mesh.world):
@@ -85,7 +85,7 @@ def test_primary_boxes_tile_and_each_has_one_primary(registry):
 
 @settings(deadline=None)
 @given(registries)
-def test_holders_are_who_of_rank_says(registry):
+def test_holders_match_boxes_of_each_rank(registry):
     for name in registry:
         held = {}
         for rank in range(registry.mesh.world):
@@ -100,7 +100,7 @@ def test_holders_are_who_of_rank_says(registry):
 
 @settings(deadline=None)
 @given(registries)
-def test_boundaries_are_those_of_the_boxes(registry):
+def test_boundaries_include_every_box_edge(registry):
     for name in registry:
         boundaries = registry[name].list_boundaries()
         for box in registry.list_boxes(name):
@@ -110,7 +110,7 @@ def test_boundaries_are_those_of_the_boxes(registry):
 
 @settings(deadline=None)
 @given(st.data())
-def test_what_one_layout_writes_any_other_reads(data):
+def test_array_written_in_one_layout_reads_in_any(data):
     writer_mesh, reader_mesh = data.draw(meshes), data.draw(meshes)
     writer = Registry.of(writer_mesh, {"a": data.draw(layouts(writer_mesh))})
     shape = writer["a"].shape
@@ -129,7 +129,7 @@ def test_what_one_layout_writes_any_other_reads(data):
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 8))
-def test_replicas_share_the_writing(sizes, width):
+def test_replicas_share_writes_evenly(sizes, width):
     registry = Registry.of(
         Mesh.of({"dp_replicate": width}), {f"model/{i}": Layout((size,)) for i, size in enumerate(sizes)}
     )
@@ -143,14 +143,14 @@ def test_replicas_share_the_writing(sizes, width):
     assert max(load) - min(load) <= 4 * max(sizes)
 
 
-def test_the_registry_does_not_depend_on_the_order_of_arrays():
+def test_registry_is_independent_of_array_order():
     mesh = Mesh.of({"dp_replicate": 3})
     arrays = {f"model/{i}": Layout((i % 5 + 1, 7)) for i in range(20)}
     again = Registry.of(mesh, dict(reversed(arrays.items())))
     assert Registry.of(mesh, arrays).layouts == again.layouts
 
 
-def test_a_fold_and_what_is_beside_it_are_two_digits_of_one_axis():
+def test_fold_and_rest_divide_one_axis():
     mesh = Mesh.of({"dp_shard": 8})
     on_fold, beside = Division(("dp_shard",), ((0, 3, 6),)), Division(("dp_shard",), ((0, 1, 2, 3, 4),), 1, every=2)
     registry = Registry.of(mesh, {"x": Layout((6, 4), divisions=(on_fold, beside))})
@@ -171,7 +171,7 @@ def test_rows_of_a_stack_are_a_few_boxes():
     ]
 
 
-def test_padding_never_shows():
+def test_padded_rows_are_not_in_boxes():
     """Ranges that go on past the last row, as a padded bucket has them."""
     for shape in ((10, 3), (2, 5, 3), (2, 5, 1, 3)):
         layout = Layout(shape, divisions=(Division(("dp_shard",), ((0, 4, 8, 12, 16),), rows=True),))
@@ -179,7 +179,7 @@ def test_padding_never_shows():
         assert rows == [4, 4, 2, 0]
 
 
-def test_like_and_or():
+def test_add_like_and_union_of_registries():
     registry = Registry.of(Mesh.of({"dp_replicate": 2}), {"model/a": Layout((2, 3)), "model/b": Layout((4,))})
     state = registry.add_like("optimizer/m", ["model/a"], "bfloat16")
     assert list(state) == ["optimizer/m/a"]
@@ -189,7 +189,7 @@ def test_like_and_or():
         registry | Registry.of(registry.mesh, {"model/a": Layout((2, 4))})
 
 
-def test_a_box_nobody_holds_is_a_lookup_error():
+def test_unheld_box_raises_lookup_error():
     registry = Registry.of(Mesh.of({}), {"model/a": Layout((2, 3))})
     with pytest.raises(LookupError, match="model/a has no box"):
         registry.find_holders("model/a", Box((0, 0), (1, 3)))

@@ -111,7 +111,7 @@ def saved(run_dir: Path) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("asked", STOP, ids=lambda asked: asked.name)
-def test_what_is_handed_on_is_the_same_request_and_says_which(asked, monkeypatch):
+def test_forwarded_signal_is_the_same_request(asked, monkeypatch):
     clock = iter([0.0, 100.0, 100.5, 100.0 + SAME_REQUEST_SECONDS * 2])
     monkeypatch.setattr("gangline.launch.signals.time.monotonic", lambda: next(clock))
     requests = Requests()
@@ -134,7 +134,7 @@ def test_answer_signal_refuses_a_signal_with_a_meaning(signum):
 
 
 @pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGHUP])
-def test_stop_signals_leave_out_signals_ignored_from_the_start(ignored):
+def test_stop_signals_exclude_initially_ignored_signals(ignored):
     assert stop_signals() == STOP
     before = signal.signal(ignored, signal.SIG_IGN)
     try:
@@ -145,12 +145,12 @@ def test_stop_signals_leave_out_signals_ignored_from_the_start(ignored):
         signal.signal(ignored, before)
 
 
-def test_a_signal_without_a_name_is_told_by_its_number():
+def test_unnamed_signal_is_reported_by_number():
     assert describe_end(-HandedOn.SIGTERM) == f"it was killed by signal {HandedOn.SIGTERM:d}"
     assert describe_end(-signal.SIGTERM) == "it was killed by SIGTERM"
 
 
-def test_ctrl_c_ends_the_ranks_at_a_step_boundary(running):
+def test_ctrl_c_ends_ranks_at_step_boundary(running):
     one = running["ctrl-c"]
     one.wait_for("step")
     stop_all(one, signal.SIGINT)
@@ -159,7 +159,7 @@ def test_ctrl_c_ends_the_ranks_at_a_step_boundary(running):
     assert "Traceback" not in printed
 
 
-def test_sigterm_to_train_alone_does_so_too(running):
+def test_sigterm_to_train_ends_ranks_at_boundary(running):
     one = running["sigterm"]
     one.wait_for("step")
     os.kill(one.pid, signal.SIGTERM)
@@ -168,7 +168,7 @@ def test_sigterm_to_train_alone_does_so_too(running):
     assert "Traceback" not in printed
 
 
-def test_sigterm_to_every_process_does_so_too(running):
+def test_sigterm_to_all_processes_ends_at_boundary(running):
     one = running["all-sigterm"]
     one.wait_for("step")
     stop_all(one, signal.SIGTERM)
@@ -177,7 +177,7 @@ def test_sigterm_to_every_process_does_so_too(running):
     assert "Traceback" not in printed
 
 
-def test_a_second_ctrl_c_ends_them_now(running):
+def test_second_ctrl_c_ends_ranks_at_once(running):
     one = running["impatient"]
     one.wait_for("step")
     os.killpg(one.pid, signal.SIGINT)
@@ -189,7 +189,7 @@ def test_a_second_ctrl_c_ends_them_now(running):
     assert not list(one.run_dir.glob("saved-*"))
 
 
-def test_ranks_that_do_not_hear_are_killed_when_their_grace_is_over(running):
+def test_unresponsive_ranks_are_killed_after_grace_period(running):
     one = running["deaf"]
     one.wait_for("step")
     os.kill(one.pid, signal.SIGTERM)
@@ -200,7 +200,7 @@ def test_ranks_that_do_not_hear_are_killed_when_their_grace_is_over(running):
     assert (one.run_dir / "grace").read_text().split()[0] == "1", "seconds; torch's own are 30"
 
 
-def test_no_rank_outlives_a_train_that_was_killed(running):
+def test_ranks_end_with_killed_train(running):
     one = running["agent"]
     one.wait_for("step")
     os.kill(one.pid, signal.SIGKILL)
@@ -208,7 +208,7 @@ def test_no_rank_outlives_a_train_that_was_killed(running):
     assert code == -signal.SIGKILL
 
 
-def test_a_stopped_rank_goes_with_a_train_that_was_killed(running):
+def test_stopped_rank_ends_with_killed_train(running):
     """It cannot end by itself, and would hold its memory, a GPU's too."""
     one = running["stopped"]
     one.wait_for("step")
@@ -241,7 +241,7 @@ def catches(pid: int, signum: signal.Signals) -> bool:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_a_server_that_still_loads_torch_goes_with_its_parent(name):
+def test_loading_fork_server_ends_with_parent(name):
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # in the background it is ignored
     code += "; from gangline_basics.launch import forkserver; forkserver.warm(); print('warm', flush=True); input()"
     parent = subprocess.Popen(

@@ -77,14 +77,14 @@ def test_run_name_is_printable():
     assert "must be printable text in one line" in problem.what
 
 
-def test_encoding_without_a_letter_shows_its_escape(tmp_path):
+def test_unencodable_letter_is_printed_escaped(tmp_path):
     RunDirectory.create(build_default_run(run={"dir": str(tmp_path / "a"), "name": "é"})).unlock()
     command = [sys.executable, "-m", "gangline", "runs", str(tmp_path)]
     done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=240)
     assert b"\\xe9" in done.stdout, done.stderr
 
 
-def test_files_of_a_run_are_utf8_in_every_locale(tmp_path):
+def test_run_files_are_utf8_in_every_locale(tmp_path):
     code = (
         "import sys\nfrom gangline.config.defaults import build_default_run\n"
         "from gangline.run.directory import RunDirectory\n"
@@ -98,7 +98,7 @@ def test_files_of_a_run_are_utf8_in_every_locale(tmp_path):
     assert RunDirectory.open(tmp_path / "a").run().job.name == "é"
 
 
-def test_word_that_is_no_text_is_refused():
+def test_undecodable_argument_is_refused():
     with pytest.raises(UserError, match="is not text in the encoding of this locale") as caught:
         read(["run.name=\udcc3\udca9"])
     assert "\udcc3" not in str(caught.value)

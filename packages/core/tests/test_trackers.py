@@ -62,7 +62,7 @@ def track(directory: Path, *records: StepRecord, first: int = 0) -> None:
     tracker.end({})
 
 
-def test_a_disk_that_is_full_for_a_while_costs_no_record(tmp_path: Path) -> None:
+def test_full_disk_loses_no_record(tmp_path: Path) -> None:
     """The tracker is not left out for it, people are told once, and a line that was cut is made whole."""
     reporter = Reporter({"jsonl": JsonLinesTracker(None)}, 0.0, 0, None, {})
     reporter.trackers["jsonl"].begin(start(tmp_path))
@@ -81,7 +81,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_record(tmp_path: Path) -> None
     assert "has no room to write" in lines(tmp_path)[2]["notes"][0]
 
 
-def test_a_record_is_one_line_with_floats_in_full(tmp_path):
+def test_record_is_one_line_with_full_floats(tmp_path):
     track(tmp_path, record(1), record(2, loss=math.nan, finite=False, metrics={"blocks.0/load": [1.0, math.inf]}))
     first, second = lines(tmp_path)
     assert first["loss"] == 1 / 3 + 1
@@ -90,7 +90,7 @@ def test_a_record_is_one_line_with_floats_in_full(tmp_path):
     assert second["metrics"] == {"blocks.0/load": [1.0, "inf"]}
 
 
-def test_a_record_is_on_disk_when_it_was_given(tmp_path):
+def test_record_is_written_without_buffering(tmp_path):
     """A kill loses nothing that was said: no buffer holds it back."""
     tracker = JsonLinesTracker(None)
     tracker.begin(start(tmp_path))
@@ -108,13 +108,13 @@ def test_after_a_resume_no_step_appears_twice(tmp_path):
     ]
 
 
-def test_a_run_that_starts_over_forgets_all(tmp_path):
+def test_restart_from_scratch_drops_all_records(tmp_path):
     track(tmp_path, *map(record, range(1, 6)))
     track(tmp_path, record(1, loss=7.0))
     assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [(1, 7.0)]
 
 
-def test_a_way_back_within_a_run_forgets_what_came_after(tmp_path):
+def test_rollback_drops_later_records(tmp_path):
     track(tmp_path, *map(record, range(1, 9)), *(record(step, attempt=2) for step in range(6, 10)))
     assert [(line["step"], line["attempt"]) for line in lines(tmp_path)] == [
         *((step, 1) for step in range(1, 6)),
@@ -122,7 +122,7 @@ def test_a_way_back_within_a_run_forgets_what_came_after(tmp_path):
     ]
 
 
-def test_nothing_that_was_written_is_taken_back(tmp_path):
+def test_metrics_file_is_append_only(tmp_path):
     path = tmp_path / "metrics.jsonl"
     track(tmp_path, *map(record, range(1, 9)))
     before = path.read_bytes() + b'{"step": 9, "lo'  # torn by a kill
@@ -133,7 +133,7 @@ def test_nothing_that_was_written_is_taken_back(tmp_path):
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 400), st.integers(0, 10))
-def test_wherever_a_kill_tore_the_file_it_goes_on_whole(tmp_path_factory, cut, resumed):
+def test_metrics_file_continues_after_any_truncation(tmp_path_factory, cut, resumed):
     directory = tmp_path_factory.mktemp("run")
     track(directory, *map(record, range(1, 11)))
     path = directory / "metrics.jsonl"
@@ -145,7 +145,7 @@ def test_wherever_a_kill_tore_the_file_it_goes_on_whole(tmp_path_factory, cut, r
     assert [line["step"] for line in lines(directory)] == expected
 
 
-def test_what_is_no_record_at_the_end_is_dropped(tmp_path):
+def test_invalid_trailing_lines_are_dropped(tmp_path):
     track(tmp_path, record(1))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write("not json\n[1]\n{}\n")
@@ -153,7 +153,7 @@ def test_what_is_no_record_at_the_end_is_dropped(tmp_path):
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
 
 
-def test_another_path_is_taken(tmp_path):
+def test_metrics_path_option_is_used(tmp_path):
     tracker = JsonLinesTracker(str(tmp_path / "elsewhere" / "records.jsonl"))
     tracker.begin(start(tmp_path))
     tracker.record(record(1))
@@ -161,7 +161,7 @@ def test_another_path_is_taken(tmp_path):
     assert json.loads((tmp_path / "elsewhere" / "records.jsonl").read_text())["step"] == 1
 
 
-def test_kill_9_loses_at_most_the_line_under_way(tmp_path):
+def test_kill_9_loses_at_most_one_line(tmp_path):
     code = (
         "import sys; sys.path[:0] = [sys.argv[1]]\n"
         "from test_trackers import *\n"
@@ -210,7 +210,7 @@ def test_tensorboard_reads_the_curves(tmp_path):
     assert sum(histogram.bucket) == 3
 
 
-def test_tensorboard_drops_the_points_of_a_branch_left_behind(tmp_path):
+def test_tensorboard_drops_points_of_abandoned_branch(tmp_path):
     tracker = TensorBoardTracker(None)
     tracker.begin(start(tmp_path))
     for step in range(1, 9):
@@ -236,7 +236,7 @@ def test_tensorboard_shows_a_running_run(tmp_path):
     tracker.end({})
 
 
-def test_tensorboard_takes_numbers_that_are_none(tmp_path):
+def test_tensorboard_accepts_nan_and_inf(tmp_path):
     tracker = TensorBoardTracker(str(tmp_path / "tensorboard"))
     tracker.begin(start(tmp_path))
     tracker.record(record(1, loss=math.nan, metrics={"a": [math.nan, math.inf], "b": [], "c": [2.0, math.nan]}))
@@ -245,7 +245,7 @@ def test_tensorboard_takes_numbers_that_are_none(tmp_path):
     assert curves(tmp_path).Histograms("c")[0].histogram_value.num == 1
 
 
-def test_writing_curves_asks_neither_torch_nor_tensorflow():
+def test_tensorboard_tracker_imports_no_torch_or_tensorflow():
     code = "import sys, gangline_basics.track.tensorboard; sys.exit(bool({'torch', 'tensorflow'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -266,7 +266,7 @@ def printed(
     return out.getvalue()
 
 
-def test_plain_lines_say_what_matters():
+def test_console_lines_show_main_metrics():
     saved = {"saved": "step-00000001", "checkpoint": "step-00000002"}
     text = printed(record(1), record(2, validation_loss=4.25, **saved), last=2)
     assert "\x1b" not in text, "no control characters off a terminal"
@@ -293,7 +293,7 @@ def test_plain_lines_say_what_matters():
     assert note == "[a] note"
 
 
-def test_the_end_says_how_it_went():
+def test_console_end_shows_summary():
     text = printed(
         record(1, validation_loss=4.25),
         record(2),
@@ -328,13 +328,13 @@ def steps_with_a_line(text: str) -> list[int]:
     return [int(line.split()[1].split("/")[0]) for line in text.splitlines() if line.startswith("step")]
 
 
-def test_lines_come_every_so_many_steps():
+def test_console_prints_line_every_n_steps():
     assert steps_with_a_line(printed(*map(record, range(1, 101)), every=25)) == [1, 25, 50, 75, 100]
     assert 25 <= len(steps_with_a_line(printed(*map(record, range(1, 1001)), last=1000))) <= 35
     assert steps_with_a_line(printed(*map(record, range(1, 4)), last=3)) == [1, 2, 3]
 
 
-def test_what_is_worth_a_line_gets_one():
+def test_console_prints_line_for_events():
     odd = [record(7, validation_loss=1.0), record(8, checkpoint="step-00000008"), record(9, skipped="not finite")]
     saved, again = record(11, saved="step-00000008"), record(13, checkpoint="step-00000013", failed_save="no room")
     text = printed(*map(record, range(1, 7)), *odd, record(10), saved, record(12), again, every=50)
@@ -343,7 +343,7 @@ def test_what_is_worth_a_line_gets_one():
     assert "skipped: not finite" in text
 
 
-def test_on_a_terminal_there_is_a_progress_line():
+def test_terminal_shows_progress_line():
     text = printed(*map(record, range(1, 11)), every=50, terminal=True)
     assert "\x1b[" in text, "it writes over itself"
     assert "━" in text
@@ -360,7 +360,7 @@ def test_the_time_left_follows_the_pace(monkeypatch):
     assert "left 3:00" in out.getvalue()  # 10 steps in 20 s, 90 to go
 
 
-def test_an_ending_without_a_step_is_told_too():
+def test_ending_without_steps_is_printed():
     assert "SIGTERM, 0 steps" in printed(why="SIGTERM")
 
 
@@ -397,7 +397,7 @@ def test_a_record_costs_microseconds(tmp_path, make, most):
     assert spent < most
 
 
-def test_several_validation_sets_are_told_by_name(tmp_path):
+def test_validation_sets_are_printed_by_name(tmp_path):
     losses = {f"set{n}": float(n) for n in range(11)}
     told = record(2, validation_loss=4.25, validation_losses=losses)
     lines = printed(record(1), told, record(3), last=9).splitlines()

@@ -64,7 +64,7 @@ def test_an_error_within_the_loop_ends_the_trackers(tmp_path: Path) -> None:
     assert (summary["step"], summary["steps"]) == (3, 3)
 
 
-def test_so_does_one_behind_the_loop(tmp_path: Path) -> None:
+def test_error_after_the_loop_ends_trackers(tmp_path: Path) -> None:
     tracker = Kept()
     with pytest.raises(OSError, match="the store is gone"):
         train(failing(tmp_path, tracker, "save"))
@@ -88,12 +88,12 @@ def test_lost_peer_is_one_line_without_transport_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", [RuntimeError("away"), KeyboardInterrupt()])
-def test_what_a_tracker_raises_then_hides_nothing(tmp_path: Path, fails: BaseException) -> None:
+def test_tracker_error_does_not_hide_run_error(tmp_path: Path, fails: BaseException) -> None:
     with pytest.raises(ZeroDivisionError, match="step 4 is broken"):
         train(failing(tmp_path, Kept(fails)))
 
 
-def test_a_run_that_ends_well_ends_them_once(tmp_path: Path) -> None:
+def test_successful_run_ends_trackers_once(tmp_path: Path) -> None:
     s, tracker = open_session(tmp_path / "out", "run.steps=3"), Kept()
     s.reporter.trackers["kept"] = tracker
     assert train(s) == 0

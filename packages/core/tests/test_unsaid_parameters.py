@@ -81,7 +81,7 @@ def built(module: type[nn.Module], **said: tuple[int, ...]) -> nn.Module:
         (Shares, {}),
     ],
 )
-def test_what_is_said_is_built(module, said):
+def test_module_with_declared_parameters_is_built(module, said):
     assert any(
         "feed_forward.inner.weight" in name
         for name, _ in built(module, **said).named_parameters(remove_duplicate=False)
@@ -97,7 +97,7 @@ def test_what_is_said_is_built(module, said):
         (Renames, {}, {"wrapped.weight": (4, 4)}),
     ],
 )
-def test_what_is_not_said_is_refused(module, said, wrong):
+def test_module_with_undeclared_parameters_is_refused(module, said, wrong):
     with pytest.raises(UserError) as refused:
         built(module, **said)
     told = str(refused.value)

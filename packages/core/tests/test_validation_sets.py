@@ -33,7 +33,7 @@ def refused(*settings: str) -> str:
     return str(caught.value)
 
 
-def test_a_set_is_the_runs_data_with_other_options(corpora):
+def test_validation_set_overrides_data_options(corpora):
     run = build_small_run(
         "model.vocab_size=256",
         "data.path=a",
@@ -65,7 +65,7 @@ def test_a_set_is_the_runs_data_with_other_options(corpora):
         ("data.validation_fraction=1", "data.validation_fraction=1 leaves no text to train on"),
     ],
 )
-def test_what_a_set_cannot_be_is_refused(setting, message, corpora):
+def test_invalid_validation_set_is_refused(setting, message, corpora):
     assert message in refused(setting)
 
 
@@ -102,7 +102,7 @@ def test_a_set_with_another_tokenizer_is_refused(runs, corpora):
     assert "end of text 120" in printed
 
 
-def test_held_out_text_that_changed_between_two_starts_is_refused_and_a_set_is_noted(runs, corpora):
+def test_changed_held_out_text_is_refused(runs, corpora):
     words = ("run.dir=changed", f"data.path={corpora}/many", "data.validation_fraction=0.1", "validate.every=3")
     (corpora / "many").mkdir()
     for number in range(60):

@@ -12,7 +12,7 @@ from gangline.cli.verbs import run_verb
 VERBS = {"show": "what is there", "burn-in": "every rank", "import": "from a file"}
 
 
-def test_page_lists_verbs_and_the_paragraph_below(capsys):
+def test_help_lists_commands_and_paragraph(capsys):
     for argv in ([], ["--help"], ["-h"], ["help"]):
         assert run_verb("thing", VERBS, {}, argv, "More.") == 0
         page = capsys.readouterr().out
@@ -20,11 +20,11 @@ def test_page_lists_verbs_and_the_paragraph_below(capsys):
         assert "\nMore.\ngangline thing VERB --help" in page
 
 
-def test_verb_gets_the_arguments_behind_it():
+def test_command_receives_its_arguments():
     assert run_verb("thing", VERBS, {"show": len}, ["show", "a", "b"]) == 2
 
 
-def test_unknown_verb_is_refused_with_the_nearest():
+def test_unknown_command_suggests_nearest():
     with pytest.raises(UserError) as caught:
         run_verb("thing", VERBS, {}, ["shwo"])
     assert str(caught.value).splitlines() == [
@@ -35,7 +35,7 @@ def test_unknown_verb_is_refused_with_the_nearest():
 
 
 @pytest.mark.parametrize(("verb", "module"), [("show", "show"), ("burn-in", "burn_in"), ("import", "import_")])
-def test_verb_of_a_package_imports_its_module(tmp_path, monkeypatch, verb, module):
+def test_command_of_package_imports_its_module(tmp_path, monkeypatch, verb, module):
     (tmp_path / "verbs_here").mkdir()
     (tmp_path / "verbs_here" / "__init__.py").touch()
     (tmp_path / "verbs_here" / f"{module}.py").write_text("def run(argv): return len(argv)\n")

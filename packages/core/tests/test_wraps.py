@@ -118,7 +118,7 @@ def composed(monkeypatch):
     return make
 
 
-def test_what_wraps_keeps_names_and_runs_behind_what_replaces(composed):
+def test_wrappers_keep_names_and_wrap_replaced_node(composed):
     tree, plan = composed(adapt=Adapt(), double=Double(), narrow=Narrow())
     path = "blocks.0.feed_forward.w_down"
     shapes = get_parameter_shapes(tree)
@@ -139,7 +139,7 @@ def test_what_wraps_keeps_names_and_runs_behind_what_replaces(composed):
     assert type(map_paths(outer)[path]).__name__ == "BesideNode"
 
 
-def test_a_node_inside_of_what_wraps_can_be_replaced(composed):
+def test_node_inside_wrapper_can_be_replaced(composed):
     tree, _ = composed(adapt=Adapt())
     path = "blocks.0.feed_forward.w_down"
     changed = replace_node(tree, f"{path}.beside", LinearNode(in_features=512, out_features=192, bias=True))
@@ -148,12 +148,12 @@ def test_a_node_inside_of_what_wraps_can_be_replaced(composed):
         replace_node(tree, f"{path}.nothing", LinearNode())
 
 
-def test_two_that_add_parts_of_one_name_are_refused(composed):
+def test_duplicate_names_of_added_nodes_are_refused(composed):
     with pytest.raises(UserError, match=r"the model edit again adds blocks\.0\.feed_forward\.w_down\.beside"):
         composed(adapt=Adapt(), again=Again())
 
 
-def test_the_most_specific_pattern_decides_what_is_trained(composed):
+def test_most_specific_pattern_decides_trained_parameters(composed):
     plan = Plan("embed", "blocks", "head", 2, frozen=("*", "blocks.1.a.weight"), trained=("blocks.*.a", "head.norm"))
     names = ("embed.weight", "blocks.0.a.weight", "blocks.1.a.weight", "head.norm.weight")
     assert {name for name in names if plan.is_frozen(name)} == {"embed.weight", "blocks.1.a.weight"}
@@ -164,7 +164,7 @@ def test_the_most_specific_pattern_decides_what_is_trained(composed):
     assert trained == ["blocks.0.feed_forward.w_down.beside.weight"]
 
 
-def test_a_model_of_which_nothing_is_trained_is_refused(composed, monkeypatch):
+def test_model_without_trained_parameters_is_refused(composed, monkeypatch):
     monkeypatch.setattr(f"{__name__}.narrow", freeze)
     with pytest.raises(UserError, match="nothing of this model is trained"):
         composed(narrow=Narrow())
@@ -182,7 +182,7 @@ class Moves(torch.nn.Module):
         self.bias += 1
 
 
-def test_frozen_state_is_not_moved_by_its_own_module():
+def test_frozen_module_gets_no_after_step():
     model = torch.nn.ModuleDict({"router": Moves()})
     plan = Plan(embed="embed", blocks="blocks", head="head", layers=1)
     for frozen, told in (

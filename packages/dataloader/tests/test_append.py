@@ -58,7 +58,7 @@ def two(tmp_path: Path) -> tuple[Path, Path, Path]:
     return first, second, tmp_path / "store"
 
 
-def test_what_was_there_stays_and_what_is_new_comes_behind_it_once(two, capsys):
+def test_append_keeps_shards_and_adds_new_documents_once(two, capsys):
     first, second, store = two
     before, identity = contents(store), read(store).compute_identity()
     held_out = documents(store / VALIDATION)
@@ -90,7 +90,7 @@ def test_what_was_there_stays_and_what_is_new_comes_behind_it_once(two, capsys):
     assert read(store).match_prefix(identity) == 1
 
 
-def test_near_doubles_of_what_was_there_are_dropped(two, tmp_path):
+def test_append_drops_near_duplicates_of_stored_documents(two, tmp_path):
     first, second, store = two
     (second / "near.txt").write_text((first / "a5.txt").read_text() + " and")
     (second / "near-2.txt").write_text((second / "b5.txt").read_text() + " and")
@@ -99,7 +99,7 @@ def test_near_doubles_of_what_was_there_are_dropped(two, tmp_path):
     assert count["dropped"] == {"duplicate": 1, "near-duplicate": 2}
 
 
-def test_a_tokenizer_need_not_be_named_again_and_no_other_is_taken(two, tmp_path):
+def test_append_keeps_tokenizer_and_refuses_another(two, tmp_path):
     first, second, _ = two
     for size in (300, 310):
         command = ["tokenizer", str(first), "--vocab-size", str(size), "--out", str(tmp_path / f"{size}.json")]
@@ -118,14 +118,14 @@ def test_a_tokenizer_need_not_be_named_again_and_no_other_is_taken(two, tmp_path
             prepared(second / "b1.txt", "--out", store, "--append", *words)
 
 
-def test_there_has_to_be_a_store(two, tmp_path):
+def test_append_requires_existing_store(two, tmp_path):
     with pytest.raises(UserError, match="holds no token store"):
         commands.main(["prepare", str(two[1]), "--out", str(tmp_path / "none"), "--append"])
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("data", ["tokens", "mix"])
-def test_a_run_goes_on_with_the_store_and_its_plans_of_sequences_grow_too(two, data, packing):
+def test_run_continues_after_append_with_extended_plans(two, data, packing):
     _, second, store = two
     prepared("--out", store, "--pack", "32")
     other = store.parent / "other"
@@ -169,14 +169,14 @@ def test_a_run_goes_on_with_the_store_and_its_plans_of_sequences_grow_too(two, d
     assert not source().continues(was.compute_fingerprint(), cursor, state), "another store in its place"
 
 
-def test_two_calls_at_once_are_refused(two):
+def test_concurrent_append_is_refused(two):
     _, second, store = two
     with lock_store(store), pytest.raises(UserError, match="at work"):
         commands.main(["prepare", str(second), "--out", str(store), "--append"])
     assert not (store / WORK).exists()
 
 
-def test_validation_part_of_an_append_killed_at_its_end_does_not_count(two, tmp_path, capsys):
+def test_validation_part_of_killed_append_is_ignored(two, tmp_path, capsys):
     """It is in its place before the manifest of the store: until then neither a run nor another append sees it."""
     _, second, store = two
     old, before, held_out = tmp_path / "old", read(store), read(store / VALIDATION)
@@ -192,7 +192,7 @@ def test_validation_part_of_an_append_killed_at_its_end_does_not_count(two, tmp_
         assert documents(folder) == documents(old / folder.relative_to(store))
 
 
-def test_first_validation_part_of_an_append_killed_at_its_end_is_named(two, tmp_path, capsys):
+def test_first_validation_part_of_killed_append_is_named(two, tmp_path, capsys):
     first, second, _ = two
     store, old = tmp_path / "whole", tmp_path / "old"
     prepared(first, "--out", store, "--validation", "0")
@@ -239,7 +239,7 @@ def raise_killed(plan: object) -> None:
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_other_append_removes_the_validation_part_of_a_killed_one(two, tmp_path, monkeypatch, complete):
+def test_append_removes_validation_part_of_killed_append(two, tmp_path, monkeypatch, complete):
     """The plan of the killed call says that it made the folder; the part may lack its manifest."""
     first, second, _ = two
     store, other = tmp_path / "whole", tmp_path / "other"
@@ -264,7 +264,7 @@ def test_other_append_removes_the_validation_part_of_a_killed_one(two, tmp_path,
 
 
 @pytest.mark.parametrize("folder", [VALIDATION, WORK])
-def test_killed_call_restarts_where_another_began_to_remove_its_work(two, tmp_path, monkeypatch, folder):
+def test_killed_append_restarts_after_partial_removal(two, tmp_path, monkeypatch, folder):
     """A shard that is gone is not taken for one that has its name in the store already."""
     first, second, _ = two
     store, wanted = tmp_path / "whole", tmp_path / "wanted"
@@ -293,7 +293,7 @@ def test_killed_call_restarts_where_another_began_to_remove_its_work(two, tmp_pa
 
 
 @pytest.mark.parametrize("manifest", [True, False])
-def test_append_never_touches_a_folder_of_the_users(two, tmp_path, monkeypatch, manifest):
+def test_append_keeps_unrelated_validation_folder(two, tmp_path, monkeypatch, manifest):
     """Neither before it begins, nor where the folder appears later, nor where another call was killed."""
     first, second, elsewhere = two
     store = tmp_path / "whole"
@@ -331,7 +331,7 @@ def upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "RULES_VERSION", settings.RULES_VERSION + 1, raising=False)
 
 
-def test_repeated_calls_after_an_upgrade_of_the_rules_change_nothing(two, monkeypatch):
+def test_repeated_calls_after_rules_upgrade_change_no_files(two, monkeypatch):
     first, second, store = two
     prepared(second, "--out", store, "--append")
     whole = contents(store)
@@ -358,7 +358,7 @@ def test_append_refuses_a_store_that_older_rules_cleaned(two, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("clean", ["none", "unicode"])
-def test_killed_call_restarts_after_an_upgrade_where_it_cleans(two, tmp_path, monkeypatch, clean):
+def test_killed_call_with_cleaning_restarts_after_rules_upgrade(two, tmp_path, monkeypatch, clean):
     first, _, _ = two
     store = tmp_path / "killed"
     monkeypatch.setattr(choice, "choose", raise_killed)
@@ -388,7 +388,7 @@ def test_prepare_refuses_the_validation_folder_of_a_store(two, tmp_path, share, 
         prepared("--out", store / VALIDATION, "--pack", "8")
 
 
-def test_prepare_refuses_a_folder_of_the_users_in_a_store_under_way(two, tmp_path, monkeypatch):
+def test_prepare_refuses_unrelated_validation_folder_in_unfinished_store(two, tmp_path, monkeypatch):
     first, _, elsewhere = two
     store = tmp_path / "fresh"
     (store / WORK).mkdir(parents=True)
@@ -400,7 +400,7 @@ def test_prepare_refuses_a_folder_of_the_users_in_a_store_under_way(two, tmp_pat
         assert contents(store / VALIDATION) == kept
 
 
-def test_validation_part_is_read_while_an_append_ends(two, tmp_path, monkeypatch):
+def test_validation_part_read_during_append_matches_manifest(two, tmp_path, monkeypatch):
     """The manifest of the store is read first: a part that has grown since begins with what that manifest knows."""
     _, second, store = two
     new, before = tmp_path / "new", read(store / VALIDATION).compute_identity()
@@ -421,7 +421,7 @@ def test_validation_part_is_read_while_an_append_ends(two, tmp_path, monkeypatch
     assert reads == [store, store / VALIDATION]
 
 
-def test_validation_part_is_recognised_from_its_own_directory(two, tmp_path, monkeypatch):
+def test_validation_part_is_recognized_from_relative_path(two, tmp_path, monkeypatch):
     """A path of `.` does not say that it is one."""
     _, second, store = two
     shutil.copy(store / FILE, tmp_path / FILE)
@@ -445,7 +445,7 @@ def test_validation_part_of_another_store_is_named(two, tmp_path, capsys):
     assert f"{store}/validation/{FILE} is damaged" in capsys.readouterr().out
 
 
-def test_plan_that_did_not_grow_with_its_store_is_named(two, capsys):
+def test_verify_names_plan_that_lacks_appended_shards(two, capsys):
     _, second, store = two
     prepared("--out", store, "--pack", "8")
     kept = contents(store)
@@ -466,7 +466,7 @@ def test_plan_that_did_not_grow_with_its_store_is_named(two, capsys):
 
 @pytest.mark.parametrize("every", [25, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("append", [False, True])
-def test_killed_at_any_moment_it_gives_the_bytes_of_an_undisturbed_call(every, append, two, tmp_path):
+def test_call_killed_at_any_moment_resumes_bitwise(every, append, two, tmp_path):
     """And where more is put behind a store, that store is whole whenever it is looked at."""
     _, second, store = two
     words = ["prepare", str(second), "--workers", "1", *(["--append"] if append else ["--validation", "0.2"])]

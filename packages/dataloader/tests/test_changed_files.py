@@ -62,7 +62,7 @@ def overwritten(path: Path) -> None:
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("change", [cut, replaced, overwritten, Path.unlink])
-def test_a_shard_that_changed_under_a_run_is_named(store, change, packing, monkeypatch):
+def test_shard_changed_during_run_is_named(store, change, packing, monkeypatch):
     now = source(store, f"data.packing={packing}")
     whole = samples(now)
     change(store / SHARD)
@@ -79,7 +79,7 @@ def test_a_shard_that_changed_under_a_run_is_named(store, change, packing, monke
     assert len(whole) == now.count_samples()
 
 
-def test_shard_that_changes_while_it_is_compared_is_named(store, monkeypatch):
+def test_shard_changed_during_checksum_is_named(store, monkeypatch):
     """Its time is set back, so that only the time of its inode tells it from what was compared."""
     real = local.map_vector
 
@@ -117,7 +117,7 @@ except UserError as error:
 
 
 @pytest.mark.parametrize("packing", ["concatenate", pytest.param("best_fit", marks=pytest.mark.nightly)])
-def test_one_that_was_cut_short_a_second_ago_is_named_before_it_is_read(store, packing):
+def test_truncated_shard_is_named_without_sigbus(store, packing):
     """Whoever reads what is no longer there is ended by SIGBUS: so it is another process that does."""
     command = [sys.executable, "-c", READS, str(Path(__file__).parent), str(store), packing]
     told = subprocess.run(command, capture_output=True, text=True)
@@ -125,7 +125,7 @@ def test_one_that_was_cut_short_a_second_ago_is_named_before_it_is_read(store, p
     assert f"{SHARD} has changed since the run began" in told.stdout
 
 
-def test_one_that_was_copied_again_is_no_other(store, monkeypatch):
+def test_rewritten_shard_with_equal_bytes_is_accepted(store, monkeypatch):
     now = source(store)
     whole = samples(now)
     (store / SHARD).write_bytes((store / SHARD).read_bytes())
@@ -134,7 +134,7 @@ def test_one_that_was_copied_again_is_no_other(store, monkeypatch):
     assert samples(now) == whole
 
 
-def test_shard_changed_in_place_with_its_time_set_back_is_named(store, monkeypatch):
+def test_shard_changed_with_restored_mtime_is_named(store, monkeypatch):
     now = source(store)
     samples(now)
     before = (store / SHARD).stat()
@@ -146,7 +146,7 @@ def test_shard_changed_in_place_with_its_time_set_back_is_named(store, monkeypat
         samples(now)
 
 
-def test_one_that_changed_before_it_was_first_read_is_named(store):
+def test_shard_changed_before_first_read_is_named(store):
     """Of the same size: where it was written after the run began, its bytes are looked at."""
     now = source(store)
     overwritten(store / SHARD)
@@ -157,7 +157,7 @@ def test_one_that_changed_before_it_was_first_read_is_named(store):
 
 
 @pytest.mark.parametrize("whole", [npy.WHOLE, 0])
-def test_shard_that_was_exchanged_before_the_start_is_named(store, monkeypatch, whole):
+def test_shard_replaced_before_start_is_named(store, monkeypatch, whole):
     """By a move, which keeps the time of an older file; a large one is known by pieces of its bytes."""
     tokens = np.load(store / SHARD)
     tokens[:] = ord("Z")
@@ -179,27 +179,27 @@ def exchanged(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["shard-00001.ends.npy", "shard-00001.pack-32.npy", "shard-00001.pack-32.rows.npy"])
-def test_ends_and_plan_exchanged_before_the_start_are_named(store, name):
+def test_ends_and_plan_replaced_before_start_are_named(store, name):
     exchanged(store / name)
     with pytest.raises(UserError, match=rf"{name} is not the file that the manifest says"):
         samples(source(store, "data.packing=best_fit" if "pack" in name else "data.document_masking=true"))
 
 
 @pytest.mark.parametrize("name", [SHARD, "shard-00001.ends.npy"])
-def test_append_refuses_an_exchanged_shard(store, name, tmp_path):
+def test_append_refuses_replaced_shard(store, name, tmp_path):
     (tmp_path / "more.txt").write_text("What is appended. " * 9)
     exchanged(store / name)
     with pytest.raises(UserError, match=rf"{name} is not the file that the manifest says"):
         commands.main(["prepare", str(tmp_path / "more.txt"), "--out", str(store), "--append", "--workers", "1"])
 
 
-def test_plan_refuses_exchanged_ends(store):
+def test_plan_refuses_replaced_ends(store):
     exchanged(store / "shard-00001.ends.npy")
     with pytest.raises(UserError, match=r"shard-00001.ends.npy is not the file that the manifest says"):
         commands.main(["prepare", "--out", str(store), "--pack", "16"])
 
 
-def test_large_shard_changed_between_its_pieces_after_the_start_is_named(store, monkeypatch):
+def test_large_shard_changed_between_sampled_pieces_is_named(store, monkeypatch):
     """Its time tells that it was written since: then all of it is compared."""
     monkeypatch.setattr(npy, "WHOLE", 0)
     monkeypatch.setattr(npy, "PIECE", 8)
@@ -231,7 +231,7 @@ def test_read_error_of_a_large_shard_is_named(store, monkeypatch):
         samples(source(store))
 
 
-def test_large_shards_of_a_store_without_checksums_of_pieces_are_read_whole(store, texts, monkeypatch, tmp_path):
+def test_large_shards_without_sampled_checksums_are_read_completely(store, texts, monkeypatch, tmp_path):
     about = json.loads((store / FILE).read_text())
     assert len(about["shards"].pop("pieces_xxh3")) == len(about["shards"]["xxh3"])
     (store / FILE).write_text(json.dumps(add_checksum(about)))
@@ -249,7 +249,7 @@ def test_large_shards_of_a_store_without_checksums_of_pieces_are_read_whole(stor
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
-def test_a_token_beyond_the_vocabulary_is_named_when_it_is_taken(store, packing):
+def test_token_beyond_vocabulary_is_named_when_read(store, packing):
     """A store whose checksums are right, and whose manifest says less of its tokens than they are."""
     about = json.loads((store / FILE).read_text())
     path = store / SHARD

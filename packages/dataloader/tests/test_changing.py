@@ -23,7 +23,7 @@ from gangline_testkit.runs import build_small_run
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_every_epoch_of_a_source_that_grew_shows_each_row_once(data):
+def test_grown_source_shows_each_row_once_per_epoch(data):
     """Whatever it had when the epoch began; samples before the cursor are what they were."""
     sizes = sorted(data.draw(st.sets(st.integers(1, 30), min_size=2, max_size=4)))
     order = SingleOrder(Ingredient("a", sizes[0]), 7)
@@ -47,7 +47,7 @@ def test_every_epoch_of_a_source_that_grew_shows_each_row_once(data):
 
 @settings(deadline=None, max_examples=20)
 @given(st.data())
-def test_every_epoch_of_each_source_of_a_mixture_that_grew_shows_each_row_once(data):
+def test_grown_mixture_shows_each_row_once_per_epoch(data):
     """With caps and stages, too; samples before the cursor are what they were."""
     names = "abc"[: data.draw(st.integers(1, 3))]
     caps = [data.draw(st.none() | st.integers(1, 4)) for _ in names]
@@ -107,7 +107,7 @@ def source(store: Path, *settings: str):
     return build.build_tokens(run.data, run, "train")
 
 
-def test_a_run_goes_on_with_a_corpus_that_grew(tmp_path, make_store):
+def test_resume_continues_with_grown_corpus(tmp_path, make_store):
     store = make_store(letters(tmp_path / "a", "a"), validation=0)
     first = source(store)
     cursor, state = 20, json.loads(json.dumps(first.state(20)))
@@ -135,13 +135,13 @@ def test_a_run_goes_on_with_a_corpus_that_grew(tmp_path, make_store):
 
 
 @pytest.mark.parametrize("change", ["run.seed=8", "data.document_masking=true", "batch.sequence_length=15"])
-def test_but_not_with_another_order(tmp_path, make_store, change):
+def test_resume_refuses_different_order(tmp_path, make_store, change):
     store = make_store(letters(tmp_path / "a", "a"), validation=0)
     first = source(store)
     assert not source(store, change).continues(first.compute_fingerprint(), 20, first.state(20))
 
 
-def test_nor_with_a_corpus_that_shrank_or_is_another(tmp_path, make_store):
+def test_resume_refuses_smaller_or_different_corpus(tmp_path, make_store):
     small, other = (make_store(letters(tmp_path / name, name), validation=0) for name in "ab")
     first = source(small)
     assert not source(other).continues(first.compute_fingerprint(), 20, first.state(20))
@@ -164,7 +164,7 @@ def stores(tmp_path, make_store) -> dict[str, Path]:
     return {name: make_store(letters(tmp_path / name, name[0]), validation=0) for name in ("web", "code", "more")}
 
 
-def test_a_mixture_may_change_from_the_next_sample_on(stores):
+def test_resume_accepts_mixture_changed_after_cursor(stores):
     """Also to a source that there was none of, whose name comes first."""
     two = {name: stores[name] for name in ("web", "code")}
     first = mixed(two, WEB)
@@ -187,14 +187,14 @@ def test_a_mixture_may_change_from_the_next_sample_on(stores):
         ("data.weights={web: 0.6, code: 0.4}",),
     ],
 )
-def test_but_not_what_the_run_has_read(stores, changed):
+def test_resume_refuses_mixture_changed_before_cursor(stores, changed):
     two = {name: stores[name] for name in ("web", "code")}
     first = mixed(two, WEB)
     with pytest.raises(UserError, match="would change samples that the run has read"):
         mixed(two, *changed).continues(first.compute_fingerprint(), 100, first.state(100))
 
 
-def test_a_cap_on_epochs_may_change_where_it_was_not_reached_and_is_not_yet(stores):
+def test_resume_accepts_epoch_cap_not_yet_reached(stores):
     two = {name: stores[name] for name in ("web", "code")}
     first = mixed(two, WEB)
     mixture = first.order.mixture
@@ -211,7 +211,7 @@ def test_a_cap_on_epochs_may_change_where_it_was_not_reached_and_is_not_yet(stor
         mixed(two, WEB, "data.epochs={code: 1}").continues(first.compute_fingerprint(), cursor, first.state(cursor))
 
 
-def test_a_store_that_grew_needs_its_weights_named(stores, tmp_path, make_store):
+def test_resume_with_grown_store_requires_explicit_weights(stores, tmp_path, make_store):
     """Without data.weights the shares are what each store holds: they would be others, also of what was read."""
     two = {name: stores[name] for name in ("web", "code")}
     first = mixed(two)
@@ -226,7 +226,7 @@ def test_a_store_that_grew_needs_its_weights_named(stores, tmp_path, make_store)
         assert now.sample(i)["tokens"].tobytes() == first.sample(i)["tokens"].tobytes()
 
 
-def test_nor_the_stores(stores):
+def test_resume_refuses_a_different_store(stores):
     first = mixed({"web": stores["web"], "code": stores["code"]}, WEB)
     other = mixed({"web": stores["web"], "code": stores["more"]}, WEB)
     assert not other.continues(first.compute_fingerprint(), 100, first.state(100))

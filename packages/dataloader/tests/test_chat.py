@@ -83,7 +83,7 @@ def prepared(chats: Path, *more: str) -> Path:
     return out
 
 
-def test_link_beside_a_tokenizer_is_not_copied_into_a_store(tokenizer, tmp_path):
+def test_tokenizer_symlink_is_not_copied_into_store(tokenizer, tmp_path):
     (tmp_path / "private.json").write_text('{"eos_token": "a key"}')
     (tokenizer.parent / "special_tokens_map.json").symlink_to(tmp_path / "private.json")
     with pytest.raises(UserError, match=r"special_tokens_map\.json is a symbolic link out of its directory"):
@@ -91,7 +91,7 @@ def test_link_beside_a_tokenizer_is_not_copied_into_a_store(tokenizer, tmp_path)
 
 
 @pytest.mark.parametrize("subwords", [True, False])
-def test_what_is_learnt_is_what_the_assistant_said(chats, tokenizer, tmp_path, subwords):
+def test_loss_mask_covers_assistant_answers(chats, tokenizer, tmp_path, subwords):
     (tmp_path / "mine.jinja").write_text(TEMPLATE)
     how = ["--tokenizer", str(tokenizer)] if subwords else ["--chat-template", str(tmp_path / "mine.jinja")]
     folder = prepared(chats, *how, "--validation", "0", "--pack", "200")
@@ -116,7 +116,7 @@ def test_what_is_learnt_is_what_the_assistant_said(chats, tokenizer, tmp_path, s
     assert numbers == set(range(40))
 
 
-def test_answers_of_weight_0_are_read_and_not_trained_on(tokenizer, tmp_path):
+def test_answers_with_weight_0_are_not_trained_on(tokenizer, tmp_path):
     rows = [talk(7), talk(8)]
     rows[0][2]["weight"], rows[0][4]["weight"], rows[1][2]["weight"], rows[1][4]["weight"] = 0, 1, 0, 0
     (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": one}) for one in rows))
@@ -130,7 +130,7 @@ def test_answers_of_weight_0_are_read_and_not_trained_on(tokenizer, tmp_path):
     assert said == "None, 7 times.<|im_end|>"
 
 
-def test_conversation_with_another_weight_is_no_duplicate(tokenizer, tmp_path):
+def test_conversation_with_different_weight_is_not_duplicate(tokenizer, tmp_path):
     """Within one call, and of a store that it is appended to."""
     rows = [talk(7), talk(7), talk(7), talk(7)]
     rows[1][2]["weight"] = rows[3][2]["weight"] = 0
@@ -148,7 +148,7 @@ def test_conversation_with_another_weight_is_no_duplicate(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("apart", [False, True])
-def test_a_run_counts_only_what_is_to_be_learnt(chats, tokenizer, packing, apart):
+def test_run_loss_mask_matches_stored_mask(chats, tokenizer, packing, apart):
     folder = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0", "--pack", "200")
     asked = ("model.vocab_size=330", "batch.sequence_length=200", "data=tokens", f"data.path={folder}")
     run = build_small_run(*asked, f"data.packing={packing}", f"data.document_masking={str(apart).lower()}")
@@ -178,7 +178,7 @@ def encoded(tokenizer: Path, template: str, messages: list[dict[str, str]]) -> E
     return encode(TextDocument("", "one", messages))
 
 
-def test_a_template_that_changes_what_came_before_makes_no_conversation(tokenizer):
+def test_conversation_is_dropped_if_template_rewrites_earlier_turns(tokenizer):
     """As those do that leave out thoughts of earlier turns."""
     template = "{% for m in messages %}[{{ m.role }}{{ ' thinks' if loop.last else '' }}:{{ m.content }}]{% endfor %}"
     found = encoded(tokenizer, template, talk(3))
@@ -208,7 +208,7 @@ CALLING = [
 ]
 
 
-def test_messages_without_words_are_learnt(tokenizer):
+def test_messages_with_empty_content_are_trained_on(tokenizer):
     found = encoded(tokenizer, CALLS + PROMPT, CALLING)
     assert isinstance(found, EncodedDocument)
     assert found.text.startswith("<|im_start|>system\n<|im_end|>\n")
@@ -246,7 +246,7 @@ def test_tools_of_a_row_are_in_the_prompt(tokenizer, tmp_path, kind):
     assert text.count('{"name": "count"}<|im_end|>') == 1
 
 
-def test_what_is_private_is_replaced_in_all_that_a_template_writes(tokenizer):
+def test_private_data_is_replaced_in_rendered_template(tokenizer):
     (tokenizer.parent / "chat_template.jinja").write_text(CALLS + PROMPT)
     settings = Settings(tokenizer=str(tokenizer), chat=True, private=("email", "ip"))
     found = DocumentEncoder(settings, TOKENIZERS)(TextDocument("", "one", CALLING))
@@ -259,7 +259,7 @@ def test_what_is_private_is_replaced_in_all_that_a_template_writes(tokenizer):
     assert CALLING[1]["content"] == "Write to me@here.org", "the document itself is as it was"
 
 
-def test_a_template_reaches_nothing_but_its_messages(tokenizer):
+def test_template_is_sandboxed(tokenizer):
     template = "{{ messages.__class__.__mro__[-1].__subclasses__() }}"
     assert isinstance(encoded(tokenizer, template, talk(1)), Dropped)
 
@@ -274,7 +274,7 @@ PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif 
 
 
 @pytest.mark.parametrize("marks", [True, False])
-def test_what_is_learnt_is_what_transformers_marks(tokenizer, marks):
+def test_loss_mask_matches_transformers_assistant_mask(tokenizer, marks):
     """Of a template without marks, what it marks of the same template with them."""
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), chat_template=MARKED + PROMPT)
     for number in range(5):
@@ -289,7 +289,7 @@ def test_what_is_learnt_is_what_transformers_marks(tokenizer, marks):
             assert found.counted.any()
 
 
-def test_what_makes_no_conversations_is_refused(chats, tokenizer, tmp_path):
+def test_invalid_conversations_and_templates_are_refused(chats, tokenizer, tmp_path):
     def refused(path: Path, *more: str) -> str:
         with pytest.raises(UserError) as error:
             commands.main(["prepare", str(path), "--out", str(tmp_path / "none"), "--workers", "1", *more])
@@ -312,14 +312,14 @@ def test_what_makes_no_conversations_is_refused(chats, tokenizer, tmp_path):
     assert "no conversations" in refused(tmp_path / "some.txt", *there)
 
 
-def test_conversations_are_not_rearranged_to_be_filled_in(chats, tokenizer):
+def test_fill_in_the_middle_refuses_conversations(chats, tokenizer):
     folder = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0")
     asked = ("model.vocab_size=330", "batch.sequence_length=64", "data=tokens", f"data.path={folder}")
     (problem,) = find_problems(build_small_run(*asked, "data.fim_rate=0.5"))
     assert "not rearranged" in problem.what
 
 
-def test_a_mixture_with_conversations_is_not_rearranged_wherever_they_stand(chats, tokenizer, make_store):
+def test_fill_in_the_middle_refuses_mixture_with_chat(chats, tokenizer, make_store):
     """Their mask says what is learnt of each token where it lay: it is refused by name, before a process starts."""
     (chats.parent / "code").mkdir()
     (chats.parent / "code" / "a.txt").write_text("def count(dogs): return len(dogs) " * 99)
@@ -337,14 +337,14 @@ def test_a_mixture_with_conversations_is_not_rearranged_wherever_they_stand(chat
             build.build_mix(run.data, run, "train")
 
 
-def test_conversations_are_not_exported_without_what_is_to_be_learnt(chats, tokenizer, tmp_path):
+def test_export_refuses_conversations_with_loss_mask(chats, tokenizer, tmp_path):
     folder = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0")
     with pytest.raises(UserError, match="holds conversations"):
         commands.main(["export", str(folder), "--out", str(tmp_path / "out")])
     assert not list(tmp_path.glob("*out*"))
 
 
-def test_a_mark_of_what_is_learnt_that_changed_is_found(chats, tokenizer, capsys):
+def test_verify_detects_changed_loss_mask(chats, tokenizer, capsys):
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     path = folder / "shard-00000.loss.npy"
     content = bytearray(path.read_bytes())
@@ -354,7 +354,7 @@ def test_a_mark_of_what_is_learnt_that_changed_is_found(chats, tokenizer, capsys
     assert "loss.npy: its bytes" in capsys.readouterr().out
 
 
-def test_a_token_before_each_document(texts, make_store):
+def test_begin_of_text_precedes_each_document(texts, make_store):
     folder = make_store(texts, begin_of_text="^")
     store = LocalTokens(folder)
     tokens = np.empty((1, store.total), store.dtype)
@@ -365,7 +365,7 @@ def test_a_token_before_each_document(texts, make_store):
         make_store(texts, begin_of_text="two")
 
 
-def test_a_store_keeps_its_template_and_its_tokenizer_is_the_runs(chats, tokenizer, tmp_path):
+def test_run_uses_tokenizer_and_template_of_store(chats, tokenizer, tmp_path):
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     wanted = read_template(str(tokenizer))
     named = ["model.vocab_size=330", "data=tokens", f"data.path={folder}"]
@@ -390,7 +390,7 @@ def test_a_store_keeps_its_template_and_its_tokenizer_is_the_runs(chats, tokeniz
         run.data.build_chat_template(run)
 
 
-def test_conversation_with_half_a_character_is_refused_as_data_chat_refuses_it(chats, tokenizer):
+def test_conversation_with_lone_surrogate_is_dropped(chats, tokenizer):
     """Before --clean removes it, and whatever the template writes."""
     chats.write_text(
         "\n".join(json.dumps({"messages": talk(n)}) for n in range(3)).replace("1 times", "1\\ud800 times")
@@ -400,7 +400,7 @@ def test_conversation_with_half_a_character_is_refused_as_data_chat_refuses_it(c
     assert (count["kept"], count["dropped"]) == (2, {"chat: it has half a character (of a surrogate pair)": 1})
 
 
-def test_a_store_of_the_older_rule_is_named_and_not_put_behind(chats, tokenizer):
+def test_store_of_older_loss_rule_refuses_append(chats, tokenizer):
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -436,7 +436,7 @@ def test_prepare_ignores_truncation_of_a_tokenizer(tokenizer, tmp_path):
     assert np.array_equal(*tokens)
 
 
-def test_what_is_put_behind_conversations_is_written_by_their_template(chats, tokenizer, tmp_path):
+def test_append_uses_chat_template_of_store(chats, tokenizer, tmp_path):
     (tmp_path / "mine.jinja").write_text(TEMPLATE)
     folder = prepared(chats, "--tokenizer", str(tokenizer), "--chat-template", str(tmp_path / "mine.jinja"))
     (tmp_path / "mine.jinja").write_text(LINES)
@@ -449,7 +449,7 @@ def test_what_is_put_behind_conversations_is_written_by_their_template(chats, to
     assert read(folder).documents + read(folder / "validation").documents > before
 
 
-def test_what_is_put_behind_conversations_has_their_special_tokens(chats, tokenizer, tmp_path):
+def test_append_refuses_different_special_tokens(chats, tokenizer, tmp_path):
     """A template writes them by name, and the files that name them lie beside the tokenizer, which is the same."""
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     kept = (folder / "tokenizer_config.json").read_bytes()
@@ -464,7 +464,7 @@ def test_what_is_put_behind_conversations_has_their_special_tokens(chats, tokeni
     assert commands.main(append) == 0
 
 
-def test_a_run_of_conversations_is_asked_by_their_template_and_ends_where_they_do(chats, tokenizer, tmp_path):
+def test_sampler_uses_chat_template_and_end_tokens(chats, tokenizer, tmp_path):
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     shutil.rmtree(tokenizer.parent)
     asked = ("model.vocab_size=330", "batch.sequence_length=96", "validate.every=null", "run.steps=1")

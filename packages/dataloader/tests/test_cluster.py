@@ -52,7 +52,7 @@ def _small(init):
     return made
 
 
-def test_two_tasks_of_datatrove_give_the_bytes_of_one_process(texts, tmp_path, small_tasks, capfd):
+def test_two_datatrove_tasks_match_one_process_bitwise(texts, tmp_path, small_tasks, capfd):
     words = ["prepare", str(texts), "--near-duplicates", "0.8"]
     alone, one, two = (tmp_path / name for name in ("alone", "one", "two"))
     assert commands.main([*words, "--workers", "1", "--out", str(alone)]) == 0
@@ -85,7 +85,7 @@ def slurm(tmp_path, monkeypatch):
     return jobs
 
 
-def test_jobs_of_slurm_make_the_store(texts, tmp_path, make_store, slurm, capsys):
+def test_slurm_jobs_prepare_the_store(texts, tmp_path, make_store, slurm, capsys):
     out = tmp_path / "out"
     command = ["prepare", str(texts), "--out", str(out), "--cluster", "slurm", "--tasks", "2"]
     with pytest.raises(UserError, match="partition and a time"):
@@ -106,7 +106,7 @@ def test_jobs_of_slurm_make_the_store(texts, tmp_path, make_store, slurm, capsys
     assert len(list(slurm.iterdir())) == 4
 
 
-def test_nothing_is_done_while_jobs_are_at_work(tmp_path, slurm):
+def test_prepare_refuses_while_slurm_jobs_are_running(tmp_path, slurm):
     work = tmp_path / "out" / WORK
     work.mkdir(parents=True)
     (work / SUBMITTED).write_text('{"jobs": ["41", "42"]}')
@@ -117,7 +117,7 @@ def test_nothing_is_done_while_jobs_are_at_work(tmp_path, slurm):
 
 
 @pytest.mark.parametrize(("said", "refused"), [("Unable to contact slurm controller", True), ("Invalid job id", False)])
-def test_where_slurm_does_not_answer_nobody_knows_what_is_at_work(tmp_path, slurm, said, refused):
+def test_prepare_refuses_if_slurm_does_not_answer(tmp_path, slurm, said, refused):
     work = tmp_path / "out" / WORK
     work.mkdir(parents=True)
     (work / SUBMITTED).write_text('{"jobs": ["41", "42"]}')
@@ -131,7 +131,7 @@ def test_where_slurm_does_not_answer_nobody_knows_what_is_at_work(tmp_path, slur
         refuse_if_submitted(work)
 
 
-def test_jobs_that_were_taken_before_one_was_refused_are_known(texts, tmp_path, slurm):
+def test_submitted_jobs_are_recorded_after_failed_submission(texts, tmp_path, slurm):
     out = tmp_path / "out"
     sbatch = tmp_path / "bin" / "sbatch"
     idle = """#!/bin/bash
@@ -150,7 +150,7 @@ touch "$JOBS/$count"; echo "Submitted batch job $((count + 1))"
         commands.main(command)
 
 
-def test_options_of_a_cluster_have_no_meaning_without_one(texts, tmp_path):
+def test_invalid_cluster_options_are_refused(texts, tmp_path):
     for words in (["--tasks", "2"], ["--slurm", "time=1"], ["--cluster", "local", "--tasks", "0"]):
         with pytest.raises(UserError, match="--tasks"):
             commands.main(["prepare", str(texts), "--out", str(tmp_path / "out"), *words])

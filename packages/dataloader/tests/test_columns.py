@@ -106,7 +106,7 @@ FORMS: dict[str, Callable[[Path], tuple[Path, str | None]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_token_and_document_is_where_it_was(form, tmp_path):
+def test_tokens_and_documents_are_read_exactly(form, tmp_path):
     path, column = FORMS[form](tmp_path / "there")
     store = open_tokens(path, 200, column)
     assert store.total == len(TOKENS)
@@ -122,7 +122,7 @@ def test_every_token_and_document_is_where_it_was(form, tmp_path):
         open_tokens(path, 150, column).copy_windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
 
 
-def test_a_token_under_zero_is_not_mended_by_a_larger_vocabulary(tmp_path):
+def test_negative_token_error_does_not_suggest_larger_vocabulary(tmp_path):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pa.table({"tokens": [[1, 2, -4]]}), tmp_path / "a.parquet")
     store = open_tokens(tmp_path / "a.parquet", 200, None)
@@ -132,7 +132,7 @@ def test_a_token_under_zero_is_not_mended_by_a_larger_vocabulary(tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_run_reads_them(form, tmp_path):
+def test_run_reads_every_column_format(form, tmp_path):
     path, column = FORMS[form](tmp_path / "there")
     asked = ("data=tokens", f"data.path={path}", f"data.column={column or 'null'}", "data.document_masking=true")
     run = build_small_run("model.vocab_size=200", "batch.sequence_length=16", *asked)
@@ -202,7 +202,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("kind", LIES)
-def test_an_index_that_lies_is_refused_by_name(kind, tmp_path):
+def test_inconsistent_mds_index_is_refused(kind, tmp_path):
     mds(tmp_path, "ndarray:int32")
     change, why = LIES[kind]
     change(tmp_path)
@@ -210,7 +210,7 @@ def test_an_index_that_lies_is_refused_by_name(kind, tmp_path):
         open_tokens(tmp_path, 200)
 
 
-def test_a_shard_of_mds_is_held_against_its_hash(tmp_path):
+def test_mds_shard_with_wrong_hash_is_refused(tmp_path):
     mds(tmp_path, "ndarray:int32")
     path = tmp_path / "shard.00001.mds"
     content = bytearray(path.read_bytes())
@@ -251,7 +251,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("kind", ARRAYS)
-def test_mds_array_whose_size_differs_from_its_bytes_is_refused(kind, tmp_path):
+def test_mds_array_with_inconsistent_size_is_refused(kind, tmp_path):
     encoding, change, why = ARRAYS[kind]
     mds(tmp_path, encoding, change=change)
     with pytest.raises(UserError, match=rf"shard\.00000\.mds is not the shard(.|\n)*({why})"):
@@ -274,7 +274,7 @@ def test_mds_array_of_another_static_shape_is_refused(shape, tmp_path):
         open_tokens(tmp_path, 200)
 
 
-def test_dtype_beside_the_one_an_mds_column_says_is_refused(tmp_path):
+def test_mds_column_dtype_conflict_is_refused(tmp_path):
     for kind in ("ndarray:int32", "ndarray"):
         mds(tmp_path / kind, kind)
         with pytest.raises(UserError, match=r"data\.column says int64, and the column itself says int32"):
@@ -301,7 +301,7 @@ HUBS = {  # as data sets of the Hub, and what datasets leaves beside them, are c
 
 
 @pytest.mark.parametrize("kind", HUBS)
-def test_a_folder_of_several_splits_is_refused_with_the_patterns_of_each(kind, tmp_path):
+def test_folder_of_mixed_splits_is_refused_with_patterns(kind, tmp_path):
     names, pattern = HUBS[kind]
     folder = tmp_path / "hub"
     for name in names:
@@ -322,7 +322,7 @@ def test_a_folder_of_several_splits_is_refused_with_the_patterns_of_each(kind, t
     assert total == 90 * len(names), "the patterns part the files"
 
 
-def test_folders_of_splits_are_refused_with_their_names(tmp_path):
+def test_parent_folder_of_splits_is_refused(tmp_path):
     for split in ("test", "train"):
         arrow(tmp_path / split, ".arrow")
     asked = ("model.vocab_size=200", "batch.sequence_length=16", "data=tokens")
@@ -335,7 +335,7 @@ def test_folders_of_splits_are_refused_with_their_names(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
-def test_a_null_inside_a_row_is_no_token(suffix, dtype, tmp_path):
+def test_null_token_in_row_is_refused(suffix, dtype, tmp_path):
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet
 
@@ -354,7 +354,7 @@ def test_a_null_inside_a_row_is_no_token(suffix, dtype, tmp_path):
 
 @pytest.mark.parametrize("length", [100, 4000, 1 << 22])
 @pytest.mark.parametrize("lie", ["tokens", "offsets", "both"])
-def test_arrow_file_with_a_length_beyond_its_buffers_is_refused(lie, length, tmp_path):
+def test_arrow_length_beyond_buffer_is_refused(lie, length, tmp_path):
     """pyarrow would return the memory that follows them, or end the process."""
     pa, path = pytest.importorskip("pyarrow"), tmp_path / "a.arrow"
     table = pa.table({"tokens": pa.array([[1, 2, 3]], pa.list_(pa.int32()))})
@@ -371,7 +371,7 @@ def test_arrow_file_with_a_length_beyond_its_buffers_is_refused(lie, length, tmp
         open_tokens(path, 200)
 
 
-def test_parquet_column_whose_name_has_a_dot_is_read(tmp_path):
+def test_parquet_column_name_with_dot_is_read(tmp_path):
     """Also beside a column with a field of that name, which Parquet writes in the same way."""
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     tokens, other = pa.array([[1, 2], [3]]), pa.array([{"x": [7]}, {"x": [8, 9, 10]}])
@@ -401,7 +401,7 @@ EMPTY_ROWS = [[1, 2], [], [3], None, [], [], [], [4, 5], [], [], [6]]  # a batch
 
 @pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
 @pytest.mark.parametrize("column", ["with nulls", "without nulls"])
-def test_documents_after_empty_rows_have_the_numbers_of_their_rows(suffix, column, tmp_path):
+def test_documents_after_empty_rows_keep_row_numbers(suffix, column, tmp_path):
     rows = EMPTY_ROWS if column == "with nulls" else [row or [] for row in EMPTY_ROWS]
     for name in ("a", "b"):
         write_table(tmp_path / f"{name}{suffix}", {"tokens": rows})
@@ -435,7 +435,7 @@ PADDED = {
 @pytest.mark.parametrize("beside", PADDED)
 @pytest.mark.parametrize("name", ["a.arrow", "a.parquet", "no-statistics.parquet"])
 @pytest.mark.parametrize("column", [None, "input_ids"])
-def test_rows_with_padding_in_a_mask_next_to_them_are_refused(beside, name, column, tmp_path):
+def test_rows_with_padding_mask_are_refused(beside, name, column, tmp_path):
     """In the last of several batches; without the padding, and without the column, they are read."""
     untrained, trained = PADDED[beside]
     tokens = [[5, 6, 7]] * 8
@@ -449,7 +449,7 @@ def test_rows_with_padding_in_a_mask_next_to_them_are_refused(beside, name, colu
         assert open_tokens(write_table(path, {"input_ids": tokens, **columns}), 200, column).total == 24
 
 
-def test_labels_that_are_no_lists_do_not_refuse_rows(tmp_path):
+def test_labels_of_other_types_are_accepted(tmp_path):
     """A class for each row, and lists of texts."""
     for labels in ([-1, 0], [["a"], []], [[[-1]], [[0]]]):
         path = write_table(tmp_path / "a.parquet", {"input_ids": [[5, 6, 7]] * 2, "labels": labels})
@@ -458,7 +458,7 @@ def test_labels_that_are_no_lists_do_not_refuse_rows(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.arrow", "no-statistics.parquet"])
 @pytest.mark.parametrize("row", [0, 10, 19])
-def test_padding_of_a_large_table_is_found_in_a_probe(name, row, tmp_path, monkeypatch):
+def test_padding_mask_in_large_table_is_detected(name, row, tmp_path, monkeypatch):
     monkeypatch.setattr(arrow_tokens, "PROBED", 8)
     mask = [[1, 1, 1] for _ in range(20)]
     mask[row] = [1, 0, 0]
@@ -467,7 +467,7 @@ def test_padding_of_a_large_table_is_found_in_a_probe(name, row, tmp_path, monke
         open_tokens(path, 200)
 
 
-def test_an_exported_store_is_the_same_tokens_and_documents(texts, make_store, tmp_path):
+def test_exported_store_has_equal_tokens_and_documents(texts, make_store, tmp_path):
     folder = make_store(texts, clean=(), shard_tokens=4000)
     assert commands.main(["export", str(folder), "--out", str(tmp_path / "out.bin")]) == 0
     store, theirs = LocalTokens(folder), open_tokens(tmp_path / "out.bin", 256)
@@ -495,7 +495,7 @@ def external(folder: Path, kind: str, tokens: np.ndarray) -> Path:
 @pytest.mark.parametrize("change", ["in place", "replaced", "removed"])
 @pytest.mark.parametrize("kind", ["bin", "mds", "arrow", "parquet"])
 @pytest.mark.parametrize("read_before", [True, False])
-def test_an_external_file_that_changed_under_a_run_is_named(kind, change, read_before, tmp_path, monkeypatch):
+def test_external_file_changed_during_run_is_named(kind, change, read_before, tmp_path, monkeypatch):
     """It was read before, or is opened for the first time after the change."""
     (tmp_path / "there").mkdir()
     path = external(tmp_path / "there", kind, np.arange(900))

@@ -63,7 +63,7 @@ def by_sample(source, numbers: list[int]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_byte_is_that_of_tokens(form, store):
+def test_dali_batches_equal_tokens_batches_bitwise(form, store):
     """Over an epoch and more, from several cursors, after jumps, for every share of several widths."""
     ours, theirs = sources(store, form)
     assert ours.compute_fingerprint() == theirs.compute_fingerprint()
@@ -80,7 +80,7 @@ def test_every_byte_is_that_of_tokens(form, store):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_held_out_is_that_of_tokens(form, store):
+def test_dali_validation_equals_tokens_validation(form, store):
     ours, theirs = sources(store, form, "validation")
     for count in (5, 10_000):
         here = place(0, 2)
@@ -89,7 +89,7 @@ def test_what_is_held_out_is_that_of_tokens(form, store):
         assert all(content([one]) == content([other]) for one, other in pairs)
 
 
-def test_the_shares_of_all_ranks_are_the_samples_of_the_step(store):
+def test_rank_shares_equal_samples_of_step(store):
     ours, _ = sources(store, "windows")
     tokens: list[np.ndarray] = []
     for index in range(3):
@@ -101,7 +101,7 @@ def test_the_shares_of_all_ranks_are_the_samples_of_the_step(store):
     assert all(np.array_equal(*pair) for pair in zip(tokens, by_sample(ours, list(range(36, 48))), strict=True))
 
 
-def test_tokens_come_in_stored_width_and_without_a_copy(store):
+def test_tokens_have_stored_dtype_without_copy(store):
     """What torch holds is DALI's memory, and stays whole while later steps are read."""
     ours, _ = sources(store, "windows")
     reader = ours.open_reader(place(micro=12))
@@ -114,7 +114,7 @@ def test_tokens_come_in_stored_width_and_without_a_copy(store):
     reader.close()
 
 
-def test_what_fails_ahead_of_need_is_raised_by_the_step_that_needs_it(store):
+def test_prefetch_error_is_raised_by_failing_step(store):
     ours, _ = sources(store, "windows")
     fill = ours.fill
 
@@ -139,7 +139,7 @@ def test_what_fails_ahead_of_need_is_raised_by_the_step_that_needs_it(store):
         reader.take()
 
 
-def test_without_dali_a_run_is_refused_with_what_installs_it(store, monkeypatch):
+def test_missing_dali_is_refused_with_install_hint(store, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (problem,) = find_problems(build_small_run(*SIZES, f"data.path={store}", "data=dali"))
     assert "gangline-dataloader[dali]" in problem.fix

@@ -44,7 +44,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_end_of_text_is_the_one_that_the_tokenizer_names(case, texts, make_store, tmp_path):
+def test_end_of_text_is_chosen_from_tokenizer(case, texts, make_store, tmp_path):
     special, eos, end = ENDS[case]
     path = tokenizer(tmp_path / "vocabulary", *special, eos=eos)
     assert open_codec(path, None).separator == end
@@ -80,7 +80,7 @@ def test_tokenizer_without_an_end_of_text_is_reported(texts, tmp_path, capsys):
         (["--tokenizer", "{path}", "--end-of-text", "<|nope|>"], "--end-of-text <|nope|> is no token of {path}."),
     ],
 )
-def test_wrong_tokenizer_names_options_of_prepare(words, what, texts, tmp_path):
+def test_invalid_tokenizer_error_names_prepare_option(words, what, texts, tmp_path):
     places = {"texts": texts, "path": tokenizer(tmp_path / "vocabulary", DEEP)}
     with pytest.raises(UserError) as error:
         commands.main(
@@ -90,14 +90,14 @@ def test_wrong_tokenizer_names_options_of_prepare(words, what, texts, tmp_path):
     assert "data." not in str(error.value)
 
 
-def test_word_without_tokens_names_option_of_prepare(texts, make_store, tmp_path):
+def test_untokenizable_text_error_names_prepare_option(texts, make_store, tmp_path):
     made = Tokenizer(models.WordLevel({"word": 0}, "<absent>"))
     made.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match=r"^--tokenizer \S+ has no tokens for"):
         make_store(texts, tokenizer=str(tmp_path / "tokenizer.json"))
 
 
-def test_store_of_an_empty_end_of_text_may_be_appended_to(texts, make_store, tmp_path):
+def test_store_with_empty_end_of_text_accepts_append(texts, make_store, tmp_path):
     """It meant byte 0, before it was refused."""
     store = make_store(texts)
     document = json.loads((store / "manifest.json").read_text())

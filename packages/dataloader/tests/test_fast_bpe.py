@@ -57,7 +57,7 @@ def changed(path: Path, where: Path, **values: object) -> Path:
     return where
 
 
-def test_tokens_are_equal_document_by_document(trained, texts):
+def test_tiktoken_equals_tokenizers_for_every_document(trained, texts):
     slow = TokenizerCodec(str(trained), None, "replace")
     quick = Settings(tokenizer=str(trained)).open_codec(TIKTOKEN)
     assert isinstance(quick, fast_bpe.FastBpe)
@@ -67,7 +67,7 @@ def test_tokens_are_equal_document_by_document(trained, texts):
         assert np.array_equal(found, expected), text[:80]
 
 
-def test_a_pattern_of_ones_own_is_taken_over(trained, texts, tmp_path):
+def test_custom_split_pattern_is_supported_by_tiktoken(trained, texts, tmp_path):
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     split = {"type": "Split", "pattern": {"Regex": LLAMA3}, "behavior": "Isolated", "invert": False}
     path = changed(trained, tmp_path / "l.json", pre_tokenizer={"type": "Sequence", "pretokenizers": [split, level]})
@@ -78,7 +78,7 @@ def test_a_pattern_of_ones_own_is_taken_over(trained, texts, tmp_path):
         assert np.array_equal(quick.encode_file(text.encode(), "it"), slow.encode_file(text.encode(), "it")), text[:80]
 
 
-def test_what_is_more_than_merging_goes_the_slow_way(trained, tmp_path):
+def test_unsupported_tokenizer_falls_back_to_tokenizers(trained, tmp_path):
     model = json.loads(trained.read_text())["model"]
     twice = {**model, "merges": [*model["merges"], model["merges"][-1]]}
     level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
@@ -89,7 +89,7 @@ def test_what_is_more_than_merging_goes_the_slow_way(trained, tmp_path):
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_word_that_no_merge_makes_is_looked_up(trained, tmp_path, ignored):
+def test_unmergeable_word_matches_tokenizers(trained, tmp_path, ignored):
     model = json.loads(trained.read_text())["model"]
     vocabulary = {**model["vocab"], "Ġgangline": len(model["vocab"])}
     path = changed(trained, tmp_path / "w.json", model={**model, "ignore_merges": ignored, "vocab": vocabulary})
@@ -100,13 +100,13 @@ def test_word_that_no_merge_makes_is_looked_up(trained, tmp_path, ignored):
     assert (vocabulary["Ġgangline"] in expected) is ignored
 
 
-def test_ignored_merges_of_a_complete_vocabulary_are_fast(trained, tmp_path):
+def test_ignore_merges_with_complete_vocabulary_uses_tiktoken(trained, tmp_path):
     model = json.loads(trained.read_text())["model"]
     path = changed(trained, tmp_path / "w.json", model={**model, "ignore_merges": True})
     assert isinstance(Settings(tokenizer=str(path)).open_codec(TIKTOKEN), fast_bpe.FastBpe)
 
 
-def test_saved_dropout_is_off_both_ways(trained, tmp_path):
+def test_saved_dropout_is_disabled_in_both_codecs(trained, tmp_path):
     model = json.loads(trained.read_text())["model"]
     path = changed(trained, tmp_path / "d.json", model={**model, "dropout": 0.5})
     text = b"def function(self): return something\n" * 20
@@ -117,7 +117,7 @@ def test_saved_dropout_is_off_both_ways(trained, tmp_path):
         assert np.array_equal(codec.encode_file(text, "it"), expected)
 
 
-def test_a_difference_ends_the_work(trained, monkeypatch):
+def test_tiktoken_mismatch_raises_user_error(trained, monkeypatch):
     quick = Settings(tokenizer=str(trained)).open_codec(TIKTOKEN)
     monkeypatch.setattr(fast_bpe, "SAMPLED", 1)
     quick.encode_file(b"def f(): pass", "same.py")

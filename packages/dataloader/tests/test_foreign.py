@@ -45,7 +45,7 @@ def megatron(path: Path, dtype: str = "<i4", code: int = 4) -> None:
 
 
 @pytest.mark.parametrize("write", [nanogpt, llm_c, llama, megatron])
-def test_every_token_is_where_it_was(write, tmp_path):
+def test_tokens_are_read_exactly(write, tmp_path):
     path = tmp_path / "train.bin"
     write(path)
     store = open_tokens(path, 200)
@@ -64,7 +64,7 @@ def test_every_token_is_where_it_was(write, tmp_path):
 
 
 @pytest.mark.parametrize("write", [nanogpt, llm_c, megatron])
-def test_a_run_reads_them(write, tmp_path):
+def test_run_reads_external_files(write, tmp_path):
     path = tmp_path / "train.bin"
     write(path)
     run = build_small_run("model.vocab_size=200", "batch.sequence_length=16", "data=tokens", f"data.path={path}")
@@ -129,7 +129,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("kind", LIES)
-def test_an_index_that_lies_is_refused_by_name(kind, tmp_path):
+def test_inconsistent_megatron_index_is_refused(kind, tmp_path):
     path = tmp_path / "train.bin"
     megatron(path)
     change, why = LIES[kind]
@@ -139,7 +139,7 @@ def test_an_index_that_lies_is_refused_by_name(kind, tmp_path):
     assert "train." in str(error.value)
 
 
-def test_a_header_that_lies_is_refused(tmp_path):
+def test_inconsistent_header_is_refused(tmp_path):
     path = tmp_path / "train.bin"
     llm_c(path)
     path.write_bytes(path.read_bytes()[:-2])
@@ -156,7 +156,7 @@ def test_a_header_that_lies_is_refused(tmp_path):
         open_tokens(tmp_path / "none.bin", 200)
 
 
-def test_raw_tokens_of_uint32_are_read_where_they_are_named(tmp_path):
+def test_raw_uint32_tokens_require_named_dtype(tmp_path):
     path, tokens = tmp_path / "u32.bin", RNG.integers(0, 100_000, 5000)
     tokens.astype("<u4").tofile(path)
     for vocab_size, why in ((100_000, "model.vocab_size=100000"), (50_304, "Every second uint16 is almost 0")):
@@ -186,7 +186,7 @@ def test_raw_tokens_of_a_named_dtype_are_read(column, tmp_path):
     ("dtype", "column"),
     [("int64", None), ("int64", ":uint16"), ("int64", ":uint32"), ("int64", ":int32"), ("uint32", ":uint16")],
 )
-def test_raw_tokens_of_a_wider_dtype_than_named_are_refused(dtype, column, tmp_path):
+def test_raw_tokens_wider_than_named_are_refused(dtype, column, tmp_path):
     """Read as named, every second token would be 0."""
     path = tmp_path / "train.bin"
     for tokens in (RNG.integers(0, 50_257, 5001), RNG.integers(0, 300, 100_000)):
@@ -199,7 +199,7 @@ def test_raw_tokens_of_a_wider_dtype_than_named_are_refused(dtype, column, tmp_p
         assert np.array_equal(open_tokens(path, 50_304, f":{dtype}").shard(0), tokens)
 
 
-def test_raw_tokens_that_seem_wider_are_read_when_rewritten_as_int64(tmp_path):
+def test_falsely_refused_raw_tokens_are_read_as_int64(tmp_path):
     """A false alarm: every second token is small."""
     path, tokens = tmp_path / "train.bin", np.stack([RNG.integers(0, 50_257, 500), np.zeros(500, int)], 1).reshape(-1)
     tokens.astype("<u2").tofile(path)
@@ -229,14 +229,14 @@ def test_an_npy_file_with_another_name_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("write", [llm_c, llama, megatron])
-def test_a_dtype_beside_the_file_s_own_is_refused(write, tmp_path):
+def test_dtype_conflicting_with_file_header_is_refused(write, tmp_path):
     path = tmp_path / "train.bin"
     write(path)
     with pytest.raises(UserError, match="says"):
         open_tokens(path, 200, ":uint16" if write is llama else ":uint32")
 
 
-def test_verbs_of_stores_say_that_it_is_none(tmp_path):
+def test_store_commands_refuse_external_files(tmp_path):
     path = tmp_path / "train.bin"
     nanogpt(path)
     for verb in ("show", "verify"):

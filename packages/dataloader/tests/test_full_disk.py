@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_full_disk_is_named_and_the_same_command_continues(small_disk, numbers, tmp_path):
+def test_full_disk_is_named_and_repeated_call_continues(small_disk, numbers, tmp_path):
     disk, limit = small_disk
     filler, before = disk / "filler", resource.getrlimit(resource.RLIMIT_FSIZE)
     filler.write_bytes(bytes(220_000 if limit is None else 1))
@@ -77,7 +77,7 @@ def test_full_disk_is_named_and_the_same_command_continues(small_disk, numbers, 
     assert contents(disk / "store") == contents(tmp_path / "other")
 
 
-def test_full_disk_of_a_plan_is_named(small_disk, numbers, monkeypatch):
+def test_full_disk_during_packing_is_named(small_disk, numbers, monkeypatch):
     disk, limit = small_disk
     prepare(numbers, disk / "store")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -108,7 +108,7 @@ def test_read_only_folder_is_named(small_disk, numbers, name):
         disk.chmod(0o755) if limit else None
 
 
-def test_file_of_somebody_else_that_cannot_be_read_is_not_taken_for_the_folder(tmp_path):
+def test_permission_error_of_another_file_is_unchanged(tmp_path):
     from gangline_dataloader.store.durable import explain_write_errors
 
     with pytest.raises(PermissionError), explain_write_errors(tmp_path / "store"):

@@ -33,7 +33,7 @@ def encoded(kind: str = "JPEG", **ways: object) -> bytes:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_sound_jpeg_passes_and_every_truncation_is_found(way):
+def test_valid_jpeg_passes_and_every_truncation_is_found(way):
     content = encoded(**WAYS[way])
     assert find_damage(content) == ""
     assert find_damage(content + b"what a camera puts behind an image") == ""

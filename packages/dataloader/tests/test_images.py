@@ -66,7 +66,7 @@ def source(shards: Path, *settings: str, split: str = "train") -> ImageSource:
     return ImageSource(run.data, run, split)
 
 
-def test_whole_images_are_those_that_were_written(shards):
+def test_uncropped_images_match_pillow(shards):
     """Against Pillow's own decoder and resizing, which rounds elsewhere."""
     one = source(shards, "data.least_area=1", "data.flip=false")
     for i in range(12):
@@ -80,7 +80,7 @@ def test_whole_images_are_those_that_were_written(shards):
         assert np.abs(found[:, 2:13].mean((0, 1)) - COLOURS[text.split()[0]]).max() < 12
 
 
-def test_an_epoch_shows_every_image_once_and_what_is_held_out_never(shards):
+def test_epoch_shows_every_training_image_once(shards):
     def names(split: str) -> list[str]:
         one = source(shards, split=split)
         return [bytes(one.sample(i)["tokens"][16:]).rstrip(b"\0").decode() for i in range(one.count_samples())]
@@ -90,7 +90,7 @@ def test_an_epoch_shows_every_image_once_and_what_is_held_out_never(shards):
     assert train != sorted(train)
 
 
-def test_readers_of_every_width_have_the_pixels_of_sample(shards):
+def test_readers_of_every_width_return_equal_pixels(shards):
     one = source(shards)
     for index, width, micro in ((0, 1, 3), (1, 2, 2), (2, 4, 1), (0, 1, 12)):
         place = ReadPlace(index, width, 12, micro, torch.device("cpu"))
@@ -111,7 +111,7 @@ def test_readers_of_every_width_have_the_pixels_of_sample(shards):
     assert sum(len(batch.sample) for batch in held) >= 6
 
 
-def test_how_an_image_is_cut_is_a_function_of_the_seed_and_the_sample(shards):
+def test_crop_depends_on_seed_and_sample(shards):
     assert np.array_equal(source(shards).sample(3)["pixels"], source(shards).sample(3)["pixels"])
     other = source(shards, "run.seed=8")
     same = [np.array_equal(other.sample(i)["pixels"], source(shards).sample(i)["pixels"]) for i in range(6)]
@@ -124,7 +124,7 @@ def test_how_an_image_is_cut_is_a_function_of_the_seed_and_the_sample(shards):
     assert abs(found.mirrored.mean() - 0.5) < 0.03
 
 
-def test_from_jpegs_to_a_loss(shards, tmp_path):
+def test_training_on_jpegs_reduces_loss(shards, tmp_path):
     """Every part of the way is there: tar, decoder, reader, loop, the edit that embeds patches."""
     words = (
         "recipe=tiny", *SIZES, f"data.path={shards}", "patches=on", "data.flip=false", "data.validation_fraction=0.1",
@@ -140,7 +140,7 @@ def test_from_jpegs_to_a_loss(shards, tmp_path):
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_an_image_that_cannot_be_decoded_is_named(shards):
+def test_undecodable_image_error_names_sample_and_byte(shards):
     path = shards / "00001.tar"
     at = int(list_samples(str(path)).image[4, 0])
     content = bytearray(path.read_bytes())
@@ -161,7 +161,7 @@ def test_an_image_that_cannot_be_decoded_is_named(shards):
     ("length", "end", "truncated"),
     [(14, True, 0), (15, True, 0), (16, True, 0), (17, False, 1), (18, False, 1), (40, False, 1)],
 )
-def test_a_truncated_text_has_no_end(length, end, truncated, tmp_path):
+def test_truncated_text_has_no_end_token(length, end, truncated, tmp_path):
     """T + 1 - places = 17 tokens of a text and its end: all are targets, and an end is one where the text ends."""
     path, text = tmp_path / "a.tar", bytes(65 + n % 26 for n in range(length))
     with tarfile.open(path, "w") as tar:
@@ -242,7 +242,7 @@ UNDECODABLE = {
 
 
 @pytest.mark.parametrize("kind", UNDECODABLE)
-def test_an_undecodable_image_is_named_with_a_reason(kind, shards):
+def test_undecodable_image_error_gives_reason(kind, shards):
     content, why = UNDECODABLE[kind]
     replace_image(shards / "00001.tar", 4, content)
     one = source(shards)
@@ -254,7 +254,7 @@ def test_an_undecodable_image_is_named_with_a_reason(kind, shards):
     assert "pipeline" not in str(error.value)
 
 
-def test_what_makes_no_samples_is_refused_by_name(shards, tmp_path):
+def test_invalid_tar_files_are_refused_by_name(shards, tmp_path):
     def said(path: Path) -> str:
         (problem,) = find_problems(build_small_run(*SIZES, f"data.path={path}"))
         return f"{problem.what} {problem.why}"

@@ -27,7 +27,7 @@ def parts(row: list[int]) -> tuple[list[int], list[int], list[int]]:
 
 @settings(max_examples=200, deadline=None)
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8), number=st.integers(0, 1 << 40))
-def test_a_document_in_prefix_suffix_middle_is_the_document_but_for_its_end(lengths, number):
+def test_prefix_suffix_middle_keeps_tokens_except_end(lengths, number):
     row = np.concatenate([[*range(1, n), END] for n in lengths]).astype(np.uint16)
     done = row.copy()
     Infill(1.0, 0.0, (PRE, MID, SUF), END, 7, "train").apply(done[None], np.array([number]))
@@ -43,7 +43,7 @@ def test_a_document_in_prefix_suffix_middle_is_the_document_but_for_its_end(leng
         at += n
 
 
-def test_the_order_suffix_prefix_middle_puts_the_middle_behind_its_prefix():
+def test_suffix_prefix_middle_puts_middle_after_prefix():
     row = np.arange(1, 40, dtype=np.uint16)
     Infill(1.0, 1.0, (PRE, MID, SUF), None, 7, "train").apply(row[None], np.array([3]))
     assert row[:2].tolist() == [PRE, SUF]
@@ -52,7 +52,7 @@ def test_the_order_suffix_prefix_middle_puts_the_middle_behind_its_prefix():
     assert (np.diff(row[middle + 1 :].astype(int)) == 1).all()
 
 
-def test_the_share_that_is_rearranged_is_the_rate():
+def test_rearranged_share_equals_fim_rate():
     """2000 documents: a binomial share has a standard deviation of 0.01."""
     infill, changed, spm = Infill(0.3, 0.5, (PRE, MID, SUF), END, 7, "train"), 0, 0
     for number in range(200):
@@ -86,7 +86,7 @@ SIZES = ("model.vocab_size=260", "batch.sequence_length=48", "data=tokens", "val
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
-def test_a_sample_is_the_same_whenever_it_is_asked_for(store, packing):
+def test_rearranged_sample_is_deterministic(store, packing):
     asked = (*SIZES, f"data.path={store}", f"data.packing={packing}", "data.document_masking=true")
     plain, run = build_small_run(*asked), build_small_run(*asked, "data.fim_rate=0.8")
     assert find_problems(run) == []
@@ -105,7 +105,7 @@ def test_a_sample_is_the_same_whenever_it_is_asked_for(store, packing):
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
-def test_tokens_stay_in_their_document_without_an_end_of_text(texts, make_store, tmp_path, packing):
+def test_tokens_stay_in_document_without_end_of_text(texts, make_store, tmp_path, packing):
     """Letters of each document, as often as before, but for those that make room for the marks."""
     store = letters(texts, make_store, tmp_path)
     asked = (*SIZES, f"data.path={store}", f"data.packing={packing}", "data.document_masking=true")
@@ -123,7 +123,7 @@ def test_tokens_stay_in_their_document_without_an_end_of_text(texts, make_store,
     assert changed >= 60
 
 
-def test_a_tokenizer_without_the_marks_is_refused(store, texts, make_store):
+def test_tokenizer_without_fim_tokens_is_refused(store, texts, make_store):
     asked = (*SIZES, "data.fim_rate=0.5")
     (problem,) = find_problems(build_small_run(*asked, f"data.path={make_store(texts)}"))
     assert "<|fim_prefix|>" in problem.what

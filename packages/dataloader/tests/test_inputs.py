@@ -26,7 +26,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tests_are_left_out_and_validation_is_held_out(layout, tmp_path, capsys):
+def test_prepare_skips_test_split_and_holds_out_validation(layout, tmp_path, capsys):
     folder, out = tmp_path / "set", tmp_path / "out"
     first, second, other = LAYOUTS[layout]
     rows(folder / first, "first")
@@ -44,7 +44,7 @@ def test_tests_are_left_out_and_validation_is_held_out(layout, tmp_path, capsys)
     assert b"about" not in stored + held
 
 
-def test_without_validation_of_its_own_a_share_is_drawn(tmp_path, make_store):
+def test_folder_without_validation_split_holds_out_share(tmp_path, make_store):
     rows(tmp_path / "set" / "train.jsonl", "train", 200)
     rows(tmp_path / "set" / "test.jsonl", "test")
     store = make_store(tmp_path / "set", validation=0.2)
@@ -52,7 +52,7 @@ def test_without_validation_of_its_own_a_share_is_drawn(tmp_path, make_store):
     assert read(store).documents + read(store / VALIDATION).documents == 200
 
 
-def test_what_is_named_itself_or_has_no_training_beside_it_is_read(tmp_path):
+def test_named_or_unpaired_test_split_is_read(tmp_path):
     for name in ("a/test.jsonl", "b/more.jsonl", "b/tests.jsonl", "c/train.py", "c/test.py", "c/validation/x.jsonl"):
         rows(tmp_path / name, name)
     for name in "abc":
@@ -64,7 +64,7 @@ def test_what_is_named_itself_or_has_no_training_beside_it_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.csv", "a.tsv.gz"])
-def test_a_table_that_is_read_as_plain_text_is_named(name, tmp_path):
+def test_table_read_as_plain_text_is_reported(name, tmp_path):
     told: list[str] = []
     (tmp_path / "b.txt").write_text("text")
     list_inputs([str(tmp_path)], say=told.append)

@@ -21,7 +21,7 @@ TEXTS = {
 }
 
 
-def test_only_the_asked_languages_stay(tmp_path, capsys):
+def test_other_languages_are_dropped_and_counted(tmp_path, capsys):
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS.values()))
     out = tmp_path / "store"
@@ -31,7 +31,7 @@ def test_only_the_asked_languages_stay(tmp_path, capsys):
     assert "1 dropped: language: de" in capsys.readouterr().out
 
 
-def test_how_sure_it_has_to_be_is_an_option(make_store, tmp_path):
+def test_confidence_option_sets_language_threshold(make_store, tmp_path):
     folder = tmp_path / "few"
     folder.mkdir()
     (folder / "code.txt").write_text("x = 1")
@@ -42,7 +42,7 @@ def test_how_sure_it_has_to_be_is_an_option(make_store, tmp_path):
     assert sum(count["dropped"].values()) == 1
 
 
-def test_a_language_that_the_model_does_not_know_is_refused():
+def test_unknown_language_is_refused():
     with pytest.raises(UserError, match=r"no language english.*\n.*ISO 639 codes: .*de, .*en"):
         Settings(languages=("english",)).check()
     with pytest.raises(UserError, match=r"--confidence 1.5 is no probability"):
@@ -50,5 +50,5 @@ def test_a_language_that_the_model_does_not_know_is_refused():
 
 
 @pytest.mark.parametrize("text", ["ok", "1234", "Guten Tag", "The cat sat.", "\N{GRINNING FACE}", "", "a" * 100])
-def test_of_a_few_words_no_language_is_said(text):
+def test_short_text_is_dropped_as_unsure(text):
     assert check_language(text, ("en", "de"), 0.5) == Dropped("language: unsure")

@@ -39,7 +39,7 @@ LINKS = {
 
 @pytest.mark.parametrize("kind", LINKS)
 @pytest.mark.parametrize("command", LISTINGS)
-def test_a_link_out_of_a_folder_is_refused_by_name(command, kind, folder):
+def test_link_out_of_folder_is_refused_by_name(command, kind, folder):
     name, target, why = LINKS[kind]
     (folder / name).symlink_to(target)
     with pytest.raises(UserError, match=why) as error:
@@ -48,7 +48,7 @@ def test_a_link_out_of_a_folder_is_refused_by_name(command, kind, folder):
 
 
 @pytest.mark.parametrize("command", LISTINGS)
-def test_links_inside_a_folder_are_followed_or_read_where_they_lead(command, folder):
+def test_links_inside_folder_are_read_without_loops(command, folder):
     (folder / "same.txt").symlink_to("deep/b.txt")
     (folder / "twice").symlink_to("deep")
     (folder / "deep" / "loop").symlink_to("..")
@@ -58,7 +58,7 @@ def test_links_inside_a_folder_are_followed_or_read_where_they_lead(command, fol
 
 
 @pytest.mark.parametrize("command", LISTINGS)
-def test_a_link_that_is_named_itself_is_read(command, folder):
+def test_explicitly_named_link_is_read(command, folder):
     """By its name or a pattern: as the caches of data sets have them."""
     (folder / "notes.txt").symlink_to("../private/key")
     assert [file.size for file in LISTINGS[command](folder / "notes.txt")] == [6]
@@ -66,7 +66,7 @@ def test_a_link_that_is_named_itself_is_read(command, folder):
 
 
 @pytest.mark.parametrize("command", LISTINGS)
-def test_a_file_that_is_no_regular_one_is_refused(command, folder):
+def test_pipe_in_folder_is_refused(command, folder):
     os.mkfifo(folder / "pipe")
     with pytest.raises(UserError, match="pipe is no regular file"):
         LISTINGS[command](folder)
@@ -74,7 +74,7 @@ def test_a_file_that_is_no_regular_one_is_refused(command, folder):
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
 @pytest.mark.parametrize("command", LISTINGS)
-def test_input_that_is_no_regular_file_is_refused(command, kind, folder, monkeypatch):
+def test_named_special_file_is_refused(command, kind, folder, monkeypatch):
     monkeypatch.chdir(folder)
     path = folder / "other"
     if kind == "pipe":

@@ -46,7 +46,7 @@ def letters(source, numbers) -> np.ndarray:
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_samples_come_in_the_proportion_of_the_weights(stores, split):
+def test_samples_follow_mixture_weights(stores, split):
     run = run_of(stores, "data.weights={web: 7, code: 3}", "data.epochs={web: 1000, code: 1000}")
     source = build.build_mix(run.data, run, split)
     if split == "train":
@@ -61,14 +61,14 @@ def test_samples_come_in_the_proportion_of_the_weights(stores, split):
         assert (seen[:count] == seen[count:]).all()
 
 
-def test_weights_change_at_the_sample_that_a_stage_names(stores):
+def test_stage_changes_weights_at_named_sample(stores):
     run = run_of(stores, "data.weights={web: 1, code: 0}", "data.stages=[{from: 77, weights: {web: 0, code: 3}}]")
     found = letters(build.build_mix(run.data, run, "train"), range(200))
     assert (found[:77] == ord("w")).all()
     assert (found[77:] == ord("c")).all()
 
 
-def test_a_run_goes_on_at_any_cursor_with_the_same_bytes(stores):
+def test_mixture_resumes_bitwise_at_any_cursor(stores):
     """Built anew at each cursor, as a resumed run does, in whatever order the sources were written."""
     options = (WEIGHTS, "data.stages=[{from: 500, weights: {web: 0.001, code: 0.999}}]", "data.document_masking=true")
     run = run_of(stores, *options)
@@ -95,7 +95,7 @@ def test_another_mixture_has_another_fingerprint(stores, change):
     )
 
 
-def test_a_run_longer_than_its_capped_sources_is_refused_with_the_numbers(stores):
+def test_run_longer_than_capped_sources_is_refused(stores):
     settings = (WEIGHTS, "data.epochs={web: 1, code: 2}", "batch.global_size=4", "run.steps=100000")
     run = run_of(stores, *settings)
     source = build.build_mix(run.data, run, "train")
@@ -138,15 +138,15 @@ def test_a_run_longer_than_its_capped_sources_is_refused_with_the_numbers(stores
         (("data.sources.code=nowhere",), "no token store"),
     ],
 )
-def test_what_makes_no_mixture_is_refused_before_a_process_starts(stores, settings, why):
+def test_invalid_mixture_is_refused_before_start(stores, settings, why):
     assert why in said(run_of(stores, *settings))
 
 
-def test_without_sources_it_says_what_to_type():
+def test_mixture_without_sources_suggests_option():
     assert "data.sources={web: DIR" in said(run_of({}))
 
 
-def test_path_beside_sources_is_refused(stores):
+def test_path_with_sources_is_refused(stores):
     assert "data.path=/nonexistent has no effect" in said(run_of(stores, "data.path=/nonexistent"))
     assert said(run_of(stores)) == ""
 
@@ -161,7 +161,7 @@ def test_stores_of_different_tokens_are_refused_by_name(stores, field):
     assert "code and web have different" in said(run_of(stores))
 
 
-def test_relative_paths_are_meant_from_where_the_run_was_started(stores, monkeypatch, tmp_path):
+def test_relative_paths_resolve_from_working_directory(stores, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     relative = {name: Path(os.path.relpath(path)) for name, path in stores.items()}
     run = run_of(relative, f"validate.sets.one={{sources: {{code: {relative['code']}}}}}")

@@ -46,7 +46,7 @@ def test_each_source_is_read_epoch_by_epoch(order, data):
 
 @settings(max_examples=60, deadline=None)
 @given(order=mixtures(), data=st.data())
-def test_any_batch_from_anywhere_is_the_same(order, data):
+def test_batch_is_independent_of_width_and_history(order, data):
     """The samples of a step do not depend on the width that reads them, nor on what was read before."""
     start, size = data.draw(st.integers(0, 10**12)), data.draw(st.integers(1, 64))
     whole = order(np.arange(start, start + size))
@@ -94,7 +94,7 @@ def test_long_run_proportions_are_exact(given_weights):
     )
 
 
-def test_extended_runs_keep_their_prefix_and_new_weights_change_nothing_before_them():
+def test_new_stage_keeps_earlier_samples():
     sources = [Ingredient("a", 1000), Ingredient("b", 333)]
     before = MixtureOrder(sources, [WeightStage(0, (1, 1))], 0)
     after = MixtureOrder(sources, [WeightStage(0, (1, 1)), WeightStage(70_001, (0, 1))], 0)
@@ -104,7 +104,7 @@ def test_extended_runs_keep_their_prefix_and_new_weights_change_nothing_before_t
     assert (new.source[70_001:] == 1).all()
 
 
-def test_another_source_reshuffles_none_of_the_others():
+def test_added_source_does_not_reshuffle_others():
     one = MixtureOrder([Ingredient("a", 500)], [WeightStage(0, (1,))], 0)(np.arange(500))
     two = MixtureOrder([Ingredient("b", 70), Ingredient("a", 500)], [WeightStage(0, (1, 1))], 0)(np.arange(1200))
     assert np.array_equal(one.row, two.row[two.source == 1][:500])
@@ -120,19 +120,19 @@ def test_another_source_reshuffles_none_of_the_others():
         ((float("inf"), 1), "inf"),
     ],
 )
-def test_weights_that_make_no_shares_are_refused(bad, why):
+def test_invalid_weights_are_refused(bad, why):
     with pytest.raises(ValueError, match=why):
         normalise_weights(bad)
 
 
-def test_stages_that_make_no_order_are_refused():
+def test_invalid_stages_are_refused():
     source = [Ingredient("a", 10)]
     for stages in ([], [WeightStage(5, (1,))], [WeightStage(0, (1,)), WeightStage(0, (1,))], [WeightStage(0, (1, 1))]):
         with pytest.raises(ValueError):
             MixtureOrder(source, stages)
 
 
-def test_a_start_far_into_the_run_costs_no_more_than_at_its_beginning():
+def test_late_start_deals_only_one_block():
     """Counted in blocks that were dealt, not in seconds: one, wherever it is."""
     for number in (0, 10**6, 10**15):
         order = MixtureOrder([Ingredient("a", 10**8), Ingredient("b", 10**6)], [WeightStage(0, (1, 2))], 0)

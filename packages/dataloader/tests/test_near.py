@@ -50,7 +50,7 @@ def test_signatures_estimate_the_exact_resemblance(changed):
     assert np.std(errors) <= 1.4 * deviation + 1e-12
 
 
-def test_case_and_punctuation_make_no_other_document():
+def test_signature_ignores_case_and_punctuation():
     assert np.array_equal(
         compute_signature("One, two; three - FOUR five six!"), compute_signature("one two three four five six")
     )
@@ -65,14 +65,14 @@ def test_case_and_punctuation_make_no_other_document():
     assert np.array_equal(compute_signature(" ".join(words)), np.minimum(*halves))
 
 
-def test_ascii_has_the_words_of_any_text():
+def test_ascii_shingles_match_unicode_shingles():
     every = "".join(map(chr, range(128))) * 3 + " one_two  3-4"
     words = re.findall(r"\w+", every.lower())
     assert list_shingles(every) == [" ".join(words[place : place + 5]) for place in range(len(words) - 4)]
     assert list_shingles(every + " ö ä")[:-2] == list_shingles(every)
 
 
-def test_signatures_are_what_they_were():
+def test_signatures_are_stable_across_versions():
     """Stores and resumed calls depend on it, whatever the version of the library."""
     text = "The quick brown fox jumps over the lazy dog, again and again."
     assert compute_signature(text)[:4].tolist() == [3369256999, 3346357008, 3274915766, 3288578002]
@@ -99,7 +99,7 @@ def reference(signatures: np.ndarray, alive: np.ndarray, threshold: float) -> np
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.8, 0.95])
-def test_the_choice_is_that_of_comparing_every_pair(threshold):
+def test_near_duplicate_choice_matches_pairwise_comparison(threshold):
     """Clusters and chains of variants in any order, over tasks of any size, some of them empty."""
     rng = np.random.default_rng(5)
     texts = []
@@ -119,7 +119,7 @@ def test_the_choice_is_that_of_comparing_every_pair(threshold):
         assert np.array_equal(np.concatenate(got), wanted)
 
 
-def test_documents_without_words_are_like_no_other():
+def test_documents_without_words_are_never_duplicates():
     empty = np.stack(
         [
             compute_signature("--"),
@@ -150,7 +150,7 @@ def variants(tmp_path: Path) -> tuple[Path, Path]:
     return folders
 
 
-def test_prepare_keeps_the_first_and_counts_the_rest_whatever_the_workers(variants, make_store):
+def test_near_duplicates_are_dropped_for_any_worker_count(variants, make_store):
     stores = [
         make_store(*variants, near=0.8, task_bytes=size, workers=n) for n, size in ((1, 9000), (2, 9000), (1, 1 << 20))
     ]
@@ -170,6 +170,6 @@ def test_prepare_keeps_the_first_and_counts_the_rest_whatever_the_workers(varian
     "words",
     [["--near-duplicates", "0"], ["--near-duplicates", "1.5"], ["--near-duplicates", "0.8", "--keep-duplicates"]],
 )
-def test_a_resemblance_that_has_no_meaning_is_refused(words, variants, tmp_path):
+def test_invalid_near_duplicate_threshold_is_refused(words, variants, tmp_path):
     with pytest.raises(UserError, match="--near-duplicates"):
         commands.main(["prepare", str(variants[0]), "--out", str(tmp_path / "out"), *words])

@@ -28,7 +28,7 @@ def rows_of(ends: np.ndarray, capacity: int) -> list[list[tuple[int, int]]]:
 
 @settings(max_examples=300, deadline=None)
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=80), capacity=st.integers(2, 40))
-def test_every_token_is_in_a_row_and_every_target_counts_once(lengths, capacity):
+def test_packing_keeps_every_token_and_target_once(lengths, capacity):
     """Also of documents that are longer than a row."""
     ends = np.cumsum(lengths)
     rows = rows_of(ends, capacity)
@@ -46,7 +46,7 @@ def test_every_token_is_in_a_row_and_every_target_counts_once(lengths, capacity)
 
 @settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60))
-def test_each_piece_went_where_it_left_the_least_room(lengths):
+def test_packing_matches_best_fit_decreasing(lengths):
     """Against best-fit decreasing written down plainly: as many rows, with the same room left in each."""
     room: list[int] = []
     for length in sorted(lengths, reverse=True):
@@ -59,7 +59,7 @@ def test_each_piece_went_where_it_left_the_least_room(lengths):
 
 
 @pytest.mark.parametrize("T", [2048, 8192])
-def test_padding_of_documents_like_those_of_the_web(T):
+def test_padding_of_web_like_documents_is_small(T):
     """At most 0.05 %, of a shard of 2^26 tokens; lognormal lengths, median 403, mean 738."""
     rng = np.random.default_rng(0)
     lengths = np.maximum(1, rng.lognormal(np.log(403), 1.1, 90_000).astype(np.int64))
@@ -116,7 +116,7 @@ def test_an_epoch_shows_every_document_once(store, split, apart):
     assert covered.min() == 1
 
 
-def test_a_length_without_a_plan_is_refused_with_the_command_that_makes_it(store, texts, make_store):
+def test_missing_plan_error_gives_prepare_command(store, texts, make_store):
     run = build_small_run(*SIZES, f"data.path={store}", "batch.sequence_length=64")
     (problem,) = find_problems(run)
     assert "no plan to pack sequences of 64" in problem.what
@@ -128,7 +128,7 @@ def test_a_length_without_a_plan_is_refused_with_the_command_that_makes_it(store
     assert pack_plan.list_lengths(store) == [48, 64]
 
 
-def test_prepare_plans_what_it_prepares_and_the_same_plan_again(texts, tmp_path, capsys):
+def test_repeated_prepare_writes_identical_plans(texts, tmp_path, capsys):
     command = ["prepare", str(texts), "--out", str(tmp_path / "one"), "--pack", "48", "--pack", "96"]
     assert commands.main(command) == 0
     assert "sequences of 96 tokens packed" in capsys.readouterr().out
@@ -140,7 +140,7 @@ def test_prepare_plans_what_it_prepares_and_the_same_plan_again(texts, tmp_path,
     assert {path.name: path.read_bytes() for path in (tmp_path / "one").glob("*pack*")} == first
 
 
-def test_a_plan_of_another_store_or_with_another_byte_is_named(store, texts, make_store, capsys):
+def test_plan_of_another_store_or_damaged_is_named(store, texts, make_store, capsys):
     other = make_store(texts, validation=0.3)
     for name in (pack_plan.name_plan_file(48), *(f.name for f in store.glob("shard-00000.pack-48*"))):
         (other / name).write_bytes((store / name).read_bytes())
@@ -159,7 +159,7 @@ def test_a_plan_of_another_store_or_with_another_byte_is_named(store, texts, mak
         [source.sample(i) for i in range(source.count_samples())]
 
 
-def test_what_cannot_be_packed_is_refused(store, tmp_path):
+def test_unpackable_data_and_options_are_refused(store, tmp_path):
     (tmp_path / "train.bin").write_bytes(np.zeros(400, "<u2").tobytes())
     (problem,) = find_problems(build_small_run(*SIZES, f"data.path={tmp_path / 'train.bin'}"))
     assert "cannot be packed" in problem.what
@@ -184,7 +184,7 @@ def test_a_mixture_packs_each_of_its_stores(store, texts, make_store):
     assert all("document" in source.sample(i) for i in range(20))
 
 
-def test_plans_of_a_store_are_files_that_numpy_reads(store):
+def test_plan_files_are_readable_by_numpy(store):
     columns = json.loads((store / pack_plan.name_plan_file(48)).read_text())["shards"]
     assert len(columns["rows"]) == len(read(store).shards) > 1
     assert len(np.load(store / pack_plan.name_pack_file(0, 48))) == 2 * columns["pieces"][0]

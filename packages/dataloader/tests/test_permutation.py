@@ -27,7 +27,7 @@ def test_every_small_range_is_permuted(ranges):
 
 @settings(max_examples=300, deadline=None)
 @given(n=st.integers(2, 1 << 48), key=st.integers(), tweak=st.integers(0, 1 << 40), data=st.data())
-def test_of_a_large_range_no_two_indices_meet(n, key, tweak, data):
+def test_large_range_permutation_is_injective(n, key, tweak, data):
     """What is injective on a finite set is a bijection: a run of indices and some far ones are looked at."""
     first = data.draw(st.integers(0, n - 1))
     some = np.unique(
@@ -50,7 +50,7 @@ def chi_squared(values: np.ndarray, bins: int) -> float:
 
 
 @pytest.mark.parametrize("n", [LARGE, 1 << 20, 262_016])
-def test_it_looks_like_chance(n):
+def test_permutation_looks_random(n):
     """High bits and low bits of neighbours are spread as chance spreads them, neighbours land far apart, seeds differ.
 
     Blocks of 1024 out of 2**18 indices: the mean of 256 chi-squared values with 63 degrees of freedom has a standard
@@ -67,7 +67,7 @@ def test_it_looks_like_chance(n):
 
 @settings(max_examples=200, deadline=None)
 @given(n=st.integers(1, 3000), span=st.one_of(st.none(), st.integers(1, 4000)), epoch=st.integers(0, 1 << 20))
-def test_a_span_bounds_how_far_rows_travel(n, span, epoch):
+def test_span_bounds_row_displacement(n, span, epoch):
     out = SpanPermutation(n, span, "key")(np.arange(n), epoch)
     assert np.array_equal(np.sort(out), np.arange(n))
     reach = n if span is None else min(span, n)

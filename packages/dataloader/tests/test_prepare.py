@@ -59,7 +59,7 @@ def texts_of(folder: Path) -> list[str]:
     return [bytes(part).decode().removesuffix("\0") for part in np.split(everything[0], ends[:-1])]
 
 
-def test_workers_and_the_size_of_shards_change_no_token(texts, make_store):
+def test_workers_and_shard_size_do_not_change_tokens(texts, make_store):
     one = make_store(texts, task_bytes=2000)
     two = make_store(texts, task_bytes=2000, workers=2)
     assert contents(one) == contents(two)
@@ -68,7 +68,7 @@ def test_workers_and_the_size_of_shards_change_no_token(texts, make_store):
     assert texts_of(small) == texts_of(one)
 
 
-def test_documents_come_in_order_clean_and_once(texts, make_store):
+def test_documents_are_ordered_cleaned_and_deduplicated(texts, make_store):
     store = make_store(texts)
     found = texts_of(store)
     assert len(found) == len(set(found))
@@ -81,7 +81,7 @@ def test_documents_come_in_order_clean_and_once(texts, make_store):
     assert count["kept"] == len(found) + len(held_out) == 60
 
 
-def test_a_document_stays_on_its_side_when_others_come_and_go(texts, make_store):
+def test_document_keeps_split_when_others_are_removed(texts, make_store):
     before = set(texts_of(make_store(texts, validation=0.3) / VALIDATION))
     for path in sorted(texts.glob("*.txt"))[::2]:
         path.unlink()
@@ -89,7 +89,7 @@ def test_a_document_stays_on_its_side_when_others_come_and_go(texts, make_store)
     assert after < before
 
 
-def test_killed_and_called_again_it_gives_the_bytes_of_an_undisturbed_call(texts, make_store, tmp_path):
+def test_killed_prepare_resumes_bitwise(texts, make_store, tmp_path):
     """Killed where tasks are half done and where shards are half written."""
     out = tmp_path / "killed"
     undisturbed = make_store(texts)
@@ -131,7 +131,7 @@ def end_second_task(store: Path, identity: str, stage: int, number: int) -> None
     run.run_stage_item(store, identity, stage, number)
 
 
-def test_worker_killed_by_the_system_is_one_message(texts, make_store, tmp_path, monkeypatch):
+def test_killed_worker_is_reported_in_one_message(texts, make_store, tmp_path, monkeypatch):
     settings, out = Settings(task_bytes=20_000), tmp_path / "out"
     with monkeypatch.context() as patched:
         patched.setattr(run, "run_stage_item", end_second_task)
@@ -143,7 +143,7 @@ def test_worker_killed_by_the_system_is_one_message(texts, make_store, tmp_path,
     assert contents(out) == contents(make_store(texts, task_bytes=20_000))
 
 
-def test_every_form_gives_the_same_documents(tmp_path, make_store):
+def test_every_input_format_gives_equal_documents(tmp_path, make_store):
     """Text, JSONL, and both compressed."""
     wanted = [f"Text number {n}, with an ö and a\nnewline." for n in range(5)]
     lines = "".join(json.dumps({"id": n, "body": text}) + "\n\n" for n, text in enumerate(wanted)).encode()
@@ -159,7 +159,7 @@ def test_every_form_gives_the_same_documents(tmp_path, make_store):
 
 
 @pytest.mark.parametrize("ending", ["bz2", "zst"])
-def test_compressed_parquet_is_its_rows(tmp_path, make_store, ending):
+def test_compressed_parquet_rows_are_read(tmp_path, make_store, ending):
     pa, plain = pytest.importorskip("pyarrow"), io.BytesIO()
     pytest.importorskip("pyarrow.parquet").write_table(pa.table({"text": ["one", "two"]}), plain)
     compress = bz2.compress if ending == "bz2" else pytest.importorskip("zstandard").compress
@@ -167,7 +167,7 @@ def test_compressed_parquet_is_its_rows(tmp_path, make_store, ending):
     assert texts_of(make_store(tmp_path / f"a.parquet.{ending}", validation=0)) == ["one", "two"]
 
 
-def test_half_of_a_surrogate_pair_is_read_as_data_text_reads_it(tmp_path, make_store):
+def test_lone_surrogate_is_read_like_data_text(tmp_path, make_store):
     """As bytes that are not UTF-8, and counted as those."""
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a\\ud800b?\\ufffd"}\n')
@@ -188,7 +188,7 @@ def test_parquet_row_that_is_not_utf8_is_named(tmp_path, make_store):
         make_store(tmp_path / "a.parquet", validation=0)
 
 
-def test_parquet_with_two_columns_of_a_name_is_refused(tmp_path, make_store):
+def test_parquet_with_duplicate_column_is_refused(tmp_path, make_store):
     pa = pytest.importorskip("pyarrow")
     table = pa.Table.from_arrays([pa.array(["one"]), pa.array(["two"])], names=["text", "text"])
     pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
@@ -202,7 +202,7 @@ def test_empty_name_of_a_field_is_refused(tmp_path):
         commands.main(["prepare", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "s"), "--field="])
 
 
-def test_marks_behind_control_characters_are_composed():
+def test_combining_marks_after_control_characters_are_composed():
     assert clean_text("e\0\u0301 \r\n", ["unicode"]) == "é \n"
 
 
@@ -227,7 +227,7 @@ def test_text_in_another_encoding_is_dropped_or_counted(tmp_path, make_store):
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 @pytest.mark.parametrize("clean", [(), ("unicode", "length")])
-def test_a_row_whose_text_is_null_is_dropped_and_counted(tmp_path, make_store, form, clean):
+def test_row_with_null_text_is_dropped_and_counted(tmp_path, make_store, form, clean):
     path = tmp_path / f"a.{form}"
     if form == "jsonl":
         path.write_text('{"text": "one"}\n{"text": null}\n{"text": "two"}\n')
@@ -240,7 +240,7 @@ def test_a_row_whose_text_is_null_is_dropped_and_counted(tmp_path, make_store, f
 
 
 @pytest.mark.parametrize("near", [None, 0.8])
-def test_bytes_of_the_report_are_those_of_the_documents_kept(tmp_path, make_store, near):
+def test_report_counts_bytes_of_kept_documents(tmp_path, make_store, near):
     if near:
         pytest.importorskip("rensa")
     folder = tmp_path / "in"
@@ -253,7 +253,7 @@ def test_bytes_of_the_report_are_those_of_the_documents_kept(tmp_path, make_stor
     assert count["nbytes"] == sum(len(text.encode()) for text in texts_of(store)) == count["tokens"] - count["kept"]
 
 
-def test_a_store_whose_only_document_is_held_out_says_so(tmp_path, make_store):
+def test_store_with_all_documents_held_out_is_refused(tmp_path, make_store):
     path = tmp_path / "a.txt"
     path.write_text("a text")
     with pytest.raises(UserError, match="nothing is left to train on") as error:
@@ -281,7 +281,7 @@ def test_an_input_that_cannot_be_read_is_named(name, tmp_path, make_store):
         make_store(tmp_path / name)
 
 
-def test_an_out_that_holds_something_else_is_left_alone(texts, make_store, tmp_path):
+def test_prepare_leaves_unrelated_out_folder_unchanged(texts, make_store, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine.txt").write_text("precious")
@@ -296,7 +296,7 @@ def test_an_out_that_holds_something_else_is_left_alone(texts, make_store, tmp_p
     assert contents(store) == before
 
 
-def test_inputs_named_differently_make_another_store(texts, tmp_path):
+def test_differently_named_inputs_are_refused_as_another_store(texts, tmp_path):
     """Names decide what is held out, and the report has the words."""
     (texts.parent / "idn").mkdir()
     folder = (texts / "deep").rename(texts.parent / "idn" / "en")
@@ -311,7 +311,7 @@ def test_inputs_named_differently_make_another_store(texts, tmp_path):
 
 
 @pytest.mark.parametrize("append", [False, True])
-def test_store_of_an_older_identity_is_recognised_by_its_words(append, texts, tmp_path, make_store):
+def test_store_of_older_identity_is_recognized_by_arguments(append, texts, tmp_path, make_store):
     """Names and sources of files were not part of it."""
     (tmp_path / "first.txt").write_text("first")
     out = make_store(tmp_path / "first.txt", validation=0) if append else tmp_path / "out"
@@ -337,7 +337,7 @@ def test_store_of_an_older_identity_is_recognised_by_its_words(append, texts, tm
             commands.main(["prepare", str(texts / "deep" / "*.txt"), *words])
 
 
-def test_a_store_inside_the_folder_of_its_texts_is_no_input_of_itself(texts, capsys):
+def test_store_inside_input_folder_is_not_read(texts, capsys):
     command = ["prepare", str(texts), "--out", str(texts / "deep" / "store"), "--workers", "1"]
     assert commands.main(command) == 0
     before, said = contents(texts / "deep" / "store"), capsys.readouterr().out
@@ -361,7 +361,7 @@ def test_a_store_inside_the_folder_of_its_texts_is_no_input_of_itself(texts, cap
         (["{texts}", "{texts}"], "named twice"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_written(words, why, texts, tmp_path):
+def test_invalid_arguments_are_refused_before_any_write(words, why, texts, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(UserError, match=why):
         commands.main(["prepare", *(word.format(texts=texts) for word in words), "--out", str(out)])
@@ -404,7 +404,7 @@ def test_wrong_option_is_refused_before_the_estimate(options, tmp_path, capsys, 
     assert not out.parent.exists()
 
 
-def test_call_that_fails_before_its_first_part_leaves_nothing(tmp_path, make_store):
+def test_prepare_failing_in_first_task_leaves_no_files(tmp_path, make_store):
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "a.jsonl").write_text('{"text": "one"}\n')
@@ -428,7 +428,7 @@ def test_call_that_fails_before_its_first_part_leaves_nothing(tmp_path, make_sto
     assert contents(out) == before
 
 
-def test_call_refused_by_another_leaves_the_plan_of_the_other(texts, tmp_path):
+def test_concurrent_prepare_keeps_plan_of_running_call(texts, tmp_path):
     out = tmp_path / "out"
     (out / WORK).mkdir(parents=True)
     with run.lock_store(out):
@@ -438,7 +438,7 @@ def test_call_refused_by_another_leaves_the_plan_of_the_other(texts, tmp_path):
     assert (out / WORK / "plan.json").exists()
 
 
-def test_append_can_drop_the_language_of_a_store(tmp_path):
+def test_append_can_disable_language_filter_of_store(tmp_path):
     (tmp_path / "a.txt").write_text("The harbour was quiet in the morning, and the boats lay still between the stones.")
     (tmp_path / "b.txt").write_text("Der Hafen war am Morgen still, und die Boote lagen ruhig zwischen den Steinen.")
     out = tmp_path / "out"
@@ -452,7 +452,7 @@ def test_append_can_drop_the_language_of_a_store(tmp_path):
     assert read(out).documents == 2
 
 
-def test_what_a_document_names_is_on_the_disk_before_it(texts, tmp_path, monkeypatch):
+def test_files_are_flushed_before_referencing_document_is_written(texts, tmp_path, monkeypatch):
     """A loss of power may lose what was not flushed, also a name that its directory was not flushed for."""
     written: dict[int, str] = {}  # inodes whose content may be lost
     unnamed: set[str] = set()  # files whose name may be lost
@@ -499,7 +499,7 @@ ODD = {
 @pytest.mark.parametrize(
     "words", [["prepare", "{texts}"], ["prepare", "--pack", "32"], ["tokenizer", "--vocab-size", "300"]]
 )
-def test_what_is_made_is_made_on_a_disk(words, texts, tmp_path, monkeypatch):
+def test_url_as_out_is_refused(words, texts, tmp_path, monkeypatch):
     """And not in a directory whose name is a URL."""
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))

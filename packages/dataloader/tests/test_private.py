@@ -24,7 +24,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_one_is_replaced_and_what_is_none_stays(kind):
+def test_private_data_is_replaced_and_similar_text_kept(kind):
     word = KINDS[kind][2]
     for text in FOUND[kind]:
         for around in ("{}", "see {}.", "<{}>, and", "{}\n{}"):
@@ -38,14 +38,14 @@ def test_what_is_one_is_replaced_and_what_is_none_stays(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("piece", ["a.", "a@", "1.", "1:", "+1 ", "(12) ", "11 ", ":", "a-@a-."])
-def test_no_text_takes_long(kind, piece):
+def test_replacement_time_grows_linearly(kind, piece):
     """Time grows with the text, not with its square: 200 kB of what almost fits, in CPU seconds."""
     start = time.process_time()
     replace_private(piece * (200_000 // len(piece)), [kind])
     assert time.process_time() - start < 2
 
 
-def test_prepare_replaces_and_counts(tmp_path, make_store):
+def test_prepare_replaces_private_data_and_counts_replacements(tmp_path, make_store):
     (tmp_path / "a.txt").write_text("Write to me@here.org or call +49 170 1234567 from 10.0.0.1 or me@there.org.")
     store = make_store(tmp_path / "a.txt", private=tuple(KINDS), validation=0)
     assert read(store).report["by_source"][str(tmp_path / "a.txt")]["replaced"] == {"email": 2, "ip": 1, "phone": 1}

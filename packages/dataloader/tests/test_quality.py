@@ -58,7 +58,7 @@ ASKED = ("gopher", "gopher_repetition", "c4", "fineweb")
 
 
 @pytest.mark.parametrize("rule", ASKED)
-def test_prose_passes(rule: str) -> None:
+def test_every_quality_rule_keeps_prose(rule: str) -> None:
     assert clean_text(PROSE, [rule]) == PROSE
 
 
@@ -90,7 +90,7 @@ DROPPED = {
 
 
 @pytest.mark.parametrize("why", DROPPED)
-def test_what_a_rule_drops_is_named(why: str) -> None:
+def test_dropped_text_names_the_rule(why: str) -> None:
     rule, text = DROPPED[why]
     assert clean_text(text, [rule]) == Dropped(why)
 
@@ -102,5 +102,5 @@ def test_c4_keeps_the_lines_that_are_sentences() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("text", ["", " \n\t", "x", "\n\n", "word", "。" * 100, "a\u2028b"])
-def test_no_text_is_too_odd(rule: str, text: str) -> None:
+def test_rules_handle_degenerate_texts(rule: str, text: str) -> None:
     assert isinstance(RULES[rule](text), str | Dropped)

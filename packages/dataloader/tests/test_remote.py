@@ -107,7 +107,7 @@ SIZES = ("model.vocab_size=256", "batch.sequence_length=48", "data=tokens", "val
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_samples_are_those_of_the_store_on_disk(server, store, tmp_path, split, packing):
+def test_remote_samples_equal_local_samples(server, store, tmp_path, split, packing):
     asked = (*SIZES, f"data.packing={packing}", "data.document_masking=true", f"data.cache={tmp_path / 'cache'}")
     ours, theirs = (build_small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
     assert find_problems(ours) == []
@@ -121,7 +121,7 @@ def test_samples_are_those_of_the_store_on_disk(server, store, tmp_path, split, 
     assert len(shards) == len(set(shards)), "a shard is fetched once"
 
 
-def test_the_cache_never_holds_more_than_its_limit(server, store, tmp_path, monkeypatch):
+def test_cache_size_stays_within_limit(server, store, tmp_path, monkeypatch):
     """A span of few shards, and room for it: samples are the same, and shards make room for others."""
     limit = 60_000
     monkeypatch.setattr(windows, "AHEAD", 16)
@@ -139,7 +139,7 @@ def test_the_cache_never_holds_more_than_its_limit(server, store, tmp_path, monk
     assert whole > limit, "the store is larger than the cache"
 
 
-def test_a_span_beyond_the_cache_is_refused_with_both_sizes(server, store, tmp_path):
+def test_span_larger_than_cache_is_refused_with_sizes(server, store, tmp_path):
     asked = (*SIZES, f"data.path={url(server, store)}", f"data.cache={tmp_path / 'cache'}")
     for span in ("data.shuffle_span=null", "data.shuffle_span=30000"):
         (problem,) = find_problems(build_small_run(*asked, span, "data.cache_bytes=9000"))
@@ -152,9 +152,7 @@ def test_a_span_beyond_the_cache_is_refused_with_both_sizes(server, store, tmp_p
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("span", ["null", "2400"])
-def test_in_a_cache_of_the_size_that_is_named_no_file_is_fetched_twice_in_a_span(
-    server, talks, tmp_path, packing, span, monkeypatch
-):
+def test_cache_of_suggested_size_fetches_each_file_once(server, talks, tmp_path, packing, span, monkeypatch):
     """Of conversations, whose files of what is to be learnt are as large as the tokens, and of what is held out."""
     monkeypatch.setattr(windows, "AHEAD", 16)
     asked = (*SIZES, f"data.path={url(server, talks)}", f"data.cache={tmp_path / 'cache'}", f"data.packing={packing}")
@@ -181,7 +179,7 @@ def test_in_a_cache_of_the_size_that_is_named_no_file_is_fetched_twice_in_a_span
     assert len(fetched) == len(set(fetched))
 
 
-def test_a_store_that_is_busy_is_asked_again_and_counted(server, store, tmp_path):
+def test_busy_store_is_retried_and_counted(server, store, tmp_path):
     left = [3]
 
     def trouble(path: str) -> int | None:
@@ -198,7 +196,7 @@ def test_a_store_that_is_busy_is_asked_again_and_counted(server, store, tmp_path
     assert remote.retries == 3
 
 
-def test_answers_of_every_wrong_length_are_asked_for_again(server, store, tmp_path):
+def test_answers_of_wrong_length_are_retried(server, store, tmp_path):
     """Busy at first, then too short, shorter than it says, too long, and then as it should be."""
     answers = [
         lambda content: (len(content) // 2, content[: len(content) // 2]),
@@ -223,7 +221,7 @@ def test_answers_of_every_wrong_length_are_asked_for_again(server, store, tmp_pa
     assert (remote.retries, answers) == (5, [])
 
 
-def test_three_runs_share_a_cache_that_has_room_for_less_than_one(server, store, tmp_path):
+def test_three_runs_share_a_small_cache(server, store, tmp_path):
     """Each lets go what the others fetch, in processes of their own; nobody reads anything else."""
     asked = (*SIZES, "data.shuffle_span=2000", "data.document_masking=true")
     script = tmp_path / "reader.py"
@@ -252,7 +250,7 @@ print(digest.hexdigest())
 """
 
 
-def test_nobody_waits_longer_than_the_deadline(server, store, tmp_path):
+def test_fetch_gives_up_after_deadline(server, store, tmp_path):
     over = threading.Event()
     for trouble in (lambda path: 503, lambda path: over.wait(600) and None):
         server.trouble = trouble
@@ -262,7 +260,7 @@ def test_nobody_waits_longer_than_the_deadline(server, store, tmp_path):
     over.set()
 
 
-def test_what_arrives_damaged_is_never_read(server, store, tmp_path):
+def test_damaged_or_missing_download_is_refused(server, store, tmp_path):
     path = store / "shard-00001.npy"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -286,7 +284,7 @@ def test_ranges_are_large_and_cover_the_file(server, tmp_path):
     assert len(server.asked) == 3
 
 
-def test_a_request_that_is_late_writes_into_no_other_file(server, tmp_path, monkeypatch):
+def test_late_request_writes_to_no_other_file(server, tmp_path, monkeypatch):
     """Its file is given up, and the number of its descriptor is another's by then."""
     (tmp_path / "a.npy").write_bytes(b"x" * 1000)
     real, late, given_up, done = os.pwrite, threading.Event(), threading.Event(), threading.Event()
@@ -311,7 +309,7 @@ def test_a_request_that_is_late_writes_into_no_other_file(server, tmp_path, monk
         one.close()
 
 
-def test_a_shard_that_makes_room_at_once_is_still_read(server, store, tmp_path, monkeypatch):
+def test_shard_evicted_immediately_is_still_read(server, store, tmp_path, monkeypatch):
     """Other ranks may let it go as soon as it is there: whoever asked for it has it open."""
     asked = (*SIZES, f"data.cache={tmp_path / 'cache'}")
     run, local = (build_small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
@@ -330,7 +328,7 @@ def test_a_shard_that_makes_room_at_once_is_still_read(server, store, tmp_path, 
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_what_may_not_be_read_is_not_asked_for_again(server, texts, make_store, tmp_path, status):
+def test_forbidden_file_is_not_retried(server, texts, make_store, tmp_path, status):
     """S3 answers so for names that are not there, where nobody may list them."""
     store = make_store(texts, clean=(), shard_tokens=3000, validation=0)
     server.trouble = lambda path: None if (server.root / path.lstrip("/")).is_file() else status
@@ -351,7 +349,7 @@ def test_what_may_not_be_read_is_not_asked_for_again(server, texts, make_store, 
 
 
 @pytest.mark.parametrize("data", ["tokens", "mix", "dali"])
-def test_where_shards_are_kept_and_waited_for_may_change_when_a_run_goes_on(data):
+def test_cache_options_may_change_on_resume(data):
     here = {"cache": "/scratch", "cache_bytes": 7, "deadline": 5.0} | ({"prefetch": 3} if data == "dali" else {})
     words = [f"data.{name}={value}" for name, value in here.items()]
     run, changed = continue_run("out", to_dict(build_small_run(f"data={data}")), words)
@@ -369,7 +367,7 @@ def test_a_url_without_a_store_is_refused(server, tmp_path):
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("distant", [False, True])
-def test_files_that_are_missing_or_torn_are_named_before_a_process_starts(server, store, tmp_path, packing, distant):
+def test_missing_or_truncated_files_are_named_before_start(server, store, tmp_path, packing, distant):
     where = url(server, store) if distant else store
     asked = (*SIZES, f"data.packing={packing}", f"data.cache={tmp_path / 'cache'}", f"data.path={where}")
     assert find_problems(build_small_run(*asked)) == []
@@ -386,7 +384,7 @@ def test_files_that_are_missing_or_torn_are_named_before_a_process_starts(server
         assert "shard-00002.pack-48.rows.npy" in find_problems(build_small_run(*asked))[0].why
 
 
-def test_a_store_behind_a_url_is_verified_and_shown_as_on_disk(server, talks, capsys):
+def test_remote_store_is_verified_and_shown_like_local(server, talks, capsys):
     where = url(server, talks)
     assert commands.main(["verify", where]) == 0
     assert f"{where}/validation: " in capsys.readouterr().out
@@ -408,7 +406,7 @@ def test_a_store_behind_a_url_is_verified_and_shown_as_on_disk(server, talks, ca
     ]
 
 
-def test_validation_part_behind_a_url_is_that_of_its_store(server, store, tmp_path, capsys):
+def test_remote_validation_part_matches_manifest_of_store(server, store, tmp_path, capsys):
     """As on disk: without what an interrupted --append put behind it, and an error names the URL."""
     where, cache = url(server, store), FileCache(tmp_path / "cache", 1 << 30)
     before = RemoteTokens(f"{where}/validation", cache, 5.0).identity
@@ -442,7 +440,7 @@ def test_validation_part_behind_a_url_is_that_of_its_store(server, store, tmp_pa
 
 
 @pytest.mark.parametrize("status", [403, 404])
-def test_validation_part_behind_a_url_is_read_without_its_store(server, store, tmp_path, status):
+def test_remote_validation_part_is_read_without_store(server, store, tmp_path, status):
     """S3 answers 403 for what is not there, where nobody may list names."""
     server.trouble = lambda path: status if path == f"/{store.name}/{FILE}" else None
     where = f"{url(server, store)}/validation"
@@ -451,7 +449,7 @@ def test_validation_part_behind_a_url_is_read_without_its_store(server, store, t
     assert commands.main(["verify", where]) == 0
 
 
-def test_plans_behind_a_url_that_can_be_listed_are_verified(store, capsys):
+def test_verify_checks_plans_of_listable_remote_store(store, capsys):
     """The file system of a directory, which lists names and sizes as an object store does."""
     where = store.as_uri()
     assert commands.main(["verify", where]) == 0

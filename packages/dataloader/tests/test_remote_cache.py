@@ -35,7 +35,7 @@ def source(store: Path, place: Path, *words: str):
     return build.build_tokens(run.data, run, "train")
 
 
-def test_files_of_others_stay_when_the_cache_is_full(texts, make_store, tmp_path):
+def test_full_cache_keeps_unrelated_files(texts, make_store, tmp_path):
     """Beside its folder, and in it under names that the cache does not make."""
     store = make_store(texts, clean=(), shard_tokens=3000, validation=0)
     place = tmp_path / "precious"
@@ -54,7 +54,7 @@ def test_files_of_others_stay_when_the_cache_is_full(texts, make_store, tmp_path
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_cache_refuses_a_folder_of_its_name_that_is_not_its_own(tmp_path):
+def test_cache_refuses_unrelated_folder_of_same_name(tmp_path):
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "thesis.txt").write_text("my thesis")
     with pytest.raises(UserError, match="is not a cache that gangline created"):
@@ -64,14 +64,14 @@ def test_cache_refuses_a_folder_of_its_name_that_is_not_its_own(tmp_path):
     assert (tmp_path / FOLDER / MARKER).exists()
 
 
-def test_what_arrives_damaged_takes_its_place_in_the_cache_once(tmp_path):
+def test_damaged_download_is_counted_once_in_cache(tmp_path):
     cache = FileCache(tmp_path, 1000)
     opened(cache, 0)
     assert opened(cache, 1, b"?" * 500) == CONTENT[1]
     assert cache.count_bytes() == 1000
 
 
-def test_the_file_used_longest_ago_makes_room(tmp_path):
+def test_least_recently_used_file_is_evicted(tmp_path):
     cache = FileCache(tmp_path, 1000)
     for number in (0, 1, 0, 2):
         opened(cache, number)
@@ -79,7 +79,7 @@ def test_the_file_used_longest_ago_makes_room(tmp_path):
     assert names == ["shard-00000.npy", "shard-00002.npy"]
 
 
-def test_cached_file_that_a_disk_changed_is_fetched_again(tmp_path, monkeypatch):
+def test_cached_file_with_silent_corruption_is_fetched_again(tmp_path, monkeypatch):
     """Under the same name, size and time: a process compares each file with its checksum once."""
     cache = FileCache(tmp_path, 1000)
     opened(cache, 0)
@@ -92,7 +92,7 @@ def test_cached_file_that_a_disk_changed_is_fetched_again(tmp_path, monkeypatch)
     assert path.read_bytes() == CONTENT[0]
 
 
-def test_cached_file_that_somebody_wrote_into_is_fetched_again(tmp_path):
+def test_overwritten_cached_file_is_fetched_again(tmp_path):
     cache = FileCache(tmp_path, 1000)
     opened(cache, 0)
     (path,) = cache.folder.glob("*.npy")
@@ -102,7 +102,7 @@ def test_cached_file_that_somebody_wrote_into_is_fetched_again(tmp_path):
 
 
 @pytest.mark.parametrize("evicted", [False, True])
-def test_cached_file_that_changes_under_a_run_is_named(texts, make_store, tmp_path, monkeypatch, evicted):
+def test_cached_file_changed_during_run_is_named(texts, make_store, tmp_path, monkeypatch, evicted):
     """One that makes room for others is still mapped, and no change."""
     read = source(make_store(texts, clean=(), shard_tokens=3000, validation=0), tmp_path)
     whole = [read.sample(number)["tokens"].tobytes() for number in range(read.count_samples())]
@@ -133,7 +133,7 @@ def test_manifest_whose_checksum_is_a_path_is_refused(texts, make_store, tmp_pat
         source(store, tmp_path / "cache").fill(np.arange(1))
 
 
-def test_file_that_another_process_removes_while_it_is_compared_is_read(tmp_path, monkeypatch):
+def test_file_removed_during_checksum_is_still_read(tmp_path, monkeypatch):
     """Its name goes between the opening and the comparison; what is open stays."""
     cache = FileCache(tmp_path, 1000)
     opened(cache, 0)

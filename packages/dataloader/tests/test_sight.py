@@ -30,7 +30,7 @@ ranges = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 80)), max_size=6
     step=st.integers(1, 60),
     ramp=st.dictionaries(st.integers(1, 20), st.integers(1, 150), max_size=3),
 )
-def test_the_first_sample_of_a_step_is_where_the_loop_has_its_cursor(passed, size, step, ramp):
+def test_first_sample_of_step_matches_loop_cursor(passed, size, step, ramp):
     lines = [Attempt(n + 1, None, skipped=skipped, skipped_from=first) for n, (first, skipped) in enumerate(passed)]
     batch, cursor = BatchSection(global_size=size, ramp=ramp), 0
     for _ in range(step - 1):
@@ -59,7 +59,7 @@ def run_dir(tmp_path, texts, make_store):
     return directory, run
 
 
-def test_order_names_the_samples_and_documents_of_a_step(run_dir, capsys):
+def test_samples_command_lists_samples_and_documents_of_step(run_dir, capsys):
     """Held against the samples themselves, and past samples that were passed over."""
     directory, run = run_dir
     source = build.build_mix(run.data, run, "train")
@@ -92,7 +92,7 @@ def test_order_names_the_samples_and_documents_of_a_step(run_dir, capsys):
             commands.main(["samples", str(directory.path), "--step", step])
 
 
-def test_a_sample_is_shown_as_text_with_its_documents_apart(run_dir, capsys):
+def test_show_prints_sample_text_with_document_boundaries(run_dir, capsys):
     directory, run = run_dir
     source = build.build_mix(run.data, run, "train")
     boundaries = 0
@@ -116,7 +116,7 @@ def test_data_that_changed_since_the_run_is_refused(run_dir):
         commands.main(["samples", str(directory.path), "--step", "1"])
 
 
-def test_a_run_of_other_data_is_refused(tmp_path):
+def test_run_without_token_store_is_refused(tmp_path):
     run = build_small_run("model.vocab_size=256", f"run.dir={tmp_path / 'other'}")
     RunDirectory.create(run).unlock()
     with pytest.raises(UserError, match="data=text"):
@@ -125,7 +125,7 @@ def test_a_run_of_other_data_is_refused(tmp_path):
         commands.main(["show", str(tmp_path / "other")])
 
 
-def test_a_store_is_shown_in_numbers(texts, make_store, capsys):
+def test_show_prints_store_statistics(texts, make_store, capsys):
     store = make_store(texts, validation=0.2, shard_tokens=2000)
     commands.main(["show", str(store), "--json"])
     found = json.loads(capsys.readouterr().out)
@@ -140,7 +140,7 @@ def test_a_store_is_shown_in_numbers(texts, make_store, capsys):
     assert "█" in shown
 
 
-def test_a_tokenizer_is_trained_the_same_each_time_and_loses_nothing(texts, tmp_path, capsys, make_store):
+def test_tokenizer_training_is_deterministic_and_lossless(texts, tmp_path, capsys, make_store):
     again = [sys.executable, "-c", "import sys; from gangline.cli.main import main; sys.exit(main(sys.argv[1:]))"]
     words = ["tokenizer", str(texts), "--vocab-size", "300", "--out"]
     assert commands.main([*words, str(tmp_path / "one.json")]) == 0
@@ -161,7 +161,7 @@ def test_a_tokenizer_is_trained_the_same_each_time_and_loses_nothing(texts, tmp_
         commands.main([*words, str(tmp_path / "nowhere" / "no.json")])
 
 
-def test_every_verb_says_what_it_does(capsys):
+def test_every_command_has_help(capsys):
     for verb in commands.VERBS:
         with pytest.raises(SystemExit) as ended:
             commands.main([verb, "--help"])

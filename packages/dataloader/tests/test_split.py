@@ -55,7 +55,7 @@ def rows_of(source, epochs: int = 1) -> set[int]:
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("data", ["tokens", "mix"])
-def test_no_row_changes_its_side_when_the_store_grows(store, tmp_path, data, packing):
+def test_no_row_changes_split_when_store_grows(store, tmp_path, data, packing):
     words = (f"data.packing={packing}", "data.validation_fraction=0.1")
     was, held_out = (source(store, split, *words, data=data) for split in ("train", "validation"))
     trained, kept = rows_of(was), rows_of(held_out)
@@ -79,7 +79,7 @@ def test_no_row_changes_its_side_when_the_store_grows(store, tmp_path, data, pac
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.floats(0, 1, exclude_max=True))
-def test_each_shard_holds_out_its_end_whatever_comes_behind_it(shards, share):
+def test_appended_shards_keep_earlier_held_out_rows(shards, share):
     up_to = np.cumsum(shards)
     held = count_held_out(up_to, share)
     assert ((held >= 0) & (held <= shards)).all()
@@ -91,14 +91,14 @@ def test_each_shard_holds_out_its_end_whatever_comes_behind_it(shards, share):
 
 @pytest.mark.parametrize("data", ["tokens", "mix"])
 @pytest.mark.parametrize("other", ["0.3", "0.02", "0"])
-def test_a_run_does_not_go_on_with_another_share_held_out(store, data, other):
+def test_resume_refuses_different_validation_fraction(store, data, other):
     was = source(store, "train", "data.validation_fraction=0.1", data=data)
     now = source(store, "train", f"data.validation_fraction={other}", data=data)
     with pytest.raises(UserError, match=r"other rows .* held out(.|\n)*data\.validation_fraction=0\.1"):
         now.continues(was.compute_fingerprint(), 5, json.loads(json.dumps(was.state(5))))
 
 
-def test_nor_where_what_is_held_out_has_got_a_folder_of_its_own(store, tmp_path):
+def test_resume_refuses_store_with_new_validation_part(store, tmp_path):
     """More was put behind the store, of which a part is held out: all that was there would be trained on."""
     was = source(store, "train", "data.validation_fraction=0.1")
     prepared(letters(tmp_path / "b", "b"), "--out", store, "--append", "--validation", "0.2")
@@ -117,7 +117,7 @@ def settled(store: Path, *words: str, data: str = "tokens"):
 @pytest.mark.parametrize("data", ["tokens", "mix"])
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("share", ["0.3", "0"])
-def test_whole_store_as_validation_set_has_all_windows(store, tmp_path, data, packing, share):
+def test_complete_store_as_validation_set_has_all_windows(store, tmp_path, data, packing, share):
     """Those of what prepare held out of it, too."""
     path = tmp_path / "more"
     prepared(letters(tmp_path / "b", "b"), "--out", path, "--validation", share, "--pack", "16")
@@ -143,7 +143,7 @@ def test_whole_store_as_validation_set_has_all_windows(store, tmp_path, data, pa
 
 
 @pytest.mark.parametrize("data", ["tokens", "mix"])
-def test_whole_store_without_its_validation_part_is_refused(store, tmp_path, data):
+def test_complete_store_without_validation_part_is_refused(store, tmp_path, data):
     path = tmp_path / "more"
     prepared(letters(tmp_path / "b", "b"), "--out", path, "--validation", "0.3")
     (path / VALIDATION / "manifest.json").unlink()
@@ -153,7 +153,7 @@ def test_whole_store_without_its_validation_part_is_refused(store, tmp_path, dat
     assert f"{path}/{VALIDATION} is missing or incomplete" in problem.what
 
 
-def test_whole_store_with_a_short_validation_part_is_read(store, tmp_path):
+def test_complete_store_with_short_validation_part_is_read(store, tmp_path):
     path = tmp_path / "more"
     prepared(letters(tmp_path / "b", "b"), "--out", path, "--validation", "0.1")
     config = f"validate.sets.more={{path: {path}, validation_fraction: 1}}"
@@ -164,7 +164,7 @@ def test_whole_store_with_a_short_validation_part_is_read(store, tmp_path):
     assert whole.count_samples() == LocalTokens(path).count_rows(T) > 0
 
 
-def test_a_fraction_that_has_no_effect_is_reported(store, tmp_path):
+def test_validation_fraction_without_effect_is_reported(store, tmp_path):
     path = tmp_path / "more"
     prepared(letters(tmp_path / "b", "b"), "--out", path, "--validation", "0.3")
     for share, told in ((0, 1), (0.5, 1), (0.01, 0)):

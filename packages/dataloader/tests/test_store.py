@@ -33,7 +33,7 @@ def written(folder: Path, documents: list[list[np.ndarray]]) -> Manifest:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_windows_and_ends_are_those_of_one_long_vector(data, tmp_path):
+def test_windows_and_ends_match_concatenated_shards(data, tmp_path):
     """Whatever the shards, also where a window lies in three of them."""
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
     lengths = data.draw(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=5))
@@ -58,7 +58,7 @@ def test_shards_are_plain_numpy_files(tmp_path):
     assert np.load(tmp_path / "shard-00000.ends.npy").tolist() == [5, 8]
 
 
-def test_a_store_that_grew_knows_what_it_was(tmp_path):
+def test_grown_store_matches_identity_of_prefix(tmp_path):
     documents = [[np.arange(1, 9)], [np.arange(4)], [np.arange(7)]]
     short, long = written(tmp_path / "short", documents[:2]), written(tmp_path / "long", documents)
     assert long.match_prefix(short.compute_identity()) == 2
@@ -80,7 +80,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("name", ["shard-00001.npy", "shard-00001.ends.npy"])
-def test_a_file_that_is_not_what_the_manifest_says_is_named(kind, name, tmp_path, capsys):
+def test_file_that_contradicts_manifest_is_named(kind, name, tmp_path, capsys):
     written(tmp_path, [[np.arange(50)], [np.arange(60), np.arange(9)]])
     DAMAGE[kind](tmp_path / name)
     store = LocalTokens(tmp_path)
@@ -115,7 +115,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("field", LIES)
-def test_a_manifest_that_makes_no_sense_is_refused_by_name(field, tmp_path):
+def test_manifest_with_invalid_field_is_refused(field, tmp_path):
     written(tmp_path, [[np.arange(50)]])
     content = json.loads((tmp_path / FILE).read_text())
     (tmp_path / FILE).write_text(json.dumps({**content, field: LIES[field]}))
@@ -134,12 +134,12 @@ def test_manifest_with_too_few_optional_checksums_is_refused(column, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"[", b"[]", b"null", b"[" * 100_000, b'{"format": 1}', b"\xff"])
-def test_what_is_no_manifest_is_refused(content, tmp_path):
+def test_malformed_manifest_is_refused(content, tmp_path):
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(UserError, match=FILE):
         read(tmp_path)
 
 
-def test_a_folder_without_a_manifest_is_no_store(tmp_path):
+def test_folder_without_manifest_is_refused(tmp_path):
     with pytest.raises(UserError, match="gangline data prepare"):
         read(tmp_path)

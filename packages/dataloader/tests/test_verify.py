@@ -73,7 +73,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("distant", [False, True])
-def test_verify_names_what_is_not_as_it_was_written(kind, distant, store, capsys):
+def test_verify_names_damaged_or_missing_part(kind, distant, store, capsys):
     name, change, why = DAMAGE[kind]
     where = store.as_uri() if distant else str(store)
     assert commands.main(["verify", where]) == 0
@@ -109,7 +109,7 @@ def test_verify_names_a_plan_with_a_flipped_bit(store, capsys):
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_advice_about_a_plan_behind_a_url_works(lost, store, tmp_path, capsys):
+def test_suggested_command_restores_plan_of_remote_store(lost, store, tmp_path, capsys):
     """The command that makes a plan takes no URL: a copy of the store is planned, and its plan uploaded."""
     name, where = "pack-32.json", store.as_uri()
     if lost:
@@ -160,7 +160,7 @@ def test_a_store_without_its_validation_part_is_refused(what, distant, store, te
             commands.main(["prepare", str(texts / "deep"), "--out", where, "--append"])
 
 
-def test_store_without_a_checksum_of_its_manifest_is_refused_as_older(store):
+def test_store_without_manifest_checksum_is_refused_as_older(store):
     """Whatever else such stores lack: the message says why."""
     about = json.loads((store / FILE).read_text())
     del about["held_out"], about["tokenizer"]["beside_xxh3"], about["shards"]["pieces_xxh3"]

@@ -17,7 +17,7 @@ from gangline_dataloader.images.webdataset import list_samples
 
 @pytest.mark.parametrize("size", [1 << 20, 1 << 40, 1 << 62, (1 << 63) - 1, 1 << 63, 1 << 80])
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_member_that_reaches_beyond_its_file_is_refused(size, which, tmp_path):
+def test_member_larger_than_tar_file_is_refused(size, which, tmp_path):
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as tar:
         for kind in ("jpg", "txt"):
@@ -75,7 +75,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_tar_file_is_refused_by_file_and_byte(kind, tmp_path):
+def test_damaged_tar_file_is_refused_with_byte(kind, tmp_path):
     """A tar file from which tarfile returns some members and no error."""
     change, message = DAMAGE[kind]
     path = write_tar(tmp_path / "a.tar")
@@ -86,7 +86,7 @@ def test_a_damaged_tar_file_is_refused_by_file_and_byte(kind, tmp_path):
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_a_bit_flipped_in_any_header_never_drops_a_sample(tar_format, tmp_path):
+def test_header_bit_flip_never_drops_a_sample(tar_format, tmp_path):
     path = tmp_path / "a.tar"
     name = "k" * (80 if tar_format == tarfile.USTAR_FORMAT else 150)
     with tarfile.open(path, "w", format=tar_format) as tar:
@@ -105,7 +105,7 @@ def test_a_bit_flipped_in_any_header_never_drops_a_sample(tar_format, tmp_path):
         assert found == 1
 
 
-def test_a_shard_by_gnu_tar_is_read_whole(tmp_path):
+def test_shard_written_by_gnu_tar_is_read(tmp_path):
     for name, content in SAMPLES:
         (tmp_path / name).write_bytes(content)
     path = tmp_path / "a.tar"
@@ -145,7 +145,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-def test_a_shard_that_changes_under_a_run_is_named(kind, tmp_path):
+def test_shard_changed_during_run_is_named(kind, tmp_path):
     path = write_tar(tmp_path / "a.tar")
     os.utime(path, (1e9, 1e9))
     files = list_samples(str(path))
@@ -173,7 +173,7 @@ def test_a_second_member_of_one_kind_is_refused(kind, tmp_path):
         list_samples(str(write_tar(tmp_path / "a.tar", members)))
 
 
-def test_members_of_one_sample_may_stand_apart(tmp_path):
+def test_members_of_sample_need_not_be_adjacent(tmp_path):
     texts_last = sorted(SAMPLES, key=lambda member: member[0].endswith("txt"))
     others = [("000.json", b"{}"), ("000.text", b"x"), ("000.image", b"x"), ("in/000.jpg", b"i"), ("in/000.txt", b"t")]
     files = list_samples(str(write_tar(tmp_path / "a.tar", [*texts_last, *others])))
@@ -227,7 +227,7 @@ def test_compressed_tar_files_are_refused_by_name(name, tmp_path):
         assert "0.tar" not in str(refused.value)
 
 
-def test_folders_with_tar_files_in_a_folder_are_refused_by_name(tmp_path):
+def test_nested_folders_with_tar_files_are_refused(tmp_path):
     write_folder(tmp_path / "with", "0.tar", "sub/3.tar", "deep/er/4.tar.gz", ".hidden/5.tar")
     write_folder(tmp_path / "alone", "train/0.tar", "val/1.tar")
     for folder, below in (("with", ("sub", "deep/er")), ("alone", ("train", "val"))):
@@ -238,7 +238,7 @@ def test_folders_with_tar_files_in_a_folder_are_refused_by_name(tmp_path):
         assert "hidden" not in str(refused.value)
 
 
-def test_a_folder_of_many_unread_tar_files_names_a_few(tmp_path):
+def test_error_for_many_compressed_files_is_short(tmp_path):
     write_folder(tmp_path, *(f"{number:03d}.tar.gz" for number in range(50)))
     with pytest.raises(UserError, match="50 compressed tar files") as refused:
         list_samples(str(tmp_path))

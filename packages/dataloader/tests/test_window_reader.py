@@ -80,7 +80,7 @@ def samples(source, numbers):
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_batches_are_those_of_single_samples(data):
+def test_batches_equal_single_samples(data):
     """Windows that lie in two or three shards, documents that end with the window, several chunks."""
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6).filter(lambda n: sum(n) > T))
     source = single(lengths, data.draw(st.booleans()))
@@ -97,7 +97,7 @@ def test_batches_are_those_of_single_samples(data):
     reader.close()
 
 
-def test_a_mixture_is_gathered_store_by_store():
+def test_mixture_batches_equal_sample_reader_batches():
     source = mixed()
     reader, other = source.open_reader(ReadPlace(1, 2, 12, 3, CPU)), SampleReader(source, ReadPlace(1, 2, 12, 3, CPU))
     for cursor in (0, 65_530):  # the second over the border of a block
@@ -109,7 +109,7 @@ def test_a_mixture_is_gathered_store_by_store():
     other.close()
 
 
-def test_the_data_ends_with_the_step_that_there_is_no_more_for():
+def test_reader_raises_at_first_incomplete_step():
     source = mixed(epochs=1)
     whole, chunks = divmod(source.order.end, 4)
     assert chunks, "the last step has to be one that is not full"
@@ -124,7 +124,7 @@ def test_the_data_ends_with_the_step_that_there_is_no_more_for():
     reader.close()
 
 
-def test_where_documents_end_is_found_without_a_copy_of_all_ends(monkeypatch):
+def test_document_search_does_not_copy_ends(monkeypatch):
     """numpy searches in a common dtype: a needle of another one would have it copy every end of a shard."""
     source = single([2000])
     searched = []
@@ -141,7 +141,7 @@ def test_where_documents_end_is_found_without_a_copy_of_all_ends(monkeypatch):
     assert all(np.asarray(v).dtype == ends.dtype for v in needles)
 
 
-def test_what_was_read_before_a_jump_is_not_written_into_what_is_read_after_it(monkeypatch):
+def test_late_read_before_jump_does_not_overwrite_batches(monkeypatch):
     """A thread that waits for its shard for longer than `begin` waits for the thread."""
     monkeypatch.setattr(read_ahead, "PATIENCE", 0.01)
     source, going, late = single([2000]), threading.Event(), []
@@ -166,7 +166,7 @@ def test_what_was_read_before_a_jump_is_not_written_into_what_is_read_after_it(m
     reader.close()
 
 
-def test_what_a_thread_still_looks_up_of_the_order_before_is_not_kept():
+def test_late_lookup_of_old_order_is_not_cached():
     """A return to a checkpoint from before a corpus grew, while samples are read ahead."""
     source, asked, going = single([2000]), threading.Event(), threading.Event()
     before = source.order
@@ -191,7 +191,7 @@ def test_what_a_thread_still_looks_up_of_the_order_before_is_not_kept():
     assert [source.locate_sample(i)[1] for i in range(8)] == wanted.tolist() != before(np.arange(8)).row.tolist()
 
 
-def test_a_step_that_cannot_be_read_is_raised_when_it_is_taken_and_ever_after():
+def test_unreadable_step_raises_on_every_later_take():
     """It is gathered with others, which are given first; nothing behind it is."""
     source = single([2000])
     fill = source.fill

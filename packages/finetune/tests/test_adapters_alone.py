@@ -37,7 +37,7 @@ def merged(runs, name: str) -> torch.Tensor:
     return logits(opened(here / f"{name}-merged"))
 
 
-def test_an_export_makes_each_array_of_the_base_once(runs, monkeypatch):
+def test_export_initializes_each_base_array_once(runs, monkeypatch):
     from gangline.model import init_weights
 
     runs.train("run.dir=once", *runs.base, ALONE)
@@ -55,7 +55,7 @@ def test_an_export_makes_each_array_of_the_base_once(runs, monkeypatch):
 
 
 @pytest.mark.parametrize("base", ["full", "8bit", "drawn"])
-def test_a_run_goes_on_as_one_whose_checkpoints_hold_all(runs, base):
+def test_resume_from_adapter_checkpoint_matches_complete_checkpoint(runs, base):
     words = ["lora.base=8bit", *runs.base] if base == "8bit" else runs.base if base == "full" else ["recipe=quick"]
     names = (f"{base}-alone", f"{base}-whole")
     runs.train(f"run.dir={names[0]}", *words, ALONE)
@@ -76,7 +76,7 @@ def test_a_run_goes_on_as_one_whose_checkpoints_hold_all(runs, base):
     )
 
 
-def test_a_base_that_is_gone_or_another_is_refused_by_all_who_open_it(runs, capsys):
+def test_missing_or_changed_base_is_refused(runs, capsys):
     here = runs.directory
     shutil.copytree(here / "base", here / "moved")
     words = [word.replace(str(here / "base"), str(here / "moved")) for word in runs.base]
@@ -111,7 +111,7 @@ def test_a_base_that_is_gone_or_another_is_refused_by_all_who_open_it(runs, caps
     assert json.loads((here / "of-moved" / "ending.json").read_text())["exit_code"] == 0
 
 
-def test_whole_checkpoints_stay_where_the_base_cannot_be_made_again(runs):
+def test_complete_checkpoint_is_kept_if_base_is_missing(runs):
     """A run from whole checkpoints to such without the base: the last whole one is the only copy of a base gone."""
     here = runs.directory
     shutil.copytree(here / "base", here / "lent")
@@ -140,7 +140,7 @@ def test_whole_checkpoints_stay_where_the_base_cannot_be_made_again(runs):
     assert isinstance(sample(here / "of-lent", "a", 2, temperature=0.0), str)
 
 
-def test_an_adapter_that_the_run_began_with_may_go(runs):
+def test_initial_adapter_may_be_deleted(runs):
     """It lies in the checkpoints; the base alone is looked for."""
     here = runs.directory
     runs.train("run.dir=first", *runs.base)
@@ -153,7 +153,7 @@ def test_an_adapter_that_the_run_began_with_may_go(runs):
     runs.train("resume=second", "run.steps=4")
 
 
-def test_the_fingerprint_is_of_numbers_and_places_and_not_of_cuts():
+def test_fingerprint_depends_on_values_but_not_sharding():
     from gangline.checkpoint.array_sums import compute_fingerprint
     from gangline.shard import Shard
 

@@ -33,7 +33,7 @@ def problems(words):
     return "\n".join(map(str, run.data.check(run)))
 
 
-def test_tokens_and_mask_are_those_of_transformers(tmp_path, words):
+def test_tokens_and_mask_match_transformers(tmp_path, words):
     theirs = AutoTokenizer.from_pretrained(tmp_path / "model")
     ours = source([*words, "data.validation_fraction=0"])
     assert len(ours.chats) == 40
@@ -57,7 +57,7 @@ LINES = (
 )
 
 
-def test_an_answer_ends_with_its_end_token(tmp_path, words):
+def test_loss_mask_includes_end_of_turn_token(tmp_path, words):
     said = [{"role": "user", "content": "<|im_end|> is?"}, {"role": "assistant", "content": "e<|im_start|>e"}]
     write(tmp_path / "chats.jsonl", [{"messages": chat(1, 2)}, {"messages": said}])
     tokenizer(tmp_path / "model", LINES)
@@ -66,7 +66,7 @@ def test_an_answer_ends_with_its_end_token(tmp_path, words):
     assert answers(words) == ["It is 2.\nIt is 3.\n", "e<|im_start|>e\n"], "a line's end is all that ends it"
 
 
-def test_what_a_template_marks_is_learnt(tmp_path, words):
+def test_generation_tags_set_loss_mask(tmp_path, words):
     marked = (
         "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>' }}{% generation %}{{ m.content + ' ' }}"
         "{% endgeneration %}{{ '<|im_end|>\n' }}{% else %}{{ m.content + '\n' }}{% endif %}{% endfor %}"
@@ -81,7 +81,7 @@ def test_what_a_template_marks_is_learnt(tmp_path, words):
         assert found.learnt.tolist() == [bool(mark) for mark in said["assistant_masks"]]
 
 
-def test_a_template_that_takes_no_chat_is_refused_before_the_start(tmp_path, words):
+def test_template_failing_on_all_chats_is_refused(tmp_path, words):
     (tmp_path / "mine.jinja").write_text("{% for m in messages %}{{ m.content + 1 }}{% endfor %}")
     told = problems([*words, f"data.template={tmp_path}/mine.jinja"])
     assert "refuses all chats" in told
@@ -92,7 +92,7 @@ def test_a_template_that_takes_no_chat_is_refused_before_the_start(tmp_path, wor
     assert problems([*words, f"data.template={tmp_path}/mine.jinja"]) == "", "the first chat alone has a system's turn"
 
 
-def test_rows_hold_whole_chats_apart_and_every_chat_once(words):
+def test_packed_rows_hold_each_chat_once(words):
     ours = source([*words, "data.validation_fraction=0"])
     said = sorted(bytes(c.tokens.astype("<u2")) for c in ours.chats)
     found, learnt = [], 0
@@ -113,7 +113,7 @@ def test_rows_hold_whole_chats_apart_and_every_chat_once(words):
     assert learnt == sum(c.learnt[1:].sum() for c in ours.chats)
 
 
-def test_what_is_held_out_is_not_trained_on(words):
+def test_validation_chats_are_excluded_from_training(words):
     share = "data.validation_fraction=0.25"
     trained, kept = source([*words, share]).chats, source([*words, share], "validation").chats
     whole = source([*words, "data.validation_fraction=0"]).chats
@@ -122,7 +122,7 @@ def test_what_is_held_out_is_not_trained_on(words):
     assert sorted(bytes(c.tokens) for c in [*trained, *kept]) == sorted(bytes(c.tokens) for c in whole)
 
 
-def test_parquet_holds_the_same_chats(tmp_path, words):
+def test_parquet_chats_match_json_lines(tmp_path, words):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -132,7 +132,7 @@ def test_parquet_holds_the_same_chats(tmp_path, words):
     assert source(other).compute_fingerprint() == source(words).compute_fingerprint()
 
 
-def test_calls_of_tools_are_learnt_and_their_prompt_names_the_tools(tmp_path, words):
+def test_tool_calls_contribute_to_loss(tmp_path, words):
     template = (
         "{% for tool in tools or () %}{{ tool | tojson }}{% endfor %}"
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
@@ -169,7 +169,7 @@ def test_bad_chats_are_refused_with_the_line(tmp_path, words):
     assert "not JSON" in problems(words)
 
 
-def test_a_tokenizer_without_a_template_or_of_another_model_is_refused(tmp_path, words):
+def test_missing_template_or_mismatched_tokenizer_is_refused(tmp_path, words):
     assert problems(words) == ""
     assert "vocab_size" in problems([*words, "model.vocab_size=200"])
     weights = tmp_path / "other"
@@ -186,7 +186,7 @@ def test_a_tokenizer_without_a_template_or_of_another_model_is_refused(tmp_path,
     assert "is no chat template" in problems([*words, f"data.template={tmp_path}/mine.jinja"])
 
 
-def test_a_run_is_asked_by_its_own_tokenizer_and_template(tmp_path, words):
+def test_sampling_uses_tokenizer_and_template_of_run(tmp_path, words):
     """Without `data.tokenizer` that is the one beside the weights."""
     from gangline_basics.sampling.text import build_codec, find_ends
 
@@ -201,14 +201,14 @@ def test_a_run_is_asked_by_its_own_tokenizer_and_template(tmp_path, words):
     assert run.data.build_chat_template(run).render([]) == "mine<|im_end|>"
 
 
-def test_a_template_that_changes_earlier_turns_is_told(tmp_path, words):
+def test_template_that_changes_earlier_turns_is_refused(tmp_path, words):
     changing = "{% for m in messages %}{{ m['role'] }}{% if loop.last %}!{% endif %}{{ m['content'] }}\n{% endfor %}"
     (tmp_path / "mine.jinja").write_text(changing)
     with pytest.raises(UserError, match="nothing to learn"):
         source([*words, f"data.template={tmp_path}/mine.jinja"])
 
 
-def test_what_is_advised_for_files_that_are_not_there_is_had_with_chats(tmp_path, words):
+def test_missing_file_advice_fits_chat_data(tmp_path, words):
     """Neither a corpus of texts nor bytes are."""
     for word in (f"data.path={tmp_path}/none.jsonl", f"data.tokenizer={tmp_path}/none.json"):
         assert "none.json" in problems([*words, word])

@@ -71,7 +71,7 @@ def log_likelihoods(model, of) -> torch.Tensor:
     return torch.stack(found).view(-1, 2)
 
 
-def test_the_loss_of_a_run_is_that_of_its_export_by_transformers(runs):
+def test_validation_loss_matches_exported_model_in_transformers(runs):
     runs.train("run.dir=a")
     here = runs.directory
     assert main(["export", str(here / "a"), str(here / "merged"), "--merge"]) == 0
@@ -87,7 +87,7 @@ def test_the_loss_of_a_run_is_that_of_its_export_by_transformers(runs):
     assert record["metrics"]["dpo_pairs"] == 8
 
 
-def test_a_resume_asks_the_model_that_the_run_began_with(runs):
+def test_resume_keeps_initial_reference_model(runs):
     runs.train("run.dir=whole", "checkpoint.every=2", "run.steps=4")
     runs.train("run.dir=parted", "run.steps=2")
     runs.train("resume=parted", "run.steps=4")
@@ -102,14 +102,14 @@ def test_a_resume_asks_the_model_that_the_run_began_with(runs):
     assert "validate.sets.NAME=null" in said
 
 
-def test_two_ranks_learn_what_one_does(runs):
+def test_two_ranks_match_one_rank(runs):
     runs.train("run.dir=two", "parallel=ddp", "launch.processes=2")
     runs.train("run.dir=one")
     for ours, theirs in zip(runs.read_curve("two"), runs.read_curve("one"), strict=True):
         assert ours == pytest.approx(theirs, rel=2e-5)
 
 
-def test_the_loss_is_that_of_trl(runs, tmp_path, monkeypatch):
+def test_loss_matches_trl(runs, tmp_path, monkeypatch):
     """The same pairs through TRL's trainer: its policy is not its reference, as after some steps."""
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -149,7 +149,7 @@ def test_the_loss_is_that_of_trl(runs, tmp_path, monkeypatch):
     assert wanted.item() == pytest.approx(losses.mean().item(), rel=1e-4)
 
 
-def test_pairs_that_are_empty_or_equal_are_refused_with_the_line(runs):
+def test_empty_or_equal_pairs_are_refused_with_line(runs):
     bad = {
         "line 2": [pairs()[0], {**pairs()[1], "rejected": pairs()[1]["chosen"]}],
         "is empty": [{**pairs()[0], "chosen": " "}],
@@ -166,7 +166,7 @@ def test_pairs_that_are_empty_or_equal_are_refused_with_the_line(runs):
     assert "longer" in runs.expect_refusal("run.dir=no", "batch.sequence_length=40")
 
 
-def test_whole_chats_beside_their_prompt_are_one_pair(runs):
+def test_chats_that_repeat_prompt_match_bare_answers(runs):
     system, asked = {"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}
     yes, no = ({"role": "assistant", "content": text} for text in ("2", "3"))
     rows = {
@@ -200,7 +200,7 @@ def test_whole_chats_beside_their_prompt_are_one_pair(runs):
         assert re.search(told, "\n".join(map(str, run.data.check(run)))), told
 
 
-def test_of_several_answers_of_a_side_all_are_compared(runs):
+def test_loss_covers_all_answers_of_each_side(runs):
     """And nothing that was said to the model between them; by the numbers of transformers."""
     asked, sure = ({"role": "user", "content": text} for text in ("1+1?", "sure?"))
     yes, no, oh = ({"role": "assistant", "content": text} for text in ("2", "3", "Oh, it is 2."))
@@ -223,7 +223,7 @@ def test_of_several_answers_of_a_side_all_are_compared(runs):
     assert losses[1] < losses[0]
 
 
-def test_chats_that_begin_alike_are_a_pair(runs):
+def test_shared_prefix_of_chats_becomes_prompt(runs):
     chat = [{"role": "user", "content": "1+1?"}]
     answers = [[{"role": "assistant", "content": text}] for text in ("2", "3")]
     rows = [
@@ -237,7 +237,7 @@ def test_chats_that_begin_alike_are_a_pair(runs):
         assert ours.learnt.tolist() == theirs.learnt.tolist()
 
 
-def test_a_signal_is_seen_while_the_first_model_is_asked(runs, monkeypatch, capsys):
+def test_signal_stops_reference_model_scoring(runs, monkeypatch, capsys):
     """Between portions, and people are told how far it is."""
     from types import SimpleNamespace
 

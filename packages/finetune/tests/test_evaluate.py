@@ -57,7 +57,7 @@ def compare_with_lm_eval(here, run, out, names):
             assert ours[task][name] == pytest.approx(value, rel=1e-4), (task, name)
 
 
-def test_numbers_are_those_of_the_exported_directory(here, monkeypatch, capsys):
+def test_metrics_match_lm_eval_on_export(here, monkeypatch, capsys):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(here / "cache"))
     compare_with_lm_eval(here, "run", "out", TASKS)
     said = capsys.readouterr()
@@ -65,7 +65,7 @@ def test_numbers_are_those_of_the_exported_directory(here, monkeypatch, capsys):
     assert "gangline eval: note" not in said.err
 
 
-def test_context_is_that_of_the_export_where_it_is_longer_than_rows(here, monkeypatch, capsys):
+def test_metrics_match_lm_eval_with_extended_context(here, monkeypatch, capsys):
     """Stretched rotary positions: the export sees 256 tokens, the run's rows have 64."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(here / "cache"))
     text = (here / "text.yaml").read_text().replace("* 9", "* 40").replace("{metric: word_perplexity}, ", "")
@@ -91,7 +91,7 @@ def test_metric_too_large_for_a_float_is_infinite(here, monkeypatch, capsys):
     assert "~inf" in capsys.readouterr().out
 
 
-def test_runs_still_start_warm_where_lm_eval_is_loaded(here):
+def test_runs_start_warm_after_lm_eval_import(here):
     """It imports scikit-learn, which sets variables of the whole process."""
     import lm_eval.evaluator  # noqa: F401
 
@@ -99,7 +99,7 @@ def test_runs_still_start_warm_where_lm_eval_is_loaded(here):
     assert str(warm.CLIENT) in command
 
 
-def test_answers_are_those_of_transformers(here):
+def test_generated_answers_match_transformers(here):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -125,7 +125,7 @@ class Mute(TextModel):
         raise AssertionError("it was asked how likely texts are")
 
 
-def test_special_tokens_that_only_the_map_names_are_known(tmp_path):
+def test_special_tokens_map_defines_bos_and_eos(tmp_path):
     path = tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     (tmp_path / "special_tokens_map.json").write_text(
@@ -137,7 +137,7 @@ def test_special_tokens_that_only_the_map_names_are_known(tmp_path):
     assert ours.eot_token_id == theirs.eos_token_id == codec.tokenizer.token_to_id("<|im_end|>")
 
 
-def test_a_long_question_is_cut_between_tokens(here, monkeypatch):
+def test_long_question_is_truncated_between_tokens(here, monkeypatch):
     from gangline_finetune.evaluate.run_model import RunModel
 
     model, asked = RunModel(str(here / "run")), []
@@ -152,13 +152,13 @@ def test_a_long_question_is_cut_between_tokens(here, monkeypatch):
 
 
 @pytest.mark.parametrize("asked", [{}, {"max_gen_toks": 64}])
-def test_answers_that_leave_no_token_for_the_question_are_refused(tmp_path, asked):
+def test_answer_length_without_room_for_question_is_refused(tmp_path, asked):
     codec = TokenizerCodec(str(tokenizer(tmp_path)), None, "replace")
     with pytest.raises(UserError, match="from a model of 64"):
         Mute(SimpleNamespace(codec=codec, context=64), 1)._answer("What is it?", asked)
 
 
-def test_a_task_that_cannot_be_asked_is_refused_before_another_is(here, monkeypatch, capsys):
+def test_invalid_task_is_refused_before_evaluation(here, monkeypatch, capsys):
     from gangline_finetune.evaluate.run_model import RunModel
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(here / "cache"))
@@ -169,7 +169,7 @@ def test_a_task_that_cannot_be_asked_is_refused_before_another_is(here, monkeypa
     assert "answers of up to 64 tokens from a model of 64" in capsys.readouterr().err
 
 
-def test_tasks_that_there_are_not_are_refused(here, monkeypatch, capsys):
+def test_unknown_tasks_are_refused(here, monkeypatch, capsys):
     # Tasks of our own stand for lm-eval's, of which it reads 14,000 files; `test_evaluate_live` asks for one of those.
     monkeypatch.setattr("lm_eval.tasks.manager.__file__", str(here / "manager.py"))
     for task, told in (("no_such_task_at_all", "has no task"), (str(here / "no.yaml"), "cannot be read")):
@@ -177,7 +177,7 @@ def test_tasks_that_there_are_not_are_refused(here, monkeypatch, capsys):
         assert told in capsys.readouterr().err
 
 
-def test_numbers_that_mean_nothing_are_refused(here, capsys):
+def test_invalid_numeric_arguments_are_refused(here, capsys):
     for word, value in (("--batch", "0"), ("--batch", "-1"), ("--limit", "0"), ("--shots", "-1"), ("--batch", "x")):
         with pytest.raises(SystemExit) as ended:
             main(["eval", str(here / "run"), "--tasks", "own_choice", f"{word}={value}"])
@@ -185,13 +185,13 @@ def test_numbers_that_mean_nothing_are_refused(here, capsys):
         assert f"{value} is no whole number" in capsys.readouterr().err
 
 
-def test_where_nothing_can_be_written_is_said_before_the_evaluation(here, capsys):
+def test_missing_output_directory_is_refused_before_evaluation(here, capsys):
     words = ["eval", str(here / "run"), "--tasks", str(here / "choice.yaml")]
     assert main([*words, "--out", str(here / "nodir" / "x.json")]) == 2
     assert "nodir is no directory" in capsys.readouterr().err
 
 
-def test_an_answer_longer_than_the_model_sees_is_refused_before_anything_is_computed(here):
+def test_answer_longer_than_context_is_refused_before_scoring(here):
     from gangline import UserError
     from gangline_finetune.evaluate.run_model import RunModel
 
@@ -204,7 +204,7 @@ def test_an_answer_longer_than_the_model_sees_is_refused_before_anything_is_comp
         model._loglikelihood_tokens([(("", "short"), [1], [5]), (("", "too long"), [1], [5] * (most + 1))])
 
 
-def test_questions_that_cannot_be_had_are_told_without_a_traceback(here, monkeypatch, capsys):
+def test_failed_dataset_download_exits_without_traceback(here, monkeypatch, capsys):
     from lm_eval.tasks import TaskManager
 
     def load(*_):

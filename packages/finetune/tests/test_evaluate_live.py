@@ -36,7 +36,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_numbers_are_those_of_gangline_eval(runs, layout, monkeypatch):
+def test_live_metrics_match_gangline_eval(runs, layout, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(runs.directory / "cache"))
     runs.train(f"run.dir={layout}", *runs.asked, *LAYOUTS[layout])
     records = runs.read_records(layout)
@@ -56,14 +56,14 @@ def test_numbers_are_those_of_gangline_eval(runs, layout, monkeypatch):
     assert compared == len(asked[-1])
 
 
-def test_asking_changes_nothing_of_the_run(runs):
+def test_live_evaluation_does_not_change_training(runs):
     runs.train("run.dir=asked", *runs.asked, "callback.eval.limit=2")
     runs.train("run.dir=not", *runs.asked, "callback.eval.every=100")  # it is never asked
     for ours, theirs in zip(runs.read_records("asked"), runs.read_records("not"), strict=True):
         assert (ours["loss"], ours["grad_norm"]) == (theirs["loss"], theirs["grad_norm"])
 
 
-def test_what_cannot_be_asked_is_refused_before_the_first_step(runs):
+def test_invalid_eval_tasks_are_refused_before_first_step(runs):
     said = runs.expect_refusal("run.dir=no")
     assert "callback=eval has nothing to ask" in said, said
     said = runs.expect_refusal("run.dir=no", "callback.eval.files=[gone.yaml]")

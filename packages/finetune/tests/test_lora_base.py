@@ -37,7 +37,7 @@ class TestBf16(ModelEditSuite):
     layouts = (1, 2)
 
 
-def test_codes_are_those_of_the_definition():
+def test_codes_match_quantization_formula():
     torch.manual_seed(0)
     w = torch.randn(3, 32) * torch.tensor([[1.0], [1e-3], [100.0]])
     w[1, 16:] = 0
@@ -55,7 +55,7 @@ def test_codes_are_those_of_the_definition():
         encode(torch.full((1, 16), torch.inf), 16)
 
 
-def test_a_product_with_codes_is_that_with_their_values_and_keeps_no_weights():
+def test_codes_matmul_matches_dequantized_and_saves_no_weights():
     torch.manual_seed(0)
     codes = Codes(*encode(torch.randn(24, 32), 16))
     x, b = torch.randn(2, 5, 32, requires_grad=True), torch.randn(24, requires_grad=True)
@@ -100,7 +100,7 @@ def runs(tmp_path_factory):
         yield found
 
 
-def test_a_base_that_lies_in_bf16_is_not_rounded_by_being_kept_so(tmp_path):
+def test_bf16_base_file_is_not_reported_as_rounded(tmp_path):
     words = llama(tmp_path / "base")
     run = open_session(tmp_path / "run", *words, "lora=on", "lora.base=bf16").run
     tree, plan = compose_model(run)
@@ -117,7 +117,7 @@ def gangline(*words: object) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bf16", "8bit"])
-def test_a_run_is_that_of_rounded_weights_and_so_are_its_exports(runs, kind, capfd):
+def test_run_and_exports_match_rounded_weights(runs, kind, capfd):
     here = runs.directory
     rounded(here / "base", here / f"rounded-{kind}", kind)
     other = [word.replace(str(here / "base"), str(here / f"rounded-{kind}")) for word in runs.base]
@@ -146,7 +146,7 @@ def test_a_run_is_that_of_rounded_weights_and_so_are_its_exports(runs, kind, cap
     gangline("sample", here / kind, "--tokens", "4", "--prompt", "a")
 
 
-def test_bytes_are_those_of_the_closed_form(tmp_path):
+def test_weight_bytes_match_closed_form(tmp_path):
     """What a process holds of weights, and what a checkpoint would: as `explain` says, and as counted by hand."""
     dim, hidden, vocabulary, layers = 64, 128, 256, 2
     words = (
@@ -175,7 +175,7 @@ def test_bytes_are_those_of_the_closed_form(tmp_path):
         assert told["weights"] + told["master weights"] == sum(tensors.values()), base
 
 
-def test_precisions_that_do_not_go_with_it_are_refused(runs):
+def test_unsupported_lora_base_combinations_are_refused(runs):
     for words, told in (
         (("lora.base=bf16", "precision=fp16"), "lora.base=bf16 is not had with a run that computes in float16"),
         (("lora.base=8bit", "precision=fp16"), "lora.base=8bit is not had with a run that computes in float16"),
@@ -184,7 +184,7 @@ def test_precisions_that_do_not_go_with_it_are_refused(runs):
         assert told in runs.expect_refusal("run.dir=no", *runs.base, *words)
 
 
-def test_dora_takes_lengths_of_the_weights_that_are_kept(runs):
+def test_dora_uses_norms_of_quantized_weights(runs):
     """And an adapter of peft with them is taken, and written, as of those."""
     here = runs.directory
     words = ("lora.dora=true", "lora.base=8bit", *runs.base)

@@ -35,7 +35,7 @@ def gangline(*words: object) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_peft_opens_what_we_write_and_a_merged_export_is_the_same_model(runs, kind):
+def test_peft_adapter_and_merged_export_match(runs, kind):
     here = runs.directory
     runs.train(f"run.dir={kind}", "lora=on", "lora.rank=4", *KINDS[kind])
     gangline("export", here / kind, here / f"{kind}-adapter", "--adapter-only", "lora")
@@ -47,7 +47,7 @@ def test_peft_opens_what_we_write_and_a_merged_export_is_the_same_model(runs, ki
     torch.testing.assert_close(merged, adapted, rtol=1e-5, atol=1e-5)
 
 
-def test_peft_finds_the_base_of_what_we_write(runs):
+def test_peft_finds_base_of_exported_adapter(runs):
     here = runs.directory
     runs.train("run.dir=named", "lora=on")
     gangline("export", here / "named", here / "named-adapter", "--adapter-only", "lora")
@@ -58,7 +58,7 @@ def test_peft_finds_the_base_of_what_we_write(runs):
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_we_go_on_from_what_peft_wrote(runs, dora):
+def test_peft_adapter_survives_import_and_export(runs, dora):
     here, name = runs.directory, f"theirs-{dora}"
     torch.manual_seed(1)
     config = LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj", "up_proj"], use_dora=dora, task_type="CAUSAL_LM")
@@ -78,7 +78,7 @@ def test_we_go_on_from_what_peft_wrote(runs, dora):
         torch.testing.assert_close(back[tensor], there[tensor])
 
 
-def test_an_adapter_that_does_not_fit_is_refused(runs):
+def test_incompatible_adapter_is_refused(runs):
     here = runs.directory
     torch.manual_seed(1)
     llama(here / "wider", hidden=64)
@@ -108,7 +108,7 @@ def adapter(runs, tmp_path):
     return path, ("lora=on", "lora.rank=3", "lora.alpha=8", "lora.targets=[wq]", f"lora.adapter={path.parent}")
 
 
-def test_an_adapter_that_changed_its_base_or_computes_something_else_is_refused(runs, adapter):
+def test_unsupported_adapter_config_is_refused(runs, adapter):
     path, words = adapter
     plain = json.loads(path.read_text())
     for name, value in (
@@ -130,7 +130,7 @@ def test_an_adapter_that_changed_its_base_or_computes_something_else_is_refused(
         )  # and nothing before that
 
 
-def test_what_an_adapters_config_leaves_out_is_as_peft_has_it(runs, adapter):
+def test_absent_adapter_fields_use_peft_defaults(runs, adapter):
     path, words = adapter
     said = {"peft_type": "LORA", "r": 3, "target_modules": ["q_proj"]}
     path.write_text(json.dumps(said))
@@ -140,7 +140,7 @@ def test_what_an_adapters_config_leaves_out_is_as_peft_has_it(runs, adapter):
     assert "use_dora=False" in refused, refused
 
 
-def test_spoilt_files_of_an_adapter_are_named(runs, adapter):
+def test_damaged_adapter_files_are_refused(runs, adapter):
     path, words = adapter
     plain, weights = path.read_text(), path.with_name("adapter_model.safetensors")
     sound = weights.read_bytes()
@@ -154,7 +154,7 @@ def test_spoilt_files_of_an_adapter_are_named(runs, adapter):
     assert "adapter_model.safetensors cannot be read" in runs.expect_refusal("run.dir=no", *words)
 
 
-def test_an_adapter_may_lie_below_the_home(runs, adapter, monkeypatch):
+def test_adapter_path_expands_home_directory(runs, adapter, monkeypatch):
     path, words = adapter
     monkeypatch.setenv("HOME", str(path.parent.parent))
     runs.train("run.dir=home", *words[:-1], "lora.adapter='~/ad'", "run.steps=1")

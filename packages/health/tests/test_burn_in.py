@@ -43,7 +43,7 @@ def row(rank: int, node: str = "a", **more) -> RankRates:
     return RankRates(rank=rank, node=node, **{**usual, "sent": peers, **more})
 
 
-def test_a_rank_is_bad_where_it_alone_is_slow_or_wrong_and_a_link_where_both_ends_are_good() -> None:
+def test_find_bad_ranks_and_slow_links() -> None:
     rows = [row(rank, "a" if rank < 4 else "b") for rank in range(8)]
     assert find_bad_ranks(rows, BurnInHealth(), on_cpu=False) == []
     rows[3] = row(3, matmul=80e12)
@@ -62,7 +62,7 @@ def test_a_rank_is_bad_where_it_alone_is_slow_or_wrong_and_a_link_where_both_end
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 16])
-def test_all_pairs_meet_once(size: int) -> None:
+def test_plan_rounds_pairs_all_ranks_once(size: int) -> None:
     found = measure.plan_rounds(size, 16)
     pairs = [(rank, peer) for peers in found for rank, peer in enumerate(peers) if peer is not None and rank < peer]
     assert sorted(pairs) == [(a, b) for a in range(size) for b in range(a + 1, size)]
@@ -70,7 +70,7 @@ def test_all_pairs_meet_once(size: int) -> None:
     assert len(measure.plan_rounds(10_000, 16)) == 5, "of many ranks each meets a few"
 
 
-def test_a_product_that_is_wrong_by_one_bit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_burn_in_detects_wrong_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, mm = torch.device("cpu"), torch.mm
     assert measure.is_matmul_exact(cpu, torch.float32)
     assert measure.is_matmul_exact(cpu, torch.bfloat16)
@@ -85,7 +85,7 @@ def test_a_product_that_is_wrong_by_one_bit_is_seen(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("size", [1, 181, 16_384])
-def test_a_sum_over_many_ranks_is_exact_and_one_that_is_wrong_by_one_is_seen(size: int) -> None:
+def test_burn_in_detects_wrong_all_reduce(size: int) -> None:
     cpu = torch.device("cpu")
 
     class Ranks:
@@ -117,7 +117,7 @@ def burnt_in(run_dir: Path, bad: int | None) -> tuple[int, int]:
         measure.is_matmul_exact = exact
 
 
-def test_a_bad_rank_is_named_before_the_first_step(tmp_path: Path) -> None:
+def test_bad_rank_stops_run_before_first_step(tmp_path: Path) -> None:
     assert get_pool(4).run(burnt_in, tmp_path / "bad", 1) == [(3, 0)] * 4
     found = [line for line in read_events(tmp_path / "bad") if line.get("kind") == "burn-in"]
     wrong = "computes wrongly: a product of whole numbers"  # on a busy machine others may be called slow beside it
@@ -125,7 +125,7 @@ def test_a_bad_rank_is_named_before_the_first_step(tmp_path: Path) -> None:
     assert (verdict["where"], verdict["details"]["rank"]) == ("rank 1", 1)
 
 
-def test_good_ranks_are_measured_once_and_come_as_a_cluster(tmp_path: Path) -> None:
+def test_good_ranks_are_measured_once_into_cluster_file(tmp_path: Path) -> None:
     assert get_pool(2).run(burnt_in, tmp_path / "out", None) == [(0, 2)] * 2
     place = tmp_path / "out" / "logs" / "burn-in.json"
     rows = json.loads(place.read_text())["ranks"]
@@ -142,7 +142,7 @@ def test_good_ranks_are_measured_once_and_come_as_a_cluster(tmp_path: Path) -> N
     assert place.read_text() == before, "at a restart on the same nodes nobody waits for it again"
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(UserError, match="no rank can be slower by that share"):
         check(build_small_run("health=[burn_in]", "health.burn_in.matmul=1.5"))
     with pytest.raises(UserError, match="cluster=nowhere does not exist"):
@@ -157,7 +157,7 @@ def commanded(runs: RealRuns, *words: str, **environment: str) -> subprocess.Pop
     return runs._start(warm.make_command("gangline.cli.main", variables), asked, variables)
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_command_measures_ranks_and_writes_cluster(tmp_path: Path) -> None:
     """Without a word of processes they are as many as the strategy asks for."""
     with RealRuns(tmp_path) as runs:
         printed = runs.finish(commanded(runs, "run.dir=out"))
@@ -170,7 +170,7 @@ def test_the_command(tmp_path: Path) -> None:
 NODES = ("launch=elastic", "launch.nodes=1:2", "launch.agents=1", "launch.processes=2", "launch.lost_seconds=60")
 
 
-def test_the_command_on_each_of_two_nodes(tmp_path: Path) -> None:
+def test_command_on_two_nodes_is_one_run(tmp_path: Path) -> None:
     """They are one run: neither may say what the other one does not."""
     with RealRuns(tmp_path) as runs:
         each = [commanded(runs, "run.dir=out", *NODES, GANGLINE_NODE=f"127.0.0.{n}") for n in (1, 2)]
@@ -181,7 +181,7 @@ def test_the_command_on_each_of_two_nodes(tmp_path: Path) -> None:
         assert all(row["to_others"] > 0 for row in found["ranks"])
 
 
-def test_nodes_that_would_not_find_each_other_are_refused() -> None:
+def test_command_refuses_undiscoverable_nodes_and_resume() -> None:
     with pytest.raises(UserError, match="the other nodes would not find this one"):
         run(["launch=elastic", "launch.nodes=2", "launch.agents=1", "launch.processes=2"])
     with pytest.raises(UserError, match="resume=runs/a: burn-in measures with a run of its own"):
@@ -189,7 +189,7 @@ def test_nodes_that_would_not_find_each_other_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "size"), [("2", 4), ("2:3", 12), ("1:3", 12), ("6:7", 84)])
-def test_the_batch_divides_over_however_many_nodes_come(nodes: str, size: int) -> None:
+def test_batch_divides_over_every_node_count(nodes: str, size: int) -> None:
     words = ["parallel=ddp", "launch=elastic", f"launch.nodes={nodes}", "launch.per_node=2"]
     most = int(nodes.rpartition(":")[2])
     assert choose_global_size(compose_one([*words, f"launch.processes={2 * most}"])) == size

@@ -24,7 +24,7 @@ class TestChaos(HealthCheckSuite):
     settings = ("health.chaos.at=[slow@1000000]",)
 
 
-def test_a_plan_is_a_function_of_its_seed():
+def test_fault_plan_depends_only_on_seed():
     drawn = plan(60, 900.0, 7, list(ANYWHERE), [])
     assert drawn == plan(60, 900.0, 7, list(ANYWHERE), [])
     assert drawn != plan(60, 900.0, 8, list(ANYWHERE), [])
@@ -34,7 +34,7 @@ def test_a_plan_is_a_function_of_its_seed():
 
 
 @pytest.mark.parametrize("words", ["kill", "kill@", "burn@3", "kill@3:x", "kill@-1"])
-def test_what_is_no_fault_is_refused(words):
+def test_invalid_fault_is_refused(words):
     with pytest.raises(ValueError, match="is no fault"):
         parse(words)
 
@@ -45,7 +45,7 @@ def test_every_kind_of_fault_has_a_method():
     assert methods == set(KINDS)
 
 
-def test_each_fault_is_done_once_whoever_comes_first(tmp_path):
+def test_each_fault_is_claimed_once(tmp_path):
     first, second = plan(2, 10.0, 0, list(KINDS), [])
     one, other = FaultsDone(tmp_path), FaultsDone(tmp_path)
     assert one.claim(first)
@@ -55,12 +55,12 @@ def test_each_fault_is_done_once_whoever_comes_first(tmp_path):
     assert one.began == other.began
 
 
-def test_it_refuses_to_run_unless_told_what_to_break(runs):
+def test_chaos_without_faults_is_refused(runs):
     assert "was not told what to break" in runs.expect_refusal("run.dir=out", "health=chaos")
     assert "'burn@3' is no fault" in runs.expect_refusal("run.dir=out", "health=chaos", "health.chaos.at=[burn@3]")
 
 
-def test_a_killed_a_hanging_and_a_failing_rank_change_nothing(runs):
+def test_run_survives_kill_hang_and_exception_unchanged(runs):
     """Found, named, started again, each once: the curve is that of a run that nobody disturbed, to the bit."""
     words = ("parallel=ddp", "launch.processes=4", "run.steps=60", "checkpoint.every=10", "run.seed=3")
     runs.train("run.dir=calm", *words)
@@ -77,7 +77,7 @@ def test_a_killed_a_hanging_and_a_failing_rank_change_nothing(runs):
     assert "rank 0 failed first: RuntimeError: health=chaos: an exception on purpose" in printed
 
 
-def test_spoilt_numbers_and_a_full_disk_are_named_and_undone(runs):
+def test_run_survives_nan_bit_flip_and_full_disk(runs):
     """By playbooks that read the same samples again the curve is that of a run that nobody disturbed, to the bit."""
     words = ("parallel=ddp", "launch.processes=3", "batch.global_size=6", "run.steps=80", "checkpoint.every=10")
     runs.train("run.dir=calm", *words)
@@ -103,7 +103,7 @@ def test_spoilt_numbers_and_a_full_disk_are_named_and_undone(runs):
     assert {line["generation"] for line in faults_done} == {1}
 
 
-def test_a_slow_rank_is_named_with_what_it_costs(runs):
+def test_slow_rank_is_reported_with_its_cost(runs):
     words = (
         "parallel=ddp",
         "launch.processes=4",

@@ -57,7 +57,7 @@ def losses(run_dir: Path) -> list[float]:
     return [record["loss"] for record in read_records(run_dir / "metrics.jsonl")]
 
 
-def test_the_odd_one_of_four_is_named_and_the_run_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_corrupt_replica_of_four_triggers_rollback(tmp_path: Path) -> None:
     for code, (order,) in get_pool(4).run(run, tmp_path / "bad", 2):
         assert code == 0
         assert (order.order, order.kinds, order.start, order.skipped) == (
@@ -71,7 +71,7 @@ def test_the_odd_one_of_four_is_named_and_the_run_ends_as_if_nothing_had_been(tm
     assert losses(tmp_path / "bad") == losses(tmp_path / "good")
 
 
-def test_an_exclusion_names_the_machine_as_the_launcher_does_and_starts_from_before_the_flip(tmp_path: Path) -> None:
+def test_exclude_names_node_and_restarts_before_flip(tmp_path: Path) -> None:
     """Also where a newer checkpoint holds the flipped bit: those who read it would all agree."""
     words = (
         "health.monitors.playbooks.corruption.actions=[exclude]",
@@ -84,14 +84,14 @@ def test_an_exclusion_names_the_machine_as_the_launcher_does_and_starts_from_bef
         assert order.exclude == (name_of_this_node(),)
 
 
-def test_of_two_replicas_none_is_excluded_and_the_run_does_not_go_on(tmp_path: Path) -> None:
+def test_corruption_in_two_replicas_rolls_back_without_exclusion(tmp_path: Path) -> None:
     words = ("health.monitors.playbooks.corruption.actions=[exclude]", "checkpoint.every=3")
     for code, orders in get_pool(2).run(run, tmp_path / "out", 1, *words):
         assert code == 0
         assert [(order.order, order.start) for order in orders] == [("roll_back", "step-00000003")]
 
 
-def test_turned_on_in_the_middle_of_a_run_it_trusts_where_it_began() -> None:
+def test_monitor_enabled_mid_run_trusts_its_start() -> None:
     monitor = CorruptionMonitor(CorruptionOptions())
     monitor.load_state({})
     monitor.collective(cast(Comm, SimpleNamespace(size=1)), 501)
@@ -101,7 +101,7 @@ def test_turned_on_in_the_middle_of_a_run_it_trusts_where_it_began() -> None:
     assert monitor.state() == {"agreed": 400}
 
 
-def test_replicas_that_are_all_compared_are_no_news(tmp_path: Path) -> None:
+def test_fully_compared_replicas_give_no_note(tmp_path: Path) -> None:
     (notes, _), _ = get_pool(2).run(run_training, tmp_path / "out", "health=[monitors]", "parallel=ddp", "run.steps=2")
     assert not any("not-compared" in note for note in notes)
 
@@ -122,7 +122,7 @@ def with_a_gradient_flipped(run_dir: Path, bad: int | None, *settings: str) -> t
     return train(s), [line for line in s.history if line.order]
 
 
-def test_a_gradient_that_is_odd_is_named_with_its_rank(tmp_path: Path) -> None:
+def test_corrupt_gradient_names_its_rank(tmp_path: Path) -> None:
     every = "health.monitors.corruption.every=1"
     for code, (order,) in get_pool(4).run(with_a_gradient_flipped, tmp_path / "bad", 1, every):
         assert (code, order.order, order.start) == (0, "roll_back", "step-00000004")
@@ -152,7 +152,7 @@ def reads(run_dir: Path, bad: bool, steps: int, *layout: str) -> tuple[int, list
     return code, [line for line in s.history if line.order]
 
 
-def test_weights_that_are_read_otherwise_than_saved_are_found(tmp_path: Path) -> None:
+def test_corrupt_checkpoint_read_is_detected(tmp_path: Path) -> None:
     """Whatever the layout that saved them: two ranks here, one that reads."""
     for name in ("bad", "good"):
         assert get_pool(2).run(reads, tmp_path / name, False, 4, "parallel=ddp") == [(0, [])] * 2
@@ -162,7 +162,7 @@ def test_weights_that_are_read_otherwise_than_saved_are_found(tmp_path: Path) ->
     assert "weights that were read from the checkpoint of step 4 are not those saved: model/" in order.why
 
 
-def test_replicas_that_are_to_differ_are_not_compared(tmp_path: Path) -> None:
+def test_replicas_meant_to_differ_are_not_compared(tmp_path: Path) -> None:
     """They differ from the first step on, and meet at the fourth."""
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
         answers = get_pool(2).run(watched_apart, tmp_path / "run")
@@ -186,7 +186,7 @@ def watched_apart(run_dir: Path) -> tuple[int, list[str]]:
     return code, [line["kind"] for line in verdicts]
 
 
-def test_a_checksum_of_an_array_does_not_depend_on_how_it_is_cut() -> None:
+def test_array_checksum_is_independent_of_sharding() -> None:
     whole = torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(0))
 
     def total(*boxes: tuple[slice, ...]) -> int:
@@ -206,7 +206,7 @@ def test_a_checksum_of_an_array_does_not_depend_on_how_it_is_cut() -> None:
     assert total((every, every, every)) != uncut
 
 
-def test_a_rank_that_computes_wrongly_is_named_without_a_replica(tmp_path: Path) -> None:
+def test_miscomputing_rank_is_found_without_replicas(tmp_path: Path) -> None:
     """All ranks get the same wrong sum: their weights and gradients agree."""
     words = ("parallel=ddp", "launch.processes=2", "run.steps=12", "checkpoint.every=3", "run.deterministic=on")
     twice = ("health.monitors.corruption.recompute_every=3", "health.monitors.corruption.every=1")
@@ -221,7 +221,7 @@ def test_a_rank_that_computes_wrongly_is_named_without_a_replica(tmp_path: Path)
     assert "first in all_reduce along" in verdict["evidence"]
 
 
-def test_a_weight_that_chaos_does_not_read_as_it_was_saved_is_found(tmp_path: Path) -> None:
+def test_bad_restore_by_chaos_is_detected(tmp_path: Path) -> None:
     words = ("parallel=ddp", "launch.processes=2", "run.steps=4", "checkpoint.every=2", "health=[monitors]")
     with RealRuns(tmp_path) as runs:
         runs.train("run.dir=out", *words)
@@ -232,14 +232,14 @@ def test_a_weight_that_chaos_does_not_read_as_it_was_saved_is_found(tmp_path: Pa
     assert "the weights of rank 0" in said["rank 0"]
 
 
-def test_what_a_step_done_twice_needs_is_asked_for() -> None:
+def test_recompute_check_requires_deterministic_mode() -> None:
     every = "health.monitors.corruption.recompute_every=5"
     words = ("model.vocab_size=256", "run.deterministic=false", "health=[monitors]", every)
     with pytest.raises(UserError, match=r"run.deterministic=on, or health.monitors.corruption.recompute_every=null"):
         check(build_small_run(*words))
 
 
-def test_a_rank_is_to_blame_where_it_gave_other_bits_before_it_got_any() -> None:
+def test_first_difference_separates_computed_from_received() -> None:
     def events(*numbers: int) -> list[Event]:
         return [Event(f"all_reduce {n}", n % 2 == 0, torch.tensor([each])) for n, each in enumerate(numbers)]
 
@@ -249,7 +249,7 @@ def test_a_rank_is_to_blame_where_it_gave_other_bits_before_it_got_any() -> None
     assert find_first_difference(events(1, 2, 3), events(1, 2))[0] == COMPUTED
 
 
-def test_of_two_it_is_known_that_they_differ() -> None:
+def test_find_odd_ranks_needs_a_majority() -> None:
     assert find_odd_ranks([(7, 1, 1), (7, 2, 1)]) == {0: (2, 1, False), 1: (2, 1, False)}
     assert find_odd_ranks([(7, 1, 1), (8, 2, 1)]) == {}
     assert find_odd_ranks([(7, 1, 1), (7, 1, 1), (7, 1, 2)]) == {2: (3, 1, True)}
@@ -257,7 +257,7 @@ def test_of_two_it_is_known_that_they_differ() -> None:
 
 
 @pytest.mark.parametrize("sums", [(1, 2, 3), (1, 1, 2, 3), (1, 1, 2, 2)])
-def test_without_a_majority_nobody_is_named_for_sure(sums: tuple[int, ...]) -> None:
+def test_corruption_without_majority_excludes_no_rank(sums: tuple[int, ...]) -> None:
     monitor = CorruptionMonitor(CorruptionOptions())
     monitor.odd = {rank: {"weights": odd} for rank, odd in find_odd_ranks([(7, each, each) for each in sums]).items()}
     found = list(monitor.observe(next(iter(make_healthy(1)))))
@@ -266,7 +266,7 @@ def test_without_a_majority_nobody_is_named_for_sure(sums: tuple[int, ...]) -> N
     assert all("no majority" in verdict.evidence for verdict in found)
 
 
-def test_who_is_outvoted_is_named_for_sure() -> None:
+def test_outvoted_ranks_are_excluded() -> None:
     monitor = CorruptionMonitor(CorruptionOptions())
     rows = [(7, each) for each in (1, 1, 1, 2, 2)]
     monitor.odd = {rank: {"weights": odd} for rank, odd in find_odd_ranks(rows).items()}
@@ -274,7 +274,7 @@ def test_who_is_outvoted_is_named_for_sure() -> None:
     assert [verdict.details["exclude"] for verdict in found] == ["rank 3", "rank 4"]
 
 
-def test_any_bit_of_any_element_and_any_swap_is_seen(tmp_path: Path) -> None:
+def test_fingerprint_detects_any_bit_flip_and_swap(tmp_path: Path) -> None:
     s = open_session(tmp_path / "out", "parallel=single")
     before = compute_fingerprint(list_weights(s.runtime))
     generator = torch.Generator().manual_seed(0)

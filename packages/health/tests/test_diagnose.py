@@ -32,11 +32,11 @@ def rank(number: int, waits: Collective | None = None, begun: int = 0, still: fl
     return Watched(seen, still, 2.0, state)
 
 
-def test_nothing_is_wrong_while_nobody_is_overdue():
+def test_no_diagnosis_while_no_rank_is_overdue():
     assert diagnose([rank(n, collective(5), still=0.1) for n in WORLD]) is None
 
 
-def test_the_one_that_has_not_begun_what_the_others_wait_for():
+def test_rank_behind_the_collective_is_named():
     found = diagnose([rank(0, collective(5)), rank(1, collective(5)), rank(2, begun=4), rank(3, collective(5))])
     assert found is not None
     assert (found.ranks, found.why, found.operation) == ((2,), "behind", "all_reduce 5 along world")
@@ -51,25 +51,25 @@ def test_a_check_that_never_returns_is_named():
     assert "in between, in what health=mine does of step 7" in found.evidence
 
 
-def test_a_rank_that_comes_on_is_slow_and_no_hang():
+def test_slow_but_progressing_rank_is_not_hung():
     ranks = [rank(0, collective(5)), rank(1, collective(5)), rank(2, begun=4, still=0.3), rank(3, collective(5))]
     assert diagnose(ranks) is None
 
 
-def test_one_that_is_stopped_is_named_though_it_is_where_the_others_are():
+def test_stopped_rank_in_same_collective_is_named():
     found = diagnose([rank(n, collective(5), state="T" if n == 1 else "S") for n in WORLD])
     assert found is not None
     assert (found.ranks, found.why) == ((1,), "stopped")
 
 
-def test_ranks_in_different_operations_are_told_apart():
+def test_rank_in_another_operation_is_a_mismatch():
     ranks = [rank(n, collective(5, "all_gather" if n == 3 else "all_reduce")) for n in WORLD]
     found = diagnose(ranks)
     assert found is not None
     assert (found.ranks, found.why, found.operation) == ((3,), "mismatch", "all_gather 5 along world")
 
 
-def test_a_chain_of_waits_ends_at_the_rank_that_waits_for_nobody():
+def test_wait_chain_ends_at_the_blocking_rank():
     """0 and 1 wait along tp; 1's column waits for 3, which stands still in its data."""
     left, right = collective(8, axis="tp", ranks=(0, 1)), collective(3, axis="dp", ranks=(1, 3))
     ranks = [
@@ -82,7 +82,7 @@ def test_a_chain_of_waits_ends_at_the_rank_that_waits_for_nobody():
     assert (found.ranks, found.operation) == ((3,), "all_reduce 3 along dp")
 
 
-def test_two_that_wait_for_each_other_along_different_axes():
+def test_mutual_wait_on_two_axes_is_a_mismatch():
     left, right = collective(8, axis="tp", ranks=(0, 1)), collective(3, axis="dp", ranks=(0, 1))
     both = {("tp", (0, 1)): 7, ("dp", (0, 1)): 2}
     ranks = [rank(0, left, groups={**both, ("tp", (0, 1)): 8}), rank(1, right, groups={**both, ("dp", (0, 1)): 3})]
@@ -91,21 +91,21 @@ def test_two_that_wait_for_each_other_along_different_axes():
     assert found.why == "mismatch"
 
 
-def test_a_transfer_that_does_not_end_though_all_are_in_it():
+def test_collective_that_never_ends_is_a_transfer_hang():
     found = diagnose([rank(n, collective(5)) for n in WORLD])
     assert found is not None
     assert (found.ranks, found.why) == (WORLD, "transfer")
 
 
-def test_what_the_launcher_knows_is_left_to_it():
+def test_dead_rank_is_left_to_the_launcher():
     assert diagnose([rank(0, collective(5)), rank(1, begun=4, alive=False)]) is None
 
 
-def test_of_a_machine_that_says_nothing_nothing_is_said():
+def test_silent_machine_gives_no_diagnosis():
     assert diagnose([rank(0, collective(5)), rank(1, collective(5))]) is None
 
 
-def test_between_machines_it_is_the_same(tmp_path: Path):
+def test_diagnosis_across_machines_matches_one_machine(tmp_path: Path):
     (tmp_path / "logs").mkdir()
     here, there = [rank(0, collective(5)), rank(1, collective(5))], [rank(2, begun=4), rank(3, collective(5))]
     summary.tell(tmp_path, "b", there)
@@ -130,7 +130,7 @@ def test_machines_of_one_name_watch_their_own_ranks(tmp_path: Path):
         pass
 
 
-def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+def test_watch_lock_refuses_a_symbolic_link(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     target = tmp_path / "thesis.txt"
     target.write_text("mine")
@@ -140,7 +140,7 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None
     assert target.read_text() == "mine"
 
 
-def test_where_no_file_can_be_locked_ranks_are_watched_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_watch_works_without_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuses(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -150,7 +150,7 @@ def test_where_no_file_can_be_locked_ranks_are_watched_all_the_same(tmp_path: Pa
         pass
 
 
-def test_limits_are_learned_and_at_most_five_times_the_99th_percentile():
+def test_learned_limits_are_at_most_five_times_p99():
     from gangline.pulse import layout
     from gangline.pulse.layout import PHASES
 

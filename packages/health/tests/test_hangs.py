@@ -52,7 +52,7 @@ def wait_for(condition, seconds: float = 120.0):
     return found
 
 
-def test_a_stopped_rank_is_found_named_killed_and_the_run_goes_on(runs):
+def test_stopped_rank_is_killed_and_run_continues(runs):
     run = runs.fork("run.dir=out", *FOUR, "checkpoint.every=20", TORCH_FR_BUFFER_SIZE="64")
     out = runs.directory / "out"
     runs.wait_for_step(run, "out", 60)
@@ -80,7 +80,7 @@ def test_a_stopped_rank_is_found_named_killed_and_the_run_goes_on(runs):
     assert len(verdicts(out)) == 1
 
 
-def test_act_warn_with_a_stopped_rank_continues_the_run(runs):
+def test_act_warn_on_stopped_rank_continues_run(runs):
     """A hang that ends by itself is reported each time, and no rank takes the watchdog's requests for a stop."""
     words = ("parallel=ddp", "launch.processes=2", "run.steps=100000", "checkpoint=off")
     run = runs.fork("run.dir=out", *words, "health=[monitors]", "health.monitors.hangs.act=warn")
@@ -144,7 +144,7 @@ def offer(runs: RealRuns, site: Path, source: str) -> None:
     runs.environment["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def test_a_check_that_never_returns_is_named_and_left_out_and_the_run_goes_on(runs, tmp_path: Path) -> None:
+def test_hung_check_is_disabled_and_run_continues(runs, tmp_path: Path) -> None:
     offer(runs, tmp_path / "site", SLEEPS)
     words = ("parallel=ddp", "launch.processes=2", "run.steps=60", "checkpoint.every=10", "launch.max_restarts=3")
     runs.train("run.dir=out", *words, "health=[monitors,sleeps]", "health.monitors.hangs.quiet_seconds=2")
@@ -158,7 +158,7 @@ def test_a_check_that_never_returns_is_named_and_left_out_and_the_run_goes_on(ru
 
 
 @pytest.mark.nightly  # nothing is learnt by then: as long as the slowest build of a busy machine may take
-def test_a_check_that_never_comes_back_from_its_start_is_named_too(runs, tmp_path: Path) -> None:
+def test_check_hung_at_start_is_disabled(runs, tmp_path: Path) -> None:
     """The others wait for it in the build; the next start is without it."""
     stands = "self.rank = comms.rank\n        if comms.rank == 1:\n            time.sleep(10000)"
     offer(runs, tmp_path / "site", SLEEPS.replace("self.rank = comms.rank", stands))
@@ -174,7 +174,7 @@ def test_a_check_that_never_comes_back_from_its_start_is_named_too(runs, tmp_pat
 
 
 @pytest.mark.parametrize("trouble", ["an odd answer", "no URL", "no room for the stacks"])
-def test_a_hung_rank_is_killed_though_nobody_could_be_told(tmp_path: Path, trouble: str) -> None:
+def test_hung_rank_is_killed_when_reporting_fails(tmp_path: Path, trouble: str) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     child = subprocess.Popen(["sleep", "1000"])
@@ -198,7 +198,7 @@ def test_a_hung_rank_is_killed_though_nobody_could_be_told(tmp_path: Path, troub
 
 
 @pytest.mark.parametrize(("why", "member"), [("behind", "health/monitors"), ("transfer", ""), ("stopped", "")])
-def test_of_what_comes_in_anybodys_code_no_check_is_blamed(tmp_path: Path, why: str, member: str) -> None:
+def test_only_a_late_rank_blames_its_check(tmp_path: Path, why: str, member: str) -> None:
     (tmp_path / "logs").mkdir()
     children = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
     try:
@@ -219,9 +219,7 @@ def test_of_what_comes_in_anybodys_code_no_check_is_blamed(tmp_path: Path, why: 
     assert failure.member == member
 
 
-def test_ranks_of_an_earlier_start_do_not_hide_one_that_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dead_pulses_do_not_hide_a_stopped_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After another division of the ranks a launcher has left pulses of those that it has no longer, which are dead."""
     earlier = "import sys; from gangline.pulse.write import Pulse; Pulse.open(sys.argv[1], 5, 8, 1, int(sys.argv[2]))"
     ours = str(os.getpid())
@@ -276,7 +274,7 @@ def test_limits_in_the_wrong_order_are_refused(runs, words, wrong, fixed):
     assert not (runs.directory / "out").exists()
 
 
-def test_torchs_record_is_nobodys_duty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_flight_recorder_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is off, or torch has none, a rank does not answer, and nobody is waited for."""
     assert not flight.listen(str(tmp_path), 0, {})
     assert not flight.listen(str(tmp_path), 0, {"TORCH_FR_BUFFER_SIZE": "0"})

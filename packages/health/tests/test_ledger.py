@@ -75,7 +75,7 @@ def whole(of: Ledger) -> None:
     assert [part.begin for part in of.parts[1:]] == [part.end for part in of.parts[:-1]]
 
 
-def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
+def test_invalid_lines_are_skipped(tmp_path: Path) -> None:
     files = Files(tmp_path / "whole")
     files.launch("start")
     for step in (1, 2):
@@ -95,7 +95,7 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
     assert found[0] | {"run_dir": ""} == found[1] | {"run_dir": ""}
 
 
-def test_steps_that_a_damaged_file_has_lost_are_told(tmp_path: Path) -> None:
+def test_steps_lost_in_damaged_file_are_reported(tmp_path: Path) -> None:
     """But not a line that a kill tore: its step comes again."""
     files = Files(tmp_path)
     files.launch("start")
@@ -116,7 +116,7 @@ def test_steps_that_a_damaged_file_has_lost_are_told(tmp_path: Path) -> None:
     ]
 
 
-def test_what_processes_beside_the_ranks_write_is_no_start(tmp_path: Path) -> None:
+def test_events_of_other_processes_are_not_starts(tmp_path: Path) -> None:
     """They know of no start, or of one that is over: a finding of theirs is no sign of life of its ranks."""
     files = Files(tmp_path)
     files.launch("start")
@@ -136,7 +136,7 @@ def test_what_processes_beside_the_ranks_write_is_no_start(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("moves", [(0.0, 0.0), (600.0, 600.0), (-3600.0, 0.0), (-3600.0, 600.0)])
-def test_seconds_by_which_a_clock_was_set_forward_are_said(tmp_path: Path, capsys, moves: tuple[float, float]) -> None:
+def test_clock_set_forward_is_reported(tmp_path: Path, capsys, moves: tuple[float, float]) -> None:
     """One that was set back before, and is then set right, has gone no further than it should."""
     files = Files(tmp_path)
     files.launch("start")
@@ -151,7 +151,7 @@ def test_seconds_by_which_a_clock_was_set_forward_are_said(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("at", range(6))
-def test_a_clock_that_is_set_back_takes_no_second_away(tmp_path: Path, at: int) -> None:
+def test_clock_set_back_loses_no_seconds(tmp_path: Path, at: int) -> None:
     """Wherever in the run it comes, and also where the clock is then set forward again."""
     found = []
     before_1970 = -3e9
@@ -178,7 +178,7 @@ def test_a_clock_that_is_set_back_takes_no_second_away(tmp_path: Path, at: int) 
         assert faults[0][:2] == pytest.approx(found[0][2][0][:2], abs=0.01)
 
 
-def test_a_run_with_a_kill_step_by_step(tmp_path: Path) -> None:
+def test_accounts_of_a_killed_run_are_exact(tmp_path: Path) -> None:
     files = Files(tmp_path)
     files.launch("start")
     files.step(1, passes=3.0)  # two seconds of compilation
@@ -231,7 +231,7 @@ def typical() -> float:
 
 @given(st.lists(st.tuples(st.sampled_from("stepkillsaveskip"), st.floats(0.01, 5)), max_size=60), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
-def test_the_sum_is_the_wall_clock_whatever_happens(
+def test_accounts_always_sum_to_wall_clock(
     tmp_path_factory: pytest.TempPathFactory, course: list[tuple[str, float]], back: int
 ) -> None:
     files = Files(tmp_path_factory.mktemp("run"))
@@ -260,7 +260,7 @@ def test_the_sum_is_the_wall_clock_whatever_happens(
     st.lists(st.tuples(st.floats(-5, 15), st.floats(-5, 15), st.sampled_from(KINDS), st.integers(0, 2)), max_size=30)
 )
 @settings(max_examples=100, deadline=None)
-def test_spans_are_cut_without_gap_or_overlap(drawn: list[tuple[float, float, str, int]]) -> None:
+def test_flattened_spans_have_no_gap_or_overlap(drawn: list[tuple[float, float, str, int]]) -> None:
     every = [Span(*each) for each in drawn]
     parts = flatten_spans(every, 0.0, 10.0)
     assert (parts[0].begin, parts[-1].end) == (0.0, 10.0)
@@ -272,7 +272,7 @@ def test_spans_are_cut_without_gap_or_overlap(drawn: list[tuple[float, float, st
         assert part.kind in {span.kind for span in over if span.level == best} if over else part.kind == "idle"
 
 
-def test_a_real_run_that_died_and_went_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_accounts_of_a_resumed_run_are_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     s = open_session(out, "run.steps=8", "parallel=single")
     taken = s.runtime.finish_update
@@ -296,12 +296,12 @@ def test_a_real_run_that_died_and_went_on(tmp_path: Path, capsys: pytest.Capture
     assert "where the time went" in capsys.readouterr().out
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_directory_without_events_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no events"):
         build_ledger(tmp_path)
 
 
-def test_the_bubble_of_a_step_is_that_of_its_own_batch(tmp_path: Path) -> None:
+def test_bubble_follows_each_step_batch_size(tmp_path: Path) -> None:
     """Four stages: of 4 microbatches 3/7 of the passes are empty, of 16 microbatches 3/19; the ranks waited longer."""
     words = ("batch.global_size=16", "batch.micro_size=1", "batch.ramp={4:8}", f"run.dir={tmp_path / 'a'}")
     RunDirectory.create(compose_one(["recipe=tiny", *words])).unlock()

@@ -57,7 +57,7 @@ def written(run_dir: Path, *events: dict, records: tuple[dict, ...] = ()) -> Pat
     return run_dir
 
 
-def test_a_line_comes_once_and_only_whole(tmp_path: Path) -> None:
+def test_follower_returns_each_complete_line_once(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     follower = Follower(path)
     assert follower.read_lines() == []
@@ -152,14 +152,14 @@ def test_metrics_are_served_and_follow_the_run(tmp_path: Path) -> None:
         server.shutdown()
 
 
-def test_metrics_port_names_the_extra_where_the_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_port_without_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     check(build_small_run("health=[monitors]", "model.vocab_size=256"))
     with pytest.raises(UserError, match=r"pip install 'gangline-health\[metrics\]'"):
         check(build_small_run("health=[monitors]", "model.vocab_size=256", "health.monitors.metrics_port=9100"))
 
 
-def test_a_port_that_cannot_be_had_is_told_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_occupied_metrics_port_does_not_end_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve.signal, "signal", lambda *_: None)
     written(tmp_path)
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
@@ -198,7 +198,7 @@ def hook() -> Iterator[str]:
         server.shutdown()
 
 
-def test_each_finding_goes_to_the_webhook_once_also_after_a_restart(tmp_path: Path, hook: str) -> None:
+def test_webhook_gets_each_event_once_across_restarts(tmp_path: Path, hook: str) -> None:
     note = {**WARNS, "suggestion": "note"}
     written(tmp_path, WARNS, note, {"event": "phase"}, {"event": "launch", "why": "rank"})
     Alerts(tmp_path, hook).look()
@@ -211,7 +211,7 @@ def test_each_finding_goes_to_the_webhook_once_also_after_a_restart(tmp_path: Pa
     assert Hook.got[2]["exit_code"] == 3
 
 
-def test_an_alert_that_fails_is_told_once(tmp_path: Path, hook: str) -> None:
+def test_failed_alert_is_reported_once(tmp_path: Path, hook: str) -> None:
     Hook.code = 500
     written(tmp_path, WARNS)
     one = Alerts(tmp_path, hook)
@@ -224,7 +224,7 @@ def test_an_alert_that_fails_is_told_once(tmp_path: Path, hook: str) -> None:
     assert not is_worth_sending(said), "what alerts say of themselves is no alert"
 
 
-def test_what_a_command_gets_and_why_it_failed(tmp_path: Path) -> None:
+def test_alert_command_gets_json_and_reports_failure(tmp_path: Path) -> None:
     assert send(f"cat > {tmp_path}/got", WARNS) == ""
     assert json.loads((tmp_path / "got").read_text()) == WARNS
     assert send("echo lost >&2; exit 3", WARNS) == "exit code 3: lost"
@@ -232,7 +232,7 @@ def test_what_a_command_gets_and_why_it_failed(tmp_path: Path) -> None:
     assert "refused" in send(f"http://127.0.0.1:{free_port()}", WARNS)
 
 
-def test_alert_command_is_no_argument_of_its_shell(tmp_path: Path) -> None:
+def test_alert_command_is_hidden_from_process_arguments(tmp_path: Path) -> None:
     """Other users can read the arguments of a process, and the command may hold a variable of the environment."""
     assert send(f"tr '\\0' ' ' < /proc/$$/cmdline > {tmp_path}/arguments; : 'sk-\"live'", WARNS) == ""
     arguments = (tmp_path / "arguments").read_text()
@@ -241,7 +241,7 @@ def test_alert_command_is_no_argument_of_its_shell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["its own", "the job's"])
-def test_a_command_that_hangs_leaves_no_process(tmp_path: Path, end: str) -> None:
+def test_hung_alert_command_leaves_no_process(tmp_path: Path, end: str) -> None:
     """Nor does it keep who sends: the shell's children go with it, also where the job ends before its time is over."""
     told = tmp_path / "child"
     began, command = time.monotonic(), f"sleep 900 & echo $! > {tmp_path}/new; mv {tmp_path}/new {told}; wait"
@@ -259,13 +259,13 @@ def test_a_command_that_hangs_leaves_no_process(tmp_path: Path, end: str) -> Non
 
 
 @pytest.mark.parametrize("url", ["http://host:abc/", "http://[bad", "http:///path", "http://a b/", "ftp://host/x"])
-def test_a_url_that_is_none_is_refused_and_sending_to_it_raises_nothing(url: str) -> None:
+def test_invalid_alert_url_is_refused(url: str) -> None:
     with pytest.raises(UserError, match=r"health.monitors.alert is no URL"):
         check(build_small_run("health=[monitors]", f"health.monitors.alert='{url}'"))
     assert send(url, WARNS) != ""
 
 
-def test_what_was_before_the_first_alert_is_history(tmp_path: Path, hook: str) -> None:
+def test_events_before_first_alert_are_not_sent(tmp_path: Path, hook: str) -> None:
     now = datetime.now(UTC)
     old, new = ({**WARNS, "time": (now + timedelta(seconds=late)).isoformat()} for late in (-60, 1))
     written(tmp_path, old, old, {**new, "kind": "hang"})
@@ -276,7 +276,7 @@ def test_what_was_before_the_first_alert_is_history(tmp_path: Path, hook: str) -
     assert len(Hook.got) == 2, "from where an earlier one had come to"
 
 
-def test_an_alert_that_was_sent_is_remembered_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alert_sent_before_interrupt_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
 
     def send_one(target: str, line: dict, **_: object) -> str:
@@ -294,9 +294,7 @@ def test_an_alert_that_was_sent_is_remembered_before_the_next(tmp_path: Path, mo
     assert sent == ["rank 3", "rank 4"]
 
 
-def test_where_nothing_can_be_locked_that_is_said_and_alerts_are_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alerts_are_sent_without_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -308,7 +306,7 @@ def test_where_nothing_can_be_locked_that_is_said_and_alerts_are_sent(
     assert "No locks available" in said["evidence"]
 
 
-def test_no_word_of_a_webhook_is_written_down(
+def test_webhook_secret_is_never_written(
     tmp_path: Path, hook: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     secret = f"{hook}/T0-very-secret"
@@ -352,7 +350,7 @@ def speaks(*words: bytes, pause: float = 0.0) -> Iterator[str]:
         server.shutdown()
 
 
-def test_an_answer_that_is_no_http_is_a_reason_and_one_that_never_ends_is_not_waited_for() -> None:
+def test_malformed_or_endless_http_answer_is_reported() -> None:
     with speaks(b"SSH-2.0-OpenSSH\r\n") as url:
         assert send(url, WARNS) == "BadStatusLine"
     with speaks(b"") as url:
@@ -366,12 +364,12 @@ def test_an_answer_that_is_no_http_is_a_reason_and_one_that_never_ends_is_not_wa
 # --- the whole -------------------------------------------------------------------------------------------------------
 
 
-def test_a_page_of_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_watch_refuses_a_directory_without_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is no run directory"):
         watch.run([str(tmp_path / "nothing"), "--once"])
 
 
-def test_a_run_is_shown_scraped_and_told_of_while_it_lives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_live_run_is_watched_scraped_and_alerted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its alert takes longer than many steps, and holds none."""
     command = tmp_path / "alert.sh"
     command.write_text(f"cat >> {tmp_path}/told; echo >> {tmp_path}/told; exec sleep 8\n")

@@ -137,7 +137,7 @@ def nvml(**said: Any) -> FakeNvml:
     return FakeNvml(**said)
 
 
-def test_a_fake_nvml_is_read() -> None:
+def test_gpu_probe_reports_nvml_defects() -> None:
     assert gpus(nvml()) == []
     assert gpus(nvml(errors=(0, 3))) == ["GPU 1 has 3 uncorrected ECC errors"]
     assert len(gpus(nvml(remapped=(0, 2, 1, 0)))) == 2
@@ -149,7 +149,7 @@ def test_a_fake_nvml_is_read() -> None:
     assert gpus(nvml(clock=700)) == ["GPU 0 is busy at 700 MHz of 1980", "GPU 1 is busy at 700 MHz of 1980"]
 
 
-def test_xids_of_the_machine_are_said_once_and_those_of_programs_are_not() -> None:
+def test_hardware_xids_are_reported_once() -> None:
     fake = nvml(xids=[79, 13, 31, 74, 999])
     asked = Gpus(fake)
     said = ["Xid 79 (fallen off the bus)", "Xid 74 (NVLink error)", "Xid 999"]
@@ -158,7 +158,7 @@ def test_xids_of_the_machine_are_said_once_and_those_of_programs_are_not() -> No
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_a_gpu_that_is_lost_is_named_and_hides_neither_its_xid_nor_the_others(late: bool) -> None:
+def test_lost_gpu_hides_no_other_defect(late: bool) -> None:
     """While the run goes on, or before the first question."""
     fake = nvml(errors=(0, 0, 3), links=set())
     fake.nvmlDeviceGetCount = lambda: 3
@@ -173,12 +173,12 @@ def test_a_gpu_that_is_lost_is_named_and_hides_neither_its_xid_nor_the_others(la
     assert said_by(asked) == ["GPU 1 does not answer (Unknown Error)", "GPU 2 has 3 uncorrected ECC errors"]
 
 
-def test_without_events_the_rest_is_asked() -> None:
+def test_probe_without_nvml_events_reads_counters() -> None:
     asked = Gpus(nvml(events=False, errors=(0, 3)))
     assert [said_by(asked) for _ in range(2)] == [["GPU 1 has 3 uncorrected ECC errors"]] * 2
 
 
-def test_links_that_fail_or_go_are_seen_against_what_was() -> None:
+def test_nvlink_changes_since_start_are_reported() -> None:
     fake = nvml(crc={(0, 1): 7}, links={(0, 0), (0, 1), (1, 0)})
     asked = Gpus(fake)
     assert said_by(asked) == [], "what was before is nobody's news, and a link that never was is not lost"
@@ -187,7 +187,7 @@ def test_links_that_fail_or_go_are_seen_against_what_was() -> None:
     assert said_by(asked) == ["GPU 0 has lost its NVLink 0", "GPU 0 has 5 new CRC errors on NVLink 1"]
 
 
-def test_every_name_is_one_that_nvml_has() -> None:
+def test_fake_nvml_names_exist_in_pynvml() -> None:
     real = importlib.import_module("pynvml")
     for name in {name for owner in (FakeNvml,) for name in vars(owner) if "nvml" in name.lower() and name[0] != "_"}:
         assert hasattr(real, name), name
@@ -196,7 +196,7 @@ def test_every_name_is_one_that_nvml_has() -> None:
     assert {name: getattr(real, name) for name in values} == {name: getattr(FakeNvml, name) for name in values}
 
 
-def test_limits() -> None:
+def test_memory_disk_and_descriptor_limits() -> None:
     assert (check_memory(0.0), check_disk("/", 0.0), check_descriptors(1.0)) == ([], [], [])
     assert check_memory(1.0)[0].text.endswith("of the memory is left")
     assert "of the disk under /" in check_disk("/", 1.0)[0].text
@@ -210,7 +210,7 @@ def settled(probe: Probe) -> None:
         time.sleep(0.01)
 
 
-def test_what_raises_or_hangs_is_unknown_and_nobody_waits() -> None:
+def test_failing_or_hung_probe_is_unknown() -> None:
     broken = Probe("gpus", lambda: 1 / 0, 1e9, 10.0)  # type: ignore[arg-type,return-value]
     settled(broken)
     assert (broken.findings, broken.why) == (None, "ZeroDivisionError: division by zero")
@@ -226,7 +226,7 @@ def test_what_raises_or_hangs_is_unknown_and_nobody_waits() -> None:
     assert hangs.findings == [], "it answered after all"
 
 
-def test_a_finding_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defect_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gangline_health.monitors.machine.has_gpus", lambda: True)
     monkeypatch.setattr("gangline_health.monitors.machine.Gpus", lambda: Gpus(nvml(errors=(0, 3))))
     monitor = MachineMonitor(MachineOptions(seconds=0.001, memory=0, disk=0, descriptors=1), "/")
@@ -246,7 +246,7 @@ def test_a_finding_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict.details["exclude"] == "rank 5", "the launcher may have another name for the machine"
 
 
-def test_the_same_defect_of_a_second_gpu_is_news_and_another_number_of_the_first_is_not(
+def test_same_defect_on_another_gpu_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake = nvml(errors=[0, 3])
@@ -275,7 +275,7 @@ def test_the_same_defect_of_a_second_gpu_is_news_and_another_number_of_the_first
     assert said == [f"gpus: GPU {each}" for each in what]
 
 
-def test_without_a_driver_gpus_are_unknown_and_that_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_without_a_driver_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # as where it is not installed
     monkeypatch.setattr("gangline_health.monitors.machine.has_gpus", lambda: True)
     monitor = MachineMonitor(MachineOptions(), "/")
@@ -283,7 +283,7 @@ def test_without_a_driver_gpus_are_unknown_and_that_is_said_at_the_start(monkeyp
     assert [v for record in make_healthy(5) for v in monitor.observe(record) if v.details["probe"] == "gpus"] == []
 
 
-def test_a_machine_without_a_gpu_has_no_gpu_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_gpu_has_no_gpu_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_gpus(str(tmp_path))
     (tmp_path / "nvidiactl").touch()
     assert not has_gpus(str(tmp_path))
@@ -295,7 +295,7 @@ def test_a_machine_without_a_gpu_has_no_gpu_probe(tmp_path: Path, monkeypatch: p
     assert monitor.explain_unknown() == ""
 
 
-def test_a_clock_that_is_off_is_named() -> None:
+def test_skewed_clock_is_reported() -> None:
     """Of three ranks the third's is two seconds ahead."""
 
     class Three:

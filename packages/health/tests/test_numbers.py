@@ -42,7 +42,7 @@ def noise(steps: int, tail: float = 5.0, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_t(tail, steps)
 
 
-def test_no_false_alarm_in_ten_thousand_steps_of_heavy_tailed_noise() -> None:
+def test_heavy_tailed_noise_gives_no_false_alarm() -> None:
     """Student's t with 5 degrees of freedom on the loss, log-normal gradient norms that wander."""
     steps = 10_000
     falling = 2 + 4 * np.exp(-np.arange(steps) / 300) + 0.03 * noise(steps, 8.0)
@@ -50,7 +50,7 @@ def test_no_false_alarm_in_ten_thousand_steps_of_heavy_tailed_noise() -> None:
     assert found(series(falling, np.exp(wander + 0.15 * noise(steps, 30.0, seed=1)))) == []
 
 
-def test_no_false_alarm_where_one_batch_in_fifteen_is_of_another_kind() -> None:
+def test_rare_batch_kind_gives_no_false_alarm() -> None:
     """As of a small corpus that is nearly learnt by heart: the median knows nothing of what is left."""
     draw = np.random.default_rng(3)
     usual = 0.03 * (1 + 0.3 * np.abs(noise(5000, 8.0)))
@@ -61,7 +61,7 @@ def test_no_false_alarm_where_one_batch_in_fifteen_is_of_another_kind() -> None:
     assert found(series(spoilt, np.ones(5000))) == [(3000 + n, "loss-spike", n) for n in (1, 2, 3)]
 
 
-def test_rare_batches_that_begin_after_the_first_steps_are_usual_soon() -> None:
+def test_late_rare_batches_soon_become_usual() -> None:
     draw = np.random.default_rng(4)
     usual = 0.03 * (1 + 0.3 * np.abs(noise(5000, 8.0)))
     rare = np.where(draw.random(5000) < 1 / 15, draw.uniform(0.3, 0.6, 5000), 0.0)
@@ -72,7 +72,7 @@ def test_rare_batches_that_begin_after_the_first_steps_are_usual_soon() -> None:
     assert said[-1][0] < 400
 
 
-def test_a_spike_that_was_left_out_hides_none_that_comes_later() -> None:
+def test_skipped_spike_does_not_hide_later_spikes() -> None:
     losses = 3 + 0.05 * noise(500, 30.0)
     norms = np.exp(0.1 * noise(500, 30.0, seed=1))
     for step, more in ((301, 6.0), (341, 6.0), (381, 9.0)):
@@ -83,7 +83,7 @@ def test_a_spike_that_was_left_out_hides_none_that_comes_later() -> None:
     assert [step for step, kind, _ in spikes if kind == "gradient-spike"] == [311, 351, 391]
 
 
-def test_what_came_alone_is_remembered_over_a_restart() -> None:
+def test_single_spikes_are_remembered_over_restart() -> None:
     losses = 3 + 0.05 * noise(500, 30.0)
     losses[[300, 320, 340, 360, 380, 400]] += 6.0
     records, before = series(losses), NumbersMonitor(NumbersOptions())
@@ -95,26 +95,26 @@ def test_what_came_alone_is_remembered_over_a_restart() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_a_spike_is_a_matter_of_the_noise_and_of_no_unit(scale: float) -> None:
+def test_spike_limit_scales_with_noise(scale: float) -> None:
     losses = scale * (3 + 0.05 * noise(200, 30.0))
     losses[150] += scale * 0.3  # 6 deviations
     losses[170] += scale * 0.8  # 16
     assert found(series(losses)) == [(171, "loss-spike", 1)]
 
 
-def test_twice_the_usual_gradient_norm_is_no_spike_however_even_the_norms_were() -> None:
+def test_doubled_gradient_norm_is_not_a_spike() -> None:
     norms = np.exp(0.02 * noise(200, 30.0, seed=1))
     norms[100], norms[150] = 2.0, 10.0
     assert found(series(3 + 0.05 * noise(200, 30.0), norms)) == [(151, "gradient-spike", 1)]
 
 
-def test_spikes_in_a_row_are_counted_and_do_not_widen_the_limit() -> None:
+def test_consecutive_spikes_do_not_widen_the_limit() -> None:
     losses = 3 + 0.05 * noise(200, 30.0)
     losses[150:160] += 5
     assert found(series(losses)) == [(151 + n, "loss-spike", 1 + n) for n in range(10)]
 
 
-def test_a_loss_that_creeps_upwards_diverges_though_no_step_of_it_is_a_spike() -> None:
+def test_slowly_rising_loss_is_divergence() -> None:
     losses = 3 + 0.05 * noise(400, 30.0)
     losses[150:] += 0.005 * np.arange(250)
     said = found(series(losses))
@@ -122,20 +122,20 @@ def test_a_loss_that_creeps_upwards_diverges_though_no_step_of_it_is_a_spike() -
     assert 150 < said[0][0] < 280
 
 
-def test_gradients_that_stay_at_zero_are_said_once() -> None:
+def test_zero_gradients_are_reported_once() -> None:
     norms = np.ones(60)
     norms[20:50] = 0
     assert found(series(3 + 0.05 * noise(60, 30.0), norms)) == [(30, "zero-gradients", 10)]
 
 
-def test_under_a_loss_scale_a_search_for_it_is_routine() -> None:
+def test_loss_scale_search_is_routine() -> None:
     losses = [math.nan] * (ROUTINE + 2)
     scaled = found(series(losses), NumbersMonitor(NumbersOptions(), scaled=True))
     assert scaled == [(ROUTINE + 1, "not-finite", ROUTINE + 1), (ROUTINE + 2, "not-finite", ROUTINE + 2)]
     assert len(found(series(losses))) == ROUTINE + 2
 
 
-def test_a_loss_of_exactly_zero_is_no_measure_of_what_comes() -> None:
+def test_zero_losses_set_no_baseline() -> None:
     """As of batches in which no token counts."""
     assert found(series([0.0] * 100)) == []
     later = 3 + 0.05 * noise(100, 30.0)
@@ -143,7 +143,7 @@ def test_a_loss_of_exactly_zero_is_no_measure_of_what_comes() -> None:
     assert "divergence" not in {kind for _, kind, _ in found(series([0.0] * 100 + list(later)))}
 
 
-def test_one_sentence_that_nobody_could_foresee_is_no_spike() -> None:
+def test_rare_text_in_small_batch_is_not_spike() -> None:
     """A batch of 64 tokens, of a text that the model knows by heart but for a number in it: the run is healthy."""
     losses = 0.04 + 0.01 * np.abs(noise(200))
     losses[150] = 0.62

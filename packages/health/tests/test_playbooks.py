@@ -25,7 +25,7 @@ def asked(*verdicts: Verdict, history: tuple[Attempt, ...] = (), playbooks: Play
     return respond(playbooks or Playbooks(), Budget(), Agreed(verdicts, history, 0.0), now)
 
 
-def test_a_playbook_is_patient() -> None:
+def test_playbook_waits_for_its_patience() -> None:
     assert asked(verdict(row=2)) is None
     assert asked(verdict(kind="of-a-stranger")) is None
     order = asked(verdict(row=3, first=498))
@@ -33,7 +33,7 @@ def test_a_playbook_is_patient() -> None:
     assert (order.action, order.before_step, order.else_before, order.skip) == (Action.ROLL_BACK, 398, 498, None)
 
 
-def test_it_climbs_while_there_is_no_progress_and_begins_again_after_some() -> None:
+def test_playbook_escalates_without_progress_and_resets_after() -> None:
     twice = (line("roll_back", 500), line("roll_back", 450))
     order = asked(verdict(), history=twice)
     assert order is not None
@@ -46,7 +46,7 @@ def test_it_climbs_while_there_is_no_progress_and_begins_again_after_some() -> N
     assert other.action is Action.ROLL_BACK
 
 
-def test_second_return_of_a_kind_is_older_than_the_first() -> None:
+def test_second_rollback_of_a_kind_is_older() -> None:
     went = Attempt(2, "step-00000030", order="roll_back", step=33, kinds=("not-finite",))
     for history, details, before in (
         ((), {}, 31),
@@ -67,19 +67,19 @@ def test_the_budget_of_the_run_counts_all_kinds() -> None:
     assert order.why == "the budget is spent: 6 returns and restarts without 200 steps of progress"
 
 
-def test_of_several_the_strongest_answers_all() -> None:
+def test_strongest_action_answers_all_verdicts() -> None:
     order = asked(verdict(), verdict(kind="gradient-spike"))
     assert order is not None
     assert (order.action, set(order.kinds)) == (Action.ROLL_BACK, {"loss-spike", "gradient-spike"})
 
 
-def test_lower_rate_leaves_the_step_out_that_a_verdict_would() -> None:
+def test_lower_rate_also_skips_the_step() -> None:
     order = asked(verdict(kind="gradient-spike"))
     assert order is not None
     assert (order.action, order.rate, order.rate_steps, order.changes_course) == (Action.SKIP, 0.5, 100, True)
 
 
-def test_every_start_from_a_checkpoint_is_from_before_the_first_finding() -> None:
+def test_restart_checkpoint_predates_the_first_verdict() -> None:
     """The newest one may hold what was found: all replicas would agree on it."""
     for action, does in (("roll_back", Action.ROLL_BACK), ("restart", Action.RESTART), ("exclude", Action.RESTART)):
         playbooks = Playbooks(corruption=Playbook([action], skip=False, back=10))
@@ -92,7 +92,7 @@ def test_every_start_from_a_checkpoint_is_from_before_the_first_finding() -> Non
     assert (slow.action, slow.before_step, slow.exclude) == (Action.RESTART, None, ("rank 2",))
 
 
-def test_an_exclusion_of_nobody_is_the_next_answer_and_never_none() -> None:
+def test_exclusion_without_a_rank_escalates() -> None:
     once = (line("roll_back", 500, "corruption"),)
     order = asked(verdict("corruption", first=401), history=once)
     assert order is not None
@@ -104,7 +104,7 @@ def test_an_exclusion_of_nobody_is_the_next_answer_and_never_none() -> None:
         assert order.action is does
 
 
-def test_two_answers_at_once_are_both_carried_out() -> None:
+def test_two_simultaneous_actions_are_both_applied() -> None:
     playbooks = Playbooks(corruption=Playbook(["exclude"], skip=False))
     found = (verdict("corruption", first=401, exclude="rank 2"), verdict("gradient-spike"), verdict(first=450))
     order = asked(*found, playbooks=playbooks)
@@ -121,7 +121,7 @@ def test_two_answers_at_once_are_both_carried_out() -> None:
     st.integers(1, 50),
 )
 @settings(max_examples=60, deadline=None)
-def test_no_run_goes_round_in_circles(faults: list[tuple[str, int]], back: int) -> None:
+def test_rollbacks_without_progress_stay_within_budget(faults: list[tuple[str, int]], back: int) -> None:
     """Whatever comes and however soon: without progress there are no more returns than the budget allows."""
     budget, step, history = Budget(orders=4, progress=40), 0, []
     for kind, later in faults:

@@ -38,7 +38,7 @@ for step in range(1, 7):
 """
 
 
-def test_pulse_of_a_killed_rank_says_where_it_was(tmp_path):
+def test_killed_rank_pulse_shows_its_last_position(tmp_path):
     subprocess.run([sys.executable, "-c", RANK, str(tmp_path), str(os.getpid())])
     try:
         (path,) = find(tmp_path)
@@ -57,7 +57,7 @@ def test_pulse_of_a_killed_rank_says_where_it_was(tmp_path):
         remove(os.getpid())
 
 
-def test_a_rank_that_is_started_again_has_a_pulse_of_its_own(tmp_path):
+def test_restarted_rank_has_a_new_pulse(tmp_path):
     try:
         first = Pulse.open(tmp_path, 0, 1, 0, os.getpid())
         first.step(7)
@@ -73,7 +73,7 @@ def test_a_rank_that_is_started_again_has_a_pulse_of_its_own(tmp_path):
         remove(os.getpid())
 
 
-def test_ranks_that_a_launcher_has_no_longer_are_not_found(tmp_path):
+def test_pulses_of_former_ranks_are_not_found(tmp_path):
     """A node that leaves and comes back makes others begin again, with other ranks than they had."""
     try:
         for rank in (3, 4):
@@ -86,7 +86,7 @@ def test_ranks_that_a_launcher_has_no_longer_are_not_found(tmp_path):
         remove(os.getpid())
 
 
-def test_it_can_be_read_as_soon_as_it_says_whose_it_is_and_not_before(tmp_path, monkeypatch):
+def test_pulse_is_unreadable_until_its_owner_is_set(tmp_path, monkeypatch):
     """A watcher looks at any moment; who it took for process 0 would never be seen to be stopped."""
     real, early = guard.read_birth, []
 
@@ -106,7 +106,7 @@ def test_it_can_be_read_as_soon_as_it_says_whose_it_is_and_not_before(tmp_path, 
     remove(os.getpid())
 
 
-def test_how_long_phases_last_is_kept_without_the_first_steps(tmp_path):
+def test_phase_histogram_excludes_first_steps(tmp_path):
     try:
         mine, short = Pulse.open(tmp_path, 0, 1, 0, os.getpid()), 0
         for step in range(11, 21):
@@ -126,7 +126,7 @@ def test_how_long_phases_last_is_kept_without_the_first_steps(tmp_path):
         remove(os.getpid())
 
 
-def test_what_is_read_is_of_one_moment(tmp_path):
+def test_pulse_reads_are_atomic(tmp_path):
     """A writer that changes its phase every ten microseconds or so: phase and beat belong together in what is read."""
     code = (
         "import sys, time; from gangline.pulse.write import Pulse\n"
@@ -175,7 +175,7 @@ def waiting(run_dir: str, seconds: float):
         use(Pulse())
 
 
-def test_who_waits_for_whom_is_seen_while_it_waits(tmp_path):
+def test_pulse_shows_the_current_collective_wait(tmp_path):
     try:
         assert get_pool(2).run(waiting, str(tmp_path), 120.0)[1] == ("collective", ("all_reduce", 2, 12))
     finally:

@@ -48,7 +48,7 @@ def told(found: Iterator[StepRecord], **options) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("by", [0.4, -0.4], ids=["above", "below"])
-def test_a_rank_that_stays_apart_is_named_with_the_step_it_began(by: float) -> None:
+def test_deviating_rank_is_named_with_first_step(by: float) -> None:
     (verdict,) = told(changed(records(600), 5, by, since=300))
     assert (verdict.kind, verdict.where, verdict.suggestion) == ("rank-loss", "rank 5", Action.WARN)
     assert verdict.details["exclude"] == "rank 5"
@@ -57,7 +57,7 @@ def test_a_rank_that_stays_apart_is_named_with_the_step_it_began(by: float) -> N
     assert ("above" if by > 0 else "below") in verdict.evidence
 
 
-def test_one_batch_far_beyond_all_others_is_a_note() -> None:
+def test_single_extreme_batch_gives_a_note() -> None:
     (verdict,) = told(changed(records(300), 2, 6.0, since=200, until=200))
     assert (verdict.kind, verdict.where, verdict.suggestion) == ("rank-loss-spike", "rank 2", Action.NOTE)
     assert verdict.details["step"] == 200
@@ -65,7 +65,7 @@ def test_one_batch_far_beyond_all_others_is_a_note() -> None:
 
 @pytest.mark.parametrize("tail", [False, True], ids=["normal", "mixture"])
 @pytest.mark.parametrize("ranks", [3, 4, 16])
-def test_ranks_that_differ_by_chance_are_nobodys_concern(ranks: int, tail: bool) -> None:
+def test_random_rank_differences_are_not_reported(ranks: int, tail: bool) -> None:
     assert told(records(3000, seed=ranks, ranks=ranks, tail=tail)) == []
 
 
@@ -75,7 +75,7 @@ def test_few_ranks_or_no_losses_are_not_judged() -> None:
     assert told(replace(record, rank_losses=[1.0, 2.0, 3.0, math.nan]) for record in records(300)) == []
 
 
-def test_ranks_whose_loss_another_one_computes_are_left_out() -> None:
+def test_ranks_without_own_loss_are_ignored() -> None:
     """As the first stages of a pipeline."""
     silent = (
         replace(record, rank_losses=[None] * 4 + list(record.rank_losses or ())) for record in records(400, ranks=4)
@@ -84,7 +84,7 @@ def test_ranks_whose_loss_another_one_computes_are_left_out() -> None:
     assert verdict.where == "rank 6"
 
 
-def test_it_is_told_again_after_a_while_and_not_once_it_is_over() -> None:
+def test_verdict_repeats_only_while_deviation_lasts() -> None:
     steps = [verdict.details["step"] for verdict in told(changed(records(1500), 1, 1.0, 100, until=900), again=300)]
     assert len(steps) == 3
     assert all(299 < later - earlier < 302 for earlier, later in pairwise(steps))
@@ -128,7 +128,7 @@ def with_a_fault(run_dir: Path, bad: int | None, what: str) -> int:
 
 
 @pytest.mark.parametrize("what", ["data", pytest.param("weights", marks=pytest.mark.nightly)])
-def test_of_four_real_ranks_the_one_that_reads_or_computes_something_else_is_named(tmp_path: Path, what: str) -> None:
+def test_faulty_rank_of_four_is_named(tmp_path: Path, what: str) -> None:
     assert get_pool(4).run(with_a_fault, tmp_path / "out", 2, what) == [0] * 4
     found = [line for line in read_events(tmp_path / "out") if line.get("kind") == "rank-loss"]
     assert {line["where"] for line in found} == {"rank 2"}
@@ -142,7 +142,7 @@ def test_of_four_real_ranks_the_one_that_reads_or_computes_something_else_is_nam
 
 
 @pytest.mark.nightly
-def test_of_four_real_ranks_with_nothing_wrong_none_is_named(tmp_path: Path) -> None:
+def test_four_healthy_ranks_give_no_verdict(tmp_path: Path) -> None:
     assert get_pool(4).run(with_a_fault, tmp_path / "out", None, "") == [0] * 4
     assert not [line for line in read_events(tmp_path / "out") if line.get("kind") == "rank-loss"]
     assert len(read_records(tmp_path / "out" / "metrics.jsonl")[-1]["rank_losses"]) == 4

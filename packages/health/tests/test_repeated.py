@@ -39,7 +39,7 @@ def written(run_dir: Path, reached: list[int], why: list[str], evidence: str = K
     attempts.append(run_dir, Attempt(1, start, why="resume"))
 
 
-def test_starts_of_several_jobs_are_starts_in_a_row(tmp_path: Path) -> None:
+def test_starts_of_several_jobs_count_together(tmp_path: Path) -> None:
     """Where a scheduler or a loop gives the command again, each start is the first of a job."""
     written(tmp_path, [47, 46, 47], ["start", "start bug", "rank", "start killed"])
     (verdict,) = found(tmp_path)
@@ -57,7 +57,7 @@ def order(found: list[Verdict], history: tuple[Attempt, ...] = ()) -> Response |
     return respond(Playbooks(), Budget(), Agreed(tuple(found), history), 41)
 
 
-def test_after_the_third_failure_at_one_step_an_older_checkpoint_is_taken_then_the_run_stops(
+def test_third_failure_takes_older_checkpoint_then_stops(
     tmp_path: Path,
 ) -> None:
     written(tmp_path, [47, 47], ["start", "rank", "rank"])
@@ -79,7 +79,7 @@ def test_after_the_third_failure_at_one_step_an_older_checkpoint_is_taken_then_t
 @pytest.mark.parametrize(
     ("start", "before"), [("step-00000047", 41), ("step-00000060", 60), ("step-00000007", 1)], ids=str
 )
-def test_of_a_checkpoint_in_memory_the_next_one_that_is_due_is_older(tmp_path: Path, start: str, before: int) -> None:
+def test_rollback_from_memory_checkpoint_is_older(tmp_path: Path, start: str, before: int) -> None:
     written(tmp_path, [47, 47, 47], ["start", "rank", "rank", "rank"], start=start)
     (verdict,) = found(tmp_path)
     back = order([verdict])
@@ -99,13 +99,13 @@ def test_of_a_checkpoint_in_memory_the_next_one_that_is_due_is_older(tmp_path: P
     ],
     ids=["each goes further", "elsewhere", "a node was lost", "it was ordered", "a new job", "the first start"],
 )
-def test_faults_that_come_from_outside_are_not_the_same_one(tmp_path: Path, reached: list[int], why: list[str]) -> None:
+def test_unrelated_failures_are_not_repeated_failures(tmp_path: Path, reached: list[int], why: list[str]) -> None:
     written(tmp_path, reached, why)
     assert found(tmp_path) == []
 
 
 @pytest.mark.parametrize("evidence", [ON_GPU, ON_CPU], ids=["gpu", "cpu"])
-def test_memory_that_is_short_twice_at_one_step_ends_the_run_and_says_what_helps(tmp_path: Path, evidence: str) -> None:
+def test_repeated_out_of_memory_stops_the_run(tmp_path: Path, evidence: str) -> None:
     written(tmp_path, [47, 47], ["start", "rank", "rank"], evidence)
     (verdict,) = found(tmp_path)
     assert (verdict.kind, verdict.where) == ("out-of-memory", "step 48")
@@ -122,7 +122,7 @@ def appended(path: Path, *lines: dict) -> None:
 
 
 @pytest.mark.parametrize(("died_at", "same"), [(27, False), (41, True), (None, False)], ids=str)
-def test_a_start_that_went_back_failed_where_it_was_then(tmp_path: Path, died_at: int | None, same: bool) -> None:
+def test_failure_after_rollback_counts_at_its_step(tmp_path: Path, died_at: int | None, same: bool) -> None:
     """It says what it does at the step that it comes from; a machine that is lost on the way is another fault."""
     written(tmp_path, [40, 40, 40], ["start", "rank", "rank", "rank"])
     for step in (40, 41):  # ordered before the first step, or behind it
@@ -137,7 +137,7 @@ def test_a_start_that_went_back_failed_where_it_was_then(tmp_path: Path, died_at
     assert [verdict.details["row"] for verdict in found(tmp_path)] == ([4] if same else [])
 
 
-def test_memory_that_was_short_once_behind_another_fault_does_not_end_the_run(tmp_path: Path) -> None:
+def test_single_out_of_memory_does_not_stop_run(tmp_path: Path) -> None:
     written(tmp_path, [47, 47], ["start", "rank", "rank"])
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     events[-2]["evidence"] = ON_GPU
@@ -148,7 +148,7 @@ def test_memory_that_was_short_once_behind_another_fault_does_not_end_the_run(tm
 
 
 @pytest.mark.parametrize("kills", [3, 4])
-def test_a_run_that_fails_at_one_step_again_and_again(tmp_path: Path, kills: int) -> None:
+def test_repeated_kill_rolls_back_then_stops(tmp_path: Path, kills: int) -> None:
     """What is wrong with the newest checkpoint is left behind by an older one; what is not, ends the run."""
     words = ("run.steps=14", "checkpoint.every=4", "launch.processes=1", "launch.max_restarts=9")
     with RealRuns(tmp_path) as runs:
@@ -175,7 +175,7 @@ def test_a_run_that_fails_at_one_step_again_and_again(tmp_path: Path, kills: int
 
 
 @pytest.mark.nightly
-def test_the_same_command_given_again_and_again_ends_with_a_stop(tmp_path: Path) -> None:
+def test_repeated_command_ends_with_a_stop(tmp_path: Path) -> None:
     """No launcher is left from one start to the next, as where a queue starts a job again, or a person does."""
     words = ("run.dir=out", "run.steps=14", "checkpoint.every=4", "launch=elastic", "launch.agents=1")
     ranks = ("launch.processes=1", "launch.max_restarts=0", "health=[monitors,chaos]")

@@ -53,7 +53,7 @@ def run(run_dir: Path, bad: range, *settings: str) -> tuple[int, list[dict], lis
     return code, read_records(run_dir / "metrics.jsonl"), orders
 
 
-def test_a_spike_that_lasts_is_gone_back_from_and_its_batches_are_passed_over(tmp_path: Path) -> None:
+def test_lasting_spike_rolls_back_and_skips_batches(tmp_path: Path) -> None:
     code, records, (order,) = run(tmp_path / "out", BAD)
     assert code == 0
     assert (order.order, order.kinds, order.start) == ("roll_back", ("loss-spike",), "step-00000056")
@@ -66,13 +66,13 @@ def test_a_spike_that_lasts_is_gone_back_from_and_its_batches_are_passed_over(tm
     assert left_out == [61, 62, 63]
 
 
-def test_one_bad_batch_is_left_out_and_nothing_else_happens(tmp_path: Path) -> None:
+def test_single_bad_batch_is_skipped(tmp_path: Path) -> None:
     code, records, orders = run(tmp_path / "out", range(BAD.start, BAD.start + 1))
     assert (code, orders) == (0, [])
     assert [record["step"] for record in records if record["skipped"]] == [61]
 
 
-def test_where_it_does_not_help_the_run_stops_and_says_why(tmp_path: Path) -> None:
+def test_unresolved_spike_stops_the_run_with_reason(tmp_path: Path) -> None:
     code, _, orders = run(tmp_path / "out", range(BAD.start, 10**9))
     assert code == 3
     assert [order.order for order in orders] == ["roll_back", "roll_back", "stop"]
@@ -80,7 +80,7 @@ def test_where_it_does_not_help_the_run_stops_and_says_why(tmp_path: Path) -> No
     assert orders[-1].why.endswith("answer 3 to loss-spike without 200 steps of progress")
 
 
-def test_weights_with_a_nan_are_not_saved_and_the_run_recovers(tmp_path: Path) -> None:
+def test_non_finite_weights_are_not_saved(tmp_path: Path) -> None:
     s = open_session(tmp_path / "out", *HEALTH, "run.steps=12", "checkpoint.every=4")
     update, once = s.optimizer.step, [8]
 
@@ -103,7 +103,7 @@ def test_weights_with_a_nan_are_not_saved_and_the_run_recovers(tmp_path: Path) -
     assert "the weights are not finite (rank 0: model/" in lost
 
 
-def test_without_a_checkpoint_to_go_back_to_the_run_stops_and_says_so(tmp_path: Path) -> None:
+def test_run_without_checkpoint_stops_with_reason(tmp_path: Path) -> None:
     code, _, orders = run(tmp_path / "out", range(BAD.start, 10**9), "checkpoint.every=null")
     assert (code, orders) == (3, [])
     (end,) = [line for line in read_events(tmp_path / "out") if line["event"] == "end"]
@@ -125,7 +125,7 @@ def test_notice_names_checkpoints_that_a_playbook_would_miss(words: tuple[str, .
     assert [said in note for note in notices] == ([True] if said else [])
 
 
-def test_a_monitor_that_raises_is_named_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_monitor_is_named_and_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def observe(self, record):
         if record.step == 3:
             raise ZeroDivisionError("of its own")
@@ -163,7 +163,7 @@ class Counts(Monitor):
         return {"collectives": self.collectives}
 
 
-def test_note_at_the_start_is_one_short_line_with_details_beside_it() -> None:
+def test_start_note_is_one_short_line() -> None:
     run = build_small_run("health=[monitors]")
     check = WatchCheck(cast(WatchedHealth, run.health["monitors"]), run)
     (note,) = [verdict for verdict in check.before_run() if verdict.kind == "watch"]
@@ -176,7 +176,7 @@ def test_note_at_the_start_is_one_short_line_with_details_beside_it() -> None:
     assert "pynvml" not in note.evidence or any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def test_a_monitor_that_raises_on_one_rank_is_left_out_by_all_at_once() -> None:
+def test_failed_monitor_is_disabled_on_all_ranks() -> None:
     """Else the other ranks would wait for it in its collective, and states would differ."""
     run = build_small_run("health=[monitors]")
     checks = [WatchCheck(cast(WatchedHealth, run.health["monitors"]), run) for _ in range(2)]
@@ -205,21 +205,19 @@ def test_a_monitor_that_raises_on_one_rank_is_left_out_by_all_at_once() -> None:
         ("health.monitors.playbooks.los_spike.back=1", "loss_spike"),
     ],
 )
-def test_what_cannot_be_is_refused(word: str, said: str) -> None:
+def test_invalid_options_are_refused(word: str, said: str) -> None:
     with pytest.raises(UserError, match="health") as caught:
         check(build_small_run("health=[monitors]", word))
     assert said in str(caught.value)
 
 
-def test_what_is_refused_is_told_its_own_default() -> None:
+def test_refusal_names_the_option_default() -> None:
     with pytest.raises(UserError, match="must each be one of note, warn") as caught:
         check(build_small_run("health=[monitors]", "health.monitors.playbooks.loss_spike.actions=[explode]"))
     assert "The default:  health.monitors.playbooks.loss_spike.actions=[roll_back" in str(caught.value)
 
 
-def test_a_monitor_that_raises_in_a_collective_is_the_only_one_that_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_monitor_failing_in_collective_is_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No rank can go on alone: that start ends, and says whose fault it was; the next one goes on with the others."""
 
     def collective(self, comm, step):

@@ -10,7 +10,7 @@ from gangline_testkit.health import make_healthy
 FULL, GONE = "No space left on device (/runs/a)", "the store is lost"
 
 
-def test_each_reason_is_said_once_and_again_when_it_has_come_back() -> None:
+def test_save_failure_is_reported_once_per_episode() -> None:
     monitor = SavesMonitor()
     why = {3: FULL, 4: FULL, 5: GONE, 6: None, 7: FULL}
     said = {}

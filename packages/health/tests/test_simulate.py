@@ -23,7 +23,7 @@ JOBS = {
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_it_comes_to_the_closed_form(name: str) -> None:
+def test_simulation_matches_closed_form(name: str) -> None:
     found = simulate_courses(JOBS[name], 20)
     assert found["ettr"] == pytest.approx(found["closed_form"]["ettr"], rel=0.03)
     assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"], rel=1e-9)
@@ -31,14 +31,14 @@ def test_it_comes_to_the_closed_form(name: str) -> None:
     assert found["faults"] == pytest.approx(expected, rel=0.1)
 
 
-def test_no_other_interval_does_better_than_young_and_daly() -> None:
+def test_young_daly_interval_is_optimal() -> None:
     model = Reliability(3600.0, 30.0, 120.0)
     best = max((model.compute_ettr(every), every) for every in range(30, 3600, 5))
     assert model.compute_young_daly() == pytest.approx(best[1], rel=0.1)
     assert model.compute_ettr(model.compute_young_daly()) == pytest.approx(best[0], rel=1e-3)
 
 
-def test_table_of_optimal_intervals() -> None:
+def test_optimal_interval_matches_youngs_formula() -> None:
     """Young's sqrt(2 w M), to within the save itself: M = 7.9 h, w = 60 s."""
     assert Reliability(7.9 * 3600, 60.0, 0.0).compute_young_daly() == pytest.approx(1847 - 60, abs=2)
 
@@ -57,13 +57,13 @@ def test_without_spares_a_job_waits_for_repairs() -> None:
     )
 
 
-def test_a_course_is_a_function_of_its_seed() -> None:
+def test_simulation_depends_only_on_seed() -> None:
     job = SimulatedJob(nodes=100, days=100)
     assert simulate_courses(job, 2) == simulate_courses(job, 2)
     assert simulate_courses(job, 2) != simulate_courses(SimulatedJob(nodes=100, days=100, seed=7), 2)
 
 
-def test_a_hundred_thousand_gpus_for_a_month(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulation_of_100000_gpus_is_fast(capsys: pytest.CaptureFixture[str]) -> None:
     began = time.process_time()
     assert run(["--nodes", "12500", "--days", "30", "--spares", "200", "--json"]) == 0
     assert time.process_time() - began < 30
@@ -86,7 +86,7 @@ def test_a_hundred_thousand_gpus_for_a_month(capsys: pytest.CaptureFixture[str])
         (f"--nodes {10**400} --days 1", "--nodes 1000"),
     ],
 )
-def test_what_is_no_job_is_refused(words: str, said: str) -> None:
+def test_invalid_job_arguments_are_refused(words: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
         run(words.split())
     assert said in str(caught.value)
@@ -103,6 +103,6 @@ def test_a_simulator_is_chosen_by_its_name(capsys: pytest.CaptureFixture[str]) -
         run([*words, "--simulator", "oracle"])
 
 
-def test_a_run_has_no_use_for_one() -> None:
+def test_run_refuses_a_simulator() -> None:
     with pytest.raises(UserError, match="No part of a run reads that group"):
         check(build_small_run("model.vocab_size=256", "simulator=events"))

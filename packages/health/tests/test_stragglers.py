@@ -58,7 +58,7 @@ def of_stages(pp: int, **options) -> StragglersMonitor:
 
 
 @pytest.mark.parametrize("pp", [2, 4, 8])
-def test_a_longer_stage_is_no_slow_rank(pp: int) -> None:
+def test_longer_stage_is_not_a_straggler(pp: int) -> None:
     monitor = of_stages(pp, steady_steps=200)
     assert said(monitor, staged(rows(420), pp)) == []
     monitor.load_state({})  # another start of the same layout
@@ -67,7 +67,7 @@ def test_a_longer_stage_is_no_slow_rank(pp: int) -> None:
 
 
 @pytest.mark.parametrize("pp", [2, 4])
-def test_a_slow_rank_of_a_short_stage_is_named_beside_a_longer_one(pp: int) -> None:
+def test_straggler_in_a_short_stage_is_named(pp: int) -> None:
     (verdict,) = said(of_stages(pp, window=16), staged(rows(300, slow=1, since=100, times=3.0), pp))
     assert verdict.where == "rank 1"
     assert f"the median of {RANKS // pp} ranks of its stage" in verdict.evidence
@@ -78,12 +78,12 @@ def said(monitor: StragglersMonitor, records) -> list[Verdict]:
     return [verdict for record in records for verdict in monitor.observe(record)]
 
 
-def test_ranks_that_are_held_up_now_and_then_are_no_stragglers():
+def test_occasional_delays_are_not_stragglers():
     for seed in range(10):
         assert said(StragglersMonitor(StragglersOptions()), rows(500, seed=seed)) == []
 
 
-def test_who_is_slow_in_what_since_when_and_what_it_costs():
+def test_straggler_verdict_names_phase_start_and_cost():
     for seed in range(10):
         records = rows(300, slow=5, since=100, phase="backward", seed=seed)
         (verdict,) = said(StragglersMonitor(StragglersOptions()), records)
@@ -93,14 +93,14 @@ def test_who_is_slow_in_what_since_when_and_what_it_costs():
         assert 0.1 < verdict.details["cost_seconds"] < 0.35
 
 
-def test_a_rank_is_told_again_after_a_while_and_forgotten_when_it_is_as_fast_as_the_others():
+def test_straggler_is_reported_again_until_recovery():
     monitor = StragglersMonitor(StragglersOptions(again=50))
     assert len(said(monitor, rows(120, slow=2))) == 3
     assert said(monitor, rows(100, seed=1)) == []
     assert monitor.since == {}
 
 
-def test_one_rank_and_ranks_that_say_nothing_are_no_stragglers():
+def test_single_or_silent_ranks_are_not_stragglers():
     monitor = StragglersMonitor(StragglersOptions())
     alone = {name: [1.0] for name in (*OWN, "collective", "checkpoint")}
     records = [
@@ -109,7 +109,7 @@ def test_one_rank_and_ranks_that_say_nothing_are_no_stragglers():
     assert said(monitor, records) == []
 
 
-def test_a_rank_that_is_always_slower_by_a_few_percent_is_noted() -> None:
+def test_constantly_slower_rank_is_noted() -> None:
     """5 % in its products are lost in the noise of every single step, and are no straggler's."""
     for seed in range(5):
         monitor = StragglersMonitor(StragglersOptions())
@@ -118,7 +118,7 @@ def test_a_rank_that_is_always_slower_by_a_few_percent_is_noted() -> None:
         assert 1.03 < found[0].details["times"] < 1.07
 
 
-def test_by_option_such_a_rank_is_excluded() -> None:
+def test_slow_rank_playbook_can_exclude() -> None:
     (found,) = said(StragglersMonitor(StragglersOptions()), rows(1002, slow=3, phase="backward", times=1.08))
     agreed = Agreed((found,))
     default = respond(Playbooks(), Budget(), agreed, 1001)
@@ -129,7 +129,7 @@ def test_by_option_such_a_rank_is_excluded() -> None:
     assert (asked.action, asked.exclude, asked.before_step) == (Action.RESTART, ("rank 3",), None)
 
 
-def test_a_rank_that_is_slower_now_and_then_is_not_noted() -> None:
+def test_occasionally_slower_rank_is_not_noted() -> None:
     draw = random.Random(0)
     found = SlowRanks(1.03, 1000)
     for step in range(20_000):
@@ -138,7 +138,7 @@ def test_a_rank_that_is_slower_now_and_then_is_not_noted() -> None:
         assert found.add(times) == {}
 
 
-def test_all_ranks_say_it_in_the_same_words() -> None:
+def test_all_ranks_give_identical_verdicts() -> None:
     """What is said alike is told once; each rank has its own time for a step."""
     found = list(rows(200, slow=3, since=100))
     other = [replace(record, step_seconds=1.7 * record.step_seconds) for record in found]

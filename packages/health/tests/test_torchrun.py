@@ -17,7 +17,7 @@ FAULTS = "health.chaos.at=[nan@12:1,stop@20:1,exception@30:0]"
 
 
 @pytest.mark.nightly
-def test_what_is_planted_under_torchrun_is_found_and_named(tmp_path: Path) -> None:
+def test_faults_under_torchrun_are_found_and_named(tmp_path: Path) -> None:
     """A step without sense is left out, a rank that stands still is killed, one that raises is named."""
     with RealRuns(tmp_path) as runs:
         started = runs.start("run.dir=out", *WORDS, FAULTS, agent=AGENT, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")

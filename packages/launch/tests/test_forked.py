@@ -60,7 +60,7 @@ def gone(pid: int, seconds: float = 60.0) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_an_agent_and_its_ranks_come_from_one_server(tmp_path):
+def test_agent_and_ranks_fork_from_one_server(tmp_path):
     process = started(tmp_path, "reduces", loads=RANKS)
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
@@ -71,14 +71,14 @@ def test_an_agent_and_its_ranks_come_from_one_server(tmp_path):
     assert agent["group"] == agent["pid"] != process.pid  # what is sent to the group of the command is not sent to it
 
 
-def test_how_an_agent_ends_is_handed_on(tmp_path):
+def test_agent_exit_code_is_returned(tmp_path):
     for what, code in (("seven", 7), ("killed", 128 + signal.SIGKILL)):
         process = started(tmp_path, what)
         printed, _ = process.communicate(timeout=300)
         assert process.returncode == code, printed
 
 
-def test_a_notice_before_there_is_anything_to_save_ends_nothing(tmp_path):
+def test_early_notice_does_not_end_agent(tmp_path):
     process = started(tmp_path, "waits")
     for _ in range(20):  # while the server loads, and when the agent has begun
         if (tmp_path / "wait-0.json").exists():
@@ -111,7 +111,7 @@ context.ForkServerProcess.start = stopped
 
 
 @pytest.mark.parametrize("before", [EARLY, INSIDE], ids=["before it is ready", "as it is started"])
-def test_a_stop_of_an_agent_that_has_just_begun_ends_it(tmp_path, before):
+def test_stop_during_agent_start_ends_agent(tmp_path, before):
     """Nobody waits for the whole job."""
     process = started(tmp_path, "waits", before)
     printed, _ = process.communicate(timeout=120)
@@ -119,7 +119,7 @@ def test_a_stop_of_an_agent_that_has_just_begun_ends_it(tmp_path, before):
     assert "Traceback" not in printed
 
 
-def test_an_agent_that_nobody_waits_for_ends_without_a_traceback(tmp_path):
+def test_agent_without_parent_exits_without_traceback(tmp_path):
     code = """
 import multiprocessing, sys
 from gangline_launch import forked
@@ -132,7 +132,7 @@ forked._enter("forked_agent:seven", (".",), 0, set(), tell)
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["while the server loads", "later"])
-def test_nothing_is_left_of_an_agent_whose_command_is_gone(tmp_path, early):
+def test_agent_ends_after_command_is_killed(tmp_path, early):
     process = started(tmp_path, "waits")
     if early:
         os.kill(process.pid, signal.SIGKILL)
@@ -144,7 +144,7 @@ def test_nothing_is_left_of_an_agent_whose_command_is_gone(tmp_path, early):
         process.communicate(timeout=120)
 
 
-def test_a_server_that_is_killed_is_named(tmp_path):
+def test_killed_fork_server_is_reported(tmp_path):
     process = started(tmp_path, "starts_after_the_server", loads=RANKS)
     os.kill(wait_for(tmp_path / "agent-0.json", process)["server"], signal.SIGKILL)
     printed, _ = process.communicate(timeout=120)

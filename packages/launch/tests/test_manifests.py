@@ -57,7 +57,7 @@ def rendered(name: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_manifests_are_those_that_were_looked_at(name):
+def test_manifests_match_golden_files(name):
     text, path = dump(rendered(name)), GOLDEN / f"{name}.yaml"
     if AGAIN:
         path.write_text(text)
@@ -101,7 +101,7 @@ def test_published_definitions_refuse_unknown_wrong_and_missing_fields():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_client_reads_the_job_set_and_writes_the_same(name):
+def test_job_set_round_trips_through_client(name):
     from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 
     job_set = rendered(name)[-1]
@@ -123,7 +123,7 @@ def test_a_client_reads_the_job_set_and_writes_the_same(name):
         (["launch.image=x", "launch.volume=runs:/runs", "launch.levels=[a b]"], "is not the name of a label"),
     ],
 )
-def test_what_a_pod_cannot_be_without_is_refused(words, said, capsys):
+def test_missing_or_invalid_pod_options_are_refused(words, said, capsys):
     own = ["recipe=tiny", "parallel=ddp", "launch=kubernetes", "launch.nodes=2", "run.dir=/runs/one"]
     assert train([*own, *words]) == 2
     assert said in capsys.readouterr().err
@@ -143,7 +143,7 @@ def test_what_a_pod_cannot_be_without_is_refused(words, said, capsys):
         ("namespace", "a\n", "a"),
     ],
 )
-def test_names_that_kubernetes_refuses_are_refused_before_the_submit(option, bad, good):
+def test_invalid_kubernetes_names_are_refused_before_submit(option, bad, good):
     def said(value):
         config = replace(CASES["jobset"], **{option: value})
         run = build_default_run(parallel="ddp", launch=config)
@@ -169,7 +169,7 @@ def test_run_dir_with_a_line_break_is_refused(capsys):
     assert r"run.dir='/runs/a\nb' has a control character" in capsys.readouterr().err
 
 
-def test_a_dry_run_prints_and_a_machine_without_kubectl_is_told(tmp_path, monkeypatch, capsys):
+def test_only_dry_run_works_without_kubectl(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nowhere")
     words = ["recipe=tiny", "parallel=ddp", "launch=kubernetes", "launch.nodes=2", "launch.image=x"]
     words += [f"launch.volume=runs:{tmp_path}", f"run.dir={tmp_path}/one"]
@@ -183,7 +183,7 @@ def test_a_dry_run_prints_and_a_machine_without_kubectl_is_told(tmp_path, monkey
 @pytest.mark.parametrize(
     "words", [("link", "link/one"), ("link", "real/one"), ("real", "link/one"), ("real", "real/../link/one")]
 )
-def test_run_dir_through_a_link_is_below_the_mount_in_pods(words, tmp_path, capsys):
+def test_linked_run_dir_is_mapped_to_pod_mount(words, tmp_path, capsys):
     """A login node often mounts the volume elsewhere, with a link at the path that users type."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
@@ -208,7 +208,7 @@ def test_run_dir_through_a_link_is_below_the_mount_in_pods(words, tmp_path, caps
         assert f"the volume: {tmp_path}/real." in capsys.readouterr().err
 
 
-def test_names_are_of_one_submit_of_one_run_and_begin_with_a_letter():
+def test_job_set_names_are_unique_and_valid():
     paths = [f"/runs/{sweep}/{run:02d}" for sweep in ("a", "b") for run in range(3)] + [
         "/runs/" + "long-" * 20,
         "/x/___",
@@ -221,7 +221,7 @@ def test_names_are_of_one_submit_of_one_run_and_begin_with_a_letter():
         assert len(name) <= 40
 
 
-def test_what_a_pod_says_is_in_the_run_directory_and_settings_of_the_network_come_before_the_agent(tmp_path):
+def test_pod_script_logs_output_and_sets_network_environment(tmp_path):
     """bash itself reads the script: with a directory that has to be quoted, and python in its place."""
     run_dir = tmp_path / "it's mine"
     (run_dir / "launch").mkdir(parents=True)
@@ -260,7 +260,7 @@ def expanded(command: str, variables: dict[str, str]) -> str:
     return re.sub(r"\$\$|\$\((.*?)\)", value, command)
 
 
-def test_bash_gets_the_script_after_the_expansion_of_kubernetes():
+def test_kubernetes_expansion_leaves_script_unchanged():
     config = replace(CASES["kueue"], setup=["export A=$(HOME) B=$$$ C=$(PYTHONUNBUFFERED)"])
     run, run_dir = build_default_run(parallel="ddp", launch=config), Path("/runs/$(PYTHONUNBUFFERED)/$$")
     command = manifests.build_pod(config, run, run_dir)["spec"]["containers"][0]["command"]
@@ -268,7 +268,7 @@ def test_bash_gets_the_script_after_the_expansion_of_kubernetes():
     assert "tail --pid=$$ " in manifests.render_script(config, run, run_dir)
 
 
-def test_the_state_of_a_job_set_is_in_words():
+def test_job_set_state_is_parsed_and_described():
     waits = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}, "spec": {"suspend": True}}
     assert parse_state(waits).phase == WAITS
     assert "team" in parse_state(waits).why

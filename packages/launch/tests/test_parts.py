@@ -38,7 +38,7 @@ LINE = (
 )
 
 
-def test_a_line_of_scontrol_is_read_by_its_keys():
+def test_scontrol_line_is_parsed_by_keys():
     found = parse_fields(LINE)
     assert found["JobState"] == "PENDING"
     assert found["TRES"] == "cpu=10,node=5"
@@ -46,7 +46,7 @@ def test_a_line_of_scontrol_is_read_by_its_keys():
     assert found["Power"] == ""
 
 
-def test_path_with_the_form_of_a_field_is_not_the_state():
+def test_job_state_inside_path_is_ignored():
     assert parse_fields(LINE.replace("with space", "x JobState=FAILED y"))["JobState"] == "PENDING"
 
 
@@ -79,7 +79,7 @@ def test_path_with_the_form_of_a_field_is_not_the_state():
         ({"JobState": "CANCELLED", "Restarts": "1"}, ENDED, "cancelled (Resources), started again", False),
     ],
 )
-def test_the_state_of_a_job_is_in_words(said, phase, line, hopeless):
+def test_job_state_is_parsed_and_described(said, phase, line, hopeless):
     state = parse_state({**parse_fields(LINE), **said})
     assert state.phase == phase
     assert bool(state.hopeless) == hopeless
@@ -98,7 +98,7 @@ def test_the_state_of_a_job_is_in_words(said, phase, line, hopeless):
         ("gres/gpu:2", 2),
     ],
 )
-def test_gpus_are_counted_as_the_site_does(gres, count):
+def test_gpus_are_counted_from_gres(gres, count):
     assert parse_gpu_count(gres) == count
 
 
@@ -113,7 +113,7 @@ scratch /lustre lustre rw 0 0
 """
 
 
-def test_what_other_machines_do_not_see_is_named(tmp_path):
+def test_paths_on_local_mounts_are_reported(tmp_path):
     mounts = tmp_path / "mounts"
     mounts.write_text(MOUNTS)
     needed = [(path, path) for path in ("/home/me/run", "/home/local/run", "/lustre/run", "/var/run1", "/dev/shm/run")]
@@ -124,7 +124,7 @@ def test_what_other_machines_do_not_see_is_named(tmp_path):
     ] == []
 
 
-def test_what_a_run_needs_is_its_directory_its_data_and_its_code(tmp_path):
+def test_needed_paths_include_run_dir_data_and_code(tmp_path):
     run = build_default_run()
     run.data.path = "corpus"
     names = [what for what, _ in storage.list_needed_paths(run, tmp_path)]
@@ -139,7 +139,7 @@ def test_what_a_run_needs_is_its_directory_its_data_and_its_code(tmp_path):
 # --- the network ------------------------------------------------------------------------------------------------------
 
 
-def test_ranks_are_in_the_order_of_places():
+def test_ranks_are_sorted_by_topology_place():
     """As torch sorts the members of a rendezvous: by address, then by process."""
     places = [f"spine.rack{rack}.n{node}" for rack in (0, 1, 9, 10) for node in (1, 2, 10, 100)]
     nodes = [(PlacedAddress("10.0.0.1", place), number, 0) for number, place in enumerate(places)]
@@ -153,12 +153,12 @@ def test_ranks_are_in_the_order_of_places():
     assert f"{kept}" == "10.0.0.1"
 
 
-def test_racks_of_different_numbers_promise_nothing():
+def test_uneven_racks_count_one_node_per_rack():
     assert count_nodes_per_rack(["s.r0.a", "s.r0.b", "s.r1.c", "s.r1.d"]) == 2
     assert count_nodes_per_rack(["s.r0.a", "s.r0.b", "s.r1.c"]) == 1
 
 
-def test_pods_are_in_the_order_of_the_labels_of_their_nodes(tmp_path, capsys):
+def test_pods_are_sorted_by_node_labels(tmp_path, capsys):
     wanted = ["topology.kubernetes.io/zone", "rack"]
     labels = {
         f"ip-{number}.internal": {"topology.kubernetes.io/zone": f"z{number // 4}", "rack": f"r{number // 2 % 2}"}
@@ -181,7 +181,7 @@ def test_pods_are_in_the_order_of_the_labels_of_their_nodes(tmp_path, capsys):
     assert "new.internal is newer than the submit" in capsys.readouterr().err
 
 
-def test_clocks_that_would_make_nodes_lose_each_other_are_named(tmp_path, monkeypatch):
+def test_node_clocks_that_differ_are_refused(tmp_path, monkeypatch):
     real = time.time
     monkeypatch.setattr(clocks, "AGAIN_SECONDS", 0.0)
     clocks.compare(tmp_path, "n1", 4.0)
@@ -206,7 +206,7 @@ def test_clocks_of_an_earlier_job_are_forgotten(tmp_path, monkeypatch):
     clocks.compare(tmp_path, "good", 4.0)
 
 
-def test_a_clock_that_is_written_anew_while_it_is_read_is_no_other_clock(tmp_path, monkeypatch):
+def test_clock_rewritten_during_read_is_consistent(tmp_path, monkeypatch):
     """The text is of one write and the file's time of the next, where both are not of one open file."""
     clocks.compare(tmp_path, "n1", 4.0)
     path = tmp_path / "launch" / "clocks" / "n1"
@@ -224,7 +224,7 @@ def test_a_clock_that_is_written_anew_while_it_is_read_is_no_other_clock(tmp_pat
     assert abs(ahead) < 4.0
 
 
-def test_a_clock_that_seems_wrong_once_is_looked_at_again(tmp_path, monkeypatch):
+def test_clock_difference_is_confirmed_by_second_check(tmp_path, monkeypatch):
     monkeypatch.setattr(clocks, "AGAIN_SECONDS", 0.0)
     clocks.compare(tmp_path, "n1", 4.0)
     looks = []
@@ -236,7 +236,7 @@ def test_a_clock_that_seems_wrong_once_is_looked_at_again(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("folder", ["t" * 100, "missing"])
-def test_a_temporary_folder_that_holds_no_socket_is_named(tmp_path, folder):
+def test_temporary_folder_without_socket_support_is_refused(tmp_path, folder):
     """No word of the run directory, which is not to blame."""
     agent.refuse_temporary_folder()
     code = "import tempfile, sys; tempfile.tempdir = sys.argv[1]; from gangline_launch import agent\n"
@@ -249,7 +249,7 @@ def test_a_temporary_folder_that_holds_no_socket_is_named(tmp_path, folder):
     assert "TMPDIR=/tmp" in said
 
 
-def test_addresses_are_those_that_slurm_said(tmp_path):
+def test_node_addresses_are_read_from_slurm(tmp_path):
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "nodes").write_text("NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.7 NodeHostName=n1\n")
     assert read_addresses(tmp_path) == {"n1": "10.0.0.7"}
@@ -278,7 +278,7 @@ SPARE = "  spine.rack1.n5: waits as a spare\n  dp_replicate"
         (["rack0", "rack0", "rack1", "rack1", "rack1"], f"5{EXPLAINED[1:]}".replace("  dp_replicate", SPARE)),
     ],
 )
-def test_each_axis_is_shown_with_the_links_between_the_nodes_that_were_given(tmp_path, where, expected):
+def test_explain_shows_network_tier_of_each_axis(tmp_path, where, expected):
     run = build_default_run(parallel="ddp", launch=SlurmLaunch())
     run.parallel = Halves()
     names = [f"n{number}" for number, _ in enumerate(where, 1)]
@@ -297,7 +297,7 @@ class Halves(ParallelConfig):
 
 
 @pytest.mark.parametrize("name", fabric.FABRICS)
-def test_every_line_of_a_fabric_has_a_source_and_a_reason(name):
+def test_fabric_lines_have_source_and_reason(name):
     for line in fabric.FABRICS[name]:
         assert line.source.startswith("https://")
         assert line.why
@@ -324,11 +324,11 @@ def ending(reason: str, code: int, requeue: bool) -> RunEnding:
         (None, 0, (), "end"),
     ],
 )
-def test_what_comes_after_a_start(how, code, new, then):
+def test_job_ending_decides_requeue_submit_or_end(how, code, new, then):
     assert decide(how, code, 10, [], 3, new)[0] == then
 
 
-def test_starts_without_a_new_step_come_to_an_end():
+def test_futile_starts_end_the_job():
     bug = ending("bug", 1, True)
     before: list[JobRequeue] = []
     thens = []
@@ -341,22 +341,22 @@ def test_starts_without_a_new_step_come_to_an_end():
     assert decide(bug, 1, 1, [], 0, ())[0] == "requeue"  # that start did a step
 
 
-def test_a_fresh_run_that_never_does_a_step_ends_after_as_many_starts():
+def test_fresh_run_ends_after_futile_starts():
     lines = [JobRequeue(0.0, "7", 0, 1, "bug", "requeue")] * 2
     assert [decide(None, 1, 0, lines[:count], 3, ())[0] for count in range(3)] == ["requeue", "requeue", "end"]
 
 
-def test_a_resumed_run_that_does_no_step_ends_as_a_fresh_one_does():
+def test_resumed_run_ends_after_futile_starts():
     lines = [JobRequeue(0.0, "7", 9, 0, "submitted", BEGIN), *[JobRequeue(0.0, "7", 9, 1, "bug", "requeue")] * 2]
     assert [decide(None, 1, 9, lines[:count], 3, ())[0] for count in (1, 2, 3)] == ["requeue", "requeue", "end"]
 
 
 @pytest.mark.parametrize(("code", "why"), [(2, "mistake"), (3, "verdict")])
-def test_a_mistake_that_left_no_word_is_not_started_again(code, why):
+def test_final_exit_code_without_ending_is_not_requeued(code, why):
     assert decide(None, code, 4, [], 3, ()) == ("end", why)
 
 
-def test_exit_codes_that_fail_a_jobset_are_never_requeued():
+def test_final_jobset_exit_codes_are_never_requeued():
     """Kubernetes sees the exit code alone, Slurm's script ending.json, too."""
     assert not any(decide_ending(0, exit_code=code).requeue for code in FINAL_CODES)
     assert all(decide_ending(0, exit_code=code).requeue for code in (1, *SAVED_CODES))

@@ -84,7 +84,7 @@ def wait_for(what: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def test_late_pod_on_a_members_node_joins_without_lost_steps(pods):
+def test_second_pod_on_node_joins_without_lost_steps(pods):
     """A node of the cluster may hold two pods of a run: the second one is not the successor of the first."""
     pods.submit("launch.nodes=2", "launch.spares=1", "launch.gather_seconds=1")
     members = [pods.start("a", 0, "2:3"), pods.start("b", 1, "2:3")]
@@ -98,7 +98,7 @@ def test_late_pod_on_a_members_node_joins_without_lost_steps(pods):
     assert steps == sorted(set(steps)), "steps were done twice"
 
 
-def test_pods_without_the_fewest_end_the_job_after_futile_starts(pods):
+def test_too_few_pods_fail_job_after_futile_starts(pods):
     """One of two pods never starts: the other one ends with 75, and at last with 2, which fails the JobSet."""
     pods.submit("launch.nodes=2", "launch.join_seconds=1", "launch.futile_requeues=2")
     for code in (75, 2):
@@ -110,7 +110,7 @@ def test_pods_without_the_fewest_end_the_job_after_futile_starts(pods):
     assert "kubectl describe pods" in ending.evidence
 
 
-def test_futile_starts_of_a_pod_are_counted_from_its_last_new_step(tmp_path):
+def test_pod_futile_starts_reset_on_new_step(tmp_path):
     def count(step: int) -> tuple[int, int]:
         (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": step, "loss": 1.0}) + "\n")
         return tries.count(tmp_path, "0")

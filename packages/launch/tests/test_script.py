@@ -52,11 +52,11 @@ def rendered(config: SlurmLaunch, tasks: int = 0) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_script_is_the_one_that_was_looked_at(name):
+def test_batch_script_matches_golden_file(name):
     check(name, rendered(CASES[name]))
 
 
-def test_the_script_of_a_sweep_is_the_one_that_was_looked_at():
+def test_sweep_script_matches_golden_file():
     check("sweep", rendered(SlurmLaunch(nodes="2", processes=2, most_running=3), tasks=16))
 
 
@@ -67,7 +67,7 @@ def check(name: str, text: str) -> None:
     assert text == path.read_text(), "REGENERATE=1 writes it anew"
 
 
-def test_the_shell_reads_every_script():
+def test_bash_parses_every_golden_script():
     for path in GOLDEN.glob("*.sh"):
         assert os.system(f"bash -n {path}") == 0
 
@@ -81,7 +81,7 @@ def words(tmp_path, monkeypatch):
     return ["recipe=tiny", "launch=slurm", "launch.nodes=2", "launch.processes=2", "parallel=ddp", "run.dir=out"]
 
 
-def test_a_dry_run_prints_and_leaves_nothing(words, tmp_path, capsys):
+def test_dry_run_prints_script_without_writing_files(words, tmp_path, capsys):
     assert train([*words, "launch.dry_run=true"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("#!/bin/bash\n#SBATCH --job-name=")
@@ -89,7 +89,7 @@ def test_a_dry_run_prints_and_leaves_nothing(words, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_of_a_sweep_prints_one_script(words, tmp_path, capsys):
+def test_sweep_dry_run_prints_one_script(words, tmp_path, capsys):
     assert train(["-m", *words, "run.seed=1,2,3", "launch.dry_run=true"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("#!/bin/bash") == 1
@@ -97,7 +97,7 @@ def test_a_dry_run_of_a_sweep_prints_one_script(words, tmp_path, capsys):
     assert not list(tmp_path.glob("out/*"))
 
 
-def test_a_machine_without_slurm_is_told_where_to_go(words, tmp_path, capsys):
+def test_missing_sbatch_points_to_login_node(words, tmp_path, capsys):
     assert train([*words, "launch.shared=[/]"]) == 2
     said = capsys.readouterr().err
     assert "there is no sbatch on this machine" in said
@@ -134,7 +134,7 @@ def test_a_machine_without_slurm_is_told_where_to_go(words, tmp_path, capsys):
         ("launch.gpus_per_node=0", ""),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_submit(words, word, said, capsys):
+def test_invalid_slurm_options_are_refused_before_submit(words, word, said, capsys):
     assert train([*words, word, "launch.dry_run=true"]) == (2 if said else 0)
     assert said in capsys.readouterr().err
 
@@ -151,7 +151,7 @@ def test_what_cannot_be_is_refused_before_the_submit(words, word, said, capsys):
         (None, None),
     ],
 )
-def test_times_are_read_as_slurm_reads_them(time, seconds):
+def test_times_are_parsed_like_slurm(time, seconds):
     assert parse_slurm_time(time) == seconds
 
 
@@ -172,7 +172,7 @@ def test_setup_entry_must_be_a_complete_command(entries, said):
     assert bool(found) == bool(said)
 
 
-def test_failed_setup_entry_ends_the_job_as_a_mistake(tmp_path):
+def test_failed_setup_entry_ends_job_as_mistake(tmp_path):
     """bash runs the lines; an entry that fails has a comment, and the one before fails without harm."""
     lines = setup.check_exit_codes(
         ["false || true", "export A=1", "no_such_command '1'  # a comment", "touch after"], sys.executable, '"$run_dir"'
@@ -187,19 +187,19 @@ def test_failed_setup_entry_ends_the_job_as_a_mistake(tmp_path):
     assert not (tmp_path / "after").exists()
 
 
-def test_an_option_with_spaces_and_quotes_is_one_word_of_the_script():
+def test_sbatch_option_with_spaces_is_quoted():
     assert script.quote_option("--reservation=the night's") == "--reservation='the night'\"'\"'s'"
     assert script.quote_option("--hold") == "--hold"
 
 
-def test_a_second_command_does_not_submit_beside_the_first(words, tmp_path):
+def test_concurrent_submit_is_refused(words, tmp_path):
     with lock_submit(tmp_path), pytest.raises(UserError, match="another command submits"), lock_submit(tmp_path):
         pass
     with lock_submit(tmp_path):
         pass
 
 
-def test_only_the_lock_says_that_another_command_submits(tmp_path, monkeypatch):
+def test_storage_error_is_not_reported_as_concurrent_submit(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="cannot be written down"), lock_submit(tmp_path):
         raise BlockingIOError(errno.EAGAIN, "the storage is busy")
 
@@ -211,7 +211,7 @@ def test_only_the_lock_says_that_another_command_submits(tmp_path, monkeypatch):
         pass
 
 
-def test_where_nothing_can_be_written_is_said(words, tmp_path, capsys, monkeypatch):
+def test_full_disk_at_submit_is_reported(words, tmp_path, capsys, monkeypatch):
     """A full disk, or one that this user may not write."""
 
     def full(path, text):
@@ -225,7 +225,7 @@ def test_where_nothing_can_be_written_is_said(words, tmp_path, capsys, monkeypat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_job_that_could_not_be_written_down_is_cancelled(tmp_path, monkeypatch):
+def test_job_that_cannot_be_recorded_is_cancelled(tmp_path, monkeypatch):
     for name in ("sbatch", "scancel"):
         (tmp_path / name).write_text(f"#!/bin/sh\necho {name} $* >> {tmp_path}/asked\necho 7\n")
         (tmp_path / name).chmod(0o755)
@@ -244,12 +244,12 @@ def test_a_job_that_could_not_be_written_down_is_cancelled(tmp_path, monkeypatch
         submit(tmp_path / "job.sh", [tmp_path])
 
 
-def test_more_ranks_than_a_node_has_gpus_are_refused(words, capsys):
+def test_more_ranks_than_node_gpus_are_refused(words, capsys):
     assert train([*words, "launch.processes=4", "launch.gpus_per_node=1", "launch.dry_run=true"]) == 2
     assert "2 a node, which has 1 GPUs" in capsys.readouterr().err
 
 
-def test_a_run_on_gpus_is_submitted_from_a_machine_without(words, capsys):
+def test_gpu_run_is_submitted_from_cpu_machine(words, capsys):
     gpus = ["run.device=cuda", "launch.processes=null", "launch.gpus_per_node=8"]
     assert train([*words, *gpus, "launch.dry_run=true"]) == 0
     printed = capsys.readouterr().out
@@ -257,7 +257,7 @@ def test_a_run_on_gpus_is_submitted_from_a_machine_without(words, capsys):
     assert "--processes 16" in printed
 
 
-def test_what_the_site_refuses_is_shown_with_what_to_type(tmp_path, monkeypatch):
+def test_sbatch_error_names_option_to_set(tmp_path, monkeypatch):
     sbatch = tmp_path / "sbatch"
     sbatch.write_text(
         "#!/bin/sh\necho 'sbatch: error: Batch job submission failed: Invalid account or account/partition "

@@ -91,7 +91,7 @@ PREEMPTED = RunEnding(generation=1, reason="preempted", exit_code=75, requeue=Tr
 # --- the end of the script ------------------------------------------------------------------------------------------
 
 
-def test_the_last_task_of_an_array_asks_for_itself_alone(out, fake, tmp_path, monkeypatch):
+def test_last_array_task_requeues_only_itself(out, fake, tmp_path, monkeypatch):
     """Its SLURM_JOB_ID is the array's number, which scontrol takes for all tasks."""
     for name, value in (("SLURM_ARRAY_JOB_ID", "7"), ("SLURM_ARRAY_TASK_ID", "2"), ("SLURM_JOB_ID", "7")):
         monkeypatch.setenv(name, value)
@@ -102,14 +102,14 @@ def test_the_last_task_of_an_array_asks_for_itself_alone(out, fake, tmp_path, mo
     assert "requeue 7_2" in calls(tmp_path, "scontrol")[-1]
 
 
-def test_a_controller_that_restarts_is_asked_again(out, fake, tmp_path):
+def test_requeue_is_retried_after_controller_restart(out, fake, tmp_path):
     fake("scontrol", once(tmp_path, AWAY, RUNS))
     write_ending(out, PREEMPTED)
     assert after.main(str(out), "75") == 75
     assert "scontrol requeue 7" in calls(tmp_path, "scontrol")
 
 
-def test_a_controller_that_stays_away_ends_the_script_without_a_traceback(out, fake, monkeypatch, capsys):
+def test_unreachable_controller_ends_script_without_traceback(out, fake, monkeypatch, capsys):
     fake("scontrol", AWAY)
     monkeypatch.setattr(commands.retry_while_away, "__defaults__", (0.0,))
     write_ending(out, PREEMPTED)
@@ -117,7 +117,7 @@ def test_a_controller_that_stays_away_ends_the_script_without_a_traceback(out, f
     assert "is not started again: slurm_load_jobs error: Unable to contact" in capsys.readouterr().out
 
 
-def test_what_cannot_be_submitted_anew_is_queued_again(out, fake, tmp_path):
+def test_failed_resubmit_falls_back_to_requeue(out, fake, tmp_path):
     fake("scontrol", RUNS)
     fake("sbatch", "echo 'sbatch: error: Job violates accounting/QOS policy (job submit limit)' >&2; exit 1")
     write_ending(out, RunEnding(generation=1, reason="restart", exit_code=1, requeue=True, exclude=("n1",)))
@@ -126,7 +126,7 @@ def test_what_cannot_be_submitted_anew_is_queued_again(out, fake, tmp_path):
     assert requeues.read(out)[-1].then == "requeue"
 
 
-def test_a_torn_line_of_the_memory_does_not_count(out, fake):
+def test_torn_requeue_record_is_ignored(out, fake):
     fake("scontrol", RUNS)
     with (out / "launch" / requeues.FILE).open("a") as file:
         file.write('{"time": 1.0, "jo')
@@ -135,7 +135,7 @@ def test_a_torn_line_of_the_memory_does_not_count(out, fake):
     assert [line.then for line in requeues.read(out)] == [requeues.BEGIN, "requeue"]
 
 
-def test_starts_of_an_earlier_submit_do_not_count(out, fake, tmp_path):
+def test_new_submit_resets_futile_starts(out, fake, tmp_path):
     fake("scontrol", RUNS)
     for _ in range(3):
         write_ending(out, PREEMPTED)
@@ -146,7 +146,7 @@ def test_starts_of_an_earlier_submit_do_not_count(out, fake, tmp_path):
     assert [line.then for line in requeues.read(out)] == [requeues.BEGIN]
 
 
-def test_nodes_that_an_order_keeps_away_are_left_out_beside_the_users_own(out, fake, tmp_path):
+def test_ordered_node_exclusions_extend_user_exclusions(out, fake, tmp_path):
     with (out / "attempts.jsonl").open("a") as file:
         file.write(json.dumps({"attempt": 1, "start": None, "order": "exclude", "exclude": ["n4"]}) + "\n")
     assert train([f"resume={out}", "launch.options=['--exclude=n9']"]) == 1
@@ -161,7 +161,7 @@ def test_nodes_that_an_order_keeps_away_are_left_out_beside_the_users_own(out, f
 # --- the submit -------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_whose_submit_had_no_answer_is_found_by_its_comment(out, fake, tmp_path, capsys):
+def test_unanswered_submit_finds_job_by_comment(out, fake, tmp_path, capsys):
     fake("sbatch", f'echo "${{@: -2:1}}" | sed s/--comment=// > {tmp_path}/comment; {LATE}')
     fake("squeue", f"echo 11 $(cat {tmp_path}/comment)")
     assert train([f"resume={out}"]) == 1
@@ -169,7 +169,7 @@ def test_a_job_whose_submit_had_no_answer_is_found_by_its_comment(out, fake, tmp
     assert len(calls(tmp_path, "sbatch")) == 1
 
 
-def test_sbatch_variables_do_not_replace_options_of_the_script(out, fake, tmp_path, monkeypatch, capsys):
+def test_sbatch_variables_do_not_override_script_options(out, fake, tmp_path, monkeypatch, capsys):
     """sbatch takes its environment before the script; without launch.account the variable is the site's default."""
     left_out = ("ARRAY_INX", "NO_REQUEUE", "PARTITION", "RESERVATION", "SIGNAL", "TIMELIMIT", "WAIT")
     for name in (*left_out, "ACCOUNT", "MEM_PER_NODE"):
@@ -183,7 +183,7 @@ def test_sbatch_variables_do_not_replace_options_of_the_script(out, fake, tmp_pa
     assert f"HOME={os.environ['HOME']}" in environment
 
 
-def test_a_submit_that_slurm_never_heard_of_is_an_error_that_says_so(out, fake, capsys):
+def test_submit_absent_from_queue_is_an_error(out, fake, capsys):
     fake("sbatch", LATE)
     fake("squeue", "echo 11 another")
     assert train([f"resume={out}"]) == 2
@@ -191,7 +191,7 @@ def test_a_submit_that_slurm_never_heard_of_is_an_error_that_says_so(out, fake, 
     assert jobs.require_job(out).id == "7"
 
 
-def test_a_job_that_nobody_can_name_yet_is_looked_up_before_the_next_submit(out, fake, tmp_path, monkeypatch, capsys):
+def test_unknown_submit_result_blocks_next_submit(out, fake, tmp_path, monkeypatch, capsys):
     fake("sbatch", f'echo "${{@: -2:1}}" | sed s/--comment=// > {tmp_path}/comment; {LATE}')
     fake("squeue", AWAY)
     monkeypatch.setattr(submit, "PATIENCE", 0.0)
@@ -205,21 +205,21 @@ def test_a_job_that_nobody_can_name_yet_is_looked_up_before_the_next_submit(out,
         refuse_second(out)
 
 
-def test_the_ending_of_an_earlier_job_is_not_that_of_a_new_one(out, fake):
+def test_new_job_clears_previous_ending(out, fake):
     write_ending(out, RunEnding(generation=1, reason="done", exit_code=0))
     fake("scontrol", "echo JobId=7 JobState=CANCELLED Reason=None ExitCode=0:15")
     assert train([f"resume={out}"]) == 1
     assert read_ending(out) is None
 
 
-def test_a_submit_that_is_refused_leaves_the_ending(out, fake):
+def test_refused_submit_keeps_previous_ending(out, fake):
     write_ending(out, RunEnding(generation=1, reason="done", exit_code=0))
     fake("sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
     assert train([f"resume={out}"]) == 2
     assert read_ending(out).reason == "done"
 
 
-def test_a_submit_that_cannot_be_written_down_leaves_the_ending(out, fake, monkeypatch):
+def test_unwritable_submit_keeps_previous_ending(out, fake, monkeypatch):
     write_ending(out, RunEnding(generation=1, reason="done", exit_code=0))
 
     def full(*_):
@@ -230,7 +230,7 @@ def test_a_submit_that_cannot_be_written_down_leaves_the_ending(out, fake, monke
     assert read_ending(out).reason == "done"
 
 
-def test_runs_of_a_sweep_that_need_different_jobs_are_refused(fake, tmp_path, monkeypatch, capsys):
+def test_sweep_with_different_job_sizes_is_refused(fake, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     fake("sbatch", "echo 7")
     words = [word for word in WORDS if not word.startswith(("parallel", "launch.processes"))]
@@ -262,7 +262,7 @@ class Forgetful:
         self.cancelled = True
 
 
-def test_who_follows_waits_for_a_scheduler_that_is_away(out, capsys):
+def test_follow_waits_for_unreachable_scheduler(out, capsys):
     write_ending(out, RunEnding(generation=1, reason="done", exit_code=0))
     scheduler = Forgetful(SchedulerError("away"), SchedulerError("away"), JobState(ENDED, "COMPLETED"))
     assert follow(out, scheduler, out) == 0
@@ -271,7 +271,7 @@ def test_who_follows_waits_for_a_scheduler_that_is_away(out, capsys):
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 @pytest.mark.parametrize("runs", ["one", "several"])
-def test_signal_to_who_follows_leaves_the_job_and_says_so(out, capsys, signum, runs):
+def test_signal_detaches_follow_without_cancelling_job(out, capsys, signum, runs):
     class Asking(Forgetful):
         def get_state(self, job: SubmittedJob) -> JobState:
             os.kill(os.getpid(), signum)
@@ -288,14 +288,14 @@ def test_signal_to_who_follows_leaves_the_job_and_says_so(out, capsys, signum, r
     assert signal.getsignal(signum) == before
 
 
-def test_who_attaches_cancels_nothing(out):
+def test_attach_does_not_cancel_hopeless_job(out):
     scheduler = Forgetful(JobState(WAITS, "PENDING", "BadConstraints", hopeless="launch.constraint"))
     with pytest.raises(UserError, match="gangline launch cancel"):
         follow(out, scheduler, out, begun=True)
     assert not scheduler.cancelled
 
 
-def test_a_cancel_that_slurm_did_not_hear_is_an_error(out, fake):
+def test_failed_cancel_is_an_error(out, fake):
     fake("scancel", AWAY)
     fake("scontrol", RUNS)
     with pytest.raises(SchedulerError):
@@ -303,7 +303,7 @@ def test_a_cancel_that_slurm_did_not_hear_is_an_error(out, fake):
     assert RunDirectory.open(out)
 
 
-def test_a_job_whose_gpus_nobody_can_count_is_refused(fake, tmp_path, monkeypatch, capsys):
+def test_unknown_gpu_count_refuses_submit(fake, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     commands.find_gpus_per_node.cache_clear()
     fake("sinfo", AWAY)
@@ -317,7 +317,7 @@ def test_a_job_whose_gpus_nobody_can_count_is_refused(fake, tmp_path, monkeypatc
 # --- mistakes on a node -----------------------------------------------------------------------------------------------
 
 
-def test_a_mistake_on_a_node_is_the_ending_unless_the_others_train(out):
+def test_node_mistake_sets_ending_unless_run_trains(out):
     mistake = UserError("the code on the nodes is not the code of the submit.")
     (out / "launch" / "nodes").write_text("")
     (out / "events.jsonl").write_text("{}\n")

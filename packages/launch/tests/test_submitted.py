@@ -82,7 +82,7 @@ def words(tmp_path):
     return [*own, f"launch.volume=runs:{tmp_path}"]
 
 
-def test_a_query_that_fails_is_asked_again_and_takes_no_directory(cluster, words, tmp_path, capsys):
+def test_failed_query_is_retried_and_keeps_run_directory(cluster, words, tmp_path, capsys):
     cluster.says("get", "no:Unable to connect to the server", "no:the server is busy", "", "Failed")
     assert train([*words, f"run.dir={tmp_path}/one"]) == 1
     assert "Unable to connect" in capsys.readouterr().err
@@ -90,20 +90,20 @@ def test_a_query_that_fails_is_asked_again_and_takes_no_directory(cluster, words
     assert jobs.require_job(tmp_path / "one").id.endswith(cluster.names()[0])
 
 
-def test_no_answer_is_an_error_of_the_scheduler(cluster, monkeypatch):
+def test_kubectl_timeout_is_a_scheduler_error(cluster, monkeypatch):
     monkeypatch.setattr(scheduler, "SECONDS", 0.1)
     cluster.says("get", "hang")
     with pytest.raises(SchedulerError, match="no answer for"):
         scheduler.KubernetesScheduler().get_state(jobs.SubmittedJob.create("kubernetes", "default/one", mark="m"))
 
 
-def test_what_is_no_job_set_is_an_error_of_the_scheduler():
+def test_answer_without_job_set_is_scheduler_error():
     assert scheduler.read("") is None
     with pytest.raises(SchedulerError, match="and no JobSet"):
         scheduler.read("<html>gateway</html>")
 
 
-def test_a_run_that_its_ranks_refused_leaves_no_directory_once_the_job_is_over(cluster, words, tmp_path, monkeypatch):
+def test_refused_run_directory_is_removed_after_job_ends(cluster, words, tmp_path, monkeypatch):
     def refused(*_, **__):
         raise UserError("the ranks refuse it.")
 
@@ -118,7 +118,7 @@ def test_a_run_that_its_ranks_refused_leaves_no_directory_once_the_job_is_over(c
 
 
 @pytest.mark.parametrize(("state", "kept"), [("RUNNING", True), ("FAILED", False)])
-def test_the_same_holds_for_a_job_of_slurm(tmp_path, monkeypatch, state, kept):
+def test_refused_slurm_run_directory_is_removed_after_job(tmp_path, monkeypatch, state, kept):
     def refused(*_, **__):
         raise UserError("no word from the job.")
 
@@ -141,9 +141,7 @@ def test_the_same_holds_for_a_job_of_slurm(tmp_path, monkeypatch, state, kept):
         ("late", "", True),
     ],
 )
-def test_a_submit_that_fails_takes_the_directory_only_where_there_is_no_job(
-    cluster, words, tmp_path, apply, get, kept, capsys
-):
+def test_failed_submit_keeps_directory_of_possible_job(cluster, words, tmp_path, apply, get, kept, capsys):
     cluster.says("apply", apply)
     cluster.says("get", get)
     assert train([*words, f"run.dir={tmp_path}/one"]) == 2
@@ -151,7 +149,7 @@ def test_a_submit_that_fails_takes_the_directory_only_where_there_is_no_job(
     assert (tmp_path / "one").exists() == kept
 
 
-def test_each_submit_is_a_job_of_its_own_and_an_old_ending_is_no_word_on_it(cluster, words, tmp_path):
+def test_resubmit_creates_new_job_without_old_ending(cluster, words, tmp_path):
     run_dir = tmp_path / "00"
     cluster.says("get", "Completed")
     train([*words, f"run.dir={run_dir}"])
@@ -177,7 +175,7 @@ def test_submit_does_not_write_through_a_link(cluster, words, tmp_path):
     assert (run_dir / "track.txt").read_text() == "mine"
 
 
-def test_cancel_ends_the_job_of_that_run_and_no_other(cluster, words, tmp_path):
+def test_cancel_deletes_only_job_of_run(cluster, words, tmp_path):
     for sweep in ("a", "b"):
         (tmp_path / sweep).mkdir()
         cluster.says("get", "Failed")
@@ -195,7 +193,7 @@ def test_cancel_ends_the_job_of_that_run_and_no_other(cluster, words, tmp_path):
 @pytest.mark.parametrize(
     ("scheduler", "id"), [("slurm", "--user=alice"), ("slurm", "7_1"), ("slurm", "٧"), ("kubernetes", "default/--all")]
 )
-def test_job_id_in_another_form_is_refused(tmp_path, scheduler, id):
+def test_malformed_job_id_is_refused(tmp_path, scheduler, id):
     """The file of a run of somebody else must not choose options of scancel or kubectl."""
     (tmp_path / "launch").mkdir()
     content = {"scheduler": scheduler, "id": id, "submitted": 0.0, "mark": "m"}
@@ -204,13 +202,13 @@ def test_job_id_in_another_form_is_refused(tmp_path, scheduler, id):
         commands.main(["cancel", str(tmp_path)])
 
 
-def test_what_has_no_mark_of_a_submit_is_not_deleted(cluster):
+def test_job_without_submit_mark_is_not_deleted(cluster):
     with pytest.raises(SchedulerError, match="nobody can say whose it is"):
         scheduler.KubernetesScheduler().cancel(jobs.SubmittedJob.create("kubernetes", "default/one"))
     assert not (cluster.here / "asked").exists()
 
 
-def test_the_labels_of_nodes_are_asked_before_the_submit(cluster, words, tmp_path, capsys):
+def test_node_labels_are_read_before_submit(cluster, words, tmp_path, capsys):
     nodes = {"items": [{"metadata": {"name": f"n{number}", "labels": {"rack": f"r{number}"}}} for number in range(2)]}
     cluster.says("get", json.dumps(nodes), "Failed")
     assert train([*words, f"run.dir={tmp_path}/one", "launch.levels=[rack]"]) == 1
@@ -223,7 +221,7 @@ def test_the_labels_of_nodes_are_asked_before_the_submit(cluster, words, tmp_pat
     assert len(cluster.names()) == 1
 
 
-def test_a_second_job_of_a_run_is_refused_also_where_nobody_can_say(cluster, words, tmp_path, capsys):
+def test_second_job_is_refused_even_if_state_unknown(cluster, words, tmp_path, capsys):
     cluster.says("get", "Failed")
     train([*words, f"run.dir={tmp_path}/one"])
     cluster.says("get", "")
@@ -236,7 +234,7 @@ def test_a_second_job_of_a_run_is_refused_also_where_nobody_can_say(cluster, wor
 
 
 @pytest.mark.parametrize(("name", "read"), [(jobs.FILE, jobs.read_job), (requeues.FILE, requeues.read)])
-def test_pipe_in_the_folder_of_a_job_is_refused(tmp_path, name, read):
+def test_named_pipe_in_launch_folder_is_refused(tmp_path, name, read):
     os.mkfifo(jobs.make_launch_folder(tmp_path) / name)
     with pytest.raises(UserError, match=f"{name} is a named pipe, not a regular file"):
         read(tmp_path)

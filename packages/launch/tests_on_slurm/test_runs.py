@@ -54,7 +54,7 @@ def requeues(out: Path) -> list[dict]:
     return ends
 
 
-def test_four_nodes_draw_the_curve_of_one_process(slurm, runs, undisturbed):
+def test_four_node_losses_match_one_process(slurm, runs, undisturbed):
     printed = runs.finish(runs.start("run.dir=out", "parallel=3d", "launch=slurm", "launch.nodes=4"))
     same(runs.read_curve("out"), undisturbed[:STEPS])
     out = runs.directory / "out"
@@ -74,7 +74,7 @@ def test_four_nodes_draw_the_curve_of_one_process(slurm, runs, undisturbed):
     assert "rank-00007.log" in verb(runs, "logs", "out")
 
 
-def test_a_spare_takes_the_place_of_a_node_that_is_lost(slurm, runs, undisturbed):
+def test_spare_replaces_lost_node(slurm, runs, undisturbed):
     process = runs.start("run.dir=out", *DDP, "launch.spares=1")
     runs.wait_for_step(process, "out", 6)
     out = runs.directory / "out"
@@ -87,7 +87,7 @@ def test_a_spare_takes_the_place_of_a_node_that_is_lost(slurm, runs, undisturbed
     assert f"gone: {lost}" in printed
 
 
-def test_notice_urgent_work_and_an_excluded_node_start_one_run_again(slurm, runs, undisturbed):
+def test_run_restarts_after_notice_preemption_and_exclusion(slurm, runs, undisturbed):
     """One run with four starts, and the curve of one process."""
     process = runs.start("run.dir=out", *DDP, "checkpoint.every=1000", f"run.steps={MANY}")
     out = runs.directory / "out"
@@ -121,7 +121,7 @@ def test_notice_urgent_work_and_an_excluded_node_start_one_run_again(slurm, runs
     assert bad not in launches(out)[-1]["nodes"]
 
 
-def test_what_is_planted_is_found_and_named_and_a_requeued_job_knows_of_it(slurm, runs, undisturbed):
+def test_injected_faults_are_reported_across_requeue(slurm, runs, undisturbed):
     """health=monitors beside the agents of a job: a rank that hangs, one that raises, and the end of all of them."""
     from gangline_health.ledger.report import build_ledger
 
@@ -143,7 +143,7 @@ def test_what_is_planted_is_found_and_named_and_a_requeued_job_knows_of_it(slurm
     assert of.faults[-1].named == "everything was killed, and nobody was left to say why"
 
 
-def test_a_sweep_is_one_array_and_ends_with_a_table(slurm, runs):
+def test_sweep_is_one_array_with_result_table(slurm, runs):
     one = ("parallel=ddp", "launch=slurm", "launch.nodes=1", "launch.processes=1")
     words = ("-m", "run.dir=sweep", "run.seed=1,2", "run.steps=4", "schedule.warmup_steps=0", *one)
     printed = runs.finish(runs.start(*words))
@@ -154,7 +154,7 @@ def test_a_sweep_is_one_array_and_ends_with_a_table(slurm, runs):
     assert "run.seed=2" in printed
 
 
-def test_a_command_detaches_from_a_full_queue_and_another_one_attaches_and_cancels(slurm, runs):
+def test_detached_job_can_be_attached_and_cancelled(slurm, runs):
     blocker = slurm.ask("sbatch", "--parsable", "--nodes=5", "--exclusive", "--wrap=sleep 900", "--output=/dev/null")
     place = "it's a dir"
     process = runs.start(f'run.dir="{place}"', *DDP, "run.steps=100000")

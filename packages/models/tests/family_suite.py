@@ -48,12 +48,10 @@ class FamilySuite(Families):
 
         return save
 
-    def test_logits_are_theirs(self, family: str, saved: Saved) -> None:
+    def test_logits_match_transformers(self, family: str, saved: Saved) -> None:
         compare_logits(*saved(family))
 
-    def test_there_and_back_is_bit_exact_and_transformers_opens_it(
-        self, family: str, saved: Saved, tmp_path: Path
-    ) -> None:
+    def test_export_round_trip_is_bit_exact(self, family: str, saved: Saved, tmp_path: Path) -> None:
         compare_there_and_back(*saved(family), tmp_path / "out")
 
     def test_an_unknown_field_is_refused_by_name(self, family: str, saved: Saved, tmp_path: Path) -> None:
@@ -74,7 +72,7 @@ class FamilySuite(Families):
 class AbsentFields(Families):
     """A field of config.json that is absent or null means what it means to transformers, or is refused by its name."""
 
-    def test_what_is_absent_or_null_is_what_transformers_has_for_it(self, family: str, tmp_path: Path) -> None:
+    def test_absent_fields_match_transformers_defaults(self, family: str, tmp_path: Path) -> None:
         wrong = Files(family, tmp_path).all_wrong()
         assert not wrong, wrong  # this module's assertions are not explained by pytest
 
@@ -86,11 +84,11 @@ class OddFields(Families):
     fields: ClassVar[Iterable[tuple[str, object]]] = ()  # field and value, by day
 
     @pytest.mark.nightly
-    def test_every_field_with_odd_values_is_refused_or_theirs(self, family: str, tmp_path: Path) -> None:
+    def test_all_odd_values_match_transformers_or_are_refused(self, family: str, tmp_path: Path) -> None:
         wrong = Files(family, tmp_path).all_odd_wrong()
         assert not wrong, wrong
 
-    def test_some_fields_with_odd_values_are_refused_or_theirs(self, tmp_path: Path) -> None:
+    def test_some_odd_values_match_transformers_or_are_refused(self, tmp_path: Path) -> None:
         files = Files(self.sample, tmp_path)
         found = {name: files.wrong_import(name, files.content | {name: value}) for name, value in self.fields}
         assert not any(found.values()), found

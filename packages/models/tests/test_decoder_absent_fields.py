@@ -56,7 +56,7 @@ def computed(directory, content: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_absent_or_null_is_what_transformers_has_for_it(name, tmp_path):
+def test_absent_fields_match_transformers_defaults(name, tmp_path):
     wrong = {}
     for field, content in without(FILES[name]):
         try:
@@ -77,7 +77,7 @@ def test_what_is_absent_or_null_is_what_transformers_has_for_it(name, tmp_path):
 
 @pytest.mark.parametrize("place", ["rope_parameters", ""])
 @pytest.mark.parametrize("name", FILES)
-def test_heads_of_which_a_share_is_rotated_are_refused(name, place, tmp_path):
+def test_partial_rotary_factor_is_refused(name, place, tmp_path):
     more = {"partial_rotary_factor": 0.5}
     content = FILES[name] | (
         {place: {**LLAMA3, "rope_type": "llama3", **more}, "rope_scaling": None} if place else more

@@ -45,7 +45,7 @@ DOCUMENTS = torch.tensor([[0] * 7 + [1] * 2 + [2] * 14, [3] * 10 + [4] * 5 + [5]
 
 @pytest.mark.parametrize("document", [None, DOCUMENTS], ids=["one document", "documents"])
 @pytest.mark.parametrize("chunk", [1, 5, 8, 64])
-def test_chunks_change_nothing(chunk, document):
+def test_chunked_delta_rule_matches_recurrence(chunk, document):
     arguments = given()
     got, want = apply_delta_rule(*arguments, document, chunk=chunk)[0], token_by_token(*arguments, document)
     torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
@@ -57,7 +57,7 @@ def test_chunks_change_nothing(chunk, document):
 
 @pytest.mark.parametrize("first", [1, 8, 13, 21])
 @pytest.mark.parametrize("document", [None, DOCUMENTS], ids=["one document", "documents"])
-def test_a_state_goes_on_token_by_token(first, document):
+def test_decoding_from_chunk_state_matches_recurrence(first, document):
     arguments = [x.detach() for x in given()]
     if document is not None:  # the texts that are written go on in the document in which their first tokens end
         document = torch.cat((document[:, :first], document[:, first - 1 : first].expand(-1, T - first)), dim=1)

@@ -88,7 +88,7 @@ def echo(tmp_path):
         yield
 
 
-def test_all_of_it_in_a_run_that_goes_out_and_comes_back(echo, runs, capsys):
+def test_model_edit_survives_export_and_import(echo, runs, capsys):
     runs.train("echo=on", "run.dir=first", "run.steps=1", "optimizer.learning_rate=0", "schedule=constant")
     assert runs.read_records("first")[-1]["metrics"] == {"echo/emitted": 0.0}
     out = runs.directory / "hf"
@@ -106,7 +106,7 @@ def test_all_of_it_in_a_run_that_goes_out_and_comes_back(echo, runs, capsys):
     assert "holds a model of architecture Echo" in runs.expect_refusal(*words[:-4], "run.dir=third")
 
 
-def test_an_edit_that_others_have_no_word_for_is_not_exported(echo, runs):
+def test_edit_without_hugging_face_architecture_refuses_export(echo, runs):
     runs.train("echo=on", "echo.mute=true", "run.dir=first", "run.steps=1")
     with pytest.raises(UserError, match=r"no Hugging Face architecture is known for it.\s+echo names none"):
         export_run([str(runs.directory / "first"), str(runs.directory / "hf")])

@@ -25,7 +25,7 @@ def tokenizer(tmp_path):
     return str(tmp_path / "tokenizer.json")
 
 
-def test_the_files_of_a_tokenizer_and_its_end_go_beside_the_weights(tokenizer, tmp_path):
+def test_export_includes_tokenizer_files_and_eos_token(tokenizer, tmp_path):
     found = read_tokenizer_files(tokenizer, None)
     assert set(found) == {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}
     assert json.loads(found["generation_config.json"]) == {"eos_token_id": 7}
@@ -35,7 +35,7 @@ def test_the_files_of_a_tokenizer_and_its_end_go_beside_the_weights(tokenizer, t
     )
 
 
-def test_special_tokens_that_stand_in_their_own_file_are_known(tokenizer, tmp_path):
+def test_eos_token_is_read_from_special_tokens_map(tokenizer, tmp_path):
     """As transformers reads them: before the config, unless that lists its added tokens."""
     config = tmp_path / "tokenizer_config.json"
 
@@ -96,7 +96,7 @@ def test_links_of_the_hugging_face_cache_are_followed(tokenizer, tmp_path_factor
         read_tokenizer_files(str(snapshot / "tokenizer.json"), None)
 
 
-def test_the_generation_config_of_the_base_goes_on(tokenizer, tmp_path):
+def test_export_keeps_generation_config_of_base_model(tokenizer, tmp_path):
     base = tmp_path / "base"
     base.mkdir()
     (base / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
@@ -106,14 +106,14 @@ def test_the_generation_config_of_the_base_goes_on(tokenizer, tmp_path):
     assert set(read_tokenizer_files(None, str(base))) == {"generation_config.json"}
 
 
-def test_export_without_a_generation_config_keeps_the_end_of_config_json(tokenizer, tmp_path):
+def test_generation_config_falls_back_to_config_json_eos(tokenizer, tmp_path):
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "config.json").write_text('{"eos_token_id": 2, "pad_token_id": null, "hidden_size": 8}')
     found = json.loads(read_tokenizer_files(None, str(tmp_path / "base"))["generation_config.json"])
     assert found == {"eos_token_id": 2}
 
 
-def test_a_tokenizer_that_is_gone_is_told(tmp_path):
+def test_missing_tokenizer_is_refused(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
         read_tokenizer_files(str(tmp_path / "nowhere.json"), None)
 
@@ -121,7 +121,7 @@ def test_a_tokenizer_that_is_gone_is_told(tmp_path):
 @pytest.mark.parametrize(
     "name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"]
 )
-def test_a_file_of_another_shape_is_told(tokenizer, tmp_path, name):
+def test_tokenizer_file_without_json_object_is_refused(tokenizer, tmp_path, name):
     (tmp_path / name).write_text("[1]")
     with pytest.raises(UserError, match=r"damaged|It is no JSON object"):
         read_tokenizer_files(tokenizer, str(tmp_path))
@@ -152,7 +152,7 @@ def test_weights_are_exported_when_the_tokenizer_is_gone(tmp_path, capsys):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
 
 
-def test_a_spoilt_config_of_a_tokenizer_has_no_chat_template(tokenizer, tmp_path):
+def test_damaged_tokenizer_config_refuses_chat_template(tokenizer, tmp_path):
     config = tmp_path / "tokenizer_config.json"
     config.write_text("[1]")
     with pytest.raises(UserError, match=r"tokenizer_config\.json cannot be read"):

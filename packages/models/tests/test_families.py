@@ -34,7 +34,7 @@ from gangline_models.rope.yarn import YarnRope
 class TestFamilies(FamilySuite):
     cases = tuple(CASES)
 
-    def test_the_first_files_of_gpt2_have_no_prefix_and_hold_masks(self, saved, tmp_path):
+    def test_gpt2_weights_without_prefix_and_with_masks_load(self, saved, tmp_path):
         model, directory = saved("gpt2")
         tensors = load_file(directory / "model.safetensors")
         bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
@@ -46,7 +46,7 @@ class TestFamilies(FamilySuite):
             assert (ours(run).compute_logits(batch) - model(batch.tokens).logits).abs().max() < 1e-5
 
     @pytest.mark.parametrize("same", [True, False])
-    def test_head_beside_tied_embeddings_is_a_copy_or_refused(self, same, saved, tmp_path):
+    def test_head_differing_from_tied_embedding_is_refused(self, same, saved, tmp_path):
         model, directory = saved("qwen2-tied-yarn")
         tensors = load_file(directory / "model.safetensors")
         embedding = tensors["model.embed_tokens.weight"]
@@ -58,7 +58,7 @@ class TestFamilies(FamilySuite):
         with pytest.raises(UserError, match=r"lm_head\.weight differs"):
             ours(run_of(tmp_path))
 
-    def test_what_predicts_further_tokens_is_passed_over_and_said(self, saved, tmp_path):
+    def test_extra_mtp_layers_are_skipped_with_notice(self, saved, tmp_path):
         model, directory = saved("deepseek-v3-dense")
         tensors = load_file(directory / "model.safetensors")
         behind = {
@@ -75,7 +75,7 @@ class TestFamilies(FamilySuite):
         assert "model.layers.3.*" in "".join(run.model.list_notices(run))
         assert whole.model.list_notices(whole) == []
 
-    def test_what_predicts_further_tokens_beside_the_layers_too(self, saved, tmp_path):
+    def test_separate_mtp_modules_are_skipped_with_notice(self, saved, tmp_path):
         model, directory = saved("qwen3-next-dense")
         tensors = load_file(directory / "model.safetensors")
         of_a_layer = {
@@ -126,7 +126,7 @@ class TestFamilies(FamilySuite):
             ("gemma3", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "Write rope_type"),
         ],
     )
-    def test_what_a_family_cannot_compute_is_refused(self, name, change, what, saved, tmp_path):
+    def test_unsupported_config_value_is_refused(self, name, change, what, saved, tmp_path):
         content = json.loads((saved(name)[1] / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps(content | change))
         with pytest.raises(UserError) as refused:
@@ -149,12 +149,12 @@ def said(run: Run) -> str:
         (Qwen2(rope=Llama3Rope(low_freq_factor=4.0)), "model.rope.high_freq_factor=4.0 is not more than"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(model, what):
+def test_inconsistent_model_sizes_are_refused(model, what):
     run = build_default_run(model=model, batch=BatchSection(sequence_length=LENGTH, global_size=2))
     assert what in said(run)
 
 
-def test_what_a_family_has_no_words_for_is_not_written():
+def test_export_refuses_options_without_hugging_face_fields():
     with pytest.raises(UserError, match=r"model\.rope\.truncate=false and layers of two kinds"):
         Olmo3Format().write(Olmo3(rope=YarnRope(truncate=False)), "float32", 64)
     with pytest.raises(UserError, match="type yarn has no Hugging Face architecture"):
@@ -162,7 +162,7 @@ def test_what_a_family_has_no_words_for_is_not_written():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_published_shape_is_a_model(name):
+def test_preset_composes_and_writes_config_json(name):
     config = PRESETS[name]()
     run = build_default_run(model=config)
     assert config.check(run) == []

@@ -53,7 +53,7 @@ def install(tmp_path, spec):
     return as_installed("gangline-theirs", "theirs", path=tmp_path)
 
 
-def test_a_format_that_cannot_be_loaded_keeps_nobody_from_others(tmp_path, directory):
+def test_broken_model_format_does_not_block_other_formats(tmp_path, directory):
     (tmp_path / "broken_format.py").write_text("raise OSError('libfoo.so is missing')")
     with install(tmp_path, "broken_format:Format"):
         assert read_model_config(directory).dim == 48
@@ -66,7 +66,7 @@ def test_a_format_that_cannot_be_loaded_keeps_nobody_from_others(tmp_path, direc
     )
 
 
-def test_two_formats_of_one_architecture_are_refused_by_name(tmp_path, directory):
+def test_two_formats_for_one_architecture_are_refused(tmp_path, directory):
     (tmp_path / "other_format.py").write_text(
         "from gangline_models.families.decoder import DecoderFormat\n\n\nclass Format(DecoderFormat):\n    pass\n"
     )
@@ -95,7 +95,7 @@ def gangline_model_edits():
 """
 
 
-def test_an_edit_whose_format_cannot_be_loaded_is_not_passed_over(tmp_path, directory):
+def test_broken_edit_format_is_refused(tmp_path, directory):
     """The model may be one with that edit."""
     (tmp_path / "broken_format.py").write_text("raise OSError('libfoo.so is missing')")
     (tmp_path / "theirs.py").write_text(EDIT)

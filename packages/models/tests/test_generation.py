@@ -39,7 +39,7 @@ def prompts(vocab_size: int, *lengths: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_greedy_tokens_are_theirs(name, pair):
+def test_greedy_tokens_match_transformers(name, pair):
     model, run, mine = pair(name)
     assert list_recomputed(compose_model(run)[0]) == []
     starts = prompts(model.config.vocab_size, START, START)
@@ -60,7 +60,7 @@ UNEQUAL += ["deepseek-v3-dense", "deepseek-v3-yarn", "qwen3-next-dense", "qwen3-
 
 
 @pytest.mark.parametrize("name", UNEQUAL)
-def test_prompts_of_different_lengths_are_each_as_if_alone(name, pair):
+def test_batched_generation_matches_single_prompts(name, pair):
     model, _, mine = pair(name)
     starts = prompts(model.config.vocab_size, 1, 17, 4, 9)
     for how in (Sampling(tokens=24), Sampling(tokens=24, temperature=1.3, top_p=0.9, seed=4)):
@@ -77,7 +77,7 @@ class Adapted(Linear):
         return super().forward(x) + x.roll(1, -1) @ self.weight.T
 
 
-def test_a_latent_vector_that_goes_through_an_adapter_is_not_brought_to_the_queries(pair):
+def test_cached_generation_with_latent_adapter_matches_uncached(pair):
     _, run, mine = pair("deepseek-v3-dense")
     how, starts = Sampling(tokens=20), prompts(run.model.vocab_size, 5, 8)
     plain = generate(mine, starts, how, cached=True)

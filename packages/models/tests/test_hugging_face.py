@@ -91,7 +91,7 @@ def read(directory: Path, config: DecoderConfig, dtype: torch.dtype = torch.floa
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_transformers_computes_the_same_logits_from_what_we_write(name, tmp_path, random_batch):
+def test_exported_model_has_same_logits_in_transformers(name, tmp_path, random_batch):
     config, batch = CASES[name], random_batch(2, 96, 97)
     ours = randomised(config)
     theirs = AutoModelForCausalLM.from_pretrained(write(tmp_path / "out", config, ours), dtype=torch.float32)
@@ -103,7 +103,7 @@ def test_transformers_computes_the_same_logits_from_what_we_write(name, tmp_path
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_we_compute_the_same_logits_from_what_transformers_writes(name, tmp_path, random_batch):
+def test_imported_transformers_model_has_same_logits(name, tmp_path, random_batch):
     config, batch = CASES[name], random_batch(2, 96, 97)
     torch.manual_seed(0)
     values = make_config_json(config)
@@ -118,7 +118,7 @@ def test_we_compute_the_same_logits_from_what_transformers_writes(name, tmp_path
         assert (read(tmp_path, found).compute_logits(batch) - theirs(batch.tokens).logits).abs().max() < 1e-5
 
 
-def test_documents_are_those_of_a_mask_in_transformers(tmp_path, random_batch):
+def test_document_boundaries_match_transformers_attention_mask(tmp_path, random_batch):
     config, batch = CASES["qwen3"], random_batch(2, 40, 97, documents=3)
     ours = randomised(config)
     theirs = AutoModelForCausalLM.from_pretrained(write(tmp_path / "out", config, ours), dtype=torch.float32)
@@ -131,7 +131,7 @@ def test_documents_are_those_of_a_mask_in_transformers(tmp_path, random_batch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("max_shard_bytes", [5_000_000_000, 20_000, 1])
-def test_there_and_back_is_bit_exact(dtype, max_shard_bytes, tmp_path):
+def test_export_round_trip_is_bit_exact(dtype, max_shard_bytes, tmp_path):
     config, torch_dtype = CASES["qwen3"], getattr(torch, dtype)
     model = randomised(config, torch_dtype)
     first = write(tmp_path / "one", config, model, dtype=dtype, max_shard_bytes=max_shard_bytes)
@@ -145,7 +145,7 @@ def test_there_and_back_is_bit_exact(dtype, max_shard_bytes, tmp_path):
     assert len(files) == {5_000_000_000: 2, 1: 36 + 2}.get(max_shard_bytes, len(files))
 
 
-def test_the_files_are_what_safetensors_writes(tmp_path):
+def test_exported_file_is_read_by_safetensors(tmp_path):
     config = CASES["llama"]
     model = randomised(config)
     out = write(tmp_path / "out", config, model)
@@ -157,7 +157,7 @@ def test_the_files_are_what_safetensors_writes(tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
-def test_the_index_says_where_everything_is(tmp_path):
+def test_index_lists_file_of_every_tensor(tmp_path):
     out = write(tmp_path / "out", CASES["llama"], randomised(CASES["llama"]), max_shard_bytes=20_000)
     index = json.loads((out / "model.safetensors.index.json").read_text())
     files = sorted(path.name for path in out.glob("*.safetensors"))
@@ -171,7 +171,7 @@ def test_the_index_says_where_everything_is(tmp_path):
     assert index["metadata"]["total_size"] == total
 
 
-def test_a_rank_reads_only_its_part(tmp_path, monkeypatch):
+def test_rank_reads_only_its_shard(tmp_path, monkeypatch):
     config = CASES["llama"]
     model = randomised(config)
     write(tmp_path / "out", config, model)
@@ -205,7 +205,7 @@ def test_a_rank_reads_only_its_part(tmp_path, monkeypatch):
         ((), ()),
     ],
 )
-def test_a_part_is_read_some_rows_at_a_time(shape, box, dtype, block_bytes, tmp_path, monkeypatch):
+def test_shard_is_read_in_bounded_row_blocks(shape, box, dtype, block_bytes, tmp_path, monkeypatch):
     from gangline_models.hugging_face import tensor_file
 
     monkeypatch.setattr(tensor_file, "BLOCK_BYTES", block_bytes)
@@ -222,7 +222,7 @@ def test_a_part_is_read_some_rows_at_a_time(shape, box, dtype, block_bytes, tmp_
     file.close()
 
 
-def test_numbers_of_a_kind_that_is_not_read_are_named(tmp_path):
+def test_unsupported_tensor_dtype_is_refused(tmp_path):
     from gangline_models.hugging_face.tensor_file import TensorFile
 
     save_file({"scales": torch.ones(4, dtype=torch.complex64)}, tmp_path / "x.safetensors")
@@ -230,7 +230,7 @@ def test_numbers_of_a_kind_that_is_not_read_are_named(tmp_path):
         list(TensorFile(tmp_path / "x.safetensors").iterate_blocks("scales", (slice(0, 4),)))
 
 
-def test_who_makes_weights_one_by_one_may_look_at_each_when_the_next_is_asked_for():
+def test_shard_is_filled_before_generator_resumes():
     from gangline_models.hugging_face import read
 
     filled, seen = set(), []
@@ -248,7 +248,7 @@ def test_who_makes_weights_one_by_one_may_look_at_each_when_the_next_is_asked_fo
     assert seen == [True] * 40
 
 
-def test_of_a_list_each_is_filled_once():
+def test_each_listed_shard_is_filled_once():
     from gangline_models.hugging_face import read
 
     filled = []
@@ -261,7 +261,7 @@ def test_of_a_list_each_is_filled_once():
     assert sorted(filled) == [*range(40)]
 
 
-def test_where_one_weight_cannot_be_filled_no_further_one_is_begun():
+def test_failed_shard_fill_stops_remaining_fills():
     from gangline_models.hugging_face import read
 
     def fill(shard):
@@ -277,7 +277,7 @@ def test_where_one_weight_cannot_be_filled_no_further_one_is_begun():
 
 
 @pytest.mark.parametrize("how", ["same", "transpose"])
-def test_several_of_ours_in_one_of_theirs(how, tmp_path):
+def test_several_parameters_map_to_one_fused_tensor(how, tmp_path):
     rules = [HFName(name, "joined.w", how, rows=(first, 9)) for name, first in (("q", 0), ("k", 4), ("v", 7))]
     shapes = {"v": (2, 5), "q": (4, 5), "k": (3, 5)}
     plan = Plan("e", "b", "h", 1, names=tuple(rules))
@@ -290,7 +290,7 @@ def test_several_of_ours_in_one_of_theirs(how, tmp_path):
     assert torch.equal(local, arrays["k"][1:3, 2:5])
 
 
-def test_columns_of_several_stacks_in_turns(tmp_path):
+def test_expert_stacks_map_to_interleaved_columns(tmp_path):
     """Each of theirs transposed, its columns ours in turns: the products of experts in one array."""
     both = {"rows": (0, 8), "every": 2, "dim": 1}
     rules = [HFName("gate", "joined.w", "transpose", **both), HFName("gate_bias", "joined.b", **both)]
@@ -321,7 +321,7 @@ class TestNamesThatLieOtherwise:
     )
     SHAPES = {"up": (3, 4, 5), "down": (6, 7), "one": (2,)}
 
-    def test_there_and_back(self, tmp_path):
+    def test_stacked_and_transposed_names_round_trip(self, tmp_path):
         arrays = {name: torch.randn(shape) for name, shape in self.SHAPES.items()}
         export(tmp_path / "out", arrays.items(), plan=self.PLAN, shapes=self.SHAPES, config={})
         theirs = load_file(tmp_path / "out" / "model.safetensors")
@@ -343,7 +343,7 @@ class TestNamesThatLieOtherwise:
             name = shard.name.removeprefix("model/")
             assert torch.equal(shard.local, arrays[name][shard.box.slices]), name
 
-    def test_arrays_may_lie_in_the_same_memory_one_after_another(self, tmp_path):
+    def test_export_copies_arrays_from_reused_buffer(self, tmp_path):
         """As a reader of checkpoints gives them: what is kept until others come is a copy."""
         plan = Plan("e", "b", "h", 1, names=(HFName("q", "qkv", rows=(0, 5)), HFName("k", "qkv", rows=(3, 5))))
         shapes = {"q": (3, 4), "k": (2, 4)}
@@ -362,13 +362,13 @@ class TestNamesThatLieOtherwise:
         assert torch.equal(theirs["a"], wanted["q"])
         assert torch.equal(theirs["b"], wanted["k"])
 
-    def test_a_parameter_without_a_name_is_named(self):
+    def test_parameter_without_hugging_face_name_is_refused(self):
         with pytest.raises(UserError, match="no Hugging Face name for parameter 'x'"):
             find_theirs(self.PLAN, "x", (1,))
 
 
 @pytest.mark.parametrize("part", ["llama3-1b", "llama3-8b", "qwen3-0.6b", "qwen3-8b"])
-def test_configurations_survive_the_way_there_and_back(part, tmp_path):
+def test_preset_config_survives_round_trip(part, tmp_path):
     config = PRESETS[part]()
     (tmp_path / "config.json").write_text(json.dumps(make_config_json(config)))
     found = read_model_config(tmp_path)
@@ -378,7 +378,7 @@ def test_configurations_survive_the_way_there_and_back(part, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["llama3-1b", "qwen3-0.6b"])
-def test_a_field_that_nobody_knows_is_refused_by_name(part, tmp_path):
+def test_unknown_config_field_is_refused_by_name(part, tmp_path):
     content = make_config_json(PRESETS[part]()) | {"bos_token_id": 1, "_name_or_path": "x", "use_cache": True}
     (tmp_path / "config.json").write_text(json.dumps(content))
     read_model_config(tmp_path)
@@ -518,7 +518,7 @@ class TestRefusals:
             ({"hidden_size": None, "num_key_value_heads": None}, ["does not give hidden_size, num_key_value_heads"]),
         ],
     )
-    def test_a_model_we_cannot_compute(self, directory, values, words):
+    def test_unsupported_model_config_is_refused(self, directory, values, words):
         self.change(directory, **values)
         text = self.error(read_model_config, directory)
         assert all(word in text for word in words), text
@@ -531,18 +531,18 @@ class TestRefusals:
             ({"window": 8, "full_every": 2}, ["model.full_every=2", "Mistral"]),
         ],
     )
-    def test_what_nobody_else_computes_is_not_exported(self, options, words):
+    def test_export_refuses_options_unsupported_by_transformers(self, options, words):
         text = self.error(make_config_json, replace(LLAMA, **options))
         assert all(word in text for word in words), text
         assert "z_loss" not in make_config_json(replace(LLAMA, z_loss=1e-4))
 
     @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
-    def test_a_pipe_in_place_of_a_file_is_not_waited_for(self, directory, name):
+    def test_import_refuses_named_pipe(self, directory, name):
         (directory / name).unlink()
         os.mkfifo(directory / name)
         assert "a named pipe, not a regular file" in self.error(import_model, [str(directory)])
 
-    def test_windows_that_transformers_takes_where_a_file_is_silent(self):
+    def test_sliding_window_defaults_match_transformers(self):
         of = lambda name, **more: read_window("there", {"architectures": [name], **more}, 4)  # noqa: E731
         assert of("MistralForCausalLM") == {"window": 4096}
         assert of("MistralForCausalLM", sliding_window=None) == {"window": None}
@@ -553,7 +553,7 @@ class TestRefusals:
         lying = {"layer_types": ["sliding_attention"] * 4}
         assert "not in use" in self.error(lambda: of("Qwen3ForCausalLM", **lying))
 
-    def test_layer_types_of_a_mistral_are_refused(self):
+    def test_mistral_layer_types_must_match_sliding_window(self):
         of = lambda **more: read_window("there", {"architectures": ["MistralForCausalLM"], **more}, 2)  # noqa: E731
         full, sliding = "full_attention", "sliding_attention"
         for types in ([full, full], [sliding, full]):
@@ -562,7 +562,7 @@ class TestRefusals:
         assert of(sliding_window=8, layer_types=[sliding, sliding]) == {"window": 8}
         assert of(sliding_window=None, layer_types=[full, full]) == {"window": None}
 
-    def test_tied_model_with_another_head_in_the_file_is_refused(self, tmp_path):
+    def test_tied_model_with_different_head_is_refused(self, tmp_path):
         untied = replace(CASES["llama"], tied=False)
         model = randomised(untied)
         write(tmp_path / "other", untied, model)
@@ -601,7 +601,7 @@ class TestRefusals:
             ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, ["sliding_window=0", "at least 1"]),
         ],
     )
-    def test_odd_field_of_config_json_is_named(self, directory, values, words):
+    def test_invalid_config_json_field_is_refused(self, directory, values, words):
         self.change(directory, **values)
         text = self.error(import_model, [str(directory)])
         assert all(word in text for word in words), text
@@ -610,12 +610,12 @@ class TestRefusals:
         (directory / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
         assert "nested too deeply" in self.error(read_model_config, directory)
 
-    def test_no_directory_and_no_json(self, directory, tmp_path):
+    def test_missing_or_damaged_config_json_is_refused(self, directory, tmp_path):
         assert "config.json" in self.error(read_model_config, tmp_path / "nowhere")
         (directory / "config.json").write_text("{")
         assert "cannot be read" in self.error(read_model_config, directory)
 
-    def test_another_model_than_the_configuration_says(self, directory):
+    def test_weights_of_a_different_model_are_refused(self, directory):
         config = replace(CASES["llama"], layers=4, kv_heads=4, weights=str(directory))
         problems = check_weights(build_default_run(model=config))
         text = str(UserError.of(problems))
@@ -623,43 +623,43 @@ class TestRefusals:
         assert "kv_heads is 2 there and 4 here" in text
         assert f"gangline import {directory}" in text
 
-    def test_a_missing_tensor(self, directory):
+    def test_missing_tensor_is_refused(self, directory):
         index = directory / "model.safetensors.index.json"
         content = json.loads(index.read_text())
         del content["weight_map"]["model.layers.1.mlp.up_proj.weight"]
         index.write_text(json.dumps(content))
         assert "no tensor model.layers.1.mlp.up_proj.weight" in self.error(read, directory, CASES["llama"])
 
-    def test_a_missing_file(self, directory):
+    def test_missing_weight_file_is_refused(self, directory):
         (directory / "model-00002-of-00007.safetensors").unlink(missing_ok=True)
         first = min(directory.glob("*.safetensors"))
         first.unlink()
         assert f"{first.name} is missing" in self.error(read, directory, CASES["llama"])
 
-    def test_a_damaged_file(self, directory):
+    def test_damaged_weight_file_or_index_is_refused(self, directory):
         for path in directory.glob("*.safetensors"):
             path.write_bytes(path.read_bytes()[:-5])
         assert "cannot be read" in self.error(read, directory, CASES["llama"])
         (directory / "model.safetensors.index.json").write_text("[]")
         assert "damaged" in self.error(read, directory, CASES["llama"])
 
-    def test_no_weights(self, directory):
+    def test_directory_without_weights_is_refused(self, directory):
         for path in directory.glob("model*"):
             path.unlink()
         assert "has no weights" in self.error(read, directory, CASES["llama"])
 
-    def test_another_shape(self, directory):
+    def test_tensor_of_different_shape_is_refused(self, directory):
         text = self.error(read, directory, replace(CASES["llama"], ffn_dim=40))
         assert "(48, 32)" in text
         assert "(40, 32)" in text
 
-    def test_weights_that_have_no_place(self, tmp_path):
+    def test_unexpected_tensor_is_refused(self, tmp_path):
         write(tmp_path / "hf", CASES["qwen3"], randomised(CASES["qwen3"]))
         text = self.error(read, tmp_path / "hf", replace(CASES["qwen3"], qk_norm=False))
         assert "no place for" in text
         assert "self_attn.q_norm.weight" in text
 
-    def test_what_a_file_holds_beside_weights_is_passed_over(self, tmp_path):
+    def test_rotary_buffer_in_weight_file_is_skipped(self, tmp_path):
         out = write(tmp_path / "hf", CASES["llama"], randomised(CASES["llama"]))
         tensors = load_file(out / "model.safetensors")
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
@@ -667,7 +667,7 @@ class TestRefusals:
         read(out, CASES["llama"])
 
     @pytest.mark.parametrize("fault", FAULTS)
-    def test_import_refuses_what_train_would(self, fault, directory, capsys):
+    def test_import_and_train_refuse_same_faulty_weights(self, fault, directory, capsys):
         """In the same words, before any weights are read."""
         assert import_model([str(directory)]) == 0
         capsys.readouterr()
@@ -684,27 +684,27 @@ class TestRefusals:
         assert program == "train"
         assert compose_one(words).model.weights == str(directory)
 
-    def test_files_that_the_index_does_not_name_are_not_looked_at(self, directory):
+    def test_files_absent_from_index_are_ignored(self, directory):
         for name in ("adapter_model", "consolidated"):
             save_file({"model.norm.weight": torch.zeros(1)}, directory / f"{name}.safetensors")
         assert import_model([str(directory)]) == 0
         found = read(directory, CASES["llama"])
         assert found.head.norm.weight.equal(randomised(CASES["llama"]).head.norm.weight)
 
-    def test_one_file_with_an_index_of_its_own(self, tmp_path):
+    def test_single_weight_file_with_index_is_accepted(self, tmp_path):
         out = write(tmp_path / "hf", CASES["llama"], randomised(CASES["llama"]))
         names = load_file(out / "model.safetensors")
         index = {"weight_map": dict.fromkeys(names, "model.safetensors")}
         (out / "model.safetensors.index.json").write_text(json.dumps(index))
         assert import_model([str(out)]) == 0
 
-    def test_an_export_overwrites_nothing(self, directory):
+    def test_export_refuses_existing_directory(self, directory):
         before = {path.name: path.read_bytes() for path in directory.iterdir()}
         assert "exists" in self.error(write, directory, CASES["llama"], randomised(CASES["llama"]))
         assert before == {path.name: path.read_bytes() for path in directory.iterdir()}
 
     @pytest.mark.parametrize("fault", ["missing", "twice", "unknown", "shape"])
-    def test_an_export_that_fails_leaves_nothing(self, fault, tmp_path):
+    def test_failed_export_leaves_no_files(self, fault, tmp_path):
         tree, plan = plan_decoder(CASES["llama"])
         arrays = [(name, torch.zeros(shape)) for name, shape in get_parameter_shapes(tree).items()]
         broken = {
@@ -718,7 +718,7 @@ class TestRefusals:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_goes_out_and_comes_back_in(runs, capsys):
+def test_run_survives_export_and_import(runs, capsys):
     """train -> export -> transformers reads it -> import -> train on from it."""
     runs.train("run.dir=first", "model.tied=true")
     out = runs.directory / "hf"

@@ -69,7 +69,7 @@ def cross_entropies(model: torch.nn.Module, batch: Batch) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["ragged", "documents"])
-def test_its_loss_is_that_of_the_paper(kind):
+def test_mtp_loss_matches_paper(kind):
     run = build_small_run("mtp=on", "mtp.depth=2", "mtp.weight=0.5")
     model = make_whole_model(*compose_model(run), seed=3, dtype=torch.float64)
     plain = make_whole_model(*compose_model(replace(run, edits={})), seed=3, dtype=torch.float64)
@@ -92,7 +92,7 @@ FINISHED = [("full", False, 2), ("selective", False, 1), pytest.param("none", Tr
 
 
 @pytest.mark.parametrize(("recompute", "compiled", "calls"), FINISHED)
-def test_blocks_of_modules_are_recomputed_and_compiled(recompute: str, compiled: bool, calls: int | None) -> None:
+def test_mtp_blocks_are_recomputed_and_compiled(recompute: str, compiled: bool, calls: int | None) -> None:
     """As other blocks are: what a module's attention projects is computed `calls` times where nothing is compiled, and
     all is as without.
     """
@@ -117,7 +117,7 @@ def test_blocks_of_modules_are_recomputed_and_compiled(recompute: str, compiled:
         torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-13)
 
 
-def test_the_token_behind_next_is_of_the_same_document():
+def test_mtp_targets_stay_within_document():
     batch = Batch(
         tokens=torch.tensor([[1, 2, 3, 4, 5, 6]]),
         targets=torch.tensor([[2, 3, 4, 5, 6, 7]]),
@@ -135,7 +135,7 @@ def test_the_token_behind_next_is_of_the_same_document():
 TRAINED = ("mtp=on", "mtp.depth=2", "run.steps=12", "optimizer.learning_rate=0.01", "model.tied=true", "checkpoint=off")
 
 
-def test_it_falls_and_is_told_apart(tmp_path: Path):
+def test_mtp_loss_falls_and_is_logged_separately(tmp_path: Path):
     """On one process and on two; the loss is the model's own alone."""
     assert train_session(tmp_path / "one", *TRAINED) == 0
     assert train_on_ranks(2, tmp_path / "two", *TRAINED, "parallel=ddp") == 0
@@ -151,7 +151,7 @@ def test_it_falls_and_is_told_apart(tmp_path: Path):
             assert together["metrics"][metric] == pytest.approx(alone["metrics"][metric], rel=1e-12)
 
 
-def test_evaluation_and_logits_are_those_without_it():
+def test_mtp_does_not_change_evaluation_and_logits():
     run = build_small_run("mtp=on")
     model = make_whole_model(*compose_model(run), seed=3, dtype=torch.float64).eval()
     plain = make_whole_model(*compose_model(replace(run, edits={})), seed=3, dtype=torch.float64).eval()
@@ -173,7 +173,7 @@ LATENT = (
 )
 
 
-def test_weights_go_out_in_deepseeks_names_and_come_back(tmp_path: Path):
+def test_mtp_weights_round_trip_with_deepseek_names(tmp_path: Path):
     run = deepseek("mtp.depth=2")
     model = make_whole_model(*compose_model(run), seed=3, dtype=torch.float32)
     directory = write(run, model, tmp_path / "out")
@@ -197,7 +197,7 @@ def deepseek(*settings: str):
     return run
 
 
-def test_what_a_directory_lacks_is_drawn_or_refused(tmp_path: Path):
+def test_missing_mtp_weights_are_initialized_or_refused(tmp_path: Path):
     run = deepseek("mtp.depth=2")
     directory = write(run, make_whole_model(*compose_model(run), seed=3, dtype=torch.float32), tmp_path / "out")
     file = directory / "model.safetensors"
@@ -219,7 +219,7 @@ def test_what_a_directory_lacks_is_drawn_or_refused(tmp_path: Path):
     assert "model.layers.2.*" in "".join(none.model.list_notices(none))
 
 
-def test_files_that_are_not_of_the_weights_bring_no_modules(tmp_path: Path):
+def test_leftover_weight_file_adds_no_mtp_modules(tmp_path: Path):
     """Such as those that an older download left behind."""
     run = deepseek()
     directory = write(run, make_whole_model(*compose_model(run), seed=3, dtype=torch.float32), tmp_path / "out")
@@ -232,7 +232,7 @@ def test_files_that_are_not_of_the_weights_bring_no_modules(tmp_path: Path):
     assert "they are drawn" in "".join(again.edits["mtp"].list_notices(again))
 
 
-def test_an_export_of_another_family_is_without(tmp_path: Path):
+def test_export_of_other_family_omits_mtp(tmp_path: Path):
     (run,) = compose(["recipe=tiny", "mtp=on", "model.dim=24", "model.layers=1"])
     assert "an export leaves them out" in "".join(run.edits["mtp"].list_notices(run))
     model = make_whole_model(*compose_model(run), seed=3, dtype=torch.float32)
@@ -246,7 +246,7 @@ def test_an_export_of_another_family_is_without(tmp_path: Path):
         assert weight.equal(learnt[name]), name
 
 
-def test_what_cannot_be_is_refused():
+def test_unsupported_mtp_options_are_refused():
     with pytest.raises(UserError, match="depth=12: rows of 12 tokens have none so far ahead"):
         check(build_small_run("mtp=on", "mtp.depth=12"))
     with pytest.raises(UserError, match="mup has no rule for the head"):

@@ -33,7 +33,7 @@ def words(dim: int, base: int = 32) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def test_at_the_base_width_it_changes_nothing(tmp_path: Path) -> None:
+def test_mup_at_base_width_keeps_losses(tmp_path: Path) -> None:
     mup = [word for word in words(32) if not word.startswith("optimizer.lr_multipliers")]
     without = [word for word in mup if not word.startswith("mup")]
     assert train_session(tmp_path / "on", *mup, "run.steps=3") == 0
@@ -42,7 +42,7 @@ def test_at_the_base_width_it_changes_nothing(tmp_path: Path) -> None:
     assert [record["loss"] for record in one] == [record["loss"] for record in other]
 
 
-def test_first_weights_scores_and_logits_of_a_wide_model() -> None:
+def test_mup_scales_init_attention_and_logits_with_width() -> None:
     (run,) = compose(["recipe=tiny", *words(128)])
     tree, plan = compose_model(run)
     (narrow,) = compose(["recipe=tiny", *words(32)])
@@ -57,7 +57,7 @@ def test_first_weights_scores_and_logits_of_a_wide_model() -> None:
     assert compose_model(run)[0].blocks[0].attention.scale == pytest.approx(2**-0.5 * 2 / 8)
 
 
-def test_a_run_without_its_rates_is_told_them() -> None:
+def test_mup_without_lr_multipliers_prints_required_values() -> None:
     mup = [word for word in words(128) if not word.startswith("optimizer.lr_multipliers")]
     (run,) = compose(["recipe=tiny", *mup])
     with pytest.raises(UserError, match="needs other rates") as error:
@@ -72,7 +72,7 @@ def test_a_run_without_its_rates_is_told_them() -> None:
         check(run)
 
 
-def test_it_obeys_the_law(tmp_path: Path) -> None:
+def test_mup_is_layout_invariant(tmp_path: Path) -> None:
     layout = ("parallel=ddp", "batch.micro_size=2")
     assert train_session(tmp_path / "one", *words(64), "run.steps=4") == 0
     assert train_on_ranks(2, tmp_path / "two", *words(64), *layout, "run.steps=4") == 0
@@ -125,7 +125,7 @@ def grows(by_width: dict[int, list[dict[str, float]]], module: str) -> float:
 
 
 @pytest.mark.parametrize("widths", [(64, 256), pytest.param((64, 128, 256, 512), marks=pytest.mark.nightly)])
-def test_what_steps_change_of_activations_does_not_grow_with_the_width(tmp_path: Path, widths: tuple[int, ...]) -> None:
+def test_mup_activation_updates_are_independent_of_width(tmp_path: Path, widths: tuple[int, ...]) -> None:
     """The coordinate check of the paper (appendix D.1): of every module's output, and of the logits."""
 
     def of_each_width(name: str, words_of: Callable[[int], Iterable[str]]) -> dict[int, list[dict[str, float]]]:

@@ -78,7 +78,7 @@ def test_refusal_names_field_value_and_range(family, name, value, allowed, tmp_p
         (dict | None, [], "must be a mapping or null"),
     ],
 )
-def test_value_of_a_file_is_of_its_type_and_in_range(hint, value, complaint):
+def test_field_value_is_checked_for_type_and_range(hint, value, complaint):
     if complaint is None:
         assert check_value("size", value, hint) is value
         return

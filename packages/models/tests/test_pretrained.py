@@ -22,12 +22,12 @@ from gangline_testkit import as_installed
 from gangline_testkit.sessions import open_session, train_session
 
 
-def test_a_name_of_the_hub_is_answered_with_the_command_that_fetches_it(capsys):
+def test_hub_name_as_weights_prints_download_command(capsys):
     assert train(["model.weights=meta-llama/Llama-3.2-1B"]) == 2
     assert "hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B" in capsys.readouterr().err
 
 
-def test_a_directory_that_is_not_there_is_named():
+def test_missing_weights_directory_is_refused():
     (problem,) = find_problems(compose_one(["model.weights=/nowhere"]))
     assert [word in problem.what for word in ("model.weights", "/nowhere")] == [True, True]
     assert "config.json" in problem.what + problem.why
@@ -108,7 +108,7 @@ def gangline_models():
 """
 
 
-def test_who_derives_from_the_decoder_reads_weights_as_it_does(tmp_path):
+def test_derived_decoder_config_reads_hugging_face_weights(tmp_path):
     (tmp_path / "stranger_models.py").write_text(STRANGERS)
     with as_installed("gangline-strangers", "stranger_models", path=tmp_path):
         assert isinstance(find_pretrained(compose_one(["model=variant"]).model), HuggingFace)
@@ -117,7 +117,7 @@ def test_who_derives_from_the_decoder_reads_weights_as_it_does(tmp_path):
     assert "capability 'pretrained'" in problem.why
 
 
-def test_import_finds_the_format_of_a_third_party_model(tmp_path):
+def test_import_finds_third_party_model_format(tmp_path):
     (tmp_path / "third_party.py").write_text(THIRD_PARTY)
     (tmp_path / "config.json").write_text('{"architectures": ["MineForCausalLM"], "width": 64}')
     with as_installed("gangline-third-party", "third_party", path=tmp_path):
@@ -129,7 +129,7 @@ def test_import_finds_the_format_of_a_third_party_model(tmp_path):
         read_model_config(tmp_path)
 
 
-def test_averages_are_exported_by_their_prefix(tmp_path):
+def test_ema_weights_are_exported_by_prefix(tmp_path):
     out = tmp_path / "run"
     ema = ("callback=ema", "callback.ema.decays=[0.9]")
     train_session(out, *ema, "run.steps=3")
@@ -149,14 +149,14 @@ def test_averages_are_exported_by_their_prefix(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [["--shard-gb", "nan"], ["--shard-gb", "0"], ["--merge", "--adapter-only", "lora"]])
-def test_words_of_an_export_that_mean_nothing_are_refused(wrong, tmp_path, capsys):
+def test_export_refuses_invalid_arguments(wrong, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["export", str(tmp_path), str(tmp_path / "out"), *wrong])
     assert ended.value.code == 2
     assert wrong[-2] in capsys.readouterr().err
 
 
-def test_an_export_of_a_damaged_checkpoint_is_told_without_a_traceback(tmp_path, capsys):
+def test_export_of_damaged_checkpoint_is_refused(tmp_path, capsys):
     train_session(tmp_path / "run", "run.steps=2", "checkpoint.every=1")
     for file in (tmp_path / "run" / "checkpoints" / "step-00000002").rglob("*.distcp"):
         file.write_bytes(file.read_bytes()[:100])
@@ -169,7 +169,7 @@ def test_an_export_of_a_damaged_checkpoint_is_told_without_a_traceback(tmp_path,
     assert main([*words, "--checkpoint", "step-00000001"]) == 0
 
 
-def test_without_this_package_it_is_named(tmp_path):
+def test_missing_gangline_models_names_package_to_install(tmp_path):
     """Core and basics alone: where weights are asked for, what to install is said."""
     code = (
         "import os, sys\n"

@@ -11,13 +11,13 @@ from gangline_models.rope.base import PlainRope
 
 
 @pytest.mark.parametrize("part", MODELS, ids=lambda part: part.name)
-def test_options_that_are_left_out_are_those_of_the_class(part):
+def test_omitted_options_use_class_defaults(part):
     run = compose_one([f"model={part.name}"])
     assert run.model == part.config()
     assert from_dict({**to_dict(run), "model": {}}).model == part.config()
 
 
-def test_a_choice_of_positions_replaces_those_of_the_shape():
+def test_rope_choice_replaces_preset_rope():
     """YaRN with factor 32, from 4096 positions, is the shape's own: another factor keeps the rest."""
     rope = compose_one(["model=gpt-oss-20b", "model.rope.factor=8"]).model.rope
     assert (rope.factor, rope.original_max_position, rope.truncate) == (8.0, 4096, False)

@@ -10,7 +10,7 @@ from gangline_moe.dispatch.permute import MOST, Combine, Permute, sort_by_expert
 
 @pytest.mark.parametrize(("tokens", "k", "experts", "width"), [(1, 1, 1, 1), (7, 2, 4, 33), (12, 3, 5, 2050)])
 @pytest.mark.parametrize("dropped", [False, True])
-def test_they_give_what_the_plain_operators_give(monkeypatch, tokens, k, experts, width, dropped):
+def test_kernels_match_plain_operators(monkeypatch, tokens, k, experts, width, dropped):
     torch.manual_seed(tokens)
     made = sort_by_expert(torch.randint(experts + dropped, (tokens, k)), experts, whole=not dropped)
     x, weight = torch.randn(tokens, width, requires_grad=True), torch.rand(tokens, k, requires_grad=True)
@@ -24,7 +24,7 @@ def test_they_give_what_the_plain_operators_give(monkeypatch, tokens, k, experts
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
 
 
-def test_a_rank_without_rows(monkeypatch):
+def test_kernels_without_rows_return_zeros(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     made = sort_by_expert(torch.full((3, 2), 4), 4, whole=False)  # every pair was dropped
     x, weight = torch.randn(3, 8, requires_grad=True), torch.rand(3, 2, requires_grad=True)
@@ -35,7 +35,7 @@ def test_a_rank_without_rows(monkeypatch):
     assert not dweight.any()
 
 
-def test_many_experts_of_a_token_have_the_plain_operators(monkeypatch):
+def test_large_top_k_uses_plain_operators(monkeypatch):
     """With expert choice their number changes from batch to batch, and a kernel is compiled for each."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     from gangline_moe.dispatch import permute_triton

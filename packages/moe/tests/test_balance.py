@@ -22,7 +22,7 @@ def choice_of():
     return Choice(prob.topk(K).indices, prob.topk(K).values, prob, logits)
 
 
-def test_the_loss_over_a_sequence():
+def test_sequence_loss_matches_formula():
     choice = choice_of()
     want = 0.0
     for b in range(B):
@@ -33,7 +33,7 @@ def test_the_loss_over_a_sequence():
     torch.testing.assert_close(compute_sequence_loss(choice, ALL), torch.as_tensor(want))
 
 
-def test_an_even_load_has_the_least_loss():
+def test_even_load_has_minimal_balancing_loss():
     """T for each sequence, and for the whole batch E · 1/E for each token."""
     even = torch.full((4, E), 1 / E, dtype=torch.float64)
     choice = Choice(torch.tensor([[0, 1], [2, 3], [0, 1], [2, 3]]), even[:, :2], even, even)
@@ -42,7 +42,7 @@ def test_an_even_load_has_the_least_loss():
     assert float(compute_entropy(even)[0]) == pytest.approx(torch.tensor(4.0).log())
 
 
-def test_the_loss_with_the_last_steps_shares_and_of_large_logits():
+def test_step_loss_and_z_loss_match_formulas():
     choice, share = choice_of(), torch.tensor([0.5, 0.25, 0.25, 0.0])
     want = sum(E * share[i] * choice.prob_NE[n, i] for n in range(B * T) for i in range(E))
     torch.testing.assert_close(compute_step_loss(choice.prob_NE, share, ALL.view(-1)), want)
@@ -51,7 +51,7 @@ def test_the_loss_with_the_last_steps_shares_and_of_large_logits():
     )
 
 
-def test_losses_reach_the_router_and_are_told():
+def test_router_losses_are_collected_in_training_only():
     router = Softmax(seq_aux_loss=0.1, global_aux_loss=0.2, z_loss=0.3)
     module, x = layer(router), x_of().requires_grad_()
     _, told = collected(module, x)
@@ -62,7 +62,7 @@ def test_losses_reach_the_router_and_are_told():
     assert "z_loss" not in collected(module, x)[1]
 
 
-def test_tokens_whose_targets_do_not_count_weigh_nothing():
+def test_masked_tokens_do_not_change_balancing_losses():
     """Twice as much padding behind the same tokens: the losses are those of the tokens alone."""
     router = Softmax(seq_aux_loss=0.1, global_aux_loss=0.2, z_loss=0.3)
     module, x = layer(router), x_of()
@@ -77,7 +77,7 @@ def test_tokens_whose_targets_do_not_count_weigh_nothing():
     assert [float(nothing[name]) for name in names] == [0, 0, 0]
 
 
-def test_after_a_step_the_bias_moves_against_the_load_and_the_shares_are_kept():
+def test_step_moves_bias_and_stores_load_shares():
     module = layer(Sigmoid(global_aux_loss=0.1, bias_rate=0.5), experts=4)
     module.router.bias.zero_()
     module.router.after_step({"load": torch.tensor([4.0, 0.0, 2.0, 2.0], dtype=torch.float64)})
@@ -87,7 +87,7 @@ def test_after_a_step_the_bias_moves_against_the_load_and_the_shares_are_kept():
     assert module.router.bias.tolist() == [-0.5, 0.5, 0.0, 0.0]
 
 
-def test_the_bias_changes_the_choice_and_not_the_weights():
+def test_bias_changes_expert_choice_but_not_weights():
     module, x = layer(Sigmoid(renormalise=False), experts=4, top_k=1), x_of()
     module.router.bias.zero_()
     score = module.router(x).logits_NE.sigmoid()
@@ -108,13 +108,13 @@ def test_a_bias_evens_the_load():
     assert last.max() / last.double().mean() < 1.3
 
 
-def test_the_summary_of_a_step():
+def test_step_summary_reports_imbalance():
     told = MoeOptions().summarise({"blocks.0/load": [3.0, 1.0], "blocks.1/load": [2.0, 2.0], "blocks.1/entropy": 0.1})
     assert told == {"blocks.0/imbalance": 1.5, "blocks.1/imbalance": 1.0, "moe/imbalance": 1.5}
     assert MoeOptions().summarise({"blocks.0/load": [0.0, 0.0]}) == {}
 
 
-def test_the_load_is_of_all_tokens_but_padding():
+def test_load_counts_all_tokens_except_padding():
     """So the bias moves as if each row were no longer than what is in it, whatever a prompt's targets count for."""
     module, x = layer(Sigmoid(bias_rate=0.1, global_aux_loss=0.1)), x_of()
     B, T, D = x.shape

@@ -25,7 +25,7 @@ MANY = -1  # so many experts on a rank that their rows travel together and are r
         (2, torch.float32, 0.0, MANY),
     ],
 )
-def test_the_same_bits_as_one_process(world, dtype, skew, ranks_per_node):
+def test_dispatch_matches_one_process_bitwise(world, dtype, skew, ranks_per_node):
     """Output, gradients of the input, of what the router gave, and of the experts' weights."""
     of_ranks = get_pool(world).run(ranks.on_ranks, dtype, skew, ranks_per_node)
     want = get_pool(1).run(ranks.alone, dtype, skew, world)[0]
@@ -35,7 +35,7 @@ def test_the_same_bits_as_one_process(world, dtype, skew, ranks_per_node):
 
 
 @pytest.mark.parametrize(("world", "experts"), [(2, 8), (4, 8), (8, 8), (2, 32)])
-def test_no_byte_more_than_the_rows_that_leave(world, experts):
+def test_dispatch_sends_only_rows_for_other_ranks(world, experts):
     for rows, counts, least in get_pool(world).run(ranks.bytes_sent, 40, 16, experts):
         assert rows == least
         assert counts == 8 * (world - 1) * (experts // world)

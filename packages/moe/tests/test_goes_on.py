@@ -11,7 +11,7 @@ from gangline_testkit import RealRuns
 from gangline_testkit.runs import build_small_run
 
 
-def test_the_ranks_of_experts_may_change_and_their_number_may_not():
+def test_resume_may_change_ep_but_not_experts():
     content = to_dict(build_small_run("moe=on", "moe.ep=2"))
     run, changed = continue_run("runs/x", content, ["moe.ep=4", "moe.ep_axes=[dp_shard,tp]", "moe.ranks_per_node=2"])
     assert run.edits["moe"].ep == 4
@@ -21,7 +21,7 @@ def test_the_ranks_of_experts_may_change_and_their_number_may_not():
 
 
 @pytest.mark.nightly
-def test_a_compiled_layer_computes_the_same(tmp_path):
+def test_compiled_moe_run_matches_uncompiled_run(tmp_path):
     with RealRuns(tmp_path) as runs:
         runs.train("moe=on", "run.steps=4", "run.dir=plain")
         runs.train("moe=on", "run.steps=4", "run.compile=true", "run.dir=compiled")

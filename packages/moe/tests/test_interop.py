@@ -114,7 +114,7 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
         assert torch.equal(again(tokens).logits, want)
 
 
-def test_expert_that_the_router_never_picks_is_refused(tmp_path):
+def test_weights_of_surplus_expert_are_refused(tmp_path):
     """By import, and by train in the same words."""
     torch.manual_seed(0)
     MixtralForCausalLM(MIXTRAL).save_pretrained(tmp_path / "hf")
@@ -145,7 +145,7 @@ NORMED = {**PLAIN, "architectures": ["Qwen3ForCausalLM"]}
         (MoeOptions(ffn_dim=32, shared=2, router=Sigmoid(scale=2.0, renormalise=False)), NORMED),
     ],
 )
-def test_options_come_back_from_the_config_they_make(options, config):
+def test_moe_options_round_trip_through_config(options, config):
     written = json.loads(json.dumps(MoeFormat().write(options, config)))
     back, rest = read_experts(type(options), written)
     kept = ("experts", "top_k", "ffn_dim", "first", "shared")
@@ -169,7 +169,7 @@ def test_options_come_back_from_the_config_they_make(options, config):
         (MoeOptions(router=Softmax()), PLAIN | {"architectures": ["MistralForCausalLM"], "sliding_window": 8}),
     ],
 )
-def test_what_others_do_not_have_is_not_exported(options, config):
+def test_moe_options_without_hugging_face_equivalent_refuse_export(options, config):
     try:
         written = MoeFormat().write(options, config)
     except UserError:
@@ -188,7 +188,7 @@ def test_what_others_do_not_have_is_not_exported(options, config):
         MoeOptions(router=Softmax(bias_rate=0.1), shared=2),
     ],
 )
-def test_what_to_set_for_an_export_is_said(options, dense):
+def test_export_refusal_lists_options_to_set(options, dense):
     """And what is said suffices."""
     config = PLAIN | {"architectures": [dense]}
     with pytest.raises(UserError, match=f"others have no {dense} with the experts of moe") as refused:
@@ -207,7 +207,7 @@ def test_what_to_set_for_an_export_is_said(options, dense):
     assert MoeFormat().write(options, config)["architectures"]
 
 
-def test_a_config_that_cannot_be_computed_is_refused():
+def test_unsupported_moe_config_is_refused():
     config = {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 6, "num_experts": 8}
     config |= {"num_experts_per_tok": 2, "moe_intermediate_size": 8}
     with pytest.raises(UserError, match="not evenly spaced"):
@@ -233,7 +233,7 @@ SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
     ],
     ids=["mixtral", "qwen3-moe", "dots.llm1"],
 )
-def test_absent_fields_of_experts_are_those_of_transformers(config, theirs):
+def test_absent_moe_fields_match_transformers_defaults(config, theirs):
     short, _ = read_experts(MoeOptions, config | SIZES)
     full, _ = read_experts(MoeOptions, theirs(**config, **SIZES).to_dict() | config)
     assert short == full
@@ -252,7 +252,7 @@ def test_absent_fields_of_experts_are_those_of_transformers(config, theirs):
         ("dots.llm1", {"num_local_experts": None, "n_routed_experts": None}, "n_routed_experts=null"),
     ],
 )
-def test_odd_field_of_experts_is_named(name, changes, words):
+def test_invalid_moe_config_field_is_refused(name, changes, words):
     config = CASES[name][1].to_dict() | {"architectures": [CASES[name][0].__name__]} | changes
     with pytest.raises(UserError) as refused:
         read_experts(MoeOptions, config)
@@ -264,7 +264,7 @@ def test_missing_field_without_a_default_is_named():
         read_experts(MoeOptions, {"architectures": ["Dots1ForCausalLM"], "sliding_window": None})
 
 
-def test_weights_of_other_experts_are_refused(tmp_path):
+def test_weights_with_different_moe_options_are_refused(tmp_path):
     MixtralForCausalLM(MIXTRAL).save_pretrained(tmp_path)
     run = words(tmp_path)
 

@@ -7,5 +7,5 @@ from pathlib import Path
 from gangline_testkit.interpreted import run_interpreted
 
 
-def test_kernels_of_rows():
+def test_row_kernels_match_plain_operators():
     run_interpreted(Path(__file__).with_name("interpreted_permute.py"))

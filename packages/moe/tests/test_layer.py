@@ -78,7 +78,7 @@ ROUTERS = [
 
 
 @pytest.mark.parametrize("router", ROUTERS, ids=str)
-def test_the_same_as_a_token_at_a_time(router):
+def test_layer_matches_per_token_reference(router):
     compare_with_one_by_one(layer(router, shared=1), one_by_one)
 
 
@@ -97,7 +97,7 @@ def bounded_one_by_one(module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["together", "product by product"])
-def test_biases_and_bounded_products(kind, monkeypatch):
+def test_biased_and_clamped_experts_match_reference(kind, monkeypatch):
     module = layer(Biased(), dense=BOUNDED, experts=5)
     if kind != "together":  # as where an edit wraps one of the products
         monkeypatch.setattr("gangline_moe.experts.Stack", type("Other", (), {}))
@@ -118,7 +118,7 @@ def compare_with_one_by_one(module, formula):
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 3e-3)])
 @pytest.mark.parametrize("kind", ["grouped", "by the precision"])
-def test_grouped_products_in_every_dtype(dtype, bound, kind):
+def test_grouped_matmul_matches_reference_in_every_dtype(dtype, bound, kind):
     """Runs of no row, of one, and of many; and no rows at all."""
     products = PlainProducts() if kind == "grouped" else PrecisionProducts(Plain(dtype, torch.float32))
     generator = torch.Generator().manual_seed(0)
@@ -147,7 +147,7 @@ class Halved(Plain):
         return super().compute_grad_w(dy, x) / 2
 
 
-def test_a_precision_that_does_more_than_multiply_is_asked():
+def test_experts_use_matmul_of_custom_precision():
     """Halving the input of each product is halving its matrix."""
     precision = Halved(torch.float64, torch.float64)
     assert type(choose_products(Plain(torch.bfloat16, torch.float32))) is PlainProducts
@@ -163,12 +163,12 @@ def test_a_precision_that_does_more_than_multiply_is_asked():
 
 @pytest.mark.parametrize("router", ROUTERS, ids=str)
 @pytest.mark.parametrize("tokens", [1, 2])
-def test_short_sequences(router, tokens):
+def test_short_sequences_match_reference(router, tokens):
     module, x = layer(router), x_of(tokens, 1)
     torch.testing.assert_close(module(x), one_by_one(module, x), rtol=1e-12, atol=1e-13)
 
 
-def test_all_tokens_to_one_expert():
+def test_all_tokens_on_one_expert_match_reference():
     module, x = layer(Softmax(global_aux_loss=0), top_k=1), x_of()
     with torch.no_grad():
         module.router.gate.weight.zero_()
@@ -182,7 +182,7 @@ def test_all_tokens_to_one_expert():
 
 
 @pytest.mark.parametrize("router", ROUTERS, ids=str)
-def test_a_router_that_is_not_a_number_is_seen(router):
+def test_nan_router_weight_gives_nonfinite_step(router):
     """No expert number is out of range, and the step is not finite, so the strategy leaves the weights alone."""
     module, x = layer(router), x_of()
     with torch.no_grad():
@@ -201,7 +201,7 @@ def collected(module, x, **surroundings):
     return y, {**metrics, **{name: value for (_, _, name), value in found.losses.items()}}
 
 
-def test_capacity_drops_the_rest_and_says_so():
+def test_capacity_drops_excess_tokens_and_logs_share():
     module, x = layer(capacity_factor=0.5, top_k=1), x_of(16)
     y, told = collected(module, x)
     choice = module.router(x)
@@ -220,12 +220,12 @@ def test_capacity_drops_the_rest_and_says_so():
     assert told["load"].tolist() == seen
 
 
-def test_room_for_all_drops_nothing():
+def test_ample_capacity_drops_no_tokens():
     kept, plain, x = layer(capacity_factor=8.0), layer(), x_of()
     assert torch.equal(kept(x), plain(x))
 
 
-def test_recomputing_the_gate_keeps_little():
+def test_layer_saves_bounded_bytes_for_backward():
     """What a layer keeps for its backward pass is what it says: the rows and two products, no copy of the tokens."""
     module, x = layer(dtype=torch.float32), x_of(64, dtype=torch.float32).requires_grad_()
     kept: dict[int, int] = {}
@@ -244,7 +244,7 @@ def test_recomputing_the_gate_keeps_little():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_gradients_of_experts_may_come_later(dtype):
+def test_deferred_expert_gradients_are_bit_identical(dtype):
     """What is deferred has the bits of what is not, and names the parameters themselves."""
 
     def gradients(later: bool) -> dict[str, Tensor | None]:

@@ -55,7 +55,7 @@ def run_dir(tmp_path):
     return tmp_path
 
 
-def test_the_report(run_dir, capsys):
+def test_report_prints_and_plots_expert_load(run_dir, capsys):
     assert main(["report", str(run_dir), "--columns", "5", "--svg", str(run_dir / "picture.svg")]) == 0
     printed = capsys.readouterr().out
     lines = printed.splitlines()
@@ -72,7 +72,7 @@ def test_the_report(run_dir, capsys):
     assert {"step", "2", "tokens of an expert over the mean of its layer"} <= set(words)
 
 
-def test_cells_have_the_loads_of_their_steps(run_dir):
+def test_heatmap_cells_average_loads_of_steps(run_dir):
     first, second, third = draw_over_time(load_history(run_dir), 5, "run").axes[:3]
     assert first.images[0].get_array().tolist() == [
         pytest.approx([1, 1, (8 + 31) / 16, 31 / 8, 31 / 8]),
@@ -83,7 +83,7 @@ def test_cells_have_the_loads_of_their_steps(run_dir):
     assert second.images[0].get_array().tolist() == third.images[0].get_array().tolist() == [[1.0] * 5] * 4
 
 
-def test_a_step_done_again_counts_once_and_windows_cover_all(run_dir):
+def test_repeated_step_counts_once_in_history(run_dir):
     steps = load_history(run_dir)
     assert [step.step for step in steps] == list(range(1, 11))
     assert steps[0].loads["blocks.0"] == EVEN
@@ -92,7 +92,7 @@ def test_a_step_done_again_counts_once_and_windows_cover_all(run_dir):
     assert format_report(steps, 1, "run").count("|") == 2 * 12
 
 
-def test_steps_that_a_damaged_file_has_lost_are_told(run_dir, capsys):
+def test_damaged_metrics_lines_are_reported(run_dir, capsys):
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     (run_dir / "metrics.jsonl").write_text("\n".join([*lines[:4], "garbage", *lines[5:]]) + "\n")
     assert main(["report", str(run_dir)]) == 0
@@ -102,11 +102,11 @@ def test_steps_that_a_damaged_file_has_lost_are_told(run_dir, capsys):
         load_history(run_dir)
 
 
-def test_shades_of_the_report():
+def test_report_shades_follow_load():
     assert [choose_shade(value) for value in (0.0, 1.0, 2.0, 9.0)] == [" ", "+", "@", "@"]
 
 
-def test_colours_are_blue_below_the_mean_and_red_above_it():
+def test_heatmap_is_blue_below_mean_red_above():
     (image,) = draw_by_layer([StepLoads(1, {"blocks.0": [0.0, 1.0, 2.0, 1.0]}, {})], "run").axes[0].images
     low, mean, high = (to_hex(image.to_rgba([value])[0]) for value in (0.0, 1.0, 2.0))
     assert (low, mean, high) == ("#053061", "#f7f6f6", "#67001f")
@@ -123,18 +123,18 @@ def test_colours_are_blue_below_the_mean_and_red_above_it():
         (["report", "{}", "--svg", "/nowhere/picture.svg"], "cannot be written"),
     ],
 )
-def test_what_cannot_be_reported(run_dir, words, message):
+def test_report_refuses_invalid_arguments(run_dir, words, message):
     with pytest.raises(UserError, match=message):
         main([word.format(run_dir) for word in words])
 
 
-def test_a_run_without_experts(tmp_path):
+def test_history_of_run_without_experts_is_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "metrics": {}}) + "\n")
     with pytest.raises(UserError, match="has no step with experts"):
         load_history(tmp_path)
 
 
-def test_dead_and_hot_experts_are_told_once_each():
+def test_dead_and_hot_experts_are_reported_once():
     check = ExpertsCheck(ExpertsHealth(patience=3, hot=2.0), build_small_run("moe=on"))
     found = [(step, str(v)) for step in range(1, 9) for v in check.observe(record(step, b0=UNEVEN))]
     assert found == [
@@ -150,7 +150,7 @@ def test_dead_and_hot_experts_are_told_once_each():
     assert hot.suggestion is Action.WARN
 
 
-def test_pictures_are_what_tensorboard_reads(tmp_path):
+def test_tensorboard_reads_load_heatmaps(tmp_path):
     tracker = HeatmapTracker(None, 2)
     tracker.begin(Start("run", str(tmp_path), 0, 5, 1, 0, 1))
     for step in range(1, 6):
@@ -168,7 +168,7 @@ def test_pictures_are_what_tensorboard_reads(tmp_path):
 
 
 @pytest.mark.parametrize(("layers", "experts", "steps"), [(1, 2, 1), (3, 8, 7), (2, 60, 200), (20, 160, 2)])
-def test_pictures_of_every_size_are_readable(layers, experts, steps):
+def test_heatmaps_of_every_size_are_readable(layers, experts, steps):
     loads = {f"blocks.{layer}": [float(expert) for expert in range(experts)] for layer in range(layers)}
     found = [StepLoads(step, dict(loads), {}) for step in range(1, steps + 1)]
     del found[0].loads["blocks.0"]
@@ -190,7 +190,7 @@ def test_pictures_of_every_size_are_readable(layers, experts, steps):
         (("track=experts", "track.experts.every=0"), "track.experts.every=0 must be at least 1."),
     ],
 )
-def test_bad_options(words, message):
+def test_invalid_health_and_tracker_options_are_refused(words, message):
     (problem,) = find_meaningless(build_small_run("moe=on", *words))
     assert problem.what == message
 
@@ -204,5 +204,5 @@ def test_tracker_without_matplotlib_is_refused(monkeypatch):
     assert "pip install 'gangline-moe[pictures]'" in problem.fix
 
 
-def test_no_load_is_too_hot_where_the_bound_is_infinite():
+def test_infinite_hot_threshold_is_accepted():
     assert find_meaningless(build_small_run("moe=on", "health=experts", "health.experts.hot=inf")) == []

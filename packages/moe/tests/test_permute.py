@@ -20,7 +20,7 @@ EXPERTS = 3
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_there_and_back(case):
+def test_permute_and_combine_match_reference(case):
     expert = torch.tensor(CASES[case])
     whole = bool((expert < EXPERTS).all())
     made = sort_by_expert(expert, EXPERTS, whole)
@@ -40,7 +40,7 @@ def test_there_and_back(case):
     assert gradcheck(through, (x, weight))
 
 
-def test_sums_are_made_in_the_wider_dtype():
+def test_combine_sums_in_wider_dtype():
     expert = torch.tensor([[0, 1]])
     rows = torch.tensor([[256.0], [1.0]], dtype=torch.bfloat16)
     made = sort_by_expert(expert, 2)
@@ -49,7 +49,7 @@ def test_sums_are_made_in_the_wider_dtype():
     assert Combine.apply(rows, torch.tensor([[1.0, 0.5]]), made).item() == 256.0
 
 
-def test_first_come_first_served():
+def test_capacity_keeps_earliest_tokens():
     expert = torch.tensor([[0, 1], [0, 2], [1, 0], [0, 1]])
     assert drop_over_capacity(expert, 3, 2).tolist() == [[0, 1], [0, 2], [1, 3], [3, 3]]
     assert torch.equal(drop_over_capacity(expert, 3, 4), expert)

@@ -24,11 +24,11 @@ def tree_of(model, *settings):
     ("model", "choice", "parameters"),
     [(MIXTRAL, "mixtral_8x7b", 46_702_792_704), (QWEN, "qwen3_30b_a3b", 30_532_122_624)],
 )
-def test_the_number_of_parameters(model, choice, parameters):
+def test_preset_parameter_count_matches_published(model, choice, parameters):
     assert count_parameters(tree_of(model, f"moe={choice}")) == parameters
 
 
-def test_the_feed_forwards_of_deepseek_v3():
+def test_deepseek_v3_expert_parameters_match_formula():
     """61 blocks, of which 3 dense: 58 x (256 experts + 1 shared of width 2048, and the router's gate)."""
     tree = tree_of(DEEPSEEK, "moe=deepseek_v3", "moe/router=grouped")
     ours = sum(
@@ -39,14 +39,14 @@ def test_the_feed_forwards_of_deepseek_v3():
     assert ours == 58 * (257 * 3 * 7168 * 2048 + 256 * 7168)
 
 
-def test_a_token_costs_its_own_experts_and_the_router_alone():
+def test_flops_count_only_active_experts_and_router():
     dense, sparse = tree_of(MIXTRAL), tree_of(MIXTRAL, "moe=mixtral_8x7b")
     trained = Plan(embed="embed", blocks="blocks", head="head", layers=32)
     extra = 3 * 32 * (2 * 3 * 4096 * 14336 + 2 * 8 * 4096)  # one expert more than the dense layer, and the gate
     assert count_flops_per_token(sparse, 64, trained) - count_flops_per_token(dense, 64, trained) == extra
 
 
-def test_every_other_block_from_the_second_on():
+def test_first_and_every_choose_moe_blocks():
     tree = tree_of("layers=6", "moe=on", "moe.first=1", "moe.every=2")
     found = [path for path, node in iterate_nodes(tree) if isinstance(node, MoeNode)]
     assert found == [f"blocks.{index}.feed_forward" for index in (1, 3, 5)]

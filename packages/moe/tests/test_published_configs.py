@@ -121,7 +121,7 @@ def test_a_published_file_is_read(name, tmp_path):
         ("dots.llm1", {"moe_layer_freq": 2}),
     ],
 )
-def test_another_value_is_refused_by_name(name, changes, tmp_path):
+def test_unsupported_field_value_is_refused_by_name(name, changes, tmp_path):
     ((field, value),) = changes.items()
     with pytest.raises(UserError, match=f"{field}={value}"):
         read(name, tmp_path, **changes)

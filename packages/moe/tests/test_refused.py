@@ -36,7 +36,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("setting", CASES)
-def test_bad_options(setting):
+def test_invalid_moe_options_are_refused(setting):
     with pytest.raises(UserError) as refused:
         check(build_small_run("moe=on", "model.vocab_size=256", setting))
     assert CASES[setting] in str(refused.value)
@@ -52,12 +52,12 @@ def test_bad_options(setting):
         (("moe/router=expert_choice", "moe.router.global_aux_loss=0.1"), "has nothing to even out"),
     ],
 )
-def test_bad_routers(settings, message):
+def test_invalid_router_options_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         check(build_small_run("moe=on", *settings))
 
 
-def test_experts_that_no_ranks_share():
+def test_ep_is_refused_under_ddp():
     """ddp has ranks, and folds none of them."""
     words = ("moe=on", "model.vocab_size=256", "parallel=ddp", "launch.processes=2", "moe.ep_axes=[dp_replicate]")
     with pytest.raises(UserError, match=r"moe.ep=2: under parallel=ddp no ranks share the experts"):
@@ -67,13 +67,13 @@ def test_experts_that_no_ranks_share():
     assert run.edits["moe"].resolve(run).ep == 1
 
 
-def test_a_model_without_feed_forwards():
+def test_model_without_feed_forwards_is_refused():
     plan = Plan(embed="embed", blocks="blocks", head="head", layers=1)
     with pytest.raises(UserError, match="moe has nothing to replace in this model"):
         edit(NormNode(dim=4), plan, MoeOptions())
 
 
-def test_what_is_left_open_follows_from_the_layout():
+def test_unset_ep_follows_from_layout():
     """`ep` is as large as experts and data ranks allow."""
     from gangline_testkit.toys.plugin import Rows
 

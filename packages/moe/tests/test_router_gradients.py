@@ -9,7 +9,7 @@ from gangline_moe.routers.base import divide_by_sum
 
 
 @pytest.mark.parametrize("least", [0.0, 1e-20])
-def test_weight_of_a_single_expert_is_one_without_gradient(least):
+def test_single_expert_weight_has_zero_gradient(least):
     """w / w has a gradient of rounding, which SOAP would make a basis of."""
     weight = torch.rand(7, 1, dtype=torch.float64, requires_grad=True)
     divided = divide_by_sum(weight, least)

@@ -54,7 +54,7 @@ class TurnsRouter(Router):
 """
 
 
-def test_a_foreign_router_is_chosen_by_name(tmp_path):
+def test_third_party_router_is_chosen_by_name(tmp_path):
     (tmp_path / "turning.py").write_text(PLUGIN)
     (tmp_path / "turning_modules.py").write_text(MODULES)
     with as_installed("gangline-turning", "turning", path=tmp_path):

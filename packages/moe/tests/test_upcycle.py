@@ -43,7 +43,7 @@ def dense_model(here):
 
 
 @pytest.mark.parametrize("settings", [(), ("moe.top_k=4", "moe.experts=16"), ("moe.every=2",)])
-def test_it_begins_as_the_model_it_came_from(here, settings):
+def test_upcycled_model_matches_dense_logits(here, settings):
     """Copies of one feed-forward, weighted by shares that add up to 1, are that feed-forward."""
     run = run_of(here, *settings)
     tree, plan = compose_model(run)
@@ -59,7 +59,7 @@ def test_it_begins_as_the_model_it_came_from(here, settings):
     assert torch.equal(model.blocks[0].feed_forward.router.gate.weight, drawn)
 
 
-def test_a_rank_fills_its_part_of_its_experts(here):
+def test_rank_fills_its_shard_of_experts(here):
     whole = dense_model(here).blocks[1].feed_forward.w_down.weight
     part = torch.zeros(2, 5, 64)
     shard = Shard("model/blocks.1.feed_forward.experts.w_down.weight", (8, 32, 64), part.dtype, (4, 7, 0), part)
@@ -75,12 +75,12 @@ def test_a_rank_fills_its_part_of_its_experts(here):
         (("moe.shared=1",), "moe.shared=1 does not go with moe.upcycle_from"),
     ],
 )
-def test_what_does_not_fit_is_refused(here, settings, message):
+def test_incompatible_upcycle_options_are_refused(here, settings, message):
     with pytest.raises(UserError, match=message):
         check(run_of(here, *(setting.format(here) for setting in settings)))
 
 
-def test_another_model_is_refused(here):
+def test_upcycle_from_different_model_is_refused(here):
     run = run_of(here, "model.layers=3")
     tree, plan = compose_model(run)
     with pytest.raises(UserError, match="holds another model than the one to make sparse"):

@@ -22,7 +22,7 @@ def kernels(monkeypatch):
 @pytest.mark.parametrize("grain", list(Grain))
 @pytest.mark.parametrize("odd", [0.0, float("nan"), float("-inf")])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (33, 270), (257, 16)])
-def test_they_give_what_the_plain_operators_give(kernels, monkeypatch, form, grain, odd, rows, columns):
+def test_kernels_match_plain_operators(kernels, monkeypatch, form, grain, odd, rows, columns):
     """Of float32 values: Triton's interpreter rounds to float8 in a way of its own."""
     torch.manual_seed(rows)
     x = (torch.randn(rows, columns) * torch.randn(rows, 1).exp() * 10).bfloat16()
@@ -38,7 +38,7 @@ def test_they_give_what_the_plain_operators_give(kernels, monkeypatch, form, gra
         )
 
 
-def test_numbers_near_nothing_have_the_smallest_scale(kernels):
+def test_tiny_values_get_the_smallest_scale(kernels):
     found = kernels.quantise(torch.full((16, 16), 2.0**-130).bfloat16(), Format.E4M3, Grain.TENSOR, torch.float32)
     assert found.scale.item() == 2.0**-126
 

@@ -37,14 +37,14 @@ def model_with(embedding: nn.Module) -> nn.Module:
     return model
 
 
-def test_the_width_is_that_of_what_the_embedding_gives_or_says():
+def test_width_comes_from_embedding_output_or_node():
     tree, plan = compose_model(build_small_run("model.dim=24"))
     node = EmbeddingNode(vocab_size=61, dim=24)
     assert probe_width(model_with(Embedding(node)), plan, tree) == 24
     assert probe_width(model_with(Pixels(node)), plan, tree) == 24
 
 
-def test_an_embedding_that_neither_gives_nor_says_it_is_refused():
+def test_embedding_of_unknown_width_is_refused():
     tree, plan = compose_model(build_small_run("model.dim=24"))
     odd = replace(tree, **{plan.embed: Unsaid()})
     with pytest.raises(UserError, match=r"embed says it of no batch without 'pixels'"):

@@ -18,7 +18,7 @@ def averages(run_dir) -> dict[str, torch.Tensor]:
     return {shard.name: shard.local.clone() for shard in s.shards() if shard.name.startswith("callback/")}
 
 
-def test_averages_travel_over_every_axis_and_stay_those_of_one_process(tmp_path):
+def test_ema_across_layouts_matches_one_process(tmp_path):
     train_session(tmp_path / "one", *EMA, "run.steps=4")
     for steps, layout in zip((2, 4), LAYOUTS, strict=True):
         train_on_ranks(4, tmp_path / "cut", *EMA, "parallel=3d", *OPEN, *layout, f"run.steps={steps}")

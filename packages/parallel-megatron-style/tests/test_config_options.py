@@ -15,19 +15,19 @@ PARTS = (ThreeD, Fsdp, Hsdp, Tp, Pp)
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_every_option_says_what_it_is(part):
+def test_every_option_has_help(part):
     assert [option.path for option in iterate_options(part, "parallel") if not option.comment] == []
 
 
 @pytest.mark.parametrize("option", ["schedule", "context", "zero"])
-def test_choices_are_named_where_the_option_is_described(option):
+def test_option_help_names_all_choices(option):
     found = next(each for each in iterate_options(AxesConfig, "parallel") if each.path == f"parallel.{option}")
     assert len(found.choices) > 1
     assert [choice for choice in found.choices if choice not in found.help] == []
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_run_directory_gives_the_options_back(part):
+def test_options_round_trip_through_a_dict(part):
     config = part(tp=2, stages=[3, 1], topology=Topology(gpus_per_node=4, node_bandwidth=300.0))
     assert from_dict(to_dict(build_default_run(parallel=config))).parallel == config
 
@@ -50,14 +50,14 @@ def test_all_parts_have_the_same_options():
         (2, 7, 7),
     ],
 )
-def test_how_many_microbatches_a_pipeline_likes(pp, share, microbatches):
+def test_default_microbatch_count_of_a_pipeline(pp, share, microbatches):
     assert Pp().count_microbatches(share, Mesh.of({"pp": pp})) == microbatches
 
 
 # --- the network ------------------------------------------------------------------------------------------------------
 
 
-def test_which_links_an_axis_uses():
+def test_network_tier_of_each_axis():
     """Four nodes of two ranks, two nodes a rack."""
     network = Topology(gpus_per_node=2, nodes_per_rack=2)
     mesh = Mesh.of({"pp": 2, "dp_shard": 2, "tp": 2})
@@ -71,13 +71,13 @@ def test_which_links_an_axis_uses():
     assert network.find_tier(mesh, *AXES) == "cluster"
 
 
-def test_a_group_that_straddles_two_nodes_uses_the_slower_links():
+def test_group_across_two_nodes_uses_slower_links():
     network = Topology(gpus_per_node=4, nodes_per_rack=8)
     assert network.find_tier(Mesh.of({"dp_shard": 4, "tp": 3}), "tp") == "rack"
     assert network.find_tier(Mesh.of({"dp_shard": 3, "tp": 4}), "tp") == "node"
 
 
-def test_bandwidths():
+def test_bandwidth_of_each_network_tier():
     network = Topology(node_bandwidth=450, rack_bandwidth=50, cluster_bandwidth=25)
     assert network.get_bandwidth("node") == 450e9
     assert network.get_bandwidth("rack") == 50e9

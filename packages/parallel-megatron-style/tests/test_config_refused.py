@@ -132,13 +132,13 @@ def train(tmp_path, monkeypatch, capsys):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_is_refused(train, words, lines):
+def test_invalid_layout_is_refused_with_a_fix(train, words, lines):
     message = train(words)
     for line in lines:
         assert line in message
 
 
-def test_one_whole_message(train):
+def test_refusal_message_in_full(train):
     assert train("parallel=3d parallel.pp=1 parallel.cp=2 batch.sequence_length=126") == (
         "batch.sequence_length=126 does not divide over cp 2 x tp 2 (sequence parallelism).\n"
         "  It has to be a multiple of 4. "
@@ -147,7 +147,7 @@ def test_one_whole_message(train):
     )
 
 
-def test_a_broken_model_is_told_once_and_the_layout_does_not_stumble_over_it(train):
+def test_invalid_model_reports_no_layout_errors(train):
     message = train("parallel=3d model.heads=7")
     assert message.startswith("2 things cannot work:")  # heads by dim, and by key heads
     assert "parallel" not in message
@@ -166,11 +166,11 @@ def test_the_defaults_fit_the_default_model(config):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_can_be_had(schedule):
+def test_every_schedule_is_accepted(schedule):
     assert problems(Pp(schedule=schedule), 2) == []
 
 
-def test_a_key_head_may_serve_several_ranks():
+def test_key_head_shared_by_several_ranks_is_accepted():
     sizes = {"heads": 8, "kv_heads": 2, "dim": 256, "ffn_dim": 512, "layers": 4, "vocab_size": 250}
     assert problems(Tp(), 8, model=decoder(**sizes)) == []
 
@@ -181,7 +181,7 @@ def decoder(**sizes):
     return DecoderConfig(**sizes)
 
 
-def test_a_wide_tp_may_be_forced_or_a_node_be_wider():
+def test_tp_wider_than_node_needs_force():
     model = decoder(heads=16, kv_heads=16, dim=256, ffn_dim=512, layers=4)
     assert problems(Tp(), 16, model=model)
     assert problems(Tp(force=True), 16, model=model) == []
@@ -190,13 +190,13 @@ def test_a_wide_tp_may_be_forced_or_a_node_be_wider():
     assert problems(wide, 16, model=model) == []
 
 
-def test_a_vocabulary_smaller_than_tp():
+def test_vocabulary_smaller_than_tp_is_refused():
     (found,) = problems(Tp(), 4, model=decoder(heads=4, dim=128, ffn_dim=512, layers=4, vocab_size=3))
     assert found.what == "parallel.tp=4 does not divide model.vocab_size=3."
     assert found.fix.startswith("parallel.tp=2; or parallel.tp=1")
 
 
-def test_any_other_vocabulary_can_be_cut_and_any_length_without_sequence_parallelism():
+def test_uneven_vocabulary_and_sequence_length_are_accepted():
     model = decoder(heads=4, dim=128, ffn_dim=512, layers=4, vocab_size=257)
     assert problems(Tp(sequence_parallel=False), 4, model=model, batch={"sequence_length": 127}) == []
 
@@ -217,12 +217,12 @@ def replaced(**changes):
     return lambda plan: replace(plan, **changes)
 
 
-def test_a_rule_that_cuts_nothing_is_a_mistake_of_the_plan():
+def test_shard_rule_without_matching_parameter_is_refused():
     more = lambda plan: plan.extend(cuts=(ShardRule.colwise("blocks.*.attention.wx"),))  # noqa: E731
     assert of_plan(more) == ["the plan of this model cuts blocks.*.attention.wx, and the model has no such parameter."]
 
 
-def test_a_model_that_nobody_said_how_to_cut():
+def test_tp_refuses_a_plan_without_shard_rules():
     uncut = replaced(cuts=())
     assert of_plan(uncut, tp=2) == [
         "parallel.tp=2: the plan of this model says of no parameter how to cut it for tensor parallelism."
@@ -230,14 +230,14 @@ def test_a_model_that_nobody_said_how_to_cut():
     assert of_plan(uncut, pp=2, dp_shard=2) == []
 
 
-def test_seams_that_are_not_there():
+def test_cp_and_tp_refuse_plan_without_seams():
     (one,) = of_plan(replaced(seams=()), cp=2)
     assert one == "parallel.cp=2: the plan of this model has no attention seam."
     (other,) = of_plan(replaced(seams=()), tp=2)
     assert other == "parallel.tp=2: the plan cuts head.weight, and has no loss seam."
 
 
-def test_a_model_without_facts_is_checked_by_its_shapes():
+def test_model_without_facts_is_checked_by_shapes():
     (found,) = of_plan(replaced(facts={}), tp=4)
     assert found.startswith("parallel.tp=4 does not divide blocks.*.attention.wq=6")
 
@@ -255,7 +255,7 @@ def test_a_model_without_facts_is_checked_by_its_shapes():
     ],
     ids=str,
 )
-def test_folds(fold, axes, fits_it):
+def test_fold_size_must_divide_its_axes(fold, axes, fits_it):
     found = of_plan(lambda plan: with_fold(plan, fold), **axes)
     assert found == [] if fits_it else found[0].startswith(f"the model wants {fold.size} ranks for x out of")
 

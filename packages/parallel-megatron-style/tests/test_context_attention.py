@@ -109,7 +109,7 @@ DOCUMENTS = {
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("documents", DOCUMENTS)
-def test_float64(world, method, kv_heads, documents):
+def test_float64_matches_unsharded_attention(world, method, kv_heads, documents):
     case = Case(method, kv_heads=kv_heads, documents=DOCUMENTS[documents])
     for name, found, wanted in zip(NAMES, together(get_pool(world).run(parts, case)), whole(case), strict=True):
         assert (found - wanted).norm() <= 1e-12 * wanted.norm(), name
@@ -125,7 +125,7 @@ CALLS = {
 
 @pytest.mark.parametrize("documents", ["no documents", "documents", "blocks that nobody sees"])
 @pytest.mark.parametrize("method", ["ring", "math", "ulysses"])
-def test_calls_that_are_declared(method, documents):
+def test_attention_call_options_match_unsharded_attention(method, documents):
     kinds = [AttentionCall(**call) for call in CALLS.values()]
     for call in kinds if method == "ulysses" else kinds[:3]:
         case = Case(method.replace("math", "ring"), documents=DOCUMENTS[documents], math=method == "math", call=call)
@@ -133,13 +133,13 @@ def test_calls_that_are_declared(method, documents):
             assert (found - wanted).norm() <= 1e-12 * wanted.norm(), (call, name)
 
 
-def test_what_ring_attention_cannot_compute_it_refuses():
+def test_ring_attention_refuses_soft_cap_and_sinks():
     with pytest.raises(ValueError, match="does not have a soft cap and sinks"):
         RingAttention(Solo("cp"), AttentionCall(soft_cap=1.0, sinks="sinks.weight"))
 
 
 @pytest.mark.parametrize("documents", ["no documents", "documents", "short documents"])
-def test_ring_without_a_kernel_that_takes_masks(documents):
+def test_ring_math_kernel_matches_unsharded_attention(documents):
     """The path of a GPU where documents hide something, or in float32."""
     case = Case("ring", kv_heads=2, documents=DOCUMENTS[documents], math=True)
     for name, found, wanted in zip(NAMES, together(get_pool(4).run(parts, case)), whole(case), strict=True):
@@ -148,7 +148,7 @@ def test_ring_without_a_kernel_that_takes_masks(documents):
 
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 @pytest.mark.parametrize("documents", ["no documents", "documents"])
-def test_float32(method, documents):
+def test_float32_matches_unsharded_attention(method, documents):
     case = Case(method, torch.float32, kv_heads=2, documents=DOCUMENTS[documents])
     for name, found, wanted in zip(NAMES, together(get_pool(4).run(parts, case)), whole(case), strict=True):
         assert (found - wanted).norm() <= 2e-6 * wanted.norm(), name
@@ -172,7 +172,7 @@ def test_bfloat16_rounds_as_one_process_does(method, documents):
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("documents", ["no documents", "documents"])
-def test_ulysses_changes_no_bit(world, dtype, documents):
+def test_ulysses_is_bit_identical_to_unsharded_attention(world, dtype, documents):
     """It moves numbers and computes nothing, as long as no key head is repeated."""
     case = Case("ulysses", dtype, documents=DOCUMENTS[documents])
     for name, found, wanted in zip(NAMES, together(get_pool(world).run(parts, case)), whole(case), strict=True):
@@ -224,7 +224,7 @@ def counted(method: str, documents: bool):
     return forward, (dict(comm.calls), dict(comm.sent))
 
 
-def test_ring_sends_keys_and_values_to_every_other_rank_and_gradients_home():
+def test_ring_attention_traffic_matches_closed_form():
     """n - 1 transfers forward; backward as many, and n of the gradients, which come home. Documents travel once."""
     kv, numbers = 2 * B * 2 * (T // 4) * E * 8, B * (T // 4) * 8
     for documents in (False, True):
@@ -234,7 +234,7 @@ def test_ring_sends_keys_and_values_to_every_other_rank_and_gradients_home():
             assert backward == ({"exchange": 3 + 4}, {"exchange": 7 * kv})
 
 
-def test_ulysses_is_two_transfers_each_way():
+def test_ulysses_sends_two_all_to_alls_per_pass():
     """Queries, keys and values together, then the output; (n - 1) / n of each. Positions and documents travel once."""
     t = T // 2
     packed, out, numbers = (B * (4 + 2 + 2) * t * E * 8) // 2, (B * 4 * t * E * 8) // 2, B * t * 8
@@ -268,7 +268,7 @@ def blocks_computed(documents, window=None) -> tuple[int, int]:
     return len(seen), sum(seen)
 
 
-def test_blocks_that_nobody_sees_are_skipped_and_masks_made_where_needed():
+def test_ring_attention_skips_fully_masked_blocks():
     """Of eight chunks, documents change after the fourth: fronts see fronts alone, backs see backs."""
     assert get_pool(4).run(blocks_computed, ((0,), (0,))) == [(4, 0)] * 4
     # each other rank has a front and a back, and the two documents meet there: computed one by one, without a mask
@@ -283,7 +283,7 @@ def test_blocks_that_nobody_sees_are_skipped_and_masks_made_where_needed():
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("mask", ["none", "causal", "some", "a row that sees nothing"])
 @pytest.mark.parametrize("kernel", [CPU, MATH], ids=["CPU", "math"])
-def test_a_block(kernel, mask, kv_heads):
+def test_block_kernel_matches_reference_attention(kernel, mask, kv_heads):
     generator = torch.Generator().manual_seed(0)
     q, k, v, dout = (
         torch.randn(B, h, 6, E, dtype=torch.float64, generator=generator) for h in (4, kv_heads, kv_heads, 4)
@@ -314,7 +314,7 @@ def test_a_block(kernel, mask, kv_heads):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_block_of_heads_that_lie_in_memory_as_they_like(masked):
+def test_block_kernel_accepts_non_contiguous_heads(masked):
     """The kernel reads on from a head's first number: of another layout that would be the numbers of other heads."""
     dense = [torch.randn(B, 4, 6, E, dtype=torch.float64) for _ in range(4)]
     q, k, v, dout = (x.to(memory_format=torch.channels_last) for x in dense)
@@ -331,7 +331,7 @@ def test_a_block_of_heads_that_lie_in_memory_as_they_like(masked):
 
 
 @pytest.mark.parametrize("first", [0, 3])
-def test_the_cuda_kernel_is_given_a_dense_log_sum_exp(monkeypatch, first):
+def test_cuda_kernel_gets_contiguous_log_sum_exp(monkeypatch, first):
     """It never looks at the strides of it; of some of the queries it is a slice."""
     given = []
 

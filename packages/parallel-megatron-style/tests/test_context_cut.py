@@ -34,7 +34,7 @@ def batch_of(documents: bool) -> Batch:
     return Batch(tokens[:, :-1], tokens[:, 1:], tokens[:, 1:] % 5 > 0, position, torch.arange(B), document, step=3)
 
 
-def test_zigzag_gives_each_rank_a_chunk_from_the_front_and_one_from_the_back():
+def test_zigzag_split_pairs_front_and_back_chunks():
     tokens = torch.arange(16)[None]
     assert [cut_tokens(tokens, index, 4, "zigzag")[0].tolist() for index in range(4)] == [
         [0, 1, 14, 15],
@@ -48,7 +48,7 @@ def test_zigzag_gives_each_rank_a_chunk_from_the_front_and_one_from_the_back():
     ]
 
 
-def test_all_that_belongs_to_a_token_travels_with_it():
+def test_split_batch_keeps_token_fields_together():
     batch = batch_of(True)
     part = cut_batch(batch, 1, 2, "zigzag")
     for name in ("tokens", "targets", "loss_mask", "position", "document"):
@@ -60,7 +60,7 @@ def test_all_that_belongs_to_a_token_travels_with_it():
     assert cut_batch(replace(batch, valid=7), 1, 2, "zigzag").valid is None
 
 
-def test_a_square_batch_keeps_its_samples():
+def test_split_of_square_batch_keeps_sample_ids():
     """As many sequences as tokens: what has one number a sequence has no tokens."""
     batch = batch_of(False)
     square = replace(batch, **{name: getattr(batch, name)[:, :2] for name in ("tokens", "targets", "position")})
@@ -99,7 +99,7 @@ def trained(method: str, documents: bool, recompute: Recompute):
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 @pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
 @pytest.mark.parametrize("recompute", Recompute, ids=lambda r: r.value)
-def test_a_model_over_cut_sequences(world, method, documents, recompute):
+def test_model_over_split_sequences_matches_one_process(world, method, documents, recompute):
     """Losses and gradients of the ranks add up to those of one process."""
     whole = model_of(None)
     wanted = whole(batch_of(documents))
@@ -118,11 +118,11 @@ def seams(method: str) -> tuple[list[str], bool]:
     return [type(seam).__name__ for seam in seams], shared
 
 
-def test_layers_share_what_is_known_of_a_batch():
+def test_layers_share_the_batch_cache():
     assert get_pool(2).run(seams, "ring")[0] == ([RingAttention.__name__] * 2, True)
     assert get_pool(2).run(seams, "ulysses")[0] == ([UlyssesAttention.__name__] * 2, True)
 
 
-def test_one_rank_changes_nothing():
+def test_cp_of_one_rank_keeps_plain_attention():
     model = model_of("ring", rank.make_comms(Mesh.of({})).get_comm("cp"))
     assert model.blocks[0].attention.attention is model_of(None).blocks[0].attention.attention

@@ -93,7 +93,7 @@ def refusal(*words: str) -> str:
     return ""
 
 
-def test_a_strangers_attention_is_refused_before_a_process_starts(narrow):
+def test_cp_refuses_undeclared_attention_before_start(narrow):
     said = refusal("narrow=on", *CP)
     for word in ("parallel.cp=2", "blocks.0.attention", "does not say", "`seams`", "AttentionCall"):
         assert word in said
@@ -113,7 +113,7 @@ def test_a_strangers_attention_is_refused_before_a_process_starts(narrow):
     assert refusal("narrow=on", "parallel=pp", "launch.processes=2") == ""
 
 
-def test_what_is_declared_beyond_the_known_fields_is_wrapped_and_never_replaced(narrow):
+def test_ring_refuses_unknown_attention_fields_before_start(narrow):
     words = ("narrow=on", "narrow.said=true", "narrow.other=softplus for exp", *CP)
     said = refusal(*words)
     for word in ("ring attention", "blocks.0.attention", "softplus for exp", "parallel.context=ulysses"):
@@ -121,7 +121,7 @@ def test_what_is_declared_beyond_the_known_fields_is_wrapped_and_never_replaced(
     assert refusal(*words, "parallel.context=ulysses") == ""
 
 
-def test_where_nobody_says_what_tp_calls_with_some_of_the_heads_it_is_told(narrow):
+def test_tp_notes_undeclared_attention(narrow):
     def told(*words: str) -> str:
         run = build_small_run("model.vocab_size=256", *words, "parallel=tp", "launch.processes=2")
         return " ".join(run.parallel.list_notices(run))
@@ -131,21 +131,21 @@ def test_where_nobody_says_what_tp_calls_with_some_of_the_heads_it_is_told(narro
 
 
 @pytest.mark.parametrize("option", ["model.soft_cap=2.0", "model.sinks=true"])
-def test_what_ring_attention_has_not_is_refused(option):
+def test_ring_refuses_soft_cap_or_sinks(option):
     said = refusal(option, *CP)
     assert "blocks.0.attention" in said
     assert ("a soft cap" if "cap" in option else "sinks") in said
     assert refusal(option, *CP, "parallel.context=ulysses") == ""
 
 
-def test_a_strangers_loss_is_refused_where_the_vocabulary_is_cut(narrow):
+def test_tp_refuses_undeclared_loss_over_sharded_vocabulary(narrow):
     said = refusal("narrow=on", "narrow.head=true", "parallel=tp", "launch.processes=2")
     for word in ("parallel.tp=2", "head does not say", "Cut.whole('head.weight')"):
         assert word in said
     assert refusal("narrow=on", "narrow.head=true", *CP) == ""
 
 
-def test_a_trace_of_what_no_operator_computes_is_refused():
+def test_trace_refuses_soft_cap_and_sinks():
     with pytest.raises(UserError, match=r"--trace: blocks.0.attention has a soft cap and sinks"):
         main(["explain", "--trace", "model.soft_cap=2.0", "model.sinks=true", "parallel=fsdp", "launch.processes=2"])
 
@@ -184,7 +184,7 @@ WINDOW = AttentionCall(window=3)
     ids=["a function that says nothing", "another than declared", "declared and not there", "not declared"],
 )
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
-def test_a_function_that_is_not_the_declared_one_is_refused(function, declared, method):
+def test_attention_other_than_declared_is_refused(function, declared, method):
     with pytest.raises(UserError, match=r"blocks\.1\.attention"):
         model_with(function, declared, method)
 
@@ -199,7 +199,7 @@ class Slopes(AttentionCall):
 @pytest.mark.parametrize(
     "call", [AttentionCall(other="softplus for exp"), Slopes(window=3)], ids=["words", "a subclass"]
 )
-def test_what_nobody_here_has_is_wrapped_and_never_computed_as_something_else(call):
+def test_unknown_attention_call_is_wrapped_by_ulysses_only(call):
     def function(q, k, v, document, position):
         return v
 
@@ -212,7 +212,7 @@ def test_what_nobody_here_has_is_wrapped_and_never_computed_as_something_else(ca
             build(call)
 
 
-def test_ring_attention_computes_for_each_layer_what_it_declares():
+def test_ring_attention_follows_each_layer_declaration():
     model = model_with(get_plain_attention(WINDOW), WINDOW)
     rings = [block.attention.attention for block in model.blocks]
     assert all(isinstance(ring, RingAttention) for ring in rings)
@@ -220,7 +220,7 @@ def test_ring_attention_computes_for_each_layer_what_it_declares():
 
 
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
-def test_a_module_without_the_seam_is_refused(method):
+def test_module_without_attention_seam_is_refused(method):
     case = Case()
     model, plan = whole_of(case)
     del model.blocks[0].attention.attention
@@ -243,14 +243,14 @@ def whole(model, plan) -> None:
 
 
 @pytest.mark.parametrize("prepare", [cut, whole])
-def test_a_product_of_somebodys_own_is_not_thrown_away(prepare):
+def test_custom_matmul_function_is_refused(prepare):
     model, plan = whole_of(Case())
     model.blocks[0].attention.wq.product = torch.sum
     with pytest.raises(UserError, match=r"blocks\.0\.attention\.wq\.product is a function of somebody's own"):
         prepare(model, plan)
 
 
-def test_a_lookup_of_somebodys_own_is_not_thrown_away():
+def test_tp_refuses_a_custom_embedding_lookup():
     model, plan = whole_of(Case())
     model.embed.lookup = torch.sum
     with pytest.raises(UserError, match=r"embed\.lookup is a function of somebody's own"):
@@ -262,7 +262,7 @@ def test_a_lookup_of_somebodys_own_is_not_thrown_away():
 
 
 @pytest.mark.parametrize("function", [torch.sum, CrossEntropy(LossCall(z=0.1))], ids=["unknown", "another"])
-def test_a_loss_that_is_not_the_declared_one_is_refused(function):
+def test_loss_other_than_declared_is_refused(function):
     case = Case()
     model, plan = whole_of(case)
     model.head.loss = function

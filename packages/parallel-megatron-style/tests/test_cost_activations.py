@@ -55,7 +55,7 @@ def built(case: Case, precision: str) -> nn.Module:
 
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("model", [MODEL, replace(MODEL, qk_norm=True)], ids=["plain", "qk_norm"])
-def test_a_block_keeps_what_the_closed_form_says(model, precision):
+def test_block_activation_bytes_match_closed_form(model, precision):
     case = case_of(model, precision)
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
@@ -75,7 +75,7 @@ def test_a_recomputed_block_keeps_its_input(precision):
 
 
 @pytest.mark.parametrize("precision", DTYPES)
-def test_recomputed_attention_forgets_little(precision):
+def test_selective_recompute_bytes_match_closed_form(precision):
     """Fused attention has no scores to forget: only one number a row and head."""
     whole, case = case_of(precision=precision), case_of(precision=precision, recompute="selective")
     saved = [activations.count_block(whole, 0, sizes) - activations.count_block(case, 0, sizes) for sizes in both(case)]
@@ -93,7 +93,7 @@ def both(case: Case) -> tuple[ActivationSizes, ActivationSizes]:
 
 
 @pytest.mark.parametrize("precision", DTYPES)
-def test_the_head_keeps_what_the_closed_form_says(precision):
+def test_head_activation_bytes_match_closed_form(precision):
     case = case_of(precision=precision)
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
@@ -107,7 +107,7 @@ def test_the_head_keeps_what_the_closed_form_says(precision):
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("tp", [2, 4])
-def test_a_block_cut_by_tp(tp, sequence_parallel):
+def test_tp_block_activation_bytes_match_closed_form(tp, sequence_parallel):
     """arXiv 2205.05198, equations 2 and 4, on the runtime's own modules."""
     run = build_default_run(
         parallel=Tp(sequence_parallel=sequence_parallel),
@@ -130,7 +130,7 @@ def test_a_block_cut_by_tp(tp, sequence_parallel):
     assert found == activations.count_block(case, 1, sizes) + activations.count_angle_bytes(case, sizes)
 
 
-def test_a_pipeline_keeps_as_many_as_its_schedule_says():
+def test_pipeline_activations_in_flight_follow_the_schedule():
     """1F1B: p - r microbatches on rank r (arXiv 2104.04473, section 2.2.1); GPipe all of them."""
     model = replace(MODEL, layers=4)
     for schedule, counts in (("1f1b", (4, 3, 2, 1)), ("gpipe", (4, 4, 4, 4))):

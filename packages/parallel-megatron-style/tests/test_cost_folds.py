@@ -83,7 +83,7 @@ def sent(case: Case) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_each_pass_sends_what_the_node_says(recompute):
+def test_fold_traffic_follows_node_volumes(recompute):
     case = case_of(dp_shard=4, recompute=recompute)
     each, there = 16 * 32 * 2 // 2, 2 if recompute == "full" else 1
     found = sent(case)
@@ -91,7 +91,7 @@ def test_each_pass_sends_what_the_node_says(recompute):
     assert found["lane", "nearby"] == (4 * there, 4 * there * each)
 
 
-def test_a_fold_that_the_mesh_has_no_ranks_for_sends_nothing():
+def test_fold_of_one_rank_sends_no_bytes():
     assert not any(axis.endswith("lane") for axis, _ in sent(case_of(dp_shard=1)))
     assert not any(axis.endswith("lane") for axis, _ in sent(case_of(size=1, dp_shard=4)))
 
@@ -112,7 +112,7 @@ STACK = LANES * WIDTH * 32
     ],
     ids=str,
 )
-def test_gradients_are_added_beside_the_fold_and_over_what_it_is_not_made_of(axes, out_of, shards, copies):
+def test_fold_gradients_reduce_over_remaining_data_axes(axes, out_of, shards, copies):
     """A rank has half of the stack; those beside it share its state, and the other data axes have copies of it."""
     case = case_of(out_of, zero=1, **axes)
     (group,) = [group for group in memory.count_group_numbers(case, 0) if group.kind.fold]
@@ -132,7 +132,7 @@ def test_gradients_are_added_beside_the_fold_and_over_what_it_is_not_made_of(axe
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("dp_shard", [2, 4])
-def test_bytes_of_a_stack_on_a_fold(zero, dp_shard):
+def test_state_bytes_on_fold_follow_zero_stage(zero, dp_shard):
     """2 + 4 + 4 + 8 bytes a number (ZeRO, arXiv 1910.02054, section 3), cut by the fold and by what is beside it."""
     case, without = (case_of(dp_shard=dp_shard, zero=zero, lanes=lanes) for lanes in (LANES, 0))
     own, beside = STACK // 2, dp_shard // 2
@@ -150,14 +150,14 @@ def test_bytes_of_a_stack_on_a_fold(zero, dp_shard):
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_a_node_says_what_its_module_keeps_and_its_children_are_asked(tp):
+def test_node_activation_bytes_include_children(tp):
     case = case_of(tp=tp, dp_shard=2, sequence_parallel=True)
     sizes, stream = activations.make_activation_sizes(case), 16 // tp
     norm = count_norm_bytes(sizes, stream, 32)
     assert count_node(case.by_path["blocks.1.feed_forward"], sizes) == stream * 100 + 16 * 2 + 4 + norm
 
 
-def test_a_node_that_says_nothing_is_guessed_by_its_shapes():
+def test_silent_node_activation_bytes_come_from_shapes():
     case = case_of(dp_shard=2)
     silent = SilentNode(dim=32, norm=NormNode(dim=32))
     guessed = 16 * (WIDTH + 32) * 2 + count_norm_bytes(activations.make_activation_sizes(case), 16, 32)
@@ -165,14 +165,14 @@ def test_a_node_that_says_nothing_is_guessed_by_its_shapes():
 
 
 @pytest.mark.parametrize(("sequence_parallel", "times"), [(True, 1), (False, 2)])
-def test_without_sequence_parallelism_ranks_of_tp_compute_the_same_lanes(sequence_parallel, times):
+def test_tp_ranks_repeat_fold_flops_without_sequence_parallelism(sequence_parallel, times):
     """What tp does not cut sees all tokens on each of its ranks."""
     one, two = (case_of(tp=2, lanes=lanes, sequence_parallel=sequence_parallel) for lanes in (LANES, 0))
     stack = 2 * STACK * 3 * 16 * one.microbatches
     assert timing.count_rank_flops(one, 0) - timing.count_rank_flops(two, 0) == times * stack // 2
 
 
-def test_a_block_whose_products_are_not_cut_is_no_region():
+def test_replaced_feed_forward_is_not_a_tp_region():
     """The plan still has the rule for the feed-forwards that are left."""
     case = case_of(tp=2, dp_shard=2)
     assert [len(tensor_traffic.get_regions(case, index)) for index in (0, 1)] == [2, 1]
@@ -187,7 +187,7 @@ def test_a_block_whose_products_are_not_cut_is_no_region():
         (8, 8, "node", "cluster", "node"),
     ],
 )
-def test_links_of_a_fold_and_of_what_is_beside_it(size, per_node, fold, beside, nearby):
+def test_network_tier_of_fold_and_its_replicas(size, per_node, fold, beside, nearby):
     """Folds are runs of neighbours; the ranks beside them are far apart."""
     case = case_of(
         size=size,

@@ -45,7 +45,7 @@ def numels(model: DecoderConfig) -> Counter[str]:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("qk_norm", [False, True])
-def test_one_rank_has_what_the_model_has(tied, qk_norm):
+def test_one_rank_counts_all_model_parameters(tied, qk_norm):
     model = replace(MODEL, tied=tied, qk_norm=qk_norm)
     held: Counter[str] = Counter()
     for array in case_of(model=model).list_held(0):
@@ -54,7 +54,7 @@ def test_one_rank_has_what_the_model_has(tied, qk_norm):
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zb_v"])
-def test_stages_have_all_of_it_and_a_tied_one_twice(schedule):
+def test_stages_count_tied_embedding_twice(schedule):
     case = case_of(ThreeD(schedule=schedule), replace(MODEL, tied=True), pp=2)
     names = [array.name for rank in range(2) for array in case.list_held(rank)]
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -69,7 +69,7 @@ meshes = st.fixed_dictionaries(
 
 @settings(max_examples=30)
 @given(meshes, st.booleans(), st.sampled_from([None, ("dp_shard",), ("dp_shard", "tp")]))
-def test_sizes_are_those_of_the_registry(axes, sequence_parallel, fold):
+def test_array_sizes_match_the_registry(axes, sequence_parallel, fold):
     mesh, run = Mesh.of(axes), build_default_run(parallel=ThreeD(), model=MODEL)
     tree, plan = compose_model(run)
     if fold:
@@ -106,7 +106,7 @@ def test_sizes_are_those_of_the_registry(axes, sequence_parallel, fold):
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_what_zero_cuts(zero):
+def test_state_bytes_follow_zero_stage(zero):
     """Rajbhandari et al., arXiv 1910.02054, figure 1, for float32: 4 + 4 + 8 bytes each, whole or a fourth of it."""
     case = replace(case_of(ThreeD(zero=zero, prefetch=0), dp_shard=4), microbatches=2)
     numbers = sum(prod(array.shape) for array in case.arrays)

@@ -102,7 +102,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("words", LAYOUTS)
-def test_what_the_runtime_sends(words):
+def test_sent_bytes_match_closed_form(words):
     for stage in (0, 1):
         case, mesh, ranks = counted(words, stage, every=3)
         for comms in ranks:
@@ -120,7 +120,7 @@ def test_what_the_runtime_sends(words):
 
 
 @pytest.mark.parametrize("words", ["parallel=3d", "parallel=tp launch.processes=4 model.kv_heads=1"])
-def test_gradients_of_what_tp_does_not_cut(words):
+def test_replicated_gradient_bytes_over_tp_match_closed_form(words):
     case, mesh, ranks = counted(words, 0)
     summed = sum(comms.traffic.bytes["tp", "all_reduce"] for comms in ranks)
     n = mesh.size("tp")
@@ -128,7 +128,7 @@ def test_gradients_of_what_tp_does_not_cut(words):
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
-def test_replicas_are_asked_once_a_step(zero):
+def test_replicas_all_reduce_gradients_once_per_step(zero):
     words = f"parallel=hsdp launch.processes=4 parallel.dp_shard=2 batch.micro_size=1 parallel.zero={zero}"
     case, _, (comms, *_) = counted(words, 0)
     assert case.microbatches == 2
@@ -137,7 +137,7 @@ def test_replicas_are_asked_once_a_step(zero):
 
 
 @pytest.mark.parametrize("words", LAYOUTS[:6])
-def test_how_often(words):
+def test_collective_calls_match_closed_form(words):
     case, _, (comms, *_) = counted(words, 0)
     of = {(*sent.axes, sent.purpose): sent.calls for sent in traffic.list_sent(case, 0)}
     calls = comms.traffic.calls
@@ -157,7 +157,7 @@ MUON = [
 
 
 @pytest.mark.parametrize("words", MUON)
-def test_what_muon_gathers_and_hands_out(words, monkeypatch):
+def test_muon_all_to_all_bytes_match_closed_form(words, monkeypatch):
     """Of all ranks of a stage together, for they do not send the same; in several batches."""
     monkeypatch.setattr("gangline_basics.parallel.owners.LIMIT", 20_000)
     run = compose_one([*TINY.split(), "optimizer=muon", *words.split()])

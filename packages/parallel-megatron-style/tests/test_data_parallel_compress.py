@@ -24,7 +24,7 @@ from gangline_testkit.pool import get_pool
 STEPS = 100
 
 
-def test_a_model_learns_as_without_compression():
+def test_onebit_loss_is_near_uncompressed_loss():
     """Within 0.15 nats after 100 steps, 90 of them compressed both ways; with signs alone it stays further off."""
     free = trained_loss(0, "sum")
     assert free - 0.05 < trained_loss(0, "onebit") < free + 0.15
@@ -33,7 +33,7 @@ def test_a_model_learns_as_without_compression():
 
 
 @pytest.mark.nightly  # each sum is known to be rounded and no more
-def test_in_bfloat16_a_model_learns_as_without_compression():
+def test_bf16_gradients_loss_is_near_uncompressed_loss():
     assert trained_loss(0, "bf16") == pytest.approx(trained_loss(0, "sum"), abs=0.01)
 
 
@@ -44,7 +44,7 @@ def trained_loss(zero: int, gradients: str, broken: bool = False) -> float:
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
-def test_gradients_before_start_step_are_summed_as_they_are(zero):
+def test_gradients_before_start_step_are_not_compressed(zero):
     for plain, before, after in get_pool(2).run(first_gradients, zero):
         assert all(torch.equal(a, b) for a, b in zip(plain, before, strict=True))
         assert not any(torch.equal(a, b) for a, b in zip(plain, after, strict=True))
@@ -59,7 +59,7 @@ def test_gradients_before_start_step_are_summed_as_they_are(zero):
         ({"dp_replicate": 4, "dp_shard": 1}, 0),
     ],
 )
-def test_errors_are_local_arrays_of_one_layout(axes, zero):
+def test_error_feedback_arrays_have_one_row_per_rank(axes, zero):
     """Every rank names the same arrays, and holds one row of each."""
     names, held, again = zip(*get_pool(4).run(local_arrays, zero, axes), strict=True)
     assert len(set(names)) == 1
@@ -75,7 +75,7 @@ def axes_in(name: str, axes: dict[str, int]) -> bool:
     return all(f"{axis}{size}" in name for axis, size in axes.items())
 
 
-def test_two_level_sums_send_a_share_between_replicas():
+def test_two_level_reduction_sends_shards_between_replicas():
     """dp_replicate 2 x dp_shard 2, zero=0: scattered inside, 1/2 of it across, gathered inside."""
     for found, numbers in get_pool(4).run(bytes_by_axis, 0, "sum", {"dp_replicate": 2, "dp_shard": 2}):
         assert found["dp_shard+cp reduce_scatter"] == 4 * numbers
@@ -88,7 +88,7 @@ def test_two_level_sums_send_a_share_between_replicas():
         }
 
 
-def test_between_replicas_alone_gradients_are_compressed():
+def test_gradients_are_compressed_only_between_replicas():
     axes = {"dp_replicate": 2, "dp_shard": 2}
     rows = sum(shape[1] * shape[2] for name, shape in get_pool(4).run(local_arrays, 1, axes)[0][0] if "worker" in name)
     wire = rows * (1 + 32 / CHUNK) / 8
@@ -110,7 +110,7 @@ def test_gradients_are_added_in_float32_under_bf16(zero):
 
 @pytest.mark.parametrize("axes", [{"dp_replicate": 2, "dp_shard": 2}, {"dp_replicate": 1, "dp_shard": 4}])
 @pytest.mark.parametrize("zero", [0, 1])
-def test_the_layout_counts_the_errors(axes, zero):
+def test_kept_bytes_include_error_feedback(axes, zero):
     """But for what fills up chunks of small buffers."""
     rows = sum(shape[1] * shape[2] for _, shape in get_pool(4).run(local_arrays, zero, axes)[0][0])
     run = build_default_run(model=MODEL, parallel=ThreeD(tp=1, pp=1, zero=zero, **axes), gradients="onebit")

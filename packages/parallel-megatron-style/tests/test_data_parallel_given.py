@@ -49,7 +49,7 @@ def stepped(settings, frozen):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_model_keeps_the_values_it_comes_with(layout):
+def test_runtime_keeps_given_model_weights(layout):
     run = build_small_run(layout)
     tree, plan = compose_model(run)
     model = make_whole_model(tree, plan, seed=3, dtype=torch.float64)
@@ -73,7 +73,7 @@ def shared_buffer(settings):
 
 
 @pytest.mark.parametrize("layout", ["parallel=fsdp", "parallel=tp"])
-def test_a_buffer_of_two_blocks_stays_one(layout):
+def test_buffer_shared_by_two_blocks_stays_shared(layout):
     for tables, names in get_pool(2).run(shared_buffer, (layout,)):
         assert tables == [[0.0, 1.0, 2.0]] * 2
         assert names == ["model/blocks.0.table"]
@@ -85,7 +85,7 @@ FROZEN = [("embed.weight",), ("embed", "blocks.0")]  # the second leaves a first
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("frozen", FROZEN, ids=["embedding", "stage"])
-def test_what_is_frozen_is_left_as_it_is_and_the_rest_is_trained(layout, tied, frozen):
+def test_gradients_with_frozen_parameters_match_one_process(layout, tied, frozen):
     tie = f"model.tied={str(tied).lower()}"
     (want,) = get_pool(1).run(
         stepped, ("parallel=single", "parallel.groups=2" if layout == LAYOUTS[0] else tie, tie), frozen

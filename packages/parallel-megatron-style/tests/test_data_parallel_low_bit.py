@@ -66,7 +66,7 @@ def body(tp: int, zero: int, precision: str):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("tp", "zero"), [(1, 0), (1, 1), (1, 3), (2, 1)])
-def test_bytes_are_those_of_the_closed_form_and_codes_those_of_the_whole(tp, zero, precision):
+def test_8bit_weights_match_closed_form_and_unsharded_codes(tp, zero, precision):
     run, tree, plan = made(2, tp, zero, precision)
     case = Case.of(run, Mesh.of(run.parallel.size_axes(2)), (tree, plan))
     found = get_pool(2).run(body, tp, zero, precision)

@@ -27,7 +27,7 @@ from gangline_testkit.toys.plugin import Lanes, edit_lanes
     ],
     ids=["tp", "tp beside dp", "both"],
 )
-def test_every_matrix_is_mapped_whole_and_once(mesh, fold, zero):
+def test_each_matrix_on_a_fold_is_mapped_once(mesh, fold, zero):
     run = build_small_run("parallel=3d", f"parallel.zero={zero}")
     tree, plan, _ = edit_lanes(*compose_model(run), Lanes(fold=fold.size))
     plan = replace(plan, folds=(fold,))

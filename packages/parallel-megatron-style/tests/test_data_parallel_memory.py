@@ -96,7 +96,7 @@ def body(zero: int, precision: str) -> tuple[Counter[str], int]:
         for case in product([2, 4], [0, 1, 2, 3], ["fp32", "bf16"])
     ],
 )
-def test_bytes_by_kind_are_those_of_the_closed_form(world, zero, precision):
+def test_allocated_bytes_match_closed_form(world, zero, precision):
     """Rajbhandari et al., arXiv 1910.02054, section 3: K = 8 of Adam's state here, and masters and sums in float32.
 
     Whole 16 bytes a parameter in float32 and 18 in bfloat16 (2 + 4 + 4 + 8); n ranks hold 1/n of what is cut.

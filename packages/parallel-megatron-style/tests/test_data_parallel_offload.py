@@ -39,7 +39,7 @@ def storages(job):
 
 
 @pytest.mark.parametrize(("layout", "axes"), LAYOUTS, ids=[name for name, _ in LAYOUTS])
-def test_the_same_bits(layout, axes):
+def test_offload_is_bit_identical(layout, axes):
     plain, moved = (get_pool(2).run(strategy_ranks.train, job_of(layout, axes, offload)) for offload in (False, True))
     for one, two in zip(plain, moved, strict=True):
         assert [(s.loss_sum, s.norm) for s in one.steps] == [(s.loss_sum, s.norm) for s in two.steps]
@@ -48,7 +48,7 @@ def test_the_same_bits(layout, axes):
 
 
 @pytest.mark.parametrize(("layout", "axes"), LAYOUTS, ids=[name for name, _ in LAYOUTS])
-def test_what_is_stepped_shares_no_memory_with_what_is_computed_with(layout, axes):
+def test_offloaded_state_shares_no_memory_with_compute_weights(layout, axes):
     for devices, shared in get_pool(2).run(storages, job_of(layout, axes, True)):
         assert devices == {"cpu"}
         assert not shared
@@ -64,7 +64,7 @@ def places_of_gradients(job):
     return found
 
 
-def test_gradients_come_into_the_same_memory_at_each_step():
+def test_gradients_reuse_host_memory_at_each_step():
     """Memory that is asked for anew is not pinned, and the host waits for each copy to it."""
     layout, axes = LAYOUTS[0]
     for one, two in get_pool(2).run(places_of_gradients, job_of(layout, axes, True)):

@@ -47,7 +47,7 @@ def gradients(reference: Reference, batch, tokens: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("zero", [2, 3])
-def test_the_bits_are_those_of_replicas_that_add_their_own_microbatches_first(zero):
+def test_replicas_add_gradients_after_all_microbatches(zero):
     """(a0 + b0 + (a1 + b1) + ...) of the first replica's ranks a and b, and to that the second replica's."""
     pieces, every = zip(*get_pool(4).run(on_a_rank, job_of(zero)), strict=True)
     assert {len(batches) for batches in every} == {3}

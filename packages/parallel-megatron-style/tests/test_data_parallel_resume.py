@@ -51,7 +51,7 @@ def saved_and_resumed(run: Run, path: str) -> tuple[list[bool], list[str], bool,
     return found, again.notes, not any(bool(x.any()) for x in state(other, "local/").values()), other.notes
 
 
-def test_errors_are_saved_for_the_same_layout(tmp_path):
+def test_error_feedback_resumes_only_in_same_layout(tmp_path):
     path = str(tmp_path / "run")
     settings = ("parallel=fsdp", "parallel.zero=1", "gradients=onebit", "gradients.start_step=0")
     run = build_small_run(

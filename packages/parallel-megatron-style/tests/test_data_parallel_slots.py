@@ -27,7 +27,7 @@ def test_slots_cover_each_array_once(shapes, n, R, cut):
         assert counted == {array.name: array.size for array in packing.arrays}
 
 
-def test_a_border_inside_a_row_leaves_pieces():
+def test_border_inside_a_row_makes_partial_slots():
     (packing,) = pack([ArrayRows("w", 4, 10)], 1)
     found = [(slot.name, slot.offset, slot.shape) for slot in list_slots(packing, 5, 33)]
     assert found == [("w", 0, (5,)), ("w", 5, (2, 10)), ("w", 25, (3,))]

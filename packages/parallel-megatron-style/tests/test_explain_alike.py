@@ -32,13 +32,13 @@ def explained(words: str, world: int):
         ("parallel=fsdp model.tied=true", 4),
     ],
 )
-def test_blocks_that_are_alike_are_as_if_each_stood_alone(words, world, monkeypatch):
+def test_grouping_equal_blocks_keeps_the_explanation(words, world, monkeypatch):
     found = explained(words, world)
     monkeypatch.setattr(alike, "names_single_blocks", lambda plan: True)
     assert explained(words, world) == found
 
 
-def test_a_rule_about_one_block_sets_it_apart():
+def test_rule_about_one_block_disables_grouping():
     from gangline.model.compose import compose_model
 
     run = compose_one(["parallel=3d", "launch.processes=8", *SMALL.split()])
@@ -51,7 +51,7 @@ def test_a_rule_about_one_block_sets_it_apart():
 
 
 @pytest.mark.parametrize("node", [1, 4, 6, 8, 64])
-def test_ranks_together_are_counted_as_the_mesh_lists_them(node):
+def test_ranks_per_node_match_the_mesh_groups(node):
     for sizes in ((2, 1, 4, 1, 2), (1, 3, 2, 2, 4), (4, 2, 1, 3, 1), (2, 2, 2, 2, 3)):
         mesh = Mesh.of(dict(zip(AXES, sizes, strict=True)))
         for axes in (("tp",), ("cp",), ("dp_shard", "cp"), ("pp",), ("dp_replicate", "tp"), AXES):

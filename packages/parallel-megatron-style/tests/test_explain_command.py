@@ -43,7 +43,7 @@ def table(text: str, heading: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows[: [*lines, ""].index("")]}
 
 
-def test_a_page_of_a_small_run(say):
+def test_explain_reports_a_small_run(say):
     code, text = say("explain parallel=3d parallel.schedule=zb_h1 precision=bf16")
     assert code == 0
     assert text.startswith("8 ranks, 8 a node, 4 nodes a rack\n")
@@ -57,7 +57,7 @@ def test_a_page_of_a_small_run(say):
     assert text.endswith("fits a GPU of 80 GB\n")
 
 
-def test_a_run_is_explained_on_the_nodes_that_it_was_given(say, tmp_path):
+def test_explain_uses_the_nodes_of_a_run(say, tmp_path):
     """Two ranks a node; the layout stays that of the run, whose options know of eight."""
     RunDirectory.create(compose_one(["parallel=3d", "launch.processes=8", "run.dir=out"]))
     assert table(say("explain out")[1], "8 ranks")["pp"][2] == "node"
@@ -89,14 +89,14 @@ def test_llama_3_405b_on_16384_gpus(say):
     assert "fits a GPU of 100 GB" in say(f"explain --gpu-memory 100 {LLAMA}")[1]
 
 
-def test_parameters_of_all_ranks_are_those_of_the_model():
+def test_rank_parameters_sum_to_the_model():
     """405 853 388 800 by the count of the model card's own shapes; norms and key heads that are whole count again."""
     found = explain_run(compose_one(LLAMA.split()))
     norms = 16_384 * (2 * 126 + 1)
     assert sum(stage.parameters for stage in found.ranks) * 8 == 405_853_388_800 + 7 * norms
 
 
-def test_it_needs_no_torch_and_no_gpu():
+def test_explain_needs_no_torch_and_no_gpu():
     script = (
         "import sys; from gangline.cli.main import main; "
         "assert main(['parallel', 'explain', 'parallel=3d', 'run.device=cuda', 'launch.processes=64', "
@@ -125,7 +125,7 @@ def test_it_needs_no_torch_and_no_gpu():
         ),
     ],
 )
-def test_what_is_allowed_and_unwise_is_noted(say, words, note):
+def test_unwise_layout_is_noted(say, words, note):
     code, text = say(f"explain {words}")
     assert code == 0
     assert note in text
@@ -165,7 +165,7 @@ def test_a_good_layout_has_no_notes(say):
         ("draw --svg nowhere/x.svg", ["--svg nowhere/x.svg cannot be written.", "No such file or directory."]),
     ],
 )
-def test_mistakes(say, words, messages):
+def test_invalid_arguments_are_refused(say, words, messages):
     code, text = say(words)
     assert code == 2
     assert text.startswith("gangline parallel: ")
@@ -196,7 +196,7 @@ def test_the_schedule_of_a_run_is_drawn(say):
     assert "F4" not in of_run
 
 
-def test_help(say):
+def test_help_lists_both_commands(say):
     for words in ("", "--help", "help"):
         code, text = say(words)
         assert code == 0
@@ -204,7 +204,7 @@ def test_help(say):
         assert "gangline parallel draw" in text
 
 
-def test_the_parts_and_the_verb_are_there():
+def test_plugin_registers_parts_and_command():
     assert installed().get_commands()["parallel"].summary == "Explain a layout, draw a pipeline's schedule"
     ours = {name for name, offer in installed().get_offers("parallel").items() if "megatron" in offer.distribution}
     assert ours == {"3d", "fsdp", "hsdp", "tp", "pp"}

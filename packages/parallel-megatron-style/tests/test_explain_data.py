@@ -38,7 +38,7 @@ def both(request):
     return Case.of(run, mesh), found
 
 
-def test_transfers_are_those_of_the_closed_forms(both):
+def test_transfers_match_closed_forms(both):
     case, found = both
     for rank, explained in enumerate(found.ranks):
         sums = Counter[tuple]()
@@ -55,7 +55,7 @@ def test_transfers_are_those_of_the_closed_forms(both):
         assert sums == whole
 
 
-def test_products_come_to_the_operations_of_a_step(both):
+def test_matmul_flops_match_closed_form(both):
     """`timing.count_rank_flops` counts from the plan, matmuls are what nodes say: each is right if the other is."""
     case, found = both
     assert found.unknown == ()
@@ -70,7 +70,7 @@ def test_products_come_to_the_operations_of_a_step(both):
         assert explained.flops == timing.count_rank_flops(case, rank)
 
 
-def test_the_timeline_is_the_schedules_own(both):
+def test_timeline_matches_the_schedule(both):
     case, found = both
     schedule = timing.find_schedule(case)
     if schedule is None:
@@ -83,7 +83,7 @@ def test_the_timeline_is_the_schedules_own(both):
     assert ours.bubble == pytest.approx(theirs.bubble)
 
 
-def test_another_network_is_another_tier():
+def test_topology_changes_transfer_tiers():
     from gangline.explain.topology import Topology
 
     run = compose_one(["parallel=3d"])

@@ -29,7 +29,7 @@ PIPELINE = ("parallel=3d", "parallel.tp=8", "parallel.pp=2", "parallel.dp_shard=
     ],
     ids=["3d", "recomputed", "fsdp", "zero=1", "averages", "tied", "tied, zero=1"],
 )
-def test_the_closed_forms_tell_the_peak(words, within, capsys):
+def test_traced_peak_matches_closed_form(words, within, capsys):
     assert main(["explain", "--trace", *SHAPE, *words]) == 0
     said = capsys.readouterr().out
     ratio = re.search(r"([\d.]+) x the sum above", said)
@@ -52,7 +52,7 @@ MORE = [pytest.param(*case, marks=pytest.mark.nightly) for case in ALL if case n
 
 
 @pytest.mark.parametrize(("tp", "pp", "dp", "zero", "microbatches", "tied"), [*SMALL, *MORE])
-def test_every_rank_needs_what_it_is_told_to(tp, pp, dp, zero, microbatches, tied):
+def test_traced_peak_of_each_rank_matches_explain(tp, pp, dp, zero, microbatches, tied):
     axes = f"parallel.tp={tp} parallel.pp={pp} parallel.dp_shard={dp} launch.processes={tp * pp * dp}"
     words = f"{axes} parallel.zero={zero} batch.global_size={dp * microbatches} model.tied={str(tied).lower()}"
     run = compose_one([*WIDE, *words.split()])

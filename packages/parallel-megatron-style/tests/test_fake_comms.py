@@ -10,12 +10,12 @@ from gangline.plan import Fold
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 
 
-def test_a_fold_that_does_not_divide_its_axes_is_refused():
+def test_fold_not_dividing_its_axes_is_refused():
     with pytest.raises(ValueError, match="part=3 must divide the 4 ranks along dp_shard x tp"):
         FakeComms(Mesh.of({"dp_shard": 2, "tp": 2})).fold(Fold("part", 3, ("dp_shard", "tp")))
 
 
-def test_a_fake_mesh_of_16384_ranks_counts_what_crosses_each_axis():
+def test_fake_mesh_counts_traffic_per_axis():
     mesh = Mesh.of({"pp": 16, "dp_shard": 128, "tp": 8})
     comms = FakeComms(mesh, rank=12_345, device="meta")
     tp, data, pipeline = (comms.get_comm(axis) for axis in ("tp", "dp_shard", "pp"))
@@ -38,7 +38,7 @@ def test_a_fake_mesh_of_16384_ranks_counts_what_crosses_each_axis():
     assert comms.traffic.sum_axis("dp_shard") == comms.traffic.sum_axis("pp") == size
 
 
-def test_fake_values_are_those_of_equal_ranks():
+def test_fake_collectives_return_values_of_equal_ranks():
     comm = FakeComms(Mesh.of({"tp": 4}), rank=1).get_comm("tp")
     x = torch.arange(8.0)
     assert comm.reduce_scatter(x).tolist() == [8.0, 12.0]

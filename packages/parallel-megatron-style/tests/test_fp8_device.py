@@ -15,7 +15,7 @@ from gangline_testkit.runs import build_small_run
 
 @pytest.mark.parametrize("scaling", RECIPES)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 24, 16), (130, 200, 70), (128, 256, 384), (128, 640, 128)], ids=str)
-def test_what_a_gpu_is_given_has_the_layout_it_needs(scaling, shape, monkeypatch):
+def test_scaled_mm_operands_pass_torch_layout_checks(scaling, shape, monkeypatch):
     """On the device `meta`, torch checks sides, strides and scales as it does before it calls cuBLAS."""
     seen = []
     real = F.scaled_mm
@@ -46,7 +46,7 @@ def test_what_a_gpu_is_given_has_the_layout_it_needs(scaling, shape, monkeypatch
     ]
 
 
-def test_the_meta_device_would_notice():
+def test_meta_device_detects_wrong_layout():
     """Else the test above would say nothing."""
     values = torch.empty(16, 16, dtype=torch.float8_e4m3fn, device="meta")
     scale, kind = torch.empty(1, 1, device="meta"), F.ScalingType.TensorWise
@@ -73,7 +73,7 @@ def test_the_meta_device_would_notice():
         ("tensor", (9, 4), None, "NVIDIA"),
     ],
 )
-def test_which_gpus_can(scaling, capability, cuda, why):
+def test_supported_gpus_of_each_scaling(scaling, capability, cuda, why):
     found = device.find_scaling_problem(scaling, capability, cuda)
     assert (found is None) == (why is None)
     if found:
@@ -88,7 +88,7 @@ def pretend(monkeypatch, capability):
     monkeypatch.setattr(torch.version, "cuda", "12.9")
 
 
-def test_a_gpu_that_cannot_is_refused_with_what_can_be_chosen_instead(monkeypatch):
+def test_unsupported_gpu_is_refused_with_a_fix(monkeypatch):
     pretend(monkeypatch, (8, 0))
     with pytest.raises(UserError) as caught:
         build(Fp8(scaling="row"), build_small_run("precision=fp8"))
@@ -102,6 +102,6 @@ def test_a_gpu_that_cannot_is_refused_with_what_can_be_chosen_instead(monkeypatc
     build(Fp8(scaling="block"), build_small_run("precision=fp8"))
 
 
-def test_another_scaling_is_refused():
+def test_unknown_scaling_is_refused():
     with pytest.raises(UserError, match="tensor or row or block"):
         build_small_run("precision=fp8", "precision.scaling=column")

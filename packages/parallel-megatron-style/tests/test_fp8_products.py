@@ -50,7 +50,7 @@ def rounding(a, form):
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_products_are_within_the_bounds_of_their_formats(scaling, shape):
+def test_matmul_errors_are_within_format_bounds(scaling, shape):
     """|Σ (a+δa)(b+δb) - Σ ab| <= Σ |a||δb| + |b||δa| + |δa||δb|, then K roundings of float32 and one of bfloat16."""
     x, w, dy = operands(*shape)
     for name, (got, a, b, form) in products(Fp8Precision(RECIPES[scaling]), x, w, dy).items():
@@ -66,7 +66,7 @@ def test_products_are_within_the_bounds_of_their_formats(scaling, shape):
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_errors_are_as_large_as_float8_makes_them_and_no_larger(scaling):
+def test_matmul_rms_error_matches_float8_precision(scaling):
     """Errors of many terms add up as squares. An error that is even in ±u has the root mean square u/√3, and u is that
     of the lower end of each power of two: so √((u_a² + u_b²) / 3) is a little too much, and a third of it too little.
     """
@@ -81,7 +81,7 @@ def test_errors_are_as_large_as_float8_makes_them_and_no_larger(scaling):
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("biased", [False, True])
-def test_backward_is_the_two_halves(scaling, biased):
+def test_backward_equals_separate_input_and_weight_gradients(scaling, biased):
     precision = Fp8Precision(RECIPES[scaling])
     x, w, dy = operands((2, 5), 70, 33)
     b = draw(33, seed=4) if biased else None
@@ -128,7 +128,7 @@ def exactly_summed(*shape: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("forms", [("E4M3", "E4M3"), ("E5M2", "E4M3")], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [(5, 7, 3), (64, 256, 48), (130, 200, 70)], ids=str)
-def test_emulation_has_the_bits_of_the_scaled_product(grain, forms, dtype, shape):
+def test_emulation_is_bit_identical_to_scaled_mm(grain, forms, dtype, shape):
     (m, k, n), (first, second) = shape, (Format[form] for form in forms)
     a, b = (quantise(exactly_summed(*side, seed=7), form, grain) for side, form in (((m, k), first), ((n, k), second)))
     assert multiply(a, b, dtype).equal(scaled_mm(a, b, dtype))
@@ -170,7 +170,7 @@ def test_blocks_are_scaled_and_summed_in_float32(second, exact):
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("name", NOT_FINITE)
 @pytest.mark.parametrize("place", ["x", "w", "dy"])
-def test_what_is_not_finite_is_not_hidden(scaling, name, place):
+def test_non_finite_inputs_give_non_finite_outputs(scaling, name, place):
     """Wherever float32 gives no finite number, neither do the products."""
     x, w, dy = operands((2, 65), 140, 150)
     {"x": x, "w": w, "dy": dy}[place][-1, ..., -1] = NOT_FINITE[name][0]
@@ -182,7 +182,7 @@ def test_what_is_not_finite_is_not_hidden(scaling, name, place):
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_zeros(scaling):
+def test_zero_inputs_give_zero_outputs(scaling):
     precision = Fp8Precision(RECIPES[scaling])
     x, w, dy = operands((4,), 40, 24)
     for found in (precision.linear(x * 0, w), precision.compute_grad_x(dy * 0, w), precision.compute_grad_w(dy, x * 0)):
@@ -191,7 +191,7 @@ def test_zeros(scaling):
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("shape", [((0,), 24, 16), ((2, 0), 24, 16), ((3,), 0, 16), ((2, 3), 24, 0)], ids=str)
-def test_a_rank_may_have_no_tokens_or_no_part_of_a_weight(scaling, shape):
+def test_empty_operands_give_empty_or_zero_outputs(scaling, shape):
     precision = Fp8Precision(RECIPES[scaling])
     lead, inside, out = shape
     x, w = torch.ones(*lead, inside).bfloat16().requires_grad_(), torch.ones(out, inside).bfloat16().requires_grad_()
@@ -201,7 +201,7 @@ def test_a_rank_may_have_no_tokens_or_no_part_of_a_weight(scaling, shape):
     assert not any(bool(t.any()) for t in (y, dx, dw))
 
 
-def test_whole_graphs_are_compiled():
+def test_torch_compile_has_no_graph_breaks():
     """torch.compile sees no break, and what it traced has the same bits."""
     precision = Fp8Precision(RECIPES["block"])
     x, w, dy = operands((2, 5), 70, 33)

@@ -25,7 +25,7 @@ def draw(*shape: int, seed: int = 0, spread: float = 0.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_formats_are_what_torch_has(form):
+def test_formats_match_torch_finfo(form):
     found = torch.finfo(form.dtype)
     assert found.max == LARGEST[form] == 1.75 * 2.0**form.exponent
     assert found.smallest_normal == LEAST_NORMAL[form]
@@ -34,7 +34,7 @@ def test_formats_are_what_torch_has(form):
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("mantissa", [1.0, 1.5, 1.75, 1.75 + 2**-23, 2 - 2**-23])
-def test_scales_are_the_smallest_powers_of_two_that_fit(form, mantissa):
+def test_scale_is_smallest_power_of_two_that_fits(form, mantissa):
     largest = torch.tensor([mantissa * 2.0**exponent for exponent in range(-126, 128)])
     scale = compute_scale(largest, form)
     assert bool((torch.frexp(scale).mantissa == 0.5).all())
@@ -65,7 +65,7 @@ def test_rounding_is_to_the_nearest(form, grain, shape):
 
 
 @pytest.mark.parametrize("grain", GRAINS, ids=str)
-def test_who_shares_a_scale(grain):
+def test_scale_depends_only_on_its_own_group(grain):
     """A scale hangs on its own part of the matrix and on nothing else."""
     x = draw(256, 256)
     rows, columns = (side or 256 for side in grain.value)
@@ -77,7 +77,7 @@ def test_who_shares_a_scale(grain):
 
 
 @pytest.mark.parametrize("grain", GRAINS, ids=str)
-def test_a_part_of_a_matrix_has_the_values_of_the_whole(grain):
+def test_shard_quantises_as_the_full_matrix(grain):
     """What is cut over ranks is rounded alike, so long as e4m3 has normal numbers for it: 14 powers of two."""
     x = draw(256, 256)
     x = torch.where(x.abs() < 2.0**-9, 2.0**-9, x)  # the largest is below 2^3
@@ -95,7 +95,7 @@ def test_a_part_of_a_matrix_has_the_values_of_the_whole(grain):
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("grain", GRAINS, ids=str)
 @pytest.mark.parametrize("value", [0.0, 1e-38, 3e-5, 3e38])
-def test_any_finite_size_stays_finite(form, grain, value):
+def test_finite_values_stay_finite(form, grain, value):
     x = torch.full((3, 5), value).bfloat16()
     back = quantise(x, form, grain).dequantise()[:3, :5]
     assert bool(back.isfinite().all())
@@ -118,7 +118,7 @@ NOT_FINITE = {
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("grain", GRAINS, ids=str)
 @pytest.mark.parametrize("name", NOT_FINITE)
-def test_what_is_not_finite_stays_so(form, grain, name):
+def test_non_finite_value_makes_its_group_nan(form, grain, name):
     """e4m3 has no infinity, and torch would make it 448."""
     x = draw(256, 256)
     x[200, 130] = NOT_FINITE[name][0]
@@ -133,7 +133,7 @@ def test_what_is_not_finite_stays_so(form, grain, name):
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("bits", [0x7F800000, 0x7FC00000, 0x7FFFFFFF, -1], ids=hex)
-def test_the_scale_of_what_is_not_finite_is_infinite(form, bits):
+def test_scale_of_non_finite_values_is_infinite(form, bits):
     """Whatever NaN the device's largest is: a GPU's own has all bits set."""
     largest = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
     assert bool(compute_scale(largest, form).isposinf().all())

@@ -27,7 +27,7 @@ def scaled(scaling: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_training_ends_where_bfloat16_does(scaling):
+def test_fp8_losses_are_near_bfloat16(scaling):
     """From 4.1 to 0.0065: the end within 5 %, and no step further away than 0.02 (float32 is away by 0.003)."""
     want, got = one_process("precision=bf16", steps=60), one_process(*scaled(scaling), steps=60)
     assert want[0] > 4
@@ -45,7 +45,7 @@ def test_training_ends_where_bfloat16_does(scaling):
         *(pytest.param(scaling, False, marks=pytest.mark.nightly) for scaling in SCALINGS if scaling != "tensor"),
     ],
 )
-def test_tensor_parallelism_trains_alike(scaling, sequence_parallel):
+def test_tensor_parallel_losses_are_near_one_process(scaling, sequence_parallel):
     """Scales move no rounding, so both layouts multiply the same float8 numbers at first.
 
     What differs is that each rank rounds its part of a sum to bfloat16, by at most 2^-8, as with precision=bf16. Later
@@ -62,7 +62,7 @@ def test_tensor_parallelism_trains_alike(scaling, sequence_parallel):
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
-def test_a_pipeline_trains_to_the_bit_alike(scaling, schedule):
+def test_pipeline_losses_are_bit_identical(scaling, schedule):
     """Also where the two halves of the backward pass run at different times."""
     want = one_process(*scaled(scaling), steps=4, microbatch=2)
     layout = ("parallel=pp", f"parallel.schedule={schedule}", "batch.micro_size=2")
@@ -70,7 +70,7 @@ def test_a_pipeline_trains_to_the_bit_alike(scaling, schedule):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_data_parallelism_trains_alike(strategy):
+def test_data_parallel_losses_are_near_one_process(strategy):
     """The same products; gradients are added in another order, in float32."""
     want = one_process(*FP8, steps=4, microbatch=2)
     for found in get_pool(2).run(losses, (*FP8, f"parallel={strategy}", "batch.micro_size=2"), 4, 2):
@@ -102,7 +102,7 @@ def multiplied(settings: tuple[str, ...]) -> tuple[list, list, list]:
     return [shape for shape, *_ in seen], [n.shape for n in blocks], [dtype for _, *both in seen for dtype in both]
 
 
-def test_only_the_linear_layers_of_blocks_are_in_float8():
+def test_only_block_linear_layers_use_float8():
     """Embedding, head, norms and attention stay in bfloat16."""
     shapes, linear, dtypes = get_pool(1).run(multiplied, FP8)[0]
     assert len(linear) == 2 * 7

@@ -7,5 +7,5 @@ from pathlib import Path
 from gangline_testkit.interpreted import run_interpreted
 
 
-def test_kernels_that_round_to_float8():
+def test_quantise_kernels_pass_under_triton_interpreter():
     run_interpreted(Path(__file__).with_name("interpreted_quantise.py"))

@@ -19,24 +19,24 @@ named = st.fixed_dictionaries({}, optional={axis: st.integers(1, 6) for axis in 
 
 
 @given(st.integers(1, 5000))
-def test_divisors(number):
+def test_find_divisors_returns_all_divisors(number):
     assert find_divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
 
 
-def test_nearest_is_in_proportion():
+def test_find_nearest_compares_ratios():
     assert find_nearest(8, [1, 2, 6, 100]) == [2, 6]
     assert find_nearest(10, [1, 5, 40], 1) == [5]
 
 
 @given(st.sampled_from(PARTS), st.integers(1, 4096))
-def test_open_axes_fill_any_world(part, world):
+def test_unset_axes_fill_the_world_size(part, world):
     sizes = part().size_axes(world)
     assert prod(sizes.values()) == world
     assert tuple(sizes) == AXES
 
 
 @given(st.sampled_from(PARTS), named, st.integers(1, 64))
-def test_named_axes_stay_where_there_is_a_layout_and_are_refused_where_there_is_none(part, sizes, world):
+def test_set_axes_stay_or_layout_is_refused(part, sizes, world):
     config = part(**sizes)
     left, remainder = divmod(world, prod(sizes.values()))
     possible = not remainder and (left == 1 or any(axis not in sizes for axis in part.TAKERS))
@@ -50,7 +50,7 @@ def test_named_axes_stay_where_there_is_a_layout_and_are_refused_where_there_is_
 
 
 @given(st.sampled_from(PARTS), named, st.integers(1, 64))
-def test_every_near_layout_that_is_offered_fits(part, sizes, world):
+def test_every_suggested_layout_fits(part, sizes, world):
     try:
         part(**sizes).size_axes(world)
     except UserError as error:
@@ -65,7 +65,7 @@ def test_every_near_layout_that_is_offered_fits(part, sizes, world):
 
 
 @given(named, st.integers(0, 16))
-def test_the_world_that_a_part_asks_for_can_be_laid_out(sizes, gpus):
+def test_default_rank_count_fits_the_axes(sizes, gpus):
     for part in PARTS:
         config = part(**sizes)
         world = config.count_ranks(gpus)
@@ -97,7 +97,7 @@ def test_the_world_that_a_part_asks_for_can_be_laid_out(sizes, gpus):
     ],
     ids=str,
 )
-def test_what_open_axes_take(config: AxesConfig, world, sizes):
+def test_sizes_of_unset_axes(config: AxesConfig, world, sizes):
     assert config.size_axes(world) == {axis: sizes.get(axis, 1) for axis in AXES}
 
 
@@ -118,11 +118,11 @@ def test_what_open_axes_take(config: AxesConfig, world, sizes):
     ],
     ids=str,
 )
-def test_how_many_processes_a_part_asks_for(config: AxesConfig, gpus, world):
+def test_default_rank_count_of_each_part(config: AxesConfig, gpus, world):
     assert config.count_ranks(gpus) == world
 
 
-def test_the_message_of_a_layout_that_does_not_fit():
+def test_message_for_layout_that_does_not_fit():
     with pytest.raises(UserError) as caught:
         ThreeD(tp=3, pp=2).size_axes(8)
     assert str(caught.value) == (
@@ -134,5 +134,5 @@ def test_the_message_of_a_layout_that_does_not_fit():
 
 
 @given(st.integers(1, 64))
-def test_nothing_is_left_open_when_all_is_named(world):
+def test_fully_specified_axes_are_kept(world):
     assert derive_axis_sizes(world, {axis: world if axis == "cp" else 1 for axis in AXES}, {}, ())["cp"] == world

@@ -29,7 +29,7 @@ def slowest(sizes, blocks, first, last) -> list[float]:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.data())
-def test_no_division_is_better(blocks, data):
+def test_balance_is_optimal(blocks, data):
     stages = data.draw(st.integers(1, len(blocks)))
     first, last = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))
     found = balance(blocks, stages, first, last)
@@ -53,11 +53,11 @@ def test_no_division_is_better(blocks, data):
         (126, 16, 1, 1, [7, *[8] * 14, 7]),  # as Llama 3 405B was trained (arXiv 2407.21783, section 3.3.2)
     ],
 )
-def test_known_divisions(count, stages, first, last, sizes):
+def test_balance_gives_known_stage_sizes(count, stages, first, last, sizes):
     assert balance([1] * count, stages, first, last) == sizes
 
 
-def test_measured_costs_may_be_given():
+def test_balance_accepts_measured_costs():
     assert balance([0.5, 0.5, 0.5, 2.0], 2) == [3, 1]
 
 
@@ -75,7 +75,7 @@ def of(config: Pp, pp: int, **model) -> list[range]:
     return partition(config, Mesh.of({"pp": pp}), tree, plan, run.batch.sequence_length)
 
 
-def test_a_large_vocabulary_takes_blocks_off_the_last_stage():
+def test_large_vocabulary_shrinks_the_last_stage():
     sizes = [len(blocks) for blocks in of(Pp(), 2, layers=8, vocab_size=20_000)]
     tree, _ = compose_model(build_default_run())
     assert count_forward_flops(tree.head, 128) < count_forward_flops(tree.blocks[0], 128)
@@ -83,7 +83,7 @@ def test_a_large_vocabulary_takes_blocks_off_the_last_stage():
     assert sizes == [7, 1]
 
 
-def test_blocks_that_do_not_say_what_they_compute_count_alike():
+def test_blocks_of_unknown_cost_count_equally():
     tree, plan = compose_model(build_default_run())
     tree = replace(tree, blocks=(Silent(),) * 4)
     assert partition(Pp(), Mesh.of({"pp": 2}), tree, plan, 128) == [range(2), range(2, 4)]
@@ -94,7 +94,7 @@ class Silent(Node):
     """A foreign block without shapes."""
 
 
-def test_stages_that_the_user_names_and_chunks():
+def test_stages_follow_user_sizes_and_chunks():
     assert of(Pp(stages=[1, 3]), 2) == [range(0, 1), range(1, 4)]
     assert of(Pp(schedule="interleaved_1f1b"), 2) == [range(i, i + 1) for i in range(4)]
     assert of(Pp(schedule="zb_v"), 1) == [range(4)]

@@ -33,7 +33,7 @@ class Alone(StrategySuite):
 
 
 @pytest.mark.parametrize("on", ["pp=2 dp_shard=2 tp=2 zero=3", "cp=2 tp=2 sequence_parallel=false"])
-def test_gradients_of_bf16_part_by_rounding_alone(on):
+def test_bf16_gradients_differ_only_by_rounding(on):
     suite, composition = Layouts(), Composition(on, f"layers={LAYERS}", dtype=torch.float32, steps=1)
     job = replace(suite.job_of(composition), compute=torch.bfloat16)
     one = Alone().make_job(replace(composition.layout, world=1, settings=()), composition.scenario)

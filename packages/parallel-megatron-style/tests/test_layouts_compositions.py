@@ -95,24 +95,24 @@ SAME_BITS_NIGHTLY = tuple(
 
 
 @pytest.mark.parametrize("composition", [*ON_FOUR, *ON_EIGHT], ids=str)
-def test_a_composition_gives_what_one_process_gives(composition):
+def test_composition_matches_one_process(composition):
     Layouts().holds(composition)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("composition", NIGHTLY, ids=str)
-def test_a_further_composition_gives_what_one_process_gives(composition):
+def test_nightly_composition_matches_one_process(composition):
     Layouts().holds(composition)
 
 
 @pytest.mark.parametrize("composition", SAME_BITS, ids=str)
-def test_batch_and_blocks_may_be_cut_without_changing_a_bit(composition):
+def test_batch_and_stage_splits_are_bit_identical(composition):
     Layouts().holds(composition)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("composition", SAME_BITS_NIGHTLY, ids=str)
-def test_batch_and_blocks_may_be_cut_in_further_ways_without_changing_a_bit(composition):
+def test_nightly_batch_and_stage_splits_are_bit_identical(composition):
     Layouts().holds(composition)
 
 
@@ -125,7 +125,7 @@ TWICE = (  # by default what the suite (`test_conformance_cuts`) has not: it run
 
 
 @pytest.mark.parametrize("composition", TWICE, ids=str)
-def test_two_runs_of_one_composition_give_the_same_bits(composition):
+def test_two_runs_of_composition_are_bit_identical(composition):
     Layouts().same_twice(composition)
 
 
@@ -138,7 +138,7 @@ def test_two_runs_of_one_composition_give_the_same_bits(composition):
 @pytest.mark.parametrize(  # where nobody has another stage's loss; without stages the suite shows it by day
     "on", ["pp=2 dp_shard=2 tp=2 zero=3", pytest.param("dp_shard=2 cp=2 tp=2 zero=1", marks=pytest.mark.nightly)]
 )
-def test_what_is_not_finite_on_one_rank_is_known_to_all_before_the_optimizer(on, culprits):
+def test_non_finite_rank_stops_all_before_optimizer_step(on, culprits):
     Layouts().any_rank_stops_all(C(on, steps=1), culprits)
 
 
@@ -198,7 +198,7 @@ def words(options):
 @pytest.mark.nightly
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(compositions())
-def test_whatever_is_accepted_obeys_the_law(composition):
+def test_every_accepted_composition_is_layout_invariant(composition):
     suite = Layouts()
     assume(not suite.problems(composition))
     suite.holds(composition)

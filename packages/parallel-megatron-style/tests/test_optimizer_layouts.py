@@ -51,14 +51,14 @@ def same(one: Path, other: Path, rel: float) -> None:
 
 
 @pytest.mark.parametrize("layout", layouts("zero 3"))  # the next test begins on tp and pp
-def test_the_run_is_that_of_one_process(tmp_path: Path, alone: tuple[tuple[str, ...], Path], layout: str) -> None:
+def test_sharded_run_matches_one_process(tmp_path: Path, alone: tuple[tuple[str, ...], Path], layout: str) -> None:
     chosen, one = alone
     world, *words = LAYOUTS[layout]
     assert train_on_ranks(world, tmp_path / "cut", *chosen, *words) == 0
     same(one, tmp_path / "cut", 1e-12)
 
 
-def test_a_run_goes_on_in_another_layout(tmp_path: Path, alone: tuple[tuple[str, ...], Path]) -> None:
+def test_run_resumes_in_another_layout(tmp_path: Path, alone: tuple[tuple[str, ...], Path]) -> None:
     """Saved after 4 steps on 4 ranks, gone on with on 2 and on one: the run that was never cut."""
     chosen, one = alone
     world, *words = LAYOUTS["tp and pp"]
@@ -82,7 +82,7 @@ def held(path: Path, *words: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("layout", layouts("zero 3", "tp and pp"))
-def test_explain_says_the_bytes(tmp_path: Path, layout: str, optimizer: str) -> None:
+def test_explain_matches_optimizer_state_bytes(tmp_path: Path, layout: str, optimizer: str) -> None:
     """Of the rank that has most of its stage; rows over ranks that do not divide are counted as equal shares."""
     world, *words = LAYOUTS[layout]
     ranks = get_pool(world).run(held, tmp_path / "run", *OPTIMIZERS[optimizer], *words)
@@ -102,7 +102,7 @@ def test_explain_says_the_bytes(tmp_path: Path, layout: str, optimizer: str) -> 
         ("parallel=fsdp launch.processes=2 model.ffn_dim=96", ""),
     ],
 )
-def test_a_block_that_a_layout_cuts_is_refused(words: str, said: str) -> None:
+def test_layout_that_splits_optimizer_block_is_refused(words: str, said: str) -> None:
     from gangline.config.check import find_problems
     from gangline_testkit.runs import build_small_run
 
@@ -115,7 +115,7 @@ def test_a_block_that_a_layout_cuts_is_refused(words: str, said: str) -> None:
         assert said in problem.fix
 
 
-def test_what_mends_a_cut_block_mends_a_resume(tmp_path: Path) -> None:
+def test_resume_accepts_a_smaller_optimizer_block(tmp_path: Path) -> None:
     """Saved on one process in blocks of 16; tp=2 cuts at 20, and goes on with blocks of 4: near to the run that was."""
     chosen = ("optimizer=adamw8bit", "optimizer.min_8bit_size=1", "batch.global_size=8")
     words = ("parallel=tp", "launch.processes=2", "run.steps=6", "optimizer.block=4")

@@ -34,7 +34,7 @@ def test_text_of_1f1b():
     ]
 
 
-def test_text_without_room_puts_the_numbers_below():
+def test_narrow_text_puts_microbatch_numbers_below():
     lines = as_text(drawn("zb_v", 4, 8), RUN).splitlines()
     assert lines[3] == "rank 0  FFFFFFFfiwfiwfiwfIiWFIwfIiWIWwfiWIwfiWwIWfiIwW...IW"
     assert lines[4] == "        0123456000111222303071342413245534566465577676   77"
@@ -46,7 +46,7 @@ def test_text_fits_a_terminal(name):
     assert max(map(len, as_text(drawn(name, 4, 8), RUN).splitlines())) <= 100
 
 
-def test_recorded_times_need_not_begin_at_zero_nor_be_even():
+def test_text_accepts_uneven_recorded_times():
     timeline = drawn("1f1b", 2, 3)
     noisy = Timeline(
         timeline.schedule,
@@ -77,7 +77,7 @@ def test_figure_has_a_box_for_every_action(name):
 
 @pytest.mark.parametrize("width", [480, 960])
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_figure_says_whose_it_is_and_what_it_shows(name, width):
+def test_figure_has_title_axes_and_legend(name, width):
     timeline = drawn(name, 3, 6)
     figure = make_schedule_figure(timeline, RUN, width)
     words = list_readable(figure)

@@ -164,25 +164,25 @@ def check(case: Case):
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.nightly)], ids=["float32", "float64"]
 )
-def test_bits_of_one_process(name, world, dtype):
+def test_step_is_bit_identical_to_one_process(name, world, dtype):
     for microbatches in (1, 3, 9):
         chunks = 3 if name == "interleaved_1f1b" and microbatches == 3 else SCHEDULES[name].chunks
         found = get_pool(world).run(check, Case(name, microbatches, chunks, dtype))
         assert sorted(found) == [0] * (world - 1) + [microbatches]
 
 
-def test_layers_that_put_nothing_off_are_right_too():
+def test_layers_without_deferral_match_one_process():
     get_pool(2).run(check, Case("zb_v", 5, 2, split=False))
 
 
-def test_costs_change_the_order_and_not_the_bits():
+def test_action_times_keep_results_bit_identical():
     times = tuple(ActionTimes(F=1 + stage % 2, I=1.5 + stage, W=0.7) for stage in range(4))
     get_pool(2).run(check, Case("zb_v", 6, 2, times=times))
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("microbatches", [1, 3, 9])
-def test_forwards_that_take_turns_with_backwards_have_the_bits_of_one_process(world, microbatches):
+def test_overlap_is_bit_identical_to_one_process(world, microbatches):
     get_pool(world).run(check, Case("dualpipe_v", microbatches, 2, overlap=True))
 
 
@@ -192,7 +192,7 @@ def noting(case: Case):
     return "".join(made.notes), made.get_schedule(case.microbatches), rank.index
 
 
-def test_each_goes_on_while_the_other_waits():
+def test_overlap_alternates_forward_and_backward_at_waits():
     """Between a wait's begin (F, B) and its end (f, b) the other one computes, up to a wait of its own."""
     for notes, schedule, index in get_pool(2).run(noting, Case("dualpipe_v", 8, 2, overlap=True)):
         pairs = sum(rank == index for rank, _ in schedule.pairs)
@@ -234,7 +234,7 @@ def failing_lane(case: Case, kind: str):
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])
-def test_a_failure_ends_what_takes_turns_with_it(kind):
+def test_failed_action_ends_its_overlapped_action(kind):
     assert get_pool(1).run(failing_lane, Case("dualpipe_v", 6, 2, overlap=True), kind) == [True]
 
 
@@ -245,7 +245,7 @@ def changing(case: Case):
     ]
 
 
-def test_the_number_of_microbatches_may_change_from_step_to_step():
+def test_microbatch_count_may_change_each_step():
     assert get_pool(2).run(changing, Case("1f1b", 4, 1)) == [[0] * 5, [1, 4, 2, 3, 1]]
 
 
@@ -268,7 +268,7 @@ def held(case: Case):
 
 
 @EACH
-def test_activations_are_freed_as_soon_as_their_backward_is_done(name):
+def test_activations_are_freed_after_their_backward(name):
     case = Case(name, 8, SCHEDULES[name].chunks)
     for most, allowed in get_pool(4).run(held, case):
         assert 1 <= most <= allowed
@@ -301,7 +301,7 @@ def in_order(case: Case):
 
 
 @EACH
-def test_transfers_one_at_a_time_neither_deadlock_nor_pile_up(name):
+def test_serial_transfers_do_not_deadlock_or_accumulate(name):
     found = [get_pool(4).run(in_order, Case(name, microbatches, SCHEDULES[name].chunks)) for microbatches in (8, 16)]
     for (few, _), (many, _) in zip(*found, strict=True):
         assert many == 2 * few > 0
@@ -316,7 +316,7 @@ def ticking(case: Case):
     return made.spans
 
 
-def test_times_are_recorded_beside_the_actions():
+def test_executor_records_action_times():
     case = Case("zb_h1", 3, 1)
     spans = get_pool(2).run(ticking, case)
     found = Timeline(get_pool(2).run(scheduled, case)[0], tuple(spans))
@@ -363,6 +363,6 @@ def failing(case: Case):
     return left, all(got.equal(want[name]) for name, got in gradients(made.stage.parts[0]).items())
 
 
-def test_a_failed_step_leaves_nothing_to_the_next():
+def test_step_after_a_failed_step_is_correct():
     (found,) = get_pool(1).run(failing, Case("zb_h1", 1, 1))
     assert found == (1, True)

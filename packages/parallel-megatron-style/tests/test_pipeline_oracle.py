@@ -91,5 +91,5 @@ def both(name, microbatches):
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b"])
-def test_same_bits_as_torch(name):
+def test_executor_is_bit_identical_to_torch_pipelining(name):
     assert get_pool(2).run(both, name, 4) == [0, 4]

@@ -104,7 +104,7 @@ def test_stages_on_one_rank_send_nothing():
     assert sum(isinstance(step, Send) for step in turn) == 2
 
 
-def test_a_send_follows_its_action_and_a_receive_comes_before_the_action_that_hides_it():
+def test_program_posts_receives_early_and_sends_immediately():
     first, second = build_programs(make_schedule("1f1b", ranks=2, microbatches=2))
     forward, back = Message("F", 1, 0, 1), Message("B", 0, 1, 0)
     assert first[:4] == (
@@ -117,7 +117,7 @@ def test_a_send_follows_its_action_and_a_receive_comes_before_the_action_that_hi
     assert second[hidden + 1 :][:2] == (RunAction(PipelineAction("B", 0, 0)), Send(back, 0))
 
 
-def test_a_program_that_waits_crosswise_is_caught():
+def test_rendezvous_model_detects_deadlock():
     """The test's own model: two ranks that both send first."""
     schedule = make_schedule("1f1b", ranks=2, microbatches=2)
     first, second = (list(order) for order in build_programs(schedule))

@@ -34,7 +34,7 @@ def trained():
     return run, get_pool(2).run(strategy_ranks.train, job)
 
 
-def test_every_rank_tells_the_same_of_all_actions(trained):
+def test_all_ranks_record_the_same_spans(trained):
     run, ranks = trained
     one, two = (rank.steps[-1].metrics for rank in ranks)
     assert one[SPANS] == two[SPANS]
@@ -46,7 +46,7 @@ def test_every_rank_tells_the_same_of_all_actions(trained):
     assert one["pipeline/bubble"] == found.bubble
 
 
-def test_it_is_drawn_from_the_run_directory(trained, tmp_path, capsys):
+def test_draw_reads_the_run_directory(trained, tmp_path, capsys):
     _, ranks = trained
     directory = RunDirectory.create(build_small_run(*SETTINGS, f"run.dir={tmp_path / 'run'}")).path
     lines = [{"step": number + 1, "metrics": step.metrics} for number, step in enumerate(ranks[0].steps)]
@@ -62,7 +62,7 @@ def test_it_is_drawn_from_the_run_directory(trained, tmp_path, capsys):
     assert "gangline parallel draw: note: " in capsys.readouterr().err
 
 
-def test_a_run_that_recorded_nothing_says_how_to(tmp_path):
+def test_draw_without_recorded_spans_names_the_option(tmp_path):
     directory = RunDirectory.create(build_small_run(*SETTINGS, f"run.dir={tmp_path / 'run'}")).path
     (directory / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
     with pytest.raises(UserError, match=r"parallel\.record=true"):

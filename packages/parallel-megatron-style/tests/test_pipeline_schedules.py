@@ -31,7 +31,7 @@ def make(size, **more) -> Schedule:
 
 @given(sizes())
 @settings(max_examples=150, deadline=None)
-def test_valid_and_within_its_memory(size):
+def test_every_schedule_is_valid_and_within_memory(size):
     name, ranks, microbatches, chunks = size
     schedule = make(size)
     validate(schedule)
@@ -43,7 +43,7 @@ def test_valid_and_within_its_memory(size):
 
 @given(sizes())
 @settings(max_examples=150, deadline=None)
-def test_bubble_is_the_formula_where_f_i_and_w_take_the_same_time(size):
+def test_bubble_with_equal_action_times_matches_formula(size):
     name, ranks, microbatches, chunks = size
     found = simulate(make(size)).bubble
     if SCHEDULES[name].exact(ranks, microbatches):
@@ -65,14 +65,14 @@ IDLE = {
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 16])
-def test_makespan(name, ranks):
+def test_makespan_matches_hand_count(name, ranks):
     schedule = make_schedule(name, ranks=ranks, microbatches=3 * ranks)
     assert simulate(schedule).makespan == 3 * 3 * ranks * schedule.chunks + IDLE[name](ranks)
 
 
 @given(st.integers(1, 6), st.integers(1, 20), st.tuples(*[st.floats(0.5, 3)] * 3))
 @settings(max_examples=60, deadline=None)
-def test_formulas_of_whole_backwards_hold_for_any_costs(ranks, microbatches, times):
+def test_unsplit_backward_bubble_formulas_hold_for_any_times(ranks, microbatches, times):
     times = ActionTimes(F=times[0], I=times[1], W=times[2])
     for name, chunks, m in (
         ("gpipe", 1, microbatches),
@@ -84,7 +84,7 @@ def test_formulas_of_whole_backwards_hold_for_any_costs(ranks, microbatches, tim
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_zero_bubble_papers(ranks):
+def test_zero_bubble_schedules_match_their_papers(ranks):
     """ZB-H1's formula where W < F < I, as its paper measures; DualPipe's table bounds DualPipeV from above."""
     times = ActionTimes(F=1.0, I=1.1, W=0.8)
     microbatches = 3 * ranks
@@ -97,7 +97,7 @@ def test_zero_bubble_papers(ranks):
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("times", [ActionTimes(), ActionTimes(F=1.0, I=1.1, W=0.8)])
-def test_pairs_idle_as_the_table_of_dualpipe_says(ranks, times):
+def test_overlapped_dualpipe_v_idle_time_matches_paper(ranks, times):
     microbatches = 2 * ranks + 1
     found = simulate(make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches, overlap=True), times)
     both, whole = times.F + times.get_time("B"), times.get_time("B")
@@ -106,7 +106,7 @@ def test_pairs_idle_as_the_table_of_dualpipe_says(ranks, times):
 
 @given(st.integers(1, 8), st.integers(1, 24))
 @settings(max_examples=60, deadline=None)
-def test_pairs_of_any_size_wait_for_nothing_that_never_comes(ranks, microbatches):
+def test_overlap_keeps_action_order_and_is_valid(ranks, microbatches):
     """And change neither what each rank does nor in which order."""
     paired, plain = (
         make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches, overlap=o) for o in (True, False)
@@ -123,7 +123,7 @@ def test_pairs_of_any_size_wait_for_nothing_that_never_comes(ranks, microbatches
 
 @given(st.integers(1, 6), st.integers(1, 14), st.data())
 @settings(max_examples=60, deadline=None)
-def test_zb_v_made_for_other_costs(ranks, microbatches, data):
+def test_zb_v_for_any_times_is_valid(ranks, microbatches, data):
     """Any times of any stage: valid, within the same memory."""
     time = st.floats(0.01, 3)
     times = [ActionTimes(*data.draw(st.tuples(time, time, time))) for _ in range(2 * ranks)]
@@ -132,7 +132,7 @@ def test_zb_v_made_for_other_costs(ranks, microbatches, data):
     assert max(count_peak_activations(schedule)) <= 2 * ranks
 
 
-def test_zb_v_made_for_its_costs_waits_less():
+def test_zb_v_for_given_times_has_smaller_bubble():
     times = ActionTimes(F=1.0, I=1.2, W=0.8)
     blind, told = (
         simulate(make_schedule("zb_v", ranks=4, microbatches=16, **k), times) for k in ({}, {"times": times})
@@ -140,14 +140,14 @@ def test_zb_v_made_for_its_costs_waits_less():
     assert told.bubble < 0.5 * blind.bubble
 
 
-def test_order_of_bubbles():
+def test_bubbles_are_ordered_as_in_papers():
     """What the papers are about: at the same memory or with more chunks, ever less waiting."""
     bubble = {name: simulate(make_schedule(name, ranks=4, microbatches=8)).bubble for name in SCHEDULES}
     assert bubble["zb_v"] == bubble["dualpipe_v"] < bubble["zb_h1"] < bubble["interleaved_1f1b"] < bubble["1f1b"]
     assert bubble["1f1b"] == bubble["gpipe"] == pytest.approx(3 / 11)
 
 
-def test_fewer_microbatches_take_neither_more_time_nor_more_memory():
+def test_makespan_grows_with_microbatches():
     for name in SCHEDULES:
         for ranks in (2, 3, 4):
             made = [make_schedule(name, ranks=ranks, microbatches=microbatches) for microbatches in range(1, 4 * ranks)]
@@ -157,7 +157,7 @@ def test_fewer_microbatches_take_neither_more_time_nor_more_memory():
 
 @given(st.integers(1, 6), st.integers(1, 12), st.sampled_from([("loop", 1), ("loop", 3), ("v", 2)]))
 @settings(max_examples=40, deadline=None)
-def test_forward_only(ranks, microbatches, placed):
+def test_forward_schedule_runs_each_action_once(ranks, microbatches, placed):
     placement, chunks = placed
     schedule = make_forward_schedule(ranks, microbatches, chunks, placement)
     expected = {PipelineAction("F", chunk, microbatch) for chunk in range(chunks) for microbatch in range(microbatches)}
@@ -170,7 +170,7 @@ def test_forward_only(ranks, microbatches, placed):
 
 
 @pytest.mark.parametrize("placement", ["loop", "v"])
-def test_every_stage_has_one_place(placement):
+def test_stage_placement_is_one_to_one(placement):
     schedule = make_forward_schedule(4, 1, 2, placement)
     assert sorted(schedule.get_stage(rank, chunk) for rank in range(4) for chunk in range(2)) == list(range(8))
     for stage in range(8):
@@ -213,7 +213,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named(fault):
+def test_validate_names_each_fault(fault):
     with pytest.raises(ValueError, match=fault):
         validate(broken(FAULTS[fault]))
 
@@ -226,7 +226,7 @@ def test_a_deadlock_between_ranks_is_named():
         validate(Schedule(2, 1, 2, "loop", (tuple(first), tuple(second))))
 
 
-def test_numbers_that_cannot_be():
+def test_invalid_schedule_arguments_are_refused():
     with pytest.raises(ValueError, match="no such pipeline schedule: 2f2b; there are gpipe, 1f1b"):
         make_schedule("2f2b", ranks=2, microbatches=2)
     with pytest.raises(ValueError, match="1f1b has 1 chunks a rank, not 2"):

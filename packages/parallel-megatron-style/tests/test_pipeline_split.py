@@ -40,7 +40,7 @@ def gradients(made, microbatches, shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(5,), (3, 7)])
-def test_same_bits_as_autograd(dtype, bias, shape):
+def test_split_linear_is_bit_identical_to_autograd(dtype, bias, shape):
     plain, split = layer(dtype, bias), layer(dtype, bias)
     split.product = split_linear(Plain(dtype, dtype))
     for one, other in zip(gradients(split, 3, shape, dtype), gradients(plain, 3, shape, dtype), strict=True):
@@ -48,7 +48,7 @@ def test_same_bits_as_autograd(dtype, bias, shape):
         assert one.equal(other)
 
 
-def test_compute_dtype_below_that_of_the_input():
+def test_lower_compute_dtype_matches_linear_of_casts():
     """float32 comes in, the product is in bfloat16: as F.linear of the casts does."""
     precision, w = Plain(torch.bfloat16, torch.float32), layer(torch.bfloat16, False)
     generator = torch.Generator().manual_seed(0)
@@ -60,7 +60,7 @@ def test_compute_dtype_below_that_of_the_input():
     assert mine.equal(w.weight.grad)
 
 
-def test_weights_wait_for_the_store():
+def test_weight_gradients_wait_for_the_store():
     made, store = layer(torch.float64, True), WeightGradStore()
     made.product = split_linear(Plain(torch.float64, torch.float64))
     x = torch.ones(2, 24, dtype=torch.float64, requires_grad=True)
@@ -79,7 +79,7 @@ def test_weights_wait_for_the_store():
     assert len(store) == 0
 
 
-def test_what_needs_no_gradient_gets_none():
+def test_frozen_weight_gets_no_gradient():
     made = layer(torch.float32, True)
     made.product = split_linear(Plain(torch.float32, torch.float32))
     made.weight.requires_grad_(False)
@@ -88,7 +88,7 @@ def test_what_needs_no_gradient_gets_none():
     assert made.bias.grad.equal(torch.full((40,), 2.0))
 
 
-def test_who_waits_for_a_weight_is_told_when_it_is_there():
+def test_accumulation_hook_runs_after_deferred_gradient():
     made, store, told = layer(torch.float32, False), WeightGradStore(), []
     made.product = split_linear(Plain(torch.float32, torch.float32))
     call_when_accumulated(made.weight, lambda weight: told.append(weight.grad is not None))
@@ -100,7 +100,7 @@ def test_who_waits_for_a_weight_is_told_when_it_is_there():
     assert told == [True]
 
 
-def test_store_keeps_order_and_runs_at_once_where_none_is_open():
+def test_defer_keeps_order_and_runs_immediately_without_store():
     store, ran = WeightGradStore(), []
     defer(lambda: ran.append("now"))
     assert not is_deferring()
@@ -114,7 +114,7 @@ def test_store_keeps_order_and_runs_at_once_where_none_is_open():
     assert ran == ["now", ((1, 0), "a"), ((1, 0), "b"), ((0, 1), "a"), ((0, 1), "b")]
 
 
-def test_store_is_closed_after_an_error_and_forgets_on_demand():
+def test_store_closes_after_error_and_can_be_cleared():
     store = WeightGradStore()
 
     def fail():

@@ -31,7 +31,7 @@ def steps(name: str, waits: int, said: list[str]):
         (0, 0, ["a ends", "b ends"]),
     ],
 )
-def test_they_change_places_where_they_give_way(a, b, expected):
+def test_computations_alternate_at_overlap_points(a, b, expected):
     turns = TurnTaking()
     for _ in range(3):
         said: list[str] = []
@@ -41,7 +41,7 @@ def test_they_change_places_where_they_give_way(a, b, expected):
     assert forward_context._overlap_point is None
 
 
-def test_the_second_keeps_its_thread():
+def test_second_computation_keeps_its_thread():
     turns, names = TurnTaking(), set()
     for _ in range(3):
         turns.run(lambda: None, lambda: names.add(threading.get_ident()))
@@ -49,7 +49,7 @@ def test_the_second_keeps_its_thread():
     assert threading.get_ident() not in names
 
 
-def test_each_has_its_own_surroundings():
+def test_each_computation_has_its_own_forward_context():
     seen = {}
 
     def emits(microbatch):
@@ -71,7 +71,7 @@ def test_each_has_its_own_surroundings():
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_what_one_raises_ends_the_other_and_is_raised(failing):
+def test_error_in_one_computation_ends_the_other(failing):
     turns, ended = TurnTaking(), []
 
     def fails():
@@ -96,7 +96,7 @@ def test_what_one_raises_ends_the_other_and_is_raised(failing):
     assert said == ["a0", "b0", "a ends", "b ends"]
 
 
-def test_a_backward_pass_can_be_left_and_taken_up_again():
+def test_two_backward_passes_can_alternate():
     """Both are in the middle of autograd when they change places."""
 
     class Waits(torch.autograd.Function):

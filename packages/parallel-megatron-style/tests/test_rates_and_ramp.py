@@ -50,7 +50,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[s
 
 
 @pytest.mark.parametrize(("layout", "optimizer"), CASES)
-def test_the_run_is_that_of_one_process(tmp_path: Path, alone: Callable, layout: str, optimizer: str) -> None:
+def test_multipliers_and_batch_ramp_match_one_process(
+    tmp_path: Path, alone: Callable, layout: str, optimizer: str
+) -> None:
     chosen = (f"optimizer={optimizer}", *WORDS)
     world, *words = LAYOUTS[layout]
     assert train_on_ranks(world, tmp_path / "cut", *chosen, *words) == 0

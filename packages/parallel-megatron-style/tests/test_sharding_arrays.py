@@ -68,7 +68,7 @@ folds = st.sampled_from([(1, ("dp_shard",)), (2, ("dp_shard",)), (2, ("dp_shard"
 
 @settings(deadline=None, max_examples=60)
 @given(meshes, folds, st.booleans(), st.booleans(), st.integers(0, 3))
-def test_boxes_tile_every_array_and_each_has_one_primary(mesh, fold, tied, sequence_parallel, zero):
+def test_primary_boxes_tile_every_array_once(mesh, fold, tied, sequence_parallel, zero):
     size, out_of = fold
     joint = mesh.size(*out_of)
     plan = replace(PLAN, folds=(Fold("lane", size if joint % size == 0 else 1, out_of),))
@@ -84,7 +84,7 @@ def test_boxes_tile_every_array_and_each_has_one_primary(mesh, fold, tied, seque
         assert (written == 1).all(), name
 
 
-def test_arrays_lie_as_the_plan_reads_its_cuts():
+def test_array_divisions_follow_plan_shard_rules():
     """Where an edit's rule comes first: no later one is taken up for what that rule leaves whole."""
     mine = (
         ShardRule.whole("blocks.0.q"),
@@ -103,7 +103,7 @@ def test_arrays_lie_as_the_plan_reads_its_cuts():
     assert arrays.registry.list_rank_boxes("model/blocks.0.q_norm", 0)[0][0].shape == (2,)
 
 
-def test_key_heads_that_ranks_share_are_added_over_their_neighbours():
+def test_shared_key_heads_reduce_over_neighbour_ranks():
     mesh = Mesh.of({"tp": 4})
     arrays = lay_out(PLAN, mesh, of(False), [0] * 5, zero=1, sequence_parallel=False, dtype="float32")
     (buffer,) = [b for b in arrays.groups["blocks.0"] if b.kind.fold is None]
@@ -118,26 +118,26 @@ def test_key_heads_that_ranks_share_are_added_over_their_neighbours():
     ]
 
 
-def test_under_sequence_parallelism_whole_arrays_are_added_over_tp():
+def test_sequence_parallelism_reduces_replicated_arrays_over_tp():
     arrays = lay_out(PLAN, Mesh.of({"tp": 2}), of(False), [0] * 5, zero=1, sequence_parallel=True, dtype="float32")
     (buffer,) = arrays.groups["blocks.0"]
     assert buffer.sums["blocks.0.norm"] == buffer.sums["blocks.0.q_norm"] == buffer.sums["blocks.0.lanes"] == 2
     assert buffer.sums["blocks.0.q"] == 0
 
 
-def test_a_vocabulary_may_be_cut_unevenly():
+def test_vocabulary_may_be_sharded_unevenly():
     registry = lay_out(PLAN, Mesh.of({"tp": 4}), of(False), [0] * 5, zero=1, sequence_parallel=True, dtype="f").registry
     assert [registry.list_rank_boxes("model/head.weight", rank)[0][0].shape[0] for rank in range(4)] == [3, 3, 3, 2]
 
 
-def test_what_first_and_last_stage_share_is_a_unit_of_both():
+def test_tied_embedding_belongs_to_first_and_last_stage():
     mesh = Mesh.of({"pp": 2})
     arrays = lay_out(PLAN, mesh, of(True), [0, 0, 0, 1, 1], zero=1, sequence_parallel=False, dtype="float32")
     assert arrays.stage[TIED] == (0, 1)
     assert arrays.registry.list_rank_boxes("model/embed.weight", 1) == []
 
 
-def test_a_buffer_may_be_shared_by_modules_of_one_stage_only():
+def test_buffer_shared_across_stages_is_refused():
     given_ = of(False)
     given_.aliases["blocks.1.balance"] = ("blocks.1.balance", "blocks.2.balance")
     options = {"zero": 1, "sequence_parallel": False, "dtype": "float32"}
@@ -155,7 +155,7 @@ def test_a_buffer_may_be_shared_by_modules_of_one_stage_only():
         (replace(PLAN, cuts=(ShardRule.colwise("blocks.*.q", 3),)), None, "units of 3"),
     ],
 )
-def test_what_has_no_home_is_refused(plan, aliases, message):
+def test_plan_inconsistent_with_model_is_refused(plan, aliases, message):
     given_ = of(False)
     if aliases:
         given_.aliases["blocks.0.q"] = aliases

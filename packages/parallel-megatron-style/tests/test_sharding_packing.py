@@ -20,7 +20,7 @@ units = st.lists(st.tuples(counts, widths), min_size=1, max_size=8).map(
 
 @settings(deadline=None)
 @given(units, st.integers(1, 9))
-def test_arrays_lie_apart_and_no_range_begins_within_a_row(arrays, parts):
+def test_arrays_do_not_overlap_and_rows_stay_complete(arrays, parts):
     packings = pack(arrays, parts)
     assert sorted(array.name for packing in packings for array in packing.arrays) == sorted(a.name for a in arrays)
     for packing in packings:
@@ -39,7 +39,7 @@ def test_arrays_lie_apart_and_no_range_begins_within_a_row(arrays, parts):
 
 @settings(deadline=None)
 @given(units, st.integers(2, 9))
-def test_what_a_range_holds_of_an_array_lies_at_its_beginning_or_after_what_comes_before(arrays, parts):
+def test_array_piece_starts_at_its_range_border(arrays, parts):
     """So that pieces are found from the array's start alone."""
     for packing in pack(arrays, parts):
         for index, array in enumerate(packing.arrays):
@@ -49,7 +49,7 @@ def test_what_a_range_holds_of_an_array_lies_at_its_beginning_or_after_what_come
                     assert packing.starts[index] + bounds[part] * array.width == part * packing.length
 
 
-def test_a_block_wastes_little():
+def test_padding_of_a_block_is_small():
     block = [ArrayRows(f"m{i}", 512, 192) for i in range(7)] + [ArrayRows("down", 192, 512), ArrayRows("norm", 1, 192)]
     for parts in (2, 4, 8, 16):
         (packing,) = pack(block, parts)
@@ -78,7 +78,7 @@ GPT = [
     ("block", "parts", "rows"),
     [(LLAMA_8B, 2, 2240), (LLAMA_8B, 8, 672), (LLAMA_8B, 64, 56), (GPT, 2, 288), (GPT, 8, 16), (GPT, 64, 8)],
 )
-def test_borders_have_a_common_divisor_that_makes_no_tiny_chunks(block, parts, rows):
+def test_row_borders_have_a_large_common_divisor(block, parts, rows):
     """Of all arrays that are cut at all, the one with the smallest divisor."""
     (packing,) = pack(block, parts)
     found = [
@@ -92,14 +92,14 @@ def test_borders_have_a_common_divisor_that_makes_no_tiny_chunks(block, parts, r
 
 @settings(deadline=None)
 @given(units, st.integers(2, 9))
-def test_a_coarse_grain_costs_no_more_than_a_hundredth(arrays, parts):
+def test_coarse_grain_adds_at_most_one_percent(arrays, parts):
     coarse = sum(packing.size for packing in pack(arrays, parts))
     with patch.object(module, "GRAIN", 0.0):
         fine = sum(packing.size for packing in pack(arrays, parts))
     assert coarse <= fine + 0.01 * sum(array.size for array in arrays)
 
 
-def test_widths_without_a_small_common_multiple_have_buffers_of_their_own():
+def test_incompatible_widths_get_separate_buffers():
     arrays = [ArrayRows("a", 50, 101), ArrayRows("b", 50, 103), ArrayRows("c", 1, 101)]
     packings = pack(arrays, 8)
     assert [[array.name for array in packing.arrays] for packing in packings] == [["a", "c"], ["b"]]

@@ -55,13 +55,13 @@ def agree(case: Case, world: int, bound: float) -> None:
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_float64(world, sequence_parallel, shape):
+def test_float64_matches_one_process(world, sequence_parallel, shape):
     agree(Case(sequence_parallel=sequence_parallel, **SHAPES[shape]), world, 1e-12)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
-def test_float32(world, sequence_parallel):
+def test_float32_matches_one_process(world, sequence_parallel):
     agree(Case(torch.float32, sequence_parallel, kv_heads=2), world, 1e-5)
 
 
@@ -90,7 +90,7 @@ def test_recomputation_changes_no_bit(sequence_parallel, recompute):
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 @pytest.mark.parametrize("recompute", [Recompute.none, Recompute.full], ids=lambda r: r.value)
-def test_several_microbatches_alive(sequence_parallel, recompute):
+def test_microbatches_in_flight_match_one_process(sequence_parallel, recompute):
     """As in a pipeline: three forward passes, then three backward passes."""
     case = Case(sequence_parallel=sequence_parallel, recompute=recompute, microbatches=3, tied=True)
     agree(case, 2, 1e-12)
@@ -104,7 +104,7 @@ def evaluated(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
-def test_without_gradients_the_loss_is_the_same(sequence_parallel):
+def test_no_grad_loss_is_bit_identical(sequence_parallel):
     for silent, loss in get_pool(2).run(evaluated, Case(sequence_parallel=sequence_parallel)):
         assert silent.equal(loss)
         assert not silent.requires_grad
@@ -122,7 +122,7 @@ def deferred(case: Case) -> tuple[list[str], int, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
-def test_weight_gradients_may_be_deferred(sequence_parallel):
+def test_deferred_weight_gradients_are_bit_identical(sequence_parallel):
     """All cut weights wait, two columns and two rows a layer, the lookup and the head; no bit differs."""
     case = Case(sequence_parallel=sequence_parallel)
     at_once = get_pool(2).run(one_rank, case)
@@ -145,7 +145,7 @@ def with_context(case: Case, method: str) -> Found:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
-def test_with_sequences_cut_over_cp(sequence_parallel, method):
+def test_tp_with_cp_matches_one_process(sequence_parallel, method):
     """Each tp group has the gradients of its own tokens, which add up."""
     case = Case(sequence_parallel=sequence_parallel, kv_heads=2)
     reference = one_process(case)

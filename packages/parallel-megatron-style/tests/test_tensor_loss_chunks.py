@@ -20,7 +20,7 @@ SETTINGS = (
 
 @pytest.mark.parametrize("on", ["tp=2", "tp=2 sequence_parallel=false", "tp=2 zero=3 dp_shard=2"])
 @pytest.mark.parametrize("more", [(), ("model.z_loss=0.1", "model.tied=false")], ids=["plain", "z"])
-def test_gradients_are_those_of_all_at_once(on, more):
+def test_chunked_loss_matches_unchunked_loss(on, more):
     world = 4 if "dp_shard" in on else 2
     words = (*SETTINGS, *more, "parallel=3d", *(f"parallel.{word}" for word in on.split()))
     whole, parts = (

@@ -102,7 +102,7 @@ def events_of(sequence_parallel: bool, x_grad: bool, w_grad: bool) -> tuple[list
     return forward, events
 
 
-def test_weights_get_theirs_while_the_input_gradient_travels():
+def test_weight_gradients_overlap_input_gradient_collective():
     for forward, backward in get_pool(2).run(events_of, False, True, True):
         assert forward == ["linear", "linear", "linear", "all_reduce"]
         assert backward == ["dx", "dw", "dx", "dx", "all_reduce", "dw", "dw", "wait"]
@@ -113,7 +113,7 @@ def test_weights_get_theirs_while_the_input_gradient_travels():
 
 
 @MODES
-def test_nothing_is_computed_for_what_wants_no_gradient(sequence_parallel):
+def test_unneeded_gradients_are_not_computed(sequence_parallel):
     for _, backward in get_pool(2).run(events_of, sequence_parallel, False, False):
         assert backward == []
     for _, backward in get_pool(2).run(events_of, sequence_parallel, True, False):
@@ -137,7 +137,7 @@ def frozen_biases(sequence_parallel: bool) -> list[torch.Tensor]:
 
 
 @MODES
-def test_biases_alone(sequence_parallel):
+def test_bias_gradients_with_frozen_weights(sequence_parallel):
     for column, row in get_pool(2).run(frozen_biases, sequence_parallel):
         assert column.abs().max() < 1e-12
         assert row.tolist() == [4.0] * 3
@@ -159,7 +159,7 @@ def twice_backward(sequence_parallel: bool) -> tuple[torch.Tensor, torch.Tensor]
 
 
 @MODES
-def test_a_graph_may_run_backward_again(sequence_parallel):
+def test_retained_graph_runs_backward_twice(sequence_parallel):
     for twice, found in get_pool(2).run(twice_backward, sequence_parallel):
         torch.testing.assert_close(found, twice, rtol=1e-13, atol=0)
 
@@ -173,7 +173,7 @@ def written_in_place() -> bool:
         return (x.mul_(2), region.multiply_colwise(x, w))[1].equal(2 * before)
 
 
-def test_an_input_written_in_place_counts_as_another():
+def test_input_changed_in_place_is_not_reused():
     assert all(get_pool(2).run(written_in_place))
 
 
@@ -186,7 +186,7 @@ def without_and_with() -> tuple[bool, bool]:
     return silent.requires_grad, region.multiply_colwise(x, w).requires_grad
 
 
-def test_what_entered_without_gradients_serves_no_product_with_them():
+def test_no_grad_input_is_not_reused_with_gradients():
     assert get_pool(2).run(without_and_with) == [(False, True)] * 2
 
 
@@ -230,7 +230,7 @@ def looked_up(vocabulary: int, sequence_parallel: bool):
 
 @MODES
 @pytest.mark.parametrize("vocabulary", [5, 8, 11])
-def test_lookup_is_exact(vocabulary, sequence_parallel):
+def test_sharded_lookup_is_exact(vocabulary, sequence_parallel):
     """One rank has the row and the others add zeros. With 5 rows over 4 ranks the last has none."""
     for same, off in get_pool(4).run(looked_up, vocabulary, sequence_parallel):
         assert same
@@ -274,7 +274,7 @@ def lost(vocabulary: int, sequence_parallel: bool, chunk: int, dtype: torch.dtyp
 @MODES
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 25])
 @pytest.mark.parametrize("vocabulary", [5, 8, 11])
-def test_the_loss_over_parts_of_the_vocabulary(vocabulary, sequence_parallel, chunk):
+def test_vocabulary_parallel_loss_matches_cross_entropy(vocabulary, sequence_parallel, chunk):
     found = get_pool(4).run(lost, vocabulary, sequence_parallel, chunk, WIDE)
     found += get_pool(4).run(lost, vocabulary, sequence_parallel, chunk, WIDE, 0.2)
     for loss, off in found:
@@ -284,7 +284,7 @@ def test_the_loss_over_parts_of_the_vocabulary(vocabulary, sequence_parallel, ch
 
 @MODES
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-7)], ids=["float32", "bf16"])
-def test_the_loss_in_narrow_types(sequence_parallel, dtype, bound):
+def test_low_precision_loss_is_near_float64(sequence_parallel, dtype, bound):
     found = get_pool(4).run(lost, 11, sequence_parallel, 1 << 25, dtype)
     for loss, off in found:
         assert loss.dtype == torch.float32
@@ -306,7 +306,7 @@ def along_the_sequence():
     return whole.equal(x), total.item() == x.sum().item(), gathered.unique().tolist(), own.grad.unique().tolist()
 
 
-def test_cutting_gathering_and_adding_along_the_sequence():
+def test_sequence_gather_and_reduce_have_correct_gradients():
     for same, total, gathered, added in get_pool(4).run(along_the_sequence):
         assert same
         assert total
@@ -351,14 +351,14 @@ def applied(case: Case, **changes):
     return model, comm
 
 
-def test_a_foreign_module_with_cut_parameters_is_bound_once():
+def test_external_module_with_sharded_parameters_binds_once():
     foreign = torch.nn.ModuleList([Bound(), Bound()])
     _, comm = applied(Case(), foreign=foreign, cuts=(ShardRule("foreign.0.*", 0), ShardRule("foreign.1.a", 1, "ep")))
     assert foreign[0].comms == [comm]
     assert foreign[1].comms == []  # what lies on a fold is bound to the fold
 
 
-def test_a_parameter_on_a_fold_is_cut_along_tp_as_well():
+def test_fold_parameter_is_also_sharded_over_tp():
     foreign = torch.nn.ModuleList([Bound()])
     cuts = (ShardRule("foreign.0", 0, "ep"), ShardRule.whole("foreign.0.b"), ShardRule("foreign.0", 1))
     _, comm = applied(Case(), foreign=foreign, cuts=cuts)
@@ -366,7 +366,7 @@ def test_a_parameter_on_a_fold_is_cut_along_tp_as_well():
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_pattern_of_a_module_covers_what_an_edit_adds_inside(whole):
+def test_module_pattern_covers_modules_added_by_edits(whole):
     """What is laid out and what is computed with go by the same reading."""
     wide = Linear(LinearNode(in_features=8, out_features=4))
     wide.side = Linear(LinearNode(in_features=8, out_features=2))
@@ -383,7 +383,7 @@ def test_a_pattern_of_a_module_covers_what_an_edit_adds_inside(whole):
     assert held == {"foreign.0.weight": 2, "foreign.0.side.weight": 4 if whole else 2}
 
 
-def test_a_product_that_is_not_cut_stays_whole():
+def test_matmul_without_shard_rule_stays_replicated():
     model, _ = applied(
         Case(), cuts=(ShardRule.colwise("blocks.*.attention.wq"),), master_dtype=("blocks.*.attention.wk",)
     )
@@ -393,7 +393,7 @@ def test_a_product_that_is_not_cut_stays_whole():
     assert attention.wk.product(torch.ones(1, 32), attention.wk.weight).dtype == WIDE
 
 
-def test_products_of_one_module_share_a_region():
+def test_matmuls_of_one_module_share_a_region():
     model, _ = applied(Case())
     regions = {id(x.product.__self__) for x in (model.blocks[0].attention.wq, model.blocks[0].attention.wo)}
     assert len(regions) == 1
@@ -413,6 +413,6 @@ def test_products_of_one_module_share_a_region():
         ({"cuts": (ShardRule("head.weight", 0),), "seams": ()}, "no module around it has `bind"),
     ],
 )
-def test_a_cut_that_nothing_can_compute_with_is_refused(changes, message):
+def test_unsupported_shard_rule_is_refused(changes, message):
     with pytest.raises(TypeError, match=message):
         applied(Case(), **changes)

@@ -24,7 +24,7 @@ class Own(nn.Module):
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_module_that_multiplies_by_itself_is_told_once(cut):
+def test_module_with_own_matmul_gets_precision_once(cut):
     model, precision = nn.Sequential(Own()), Plain(torch.float32, torch.float32)
     if cut:
         cut_modules(model, PLAN, Solo("tp", 0), precision, sequence_parallel=False, first_rows={}, losses={})

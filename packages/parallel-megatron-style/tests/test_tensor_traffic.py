@@ -64,7 +64,7 @@ def counted(case: Case):
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-def test_two_all_reduces_a_layer_each_way(layers):
+def test_two_all_reduces_per_layer_and_pass(layers):
     """And one for the embedding forward, one for the head backward, whose forward gathers two numbers a row."""
     for forward, backward in get_pool(2).run(counted, Case(layers=layers, kv_heads=2)):
         sums = 2 * layers + 1
@@ -73,7 +73,7 @@ def test_two_all_reduces_a_layer_each_way(layers):
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-def test_sequence_parallelism_gathers_and_scatters_instead_and_gathers_again(layers):
+def test_sequence_parallel_collectives_match_closed_form(layers):
     """An all-reduce costs as much as one of each. The gathers again are for the weights of what enters a region."""
     for forward, backward in get_pool(2).run(counted, Case(layers=layers, kv_heads=2, sequence_parallel=True)):
         scatters = gathers = 2 * layers + 1
@@ -85,7 +85,7 @@ def test_sequence_parallelism_gathers_and_scatters_instead_and_gathers_again(lay
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
-def test_a_recomputed_block_ends_before_its_last_sum(sequence_parallel):
+def test_recompute_skips_the_last_collective(sequence_parallel):
     """One sum more a layer, not two: when the last product has kept its input all is there."""
     case = Case(layers=3, kv_heads=2, sequence_parallel=sequence_parallel)
     for (kept, _), (again, _) in zip(
@@ -120,7 +120,7 @@ def kept_bytes(case: Case, cut: bool) -> int:
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_what_is_kept_shrinks_with_the_ranks(world):
+def test_activation_bytes_shrink_with_tp_ranks(world):
     """Under sequence parallelism all activations, without it those in the regions; only rotary angles stay whole."""
     numbers = ROWS * LENGTH * 8
     (whole,) = get_pool(1).run(kept_bytes, Case(), False)
@@ -158,6 +158,6 @@ def kept_open(sequence_parallel: bool) -> list[bool]:
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
-def test_what_entered_is_forgotten_as_soon_as_it_has_served(sequence_parallel):
+def test_region_input_is_freed_after_last_use(sequence_parallel):
     for seen in get_pool(2).run(kept_open, sequence_parallel):
         assert seen == [True, False] * 3

@@ -37,7 +37,7 @@ CASES = [(on, more) for on in LAYOUTS for more in ((), WINDOWED) if not ("cp=2" 
 
 
 @pytest.mark.parametrize(("on", "more"), CASES, ids=[f"{on}-{'window' if more else 'plain'}" for on, more in CASES])
-def test_a_text_is_that_of_one_process(on, more):
+def test_generated_text_matches_one_process(on, more):
     how = Sampling(tokens=9, temperature=0.9, top_p=0.95, seed=2)
     alone = written("tp=1", 1, *more, how=how)
     assert len({tuple(one.tokens) for one in alone}) == len(PROMPTS)

@@ -24,7 +24,7 @@ def planned(capsys, *words: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_replicas_of_core_are_planned_and_one_of_them_sends_nothing(capsys):
+def test_plan_of_ddp_counts_gradient_transfers(capsys):
     eight, one = planned(capsys, *EIGHT), planned(capsys, "parallel=single", *EIGHT[1:2], *EIGHT[3:])
     assert eight["step_seconds"] == pytest.approx(sum(eight["seconds"].values()))
     assert eight["seconds"]["dp"] > 0
@@ -32,7 +32,7 @@ def test_replicas_of_core_are_planned_and_one_of_them_sends_nothing(capsys):
     assert one["seconds"]["compute"] == pytest.approx(8 * eight["seconds"]["compute"], rel=0.01)
 
 
-def test_search_ranks_what_is_installed(capsys):
+def test_search_ranks_installed_strategies(capsys):
     assert main(["plan", "search", *EIGHT]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "train parallel=" in line]
     seconds = [float(line.split()[0]) for line in lines]

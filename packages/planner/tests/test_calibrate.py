@@ -29,7 +29,7 @@ from gangline_planner.price.sharing import Cores, share_cores
 from gangline_planner.price.step import compute_step_time
 
 
-def test_two_costs_are_found_again_and_neither_is_below_nothing():
+def test_fit_recovers_two_non_negative_costs():
     points = [(a, b, t := 3e-5 * a + 2e-9 * b, t) for a, b in ((1.0, 1e3), (2.0, 1e5), (1.0, 1e7))]
     assert fit_two_costs(points) == pytest.approx((3e-5, 2e-9))
     assert fit_two_costs([(1.0, 1.0, 2.0, 1.0), (1.0, 4.0, 1.0, 1.0)]) == (1.5, 0.0)  # more for less: b costs nothing
@@ -85,7 +85,7 @@ def measurements(known: dict[str, float], ranks: int = 1) -> Measured:
     )
 
 
-def test_the_numbers_of_a_machine_are_found_again():
+def test_fit_recovers_numbers_of_known_machine():
     known = machine()
     found = fit_numbers(measurements(known, ranks=4), 4, "cpu")
     for name, value in known.items():
@@ -99,7 +99,7 @@ def test_the_numbers_of_a_machine_are_found_again():
 @pytest.mark.parametrize(
     "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(12, 50))]
 )
-def test_whatever_a_busy_machine_measures_is_a_cluster_file_that_a_plan_takes(tmp_path, seed):
+def test_noisy_measurements_give_valid_cluster_file(tmp_path, seed):
     """Each measurement up to a hundred times as long as it would be, none like its neighbour."""
     draw = random.Random(seed)
 
@@ -148,14 +148,14 @@ TIMELINE = StepTimeline((((ACTION, 0.0, 2.0),), ((ACTION, 1.0, 3.0),)))
         (8.0, 2, 1, 0.0, 3.0),
     ],
 )
-def test_ranks_that_wait_leave_the_cores_of_their_node_to_the_others(alone, node, each, part, makespan):
+def test_waiting_ranks_yield_cores_to_running_ranks(alone, node, each, part, makespan):
     cores = Cores(max(1.0, alone), node, each, pipeline=2)
     found = share_cores(TIMELINE, cores, lambda action: part)
     assert found.makespan == pytest.approx(makespan)
     assert TIMELINE.makespan / cores.most <= found.makespan + 1e-9
 
 
-def test_of_two_nodes_the_one_without_idle_cores_sets_the_pace():
+def test_node_without_idle_cores_sets_pace():
     """Three pipeline ranks of two ranks each in nodes of four: the third has a node for itself."""
     cores = Cores(8.0, 4, 2, pipeline=3)
     assert cores.compute_speeds([0, 1, 2]) == {0: 1.0, 1: 1.0, 2: 2.0}
@@ -163,14 +163,14 @@ def test_of_two_nodes_the_one_without_idle_cores_sets_the_pace():
     assert Cores(8.0, 4, 3, pipeline=2).compute_speeds([0, 1]) == {0: 1.0, 1: 1.0}  # the second lies on both nodes
 
 
-def test_the_way_of_a_result_is_not_shortened_by_idle_cores():
+def test_idle_cores_do_not_shorten_transfers():
     timeline = StepTimeline((((ACTION, 0.0, 1.0),), ((ACTION, 1.5, 2.5),)))
     assert share_cores(timeline, Cores(2.0, 2, 1, 2), lambda action: 1.0, hop=0.5).makespan == pytest.approx(1.5)
     both = StepTimeline((((ACTION, 0.0, 2.0),), ((ACTION, 1.5, 2.5),)))  # under way while the other computes on
     assert share_cores(both, Cores(2.0, 2, 1, 2), lambda action: 1.0, hop=0.5).makespan == pytest.approx(1.75)
 
 
-def test_a_run_of_fewer_ranks_than_were_measured_at_once_has_the_cores_of_the_others():
+def test_run_with_fewer_ranks_gains_idle_cores():
     numbers = {"node.alone": Quantity(3.0, "a test")}
     eight = load_cluster("h100_ib").replace_numbers(numbers)  # eight ranks a node
     words = "parallel=ddp batch.micro_size=1 launch.processes="
@@ -185,7 +185,7 @@ def test_a_run_of_fewer_ranks_than_were_measured_at_once_has_the_cores_of_the_ot
     assert seconds[16] == pytest.approx(seconds[8])
 
 
-def test_how_far_ranks_are_is_told_at_once_and_all_else_is_kept_for_an_error(tmp_path, capsys):
+def test_progress_is_printed_and_other_output_logged(tmp_path, capsys):
     script = (
         "print('noise'); from gangline_planner.calibrate.progress import RoundProgress as P; P('round 2 of 3', True)"
     )
@@ -196,7 +196,7 @@ def test_how_far_ranks_are_is_told_at_once_and_all_else_is_kept_for_an_error(tmp
 
 
 @pytest.mark.waits
-def test_two_processes_measure_this_machine_and_a_plan_takes_the_file(tmp_path, monkeypatch, capsys):
+def test_calibrate_writes_file_usable_by_plan(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["plan", "calibrate", "--out", "here.yaml", "--processes", "2", "--rounds", "1"]) == 0
     found = load_cluster(str(tmp_path / "here.yaml"))
@@ -226,7 +226,7 @@ def test_two_processes_measure_this_machine_and_a_plan_takes_the_file(tmp_path, 
         ("--out there.yaml", "there.yaml is there already."),
     ],
 )
-def test_mistakes(tmp_path, monkeypatch, capsys, words, message):
+def test_invalid_calibrate_arguments_are_refused(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.yaml").touch()
     assert main(["plan", "calibrate", *words.split()]) == 2
@@ -235,7 +235,7 @@ def test_mistakes(tmp_path, monkeypatch, capsys, words, message):
     assert "Traceback" not in said
 
 
-def test_ranks_have_the_threads_that_those_of_a_run_would_have(monkeypatch):
+def test_ranks_use_thread_count_of_a_run(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert count_threads(2) == 3
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -243,14 +243,14 @@ def test_ranks_have_the_threads_that_those_of_a_run_would_have(monkeypatch):
     assert (count_threads(1), count_threads(2), count_threads(cores * 4)) == (cores, max(1, cores // 2), 1)
 
 
-def test_more_processes_than_cores_are_said():
+def test_more_processes_than_cores_are_reported():
     cores = len(os.sched_getaffinity(0))
     assert describe_crowding(cores) == []
     (line,) = describe_crowding(cores + 1)
     assert line.startswith(f"{cores + 1} processes share {cores} cores: ")
 
 
-def test_the_first_error_of_a_rank_is_said_and_not_what_torchrun_says_of_it(tmp_path):
+def test_first_rank_error_is_reported_without_torchrun_summary(tmp_path):
     log = tmp_path / "log"
     log.write_text("Traceback:\n[rank1]: ValueError: the mesh has 2 ranks\nChildFailedError:\n=====\n")
     assert read_error(log) == ["[rank1]: ValueError: the mesh has 2 ranks"]

@@ -39,11 +39,11 @@ def machine(**numbers):
         ("all_reduce", 64, 8, (6, 6)),
     ],
 )
-def test_messages_on_the_way_of_a_call(operation, ranks, nodes, expected):
+def test_collectives_have_expected_message_counts(operation, ranks, nodes, expected):
     assert count_messages(operation, ranks, nodes) == expected
 
 
-def test_the_way_round_a_ring_grows_with_its_ranks():
+def test_ring_latency_grows_with_ranks():
     cluster = machine(link__node__latency=1e-6, link__cluster__latency=1e-5)
     bare = compute_transfer_seconds(SENT, machine())
     assert compute_transfer_seconds(SENT, cluster) - bare == pytest.approx(2 * (56e-6 + 7e-5))
@@ -51,7 +51,7 @@ def test_the_way_round_a_ring_grows_with_its_ranks():
     assert compute_transfer_seconds(twice, cluster) - bare == pytest.approx(2 * (112e-6 + 15e-5))
 
 
-def test_the_more_nodes_the_longer_the_same_bytes_take():
+def test_crowding_slows_transfers_over_many_nodes():
     rails = 10**9 / (8 * 5e10)
     assert compute_transfer_seconds(SENT, machine()) == pytest.approx(rails)
     assert compute_transfer_seconds(SENT, machine(link__cluster__crowding=0.1)) == pytest.approx(
@@ -64,7 +64,7 @@ def test_the_more_nodes_the_longer_the_same_bytes_take():
     assert compute_transfer_seconds(send, crowded) == compute_transfer_seconds(send, machine())
 
 
-def test_the_slowest_of_many_ranks_is_late_however_short_the_step_is():
+def test_jitter_of_many_ranks_remains_for_short_steps():
     cluster = machine(jitter__sigma=0.01, jitter__seconds=0.02)
     assert compute_jitter(1.0, 1, cluster) == 0
     assert compute_jitter(1.0, 4096, cluster) == pytest.approx(0.03 * 4.0787, rel=1e-4)
@@ -93,7 +93,7 @@ def tiers(**numbers):
         ("fibre", 2, (1, 1, 1), 1 / 5e8),
     ],
 )
-def test_a_ring_is_as_fast_as_the_slowest_tier_that_it_crosses(tier, ranks, near, seconds):
+def test_ring_runs_at_slowest_tier_bandwidth(tier, ranks, near, seconds):
     each = dict(zip(("each_node", "each_rack", "each_datacentre"), near, strict=True))
     sent = replace(SENT, tier=tier, ranks=ranks, **each)
     assert compute_transfer_seconds(sent, tiers()) == pytest.approx(1e9 * seconds)
@@ -112,14 +112,14 @@ def test_messages_of_each_tier_take_its_latency():
     assert compute_transfer_seconds(send, cluster) == pytest.approx(3 * 1000 + 1e9 / 5e8)
 
 
-def test_all_to_all_gives_each_tier_the_parts_of_the_ranks_behind_it():
+def test_all_to_all_splits_bytes_by_tier():
     sent = replace(SENT, operation="all_to_all", tier="fibre", ranks=32, each_node=4, each_rack=8, each_datacentre=16)
     assert compute_transfer_seconds(sent, tiers()) == pytest.approx(1e9 * 16 / 31 / 5e8)
     near = replace(sent, tier="cluster", ranks=16)
     assert compute_transfer_seconds(near, tiers()) == pytest.approx(1e9 * 8 / 15 / 5e10)
 
 
-def test_a_file_without_links_of_a_rack_has_those_of_the_cluster_there():
+def test_missing_rack_links_default_to_cluster_links():
     rack = replace(SENT, tier="rack", ranks=16, each_rack=16, each_datacentre=16)
     assert compute_transfer_seconds(rack, machine()) == compute_transfer_seconds(
         replace(rack, tier="cluster"), machine()

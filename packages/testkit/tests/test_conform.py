@@ -20,7 +20,7 @@ def conform(strangers, tmp_path):
     return run
 
 
-def test_a_part_that_passes_has_a_row(conform):
+def test_passing_part_has_a_table_row(conform):
     ran = conform(SOURCE, "gangline_mine", "--markdown")
     assert ran.returncode == 0, ran.stderr
     *_, row = ran.stdout.strip().splitlines()
@@ -29,7 +29,7 @@ def test_a_part_that_passes_has_a_row(conform):
     assert int(passed) > 10
 
 
-def test_a_part_that_fails_is_named_with_its_test(conform):
+def test_failing_part_is_named_with_its_test(conform):
     ran = conform(SOURCE.replace("print(self.word,", "print(1 / 0,"))
     assert ran.returncode == 1
     assert "FAILED track=mine test_" in ran.stdout
@@ -54,7 +54,7 @@ def test_claims_come_from_the_authors_file(conform, tmp_path):
         (("gangline-mine", "--tests", "no.py"), "no file no.py"),
     ],
 )
-def test_what_is_not_there_is_refused(conform, arguments, message):
+def test_missing_plugin_or_file_is_refused(conform, arguments, message):
     ran = conform(SOURCE, *arguments)
     assert ran.returncode == 2
     assert message in ran.stderr

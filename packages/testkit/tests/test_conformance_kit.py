@@ -45,7 +45,7 @@ class TestMine(ScheduleSuite):
 
 
 @pytest.mark.parametrize("text", [OVERRIDES, DELETES], ids=["override", "delete"])
-def test_a_standard_test_cannot_be_left_out_in_silence(text: str, tmp_path: Path) -> None:
+def test_omitted_standard_test_is_reported(text: str, tmp_path: Path) -> None:
     result = suite(tmp_path, text, "test_standard_tests_are_all_here")
     assert "test_pure" in result.failed["test_standard_tests_are_all_here"]
 
@@ -62,12 +62,12 @@ def test_a_waiver_needs_a_reason() -> None:
         waive(" ")
 
 
-def test_the_watch_itself_cannot_be_overridden() -> None:
+def test_completeness_test_cannot_be_overridden() -> None:
     with pytest.raises(TypeError, match="watches over the other tests"):
         type("TestMine", (ScheduleSuite,), {"test_standard_tests_are_all_here": waive("no"), "__module__": "mine"})
 
 
-def test_a_claim_that_nobody_knows_fails(tmp_path: Path) -> None:
+def test_unknown_claim_fails(tmp_path: Path) -> None:
     text = 'class TestMine(TrackerSuite):\n    choice = "track=jsonl"\n    can = {"keeeps"}\n'
     result = suite(tmp_path, text, "test_claims_are_known_words")
     assert "no such claims: keeeps" in result.failed["test_claims_are_known_words"]
@@ -97,7 +97,7 @@ def test_claims_are_checked_both_ways(can: str, text: str, failed: set, could: l
     assert sorted(result.could_claim) == could
 
 
-def test_an_unclaimed_capability_is_a_warning_not_a_skip() -> None:
+def test_unclaimed_capability_gives_a_warning() -> None:
     mine = type("TestMine", (TrackerSuite,), {"choice": "track=jsonl"})()
     mine.read_back = lambda directory: [(step, mine.losses[step]) for step in sorted(mine.losses)]
     from gangline_testkit.health import make_healthy
@@ -108,7 +108,7 @@ def test_an_unclaimed_capability_is_a_warning_not_a_skip() -> None:
         mine.test_every_record_is_kept(Path())
 
 
-def test_as_installed_raises_what_the_import_raises(tmp_path: Path) -> None:
+def test_as_installed_raises_the_import_error(tmp_path: Path) -> None:
     (tmp_path / "no_such_import.py").write_text("import surely_not_installed_anywhere\n")
     with (
         pytest.raises(ModuleNotFoundError, match="surely_not_installed_anywhere"),
@@ -135,9 +135,7 @@ def test_every_group_has_its_suite() -> None:
     [("", set(), False), ("by how a batch is cut", set(), True), ("by how a batch is cut", {"layout"}, False)],
     ids=["invariant", "layout-dependent", "invariant with these settings"],
 )
-def test_layouts_must_agree_unless_the_part_declares_that_they_do_not(
-    depends: str, can: set[str], passes: bool
-) -> None:
+def test_layout_dependence_must_be_declared(depends: str, can: set[str], passes: bool) -> None:
     class Mine:
         choice = "schedule=mine"
         offer = Offer(Part(name="mine", config=Run, build="a:b", summary="Mine", layout_dependent=depends), "", "", "")

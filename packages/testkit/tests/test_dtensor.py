@@ -38,7 +38,7 @@ def there_and_back(shape, placements):
 
 @pytest.mark.parametrize("placements", PLACEMENTS)
 @pytest.mark.parametrize("shape", [(4, 6), (5, 3), (3, 1)])  # even, uneven, and with ranks that hold nothing
-def test_there_and_back(shape, placements):
+def test_dtensor_shard_round_trip_keeps_values(shape, placements):
     found = get_pool(4).run(there_and_back, shape, placements)
     written = torch.zeros(shape)
     for offset, local, primary in found:
@@ -60,5 +60,5 @@ def refused():
             to_dtensor(shard, device_mesh, (Replicate(), OnDim(0)))
 
 
-def test_what_is_no_box_is_refused():
+def test_non_box_placement_is_refused():
     get_pool(4).run(refused)

@@ -143,17 +143,17 @@ ALL = [(suite, mutant) for suite, mutants in SUITES.items() for mutant in mutant
 
 
 @pytest.mark.parametrize(("suite", "mutant"), ALL, ids=str)
-def test_is_found(suite: str, mutant: Mutant, tmp_path: Path) -> None:
+def test_suite_catches_mutant(suite: str, mutant: Mutant, tmp_path: Path) -> None:
     assert_found(mutant, suite, tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("suite", "mutant"), ALL, ids=str)
-def test_over_the_whole_suite(suite: str, mutant: Mutant, tmp_path: Path) -> None:
+def test_mutant_fails_no_other_part_suite_test(suite: str, mutant: Mutant, tmp_path: Path) -> None:
     assert_only_its_behaviour(mutant, suite, tmp_path)
 
 
-def test_a_factor_that_begins_at_zero_is_no_mistake(tmp_path: Path) -> None:
+def test_factor_initialized_at_zero_passes(tmp_path: Path) -> None:
     """Its partner's first gradient is zero to the last bit."""
     result = judge(Mutant("low_rank=on", "", "", ""), "ModelEditSuite", tmp_path, "test_every_parameter_learns", CUT)
     assert result.passed == 4, result.failed

@@ -50,11 +50,11 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-def test_is_found(mutant: Mutant, tmp_path: Path) -> None:
+def test_suite_catches_mutant(mutant: Mutant, tmp_path: Path) -> None:
     assert_found(mutant, "StrategySuite", tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-def test_over_the_whole_suite(mutant: Mutant, tmp_path: Path) -> None:
+def test_mutant_fails_no_other_part_suite_test(mutant: Mutant, tmp_path: Path) -> None:
     assert_only_its_behaviour(mutant, "StrategySuite", tmp_path)

@@ -28,14 +28,14 @@ def run(strangers, module: str, *words: str) -> str:
     return done.stdout
 
 
-def test_the_smallest_plugin_is_small():
+def test_tracker_plugin_template_is_short():
     written = make_files("mine", "tracker")
     assert code_lines(written["gangline_mine.py"]) <= 15
     assert code_lines(written["pyproject.toml"]) <= 12
     assert code_lines(written["tests/test_conformance.py"]) <= 5
 
 
-def test_every_kind_shows_up_and_composes(tmp_path, strangers):
+def test_all_plugin_kinds_install_and_compose_together(tmp_path, strangers):
     """All of them installed beside each other."""
     made = {kind: f"my-{kind.name}" for kind in KINDS}
     for kind, name in made.items():
@@ -65,7 +65,7 @@ def test_kinds_are_listed(capsys):
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()][: len(KINDS)] == [k.name for k in KINDS]
 
 
-def test_every_suite_of_the_kit_has_a_kind_that_starts_from_it():
+def test_every_suite_has_a_plugin_kind():
     suites = {kind.suite.partition(":")[2] for kind in KINDS}
     assert suites == {name for name in gangline_testkit.__all__ if name.endswith("Suite")}
 
@@ -87,7 +87,7 @@ def test_each_kind_passes_its_suite(kind, tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
-def test_each_kind_installs_with_pip_and_passes_its_own_tests(kind, tmp_path):
+def test_each_kind_passes_tests_after_pip_install(kind, tmp_path):
     """In a new virtual environment, which sees what is installed here, torch above all."""
     folder, site = write(f"my-{kind}", kind, tmp_path), sysconfig.get_path("purelib")
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
@@ -108,13 +108,13 @@ def test_each_kind_installs_with_pip_and_passes_its_own_tests(kind, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["Mine", "my_own", "1st", "-x", "a--b", ""])
-def test_names_that_cannot_be(name, tmp_path):
+def test_invalid_plugin_names_are_refused(name, tmp_path):
     with pytest.raises(UserError, match="cannot be the name"):
         write(name, "tracker", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_exists_is_not_touched(tmp_path, monkeypatch):
+def test_existing_plugin_is_not_overwritten(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["mine"]) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -126,7 +126,7 @@ def test_what_exists_is_not_touched(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "kind"), [("torch", "checkpoint"), ("jsonl", "tracker"), ("ddp", "strategy"), ("cosine", "schedule")]
 )
-def test_parts_that_exist_are_named(name, kind, tmp_path):
+def test_existing_part_names_are_refused(name, kind, tmp_path):
     with pytest.raises(UserError, match="supplied by gangline"):
         write(name, kind, tmp_path)
 

@@ -75,36 +75,36 @@ def has_dynamo() -> bool:
     return "torch._dynamo" in sys.modules
 
 
-def test_ranks_find_loaded_what_they_need_whoever_has_started_a_server_before(monkeypatch) -> None:
+def test_ranks_preload_modules_after_earlier_server_start(monkeypatch) -> None:
     monkeypatch.setattr(forkserver, "PRELOAD", forkserver.PRELOAD[:1])
     forkserver.warm()
     assert get_pool(1).run(has_dynamo) == [True]
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_ranks_know_who_they_are_and_run_one_thread(world: int) -> None:
+def test_ranks_have_index_and_one_thread(world: int) -> None:
     answers = get_pool(world).run(who)
     assert [(index, of, threads) for index, of, _, threads in answers] == [(i, world, 1) for i in range(world)]
     assert len({pid for _, _, pid, _ in answers} | {os.getpid()}) == world + 1
 
 
-def test_ranks_are_kept() -> None:
+def test_pool_reuses_rank_processes() -> None:
     first = [pid for _, _, pid, _ in get_pool(2).run(who)]
     assert [pid for _, _, pid, _ in get_pool(2).run(who)] == first == get_pool(2).pids
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_a_collective_with_a_class_of_the_test_file(world: int) -> None:
+def test_collective_accepts_test_file_class(world: int) -> None:
     for answer in get_pool(world).run(summed, Scale(2.0)):
         assert answer.tolist() == [world * (world + 1.0)] * 3
 
 
-def test_groups_of_a_mesh() -> None:
+def test_mesh_groups_of_each_axis() -> None:
     assert get_pool(4).run(along, "dp_shard") == [(0, 1), (0, 1), (2, 3), (2, 3)]
     assert get_pool(4).run(along, "dp_replicate") == [(0, 2), (1, 3), (0, 2), (1, 3)]
 
 
-def test_the_first_failure_is_raised_with_its_rank_and_the_pool_is_replaced() -> None:
+def test_first_failure_names_rank_and_replaces_pool() -> None:
     used = get_pool(2)
     with pytest.raises(UserError, match="the corpus is empty") as caught:
         used.run(one_raises, 1)
@@ -116,7 +116,7 @@ def test_the_first_failure_is_raised_with_its_rank_and_the_pool_is_replaced() ->
     assert get_pool(2).run(summed, Scale(1.0))[0].tolist() == [3.0] * 3
 
 
-def test_an_exception_that_cannot_travel_is_named() -> None:
+def test_unpicklable_exception_is_named() -> None:
     with pytest.raises(RuntimeError, match="Stubborn: code 7"):
         get_pool(1).run(raises_stubborn)
 
@@ -131,26 +131,26 @@ def test_a_rank_that_hangs_breaks_the_pool() -> None:
             os.kill(pid, 0)
 
 
-def test_a_rank_that_dies_breaks_the_pool_at_once() -> None:
+def test_dead_rank_breaks_the_pool_immediately() -> None:
     get_pool(2).run(who)
     with pytest.raises(PoolBroken, match="these died: 0"):  # after the time that it has they would be said to be silent
         get_pool(2).run(one_dies, 0)
 
 
-def test_a_rank_that_died_between_two_uses_is_replaced() -> None:
+def test_rank_killed_between_uses_is_replaced() -> None:
     used = get_pool(2)
     os.kill(used.pids[0], signal.SIGKILL)
     used._processes[0].join()
     assert [index for index, *_ in get_pool(2).run(who)] == [0, 1]
 
 
-def test_what_no_rank_could_find_is_refused_here() -> None:
+def test_unpicklable_function_is_refused() -> None:
     with pytest.raises((pickle.PicklingError, AttributeError)):
         get_pool(2).run(lambda: 1)
     assert not get_pool(2).broken
 
 
-def test_no_rank_outlives_the_process_that_asked(tmp_path) -> None:
+def test_ranks_end_with_the_calling_process(tmp_path) -> None:
     script = tmp_path / "asks.py"
     script.write_text(
         textwrap.dedent("""
@@ -176,7 +176,7 @@ def has_toys() -> bool:
     return "rows" in installed().get_offers("parallel")
 
 
-def test_a_rank_knows_what_is_installed_meanwhile() -> None:
+def test_running_pool_sees_newly_installed_plugins() -> None:
     """A pool is forked once, and plugins are made to look installed, and taken away, while it lives."""
     before = get_pool(1).run(has_toys)
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):

@@ -15,23 +15,23 @@ from gangline_testkit.processes import find_children, find_living, kill, wait_un
 SLEEPER = "import subprocess, sys; subprocess.Popen(['sleep', '1000']); print(flush=True); sys.stdin.read()"
 
 
-def test_another_exit_code_fails_with_what_was_printed(runs):
+def test_unexpected_exit_code_shows_the_output(runs):
     with pytest.raises(AssertionError, match=r"exit code 2, wanted 0:\n.*there is no option no\.such"):
         runs.train("no.such=1")
     assert "no.such" in runs.expect_refusal("no.such=1")
 
 
-def test_a_run_that_ends_before_its_step_is_not_waited_for(runs):
+def test_wait_for_step_fails_when_run_ends(runs):
     with pytest.raises(AssertionError, match=r"ended early:\n.*there is no option no\.such"):
         runs.wait_for_step(runs.fork("no.such=1", "run.dir=out"), "out", 1)
 
 
-def test_second_use_of_a_directory_is_explained(runs):
+def test_second_use_of_a_directory_is_refused(runs):
     with pytest.raises(ValueError, match=r"RealRuns\(.*\) was made before"):
         RealRuns(runs.directory)
 
 
-def test_an_agent_of_the_tests_is_not_the_agent_of_a_run(runs, monkeypatch):
+def test_agent_variables_do_not_reach_runs(runs, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     runs.environment["HERE"] = "1"
@@ -41,7 +41,7 @@ def test_an_agent_of_the_tests_is_not_the_agent_of_a_run(runs, monkeypatch):
     assert not [line for line in seen if line.startswith(("WORLD_SIZE", "TORCHELASTIC"))]
 
 
-def test_settings_are_for_new_runs(runs):
+def test_settings_apply_only_to_new_runs(runs):
     """Those of a run that goes on are its own: saying others would be a mistake."""
     assert "dim: 32" in runs.train("--cfg", "job")
     assert "there is no run directory" in runs.expect_refusal("resume=absent")
@@ -62,7 +62,7 @@ def sleeper():
     kill(process)
 
 
-def test_who_lives_and_who_started_whom(sleeper):
+def test_find_living_lists_processes_and_parents(sleeper):
     while not all(command for command in find_children(sleeper.pid).values()):
         time.sleep(0.01)  # forked, and not yet what it is to be
     ((child, command),) = find_children(sleeper.pid).items()
@@ -77,7 +77,7 @@ def test_who_lives_and_who_started_whom(sleeper):
     wait_until_none_lives(sleeper.pid)
 
 
-def test_what_still_runs_ends_with_the_block(tmp_path):
+def test_running_processes_end_with_the_block(tmp_path):
     with RealRuns(tmp_path) as runs:
         started = runs.start("run.dir=out", "run.steps=100000")
     assert started.returncode is not None

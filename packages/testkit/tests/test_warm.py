@@ -74,7 +74,7 @@ def start(module: str, *words: str, site: Path, **more: str) -> subprocess.Popen
     )
 
 
-def test_it_has_the_words_the_directory_the_variables_and_the_path_that_were_given(site):
+def test_warm_command_gets_arguments_directory_variables_and_path(site):
     (site / "sitecustomize.py").write_text("import sys; sys.customized = True\n")
     process = start("says", "3", "run.name=a b\n", site=site, SEEN="ü")
     out, err = process.communicate(timeout=120)
@@ -88,7 +88,7 @@ def test_it_has_the_words_the_directory_the_variables_and_the_path_that_were_giv
     assert said["leads"], "a signal to its group would reach the server"
 
 
-def test_a_package_on_its_path_is_loaded_in_place_of_one_that_the_server_has(site):
+def test_package_on_path_replaces_preloaded_package(site):
     """As a new Python finds it: a package of that name may be installed, and its plugin loaded by the server."""
     (site / "yaml.py").write_text("ours = True\n")
     (site / "torch").mkdir()
@@ -99,7 +99,7 @@ def test_a_package_on_its_path_is_loaded_in_place_of_one_that_the_server_has(sit
     assert out == "True False True\n", err
 
 
-def test_it_ends_as_a_new_python_would(site):
+def test_warm_command_exits_like_a_new_python(site):
     for module, word in (("says", "0"), ("says", "what is wrong"), ("raises", "")):
         done = start(module, word, site=site)
         out, err = done.communicate(timeout=120)
@@ -115,7 +115,7 @@ def test_it_ends_as_a_new_python_would(site):
         assert len(out) > 0 or not cold.stdout
 
 
-def test_signals_reach_it_and_its_death_is_told(site):
+def test_signals_and_exit_status_pass_through(site):
     process = start("waits", site=site)
     pid = int(process.stdout.readline())
     process.send_signal(signal.SIGINT)
@@ -127,7 +127,7 @@ def test_signals_reach_it_and_its_death_is_told(site):
     wait_until_none_lives(pid)
 
 
-def test_it_does_not_outlive_the_one_that_stands_for_it(site):
+def test_warm_process_ends_with_its_client(site):
     process = start("waits", site=site)
     pid = int(process.stdout.readline())
     process.kill()
@@ -138,7 +138,7 @@ def test_it_does_not_outlive_the_one_that_stands_for_it(site):
 ASKS = "import os, sys; print('xmlrpc.client' in sys.modules, os.environ.get('SEEN'))"
 
 
-def test_a_server_of_ones_own_loads_and_sees_what_is_given_and_knows_nothing_else_of_the_test(site, monkeypatch):
+def test_own_server_has_only_given_modules_and_variables(site, monkeypatch):
     (site / "sitecustomize.py").write_text("import sys; sys.customized = True\n")
     (site / "asks.py").write_text(ASKS)
     plain, here = variables(site / "nothing"), variables(site, SEEN="1")
@@ -161,7 +161,7 @@ def test_a_server_of_ones_own_loads_and_sees_what_is_given_and_knows_nothing_els
 
 
 @pytest.mark.parametrize("name", ["PYTHONHASHSEED", "OMP_NUM_THREADS", "LD_PRELOAD"])
-def test_what_python_and_its_libraries_read_at_their_start_makes_it_cold(site, name):
+def test_startup_variables_force_a_cold_start(site, name):
     assert warm.make_command("says", variables(site, **{name: "2"})) == [sys.executable, "-m", "says"]
 
 
@@ -169,12 +169,12 @@ def test_what_python_and_its_libraries_read_at_their_start_makes_it_cold(site, n
     "name",
     ["GOMP_SPINCOUNT", "KMP_INIT_AT_FORK"],  # set where ranks are started, and where scikit-learn is imported
 )
-def test_a_process_that_has_set_variables_itself_still_starts_warm(site, monkeypatch, name):
+def test_process_with_changed_variables_starts_warm(site, monkeypatch, name):
     monkeypatch.setenv(name, "1000")
     assert str(warm.CLIENT) in warm.make_command("says", variables(site))
 
 
-def test_a_warm_run_is_the_cold_one(runs):
+def test_warm_run_matches_cold_run(runs):
     began = time.time()
     printed = runs.train("run.dir=warm", "parallel=ddp", "launch.processes=2", "run.deterministic=on")
     cold = runs.start("run.dir=cold", "parallel=ddp", "launch.processes=2", "run.deterministic=on")
@@ -192,14 +192,14 @@ def test_a_warm_run_is_the_cold_one(runs):
     assert "run.steps=x: expected a whole number" in refused
 
 
-def test_a_train_that_it_starts_is_warm_too(site):
+def test_nested_train_command_starts_warm(site):
     """As the nodes of launch=elastic, and what a verb runs."""
     out, err = start("starts", site=site).communicate(timeout=120)
     assert out == f"{['-I', '-S', str(warm.CLIENT)]} 2\n", err
     assert "there is no option no.such" in err
 
 
-def test_what_a_server_of_ranks_writes_to_a_file_of_its_parent_reaches_no_other(tmp_path):
+def test_rank_server_writes_no_parent_files(tmp_path):
     """As pytest's log file does, which it hangs on loggers that the server uses."""
     server, theirs, told = logging.getLogger("of.the.parent"), tmp_path / "theirs", tmp_path / "told"
     code = f"""

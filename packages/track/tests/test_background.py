@@ -48,7 +48,7 @@ def jsonl(directory: Path, records: list[StepRecord]) -> None:
     (directory / "metrics.jsonl").write_text("".join(record.to_json() + "\n" for record in records))
 
 
-def test_a_service_that_hangs_holds_neither_a_step_nor_the_end(tmp_path: Path, capsys) -> None:
+def test_hanging_service_does_not_delay_run(tmp_path: Path, capsys) -> None:
     gate = threading.Event()
     tracker = begun(tmp_path, Kept([], gate), queue=5, deadline_seconds=0.2)
     for record in make_healthy(100):
@@ -60,7 +60,7 @@ def test_a_service_that_hangs_holds_neither_a_step_nor_the_end(tmp_path: Path, c
     assert said.count("was left after 0.2 s") == 1
 
 
-def test_a_service_is_told_of_the_end_while_others_are_waited_for(tmp_path: Path) -> None:
+def test_start_end_closes_service_without_waiting(tmp_path: Path) -> None:
     """Also where its queue was full when the end began: nobody calls it before those have taken their deadline."""
     gate = threading.Event()
 
@@ -81,7 +81,7 @@ def test_a_service_is_told_of_the_end_while_others_are_waited_for(tmp_path: Path
     tracker.end({"why": "done"})
 
 
-def test_a_service_that_fails_is_said_by_the_next_call(tmp_path: Path) -> None:
+def test_service_error_is_raised_by_next_record(tmp_path: Path) -> None:
     tracker = begun(tmp_path, Kept([], error="the key has expired"))
 
     def told() -> None:
@@ -95,7 +95,7 @@ def test_a_service_that_fails_is_said_by_the_next_call(tmp_path: Path) -> None:
         told()
 
 
-def test_a_kill_leaves_no_gap_and_no_step_twice(tmp_path: Path) -> None:
+def test_resume_after_kill_sends_each_step_once(tmp_path: Path) -> None:
     """Eight steps, of which the service got six; the run goes on from step seven."""
     records = make_healthy(12)
     store = [(record.step, record.loss) for record in records[:6]]
@@ -107,7 +107,7 @@ def test_a_kill_leaves_no_gap_and_no_step_twice(tmp_path: Path) -> None:
     assert store == [(record.step, record.loss) for record in records]
 
 
-def test_a_kill_behind_what_was_sent_sends_no_step_again(tmp_path: Path) -> None:
+def test_resume_from_earlier_step_resends_no_step(tmp_path: Path) -> None:
     records = make_healthy(12)
     store = [(record.step, record.loss) for record in records[:8]]
     jsonl(tmp_path, records[:8])
@@ -118,7 +118,7 @@ def test_a_kill_behind_what_was_sent_sends_no_step_again(tmp_path: Path) -> None
     assert store == [(record.step, record.loss) for record in records]
 
 
-def test_a_way_back_sends_no_step_again(tmp_path: Path) -> None:
+def test_rollback_resends_no_step(tmp_path: Path) -> None:
     records, store = make_healthy(12), []
     tracker = begun(tmp_path, Kept(store))
     for record in [*records[:8], *records[5:]]:
@@ -127,7 +127,7 @@ def test_a_way_back_sends_no_step_again(tmp_path: Path) -> None:
     assert [step for step, _ in store] == [record.step for record in records]
 
 
-def test_one_of_so_many_steps(tmp_path: Path) -> None:
+def test_every_option_sends_every_fifth_step(tmp_path: Path) -> None:
     store: list[tuple[int, float]] = []
     tracker = begun(tmp_path, Kept(store), every=5)
     for record in make_healthy(12):
@@ -136,7 +136,7 @@ def test_one_of_so_many_steps(tmp_path: Path) -> None:
     assert [step for step, _ in store] == [5, 10]
 
 
-def test_notes_and_pictures_come_with_the_end(tmp_path: Path) -> None:
+def test_notes_and_figures_are_sent_at_end(tmp_path: Path) -> None:
     connection = Kept([])
     (tmp_path / "load.png").write_bytes(b"")
     tracker = begun(tmp_path, connection)
@@ -145,7 +145,7 @@ def test_notes_and_pictures_come_with_the_end(tmp_path: Path) -> None:
     assert (connection.closed, connection.notes, connection.pictures) == (True, ["a line"], ["load.png"])
 
 
-def test_what_an_error_left_behind_is_closed_by_the_next_start(tmp_path: Path) -> None:
+def test_next_start_closes_tracker_left_by_error(tmp_path: Path) -> None:
     records, store = make_healthy(6), []
     first = Kept(store)
     left = begun(tmp_path, first)
@@ -159,7 +159,7 @@ def test_what_an_error_left_behind_is_closed_by_the_next_start(tmp_path: Path) -
     assert [step for step, _ in store] == [record.step for record in records]
 
 
-def test_trackers_that_hang_are_waited_for_together(tmp_path: Path, monkeypatch) -> None:
+def test_hanging_trackers_are_awaited_together(tmp_path: Path, monkeypatch) -> None:
     """When the first is waited for, the second's deadline has begun, and it is not put off after that."""
     gate, seen = threading.Event(), []
     trackers = {name: begun(tmp_path / name, Kept([], gate), queue=50, deadline_seconds=0.2) for name in ("a", "b")}

@@ -13,7 +13,7 @@ PLACES = ["sqlite:///ml.db?apitoken=hunter2 gangline", "https://me:hunter2@host/
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_run_id_is_kept_without_the_password_of_its_server(tmp_path: Path, place: str) -> None:
+def test_run_id_is_stored_without_server_password(tmp_path: Path, place: str) -> None:
     known = RunId(tmp_path, "mlflow", place)
     known.write("run-1")
     assert "hunter2" not in known.path.read_text()
@@ -22,7 +22,7 @@ def test_run_id_is_kept_without_the_password_of_its_server(tmp_path: Path, place
     assert RunId(tmp_path, "mlflow", place + "2").read() is None
 
 
-def test_run_id_of_an_earlier_version_loses_the_password(tmp_path: Path) -> None:
+def test_run_id_file_of_older_version_loses_password(tmp_path: Path) -> None:
     known = RunId(tmp_path, "mlflow", PLACES[0])
     known.path.parent.mkdir()
     known.path.write_text(json.dumps({"id": "run-1", "place": PLACES[0]}))

@@ -39,7 +39,7 @@ def picture(path: Path) -> None:
     Image.new("RGB", (50, 50), "#2166ac").save(path)
 
 
-def test_a_killed_run_goes_on_in_all_three(runs: RealRuns) -> None:
+def test_killed_run_resumes_in_all_three_services(runs: RealRuns) -> None:
     out = runs.directory / "out"
     track = ("track=[jsonl,wandb,mlflow,trackio]", "track.wandb.mode=offline", "callback=[paced]")
     rate = ("schedule=constant", "schedule.warmup_steps=0")  # the same whatever the number of steps
@@ -99,19 +99,19 @@ def goes_on_offline(runs: RealRuns, name: str, **more: str) -> str:
     return printed
 
 
-def test_without_a_key_wandb_goes_on_offline(runs: RealRuns) -> None:
+def test_wandb_without_key_continues_offline(runs: RealRuns) -> None:
     assert "there is no key" in goes_on_offline(runs, "keyless")
 
 
-def test_without_a_network_wandb_goes_on_offline(runs: RealRuns) -> None:
+def test_wandb_without_network_continues_offline(runs: RealRuns) -> None:
     goes_on_offline(runs, "alone", WANDB_API_KEY="0" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
 
 
-def test_with_a_key_that_is_refused_wandb_goes_on_offline(runs: RealRuns, refusing: str) -> None:
+def test_wandb_with_rejected_key_continues_offline(runs: RealRuns, refusing: str) -> None:
     goes_on_offline(runs, "refused", WANDB_API_KEY="0" * 40, WANDB_BASE_URL=refusing)
 
 
-def test_an_mlflow_that_is_away_is_left_out(runs: RealRuns) -> None:
+def test_unreachable_mlflow_is_left_out(runs: RealRuns) -> None:
     words = ("run.dir=away", "run.steps=4", "track=[console,jsonl,mlflow]")
     options = ("track.mlflow.uri=http://127.0.0.1:9", "track.mlflow.deadline_seconds=300")
     away = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "3"}
@@ -120,7 +120,7 @@ def test_an_mlflow_that_is_away_is_left_out(runs: RealRuns) -> None:
     assert len(runs.read_records("away")) == 4
 
 
-def test_disabled_writes_nothing(runs: RealRuns) -> None:
+def test_disabled_wandb_writes_no_files(runs: RealRuns) -> None:
     runs.train("run.dir=disabled", "run.steps=2", "track=[jsonl,wandb]", "track.wandb.mode=disabled")
     assert not (runs.directory / "disabled" / "wandb").exists()
     assert not (runs.directory / "disabled" / "track").exists()
