@@ -30,7 +30,7 @@ def unlike(hidden: int):
     return tree, plan.extend(frozen=("*",))
 
 
-@pytest.mark.parametrize(("ffn_dim", "block"), [(48, 16), (24, 0)])
+@pytest.mark.parametrize(("hidden", "block"), [(48, 16), (24, 0)])
 def test_each_matrix_has_its_own_quantization_block(hidden, block):
     """The outputs of 24 features no block divides: that matrix is kept in bfloat16."""
     tree, plan = unlike(hidden)
