@@ -12,7 +12,7 @@ from gangline_testkit.gradients_ranks import run_training
 from gangline_testkit.install import as_installed
 from gangline_testkit.pool import get_pool
 
-PAGE = Path(__file__).parent.parent / "docs" / "how-to" / "compress-gradients.md"
+PAGE = Path(__file__).parent.parent / "docs" / "how-to" / "gradient-reductions.md"
 HALF = 3
 LAYOUTS = (
     "dp_shard=2 dp_replicate=2 zero=0",

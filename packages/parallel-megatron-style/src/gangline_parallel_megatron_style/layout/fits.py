@@ -213,7 +213,7 @@ def find_attention_problems(config: AxesConfig, mesh: Mesh, tree: Node, plan: Pl
             "parallel.context=ulysses, which wraps the module's own; or parallel.cp=1."
             if extras
             else "Have its node say it: `seams` returns an AttentionCall, with `other` for what that has no field for "
-            "(docs/how-to/model-edit.md); or parallel.cp=1.",
+            "(docs/how-to/model-seams.md); or parallel.cp=1.",
         )
 
 
