@@ -44,7 +44,7 @@ def test_validation_set_overrides_data_options(corpora):
     check(run)
     assert list(build_validation_sets(run)) == ["b"]
     config = build_validation_sets(run)["b"]
-    assert (config.path, config.documents, config.validation_fraction) == ("b", True, 1.0)
+    assert (config.path, config.document_masking, config.validation_fraction) == ("b", True, 1.0)
     written = resolve_paths(run)
     assert written["validate"]["sets"]["b"] == {"path": os.path.abspath("b"), "validation_fraction": 1}
     assert to_dict(from_dict(written))["validate"] == written["validate"]
@@ -54,7 +54,7 @@ def test_validation_set_overrides_data_options(corpora):
     ("setting", "message"),
     [
         ("validate.sets.b={pth: b}", "validate.sets.b.pth: data=text has no such option"),
-        ("validate.sets.b={documents: 7}", "validate.sets.b.documents=7: expected true or false"),
+        ("validate.sets.b={document_masking: 7}", "validate.sets.b.document_masking=7: expected true or false"),
         ("validate.sets.b={path: c}", "validate.sets.b: data.path=c names no text"),
         (
             "validate.sets.b={validation_fraction: 2}",
@@ -90,7 +90,7 @@ def test_a_run_validates_on_each_of_its_sets(runs, corpora):
     assert f"b={held[-1]['validation_losses']['b']:.4f}" in printed
     kept = json.loads((runs.directory / "out" / "provenance.json").read_text())
     assert kept["validation_sets"]["b"]["is"].startswith("1 files")
-    runs.train("resume=out", "run.steps=9", "validate.sets.same=null", "validate.sets.more={documents: true}")
+    runs.train("resume=out", "run.steps=9", "validate.sets.same=null", "validate.sets.more={document_masking: true}")
     assert set(runs.read_records("out")[-1]["validation_losses"]) == {"b", "more"}
 
 

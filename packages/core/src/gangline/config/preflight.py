@@ -216,7 +216,7 @@ def _parse_choice(group: str, value: Any, override: Override | None = None) -> C
     word = override.input_line if override else f"{group}={value}"
     if group in LISTS:
         names = value if isinstance(value, list) else [] if value in (None, False, OFF, "") else [value]
-        names = ["on" if name is True else name for name in names]  # YAML reads health: [monitors] as [True]
+        names = ["on" if name is True else name for name in names]  # YAML reads health: [on] as [True]
         if not any(isinstance(name, list | dict | bool) or name is None for name in names):
             return list(dict.fromkeys(str(name) for name in names))
         raise UserError(f"{word}: expected names, as in {group}=[a,b].", installed().list_choices(group))
