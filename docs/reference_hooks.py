@@ -39,7 +39,7 @@ The [author's guide](plugins.md) starts with a complete plugin; this page lists 
 
 A part names its `build` as text, `"package.module:function"`, and a run imports it only when it has chosen the part.
 The classes that authors implement are listed under [contracts](#contracts). A hook without a group of its own takes
-parts of any group: each part names its group, and a group that is new is [opened](plugins.md#groups-of-your-own).
+parts of any group: each part names its group, and a new group is [opened](plugins-advanced.md#groups-of-your-own).
 """
 
 OPTIONS = """\
