@@ -297,7 +297,8 @@ def test_options_by_name_do_not_depend_on_sharding(of):
 def test_muon_lr_multipliers_scale_learning_rate():
     """All names at half the rate: what half the learning rate does."""
     half = trained(
-        muon_of(pieces := Pieces(values(0), cut=False), rates=dict.fromkeys(["a", "b", "stack", "gain"], 0.5)), pieces
+        muon_of(pieces := Pieces(values(0), cut=False), lr_multipliers=dict.fromkeys(["a", "b", "stack", "gain"], 0.5)),
+        pieces,
     )
     pieces = Pieces(values(0), cut=False)
     optimizer = muon_of(pieces)

@@ -234,7 +234,7 @@ class TestEdits:
             "other": Other(at=("blocks.1.feed_forward",), hidden=9),
         }
         tree, plan = compose_model(run)
-        assert [block.feed_forward.hidden for block in tree.blocks][:3] == [8, 9, run.model.ffn_dim]
+        assert [block.feed_forward.ffn_dim for block in tree.blocks][:3] == [8, 9, run.model.ffn_dim]
         assert plan.master_dtype == ("Widen", "Other")  # `other` came first: in order of the groups' names
 
     def test_edit_may_claim_nested_nodes(self, run):

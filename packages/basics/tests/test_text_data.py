@@ -125,7 +125,7 @@ def test_another_process_reads_same_samples(corpus):
     code = (
         "import sys; sys.path[:0] = [sys.argv[1]]\n"
         "from test_text_data import *\n"
-        "text = source(TextConfig(path=sys.argv[2], documents=True))\n"
+        "text = source(TextConfig(path=sys.argv[2], document_masking=True))\n"
         "print(text.compute_fingerprint(), text.sample(123)['tokens'].tobytes().hex())"
     )
     there = subprocess.run(
