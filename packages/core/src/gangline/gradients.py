@@ -27,7 +27,7 @@ class GradientSlot:
     name    of the parameter, equal in every layout: "blocks.0.attention.query.weight"
     offset  of its first element in the bucket
     shape   (rows, columns) of a parameter of two dims or more, leading dims flattened; (size,) of a parameter of one
-            dim, and of a piece that is not made of complete rows. Under tp the rows are those of this rank's shard
+            dim, and of a part of a parameter that ends inside a row. Under tp the rows are those of this rank's shard
     """
 
     name: str
@@ -99,10 +99,11 @@ class GradientReduction(ABC):
     def get_array_shapes(self, layout: BucketLayout) -> Mapping[str, tuple[int, ...]]:
         """Return name -> shape of each array that this rank keeps for a bucket between steps: an error, a basis.
 
-        A pure function of the layout: it is called for buckets of other ranks too. Names consist of letters, digits
-        and ``_.-``. The arrays are saved with the run as `local/gradients/...`, under the names of the part and of the
+        A pure function of the layout: it is called for buckets of other ranks too. Names consist of letters, digits and
+        ``_.-``. The arrays are saved with the run as `local/gradients/...`, under the names of the part and of the
         array, and belong to one layout of ranks and buckets: in another one they start from zero.
-        `GradientsConfig.count_kept` says how large they are. Change them in place: `bucket.kept` cannot be assigned to.
+        `GradientsConfig.count_kept` says how large they are. Change them in place: an array put into `bucket.kept`
+        would not be saved.
         """
         return {}
 

@@ -52,7 +52,7 @@ class Verdict:
     confidence: float  # 0 to 1
     evidence: str  # observed values, with numbers
     suggestion: Action
-    overrides: tuple[str, ...] = ()  # kinds whose suggestion this one replaces ("not-finite": skip instead of stop)
+    overrides: tuple[str, ...] = ()  # other kinds whose suggestion this verdict replaces, e.g. "loss-spike"
     details: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Verdict:
 class Response:
     """An answer to verdicts, carried out at the same step boundary on all ranks.
 
-    action       of several orders the one with the strongest action is taken
+    action       of several responses the one with the strongest action is taken
     kinds        kinds of verdicts that it answers: their own suggestions no longer count
     before_step  ROLL_BACK and RESTART: go back to the newest checkpoint before this step; None: to the newest one
     else_before  if there is none: go back to the oldest checkpoint before this later step
@@ -145,9 +145,9 @@ class Agreed:
 class HealthCheck(Callback, ABC):
     """A callback that detects failures, on every rank. An exception in it is caught and reported; the run continues.
 
-    Exceptions: `before_run` and `collective`, in which ranks wait for each other, so that no rank may continue without
-    the rest. If one of these raises, that start of the ranks ends, and the next starts of the job leave out the check,
-    or the part of it that was running (`run_within`).
+    This does not hold in `before_run` and `collective`, where ranks wait for each other, so that no rank may continue
+    without the rest. If one of the two raises, that start of the ranks ends, and the next starts of the job leave out
+    the check, or the part of it that was running (`run_within`).
 
     Use collectives only in `before_run` and `collective`, on any Comm that `attach` was given.
     """

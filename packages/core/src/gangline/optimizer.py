@@ -30,8 +30,8 @@ class Optimizer(ABC):
     def select_filled(self, state: Mapping[str, Any]) -> Iterable[Shard]:
         """Return the shards that a load from a checkpoint with this `state` fills.
 
-        If the checkpoint has another form, return temporary shards of that form: `load_state` then converts them into
-        those of `shards`.
+        If the checkpoint stores the state in another form (8-bit moments for full ones), return temporary shards of
+        that form: `load_state` then converts them into those of `shards`.
         """
         return self.shards()
 

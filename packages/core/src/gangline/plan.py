@@ -113,7 +113,7 @@ class ShardRule:
 
 @dataclass(frozen=True)
 class Fold:
-    """An axis made of ranks of other axes: `name` of `size` ranks, taken out of `out_of`, fastest first."""
+    """An axis `name` of `size` ranks, made of ranks of the axes `out_of` in order, the fastest first."""
 
     name: str
     size: int
@@ -172,7 +172,7 @@ class HFName:
     (N, ...) and N external tensors hold it, counted by `{n}`. An empty `theirs`: a buffer without an external tensor.
     rows: (first, of): the parameter is the rows from `first` on of an external tensor of `of` rows that several
     parameters share (queries, keys and values in one matrix); columns if transposed. None: it is the full tensor.
-    every: with n, the parameter is the rows first, first + n, ...; the rows between belong to n - 1 other parameters.
+    every: the parameter is the rows first, first + every, ...; the rows between belong to every - 1 other parameters.
     dim: the dim of the parameter that `rows` counts along.
     optional: files may lack the external tensor; the parameter is then initialized.
     unread: files may hold the external tensor although the model has no such parameter: only this "tensor" (a mask), or

@@ -28,7 +28,8 @@ class Precision(ABC):
         """Return x (..., in) times w (out, in) transposed, plus b (out,); plain and tensor-parallel layers call it.
 
         A module with matmuls other than a `Linear` has `multiply_by(precision)`, called once before its first matmul.
-        Outside of autograd it may use `linear` as a bare matmul, and the two methods below in its backward pass.
+        In an autograd Function of its own it may call `linear` as a bare matmul in the forward pass, and
+        `compute_grad_x` and `compute_grad_w` in the backward pass.
         """
 
     def compute_grad_x(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -187,9 +187,9 @@ class Runtime(ABC):
 
         Each rank passes its share, one sample a batch and as many samples as every other rank; a share is padded with
         samples whose `loss_mask` is empty, which score 0. The shares are joined in order of `data_coordinate`. Valid
-        targets are summed, in evaluation mode, without gradients. losses_per_sample: with 1
-        the result is (n,); with more the model returns (losses_per_sample,) for a sample, and the result is
-        (n, losses_per_sample). Raises ValueError, on all ranks, if the shares differ in length.
+        targets are summed, in evaluation mode, without gradients. losses_per_sample: with 1 the result is (n,); with k
+        > 1 the model returns k losses a sample, and the result (n, k) has their negatives, again log-likelihoods.
+        Raises ValueError, on all ranks, if the shares differ in length.
         """
 
     def generate(
@@ -210,10 +210,10 @@ class Runtime(ABC):
 
     @abstractmethod
     def clip(self, max_norm: float | None) -> float:
-        """Scale the gradients so that their global norm is at most `max_norm`; returns the norm before that.
+        """Scale the gradients so that their global norm is at most `max_norm`; return the norm before that.
 
-        The norm is that of `.grad` at the time of the call. Raises RuntimeError if a `.grad` was written since `step`,
-        and the norm cannot be measured again without other ranks: see `remeasure`.
+        max_norm: None measures only. The norm is that of `.grad` at the time of the call. Raises RuntimeError if a
+        `.grad` was written since `step`, and the norm cannot be measured again without other ranks: see `remeasure`.
         """
 
     def remeasure(self) -> None:

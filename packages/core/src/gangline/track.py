@@ -38,7 +38,7 @@ class Tracker(ABC):
         """Write a line for people: a warning, a sample, a checkpoint."""
 
     def start_end(self, summary: dict[str, Any]) -> None:
-        """Begin to send what is left, without waiting. Called before any tracker's `end`: all send in parallel."""
+        """Begin to send the remaining records, without waiting; called before any `end`, so all send in parallel."""
 
     def end(self, summary: dict[str, Any]) -> None:
         """Act after the last step, also when the run ends early; `summary` says how it ended."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor, nn
 
 from gangline.comm.base import Comm
@@ -63,9 +61,8 @@ class MoeLayer(nn.Module):
         E = self.node.router.experts
         permutation = sort_by_expert(choice.expert_Nk, E, choice.whole)
         load_E = permutation.counts
-        if self.node.capacity_factor is not None:
-            N, k = choice.expert_Nk.shape
-            capacity = max(1, math.ceil(self.node.capacity_factor * N * k / E))
+        capacity = self.node.compute_capacity(choice.expert_Nk.numel())
+        if capacity is not None:
             permutation = sort_by_expert(drop_over_capacity(choice.expert_Nk, E, capacity), E, whole=False)
             emit_metric("dropped", 1 - permutation.counts.sum() / load_E.sum().clamp(min=1), "mean")
         return permutation, load_E

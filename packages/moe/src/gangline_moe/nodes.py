@@ -250,10 +250,15 @@ class MoeNode(Node):
 
         As many rows leave a rank of the fold as arrive on it.
         """
-        pairs, experts = sizes.tokens * self.router.top_k, self.router.experts
+        pairs = sizes.tokens * self.router.top_k
+        capacity = self.compute_capacity(pairs)
+        return pairs if capacity is None else min(pairs, self.router.experts * capacity)
+
+    def compute_capacity(self, pairs: int) -> int | None:
+        """Return the capacity of an expert: most of `pairs` (token, expert) pairs that it takes; None: no limit."""
         if self.capacity_factor is None:
-            return pairs
-        return min(pairs, experts * max(1, math.ceil(self.capacity_factor * pairs / experts)))
+            return None
+        return max(1, math.ceil(self.capacity_factor * pairs / self.router.experts))
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Return the bytes of the saved activations.

@@ -101,8 +101,8 @@ class SaveHandle:
 
 
 class Checkpointer(ABC):
-    """Contract of a checkpointer. A save becomes visible at once; a visible checkpoint is complete, and is never
-    overwritten.
+    """Contract of a checkpointer. A save becomes visible in one act: a visible checkpoint is complete, and is
+    never overwritten.
 
     `save` and `load` are called by all ranks. Reading (`list`, `read_document`) needs no process group.
     Construction may use collectives; `build(config, run, store)` gets the job's key-value store, or None in a tool that

@@ -44,7 +44,7 @@ class DataSource(ABC):
     """Contract of a data source: sample i is a pure function of (seed, split, i), of no state, rank or worker. Core
     maps the cursor to i and splits the batch.
 
-    A source that knows its length continues past it: `sample(i)` for i >= `count_samples()` is of the next epoch.
+    A source with a known length starts over after it: `sample(i)` for i >= `count_samples()` is of a later epoch.
 
     threads  number of threads that call `sample` at once in core's reader: 1 if arrays are in memory or mapped, more if
              a sample waits for a disk or a network; `sample` must then be thread-safe
@@ -71,9 +71,9 @@ class DataSource(ABC):
         """Return whether a run whose source had this `fingerprint` may continue with this one from sample `cursor` on.
 
         state: result of `state(cursor)` of the run's source. Called on all ranks before anything is read, for a
-        resume and for each rollback. After True for another fingerprint than its own (a corpus grew, a mixture changes
-        from a later sample on) the run reads this source's samples from `cursor` on. The source restores itself
-        from `state`; its own `fingerprint` and `state` must include that, for the next resume.
+        resume and for each rollback. If True although `fingerprint` differs from this source's (a corpus grew, a
+        mixture changes from a later sample on), the run reads this source's samples from `cursor` on. The source then
+        restores itself from `state`, and its `compute_fingerprint` and `state` must include that, for the next resume.
         """
         return fingerprint == self.compute_fingerprint()
 

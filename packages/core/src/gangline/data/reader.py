@@ -51,10 +51,10 @@ class ReadPlace:
         return cursor + self.index * self.share
 
     def iterate_held_out(self, count: int, length: int | None) -> Iterator[tuple[list[int], int]]:
-        """Yield (samples, number that counts) for this rank's microbatches over the first `count` samples, or all.
+        """Yield (samples, n) of this rank's microbatches over the first `count` samples: only the first n count.
 
-        Every layout has the same samples, and every rank as many microbatches: the rest is padded with rows that do not
-        count.
+        Every layout has the same samples, and every rank the same number of microbatches, padded with samples that do
+        not count. length: number of samples of the source; None: unlimited.
         """
         count = count if length is None else min(count, length)
         rows = -(-count // (self.width * self.micro_size)) * self.micro_size

@@ -27,7 +27,7 @@ class Node(ABC):
     module: ClassVar[str]
 
     def get_shapes(self) -> dict[str, Shape]:
-        """Return the global shapes of the parameters of this node's module outside of child nodes, by name in it."""
+        """Return name -> global shape of the parameters of this node's module, those of child nodes left out."""
         return {}
 
     def count_flops(self, sequence_length: int) -> int:
@@ -65,8 +65,8 @@ class Node(ABC):
     def get_seams(self) -> Mapping[str, Call]:
         """Return the computation of the module's calls at seams, by seam: {"attention": AttentionCall(...)}.
 
-        Not inherited by a subclass that sets another `module`: override it there, if need be with
-        `return super().get_seams()`, or the calls of its module are unknown.
+        The tree treats the calls as unknown if a subclass sets another `module` and does not override this method:
+        another module may compute something else. `return super().get_seams()` states that it does not.
         """
         return {}
 
@@ -77,7 +77,7 @@ class Node(ABC):
         cached     it stores what it needs of earlier tokens in `Batch.cache` (`gangline.model.cache`)
         None       unknown: all tokens of the text are computed again for each token that is written
 
-        Not inherited by a subclass that sets another `module`, as `get_seams`.
+        Unknown, too, for a subclass that sets another `module` without overriding it, as with `get_seams`.
         """
         return None
 

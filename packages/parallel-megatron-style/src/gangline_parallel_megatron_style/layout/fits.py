@@ -212,7 +212,7 @@ def find_attention_problems(config: AxesConfig, mesh: Mesh, tree: Node, plan: Pl
             "It has causal attention and such that looks both ways, windows and scales." if extras else why,
             "parallel.context=ulysses, which wraps the module's own; or parallel.cp=1."
             if extras
-            else "Have its node say it: `get_seams` returns an AttentionCall, with `other` for what that has no field for "
+            else "Have its node say it: `get_seams` returns an AttentionCall, with `other` for what has no field there "
             "(docs/how-to/model-seams.md); or parallel.cp=1.",
         )
 
