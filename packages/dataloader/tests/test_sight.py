@@ -136,7 +136,7 @@ def test_show_prints_store_statistics(texts, make_store, capsys):
         assert one["documents"] == ((lengths >= one["from"]) & (lengths < one["below"])).sum()
     commands.main(["show", str(store)])
     shown = capsys.readouterr().out
-    assert "1 dropped: double" in shown
+    assert "1 dropped: duplicate" in shown
     assert "█" in shown
 
 
