@@ -259,7 +259,7 @@ def test_cluster_file_of_another_version_is_refused(tmp_path, say):
     assert "Traceback" not in text
 
 
-def test_node_of_unknown_cost_gives_lower_bound():
+def test_module_without_cost_gives_lower_bound():
     case, cluster = complete_words(SMALL.rsplit(" ", 1)[0].split()), load_cluster("h100_ib")
     found = explain(case, case.run, cluster)
     assert found.unknown == ()

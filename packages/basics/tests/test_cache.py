@@ -82,7 +82,7 @@ class OwnAttentionNode(AttentionNode):
     module: ClassVar[str] = "gangline_basics.model.attention:Attention"
 
 
-def test_nodes_without_cache_support_are_listed():
+def test_modules_without_kv_cache_are_listed():
     tree, _ = model_of()
     for path, kind in (("blocks.1.feed_forward", SilentNode), ("blocks.2.attention", OwnAttentionNode)):
         node = dict(iterate_nodes(tree))[path]

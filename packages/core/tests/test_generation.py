@@ -306,12 +306,12 @@ def meeting_of(*nodes: str, closed: bool = False) -> bytes:
     return pickle.dumps(state)
 
 
-def test_meeting_state_survives_json_in_every_field():
+def test_rendezvous_state_survives_json_in_every_field():
     pickled = meeting_of("n1", "n2", closed=True)
     assert vars(meeting_state.decode(meeting_state.encode(pickled))) == vars(pickle.loads(pickled))
 
 
-def test_meeting_state_ignores_a_stale_token(tmp_path):
+def test_rendezvous_state_ignores_a_stale_token(tmp_path):
     """As torch's own backends: a token of an older state sets nothing, and gets the newer state."""
     backend = FileBackend(tmp_path / "state")
     assert backend.get_state() is None
@@ -329,7 +329,7 @@ def members(answer: tuple[bytes, object, bool]) -> tuple[set[str], bool]:
     return {str(node.addr) for node in pickle.loads(answer[0]).participants}, answer[2]
 
 
-def test_meeting_state_survives_killed_writer(tmp_path, monkeypatch):
+def test_rendezvous_state_survives_killed_writer(tmp_path, monkeypatch):
     backend = FileBackend(tmp_path / "state")
     _, token, _ = backend.set_state(meeting_of("one"))
 
@@ -359,7 +359,7 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def test_meeting_state_from_a_pickle_is_refused_unread(tmp_path):
+def test_rendezvous_state_from_a_pickle_is_refused_unread(tmp_path):
     (tmp_path / "state").write_bytes(pickle.dumps(Trap(tmp_path / "executed")))
     for read in (FileBackend.get_state, FileBackend.read):
         with pytest.raises(UserError, match="not the state of a rendezvous"):

@@ -117,7 +117,7 @@ def gangline(*words: object) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bf16", "8bit"])
-def test_run_and_exports_match_rounded_weights(runs, kind, capfd):
+def test_low_precision_base_matches_rounded_base(runs, kind, capfd):
     here = runs.directory
     rounded(here / "base", here / f"rounded-{kind}", kind)
     other = [word.replace(str(here / "base"), str(here / f"rounded-{kind}")) for word in runs.base]

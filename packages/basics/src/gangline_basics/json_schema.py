@@ -103,7 +103,7 @@ def _iterate_rules(group: str, offers: Mapping[str, Offer]) -> Iterator[dict[str
 def _make_rule(
     place: str, parts: Mapping[str, Any], then: Mapping[str, Any], needed: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the rule that `then` holds at a place if the choices match `parts` and `needed` groups have a choice."""
+    """Return a JSON Schema if/then rule: `then` applies at `place` if choices match `parts` and `needed` are set."""
     part_schema: dict[str, Any] = {"properties": parts}
     condition: dict[str, Any] = {"properties": {"parts": part_schema}}
     if needed:

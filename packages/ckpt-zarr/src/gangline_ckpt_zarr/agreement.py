@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # answered 30,000 requests a second.
 _FIRST, _LONGEST = 0.001, 0.25  # pause between two polls, in seconds
 _SHARE = 0.1
-_ASKED = 10_000  # requests per second, by all ranks together
+_ASKED = 10_000  # maximum store requests per second, summed over all ranks
 _OTHERS = 1.2  # patience of the other ranks relative to rank 0, so that rank 0 can name the silent ranks first
 _HEARTBEAT = 0.1  # share of the patience between two heartbeats of a rank
 _NAMED = 8  # silent ranks that a message names

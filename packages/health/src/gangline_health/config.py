@@ -43,7 +43,7 @@ class NumbersOptions:
 
     on: bool = True  # monitor of loss and gradient norm: spikes, divergence, not finite, zero gradients
     window: Annotated[int, Ge(16)] = 128  # number of past steps from which the noise is estimated
-    warmup: Annotated[int, Ge(8)] = 32  # number of steps in the window before the first is judged
+    warmup: Annotated[int, Ge(8)] = 32  # warm-up: number of steps in the window before the monitor reports anything
     spike: Annotated[float, Gt(3)] = 8.0  # threshold of a loss spike, in robust standard deviations above recent steps
     gradient_spike: Annotated[float, Gt(3)] = 10.0  # threshold of a gradient spike, in deviations of log gradient norm
     divergence: Annotated[float, Gt(3)] = 8.0  # threshold of divergence: deviations of the loss above its minimum
@@ -67,7 +67,7 @@ class RankLossesOptions:
 
     on: bool = True  # monitor of ranks whose loss differs from the other ranks' losses
     window: Annotated[int, Ge(32)] = 64  # number of steps from which chance differences between ranks are estimated
-    lasting: Annotated[float, Gt(1)] = 2.0  # threshold over most of the window, in deviations from the median rank
+    lasting: Annotated[float, Gt(1)] = 2.0  # threshold of a lasting difference, in deviations from the median rank
     spike: Annotated[float, Gt(3)] = 20.0  # threshold of the loss of one step, in deviations from the median rank
     again: PositiveInt = 500  # steps before a rank is reported again
 

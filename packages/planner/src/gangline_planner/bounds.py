@@ -21,7 +21,7 @@ from gangline_planner.price.sharing import Cores
 from gangline_planner.price.step import StageTime, compute_jitter
 from gangline_planner.price.transfers import compute_transfer_seconds
 
-SPLIT = 0.9  # share of the way through a pipeline: not all stages are equally long
+SPLIT = 0.9  # safety factor of the pipeline-fill time, for uneven stages
 
 
 @dataclass(frozen=True)

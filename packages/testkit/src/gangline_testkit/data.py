@@ -53,7 +53,7 @@ class DataSourceSuite(BatchReaderSuite):
         return ("model.vocab_size=256", "batch.sequence_length=32")
 
     def write_corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
-        """Write a text of unique words, others for another `first`, and return the settings that name its file."""
+        """Write a text of unique words, numbered from `first`, and return the settings that name its file."""
         path = directory / f"{first}-{words}.txt"
         path.write_text(self.make_text(first, words))
         return (f"data.path={path}",)

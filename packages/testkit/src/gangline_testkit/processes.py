@@ -25,7 +25,7 @@ class Process:
 
 
 def find_living(session: int) -> dict[int, Process]:
-    """Return the living processes of a session by id; a ``start_new_session=True`` process leads one of its own id."""
+    """Return the live processes of a session, by id; ``start_new_session=True`` makes a process id a session id."""
     processes = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

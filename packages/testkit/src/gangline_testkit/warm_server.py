@@ -65,7 +65,7 @@ RANK = (  # imported by each rank as its model is built
 )
 MANY = 4096  # above every file number
 CLIENT = str(Path(__file__).with_name("warm_client.py"))
-# Modules with torch that a command forked here starts as `python -m MODULE`: they are forked from here, too.
+# Modules that import torch. If a forked command runs `python -m MODULE`, this server forks that process, too.
 STARTED = ("gangline.cli.train", "gangline_basics.launch.node")
 
 

@@ -35,7 +35,7 @@ COMPOSE_SECONDS = 600.0  # timeout of the others for rank 0
 # The agent ends all ranks as soon as one has ended, so the others stay until rank 0 has reported its refusal.
 REFUSED_SECONDS = 5.0
 
-# Time for the rank that refused to read its report, before rank 0 deletes the directory of a refused run.
+# Seconds that rank 0 waits, for the failing rank to read its report, before it deletes a refused run's directory.
 REPORT_SECONDS = 5.0
 
 

@@ -30,13 +30,13 @@ class DecoderConfig(ModelConfig):
     heads: PositiveInt = 12  # number of query heads of attention
     kv_heads: PositiveInt | None = None  # number of key and value heads (GQA), divides heads; null: heads
     head_dim: PositiveInt | None = None  # width of a head; null: dim / heads
-    ffn_dim: PositiveInt = 2048  # width of the feed-forward
+    ffn_dim: PositiveInt = 2048  # hidden (intermediate) size of the feed-forward
     qk_norm: bool = False  # RMSNorm of each query and key head, as in Qwen3
     tied: bool = False  # weight tying: the head uses the embedding's weight
     norm_eps: NonNegativeFloat = 1e-5  # epsilon added to the mean square in every RMSNorm
     rope_theta: PositiveFloat = 10_000.0  # RoPE base: base of the wavelengths of rotary positions
     rope_scaling_factor: Annotated[float, Ge(1)] | None = None  # RoPE scaling factor of long wavelengths (Llama 3.1)
-    rope_low_freq_factor: PositiveFloat = 1.0  # RoPE wavelengths above rope_original_max_position / this scale fully
+    rope_low_freq_factor: PositiveFloat = 1.0  # RoPE: scale waves longer than original_max / this fully
     rope_high_freq_factor: PositiveFloat = 4.0  # RoPE wavelengths below rope_original_max_position / this do not scale
     rope_original_max_position: PositiveInt = 8192  # RoPE context length before scaling, in tokens
     window: PositiveInt | None = None  # sliding window: tokens that a query sees, with itself; null: all

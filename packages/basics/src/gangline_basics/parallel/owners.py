@@ -19,7 +19,7 @@ from gangline.shard import Box, Registry, name_model_array
 if TYPE_CHECKING:
     from gangline.config.schema import OptimizerConfig
 
-LIMIT = 1 << 28  # bytes of matrices per batch, if every rank then has one to map
+LIMIT = 1 << 28  # minimum bytes of a batch, which also holds a matrix per rank
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from gangline.model.cache import Cache
 from gangline.runtime import Sampling, Stop, Why, Written
 from gangline_basics.sampling.draw import draw
 
-Forward = Callable[[Batch], torch.Tensor]  # (B, V): logits of the token after each row's last, equal on all ranks
+Forward = Callable[[Batch], torch.Tensor]  # (B, V): next-token logits of each row, equal on all ranks
 
 
 def decode(

@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _note_abandoned(run_dir: str | None) -> None:
-    """Print on stderr how much memory of this machine killed runs hold, and how to free it."""
+    """Print on stderr how much memory killed runs still hold on this machine, and how to free it."""
     note = make_notes("gangline ckpt ls")
     for path in find_abandoned(run_dir):
         nbytes = 0

@@ -50,7 +50,7 @@ def grow_sizes(sizes: Sequence[Sequence[int]], rows: int, samples: int) -> Sizes
     read = [(int(start), int(each)) for start, each in sizes if start <= samples]
     start, each = read[-1]
     begins = start - (start - samples) // each * each  # first sample of the next epoch
-    if begins == start:  # no sample of the last size was read
+    if begins == start:  # the source reached its last size, but no sample has been read since
         read.pop()
     if not read or read[-1][1] != rows:
         read.append((begins, rows))

@@ -73,7 +73,7 @@ class WatchedFiles:
     def _look_at(self, path: Path) -> None:
         size, when, touched, xxh3 = self._files[path]
         about = find_status(path)
-        # A time that was set back shows in the inode's time. That one is ignored without a checksum: chmod changes it.
+        # Resetting mtime still changes ctime. Without a checksum ctime is ignored, because chmod changes it as well.
         deaf = xxh3 is None or self._cached
         if about and (about.st_size, about.st_mtime_ns) == (size, when) and (deaf or about.st_ctime_ns == touched):
             return

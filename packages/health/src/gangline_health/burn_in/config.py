@@ -20,11 +20,11 @@ class BurnInHealth(HealthConfig):
 
     seconds: PositiveFloat = 0.5  # time of each measurement of a single rank, in seconds
     repetitions: PositiveInt = 5  # number of repetitions of each transfer; the fastest counts
-    pairs: PositiveInt = 16  # maximum number of ranks for all pairs; beyond, neighbours at growing distances
+    pairs: PositiveInt = 16  # most ranks with a test of every pair; above, of neighbours at growing distances
     matmul: Less = 0.15  # threshold of slow matmuls, as a share below the median rank's rate
     memory: Less = 0.25  # threshold of slow memory copies, as a share below the median rank's rate
     link: Less = 0.3  # threshold of slow transfers to other ranks, as a share below the median rank's rate
-    shared: PositiveFloat = 3.0  # factor of these shares on a CPU, where ranks take cores from each other
+    shared: PositiveFloat = 3.0  # CPU multiplier of the thresholds matmul, memory and link: CPU ranks compete for cores
     act: Annotated[str, OneOf(("stop", "warn"))] = "stop"  # action on a bad rank
     base: str = "h100_ib"  # cluster file for numbers that are not measured
 

@@ -56,7 +56,7 @@ class CorruptionMonitor(Monitor):
         self.saved: dict[str, Any] = {}  # {step, sums: {array: [dtype, checksum]}} of the newest step that is saved
         self.stored: dict[str, Any] = {}  # as `saved`, of the checkpoint that the run continues from
         self.read: tuple[list[str], torch.Tensor] | None = None  # this rank's share of the checksums after the read
-        self.damaged: list[str] = []  # arrays that were read differently from the save
+        self.damaged: list[str] = []  # arrays whose checksum after the load differs from the save
         self.begun: int | None = None  # step of the checkpoint that was read, in the first step after it
         self.recompute = RepeatedSteps(options.recompute_every)
 

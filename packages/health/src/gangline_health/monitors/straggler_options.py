@@ -15,7 +15,7 @@ class StragglersOptions:
     """Options of the monitor of slow ranks, which keep others waiting, by their own time in each phase."""
 
     on: bool = True  # monitor of slow ranks (stragglers)
-    window: Annotated[int, Ge(4)] = 16  # number of steps whose median counts
+    window: Annotated[int, Ge(4)] = 16  # window: number of recent steps whose median time is compared between ranks
     slower: Annotated[float, Gt(1)] = 1.3  # minimum multiple of the median rank's time for a straggler
     score: Annotated[float, Gt(3)] = 6.0  # minimum robust deviations above the median for a straggler
     least_seconds: Annotated[float, Ge(0)] = 0.01  # minimum difference from the median for a straggler, in seconds

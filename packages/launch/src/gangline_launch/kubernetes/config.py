@@ -38,7 +38,7 @@ class KubernetesLaunch(ClusterLaunch):
     resources: list[str] | None = None  # pod resources besides GPUs, NAME:COUNT; []: the site adds what it needs
     volume: str | None = None  # PersistentVolumeClaim that holds the run directory, CLAIM:/mount
     secrets: list[str] = field(default_factory=list)  # Kubernetes Secrets whose keys become variables of the ranks
-    futile_requeues: NonNegativeInt = 10  # maximum number of exits of a pod with 75 in a row without a new step
+    futile_requeues: NonNegativeInt = 10  # limit on consecutive pod exits with code 75 (requeue) without a new step
     job_restarts: NonNegativeInt = 3  # maximum number of restarts of the whole JobSet
 
     def count_gpus_per_node(self, run: Run) -> int:

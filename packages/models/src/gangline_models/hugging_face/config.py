@@ -31,7 +31,7 @@ SHAPES = {
     "rope_scaling": dict | None,
 }
 COUNTS = ("num_hidden_layers", "n_layer", "num_nextn_predict_layers", "num_mtp_layers")
-FEW = 1000  # number of layers up to which a list costs nothing, and tensors are not counted
+FEW = 1000  # number of layers up to which a list is cheap: larger counts are compared with the tensors
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:

@@ -47,9 +47,10 @@ class ModelFormat(ABC):
 
 
 class EditFormat(ABC):
-    """Converter of a model edit's fields in config.json: capability of its part, a class without constructor arguments.
+    """Converter between a model edit and fields of config.json: a capability of the edit's part.
 
-    Without this capability an edited model has no Hugging Face architecture, unless the edit wraps.
+    An edited model without one cannot be exported to Hugging Face, unless the edit only wraps modules (LoRA). The
+    class has no constructor arguments.
     """
 
     def read(self, cls: type[Any], config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:

@@ -164,7 +164,7 @@ def step_delta_rule(
 
 
 def normalise_length(x: Tensor) -> Tensor:
-    """Divide x (..., C) by its length."""
+    """Divide x (..., C) by its L2 norm over the last dim."""
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 

@@ -22,7 +22,7 @@ class Mtp(EditConfig):
     """
 
     depth: PositiveInt = 1  # number of further tokens to predict, one module each
-    weight: NonNegativeFloat = 0.3  # loss weight of the further tokens; DeepSeek-V3: 0.3, and 0.1 for the last third
+    weight: NonNegativeFloat = 0.3  # weight of the multi-token prediction (MTP) loss; DeepSeek-V3: 0.3, later 0.1
 
     def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
         """Return the mean cross-entropy of each depth, over the targets it had."""

@@ -39,7 +39,9 @@ def count_kept_logits(case: Case) -> int:
 def iterate_head_moments(
     case: Case, arrays: list[Array], sizes: ActivationSizes, buffers: int
 ) -> Iterator[Counter[str]]:
-    """Yield the bytes by kind at moments of the head's backward pass, without those of `iterate_rank_moments`.
+    """Yield the head's memory by kind at each possible peak of its backward pass.
+
+    Memory that `iterate_rank_moments` counts is left out.
 
     arrays: the head's own; buffers: bytes of communication buffers
     """
@@ -106,9 +108,9 @@ class Shared:
 
 
 def count_between_uses(case: Case, array: Array) -> int:
-    """Return the bytes of a gradient's own memory from its first use until its last.
+    """Return the bytes that a gradient occupies between its first and its last use.
 
-    Under tp uses are added to the stored gradient of other microbatches, which needs no memory of its own. A sharded
+    Under tp each use is added to a gradient that is stored already, and needs no memory. A sharded
     gradient has memory for its full size; that of the head is counted with the head.
     """
     apart = case.tp == 1 or (memory.cuts_gradients(case, array.group) and array.group.place == "embed")

@@ -94,7 +94,7 @@ def fit_numbers(measured: Measured, ranks: int, device: str) -> Numbers:
     numbers["module.seconds"] = measured.starts / (3 * MICROBATCHES * count_work(STARTS, device).modules)
     numbers["host.seconds"] = measured.update
     numbers |= fit_steps(measured.steps, numbers, device)
-    if device == "cpu":  # an accelerator is not shared: a value above 1 is noise
+    if device == "cpu":  # only CPU ranks share cores; on an accelerator a value above 1 is noise
         numbers["node.alone"] = max(1.0, measured.alone)
     if ranks > 1:
         numbers |= fit_links(measured.sent)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gangline_basics.figure import PALETTE
 
-# Okabe and Ito's, then darker and paler colours that people with a colour vision deficiency need not tell apart
+# the palette of Okabe and Ito, then colours for series that need not be distinguished by hue
 COLOURS = (*PALETTE, "#8c510a", "#b8e186", "#762a83", "#999999", "#1a1a1a")
 ACTIONS = dict(zip(("F", "B", "I", "W"), PALETTE, strict=False))
 ACTION_WORDS = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
