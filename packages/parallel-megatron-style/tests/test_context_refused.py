@@ -95,7 +95,7 @@ def refusal(*words: str) -> str:
 
 def test_cp_refuses_undeclared_attention_before_start(narrow):
     said = refusal("narrow=on", *CP)
-    for word in ("parallel.cp=2", "blocks.0.attention", "does not say", "`seams`", "AttentionCall"):
+    for word in ("parallel.cp=2", "blocks.0.attention", "does not say", "`get_seams`", "AttentionCall"):
         assert word in said
     said = refusal("narrow=on", *CP, "parallel.context=ulysses")
     for word in (
@@ -103,7 +103,7 @@ def test_cp_refuses_undeclared_attention_before_start(narrow):
         "Ulysses",
         "blocks.0.attention and 1 more",
         "does not say",
-        "`seams`",
+        "`get_seams`",
         "AttentionCall",
     ):
         assert word in said
