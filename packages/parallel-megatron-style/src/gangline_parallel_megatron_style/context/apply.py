@@ -71,5 +71,5 @@ def _match_call(path: str, function: object, declared: Call | None, method: Meth
     raise UserError(
         f"{path}: {takes} a function that computes {'nobody says what' if own is None else own}.",
         f"Its node says: {'nothing' if declared is None else declared}.",
-        "Have both say what it computes (the node's `seams`, the function's `computes`); or use parallel.cp=1.",
+        "Have both say what it computes (the node's `get_seams`, the function's `computes`); or use parallel.cp=1.",
     )

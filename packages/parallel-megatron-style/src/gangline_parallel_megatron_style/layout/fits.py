@@ -82,7 +82,7 @@ def find_tensor_problems(
     if not any(cut.axis == "tp" for cut in plan.cuts):
         yield Problem(
             f"parallel.tp={tp}: the plan of this model says of no parameter how to cut it for tensor parallelism.",
-            'It needs rules such as Cut.colwise("blocks.*.feed_forward.w_up").',
+            'It needs rules such as ShardRule.colwise("blocks.*.feed_forward.w_up").',
             "Add them to the model's plan, or use parallel.tp=1.",
         )
         return
@@ -128,7 +128,7 @@ def find_loss_problems(mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
             yield Problem(
                 f"parallel.tp={mesh.size('tp')}: {path} does not say what its loss computes.",
                 "The vocabulary is cut over tp, and the loss over it would take the place of the module's own.",
-                f"Have its node say it (`seams`), or leave its vocabulary whole with Cut.whole({f'{path}.weight'!r}).",
+                f"Have its node say it (`get_seams`), or keep it replicated with ShardRule.whole({f'{path}.weight'!r}).",
             )
 
 

@@ -53,6 +53,6 @@ def _find_attention_notices(case: Case) -> list[str]:
         return []
     more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
     return [
-        f"{silent[0]}{more}: nobody says what this attention computes (`seams`). tp={case.tp} calls it with "
+        f"{silent[0]}{more}: nobody says what this attention computes (`get_seams`). tp={case.tp} calls it with "
         "some of the heads: that is right where it does the same for every head."
     ]
