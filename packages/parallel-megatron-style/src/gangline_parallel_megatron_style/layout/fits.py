@@ -128,7 +128,7 @@ def find_loss_problems(mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
             yield Problem(
                 f"parallel.tp={mesh.size('tp')}: {path} does not say what its loss computes.",
                 "The vocabulary is cut over tp, and the loss over it would take the place of the module's own.",
-                f"Have its node say it (`get_seams`), or keep it replicated with ShardRule.whole({f'{path}.weight'!r}).",
+                f"Have its node say it (`get_seams`), or replicate it with ShardRule.whole({f'{path}.weight'!r}).",
             )
 
 
