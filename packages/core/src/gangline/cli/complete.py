@@ -14,7 +14,7 @@ from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
 
 FLAGS = ("--help", "--cfg", "--multirun", "--completion", "--version")
-WORDS = {bool: ("true", "false"), types.NoneType: ("null",)}  # type -> the values to offer next to its choices
+WORDS = {bool: ("true", "false"), types.NoneType: ("null",)}  # type -> further values to complete
 
 # bash splits words at "=": take the word from the line, and remove the text up to its last "=" from each answer.
 _BASH = r"""
@@ -61,7 +61,7 @@ def read_script(shell: str) -> str:
 
 
 def list_candidates(words: Sequence[str]) -> list[str]:
-    """Return the complete words that the last of `words` may become, given the words before it."""
+    """Return the completions of the last of `words`, given the words before it."""
     *before, current = words or [""]
     if current.startswith("-"):
         return [flag for flag in FLAGS if flag.startswith(current)]
@@ -99,7 +99,7 @@ def _list_values(before: Sequence[str], key: str, value: str) -> list[str]:
 
 
 def _run_dirs(value: str) -> list[str]:
-    """Return the run directories in the folder that `value` begins with, and its other folders, which end in "/"."""
+    """Return the run directories in the folder of the path `value`, and its other subfolders with "/" at their end."""
     folder = Path(value) if value.endswith("/") else Path(value).parent
     inside = sorted(folder.glob("*/")) if folder.is_dir() else []
     return [str(path) if (path / "config.yaml").exists() else f"{path}/" for path in inside]

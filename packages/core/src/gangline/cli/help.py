@@ -1,4 +1,4 @@
-"""The page of `train --help`, made from the installed parts without composing. Imports neither torch nor Hydra."""
+"""The page of `train --help`, made of the installed parts without composing a run. Imports neither torch nor Hydra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline <verb>`: all commands except training. Plugins, core's own included, offer them by a hook."""
+"""`gangline <verb>`: all commands except training. Plugins, including core's own, offer the commands through a hook."""
 
 from __future__ import annotations
 

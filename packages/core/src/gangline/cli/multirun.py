@@ -29,7 +29,7 @@ class FinishedRun:
 
 
 def run_all(words: Sequence[str]) -> int:
-    """Run every combination after composing and checking all; return the exit code of the first failure, else 0."""
+    """Compose and check all runs of a sweep, then run them; return the exit code of the first failed run, else 0."""
     combinations = sweep(words)
     runs = [compose_one(combination) for combination in combinations]
     for run in runs:

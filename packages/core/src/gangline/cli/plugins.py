@@ -1,4 +1,4 @@
-"""`gangline plugins`: tables of installed parts with their package, of failed plugins, and of parts to install."""
+"""`gangline plugins`: tables of installed parts and their packages, of failed plugins, and of parts to install."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class TerminalStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write text with control sequences escaped; return its length before that."""
+        """Write text with control sequences escaped; return the length of the unescaped text."""
         self._stream.write(_STEERS.sub(lambda found: repr(found[0])[1:-1], text))
         return len(text)
 

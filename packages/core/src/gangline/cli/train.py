@@ -1,7 +1,7 @@
 """The command `train`: compose a run, check it, write its directory, launch it.
 
-Every rank imports this module again (it is the main module of the process that forks them), so it imports neither torch
-nor Hydra at import time; `train --help` never does.
+Every rank imports this module again (it is the main module of the process that forks the ranks), so it imports neither
+torch nor Hydra at import time; `train --help` never imports them.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _show(line: CommandLine) -> int:
 
 
 def _make_rank(agent: str) -> Callable[[Callable[[], RunDirectory]], NoReturn]:
-    """Return the function that trains as a rank of an agent's job: capability `rank` of the default launcher."""
+    """Return the function that trains as a rank of an agent's job, from capability `rank` of the default launcher."""
     from gangline.config.defaults import build_default_part
     from gangline.plugin import registry
 
@@ -201,7 +201,7 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
 
 
 def _seems_local(line: CommandLine) -> bool:
-    """Return whether ranks will probably run here, by the overrides alone: a recipe or resume may set otherwise."""
+    """Return whether ranks will probably run here, by the overrides alone; a recipe or resume may choose a launcher."""
     from gangline.config.schema import LaunchConfig
     from gangline.plugin.registry import installed
 
@@ -217,7 +217,7 @@ def _refuse_resume(line: CommandLine) -> None:
 
 
 def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> RunDirectory:
-    """Compose and check the run, write its directory and return it: locked, unless nodes share a resumed run."""
+    """Compose and check the run, write its directory and return it, locked unless nodes share a resumed run."""
     from gangline import api
     from gangline.config.compose import compose_one
 

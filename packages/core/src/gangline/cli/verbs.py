@@ -18,7 +18,7 @@ def run_verb(
 ) -> int:
     """Run the verb that the arguments begin with and return its exit code; print the page of all verbs for --help.
 
-    verbs: verb -> one line of help. runs: the function of each verb, or a package that has one module per verb with a
+    verbs: verb -> one line of help. runs: verb -> function, or the name of a package that has a module per verb with a
     function `run` (`burn_in` for the verb burn-in, `import_` for import), imported when called. more: a paragraph below
     the verbs. Raises UserError for an unknown verb.
     """

@@ -1,7 +1,7 @@
 """Config dataclasses: the names that every part's `config.py` imports to declare its options. Torch-free.
 
-These are the base class of each group's options, types with ranges, `Run` and its sections, the data that methods of a
-configuration return, and helpers for messages.
+The package exports the base class of each group's options, types with ranges, `Run` and its sections, the data that
+methods of a configuration return, and functions that list divisors.
 """
 
 from gangline.config.answers import (

@@ -15,27 +15,27 @@ class Sidecar:
     """A process that runs next to the ranks of each machine; its output is in logs/sidecar-<name>-<node>.log.
 
     `target` is called as ``target(run_dir, *args)`` in a new interpreter and runs until SIGTERM, which it also gets if
-    its owner was killed; `args` must survive JSON. If one machine plays several nodes, each node has its own sidecar.
+    its launcher or agent was killed. `args` must be JSON data. If a machine simulates nodes, each node has a sidecar.
     """
 
     name: str
     target: str  # "package.module:function"
     args: tuple = ()
-    outlives: float = 10.0  # seconds from SIGTERM to SIGKILL if the owner was killed
+    outlives: float = 10.0  # seconds from SIGTERM to SIGKILL if its launcher or agent was killed
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutBounds:
     """Lower bounds on the cost of a layout, computed without its pipeline schedule and without visiting each rank.
 
-    idle             share of a step in which ranks wait for each other
-    bytes            memory of the rank that needs most
+    idle             share of the step time in which ranks wait for each other
+    bytes            memory of the rank with the largest memory need, in bytes
     microbatches     number of microbatches of a step on a data-parallel rank
     stages           number of pipeline stages
     splits_backward  whether the previous stage waits only for the input gradients of a backward pass
-    work             computation of one microbatch, summed over one rank of each pipeline rank; None: unknown
-    transfers        transfers that `work` waits for
-    beside           transfers of a step on an average rank that computation may hide
+    work             computation of one microbatch, summed over the pipeline (one rank per pp rank); None: unknown
+    transfers        transfers that block `work`
+    beside           transfers of a step on an average rank that may overlap with computation
     """
 
     idle: float = 0.0

@@ -27,18 +27,18 @@ from gangline.model.pretrained import Pretrained, find_pretrained
 from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
 
-SHORT, LONG = 1, 1 << 30  # sequence lengths in tokens, outside of any limit that a part may set
+SHORT, LONG = 1, 1 << 30  # sequence lengths in tokens, below and above every limit that a part may set
 DEVICES = r"cpu|cuda(:\d+)?"  # torch names of the supported devices
 
 
 def check(run: Run) -> None:
-    """Raise UserError with all problems of the run; if it has none, with the launcher's reasons to refuse it."""
+    """Raise UserError with all problems of the run or, if there are none, with the launcher's reasons to refuse it."""
     if problems := find_problems(run) or run.launch.find_refusals(run):
         raise UserError.of(problems)
 
 
 def find_problems(run: Run) -> list[Problem]:
-    """Return the problems of the first stage that has any: option ranges; parts; model edits, layout and batch."""
+    """Return the problems of the first failing stage: option ranges; parts; then model edits, layout and batch."""
     problems = find_meaningless(run) or _catch_refusal(lambda: _open_reader(run))
     if not problems:
         problems += [*_check_device(run), *_check_unread(run), *_check_needs(run)]
@@ -53,18 +53,18 @@ def find_problems(run: Run) -> list[Problem]:
 
 
 def _check_pretrained(run: Run) -> list[Problem]:
-    """Return the problems of the directory of pretrained weights that the model names; [] if it names none."""
+    """Return the problems of the model's directory of pretrained weights; [] for a model without one."""
     reader = _open_reader(run)
     return reader.find_problems(run) if reader else []
 
 
 def _open_reader(run: Run) -> Pretrained | None:
-    """Return the reader of the model's pretrained weights, None if it has none. Raises UserError if no reader fits."""
+    """Return the reader of the model's pretrained weights; None without weights. Raises UserError if no reader fits."""
     return None if run.model.get_weights_directory() is None else find_pretrained(run.model)
 
 
 def find_part_problems(run: Run, parts: Collection[PartConfig]) -> list[Problem]:
-    """Return the problems that `parts` find in their options at every sequence length."""
+    """Return the problems that the checks of `parts` report both at the shortest and at the longest sequence length."""
 
     def find_at(length: int) -> list[Problem]:
         measured = replace(run, batch=replace(run.batch, sequence_length=length))
@@ -90,13 +90,13 @@ def _check_variables(run: Run) -> Iterator[Problem]:
 
 
 def count_ranks(run: Run) -> int:
-    """Return the number of ranks of the run: of the job that started this process, else as the launcher counts."""
+    """Return the number of ranks of the torchrun or Slurm job of this process; without a job, the launcher's count."""
     job = detect()
     return job.world if job else run.launch.count_ranks(run)
 
 
 def find_meaningless(run: Run) -> list[Problem]:
-    """Return a problem for each option value outside the range that its field states (`gangline.config.ranges`)."""
+    """Return a problem for each option value outside the range in its field's type (`gangline.config.ranges`)."""
     places = [*run.iterate_sections(), *run.iterate_parts()]
     places += [(f"{VALIDATION_SETS}.{name}", config) for name, config in read_sets(run)[0].items()]
     return [problem for place, config in places for problem in _find_meaningless(config, place)]
@@ -105,7 +105,7 @@ def find_meaningless(run: Run) -> list[Problem]:
 def _find_meaningless(config: Any, path: str, defaults: Any = None) -> Iterator[Problem]:
     """Yield a problem for each value that its field does not allow.
 
-    defaults: values that the config around `config` gives it by default; they override those of its class.
+    defaults: default values of `config` as a field of another config; they override the defaults of its class.
     """
     cls: Any = type(config)
     own, defaults = get_defaults(cls), defaults if isinstance(defaults, dict) else {}
@@ -125,7 +125,7 @@ def _find_meaningless(config: Any, path: str, defaults: Any = None) -> Iterator[
 
 
 def _check_device(run: Run) -> Iterator[Problem]:
-    """Yield a problem if `run.device` is not a torch device, or is missing here although the ranks run here."""
+    """Yield a problem if `run.device` is not a torch device, or if the ranks run here and there is no such GPU."""
     device = run.job.device
     if device is None:
         return
@@ -180,7 +180,7 @@ def _check_needs(run: Run) -> Iterator[Problem]:
 
 
 def _check_gradients(run: Run) -> Iterator[Problem]:
-    """Yield a problem for a gradient reduction that the strategy ignores, or that stores inf of skipped steps."""
+    """Yield a problem for a gradient reduction that the strategy ignores, or whose state keeps inf of an overflow."""
     parts = (run.gradients, run.parallel, run.precision)
     reduction, strategy, precision = (installed().find_part(config).part.name for config in parts)
     if run.precision.finds_scale and run.gradients.count_kept(LONG, 2, scatters=False):
@@ -214,7 +214,7 @@ def _iterate_opened(parts: Iterable[tuple[str, PartConfig]]) -> Iterator[tuple[s
 
 
 def find_layout_problems(run: Run) -> list[Problem]:
-    """Return problems of the layout: the axes must multiply to the number of ranks, and the batch must divide."""
+    """Return problems of the layout: axis sizes must multiply to the number of ranks, and batch sizes must divide."""
     world = count_ranks(run)
     name = installed().find_part(run.parallel).part.name
     job = detect()
@@ -234,7 +234,7 @@ def find_layout_problems(run: Run) -> list[Problem]:
 
 
 def _check_batch(run: Run, width: int) -> list[Problem]:
-    """Return a problem unless global_size = micro_size x accumulation x width with an integer accumulation."""
+    """Return a problem unless global_size = micro_size x accumulation x `width` (data-parallel ranks) in integers."""
     size, micro_size = run.batch.global_size, run.batch.micro_size
     if size % width:
         near = sorted({max(width, size // width * width), -(-size // width) * width})

@@ -1,4 +1,4 @@
-"""Parts and options that a command line names, for help and completion; refuses nothing. Imports no Hydra."""
+"""Parts and options that a command line names, for help and completion: unknown names are skipped. No Hydra."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline.plugin.registry import Offer, installed
 
 
 def parse_choices(words: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names of the parts that the arguments choose, by group."""
+    """Return group -> names of the parts that the arguments choose in it."""
     groups = set(installed().list_groups())
     pairs = [(key.lstrip("+"), value) for key, _, value in (word.partition("=") for word in words)]
     return {group: [name for name in value.strip("[]").split(",") if name] for group, value in pairs if group in groups}

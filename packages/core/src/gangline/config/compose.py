@@ -44,7 +44,7 @@ _STORE: dict[str, Any] = {} if _OLD else {"replace": True}
 
 
 def compose(words: Sequence[str]) -> list[Run]:
-    """Return the run that the overrides describe, or several if one has several values (`parallel=single,ddp`).
+    """Return the run that the overrides describe, or several if an override has several values (`parallel=single,ddp`).
 
     `recipe=<name>` and `from=<run directory>` are layers below the other overrides. Raises UserError.
     """
@@ -54,7 +54,7 @@ def compose(words: Sequence[str]) -> list[Run]:
 def compose_over(layer: Mapping[str, Any], words: Sequence[str], source: str = "", why: str = "") -> Run:
     """Return the run `layer`, plain data (`gangline.config.serial.to_dict`), with the overrides `words`.
 
-    source: origin of the layer, for messages. why: reason that it may not set what runs code; "": it may.
+    source: origin of the layer, for messages. why: reason to refuse options of the layer that run code; "": none.
     """
     return _run(read_request(words, [layer]), source, why)
 
@@ -100,7 +100,7 @@ def _run(asked: Asked, source: str, why: str) -> Run:
 
 
 def _compose(asked: Asked) -> dict[str, Any]:
-    """Return every value as plain data. Raises UserError if Hydra cannot compose them."""
+    """Return every option value as plain data. Raises UserError if Hydra cannot compose them."""
     _store(asked)
     try:
         with hydra.initialize(config_path=None, **_INITIALIZE), _hide_environment():
@@ -119,7 +119,7 @@ def _explain(error: BaseException) -> str:
 
 
 def _store(asked: Asked) -> None:
-    """Put the sections, each chosen part's options and then the layers into Hydra's store, to be merged."""
+    """Store the sections, each chosen part's options and the layers in Hydra's ConfigStore, to be merged in order."""
     store = ConfigStore.instance()
     order: list[Any] = ["_self_"]
     for place, offer in asked.offers.items():
@@ -147,7 +147,7 @@ def _resolve(config: Any) -> dict[str, Any]:
 
 @contextmanager
 def _hide_environment() -> Iterator[None]:
-    """Keep OmegaConf from reading environment variables in the block: it would write secrets of odd references."""
+    """Make OmegaConf refuse oddly spelled references to the environment in the block, so that no secret is written."""
     OmegaConf.register_new_resolver("oc.env", _refuse_odd_spelling, replace=True)
     try:
         yield

@@ -14,9 +14,9 @@ from gangline.plugin.registry import OFF, installed
 
 
 def get_default_choices() -> dict[str, str | list[str]]:
-    """Return the default part of each core group, or the default parts of a list group.
+    """Return core group -> name of its default part; for a list group, the names of its default parts.
 
-    These are installed parts with `Part.default`; for a group without any, the catalogue's, which must be installed.
+    Defaults are installed parts with `Part.default`. For a group without such a part, the catalogue names the defaults.
     """
     choices: dict[str, str | list[str]] = {}
     for group in GROUPS:
@@ -39,12 +39,12 @@ def find_default_suppliers() -> set[str]:
 
 
 def build_default_run(**given: Any) -> Run:
-    """Return a complete run in which `given` replaces some of the defaults.
+    """Return a complete run of default sections and parts, except the sections and groups in `given`.
 
     A section takes its dataclass or a dict: ``run=RunSection(steps=3)``, ``batch={"global_size": 4}``. A group takes
     the name of a part or its configuration: ``model="tiny"``, ``optimizer=Adamw(learning_rate=1e-3)``; `track`,
-    `health` and `callback` take a list of either. Raises UserError for a part that is not installed and a group that
-    does not exist.
+    `health` and `callback` take a list of names or configurations. Raises UserError for a part that is not installed
+    and for a group that does not exist.
     """
     sections = {}
     for name, section in SECTIONS.items():

@@ -17,15 +17,15 @@ class EditedWeights(ABC):  # noqa: B024  # each of its methods has a default
     """Methods that export the weights of an edit; the defaults suit an edit that wraps no modules."""
 
     def merge(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """Return `weight`, the full parameter `name`, merged with the weights that this edit wraps around it, if any.
+        """Return `weight`, the full parameter `name`, merged with this edit's weights around it, if there are any.
 
-        Returns None if they cannot be merged. If several edits wrap one node, the innermost is called first.
+        Returns None if merging is not supported. If several edits wrap one node, the innermost edit is called first.
         stored: all parameters of the checkpoint by name, read on access.
         """
         return None
 
     def extract_adapter(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter | None:
-        """Return the weights that this edit adds, to export them alone; None if they cannot be exported.
+        """Return the weights that this edit adds, for a separate adapter file; None if such an export is not supported.
 
         shapes: shapes of all parameters, by name. `plan.names` has the external names of the wrapped parameters.
         """

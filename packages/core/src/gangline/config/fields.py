@@ -25,18 +25,18 @@ class Option:
 
     path: str
     hint: Any
-    default: Any  # plain value; REQUIRED if there is none
+    default: Any  # default as plain data; REQUIRED if the option has no default
     owner: type  # the dataclass whose field it is
-    stated: Any  # the hint with its range (`gangline.config.ranges`)
+    stated: Any  # type hint with the range (`gangline.config.ranges`)
 
     @property
     def comment(self) -> str:
-        """Comment behind the field in its source; read from the file on access, which no run does."""
+        """Comment after the field in the source code, read from the source file on access; no run accesses it."""
         return read_comments(self.owner).get(self.path.rpartition(".")[2], "")
 
     @property
     def choices(self) -> list[str]:
-        """Values of the option as a user types them, if its type has few; else []."""
+        """Allowed values as a user types them, if the option's type lists its values; else []."""
         return list_choices(self.stated)
 
     @property
@@ -97,7 +97,7 @@ def get_defaults(cls: type) -> dict[str, Any]:
 
 
 def get_opened_defaults(cls: type, name: str, chosen: type) -> dict[str, Any]:
-    """Return the defaults of a field filled by `chosen`: of the field's default if of this class, else the class's."""
+    """Return the defaults of a field that `chosen` fills: of the field's default if a `chosen`, else of `chosen`."""
     factory = next(item.default_factory for item in fields(cls) if item.name == name)
     own = None if factory is MISSING else factory()
     return to_plain(own) if type(own) is chosen else get_defaults(chosen)
@@ -106,7 +106,7 @@ def get_opened_defaults(cls: type, name: str, chosen: type) -> dict[str, Any]:
 def iterate_options(cls: type, prefix: str, opened: Mapping[str, type] | None = None) -> Iterator[Option]:
     """Yield the options of a class and its nested dataclasses; `opened` maps a field to the class that fills it.
 
-    Defaults are those of `cls()`: its values for a nested dataclass override the defaults of the nested class.
+    The defaults are the values in `cls()`: its values for a nested dataclass override the defaults of the nested class.
     """
     return _iterate_options(cls, prefix, opened or {}, get_defaults(cls))
 
@@ -137,7 +137,7 @@ def _is_container(hint: Any) -> bool:
 
 @cache
 def read_comments(cls: type) -> dict[str, str]:
-    """Return field name -> comment behind the field in the source, base classes first; {} without source."""
+    """Return field name -> comment after the field in the source code, base classes first; {} without source code."""
     field_comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not is_dataclass(base):

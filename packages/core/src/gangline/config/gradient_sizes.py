@@ -14,7 +14,7 @@ def count_ring_bytes(nbytes: float, ranks: int, scatters: bool) -> float:
 
 
 class GradientSizes(ABC):  # noqa: B024  # each of its methods has a default
-    """Sizes of a gradient reduction; the defaults suit one that sends gradients unchanged and stores nothing.
+    """Sizes of a gradient reduction; the defaults suit a reduction that sends gradients unchanged and stores nothing.
 
     size, ranks, scatters: as in `gangline.gradients.BucketLayout`.
     """
@@ -22,13 +22,13 @@ class GradientSizes(ABC):  # noqa: B024  # each of its methods has a default
     def count_sent(self, size: int, ranks: int, scatters: bool, itemsize: int) -> float:
         """Return the bytes that a rank sends to sum a bucket of `size` gradients of `itemsize` bytes.
 
-        The default is that of a ring. A rank that all-gathers `b` bytes from each rank sends b (ranks - 1) bytes.
+        The default assumes a ring. A rank that all-gathers b bytes from each rank sends b (ranks - 1) bytes.
         """
         return count_ring_bytes(size * itemsize, ranks, scatters)
 
     def count_kept(self, size: int, ranks: int, scatters: bool) -> int:
         """Return how many numbers a rank stores per bucket of `size` gradients (`GradientReduction.get_array_shapes`).
 
-        If not 0, a precision whose steps may overflow (`PrecisionConfig.finds_scale`) is refused.
+        If it is not 0, a precision whose steps may overflow (`PrecisionConfig.finds_scale`) is refused.
         """
         return 0

@@ -11,8 +11,7 @@ from gangline.config.serial import to_dict
 from gangline.plugin.hooks import LISTS
 
 # Seed, data, model, optimizer and global batch define a run. The number of ranks, their axes, the precision, trackers,
-# health checks and the number of steps do not. Neither does the path of the data: every checkpoint stores the data's
-# fingerprint.
+# health checks and the number of steps do not, nor does the data's path: checkpoints store a fingerprint of the data.
 MAY_CHANGE = (
     "run.steps",
     "run.device",
@@ -49,7 +48,7 @@ def free_options(run: Run) -> list[str]:
 
 
 def is_within(option: str, places: Iterable[str]) -> bool:
-    """Return whether an option is in `places`, or is below an option or group in `places`."""
+    """Return whether an option is in `places`, or belongs to an option or group in `places`."""
     return any(option == place or option.startswith((f"{place}.", f"{place}/")) for place in places)
 
 

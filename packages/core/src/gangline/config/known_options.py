@@ -1,4 +1,4 @@
-"""Options of a run with given parts: unknown keys are refused, and known ones suggested. Torch-free."""
+"""Options of a run with given parts: an unknown key is refused with suggestions of known options. Torch-free."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class KnownOptions:
                 yield from iterate_options(offer.part.config, place, inner_classes)
 
     def _is_opened(self, place: str) -> bool:
-        """Return whether a place is a group inside another part, whose options include its options."""
+        """Return whether `place` is a group inside another part, whose options include its options."""
         parent = place.rpartition(".")[0]
         return parent in self._offers
 
     def format_setting(self, override: Override) -> str:
-        """Return a setting as a Hydra override, "++key=value". Raises UserError if there is no such key."""
+        """Return a setting as a Hydra override, "++key=value". Raises UserError for an unknown option."""
         path, text = override.key_or_group, override.get_value_string()
         option = self.options.get(path) or self._find_mapping_above(path)
         if option is None:
@@ -58,7 +58,7 @@ class KnownOptions:
         return f"++{path}={text}"
 
     def _find_mapping_above(self, path: str) -> Option | None:
-        """Return the option that `path` is inside of if it is a mapping with free keys, else None."""
+        """Return the option around `path` if that option is a mapping with free keys, else None."""
         while "." in path:
             path = path.rpartition(".")[0]
             option = self.options.get(path)
@@ -156,7 +156,7 @@ def _list_parts(group: str) -> list[str]:
 
 
 def _add_member(group: str, name: str) -> list[str]:
-    """Return the default members of a list group and one more."""
+    """Return the default parts of a list group, followed by `name`."""
     return list(dict.fromkeys([*get_default_choices()[group], name]))
 
 

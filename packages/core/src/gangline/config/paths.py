@@ -1,4 +1,4 @@
-"""Paths of files in a configuration: relative paths are relative to the start directory. Torch-free."""
+"""File paths in a configuration: a relative path becomes absolute, from the working directory. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline.plugin.registry import installed
 def resolve_paths(run: Run) -> dict[str, Any]:
     """Return the run as plain data with absolute file paths and glob patterns (`PartConfig.file_options`).
 
-    References to environment variables stay as written: each start looks them up again.
+    References to environment variables stay as written: each start of the run looks up the variables again.
     """
     content = to_dict(run)
     _resolve_options(("weights",), content["run"], "run", run.references)

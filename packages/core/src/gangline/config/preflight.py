@@ -1,6 +1,6 @@
 """Parser of command-line overrides; it refuses unknown groups, parts and options before Hydra sees them.
 
-Hydra's own messages mention search paths and advise `+` if a group is missing, which would be accepted and ignored. So
+Hydra's own messages mention search paths and advise `+` for a missing group, which Hydra would accept and ignore. So
 every override is compared with the installed parts and the catalogue, and Hydra gets only names that exist.
 """
 
@@ -36,7 +36,7 @@ class Asked:
     """One requested run: the final choice in every group, and the values to set."""
 
     choices: dict[str, Choice]
-    offers: dict[str, Offer]  # by path of their options: "model", "track.jsonl", "lora", "lora.site"
+    offers: dict[str, Offer]  # chosen parts by path of their options: "model", "track.jsonl", "lora", "lora.site"
     layers: list[dict[str, Any]] = field(default_factory=list)  # values of recipes and earlier runs; later layers win
     values: list[str] = field(default_factory=list)  # overrides for Hydra: "++key=value"
 
@@ -44,7 +44,7 @@ class Asked:
 def parse(word: str) -> Override:
     """Parse one override by Hydra's grammar; a value with characters that the grammar reserves is read as text.
 
-    Raises UserError for text that is not key=value, an unclosed bracket or quote, and a key that is given twice.
+    Raises UserError for text that is not key=value, an unclosed bracket or quote, and a mapping with a key twice.
     """
     key, sign, value = (piece.strip() for piece in word.partition("="))
     if not _KEY.fullmatch(key) or not (sign or key.startswith("~")):
@@ -122,7 +122,7 @@ def find_doubled_key(text: str) -> str:
 
 
 def sweep(words: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each run of a multirun: every combination of several values. Raises UserError."""
+    """Return the overrides of each run of a multirun: one run per combination of values. Raises UserError."""
     spread = []
     for word in words:
         override = parse(word)
@@ -247,7 +247,7 @@ def _keep_chosen(layer: Mapping[str, Any], own: Mapping[str, Choice], final: Map
 
 
 def _find_offers(choices: dict[str, Choice], missing: dict[str, UserError]) -> dict[str, Offer]:
-    """Return the part of every choice by the path of its options; add default choices inside chosen parts.
+    """Return path of options -> chosen part; add to `choices` the default of each unset group inside a chosen part.
 
     `missing` receives the error of each choice that is not available, by path of its options.
     """

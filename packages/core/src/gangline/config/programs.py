@@ -1,8 +1,8 @@
-"""Refusal of files that run a program or read the environment: only the command line may do so. Torch-free.
+"""Refusal of programs and environment variables in configuration files: only the command line may set them. Torch-free.
 
 Others may have written a recipe or the configuration of another run. The command line must repeat each program and
-each reference to an environment variable in it, because a name, a path, a log or a URL would show the value of the
-variable to others.
+each reference to an environment variable in that file, because a run name, a path, a log or a URL would show
+the value of the variable to others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def find_suspects(
 ) -> dict[str, Any]:
     """Return option -> value of a composed run, for values that run as a program or read the environment.
 
-    typed: the run that the command line alone composes; options with an equal value there are left out.
+    typed: the run that the command line alone composes; options that have an equal value in it are left out.
     """
     own = dict(_iterate_values(typed or {}, options))
     values = {path: value for path, value in _iterate_values(content, options) if path not in own or own[path] != value}
@@ -63,7 +63,7 @@ def refuse_suspects(suspects: Mapping[str, Any], options: Mapping[str, Option], 
 
 
 def explain_distrust(run_dir: str | Path) -> str:
-    """Return why others may have written the config.yaml of a run directory; "" if only this user could."""
+    """Return why others may have written the config.yaml of a run directory; "" if only this user could write it."""
     for path in (Path(run_dir), Path(run_dir) / "config.yaml"):
         try:
             status = path.stat()
@@ -77,7 +77,7 @@ def explain_distrust(run_dir: str | Path) -> str:
 
 
 def _is_private(group: int) -> bool:
-    """Return whether a group is this user's private group, as many systems have: equal name, no other member."""
+    """Return whether a group is this user's private group: it has the user's name and no other member."""
     try:
         user, group_entry = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
     except KeyError:
@@ -88,7 +88,7 @@ def _is_private(group: int) -> bool:
 def _iterate_values(
     content: Mapping[str, Any], options: Mapping[str, Option], prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of every option, and of every key inside a mapping unless it runs code as a whole."""
+    """Yield (path, value) of every option; a mapping yields each of its keys, unless the option runs it as code."""
     for key, value in content.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and not (path in options and runs_code(options[path].stated)):

@@ -1,4 +1,4 @@
-"""Checks of batch.ramp: its stages must grow, and each must fit the layout. Torch-free."""
+"""Checks of batch.ramp: the batch size must grow, and each stage must fit the layout. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLE = "batch.ramp={4: 8000, 8: 24000} batch.global_size=16"
 
 
 def find_ramp_problems(run: Run, width: int) -> list[Problem]:
-    """Return the problems of the stages before the full batch, over `width` data-parallel ranks."""
+    """Return the problems of the ramp's stages before the full batch size, on `width` data-parallel ranks."""
     batch = run.batch
     if not batch.ramp:
         return []
@@ -33,7 +33,7 @@ def find_ramp_problems(run: Run, width: int) -> list[Problem]:
 
 
 def _check_stage(run: Run, size: int, micro_size: int, width: int) -> list[Problem]:
-    """Return the problems of a stage of `size` sequences: divisibility, else what the strategy's check adds."""
+    """Return problems of a ramp stage of `size` sequences per step: divisibility, else the strategy's own problems."""
     whole = micro_size * width
     if size % whole:
         near = sorted({max(whole, size // whole * whole), -(-size // whole) * whole})

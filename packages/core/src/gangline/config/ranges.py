@@ -8,9 +8,9 @@
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.95  # decay of the mean gradient
     order: Literal["once", "again"] = "once"  # whether samples repeat
 
-The check of a run, `--help`, completion, the JSON Schema and docs/options.md read them from there. A number must be
-finite unless its type is `IsNotNan`. Conditions on several options belong into the part's own `check`, which runs after
-these.
+The check of a run, `--help`, completion, the JSON Schema and docs/options.md read the range from the type. A number
+must be finite unless its type is `IsNotNan`. Conditions on several options belong into the part's own `check`, which
+runs after the check of ranges.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from gangline.config.values import list_alternatives
 
 @dataclass(frozen=True)
 class OneOf(BaseMetadata):
-    """Marks an option as one of words that are known at import; if the source can list them, use Literal."""
+    """Marks an option whose value is one of `words`, known at import; use Literal if the source code can list them."""
 
     words: Collection[str]
 
@@ -79,7 +79,7 @@ _BOUNDS: dict[type, tuple[Callable[[Any, Any], bool], str]] = {
     MaxLen: (lambda value, length: len(value) <= length, "at most {} long"),
     OneOf: (lambda value, words: value in words, "one of {}"),
 }
-_PREDICATES = ((str.isprintable, "printable text in one line"), (math.isfinite, ""))  # numbers are always finite
+_PREDICATES = ((str.isprintable, "printable text in one line"), (math.isfinite, ""))  # all numbers are checked
 _OR_INFINITE = get_args(IsNotNan[float])[1]
 
 
@@ -166,7 +166,7 @@ def _explain_wrong_inside(kind: Any, args: tuple[Any, ...], value: Collection[An
 
 
 def format_range(hint: Any) -> str:
-    """Return the range of a type as text, such as "at least 1"; "" if it has none."""
+    """Return the range of a type as text, such as "at least 1"; "" if the type has no range."""
     kind, args = get_origin(hint), get_args(hint)
     if kind is Annotated:
         return _show(list_conditions(hint)) or format_range(args[0])
@@ -177,7 +177,7 @@ def format_range(hint: Any) -> str:
 
 
 def list_choices(hint: Any) -> list[str]:
-    """Return the values of a type that has few (Literal, Enum, `OneOf`), as a user types them; else []."""
+    """Return the values of a type that lists its values (Literal, Enum, `OneOf`), as a user types them; else []."""
     kind, args = get_origin(hint), get_args(hint)
     if kind is Annotated:
         return [
@@ -191,7 +191,7 @@ def list_choices(hint: Any) -> list[str]:
 
 
 def runs_code(hint: Any, value: Any = None) -> bool:
-    """Return whether an option of this type runs its value as a program; with a value, whether it runs that one."""
+    """Return whether an option of this type runs its value as a program; with a value, whether it runs that value."""
     markers = [item for item in get_args(hint) if isinstance(item, RunsCode)] if get_origin(hint) is Annotated else []
     return any(value is None or (bool(value) and not marker.data(value)) for marker in markers)
 

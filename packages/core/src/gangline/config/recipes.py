@@ -1,7 +1,7 @@
 """Recipes: named configurations of complete runs in YAML. A recipe is a config.yaml with most options left out.
 
-They are searched in ./configs of the working directory, then in the folder ``conf/recipe`` of every plugin's package
-and of gangline itself. The first recipe with a name is used.
+Recipes are searched in ./configs of the working directory, then in the folder ``conf/recipe`` of every plugin's package
+and of gangline itself. If several recipes have one name, the first is used.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gangline.errors import UserError, escape_controls
 from gangline.plugin.registry import installed
 
 LOCAL = Path("configs")
-LARGEST = 1 << 20  # maximum size in bytes: OmegaConf reads about 250 kB per second
+LARGEST = 1 << 20  # maximum size of a recipe in bytes: OmegaConf reads about 250 kB per second
 
 
 def find_recipes() -> dict[str, Path]:
-    """Return the path of every recipe that is found from the working directory, by name."""
+    """Return name -> path of every recipe in ./configs of the working directory and in installed packages."""
     tops = [module.__name__.partition(".")[0] for module in installed().list_modules()] + ["gangline"]
     roots = [Path(root) for top in tops for root in getattr(sys.modules.get(top), "__path__", ())]
     recipes: dict[str, Path] = {}

@@ -22,7 +22,7 @@ from gangline.run.ending import read_ending
 def continue_run(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tuple[Run, dict[str, Any]]:
     """Return the run of `content` with the overrides `words`, and their changes: path -> [before, now].
 
-    Raises UserError if they would make it a different run, and if others may have written a program into `content`.
+    Raises UserError if the changes would make it a different run, or if others may have put a program into `content`.
     """
     run = compose_over(content, words, f"resume={path}", explain_distrust(path))
     changes = find_changes(resolve_paths(from_dict(content)), resolve_paths(run))

@@ -1,7 +1,7 @@
 """A complete run as typed dataclasses, filled by Hydra or in plain Python and read by every rank. Torch-free.
 
-Each group has a base class for the configurations of its parts; `Run` has one of each group. Arguments and result of
-each part's build function are in `gangline.plugin.hooks.HOOKS`.
+Each group has a base class for the configurations of its parts; `Run` has the configurations of the chosen
+parts. Arguments and result of each part's build function are in `gangline.plugin.hooks.HOOKS`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 class PartConfig:
     """The base of every part's configuration.
 
-    `file_options` names the options that hold paths of files: one path, a list, or a mapping to paths. A relative path
-    is relative to the directory where the run was started, and is written as an absolute path into config.yaml. A URL
-    (s3://...) is not changed.
-    `layout_options` names the options that set the layout and do not define the run: they may change on a resume.
+    `file_options` names the options that hold paths of files: one path, a list of paths, or a mapping to paths. A
+    relative path is relative to the directory where the run was started, and is written as an absolute path into
+    config.yaml. A URL (s3://...) is not changed.
+    `layout_options` names the options that set the layout and do not define the run: a resume may change them.
     """
 
     file_options: ClassVar[tuple[str, ...]] = ()
@@ -47,28 +47,28 @@ class PartConfig:
         return []
 
     def list_notices(self, run: Run) -> list[str]:
-        """Return warnings about choices that work and are probably not wanted; printed once when the run starts."""
+        """Return warnings about valid but probably unintended options, which are printed once when the run starts."""
         return []
 
     def list_sidecars(self, run: Run) -> list[Sidecar]:
-        """Return processes that run next to the ranks of each machine, and start before them."""
+        """Return the sidecars, processes that run next to the ranks of each machine and start before the ranks."""
         return []
 
     def preload(self, run: Run) -> list[str]:
-        """Return the names of modules that every rank needs: a server that forks the ranks imports them once."""
+        """Return the names of modules that every rank needs; the server that forks the ranks imports them once."""
         return []
 
     def get_environment(self, run: Run) -> dict[str, str]:
-        """Return environment variables to set on every rank before torch connects it, unless the user has set them.
+        """Return environment variables to set on every rank before torch connects the ranks; variables of the user win.
 
-        Two parts of a run that set one variable to different values are refused.
+        A run in which two parts set one variable to different values is refused, unless the user sets the variable.
         """
         return {}
 
     def wrap(self, run: Run, comms: Comms) -> Comms:
         """Return `comms`, or a wrapper (`gangline.comm.wrap.WrappedComms`) that measures, delays or breaks traffic.
 
-        Called on every rank before anything is built; a later part of the run wraps the result of an earlier one.
+        Called on every rank before any part is built; a later part of the run wraps the result of an earlier part.
         `gangline.comm.purpose.get_purpose` returns what a collective is for, such as gradients or losses.
         """
         return comms
@@ -76,7 +76,7 @@ class PartConfig:
 
 @dataclass
 class ModelConfig(PartConfig):
-    """Options of a model. The tree consists of config nodes; the plan is a `gangline.plan.Plan`. Torch-free."""
+    """Options of a model, which is built as a tree of config nodes and a `gangline.plan.Plan`. Torch-free."""
 
     vocab_size: PositiveInt = 256  # vocabulary size: number of different tokens
 
@@ -87,13 +87,13 @@ class ModelConfig(PartConfig):
 
 @dataclass
 class EditConfig(PartConfig, EditedWeights):
-    """Options of a model edit. The function that a part names in `build` is the edit itself. Pure and torch-free.
+    """Options of a model edit. The function that a part names in `build` is the edit itself, pure and torch-free.
 
-    A group whose parts derive from this is a group of edits. Core adds the choice `off`. Edits run in order of group
-    name. Two edits that claim the same path, or a path inside another's, are an error.
+    A group whose parts derive from this class is a group of edits. Core adds the choice `off`. Edits run in order of
+    group name. Two edits that claim the same path, or a path and a path inside it, are an error.
 
-    `wraps`: the edit only puts `gangline.model.tree.WrapNode`s around nodes (adapters around linears). It runs after
-    all edits that do not, and may claim paths that others claim; if several wrap one node, the first is innermost.
+    `wraps`: whether the edit only puts `gangline.model.tree.WrapNode`s around nodes (adapters around linears). It then
+    runs after all other edits and may claim paths that they claim; of several wraps of a node, the first is innermost.
 
     The methods below are optional.
     """
@@ -101,18 +101,18 @@ class EditConfig(PartConfig, EditedWeights):
     wraps: ClassVar[bool] = False
 
     def resolve(self, run: Run) -> EditConfig:
-        """Return these options with unset ones derived from the run; the edit is called with the result."""
+        """Return these options with each unset option derived from the run; the edit function gets the result."""
         return self
 
     def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
-        """Return further numbers for a step's record from emitted metrics; a pure function, called on every rank."""
+        """Return further numbers for a step's record, computed from emitted metrics. Pure, and called on every rank."""
         return {}
 
     def fill_init_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         """Change initial weights in place.
 
-        Called once on every rank, after the weights are drawn, unless a checkpoint fills the model.
-        shards: this rank's `model/...` arrays.
+        Called once on every rank, after the random initialization, unless a checkpoint fills the model.
+        shards: this rank's shards of the `model/...` arrays.
         """
 
     def iterate_layouts(self, run: Run, world: int) -> Iterator[EditConfig]:
@@ -122,20 +122,20 @@ class EditConfig(PartConfig, EditedWeights):
 
 @dataclass
 class ParallelConfig(PartConfig):
-    """Options of a strategy. The job is a `gangline.runtime.Job` and contains the run."""
+    """Options of a parallel strategy, which is built from a `gangline.runtime.Job` that contains the run."""
 
-    reduces: ClassVar[bool] = False  # whether it sums gradients with `job.reduction`; else `gradients` must be plain
+    reduces: ClassVar[bool] = False  # whether it sums gradients by `job.reduction`; if not, the reduction must be plain
 
     def count_ranks(self, gpus: int) -> int:
-        """Return how many processes to start if the user set no number."""
+        """Return the number of ranks to start on `gpus` GPUs if launch.processes is null."""
         return max(1, gpus)
 
     def size_axes(self, world: int) -> dict[str, int]:
-        """Return axis sizes, slowest tier first, with product `world`. Raises UserError if there is no such layout."""
+        """Return axis -> size, slowest network tier first, with product `world`. Raises UserError if no layout fits."""
         return {"dp_replicate": world}
 
     def count_microbatches(self, share: int, mesh: Mesh) -> int:
-        """Return the number of microbatches of a rank's `share` of a batch if the user set none: a divisor of it."""
+        """Return the default number of microbatches of a rank, a divisor of `share`, its sequences in a step."""
         return 1
 
     def explain(
@@ -144,44 +144,44 @@ class ParallelConfig(PartConfig):
         """Return the memory, traffic and computation of a step in this layout; None if the strategy has no estimate.
 
         The run must pass `check`. model: the run's model (`compose_model`), if the caller has it.
-        topology: the network; None: that of the part's own options, else 8 GPUs per node.
+        topology: the network; None: the network in the part's own options, else 8 GPUs per node.
         """
         return None
 
     def compute_bounds(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None = None
     ) -> LayoutBounds | None:
-        """Return lower bounds on the cost of `run` with these options; None if there is no such layout.
+        """Return lower bounds on the cost of `run` with these options; None if their layout is impossible.
 
-        model, topology: as in `explain`. Options whose stages do the same work must return the same `work` object, so
-        that a planner prices it once.
+        model, topology: as in `explain`. Options whose pipeline stages do equal work must return the same `work`
+        object, so that a planner estimates its time once.
         """
         return LayoutBounds()
 
     def iterate_layouts(self, run: Run, world: int) -> Iterator[ParallelConfig]:
-        """Yield options with which `world` ranks could train the run, these included; some may not pass `check`."""
+        """Yield these options and others with which `world` ranks could train the run; some may not pass `check`."""
         yield self
 
 
 @dataclass
 class GradientsConfig(PartConfig, GradientSizes):
-    """Options of how gradients are summed over data-parallel ranks."""
+    """Options of a gradient reduction, which sums gradients over data-parallel ranks."""
 
-    plain: ClassVar[bool] = False  # whether it is the sum of `Comm.all_reduce`; strategies may use other collectives
+    plain: ClassVar[bool] = False  # whether it is a plain sum, as of `Comm.all_reduce`; any collective may compute it
 
 
 @dataclass
 class PrecisionConfig(PartConfig):
-    """Options of a precision."""
+    """Options of a precision: the number formats of a run."""
 
-    finds_scale: ClassVar[bool] = False  # whether it finds a loss scale: steps that overflow are skipped
+    finds_scale: ClassVar[bool] = False  # whether it adapts a loss scale and skips steps that overflow
 
     def get_sizes(self) -> ItemSizes:
-        """Return the bytes per number of this precision, to plan memory and traffic."""
+        """Return the bytes per number in this precision, for estimates of memory and traffic."""
         return ItemSizes(compute=2, master=4, gradient=4, wire=4)
 
     def get_product_format(self) -> str:
-        """Return the number format of the matmuls of blocks, by its name in a cluster file, such as "bf16"."""
+        """Return the number format of matmuls in blocks, as a cluster file names it, such as "bf16"."""
         return "bf16"
 
 
@@ -203,33 +203,35 @@ class ScheduleConfig(PartConfig):
     warmup_steps: NonNegativeInt | None = None  # warmup steps to the peak learning rate; null: 1/20 of run.steps
 
     def count_warmup_steps(self, run: Run) -> int:
-        """Return `warmup_steps`, or its default if it is None."""
+        """Return `warmup_steps`, or 1/20 of the run's steps if it is None."""
         return run.steps // 20 if self.warmup_steps is None else self.warmup_steps
 
 
 @dataclass
 class CheckpointConfig(PartConfig):
-    """Options of a checkpointer. The store is the key-value store of the job."""
+    """Options of a checkpointer, which is built with the key-value store of the job."""
 
-    every: PositiveInt | Literal["auto"] | None = None  # steps between checkpoints; auto if supported; null: at end
+    every: PositiveInt | Literal["auto"] | None = (
+        None  # checkpoint interval in steps; auto: set by the checkpointer, if supported; null: no periodic checkpoint
+    )
     at_end: bool = True  # final checkpoint after the last step
-    save_frozen: bool = True  # frozen weights in checkpoints; false: they are drawn or loaded from model.weights again
+    save_frozen: bool = True  # frozen weights in checkpoints; false: a resume initializes them or loads model.weights
 
 
 @dataclass
 class DataConfig(PartConfig):
-    """Options of a data source. The split is "train" or "validation"."""
+    """Options of a data source, which is built for each split: "train" or "validation"."""
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    path: str | list[str] | None = None  # data path or list of paths; null: the source's own data
+    path: str | list[str] | None = None  # data path or list of data paths; null: built-in data of the data source
 
     def build_codec(self, run: Run) -> Codec | None:
-        """Return the tokenizer, without reading the data; None: ask the source. Raises UserError."""
+        """Return the tokenizer without reading the data; None: only the data source knows it. Raises UserError."""
         return None
 
     def build_chat_template(self, run: Run) -> RendersChats | None:
-        """Return the chat template of this data; None: that of the tokenizer. Raises UserError."""
+        """Return the chat template of this data; None: use the tokenizer's chat template. Raises UserError."""
         return None
 
     def export_files(self, run: Run) -> dict[str, bytes]:
@@ -242,7 +244,7 @@ class CallbackConfig(PartConfig):
     """Options of a callback."""
 
     def count_copies(self, run: Run) -> int:
-        """Return how many arrays like each trained parameter it stores (`allocate_like`), to plan memory."""
+        """Return the number of arrays that it stores per trained parameter (`allocate_like`), to estimate memory."""
         return 0
 
 
@@ -258,24 +260,24 @@ class TrackConfig(PartConfig):
 
 @dataclass
 class LaunchConfig(PartConfig):
-    """Options of a launcher. It gets a run directory and starts the processes."""
+    """Options of a launcher, which starts the processes of a run directory."""
 
-    shares: ClassVar[bool] = False  # whether commands on several nodes are one job and share its run directory
+    shares: ClassVar[bool] = False  # whether commands on several nodes form one job with one run directory
     here: ClassVar[bool] = True  # whether ranks run on the machine of the command; else a scheduler starts them
-    at_once: ClassVar[bool] = False  # whether the launcher takes the runs of a sweep together, by `launch_all`
+    at_once: ClassVar[bool] = False  # whether all runs of a sweep are launched together, by `launch_all`
 
-    processes: PositiveInt | None = None  # number of ranks; null: as the strategy requests, usually one per GPU
-    timeout_seconds: PositiveFloat = 1800.0  # collective timeout in seconds: a longer transfer ends the run
-    signal_seconds: PositiveFloat | None = None  # seconds from a scheduler's signal to SIGKILL; null: no limit
+    processes: PositiveInt | None = None  # number of ranks; null: set by the parallel strategy, usually one per GPU
+    timeout_seconds: PositiveFloat = 1800.0  # collective timeout in seconds: a collective that exceeds it ends the run
+    signal_seconds: PositiveFloat | None = None  # seconds from a scheduler's signal to its SIGKILL; null: no limit
 
     def count_ranks(self, run: Run) -> int:
-        """Return the number of ranks on all nodes: what the user set, else what the strategy requests."""
+        """Return the number of ranks on all nodes: `processes` or, if it is None, the strategy's request."""
         from gangline.launch.devices import count_gpus
 
         return self.processes or run.parallel.count_ranks(count_gpus(run.job.device) * self.count_max_nodes())
 
     def count_max_nodes(self) -> int:
-        """Return the maximum number of nodes."""
+        """Return the maximum number of nodes that a run of this launcher has."""
         return 1
 
     def find_refusals(self, run: Run) -> list[Problem]:
@@ -283,7 +285,7 @@ class LaunchConfig(PartConfig):
         return []
 
     def get_seconds_to_stop(self) -> float | None:
-        """Return the seconds from a request to stop until the ranks are killed; None: no limit."""
+        """Return the grace period in seconds from a request to stop to the kill of the ranks; None: no limit."""
         return None
 
 
@@ -296,7 +298,7 @@ class SimulatorConfig(PartConfig):
 class Run:
     """One run: sections of values, and one configuration for each part that was chosen.
 
-    The class of a configuration says which part it belongs to (`gangline.plugin.registry.Installed.find_part`).
+    The class of a configuration identifies its part (`gangline.plugin.registry.Installed.find_part`).
     """
 
     model: ModelConfig
@@ -315,8 +317,8 @@ class Run:
     health: dict[str, HealthConfig] = field(default_factory=dict)
     callback: dict[str, CallbackConfig] = field(default_factory=dict)
     edits: dict[str, EditConfig] = field(default_factory=dict)  # group -> the chosen edit; absent: off
-    extra: dict[str, PartConfig] = field(default_factory=dict)  # groups that plugins add to core's groups
-    references: dict[str, str] = field(default_factory=dict)  # path -> "${oc.env:NAME}", written instead of its value
+    extra: dict[str, PartConfig] = field(default_factory=dict)  # group that a plugin adds -> options of its part
+    references: dict[str, str] = field(default_factory=dict)  # option path -> its reference "${oc.env:NAME}"
 
     @property
     def seed(self) -> int:

@@ -1,7 +1,4 @@
-"""Sections of a run next to its parts: `run`, `batch` and `validate`. Torch-free.
-
-Users type the names of these fields (``batch.global_size=64``), so do not rename them.
-"""
+"""Sections `run`, `batch`, `validate` of a run. Do not rename fields: users type their names. Torch-free."""
 
 from __future__ import annotations
 
@@ -26,19 +23,19 @@ class Recompute(Enum):
 class RunSection:
     """Options of the run itself: directory, seed, length, device, activation checkpointing."""
 
-    name: Annotated[str, Predicate(str.isprintable)] = "run"  # name of the run, at the end of its directory's name
+    name: Annotated[str, Predicate(str.isprintable)] = "run"  # name of the run, suffix of its default directory
     dir: str | None = None  # run directory; null: runs/<date>-<time>-<name>
     seed: IsFinite[int] = 0  # random seed of initial weights, data order and all other random numbers
     steps: PositiveInt = 300  # optimizer steps
-    deterministic: bool = False  # deterministic kernels, sums in rank order: bitwise reproducible, slower
-    device: str | None = None  # torch device, such as cpu or cuda:1; null: a GPU if there is one
-    recompute: Recompute = Recompute.none  # activation (gradient) checkpointing: none, selective (attention), full
-    recompute_every: PositiveInt = 1  # block interval of activation checkpointing: one of every n blocks is recomputed
-    loss_chunk: PositiveInt | None = None  # tokens per chunk of logits in the loss, recomputed in backward; null: all
-    compile: bool = False  # torch.compile of each block
-    sample: NonNegativeInt = 200  # sample text at the end of the run, in tokens; 0: none
-    save_on_signal: bool = True  # checkpoint on SIGTERM or Ctrl-C, before the run ends at the step boundary
-    weights: str | None = None  # run directory or checkpoint with initial weights and optimizer state; null: none
+    deterministic: bool = False  # deterministic kernels, sums in rank order: bitwise reproducible but slower
+    device: str | None = None  # torch device of the ranks, such as cpu or cuda:1; null: a GPU if available
+    recompute: Recompute = Recompute.none  # activation checkpointing of blocks: none, selective (attention only), full
+    recompute_every: PositiveInt = 1  # activation checkpointing interval in blocks: one block in n is recomputed
+    loss_chunk: PositiveInt | None = None  # loss chunk size in tokens: its logits are recomputed in backward; null: all
+    compile: bool = False  # compilation of each block by torch.compile
+    sample: NonNegativeInt = 200  # length of the text generated at the end of the run, in tokens; 0: no text
+    save_on_signal: bool = True  # checkpoint on SIGTERM or Ctrl-C, at the step boundary at which the run stops
+    weights: str | None = None  # run directory or checkpoint that gives initial weights and optimizer state; null: none
 
 
 @dataclass
@@ -46,23 +43,25 @@ class BatchSection:
     """Batch sizes of a step. global_size = micro_size x accumulation x data-parallel width."""
 
     global_size: PositiveInt = 16  # global batch size: sequences per step over all ranks
-    ramp: dict[PositiveInt, PositiveInt] = field(default_factory=dict)  # batch size ramp {size: end sample}: {4: 8000}
+    ramp: dict[PositiveInt, PositiveInt] = field(
+        default_factory=dict  # batch size ramp, {global batch size: sample at which its stage ends}: {4: 8000}
+    )
     micro_size: PositiveInt | None = (
-        None  # microbatch size: sequences per forward pass of a rank; null: its full share, or less with a pipeline
+        None  # microbatch size: sequences per forward pass of a rank; null: the rank's share, or less with a pipeline
         # (gradient accumulation is global_size / (micro_size x data-parallel ranks))
     )
     sequence_length: PositiveInt = 128  # context length: tokens per sequence
 
     def list_sizes(self) -> list[int]:
-        """Return the global batch sizes of the run in the order in which they are used."""
+        """Return the global batch sizes of the run in order of use: the sizes of the ramp, then `global_size`."""
         return [size for size, _ in self._list_stages()] + [self.global_size]
 
     def get_size(self, cursor: int) -> int:
-        """Return the number of sequences in the step that begins at sample `cursor`, which alone determines it."""
+        """Return the global batch size of the step that begins at sample `cursor`; it depends on the cursor alone."""
         return next((size for size, until in self._list_stages() if cursor < until), self.global_size)
 
     def compute_cursor(self, steps: int) -> int:
-        """Return the number of the first sample after `steps` steps, if no sample is skipped."""
+        """Return the number of the sample at which step `steps` (from 0) begins, if no sample is skipped."""
         cursor, rest = 0, steps
         for size, until in self._list_stages():
             stage_steps = min(rest, -(-max(0, until - cursor) // size))
@@ -75,14 +74,14 @@ class BatchSection:
 
 @dataclass
 class ValidateSection:
-    """Validation loss on the run's held-out data and on further sets, each the run's data part with other options.
+    """Validation loss on the run's held-out data and on extra sets, each the run's data part with other options.
 
-    null removes a set of a recipe, or of a run that is resumed.
+    A set with the value null is removed: a recipe or a resumed run may define it.
     """
 
     every: PositiveInt | None = 100  # validation interval in steps; null: no validation
-    samples: PositiveInt = 64  # validation sequences per set, rounded up to full microbatches
-    sets: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # extra sets by name: {code: {path: src}}
+    samples: PositiveInt = 64  # number of validation sequences per set, rounded up to full microbatches
+    sets: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # extra validation sets: {code: {path: src}}
 
 
 SECTIONS = {"run": RunSection, "batch": BatchSection, "validate": ValidateSection}

@@ -7,7 +7,7 @@ Next to the values, `parts` has the choice in each group:
     track: {jsonl: {...}}
 
 A value may refer to the environment, ``${oc.env:NAME}`` or ``${oc.env:NAME,default}``, as in OmegaConf. Each start
-looks it up again; files contain the reference and never the value, so that no secret is written.
+looks up the variable again; files contain the reference and never the value, so that no secret is written.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def fill(
     opened: Mapping[str, type] | None = None,
     offer: Offer | None = None,
 ) -> Any:
-    """Return a dataclass filled from plain values and defaults; None if values do not fit, explained in `problems`.
+    """Return a dataclass filled from plain values and defaults; None if values do not fit, as `problems` explains.
 
     path: path of the values, for messages. opened: classes of the fields that other parts fill. offer: the part that
     has the options, if any.
@@ -160,7 +160,7 @@ def fill(
         return None
     try:
         return cls(**arguments)
-    except (ValueError, UserError) as error:  # a class may refuse in __post_init__
+    except (ValueError, UserError) as error:  # a class may refuse its values in __post_init__
         problems.append(Problem(f"{path}: {error}"))
         return None
 

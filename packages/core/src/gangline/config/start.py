@@ -12,10 +12,10 @@ from gangline.run.directory import RunDirectory
 
 
 def start_of(run: Run) -> tuple[RunDirectory, CheckpointId | None] | None:
-    """Return (run directory, checkpoint) that `run.weights` names; checkpoint None means the newest.
+    """Return (run directory, checkpoint) that `run.weights` names; checkpoint None: the latest one of the run.
 
-    The option may be RUN_DIR, RUN_DIR/step-00000020 or RUN_DIR/checkpoints/step-00000020. Returns None if it is unset.
-    Raises UserError if there is no such run.
+    The option may be RUN_DIR, RUN_DIR/step-00000020 or RUN_DIR/checkpoints/step-00000020. Returns None if it
+    is unset. Raises UserError if the run directory does not exist.
     """
     if run.job.weights is None:
         return None
@@ -27,7 +27,7 @@ def start_of(run: Run) -> tuple[RunDirectory, CheckpointId | None] | None:
 
 
 def find_start_problems(run: Run) -> list[Problem]:
-    """Return why a new run cannot start from `run.weights`, such as another optimizer; [] for a resumed run."""
+    """Return why a new run cannot start from `run.weights`, such as a different optimizer; [] for a resumed run."""
     directory = run.job.dir
     if run.job.weights is None or (directory is not None and RunDirectory(directory).config.exists()):
         return []  # a resumed run loads its own checkpoint

@@ -8,11 +8,11 @@ from math import prod
 
 
 class StateSizes(ABC):
-    """Sizes of an optimizer's state; the defaults suit one that stores a fixed number of values per weight."""
+    """Sizes of an optimizer's state; the defaults suit an optimizer that stores a fixed number of values per weight."""
 
     @abstractmethod
     def count_states(self, matrix: bool) -> float:
-        """Return roughly how many values of a master weight's size the state has per weight, to compare layouts fast.
+        """Return the approximate number of state values per weight, each of a master weight's size, to compare layouts.
 
         matrix: whether the weight belongs to a matrix of a block.
         """
@@ -25,11 +25,11 @@ class StateSizes(ABC):
         return int(self.count_states(matrix)) * prod(part) * master
 
     def count_matrix_bytes(self, shape: Sequence[int], *, master: int) -> int:
-        """Return the extra bytes of state on the one rank that maps a block's matrix (`Runtime.find_matrix_owners`)."""
+        """Return the extra bytes of state on the rank that updates a block's matrix (`Runtime.find_matrix_owners`)."""
         return 0
 
     def count_row_block(self, shape: Sequence[int]) -> int:
-        """Return the block size along the last dim, from index 0, that sharding must not split; 1: no constraint."""
+        """Return the size of the blocks of the last dim, from index 0, that no shard may split; 1: no constraint."""
         return 1
 
     def maps_matrices(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from gangline.plugin import catalogue
 
-# Option that every run has -> its names in other frameworks, compared with a path's part after the last dot.
+# Option that every run has -> its names in other frameworks, compared with the last name of a dotted path.
 SYNONYMS = {
     "run.steps": "epochs num_epochs max_steps num_steps train_steps total_steps max_iters iters",
     "run.seed": "random_seed rng_seed",
@@ -24,7 +24,7 @@ SYNONYMS = {
     "data.path": "dataset data_path data_dir corpus files",
     "launch.processes": "nproc nproc_per_node num_processes world_size gpus ngpus num_gpus",
 }
-# Words of other frameworks for which no option alone is the answer -> what to type.
+# Words of other frameworks that have no single corresponding option -> what to type.
 ANSWERS = {
     "gradient_checkpointing activation_checkpointing checkpoint_activations recompute_activations": (
         "run.recompute=full  (activation checkpointing; selective: attention only)"
@@ -44,13 +44,13 @@ def suggest_near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f"Did you mean {close[0]}?" if close else ""
 
 
-# Group of parts -> names of products, for each of which other frameworks have a switch.
+# Group of parts -> names of products that other frameworks support by an option.
 ELSEWHERE = {"track": "wandb mlflow comet neptune aim clearml"}
 _GROUP = {theirs: ours for ours, words in ELSEWHERE.items() for theirs in words.split()}
 
 
 def answer(word: str, value: str, words: Mapping[str, str]) -> str:
-    """Return what to type for a word of another framework, or "".
+    """Return what to type in place of a word of another framework; "" for an unknown word.
 
     value: the user's value for the word. words: words of installed parts (`Installed.get_words`).
     """
@@ -72,14 +72,14 @@ def explain_foreign(word: str, choices: Collection[str]) -> list[str]:
 
 
 def find_options(word: str, known: Collection[str], synonyms: Mapping[str, str]) -> list[str]:
-    """Return options in `known` with the last name of `word`, else with it as synonym (`Installed.get_synonyms`)."""
+    """Return options in `known` with the last name of `word`, else options that have the name as a synonym."""
     name = word.replace("-", "_")
     own = [path for path in known if path == name or path.rpartition(".")[2] == name.rpartition(".")[2]]
     return own or _find_synonyms(name, known, synonyms)
 
 
 def suggest_synonym(path: str, known: Collection[str], synonyms: Mapping[str, str]) -> str:
-    """Return "Did you mean X?" with the options in `known` that have the last name of `path` as synonym; else ""."""
+    """Return "Did you mean X?" with the options in `known` that have the last name of `path` as a synonym; else ""."""
     ours = _find_synonyms(path, known, synonyms)
     return f"Did you mean {' or '.join(ours)}?" if ours else ""
 

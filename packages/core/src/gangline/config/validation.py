@@ -26,7 +26,7 @@ def build_validation_sets(run: Run) -> dict[str, DataConfig]:
 
 
 def read_sets(run: Run) -> tuple[dict[str, DataConfig], list[Problem]]:
-    """Return (valid sets by name, problems of the other sets); a set that is null does not exist."""
+    """Return (valid sets by name, problems of the other sets), without sets whose value is null."""
     sets: dict[str, DataConfig] = {}
     problems: list[Problem] = []
     offer = installed().find_part(run.data)
@@ -53,7 +53,7 @@ def check_sets(run: Run) -> list[Problem]:
 
 
 def check_part(place: str, config: PartConfig, run: Run) -> list[Problem]:
-    """Return the problems that a part finds. An error in its check keeps its traceback and names the part."""
+    """Return the problems that a part's check finds. A crash of the check keeps its traceback and names the part."""
     try:
         return list(config.check(run))
     except UserError:

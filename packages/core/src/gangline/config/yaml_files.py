@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if PyYAML has it
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast, but PyYAML may lack it
 DEEPEST = 64  # maximum nesting of lists and mappings
 
 
@@ -18,7 +18,7 @@ class PlainDumper(yaml.SafeDumper):
 
 
 def load_yaml(text: str) -> Any:
-    """Return the single document of a YAML text. Raises yaml.YAMLError, also for what `check_yaml` refuses."""
+    """Return the single document of a YAML text. Raises yaml.YAMLError, also for text that `check_yaml` refuses."""
     check_yaml(text)
     try:
         return yaml.load(text, LOADER)

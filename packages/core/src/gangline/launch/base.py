@@ -1,7 +1,7 @@
 """The launcher contract: a launcher starts the processes of a run directory and waits for their end.
 
 The configuration of any part may name processes that must run before the ranks start (`PartConfig.list_sidecars`), and
-modules that the server that forks the ranks imports once (`PartConfig.preload`).
+modules that the fork server imports once, before it forks the ranks (`PartConfig.preload`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Preparation(ABC):
-    """Work that a launcher does while a run is being composed: capability `preparation`, a class without arguments.
+    """Work that a launcher does while a run is being composed: capability `preparation`, built without arguments.
 
     Core uses only the preparation of the default launcher, and only if the ranks will probably start on this machine.
     """
@@ -50,11 +50,11 @@ class Launcher(ABC):
 
         This process holds the directory's lock, and the launcher owns the lock from now on. A launcher whose ranks run
         elsewhere (`LaunchConfig.here`) calls `RunDirectory.hand_over` as soon as a job may have the directory. On a
-        UserError before that, core deletes a new directory; afterwards it keeps the directory.
+        UserError before that call, core deletes a new directory; after the call, core keeps the directory.
         """
 
     def launch_all(self, directories: Sequence[RunDirectory]) -> list[int]:
-        """Run the runs of a sweep together and return the exit code of each. Called if `LaunchConfig.at_once` is true.
+        """Launch the runs of a sweep together; return each run's exit code. Called if `LaunchConfig.at_once` is true.
 
         All runs have equal launcher options. Raises NotImplementedError if the launcher takes one run at a time.
         """

@@ -14,7 +14,7 @@ class DetectedJob:
     """The job of ranks that an agent started, and the rank of this process in it."""
 
     agent: str  # "torchrun" or "slurm"
-    key: str  # equal for every start of one job, different for other jobs
+    key: str  # job key: equal for every start of one job, different for other jobs
     rank: int
     world: int
     local_rank: int
@@ -38,7 +38,7 @@ class DetectedJob:
 def detect(environ: Mapping[str, str] = os.environ) -> DetectedJob | None:
     """Return the job that this process is a rank of, or None if `train` was started by hand.
 
-    A single task (`srun` of one, an interactive shell, a batch script) is not a rank: it may start processes itself.
+    A single task (`srun -n 1`, an interactive shell, a batch script) is not a rank: it may start processes itself.
     """
     if "TORCHELASTIC_RUN_ID" in environ:
         return _detect_torchrun(environ)
@@ -49,7 +49,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> DetectedJob | None:
 
 def _detect_torchrun(environ: Mapping[str, str]) -> DetectedJob:
     run_id = environ["TORCHELASTIC_RUN_ID"]
-    if run_id == "none":  # torchrun without --rdzv-id: its process is common to all starts
+    if run_id == "none":  # torchrun without --rdzv-id: all starts of the job have one parent process
         run_id = f"{socket.gethostname()}-{os.getppid()}"
     return DetectedJob(
         agent="torchrun",

@@ -1,4 +1,4 @@
-"""Number of GPUs on this machine, counted without touching one. Torch-free."""
+"""Number of GPUs on this machine, counted without opening a device. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 def count_gpus(device: str | None = None, environ: Mapping[str, str] = os.environ, devices: str = "/dev") -> int:
     """Return how many GPUs the processes of a run may use; 0 for a run on the CPU.
 
-    It counts device files instead of calling a driver, because this process must not touch a GPU.
+    The function counts device files instead of calling a driver, because this process must not open a GPU.
     """
     if device is not None and device.split(":")[0] == "cpu":
         return 0

@@ -10,7 +10,7 @@ _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
 class RestartWanted(Exception):
-    """A verdict requests new ranks: the launcher restarts them from the latest checkpoint.
+    """Error by which a verdict requests a restart: the launcher starts new ranks from the latest checkpoint.
 
     requeue: whether a scheduler should restart the job if the launcher cannot.
     """

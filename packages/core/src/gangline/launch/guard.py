@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def die_with(pid: int, grace_seconds: float = 0.0) -> None:
-    """Kill this process as soon as process `pid` is gone; 0 is a parent that a container hides, and is not watched.
+    """Kill this process as soon as process `pid` is gone; pid 0, a parent outside the container, is not watched.
 
     grace_seconds: time to clean up, from a SIGTERM to the kill; 0: no SIGTERM. A parent-death signal does not suffice,
     because the parent of a rank is the fork server, which the ranks themselves keep alive.
@@ -61,7 +61,7 @@ def is_alive(pid: int) -> bool:
 
 
 def read_birth(pid: int) -> int | None:
-    """Return the start of a process in ticks since boot, unique with its id; None if it is gone or a zombie."""
+    """Return the start time of a process in ticks since boot, unique with its pid; None if it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

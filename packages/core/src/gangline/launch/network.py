@@ -1,4 +1,4 @@
-"""Name and address at which other nodes reach this one. Torch-free.
+"""Name and address at which other nodes reach this node. Torch-free.
 
 gloo listens on the address that the machine's own name resolves to. If that is a loopback address, as in Debian's
 /etc/hosts, or missing, other machines cannot reach it. The route to another node gives the right address.
@@ -14,12 +14,12 @@ from contextlib import suppress
 
 NAME = "GANGLINE_NODE"  # environment variable: name or address at which other nodes reach this node
 LOOPBACK = "127.0.0.1"
-_ANY_PORT = 9  # nothing is sent
-_ASKED = 3  # maximum hosts to try: a lookup of an unknown name may take seconds
+_ANY_PORT = 9  # port of connect(), which sends no packet
+_ASKED = 3  # maximum number of hosts to try: a lookup of an unknown name may take seconds
 
 
 def name_of_this_node() -> str:
-    """Return the name by which other nodes of the job reach this one: GANGLINE_NODE, else the machine's name."""
+    """Return the name by which other nodes reach this node: GANGLINE_NODE, else the machine's name."""
     return os.environ.get(NAME) or os.uname().nodename
 
 

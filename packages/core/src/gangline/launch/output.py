@@ -15,7 +15,7 @@ _READER_GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a closed ter
 
 
 def log_path(logs: Path, rank: int) -> Path:
-    """Return the path of a rank's log."""
+    """Return the path of the log file of a rank."""
     return logs / f"rank-{rank:05d}.log"
 
 

@@ -1,6 +1,6 @@
 """Requeue: a job that the scheduler or the agent restarts continues in its first run directory. Torch-free.
 
-directory = requeue.find_earlier(*requeue.identify_job()) or ...      # else compose and write a new one
+directory = requeue.find_earlier(*requeue.identify_job()) or ...      # else compose a run and write its directory
 requeue.remember(requeue.identify_job()[0], directory.path)
 """
 
@@ -18,11 +18,11 @@ from gangline.run.directory import RunDirectory
 from gangline.run.files import refuse_others
 from gangline.storage.files import read_regular, write_whole
 
-NOTES = Path("runs", f".jobs-{os.geteuid()}")  # per user: a file with the run directory per job and command line
+NOTES = Path("runs", f".jobs-{os.geteuid()}")  # folder per user; a note per job and command line has its run directory
 
 
 def identify_job(environ: Mapping[str, str] = os.environ) -> tuple[str | None, int]:
-    """Return (key of the job of a `train` that is no rank, None without a scheduler; number of its requeues)."""
+    """Return (key of the job, number of its requeues) for a `train` that is no rank; (None, 0) without a scheduler."""
     if "SLURM_JOB_ID" not in environ:
         return None, 0
     return f"slurm-{environ['SLURM_JOB_ID']}", int(environ.get("SLURM_RESTART_COUNT", "0"))

@@ -1,4 +1,4 @@
-"""Signals in a rank: the first requests a stop at the step boundary, a second one ends the process. Torch-free.
+"""Signals in a rank: the first signal requests a stop at the step boundary, the second ends the process. Torch-free.
 
 A thread reads the signals, so that this also works while the main thread waits in a collective.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 
-SAME_REQUEST_SECONDS = 1.0  # a scheduler may signal twice at once: a process, and its process group
+SAME_REQUEST_SECONDS = 1.0  # maximum delay of a copy: a scheduler may signal a process and its group
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
@@ -35,7 +35,7 @@ _watched = False
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals of STOP that this process handles: all that it was not started to ignore, as by nohup.
+    """Return the signals of STOP that this process handles: all except signals ignored at its start, as under nohup.
 
     A shell also starts the background jobs of a script with SIGINT ignored. Call this before a handler is set.
     """
@@ -44,7 +44,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def ignore_notices() -> None:
-    """Ignore a scheduler's notices from now on: before a launcher handles them there is nothing to save."""
+    """Ignore SIGUSR1 and SIGUSR2 of a scheduler from now on: until a launcher handles them there is nothing to save."""
     for signum in NOTICES:
         if signal.getsignal(signum) == signal.SIG_DFL:
             signal.signal(signum, signal.SIG_IGN)
@@ -52,7 +52,7 @@ def ignore_notices() -> None:
 
 @contextmanager
 def ignore_early_requests() -> Iterator[None]:
-    """Ignore a scheduler's notices; SIGTERM and SIGHUP end this process with a message until a launcher takes them."""
+    """Ignore SIGUSR1 and SIGUSR2; until a launcher handles SIGTERM and SIGHUP, they end this process with a message."""
     ignore_notices()
     early = [one for one in _ENDS if signal.getsignal(one) == signal.SIG_DFL]
     for signum in early:
@@ -64,7 +64,7 @@ def ignore_early_requests() -> Iterator[None]:
 
 
 def restore_handlers() -> None:
-    """Restore the default of SIGTERM and SIGHUP: Python runs no handler while a rank waits for others in torch."""
+    """Restore the default action of SIGTERM and SIGHUP: Python runs no handler while a rank waits in a collective."""
     for signum in _ENDS:
         if signal.getsignal(signum) is _end:
             signal.signal(signum, signal.SIG_DFL)
@@ -103,12 +103,12 @@ def answer_signal(signum: int, call: Callable[[], None]) -> None:
 
 
 def hand_on(signum: int) -> HandedOn:
-    """Return the signal that forwards the request of signal `signum`, itself forwarded or not."""
+    """Return the real-time signal that forwards the request of `signum`, which may itself be a forwarded signal."""
     return HandedOn[find_asker(signum).name]
 
 
 def find_asker(signum: int) -> signal.Signals:
-    """Return the original signal of the request of signal `signum`, which may be a forwarded one."""
+    """Return the original signal of the request of `signum`, which may be a forwarded signal."""
     return signal.Signals(signum) if signum in STOP else signal.Signals[HandedOn(signum).name]
 
 
@@ -118,7 +118,7 @@ def name_of(signum: int) -> str:
 
 
 def exit_code(ended: int) -> int:
-    """Return the exit code of a command whose process ended with `ended`: 128 + n if that is -n, for signal n."""
+    """Return the exit code of a command whose process ended with `ended`: 128 + n for -n, the end by signal n."""
     if ended >= 0:
         return ended
     return 128 + (find_asker(-ended) if -ended in list(HandedOn) else -ended)
@@ -128,7 +128,7 @@ class Requests:
     """Distinguishes a request that arrives twice, directly and forwarded, from a request that is repeated."""
 
     def __init__(self) -> None:
-        self._first: dict[bool, float] = {}  # time of the first request, by whether it was forwarded
+        self._first: dict[bool, float] = {}  # whether forwarded -> time of the first such request
 
     def take(self, signum: int) -> int:
         """Return 1 for the first request, 2 for a repeated request, 0 for a copy of a known request."""
@@ -140,7 +140,7 @@ class Requests:
 
 
 def install(by_agent: bool) -> None:
-    """Install the handlers and the thread that take requests from now on; call it in the main thread.
+    """Install the signal handlers and the thread that reads signals; call this function in the main thread.
 
     by_agent: whether the local launcher watches this rank and kills it if it does not stop in time.
     """

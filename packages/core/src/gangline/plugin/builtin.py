@@ -1,4 +1,4 @@
-"""Core's own plugin: it offers core's verbs, and is registered as any other plugin."""
+"""Core's own plugin: it offers core's verbs and is registered like any other plugin."""
 
 from __future__ import annotations
 

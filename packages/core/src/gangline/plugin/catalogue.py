@@ -22,8 +22,8 @@ class KnownPart:
     name: str
     distribution: str
     summary: str
-    edit: bool = False  # a model edit: its group has `off` even if no installed part has this group
-    default: bool = False  # as in `Part`
+    edit: bool = False  # whether it is a model edit, whose group offers `off` even if no part is installed
+    default: bool = False  # whether the part is a default of its group (`Part.default`)
 
 
 _CONTENT = json.loads(DATA.read_text(encoding="utf-8"))
@@ -34,13 +34,13 @@ SYNONYMS: dict[str, str] = _CONTENT["synonyms"]  # path of an option -> its name
 
 
 def get(distribution: str) -> str:
-    """Return the command that installs a distribution: from its source next to core if there is one, else by name."""
+    """Return the command that installs a distribution: from its source code next to core, else by name."""
     sibling = TREE / distribution.removeprefix("gangline-")
     return f"pip install -e {sibling}" if (sibling / "pyproject.toml").is_file() else f"pip install {distribution}"
 
 
 def explain_missing(error: ModuleNotFoundError) -> list[str]:
-    """Return lines on a known package that is not installed: its name, what to type; [] for any other module."""
+    """Return lines that name a catalogue package to install and the command for it; [] for any other module."""
     package = (error.name or "").partition(".")[0]
     distribution = package.replace("_", "-")
     distributions = {*(entry.distribution for entry in ENTRIES), *VERBS.values()}
@@ -56,7 +56,7 @@ def find_supplier(group: str, name: str) -> str | None:
 
 
 def find_suppliers(group: str) -> dict[str, str]:
-    """Return distribution -> names of the parts of `group` that it is known to supply, as text."""
+    """Return distribution -> names of the parts of `group` that it is known to supply, comma-separated."""
     parts: dict[str, list[str]] = {}
     for entry in ENTRIES:
         if entry.group == group:

@@ -1,7 +1,7 @@
 """Discovery of the plugins in this environment, and checks of their parts. Torch-free.
 
 Core loads the entry points itself, because pluggy silently skips a second plugin of the same name and stops at one
-broken import. Errors of plugins do not raise here: they are stored, and reported when they matter.
+broken import. The discovery stores errors of plugins, which are reported when a run needs the part.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gangline.plugin.hooks import (
 )
 from gangline.plugin.parts import Part
 
-VARIABLE = "GANGLINE_PLUGINS"  # plugins or distributions to load, comma-separated; "": core alone
+VARIABLE = "GANGLINE_PLUGINS"  # environment variable: comma-separated plugins or distributions to load; "": core alone
 
 _CONTRACT = re.compile(r"gangline\.v(\d+)")
 _GROUP = re.compile(r"[a-z][a-z0-9_]*(/[a-z][a-z0-9_]*)*")
@@ -51,7 +51,7 @@ class Offer:
     group: str
     distribution: str
     version: str
-    viewed: bool = False  # offered in a group that shows the parts of another one (`Part.views`)
+    viewed: bool = False  # whether it is a copy of a part of another group (`Part.views`)
 
     @property
     def supplier(self) -> str:
@@ -81,17 +81,17 @@ class Found:
     offers: dict[str, dict[str, Offer]] = field(default_factory=dict)
     commands: dict[str, Command] = field(default_factory=dict)
     kinds: dict[str, Kind] = field(default_factory=dict)
-    owners: dict[str, str] = field(default_factory=dict)  # verb -> distribution
+    owners: dict[str, str] = field(default_factory=dict)  # verb -> distribution that supplies it
     failures: list[BrokenPlugin] = field(default_factory=list)
     clashes: list[tuple[str, str]] = field(default_factory=list)  # (why no run can start, how to fix it)
     clashing: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # (group, name) -> the clash
-    unbuilt: dict[tuple[str, str], BrokenPlugin] = field(default_factory=dict)  # (group, name) of unused parts
+    unbuilt: dict[tuple[str, str], BrokenPlugin] = field(default_factory=dict)  # (group, name) -> why it is never built
     modules: list[ModuleType] = field(default_factory=list)  # entry modules of the loaded plugins
-    left_out: dict[str, str] = field(default_factory=dict)  # distribution -> plugin that GANGLINE_PLUGINS excludes
+    left_out: dict[str, str] = field(default_factory=dict)  # distribution -> its plugin, excluded by GANGLINE_PLUGINS
 
 
 def discover(environ: Mapping[str, str]) -> Found:
-    """Return what core and every plugin that GANGLINE_PLUGINS does not exclude offer, with clashes and failures."""
+    """Return the offers of core and of all plugins that GANGLINE_PLUGINS includes, with clashes and failures."""
     from gangline.plugin import builtin
 
     discovery, manager = Found(), pluggy.PluginManager(PROJECT)
@@ -102,7 +102,7 @@ def discover(environ: Mapping[str, str]) -> Found:
     every = entry_points()
     ours = [entry for entry in every.select(group=ENTRY_POINTS) if normalise_name(get_owner(entry)) != DISTRIBUTION]
     suppliers = {entry.distribution for entry in catalogue.ENTRIES}
-    ours.sort(key=lambda entry: normalise_name(get_owner(entry)) not in suppliers)  # a later plugin is the one refused
+    ours.sort(key=lambda entry: normalise_name(get_owner(entry)) not in suppliers)  # a clash refuses the later plugin
     by_name: dict[str, list[EntryPoint]] = {}
     selection = _read_wanted(environ)
     for entry in ours:
@@ -245,7 +245,7 @@ def _add(found: Found, dist: str, version: str, offered: Iterable[Offer | Comman
 
 
 def _refuse_two_defaults(found: Found) -> None:
-    """Add a clash for each group in which two parts are the default. A list group may have any number."""
+    """Add a clash for each group with two default parts; a list group may have any number of defaults."""
     for group, offers in found.offers.items():
         usual = [offer for offer in offers.values() if offer.part.default]
         if group not in LISTS and len(usual) > 1:
@@ -256,7 +256,7 @@ def _refuse_two_defaults(found: Found) -> None:
 def _fill_views(found: Found) -> None:
     """Add the parts of one group to another (`Part.views`), except parts that open groups of their own.
 
-    Two parts that fill one field from different groups are a clash: each would have the choices of both.
+    Two parts that fill one field from different groups are a clash: each field would offer the parts of both groups.
     """
     views: dict[str, tuple[str, str]] = {}  # place -> (group that fills it, part with this view)
     for offer in [offer for offers in list(found.offers.values()) for offer in offers.values()]:
@@ -364,7 +364,7 @@ def _check_classes(before: Found, offered: Iterable[Offer | Command | Kind]) -> 
 
 
 def _suggest_fix(dist: Distribution | None, name: str, error: BaseException) -> str:
-    """Return what to try after a failed import; names the plugin's requirement if its module is missing."""
+    """Return what to try after a failed import; for a missing module, name the plugin's requirement."""
     missing = (getattr(error, "name", None) or "").partition(".")[0]
     for requirement in (dist.requires or ()) if dist and missing else ():
         text = requirement.partition(";")[0].strip()

@@ -61,17 +61,17 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class Hook:
-    """A row of the table of hooks: the parts of a hook, how they are chosen, and what their authors implement."""
+    """A row of the table of hooks: the parts of a hook, how users choose parts, and what authors of parts implement."""
 
     name: str  # name of the function in a plugin
     topic: str  # module of gangline.plugin.specs with the specification
     yields: type = Part
     group: str | None = None  # group of all its parts; None: each part names its group
-    chosen: Literal["one", "any", "by command"] | None = None  # parts of the group in a run, or built by a command
+    chosen: Literal["one", "any", "by command"] | None = None  # number of its parts in a run, or built by a command
     options: type[PartConfig] = PartConfig  # base class of the options of a part
     arguments: str = ""  # arguments of the function that a part names in `build`
     returns: str = ""  # result of that function, if it is not an instance of `contract`
-    contract: str = ""  # class that an author implements, "package.module.Class"
+    contract: str = ""  # class that the author of a part implements, "package.module.Class"
 
     @property
     def spec(self) -> str:
@@ -214,7 +214,7 @@ HOOKS = (
 BY_NAME = {hook.name: hook for hook in HOOKS}
 BY_GROUP = {hook.group: hook for hook in HOOKS if hook.group}
 
-# The groups of a run, in the order in which they are shown, and the base of the options of their parts.
+# The groups of a run, in the order in which they are shown, and the base class of the options of their parts.
 GROUPS = {group: hook.options for group, hook in BY_GROUP.items() if hook.chosen in ("one", "any")}
 SINGLE = tuple(group for group in GROUPS if BY_GROUP[group].chosen == "one")
 LISTS = tuple(group for group in GROUPS if BY_GROUP[group].chosen == "any")

@@ -25,18 +25,18 @@ class Part:
 
     name: str  # name that the user types after "="
     config: type  # dataclass of the options, with their defaults
-    build: str  # "package.module:name", imported only when chosen
-    summary: str  # one line in `gangline plugins`
-    group: str | None = None  # its group, if the hook has none: gangline_model_edits, gangline_parts
+    build: str  # build function "package.module:name", imported only when the part is chosen
+    summary: str  # one-line description in `gangline plugins`
+    group: str | None = None  # group of the part, if the hook sets none (gangline_model_edits, gangline_parts)
     opens: Mapping[str, str] = field(default_factory=dict)  # nested groups: field of the config -> default choice
-    views: Mapping[str, str] = field(default_factory=dict)  # opened field -> group whose parts are its choices
-    needs: tuple[str, ...] = ()  # "group=name" of parts that a run with this one must have
-    reads: tuple[str, ...] = ()  # groups opened by plugins whose part this one builds: `run.extra[group]`
-    capabilities: Mapping[str, str] = field(default_factory=dict)  # other functions by name -> "module:name"
+    views: Mapping[str, str] = field(default_factory=dict)  # opened field -> group whose parts the field offers
+    needs: tuple[str, ...] = ()  # parts that a run with this part must have: "group=name"
+    reads: tuple[str, ...] = ()  # plugins' groups whose chosen part this part builds (`run.extra[group]`)
+    capabilities: Mapping[str, str] = field(default_factory=dict)  # name of a capability -> "module:name"
     words: Mapping[str, str] = field(default_factory=dict)  # words of other frameworks -> what to type; {n}: the number
-    synonyms: Mapping[str, str] = field(default_factory=dict)  # option -> its names in other frameworks, as words
-    default: bool = False  # whether a core group has it by default; a list group has all its defaults, in order
-    layout_dependent: str = ""  # how results with this part depend on the layout; "": they do not
+    synonyms: Mapping[str, str] = field(default_factory=dict)  # option -> names in other frameworks, space-separated
+    default: bool = False  # whether the part is a default of its core group; a list group has all defaults, in order
+    layout_dependent: str = ""  # how results with this part depend on the layout; "": layout-invariant
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

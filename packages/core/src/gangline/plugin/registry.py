@@ -22,7 +22,7 @@ from gangline.plugin import catalogue
 from gangline.plugin.discovery import VARIABLE, BrokenPlugin, Found, Offer, discover, find_version, normalise_name
 from gangline.plugin.hooks import BY_GROUP, GROUPS, LISTS, Command, Kind
 
-OFF = "off"  # choice without a part, in every group outside of core's own
+OFF = "off"  # choice of no part, in every group that core does not define
 SEE = "(gangline plugins  lists who offers what)"
 
 
@@ -39,7 +39,7 @@ class Installed:
 
     @property
     def clashes(self) -> list[tuple[str, str]]:
-        """(Clash, fix) for each name that two packages claim, or that only GANGLINE_PLUGINS has."""
+        """(Clash, fix) for each name that two packages claim, or that GANGLINE_PLUGINS names but no package has."""
         return self._found.clashes
 
     def get_offers(self, group: str) -> dict[str, Offer]:
@@ -63,7 +63,7 @@ class Installed:
         }
 
     def list_groups(self) -> list[str]:
-        """Return every group: core's in their order, then the groups that plugins and the catalogue add."""
+        """Return every group: core's groups in their order, then the groups of plugins and of the catalogue."""
         return list(dict.fromkeys([*GROUPS, *sorted(self._found.offers), *catalogue.list_groups()]))
 
     def edit_groups(self) -> set[str]:
@@ -72,7 +72,7 @@ class Installed:
         return {offer.group for offer in edits if not offer.viewed} | catalogue.edit_groups()
 
     def list_readers(self, group: str) -> list[str]:
-        """Return the parts, as a user types them, that build the choice in a plugin's own group (`Part.reads`)."""
+        """Return the parts, as "group=name", that build the chosen part of a plugin's own group (`Part.reads`)."""
         every = self.list_offers()
         return sorted(f"{offer.group}={offer.part.name}" for offer in every if group in offer.part.reads)
 
@@ -113,12 +113,12 @@ class Installed:
         )
 
     def get_capability(self, config: type, name: str) -> str:
-        """Return the "module:name" of a capability, of the part with these options or of the nearest base; "": none."""
+        """Return "module:name" of a capability of the part with options `config`, else of its nearest base, else ""."""
         capabilities = {offer.part.config: offer.part.capabilities for offer in self.list_offers()}
         return next((capabilities[cls][name] for cls in config.__mro__ if name in capabilities.get(cls, ())), "")
 
     def refuse_clashes(self) -> None:
-        """Raise UserError for names that two packages claim, or that only GANGLINE_PLUGINS has."""
+        """Raise UserError for names that two packages claim, or that GANGLINE_PLUGINS names but no package has."""
         if self.clashes:
             raise UserError(*(line for clash in self.clashes for line in clash))
 
@@ -130,7 +130,7 @@ class Installed:
             raise UserError(f"there is no group {group!r}.", hint, f"Groups: {', '.join(self.list_groups())}.", SEE)
 
     def find(self, group: str, name: str) -> Offer:
-        """Return the part `group=name`. Raises UserError: why it is missing, the command that fixes it, the choices."""
+        """Return the part `group=name`. Raises UserError with the cause, the command that fixes it and the choices."""
         self.refuse_unknown_group(group, f"={name}")
         if (clash := self._found.clashing.get((group, name))) is not None:
             raise UserError(*clash)
@@ -157,7 +157,7 @@ class Installed:
         return [f"{supplier} {version} is installed but does not offer it:  pip install --upgrade {supplier}"]
 
     def _suggest_names(self, group: str, name: str) -> list[str]:
-        """Return lines on an unknown name: the nearest name, plugins that failed, or plugins to install."""
+        """Return lines for an unknown part name: the nearest name, failed plugins, or packages to install."""
         if lines := self._explain_files(group, name) or explain_foreign(name, self.find_choices("track")):
             return lines
         close = difflib.get_close_matches(name, [*self.find_choices(group), *catalogue.list_names(group)], 1, 0.5)
@@ -178,7 +178,7 @@ class Installed:
         return []
 
     def list_missing_suppliers(self, group: str) -> list[str]:
-        """Return lines on distributions that are not installed and offer further parts of a group."""
+        """Return a line for each distribution that offers further parts of a group and is not installed."""
         others = catalogue.find_suppliers(group).items()
         return [f"{dist} offers {what}:  {catalogue.get(dist)}" for dist, what in others if not find_version(dist)]
 
@@ -189,7 +189,7 @@ class Installed:
 
 @cache
 def installed() -> Installed:
-    """Return what this environment offers. Errors of plugins do not raise: see `Installed.failures` and `clashes`."""
+    """Return the registry of this environment. Plugin errors do not raise: see `Installed.failures` and `clashes`."""
     return Installed(discover(os.environ))
 
 
@@ -200,9 +200,9 @@ def load(spec: str) -> Any:
 
 
 def load_capability(config: PartConfig, name: str) -> Any:
-    """Import and return a capability of the part with this configuration; None if the part has none of that name.
+    """Import and return a capability of the part with this configuration; None if the part does not have it.
 
-    A part whose options class derives from that of another part inherits its capabilities, unless it names its own.
+    A part whose options class derives from another part's class inherits the other's capabilities that it lacks.
     Raises UserError if the package that supplies the capability is missing.
     """
     offer = installed().find_part(config)

@@ -6,5 +6,5 @@ Each docstring has a complete plugin: a module, registered in its pyproject.toml
     watched = "gangline_watched"
 
 Every command imports the module, so it imports neither torch nor its own working modules at its top: `build` names
-code that a run imports when it has chosen the part. (The examples keep all in one file, with torch inside functions.)
+code that a run imports when it has chosen the part. (The examples are one file, with torch inside functions.)
 """

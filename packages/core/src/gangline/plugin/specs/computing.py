@@ -14,7 +14,7 @@ def gangline_parallel_strategies() -> Iterable[Part]:
 
     ::
 
-        # gangline_watched.py: `ddp` that reports how far apart the ranks' own losses are. train parallel=watched
+        # gangline_watched.py: `ddp` that reports the spread of the ranks' losses. train parallel=watched
         from dataclasses import dataclass, replace
 
         from gangline import Part, hookimpl
@@ -56,7 +56,7 @@ def gangline_gradient_reductions() -> Iterable[Part]:
 
     ::
 
-        # gangline_halves.py: gradients travel as float16. train parallel=ddp launch.processes=2 gradients=halves
+        # gangline_halves.py: gradients are sent as float16. train parallel=ddp launch.processes=2 gradients=halves
         from dataclasses import dataclass
 
         from gangline import Part, hookimpl
@@ -109,7 +109,7 @@ def gangline_precisions() -> Iterable[Part]:
 
         @dataclass
         class Coarse(PrecisionConfig):
-            weights_too: bool = True  # rounding of the weights as well as of the inputs
+            weights_too: bool = True  # whether weights are rounded as well as inputs
 
 
         def build(config, run):

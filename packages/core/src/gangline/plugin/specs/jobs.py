@@ -25,7 +25,7 @@ def gangline_launchers() -> Iterable[Part]:
 
         @dataclass
         class Timed(LocalLaunch):
-            digits: NonNegativeInt = 1  # decimals of the printed seconds
+            digits: NonNegativeInt = 1  # number of decimals of the printed wall time in seconds
 
 
         def build(config, run):

@@ -24,7 +24,7 @@ def gangline_optimizers() -> Iterable[Part]:
 
         @dataclass
         class Signum(OptimizerConfig):
-            momentum: ShareBelowOne = 0.9  # decay of the mean gradient
+            momentum: ShareBelowOne = 0.9  # decay of the moving average of gradients
 
 
         def build(config, run, runtime):
@@ -47,7 +47,7 @@ def gangline_optimizers() -> Iterable[Part]:
                         mean.lerp_(piece.tensor.grad, 1 - config.momentum)
                         piece.tensor.sub_(learning_rate * mean / (mean.abs() + 1e-6))
 
-                def shards(self):  # the state of a rank has the boxes of its parameters
+                def shards(self):  # the state is sharded like the rank's parameters
                     return [state_shard("mean", *piece) for piece in self.pieces]
 
             return SignumOptimizer()
@@ -66,7 +66,7 @@ def gangline_schedules() -> Iterable[Part]:
 
     ::
 
-        # gangline_rsqrt.py: falls as one over the root of the step. train schedule=rsqrt schedule.power=0.4
+        # gangline_rsqrt.py: decay by the inverse square root of the step. train schedule=rsqrt schedule.power=0.4
         # (Vaswani et al., arXiv 1706.03762, section 5.3)
         from dataclasses import dataclass
 

@@ -63,7 +63,7 @@ def gangline_model_edits() -> Iterable[Part]:
 
         @dataclass
         class Narrow(EditConfig):
-            by: PositiveInt = 2  # factor that divides the width
+            by: PositiveInt = 2  # divisor of the feed-forward width
 
 
         def edit(tree, plan, options):
@@ -73,7 +73,7 @@ def gangline_model_edits() -> Iterable[Part]:
             found = {path: node for path, node in iterate_nodes(tree) if isinstance(node, FeedForwardNode)}
             for path, node in found.items():
                 tree = replace_node(tree, path, replace(node, ffn_dim=node.ffn_dim // options.by))
-            return tree, plan, list(found)  # what was claimed: another edit of the same nodes is refused
+            return tree, plan, list(found)  # claimed paths: another edit that claims one of them is refused
 
 
         @hookimpl

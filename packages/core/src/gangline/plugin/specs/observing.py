@@ -44,7 +44,7 @@ def gangline_trackers() -> Iterable[Part]:
 
 @hookspec
 def gangline_health_checks() -> Iterable[Part]:
-    """Offer checks of the running run. Users choose any number: ``health=[<name>,...]``.
+    """Offer health checks, which observe each step of a run. Users choose any number: ``health=[<name>,...]``.
 
     ::
 
@@ -58,7 +58,7 @@ def gangline_health_checks() -> Iterable[Part]:
 
         @dataclass
         class Ceiling(HealthConfig):
-            above: float = 8.0  # highest loss without a warning, in nats
+            above: float = 8.0  # maximum loss without a warning, in nats
 
 
         class CeilingCheck(HealthCheck):
@@ -94,7 +94,7 @@ def gangline_callbacks() -> Iterable[Part]:
 
         @dataclass
         class Streak(CallbackConfig):
-            at_most: PositiveInt = 1000  # length at which the count restarts
+            at_most: PositiveInt = 1000  # number of applied steps at which the count restarts
 
 
         class StreakCallback(Callback):

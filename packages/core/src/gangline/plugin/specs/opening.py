@@ -1,4 +1,4 @@
-"""Hooks with which a plugin adds its own groups, commands and kinds of plugins."""
+"""Hooks by which a plugin adds its own groups, commands and kinds of plugins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline.plugin.parts import Part
 def gangline_parts() -> Iterable[Part]:
     """Offer parts of groups that the plugin opens. Users choose one: ``<group>=<name>``.
 
-    A part of another group, which the same plugin or another one offers, reads the choice.
+    A part of another group, which the same plugin or another plugin offers, reads the choice.
 
     ::
 
@@ -27,7 +27,7 @@ def gangline_parts() -> Iterable[Part]:
 
         @dataclass
         class Greeting(PartConfig):
-            words: str = "hello"  # text before the name of the run
+            words: str = "hello"  # greeting before the name of the run
 
 
         def plain(config, run):  # the contract of the group: build(config, run) returns a function of a name
@@ -101,11 +101,11 @@ def gangline_kinds() -> Iterable[Kind]:
 
     ::
 
-        # gangline_starts.py: one more plugin to start from. gangline new-plugin mine --kind whisper
+        # gangline_starts.py: one more template of a plugin. gangline new-plugin mine --kind whisper
         from gangline import Kind, hookimpl
 
         EXAMPLE = '''
-            # gangline_whisper.py: every step in small letters. train track=[whisper]
+            # gangline_whisper.py: print a lower-case line for each step. train track=[whisper]
             from dataclasses import dataclass
             from gangline import Part, hookimpl
             from gangline.config import TrackConfig

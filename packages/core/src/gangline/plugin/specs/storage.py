@@ -75,7 +75,7 @@ def gangline_data_sources() -> Iterable[Part]:
                 return {"tokens": (start + self.stride * np.arange(self.sequence_length + 1)) % self.modulus}
 
             def count_samples(self):
-                return self.modulus // 2  # samples in an epoch; None: without end
+                return self.modulus // 2  # number of samples in an epoch; None: no end
 
             def compute_fingerprint(self):
                 return f"counting-{self.stride}-{self.sequence_length}-{self.modulus}-{self.first}"
